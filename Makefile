@@ -1,0 +1,53 @@
+# Each target sets up what it needs in $(VENV) and remembers it in a stamp named after pyproject.toml's checksum, so the
+# second call starts at once and a changed dependency list is noticed. Needs only Python 3.11 (with pip) and make.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   ?= .venv
+HOST   ?= 127.0.0.1
+PORT   ?= 8080
+JOBS   ?= 2
+MODELS ?= .lathe/models
+SUM    := $(shell cksum < pyproject.toml | cut -d' ' -f1)
+BIN    := $(VENV)/bin
+stamp   = $(VENV)/.lathe-$(SUM)-$(1)
+
+.PHONY: help serve test test-all lint bench docs clean
+.DELETE_ON_ERROR:
+
+help:  ## show the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
+
+serve: $(call stamp,base) $(MODELS)  ## serve the bundled models on http://$(HOST):$(PORT)
+	exec $(BIN)/lathe serve --model-repo $(MODELS) --host $(HOST) --port $(PORT)
+
+test: $(call stamp,test)  ## all tests but the slow ones
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow" $(ARGS)
+
+test-all: $(call stamp,test)  ## all tests
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(ARGS)
+
+lint: $(call stamp,lint)  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(call stamp,bench)  ## compare the engine with ONNX Runtime and OpenVINO
+	$(BIN)/python -m loadtest.engine $(ARGS)
+
+docs: $(call stamp,base)  ## rewrite the generated pages of docs/
+	$(BIN)/python -m docs.generate
+
+clean:  ## remove the environment, caches and the working copy of the models
+	rm -rf $(VENV) .lathe .pytest_cache .mypy_cache .ruff_cache build *.egg-info
+
+# The server writes into its repository, so it gets a copy and the checkout stays clean.
+$(MODELS):
+	mkdir -p $(@D)
+	cp -R model_repo $@
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit("Lathe needs Python 3.11 or newer, this is " + sys.version if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.lathe-$(SUM)-%: | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable $(if $(filter base,$*),.,".[$*]")
+	rm -f $(VENV)/.lathe-*-$*
+	touch $@

@@ -1,0 +1,1 @@
+"""Lathe's service: a versioned model repository behind the Open Inference Protocol."""

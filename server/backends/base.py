@@ -1,0 +1,47 @@
+"""What the data path needs of a loaded model, whoever runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from server.types import Tensors, TensorSpec
+
+
+class LoadedModel(Protocol):
+    """A model in memory.
+
+    ``batchable`` says that rows along the leading axis of every input and output are independent, so that the
+    requests of different callers may share one execution; ``batch_reason`` says why or why not.
+    """
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]: ...
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]: ...
+    @property
+    def max_batch(self) -> int: ...
+    @property
+    def batchable(self) -> bool: ...
+    @property
+    def batch_reason(self) -> str: ...
+    @property
+    def memory_bytes(self) -> int: ...
+    @property
+    def platform(self) -> str: ...
+
+    def execute(self, inputs: Tensors) -> Tensors:
+        """Run once: every input under its name, row-major, in its spec's dtype. Blocks; releases the interpreter lock."""
+        ...
+
+    def close(self) -> None:
+        """Give memory and code back. Nobody executes any more."""
+        ...
+
+
+class Backend(Protocol):
+    """Loads compiled artifacts."""
+
+    def load(self, artifact: Path, threads: int | None) -> LoadedModel:
+        """Load the artifact in this folder; raises ``server.errors.Unprocessable`` when it cannot be."""
+        ...

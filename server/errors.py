@@ -1,0 +1,93 @@
+"""Everything the server refuses or fails with: a stable code, an HTTP status and one sentence for the caller.
+
+A message names the object, what was expected and what came. It never holds a path of the server, a traceback
+or an address, so it can be sent as it is.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ServerError(Exception):
+    """Base of every error that reaches a caller."""
+
+    code: ClassVar[str] = "internal"
+    http_status: ClassVar[int] = 500
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after = retry_after  # seconds
+
+
+class BadRequest(ServerError):
+    code, http_status = "bad_request", 400
+
+
+class Unauthorized(ServerError):
+    code, http_status = "unauthorized", 401
+
+
+class Forbidden(ServerError):
+    code, http_status = "forbidden", 403
+
+
+class NotFound(ServerError):
+    code, http_status = "not_found", 404
+
+
+class Conflict(ServerError):
+    code, http_status = "conflict", 409
+
+
+class TooLarge(ServerError):
+    code, http_status = "too_large", 413
+
+
+class UnsupportedMedia(ServerError):
+    """The body's encoding is none the server knows."""
+
+    code, http_status = "unsupported_media", 415
+
+
+class Unprocessable(ServerError):
+    """Well-formed, but a model the server cannot take."""
+
+    code, http_status = "unprocessable", 422
+
+
+class QuotaExceeded(ServerError):
+    code, http_status = "quota_exceeded", 429
+
+
+class Internal(ServerError):
+    code, http_status = "internal", 500
+
+
+class Unsupported(ServerError):
+    """A part of the protocol this server does not implement."""
+
+    code, http_status = "unsupported", 501
+
+
+class Unavailable(ServerError):
+    """Known, but not able to answer now: not loaded, draining, repository read-only."""
+
+    code, http_status = "unavailable", 503
+
+
+class Overloaded(Unavailable):
+    """Refused at the door because a queue is full."""
+
+    code = "overloaded"
+
+
+class DeadlineExceeded(Unavailable):
+    """The caller's timeout passed, or cannot be met."""
+
+    code = "deadline_exceeded"
+
+
+class StorageFull(ServerError):
+    code, http_status = "storage_full", 507

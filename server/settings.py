@@ -1,0 +1,77 @@
+"""Every knob of the server. Each may be set as ``LATHE_<NAME>`` in the environment; command-line flags win."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+class Settings(BaseSettings):
+    """Settings of one server process; sizes in bytes, times in seconds unless the name says otherwise."""
+
+    model_config = SettingsConfigDict(env_prefix="LATHE_", frozen=True, extra="forbid")
+
+    # where
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
+    model_repo: Path = Field(Path("model_repo"), description="The model repository's folder.")
+    cache_dir: Path | None = Field(
+        None, description="Folder for compiled artifacts; without it `.cache` inside the model repository."
+    )
+
+    # the engine
+    threads: int | None = Field(
+        None, ge=1, description="Threads of the compute team; without it what the process may use of the machine."
+    )
+    max_batch: int = Field(32, ge=1, le=4096, description="Largest batch a model is compiled for.")
+    precision: str = Field("float32", description="Arithmetic a model is compiled for.")
+
+    # batching and admission
+    workers: int = Field(2, ge=1, le=64, description="Threads that run batches, so also how many models run at once.")
+    inline_budget_us: int = Field(
+        250,
+        ge=0,
+        description="Batches expected to take at most this many microseconds run on the event loop's own thread, "
+        "which saves two thread switches; 0 turns it off.",
+    )
+    queue_items: int = Field(2048, ge=1, description="Requests that may wait per version before 503.")
+    queue_bytes: int = Field(256 * MIB, ge=1, description="Bytes of input that may wait per version before 503.")
+
+    # HTTP
+    max_body: int = Field(64 * MIB, ge=1, description="Largest body of an inference or JSON request.")
+    max_inflated: int = Field(256 * MIB, ge=1, description="Largest body once a compressed request is inflated.")
+    max_header: int = Field(32 * KIB, ge=1 * KIB, description="Largest request line and headers together.")
+    header_timeout: float = Field(10.0, gt=0, description="Time to receive a request's head, from its first byte.")
+    body_timeout: float = Field(60.0, gt=0, description="Time to receive the body of an inference or JSON request.")
+    upload_timeout: float = Field(1800.0, gt=0, description="Time to receive the body of an upload.")
+    write_timeout: float = Field(60.0, gt=0, description="Time a client may leave answers unread before it is dropped.")
+    keep_alive: float = Field(75.0, gt=0, description="Time an idle connection is kept.")
+    max_connections: int = Field(8192, ge=1, description="Connections served at once; further ones get 503.")
+    max_pipeline: int = Field(64, ge=1, description="Unanswered requests per connection before reading pauses.")
+    compress_min: int = Field(
+        4 * KIB, ge=0, description="Smallest answer that is compressed for a client that merely accepts it."
+    )
+    drain_timeout: float = Field(20.0, gt=0, description="Time accepted requests get to finish after SIGTERM.")
+    access_log: bool = Field(False, description="Log one line per request that is not an inference.")
+
+    # repository
+    poll_interval: float = Field(1.0, gt=0, description="How often the repository is looked at for changes.")
+    settle_time: float = Field(2.0, ge=0, description="A hand-copied version is taken once unchanged for this long.")
+    max_upload: int = Field(4 * GIB, ge=1, description="Largest model file that may be uploaded.")
+    keep_versions: int = Field(
+        16, ge=1, description="Old versions kept per model beside those that aliases or their last step need."
+    )
+    max_cache: int = Field(16 * GIB, ge=0, description="Size of the cache of compiled artifacts.")
+    auto_promote: bool = Field(False, description="Uploads go live at once even without promote=true.")
+    child_timeout: float = Field(600.0, gt=0, description="Time one parsing or compiling child process may take.")
+    child_memory: int = Field(8 * GIB, ge=64 * MIB, description="Memory one child process may take.")
+    child_processes: int = Field(1, ge=1, description="Child processes at work at once.")
+
+    @property
+    def cache_folder(self) -> Path:
+        """Where compiled artifacts are kept."""
+        return self.cache_dir if self.cache_dir is not None else self.model_repo / ".cache"

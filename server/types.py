@@ -1,0 +1,69 @@
+"""The few types every layer of the server shares. They know nothing of HTTP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[np.generic]
+Tensors: TypeAlias = dict[str, Array]
+Parameter: TypeAlias = str | int | float | bool
+Parameters: TypeAlias = dict[str, Parameter]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRef:
+    """One immutable version of one model."""
+
+    name: str
+    version: int
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What a model takes or gives under one name; ``datatype`` is the wire's (FP32, INT64, BYTES ...)."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]  # -1: any size
+
+    def describe(self) -> dict[str, object]:
+        """Return the spec as the wire's metadata object."""
+        return {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedOutput:
+    """One output the caller asked for."""
+
+    name: str
+    binary: bool = False
+    classes: int = 0  # > 0: answer the best `classes` entries per row instead of the tensor
+
+
+@dataclass(slots=True)
+class InferRequest:
+    """One call for one inference; ``version`` is "" for the live one, digits, or an alias."""
+
+    model: str
+    inputs: Tensors
+    version: str = ""
+    id: str = ""
+    outputs: tuple[RequestedOutput, ...] = ()  # empty: all of them
+    parameters: Parameters = field(default_factory=dict)
+    deadline: float | None = None  # monotonic seconds
+
+
+@dataclass(slots=True)
+class InferResult:
+    """The answer, and the version that gave it."""
+
+    ref: ModelRef
+    outputs: Tensors
+    id: str = ""

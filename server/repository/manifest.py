@@ -1,0 +1,194 @@
+"""What ``manifest.json`` says about a version: its files by digest, how it came, and what it takes and gives."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from server.repository import names
+from server.repository.aliases import DamagedDocument
+from server.types import TensorSpec
+
+SCHEMA = 1
+MANIFEST = "manifest.json"
+MODEL_FILE = "model.onnx"
+METADATA_LIMIT = 64 << 10  # bytes of JSON
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_CHUNK = 1 << 20
+
+
+class CorruptVersion(Exception):
+    """A version whose files are not what its manifest says; the message names the file, never a path."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One file of a version."""
+
+    sha256: str  # hexadecimal
+    size: int  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a version takes and gives; two are interchangeable for callers when they are equal."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    @classmethod
+    def of(cls, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Signature:
+        """Build one; the order of tensors does not count."""
+        return cls(tuple(sorted(inputs, key=_name)), tuple(sorted(outputs, key=_name)))
+
+    def describe(self) -> str:
+        """Return the signature in one line."""
+        sides = ([f"{t.name}: {t.datatype}{list(t.shape)}" for t in side] for side in (self.inputs, self.outputs))
+        return " -> ".join(", ".join(side) for side in sides)
+
+
+def _name(spec: TensorSpec) -> str:
+    return spec.name
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The content of ``manifest.json``. ``metadata`` is free-form: accuracy, author, training run."""
+
+    files: Mapping[str, FileEntry]
+    created: str = ""  # RFC 3339, UTC
+    signature: Signature | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """The sha256 of the model file: what identifies a version's content."""
+        return self.files[MODEL_FILE].sha256
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document."""
+        document: dict[str, Any] = {
+            "schema": SCHEMA,
+            "created": self.created,
+            "files": {n: {"sha256": f.sha256, "size": f.size} for n, f in sorted(self.files.items())},
+            "metadata": dict(self.metadata),
+        }
+        if self.signature is not None:
+            document["inputs"] = [spec.describe() for spec in self.signature.inputs]
+            document["outputs"] = [spec.describe() for spec in self.signature.outputs]
+        return document
+
+    def dump(self) -> bytes:
+        """Return the file's bytes."""
+        return orjson.dumps(self.to_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+    @classmethod
+    def from_json(cls, document: object) -> Manifest:
+        """Read the document strictly; raises DamagedDocument naming the field."""
+        if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+            raise DamagedDocument(f"manifest: expected schema {SCHEMA}")
+        unknown = set(document) - {"schema", "created", "files", "metadata", "inputs", "outputs"}
+        if unknown:
+            raise DamagedDocument(f"manifest: unknown fields {sorted(map(str, unknown))}")
+        created, metadata = document.get("created", ""), document.get("metadata", {})
+        if not isinstance(created, str) or not isinstance(metadata, dict):
+            raise DamagedDocument("manifest: expected 'created' to be text and 'metadata' an object")
+        return cls(_files(document.get("files")), created, _signature(document), metadata)
+
+
+def _files(listed: object) -> dict[str, FileEntry]:
+    if not isinstance(listed, dict) or MODEL_FILE not in listed:
+        raise DamagedDocument(f"manifest: expected 'files' to hold {MODEL_FILE}")
+    return {_file_name(name): _file(name, entry) for name, entry in listed.items()}
+
+
+def _file_name(name: object) -> str:
+    if not isinstance(name, str) or names.FILE.fullmatch(name) is None or name == MANIFEST:
+        raise DamagedDocument(f"manifest: file name {name!r} is not allowed")
+    return name
+
+
+def _file(name: object, entry: object) -> FileEntry:
+    match entry:
+        case {"sha256": str(digest), "size": int(size)} if _DIGEST.fullmatch(digest) and size >= 0:
+            return FileEntry(digest, size)
+    raise DamagedDocument(f"manifest: file {name!r} needs 'sha256' (64 hexadecimal digits) and 'size'")
+
+
+def _signature(document: dict[str, Any]) -> Signature | None:
+    if "inputs" not in document and "outputs" not in document:
+        return None
+    return Signature.of(_specs(document, "inputs"), _specs(document, "outputs"))
+
+
+def _specs(document: dict[str, Any], side: str) -> tuple[TensorSpec, ...]:
+    listed = document.get(side)
+    if not isinstance(listed, list):
+        raise DamagedDocument(f"manifest: expected {side!r} to be a list")
+    return tuple(_spec(entry, side) for entry in listed)
+
+
+def _spec(entry: object, side: str) -> TensorSpec:
+    match entry:
+        case {"name": str(name), "datatype": str(datatype), "shape": [*shape]} if all(type(d) is int for d in shape):
+            return TensorSpec(name, datatype, tuple(shape))
+    raise DamagedDocument(f"manifest: an entry of {side!r} needs name, datatype and shape")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read a version's manifest; raises FileNotFoundError, or DamagedDocument where it does not parse."""
+    raw = (folder / MANIFEST).read_bytes()
+    try:
+        document = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise DamagedDocument(f"manifest: not JSON: {error}") from error
+    return Manifest.from_json(document)
+
+
+def verify_files(folder: Path, manifest: Manifest) -> None:
+    """Compare every file with the manifest, byte for byte; raises CorruptVersion."""
+    for name, expected in manifest.files.items():
+        try:
+            found = digest_file(folder / name)
+        except OSError as error:
+            raise CorruptVersion(f"file {name!r} cannot be read: {error.strerror}") from error
+        if found != expected:
+            raise CorruptVersion(
+                f"file {name!r} has sha256 {found.sha256} and {found.size} bytes, "
+                f"the manifest says {expected.sha256} and {expected.size}"
+            )
+
+
+def describe_folder(folder: Path) -> dict[str, FileEntry]:
+    """Digest what a hand-copied version holds; raises CorruptVersion where it is not a flat folder of plain files."""
+    entries = {}
+    for entry in os.scandir(folder):
+        if entry.name == MANIFEST:
+            continue
+        if names.FILE.fullmatch(entry.name) is None or not entry.is_file(follow_symlinks=False):
+            raise CorruptVersion(f"{entry.name!r}: a version holds plain files named {names.FILE.pattern} only")
+        entries[entry.name] = digest_file(Path(entry.path))
+    if MODEL_FILE not in entries:
+        raise CorruptVersion(f"there is no {MODEL_FILE}")
+    return entries
+
+
+def digest_file(path: Path) -> FileEntry:
+    """Digest one plain file; links and devices are refused with OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not block
+    with open(fd, "rb", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(None, "not a plain file")
+        digest, size = hashlib.sha256(), 0
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return FileEntry(digest.hexdigest(), size)

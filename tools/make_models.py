@@ -15,15 +15,22 @@ from typing import Any
 
 import numpy as np
 import onnx
+import orjson
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from threadpoolctl import threadpool_limits
 
+from server.repository.aliases import Aliases
+from server.repository.manifest import MANIFEST, MODEL_FILE, Manifest, Signature, describe_folder
+from server.repository.names import LIVE
+from server.types import TensorSpec
 from tools.trainer import Adam, Array, Conv, Dense, Layer, MaxPool, Relu, forward, train_step
 
 HELD_OUT = 449
 PIXEL_MAX = 16.0
 OPSET = 17
+EXAMPLE = 13  # of the held-out images: a five, which version 1 takes for a six
+CREATED = "2026-11-20T21:30:00Z"  # fixed, so that making the models again changes nothing
 
 
 @dataclass(frozen=True)
@@ -132,14 +139,57 @@ def to_onnx(layers: Sequence[Layer], recipe: Recipe) -> onnx.ModelProto:
     return model
 
 
-def main(folder: str = "model_repo") -> None:
+def manifest(folder: Path, layers: Sequence[Layer], recipe: Recipe) -> Manifest:
+    """What the repository keeps about a version; the accuracy is measured here, on the held-out images."""
+    metadata = {
+        "description": f"Handwritten digits, LeNet-style; {recipe.note}",
+        "accuracy": round(accuracy(layers), 4),
+        "accuracy_on": f"the last {HELD_OUT} of the {len(load_digits()[1])} images of sklearn.datasets.load_digits",
+        "input": "image: 8 x 8 grey values from 0 to 16",
+        "output": "probabilities: of the digits 0 to 9",
+        "made_by": "python -m tools.make_models",
+    }
+    signature = Signature.of(
+        (TensorSpec("image", "FP32", (-1, 1, 8, 8)),), (TensorSpec("probabilities", "FP32", (-1, 10)),)
+    )
+    return Manifest(describe_folder(folder), CREATED, signature, metadata)
+
+
+def aliases() -> Aliases:
+    """The newest version is live, and the one before it can be gone back to."""
+    made = Aliases()
     for recipe in RECIPES:
-        with threadpool_limits(1):  # sums in the same order on every machine
-            layers = train(recipe)
-        path = Path(folder) / "digits" / str(recipe.version) / "model.onnx"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        onnx.save(to_onnx(layers, recipe), str(path))
-        print(f"{path}: {path.stat().st_size} bytes, held-out accuracy {accuracy(layers):.4f}")
+        made = made.moved(LIVE, recipe.version).raised(recipe.version).next_generation()
+    return made
+
+
+def write_json(path: Path, document: object) -> None:
+    path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+
+
+def write_version(folder: Path, recipe: Recipe) -> None:
+    with threadpool_limits(1):  # sums in the same order on every machine
+        layers = train(recipe)
+    folder.mkdir(parents=True, exist_ok=True)
+    onnx.save(to_onnx(layers, recipe), str(folder / MODEL_FILE))
+    described = manifest(folder, layers, recipe)
+    (folder / MANIFEST).write_bytes(described.dump())
+    print(f"{folder}: {described.files[MODEL_FILE].size} bytes, accuracy {described.metadata['accuracy']}")
+
+
+def example_request(number: int) -> str:
+    """An infer request in JSON for one held-out image, laid out so that the digit can be seen."""
+    rows = [", ".join(f"{pixel:2.0f}" for pixel in row) for row in held_out()[0][number, 0]]
+    head = '"name": "image", "datatype": "FP32", "shape": [1, 1, 8, 8]'
+    return '{"inputs": [{' + head + ', "data": [\n  ' + ",\n  ".join(rows) + "\n]}]}\n"
+
+
+def main(folder: str = "model_repo") -> None:
+    model = Path(folder) / "digits"
+    for recipe in RECIPES:
+        write_version(model / str(recipe.version), recipe)
+    write_json(model / "aliases.json", aliases().to_json())
+    Path("docs/digit.json").write_text(example_request(EXAMPLE))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,101 @@
+"""One keep-alive HTTP connection: bytes out, a parsed answer back, as little Python per request as possible."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from loadtest.wire import Response, http_request
+
+Answered = Callable[["Connection", Response | None], None]
+
+
+class Connection(asyncio.Protocol):
+    """Sends one request at a time; `answered(self, None)` says that the connection broke before the answer."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.waiting: Answered | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: dict[bytes, bytes] = {}
+        self._body: list[bytes] = []
+
+    @property
+    def usable(self) -> bool:
+        return self.transport is not None and not self.transport.is_closing()
+
+    def send(self, request: bytes, answered: Answered) -> None:
+        self.waiting = answered
+        if self.transport is None:
+            self._answer(None)
+        else:
+            self.transport.write(request)
+
+    async def ask(self, request: bytes) -> Response:
+        """Send and wait; ConnectionError when the connection breaks first."""
+        answer: asyncio.Future[Response | None] = asyncio.get_running_loop().create_future()
+        self.send(request, lambda _, response: answer.done() or answer.set_result(response))
+        response = await answer
+        if response is None:
+            raise ConnectionError("the server closed the connection before it answered")
+        return response
+
+    def close(self) -> None:
+        if self.transport is not None:
+            self.transport.close()
+
+    # asyncio.Protocol
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        self._answer(None)
+
+    # httptools
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.lower()] = value
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        response = Response(self._parser.get_status_code(), self._headers, b"".join(self._body))
+        self._headers, self._body = {}, []
+        if not self._parser.should_keep_alive():
+            self.close()
+        self._answer(response)
+
+    def _answer(self, response: Response | None) -> None:
+        waiting, self.waiting = self.waiting, None
+        if waiting is not None:
+            waiting(self, response)
+
+
+class Target:
+    """Where the server is: opens connections and asks single questions (control plane, statistics)."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise ValueError(f"url: expected http://host:port, got {url!r}")
+        self.host, self.port = parts.hostname, parts.port or 80
+        self.authority = parts.netloc
+
+    async def connect(self) -> Connection:
+        _, protocol = await asyncio.get_running_loop().create_connection(Connection, self.host, self.port)
+        return protocol
+
+    async def ask(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Response:
+        connection = await self.connect()
+        try:
+            return await connection.ask(http_request(method, path, self.authority, body, headers))
+        finally:
+            connection.close()

@@ -1,0 +1,136 @@
+"""Drives requests at the server by a schedule, whether or not earlier ones were answered."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from loadtest.arrivals import Times
+from loadtest.connection import Connection, Target
+from loadtest.pacing import Pacer
+from loadtest.stats import WRONG, Log
+from loadtest.wire import Response
+
+Check = Callable[[float, Response, int], str | None]
+"""`(monotonic time of sending, answer, request number)` -> what is wrong with an accepted answer, or None."""
+
+RECONNECT_PAUSE = 0.05  # seconds
+
+
+class OpenLoop:
+    """Sends `requests[i % len(requests)]` at `due[i]`, over at most `connections` connections.
+
+    When all connections are busy a request waits here, and its latency runs: it is measured from `due[i]`.
+    """
+
+    def __init__(
+        self, target: Target, requests: Sequence[bytes], due: Times, connections: int, check: Check | None = None
+    ) -> None:
+        self.target, self.requests, self.check, self.limit = target, requests, check, connections
+        self.log = Log.of(due)
+        self.connections: list[Connection] = []
+        self.idle: list[Connection] = []
+        self.backlog: deque[int] = deque()
+        self.fired = self.answered = 0
+        self.quiet = asyncio.Event()
+        self.pacer = Pacer(due, self._fire)
+        self.repairs: set[asyncio.Task[None]] = set()
+
+    async def run(self, patience: float = 30.0) -> Log:
+        """Send all that is due; what is unanswered `patience` seconds after the last one left counts as broken."""
+        self.connections = [await self.target.connect() for _ in range(self.limit)]
+        self.idle = list(self.connections)
+        self.pacer.start()
+        try:
+            await self.pacer.finished.wait()
+            self._check_quiet()
+            async with asyncio.timeout(patience):
+                await self.quiet.wait()
+        except TimeoutError:
+            pass  # the log has it: those rows have no status
+        finally:
+            self._close()
+        return self.log.only(~np.isnan(self.log.sent)) if self.pacer.stopped.is_set() else self.log
+
+    def stop(self) -> None:
+        """Send nothing more; `run` returns when all that left was answered, with a log of just that."""
+        self.pacer.stopped.set()
+        self.answered += len(self.backlog)
+        self.backlog.clear()
+
+    def _close(self) -> None:
+        for repair in self.repairs:
+            repair.cancel()
+        for connection in self.connections:
+            connection.waiting = None
+            connection.close()
+
+    def _fire(self, first: int, last: int) -> None:
+        if self.pacer.stopped.is_set():
+            return
+        self.fired = last
+        for number in range(first, last):
+            self.backlog.append(number)
+        while self.backlog and self.idle:
+            self._next(self.idle.pop())
+
+    def _next(self, connection: Connection) -> None:
+        """Give a free connection its next request."""
+        if not connection.usable:
+            repair = asyncio.get_running_loop().create_task(self._reconnect())
+            self.repairs.add(repair)
+            repair.add_done_callback(self.repairs.discard)
+        elif self.backlog:
+            self._send(connection, self.backlog.popleft())
+        else:
+            self.idle.append(connection)
+
+    def _send(self, connection: Connection, number: int) -> None:
+        sent = time.monotonic()
+        self.log.sent[number] = sent - self.pacer.start_time
+
+        def answered(connection: Connection, response: Response | None) -> None:
+            self.log.done[number] = time.monotonic() - self.pacer.start_time
+            if response is not None:
+                self._record(number, sent, response)
+            self.answered += 1
+            self._next(connection)
+            self._check_quiet()
+
+        connection.send(self.requests[number % len(self.requests)], answered)
+
+    def _record(self, number: int, sent: float, response: Response) -> None:
+        self.log.status[number] = response.status
+        if self.check is not None and response.status == 200:
+            complaint = self.check(sent, response, number)
+            if complaint is not None:
+                self.log.status[number] = WRONG
+                self.log.complaints[complaint] += 1
+
+    def _check_quiet(self) -> None:
+        if self.answered >= self.fired and self.pacer.finished.is_set():
+            self.quiet.set()
+
+    async def _reconnect(self) -> None:
+        while True:
+            try:
+                connection = await self.target.connect()
+            except OSError:
+                await asyncio.sleep(RECONNECT_PAUSE)
+            else:
+                self.connections.append(connection)
+                return self._next(connection)
+
+
+async def capacity(target: Target, requests: Sequence[bytes], connections: int, seconds: float) -> float:
+    """Accepted answers/s with every connection always busy: everything is due at once, and cut off after `seconds`."""
+    loop = OpenLoop(target, requests, np.zeros(2_000_000), connections)
+    running = asyncio.create_task(loop.run())
+    await asyncio.sleep(seconds)
+    loop.stop()
+    log = await running
+    return float(log.accepted.sum() / np.nanmax(log.done))

@@ -1,0 +1,148 @@
+"""From the log of every request to the figures that are reported."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+PERCENTILES = (50.0, 90.0, 99.0, 99.9)
+UNANSWERED = 0  # the status of a request whose connection broke
+WRONG = -1  # the status of an accepted answer that the scenario's check refused
+
+
+@dataclass
+class Log:
+    """One row per request; times in seconds of the monotonic clock, from the start of the run.
+
+    `due` is when the request had to leave, `sent` when it did, `done` when its answer was complete (NaN: never).
+    """
+
+    due: Floats
+    sent: Floats
+    done: Floats
+    status: NDArray[np.int32]
+    complaints: Counter[str] = field(default_factory=Counter)
+
+    @staticmethod
+    def of(due: Floats) -> Log:
+        blank = np.full(len(due), np.nan)
+        return Log(due, blank.copy(), blank.copy(), np.full(len(due), UNANSWERED, np.int32))
+
+    def only(self, rows: NDArray[np.bool_]) -> Log:
+        return Log(self.due[rows], self.sent[rows], self.done[rows], self.status[rows], self.complaints)
+
+    @property
+    def latency_ms(self) -> Floats:
+        """From the intended time, so that waiting inside the generator counts."""
+        return np.asarray((self.done - self.due) * 1e3, np.float64)
+
+    @property
+    def accepted(self) -> NDArray[np.bool_]:
+        return np.asarray(self.status == 200)
+
+    @property
+    def rejected(self) -> NDArray[np.bool_]:
+        """Refused by admission: an answer, not a failure."""
+        return np.asarray((self.status == 503) | (self.status == 429))
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds; NaN where nothing was measured."""
+
+    p50: float
+    p90: float
+    p99: float
+    p999: float
+    mean: float
+    worst: float
+
+    @staticmethod
+    def of(values_ms: Floats) -> Latency:
+        if not len(values_ms):
+            return Latency(*[math.nan] * 6)
+        points = [percentile(values_ms, p) for p in PERCENTILES]
+        return Latency(*points, mean=float(values_ms.mean()), worst=float(values_ms.max()))
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The figures of one phase of a scenario."""
+
+    name: str
+    offered: float  # requests/s that were due
+    seconds: float
+    sent: int
+    accepted: int
+    rejected: int
+    failed: int
+    throughput: float  # accepted answers/s
+    latency: Latency  # of accepted requests
+    rejection: Latency  # how long a refusal took
+    lateness_p99_ms: float  # how late the generator itself was: its own quality
+    batches: dict[int, int]  # batch size -> executions, as the server counted them
+    curve: list[tuple[float, float]]  # (percentile, ms), for the plot
+    timeline: list[tuple[float, float, float]]  # (second, answers/s, p99 ms)
+    complaints: dict[str, int]
+
+
+def percentile(values: Floats, p: float) -> float:
+    """The smallest value that at least p percent of all values do not exceed (nearest rank, never interpolated)."""
+    rank = max(1, math.ceil(p / 100 * len(values) - 1e-9))
+    return float(np.partition(values, rank - 1)[rank - 1])
+
+
+def curve(values: Floats) -> list[tuple[float, float]]:
+    """Points of the latency distribution, denser towards the tail, up to the resolution of the sample."""
+    if not len(values):
+        return []
+    nines = np.arange(0, math.log10(max(len(values), 2)) + 0.01, 0.1)
+    return [(float(100 * (1 - 10**-n)), percentile(values, 100 * (1 - 10**-n))) for n in nines]
+
+
+def timeline(log: Log, step: float = 1.0) -> list[tuple[float, float, float]]:
+    """Accepted answers/s and p99 for every `step` seconds of intended time."""
+    if not log.accepted.any():
+        return []
+    due, latency = log.due[log.accepted], log.latency_ms[log.accepted]
+    slots = (due // step).astype(int)
+    found = ((s, latency[slots == s]) for s in range(slots.min(), slots.max() + 1))
+    return [(s * step, len(ms) / step, percentile(ms, 99)) for s, ms in found if len(ms)]
+
+
+def summarise(name: str, log: Log, seconds: float, batches: dict[int, int] | None = None) -> Phase:
+    """The figures of `log`, whose requests were due within `seconds`."""
+    accepted, rejected = log.accepted, log.rejected
+    latency = log.latency_ms
+    failed = ~accepted & ~rejected
+    # a backlog is answered after the last arrival: throughput is over the time it really took
+    span = max(seconds, float(np.nanmax(log.done, initial=0.0)))
+    sent = ~np.isnan(log.sent)
+    lateness = (log.sent - log.due)[sent] * 1e3
+    return Phase(
+        name=name,
+        offered=len(log.due) / seconds,
+        seconds=seconds,
+        sent=int(sent.sum()),
+        accepted=int(accepted.sum()),
+        rejected=int(rejected.sum()),
+        failed=int(failed.sum()),
+        throughput=float(accepted.sum() / span),
+        latency=Latency.of(latency[accepted]),
+        rejection=Latency.of(latency[rejected]),
+        lateness_p99_ms=percentile(lateness, 99) if len(lateness) else math.nan,
+        batches=batches or {},
+        curve=curve(latency[accepted]),
+        timeline=timeline(log),
+        complaints=dict(Counter(map(describe, log.status[failed & (log.status != WRONG)])) + log.complaints),
+    )
+
+
+def describe(status: int) -> str:
+    return "no answer" if status == UNANSWERED else f"HTTP {status}"

@@ -1,0 +1,39 @@
+"""Every error the runtime raises: what object, what was expected, what came."""
+
+from __future__ import annotations
+
+
+class LatheError(Exception):
+    """Base of all errors that a user of Lathe can cause or act upon."""
+
+
+class ModelError(LatheError):
+    """A model that cannot be accepted: malformed, ill-typed or using something unsupported.
+
+    `where` names the place (node, operator, opset or value) so that the author of the model can find it.
+    """
+
+    def __init__(self, message: str, *, where: str = "") -> None:
+        super().__init__(f"{where}: {message}" if where else message)
+        self.where = where
+        self.reason = message
+
+
+class UnsupportedError(ModelError):
+    """A valid model that needs an operator, dtype or feature Lathe does not have."""
+
+
+class VerifyError(ModelError):
+    """A graph that breaks an invariant of the IR; from inside the compiler this is a bug of a pass."""
+
+
+class FeedError(LatheError):
+    """Arrays given to `Session.run` that do not fit the model's inputs."""
+
+
+class ArtifactError(LatheError):
+    """A compiled artifact that is missing, damaged, or made for another machine or version."""
+
+
+class SessionClosed(LatheError):
+    """`run` was called on a session after `close`."""

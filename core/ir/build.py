@@ -1,0 +1,66 @@
+"""`Builder`: make nodes with their types inferred, at the end of a graph or before a given node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+
+from core.ir.graph import Array, Attr, Graph, Node, Value
+from core.ir.types import DType, TensorType, ValueType
+
+Inference: TypeAlias = Callable[[Node, dict[Value, Array]], None]
+
+# Inference needs the operators, which lie above the IR; core.ops installs it when it is imported.
+_inference: list[Inference] = []
+
+
+def set_inference(inference: Inference) -> None:
+    """Install the function that fills in the types of a new node's outputs."""
+    _inference[:] = [inference]
+
+
+class Builder:
+    """Appends nodes to `graph`, or inserts them before `anchor`."""
+
+    def __init__(self, graph: Graph, anchor: Node | None = None) -> None:
+        self.graph = graph
+        self.anchor = anchor
+        self._known: dict[Value, Array] = {}
+
+    def input(self, name: str, type_: ValueType) -> Value:
+        value = Value(name, type_)
+        self.graph.inputs.append(value)
+        return value
+
+    def constant(self, array: object, name: str = "c", dtype: DType | None = None) -> Value:
+        """A constant from anything NumPy understands."""
+        return self.graph.add_constant(np.asarray(array, dtype=dtype.numpy if dtype else None), name)
+
+    def emit(self, op: str, *inputs: Value | None, outputs: int = 1, name: str = "", **attrs: Attr) -> list[Value]:
+        """Add a node; returns its outputs."""
+        label = name or self.graph.fresh_name(op.lower())
+        node = Node(op, _trimmed(inputs), [], dict(attrs), label)
+        node.outputs = [Value(self._output_name(label, i), _UNTYPED, node) for i in range(outputs)]
+        self.graph.insert_before(self.anchor, node)
+        self._known.update(self.graph.constants)
+        _inference[0](node, self._known)
+        return node.outputs
+
+    def __call__(self, op: str, *inputs: Value | None, name: str = "", **attrs: Attr) -> Value:
+        """Add a node with one output; returns it."""
+        return self.emit(op, *inputs, name=name, **attrs)[0]
+
+    def _output_name(self, label: str, index: int) -> str:
+        return self.graph.fresh_name(label if index == 0 else f"{label}.{index}")
+
+
+_UNTYPED = TensorType(DType.FLOAT32, None)
+
+
+def _trimmed(inputs: tuple[Value | None, ...]) -> list[Value | None]:
+    result = list(inputs)
+    while result and result[-1] is None:
+        result.pop()
+    return result

@@ -1,0 +1,267 @@
+"""Symbolic dimensions: integers, or polynomials over named symbols with floor division.
+
+A dimension is a plain `int` whenever it is known. Otherwise it is a `SymDim`: a sum of integer multiples of
+products of atoms, kept in one normal form, so that equal expressions compare and hash equal. An atom is a symbol
+(`n`) or a quotient that did not divide evenly (`(H - 1)//2`). Symbols stand for non-negative integers.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from math import gcd
+from typing import TypeAlias, Union
+
+Dim: TypeAlias = Union[int, "SymDim"]
+
+
+@dataclass(frozen=True, slots=True)
+class FloorDiv:
+    """The atom `numerator // denominator`, where the division is not exact for every value of the symbols."""
+
+    numerator: Dim
+    denominator: Dim
+
+    def __str__(self) -> str:
+        return f"({self.numerator})//({self.denominator})"
+
+
+Atom: TypeAlias = str | FloorDiv
+Monomial: TypeAlias = tuple[Atom, ...]
+
+
+class SymDim:
+    """A dimension that depends on symbols. Build with `symbol(name)` and arithmetic; immutable."""
+
+    __slots__ = ("_hash", "terms")
+
+    def __init__(self, terms: Iterable[tuple[Monomial, int]]) -> None:
+        self.terms: tuple[tuple[Monomial, int], ...] = tuple(sorted(terms, key=_term_order))
+        self._hash = hash(self.terms)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SymDim) and self.terms == other.terms
+
+    def __add__(self, other: Dim) -> Dim:
+        if not isinstance(other, int | SymDim):
+            return NotImplemented
+        total = dict(self.terms)
+        for monomial, coefficient in _terms(other):
+            total[monomial] = total.get(monomial, 0) + coefficient
+        return _make(total)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Dim:
+        return self * -1
+
+    def __sub__(self, other: Dim) -> Dim:
+        return self + (-other)
+
+    def __rsub__(self, other: Dim) -> Dim:
+        return -self + other
+
+    def __mul__(self, other: Dim) -> Dim:
+        if not isinstance(other, int | SymDim):
+            return NotImplemented
+        total: dict[Monomial, int] = {}
+        for left, a in self.terms:
+            for right, b in _terms(other):
+                product = tuple(sorted(left + right, key=str))
+                total[product] = total.get(product, 0) + a * b
+        return _make(total)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Dim) -> Dim:
+        return floor_div(self, other)
+
+    def __rfloordiv__(self, other: Dim) -> Dim:
+        return floor_div(other, self)
+
+    def __truediv__(self, other: Dim) -> Dim:
+        return floor_div(self, other)
+
+    def __mod__(self, other: Dim) -> Dim:
+        return self - floor_div(self, other) * other
+
+    def __str__(self) -> str:
+        return _text(self)
+
+    def __repr__(self) -> str:
+        return f"SymDim({_text(self)})"
+
+
+def symbol(name: str) -> SymDim:
+    """The dimension that is exactly the symbol `name`."""
+    return SymDim([((name,), 1)])
+
+
+def floor_div(numerator: Dim, denominator: Dim) -> Dim:
+    """`numerator // denominator`, divided exactly where every term allows it, else an opaque quotient."""
+    if isinstance(numerator, int) and isinstance(denominator, int):
+        return numerator // denominator
+    if numerator == denominator:
+        return 1
+    divisor = _terms(denominator)
+    if len(divisor) == 1:
+        whole, rest = _divide_terms(numerator, *divisor[0])
+        if rest == 0:
+            return whole
+        if isinstance(denominator, int) and isinstance(rest, int):
+            return whole + rest // denominator
+        if isinstance(whole, SymDim):
+            return whole + _opaque(rest, denominator)
+    return _opaque(numerator, denominator)
+
+
+def evaluate(dim: Dim, env: Mapping[str, int]) -> int:
+    """The integer value of `dim`; KeyError when a symbol is missing from `env`."""
+    value = substitute(dim, env)
+    if isinstance(value, int):
+        return value
+    raise KeyError(f"no value for {', '.join(sorted(symbols(value)))} in {value}")
+
+
+def substitute(dim: Dim, env: Mapping[str, Dim]) -> Dim:
+    """`dim` with every symbol named in `env` replaced."""
+    if isinstance(dim, int):
+        return dim
+    total: Dim = 0
+    for monomial, coefficient in dim.terms:
+        product: Dim = coefficient
+        for atom in monomial:
+            product = product * _substitute_atom(atom, env)
+        total = total + product
+    return total
+
+
+def symbols(dim: Dim) -> frozenset[str]:
+    """The names of all symbols that `dim` depends on."""
+    if isinstance(dim, int):
+        return frozenset()
+    names: set[str] = set()
+    for monomial, _ in dim.terms:
+        for atom in monomial:
+            names |= {atom} if isinstance(atom, str) else symbols(atom.numerator) | symbols(atom.denominator)
+    return frozenset(names)
+
+
+def affine(dim: Dim, name: str) -> tuple[int, int] | None:
+    """`(a, b)` with dim == a*name + b, or None when `dim` is not of that form."""
+    if isinstance(dim, int):
+        return 0, dim
+    a = b = 0
+    for monomial, coefficient in dim.terms:
+        if monomial == ():
+            b = coefficient
+        elif monomial == (name,):
+            a = coefficient
+        else:
+            return None
+    return a, b
+
+
+def product(dims: Iterable[Dim]) -> Dim:
+    """The product of dimensions; 1 for none."""
+    return reduce(lambda x, y: x * y, dims, 1)
+
+
+def parse_dim(text: str) -> Dim:
+    """Read what `str(dim)` prints; ValueError on anything else."""
+    try:
+        return _from_ast(ast.parse(text, mode="eval").body)
+    except (SyntaxError, RecursionError) as error:
+        raise ValueError(f"not a dimension: {text!r}") from error
+
+
+def _from_ast(tree: ast.expr) -> Dim:
+    match tree:
+        case ast.Constant(value=int(value)):
+            return value
+        case ast.Name(id=name):
+            return symbol(name)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_from_ast(operand)
+        case ast.BinOp(left=left, op=operator, right=right):
+            return _apply(operator, _from_ast(left), _from_ast(right))
+    raise ValueError(f"not a dimension: {ast.unparse(tree)!r}")
+
+
+def _apply(operator: ast.operator, left: Dim, right: Dim) -> Dim:
+    match operator:
+        case ast.Add():
+            return left + right
+        case ast.Sub():
+            return left - right
+        case ast.Mult():
+            return left * right
+        case ast.FloorDiv():
+            return floor_div(left, right)
+    raise ValueError(f"operator {type(operator).__name__} is not allowed in a dimension")
+
+
+def _terms(dim: Dim) -> tuple[tuple[Monomial, int], ...]:
+    if isinstance(dim, SymDim):
+        return dim.terms
+    return (((), int(dim)),) if dim else ()
+
+
+def _make(total: dict[Monomial, int]) -> Dim:
+    terms = [(monomial, coefficient) for monomial, coefficient in total.items() if coefficient]
+    if not terms:
+        return 0
+    if len(terms) == 1 and terms[0][0] == ():
+        return terms[0][1]
+    return SymDim(terms)
+
+
+def _term_order(term: tuple[Monomial, int]) -> tuple[int, str]:
+    return -len(term[0]), "*".join(map(str, term[0]))
+
+
+def _divide_terms(numerator: Dim, monomial: Monomial, coefficient: int) -> tuple[Dim, Dim]:
+    """Split `numerator` into the terms the divisor divides exactly (divided) and the remaining terms."""
+    whole: Dim = 0
+    rest: Dim = 0
+    for atoms, value in _terms(numerator):
+        left = list(atoms)
+        fits = all(atom in left and (left.remove(atom) is None) for atom in monomial)
+        if fits and value % coefficient == 0:
+            whole = whole + _make({tuple(left): value // coefficient})
+        else:
+            rest = rest + _make({atoms: value})
+    return whole, rest
+
+
+def _opaque(numerator: Dim, denominator: Dim) -> Dim:
+    common = reduce(gcd, [abs(c) for _, c in _terms(numerator) + _terms(denominator)])
+    if common > 1:
+        numerator, denominator = _scaled(numerator, common), _scaled(denominator, common)
+    return SymDim([((FloorDiv(numerator, denominator),), 1)])
+
+
+def _scaled(dim: Dim, by: int) -> Dim:
+    return _make({monomial: coefficient // by for monomial, coefficient in _terms(dim)})
+
+
+def _substitute_atom(atom: Atom, env: Mapping[str, Dim]) -> Dim:
+    if isinstance(atom, FloorDiv):
+        return floor_div(substitute(atom.numerator, env), substitute(atom.denominator, env))
+    return env.get(atom, symbol(atom))
+
+
+def _text(dim: SymDim) -> str:
+    parts: list[str] = []
+    for monomial, coefficient in dim.terms:
+        factors = [f"({atom})" if isinstance(atom, FloorDiv) else atom for atom in monomial]
+        if abs(coefficient) != 1 or not factors:
+            factors.insert(0, str(abs(coefficient)))
+        sign = "-" if coefficient < 0 else ("+" if parts else "")
+        parts.append(sign + "*".join(factors))
+    return "".join(parts)

@@ -1,0 +1,272 @@
+"""The data-flow graph: values, nodes, constants and state.
+
+Nodes stand in topological order. Values are compared by identity; a name is only a label that must be unique in
+its graph. A graph is mutable: passes edit it through the methods here, which keep uses and producers consistent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias, Union
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.ir.dim import SymDim, substitute
+from core.ir.types import Dim, DType, TensorType, ValueType
+
+Array: TypeAlias = NDArray[np.generic]
+Attr: TypeAlias = Union[
+    int, float, str, bytes, bool, DType, SymDim, TensorType, "Graph", Array, tuple["Attr", ...], None
+]
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """One edge of the graph. `producer` is None for inputs, constants and values captured from an outer graph."""
+
+    name: str
+    type: ValueType
+    producer: Node | None = None
+
+    @property
+    def tensor(self) -> TensorType:
+        """The type of a value that must be a tensor; TypeError for sequences and optionals."""
+        if not isinstance(self.type, TensorType):
+            raise TypeError(f"value %{self.name} is {self.type}, expected a tensor")
+        return self.type
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        return self.tensor.dims
+
+    @property
+    def dtype(self) -> DType:
+        return self.tensor.dtype
+
+    def __repr__(self) -> str:
+        return f"%{self.name}: {self.type}"
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """One application of an operator. An absent optional input is None; trailing Nones are dropped."""
+
+    op: str
+    inputs: list[Value | None]
+    outputs: list[Value]
+    attrs: dict[str, Attr] = field(default_factory=dict)
+    name: str = ""
+
+    @property
+    def output(self) -> Value:
+        """The first output."""
+        return self.outputs[0]
+
+    def input(self, index: int) -> Value | None:
+        """The input at `index`, or None when it is absent."""
+        return self.inputs[index] if index < len(self.inputs) else None
+
+    @property
+    def subgraphs(self) -> tuple[Graph, ...]:
+        """The graphs among the attributes, in the attributes' order."""
+        return tuple(attr for attr in self.attrs.values() if isinstance(attr, Graph))
+
+    def __repr__(self) -> str:
+        return f"{self.op}({self.name})"
+
+
+@dataclass(eq=False, slots=True)
+class State:
+    """A graph input that the session owns between runs, and the output that becomes its next value."""
+
+    value: Value
+    update: Value
+    initial: Array
+
+
+@dataclass(eq=False)
+class Graph:
+    """A whole model, or the body of a control-flow or fused node.
+
+    `constants` maps constant values to arrays that nobody may write to. `opset` is informative: operators are
+    always in their newest form. The body of a control-flow node may use values of the graphs around it.
+    """
+
+    name: str = "graph"
+    inputs: list[Value] = field(default_factory=list)
+    outputs: list[Value] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    constants: dict[Value, Array] = field(default_factory=dict)
+    states: list[State] = field(default_factory=list)
+
+    def constant_of(self, value: Value | None) -> Array | None:
+        """The array of a constant value, or None when `value` is absent or computed."""
+        return self.constants.get(value) if value is not None else None
+
+    def values(self) -> Iterator[Value]:
+        """Every value defined in this graph: inputs, states, constants, then node outputs in order."""
+        yield from self.inputs
+        yield from (state.value for state in self.states)
+        yield from self.constants
+        for node in self.nodes:
+            yield from node.outputs
+
+    def uses(self) -> dict[Value, list[Node]]:
+        """Which nodes read each value, nested graphs included (the outer node counts as the reader)."""
+        uses: dict[Value, list[Node]] = {}
+        for node in self.nodes:
+            for value in node_reads(node):
+                uses.setdefault(value, []).append(node)
+        return uses
+
+    def live_outs(self) -> set[Value]:
+        """Values that must exist at the end: outputs and updates of state."""
+        return {*self.outputs, *(state.update for state in self.states)}
+
+    def fresh_name(self, base: str) -> str:
+        """`base`, or `base_2`, `base_3` ... when that is taken."""
+        taken = {value.name for value in self.values()}
+        if base not in taken:
+            return base
+        return next(name for i in range(2, len(taken) + 3) if (name := f"{base}_{i}") not in taken)
+
+    def add_constant(self, array: Array, name: str = "c") -> Value:
+        """A new constant; the array is made read-only."""
+        array = np.asarray(array)
+        array.setflags(write=False)
+        value = Value(self.fresh_name(name), TensorType(DType.from_numpy(array.dtype), array.shape))
+        self.constants[value] = array
+        return value
+
+    def insert_before(self, anchor: Node | None, node: Node) -> Node:
+        """Put `node` before `anchor`, or at the end."""
+        index = len(self.nodes) if anchor is None else self.nodes.index(anchor)
+        self.nodes.insert(index, node)
+        return node
+
+    def replace_uses(self, replacements: Mapping[Value, Value]) -> None:
+        """Make every reader of each key (nested graphs, outputs and states included) read its replacement instead.
+
+        Chains (a -> b, b -> c) are followed to their end.
+        """
+        final = {old: _resolve(new, replacements) for old, new in replacements.items()}
+        if final:
+            _replace_reads(self, final)
+
+    def remove_dead(self) -> int:
+        """Drop nodes and constants that no live value needs; returns how many nodes were dropped."""
+        live = set(self.live_outs())
+        kept: list[Node] = []
+        for node in reversed(self.nodes):
+            if any(output in live for output in node.outputs):
+                kept.append(node)
+                live.update(node_reads(node))
+        dropped = len(self.nodes) - len(kept)
+        self.nodes = kept[::-1]
+        self.constants = {value: array for value, array in self.constants.items() if value in live}
+        return dropped
+
+    def sort(self) -> None:
+        """Restore topological order, stable: a node moves only when it must. ValueError on a cycle."""
+        self.nodes = topological(self.nodes)
+
+    def clone(self, env: Mapping[str, Dim] | None = None) -> Graph:
+        """A deep copy sharing constant arrays; symbols named in `env` are replaced in every type and attribute."""
+        return _clone(self, {}, env or {})
+
+    def __str__(self) -> str:
+        from core.ir.text import print_graph
+
+        return print_graph(self)
+
+
+def node_reads(node: Node) -> Iterator[Value]:
+    """Values a node reads from its graph: its inputs and what its bodies capture."""
+    yield from (value for value in node.inputs if value is not None)
+    for body in node.subgraphs:
+        yield from captures(body)
+
+
+def captures(body: Graph) -> list[Value]:
+    """Values of outer graphs that `body` reads, each once, in order of first use."""
+    own = set(body.values())
+    reads = [value for node in body.nodes for value in node_reads(node)] + body.outputs
+    return list(dict.fromkeys(value for value in reads if value not in own))
+
+
+def topological(nodes: Iterable[Node]) -> list[Node]:
+    """The nodes with every producer before its readers, otherwise in the given order. ValueError on a cycle."""
+    remaining = list(nodes)
+    producers = {output: node for node in remaining for output in node.outputs}
+    order: list[Node] = []
+    state: dict[Node, bool] = {}  # False while its inputs are being visited, True once it is placed
+    for root in remaining:
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            waiting = [p for v in node_reads(node) if (p := producers.get(v)) is not None and not state.get(p, False)]
+            if state.get(node) is True or not waiting:
+                stack.pop()
+                if state.get(node) is not True:
+                    state[node] = True
+                    order.append(node)
+                continue
+            state[node] = False
+            cyclic = [p for p in waiting if p in state]
+            if cyclic and any(p in stack for p in cyclic):
+                raise ValueError(f"cycle through node {cyclic[0].name or cyclic[0].op}")
+            stack.append(waiting[0])
+    return order
+
+
+def _resolve(value: Value, replacements: Mapping[Value, Value]) -> Value:
+    while value in replacements:
+        value = replacements[value]
+    return value
+
+
+def _replace_reads(graph: Graph, final: Mapping[Value, Value]) -> None:
+    for node in graph.nodes:
+        node.inputs = [final.get(v, v) if v is not None else None for v in node.inputs]
+        for body in node.subgraphs:
+            _replace_reads(body, final)
+    graph.outputs = [final.get(v, v) for v in graph.outputs]
+    for state in graph.states:
+        state.update = final.get(state.update, state.update)
+
+
+def _clone(graph: Graph, mapping: dict[Value, Value], env: Mapping[str, Dim]) -> Graph:
+    def copy(value: Value, producer: Node | None = None) -> Value:
+        new_type = value.type.substitute(env) if isinstance(value.type, TensorType) else value.type
+        mapping[value] = Value(value.name, new_type, producer)
+        return mapping[value]
+
+    new = Graph(graph.name, inputs=[copy(v) for v in graph.inputs])
+    state_values = [copy(state.value) for state in graph.states]
+    new.constants = {copy(value): array for value, array in graph.constants.items()}
+    for node in graph.nodes:
+        inputs = [mapping.get(v, v) if v is not None else None for v in node.inputs]
+        attrs = {key: _clone_attr(attr, mapping, env) for key, attr in node.attrs.items()}
+        twin = Node(node.op, inputs, [], attrs, node.name)
+        twin.outputs = [copy(v, twin) for v in node.outputs]
+        new.nodes.append(twin)
+    new.outputs = [mapping.get(v, v) for v in graph.outputs]
+    new.states = [
+        State(value, mapping.get(state.update, state.update), state.initial)
+        for value, state in zip(state_values, graph.states, strict=True)
+    ]
+    return new
+
+
+def _clone_attr(attr: Attr, mapping: dict[Value, Value], env: Mapping[str, Dim]) -> Attr:
+    if isinstance(attr, Graph):
+        return _clone(attr, mapping, env)
+    if isinstance(attr, SymDim):
+        return substitute(attr, env)
+    if isinstance(attr, TensorType):
+        return attr.substitute(env)
+    if isinstance(attr, tuple):
+        return tuple(_clone_attr(item, mapping, env) for item in attr)
+    return attr

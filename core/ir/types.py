@@ -1,0 +1,181 @@
+"""Types of values: element types, symbolic shapes, tensors, sequences and optionals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+import ml_dtypes
+import numpy as np
+
+from core.ir.dim import Dim, SymDim, evaluate, parse_dim, product, substitute, symbol, symbols
+
+__all__ = ["DType", "Dim", "OptionalType", "SequenceType", "SymDim", "TensorType", "ValueType", "symbol"]
+
+
+class DType(Enum):
+    """Element types. The value is (name, NumPy dtype, ONNX TensorProto code, Open Inference Protocol name or "")."""
+
+    FLOAT32 = ("float32", np.dtype(np.float32), 1, "FP32")
+    UINT8 = ("uint8", np.dtype(np.uint8), 2, "UINT8")
+    INT8 = ("int8", np.dtype(np.int8), 3, "INT8")
+    UINT16 = ("uint16", np.dtype(np.uint16), 4, "UINT16")
+    INT16 = ("int16", np.dtype(np.int16), 5, "INT16")
+    INT32 = ("int32", np.dtype(np.int32), 6, "INT32")
+    INT64 = ("int64", np.dtype(np.int64), 7, "INT64")
+    STRING = ("string", np.dtype(object), 8, "BYTES")
+    BOOL = ("bool", np.dtype(np.bool_), 9, "BOOL")
+    FLOAT16 = ("float16", np.dtype(np.float16), 10, "FP16")
+    FLOAT64 = ("float64", np.dtype(np.float64), 11, "FP64")
+    UINT32 = ("uint32", np.dtype(np.uint32), 12, "UINT32")
+    UINT64 = ("uint64", np.dtype(np.uint64), 13, "UINT64")
+    COMPLEX64 = ("complex64", np.dtype(np.complex64), 14, "")
+    COMPLEX128 = ("complex128", np.dtype(np.complex128), 15, "")
+    BFLOAT16 = ("bfloat16", np.dtype(ml_dtypes.bfloat16), 16, "BF16")
+    FLOAT8E4M3FN = ("float8e4m3fn", np.dtype(ml_dtypes.float8_e4m3fn), 17, "")
+    FLOAT8E4M3FNUZ = ("float8e4m3fnuz", np.dtype(ml_dtypes.float8_e4m3fnuz), 18, "")
+    FLOAT8E5M2 = ("float8e5m2", np.dtype(ml_dtypes.float8_e5m2), 19, "")
+    FLOAT8E5M2FNUZ = ("float8e5m2fnuz", np.dtype(ml_dtypes.float8_e5m2fnuz), 20, "")
+    UINT4 = ("uint4", np.dtype(ml_dtypes.uint4), 21, "")
+    INT4 = ("int4", np.dtype(ml_dtypes.int4), 22, "")
+
+    def __init__(self, label: str, numpy: np.dtype[np.generic], onnx_code: int, triton: str) -> None:
+        self.label = label
+        self.numpy = numpy
+        self.onnx_code = onnx_code
+        self.triton = triton
+
+    def __str__(self) -> str:
+        return self.label
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element in memory (an object pointer for strings)."""
+        return self.numpy.itemsize
+
+    @property
+    def is_float(self) -> bool:
+        return self.label.startswith(("float", "bfloat"))
+
+    @property
+    def is_integer(self) -> bool:
+        return self.label.startswith(("int", "uint"))
+
+    @staticmethod
+    def parse(label: str) -> DType:
+        """The element type with this name; ValueError when there is none."""
+        if label not in _BY_LABEL:
+            raise ValueError(f"unknown element type {label!r}")
+        return _BY_LABEL[label]
+
+    @staticmethod
+    def from_numpy(dtype: np.dtype[np.generic]) -> DType:
+        """The element type of arrays of this NumPy dtype; ValueError when there is none."""
+        if dtype.kind in "USO":
+            return DType.STRING
+        if dtype not in _BY_NUMPY:
+            raise ValueError(f"arrays of {dtype} have no element type in Lathe")
+        return _BY_NUMPY[dtype]
+
+    @staticmethod
+    def from_onnx(code: int) -> DType:
+        """The element type of an ONNX TensorProto.DataType code; ValueError when Lathe lacks it."""
+        if code not in _BY_ONNX:
+            raise ValueError(f"ONNX element type code {code} is not supported")
+        return _BY_ONNX[code]
+
+
+_BY_LABEL = {dtype.label: dtype for dtype in DType}
+_BY_NUMPY = {dtype.numpy: dtype for dtype in DType}
+_BY_ONNX = {dtype.onnx_code: dtype for dtype in DType}
+
+Shape: TypeAlias = tuple[Dim, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """A dense tensor. `shape` is None when not even the rank is known (only the interpreter runs those)."""
+
+    dtype: DType
+    shape: Shape | None
+
+    def __str__(self) -> str:
+        dims = "*" if self.shape is None else ",".join(map(str, self.shape))
+        return f"{self.dtype}[{dims}]"
+
+    @property
+    def dims(self) -> Shape:
+        """The shape of a tensor whose rank is known; ValueError otherwise."""
+        if self.shape is None:
+            raise ValueError("the rank of this tensor is not known")
+        return self.shape
+
+    @property
+    def rank(self) -> int:
+        return len(self.dims)
+
+    @property
+    def size(self) -> Dim:
+        """Number of elements."""
+        return product(self.dims)
+
+    @property
+    def nbytes(self) -> Dim:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        return frozenset().union(*(symbols(dim) for dim in self.shape or ()))
+
+    @property
+    def is_static(self) -> bool:
+        return self.shape is not None and all(isinstance(dim, int) for dim in self.shape)
+
+    def substitute(self, env: Mapping[str, Dim]) -> TensorType:
+        if self.shape is None:
+            return self
+        return TensorType(self.dtype, tuple(substitute(dim, env) for dim in self.shape))
+
+    def evaluate(self, env: Mapping[str, int]) -> tuple[int, ...]:
+        """The concrete shape for given values of the symbols."""
+        return tuple(evaluate(dim, env) for dim in self.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceType:
+    """An ONNX sequence of values of one type."""
+
+    element: ValueType
+
+    def __str__(self) -> str:
+        return f"seq({self.element})"
+
+
+@dataclass(frozen=True, slots=True)
+class OptionalType:
+    """An ONNX optional: a value of this type, or nothing."""
+
+    element: ValueType
+
+    def __str__(self) -> str:
+        return f"optional({self.element})"
+
+
+ValueType: TypeAlias = TensorType | SequenceType | OptionalType
+
+
+def parse_type(text: str) -> ValueType:
+    """Read what `str(type)` prints; ValueError on anything else."""
+    text = text.strip()
+    for prefix, kind in (("seq(", SequenceType), ("optional(", OptionalType)):
+        if text.startswith(prefix) and text.endswith(")"):
+            return kind(parse_type(text[len(prefix) : -1]))
+    label, bracket, rest = text.partition("[")
+    if not bracket or not rest.endswith("]"):
+        raise ValueError(f"not a type: {text!r}")
+    body = rest[:-1]
+    if body == "*":
+        return TensorType(DType.parse(label), None)
+    return TensorType(DType.parse(label), tuple(parse_dim(dim) for dim in body.split(",") if dim))

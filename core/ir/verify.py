@@ -1,0 +1,57 @@
+"""The verifier: invariants that hold between all stages. Runs after import and between passes."""
+
+from __future__ import annotations
+
+from core.errors import VerifyError
+from core.ir.graph import Graph, Node, Value
+from core.ir.types import TensorType
+
+
+def verify(graph: Graph, after: str = "") -> None:
+    """VerifyError naming the first broken invariant, and the stage it was found after."""
+    try:
+        _verify(graph, set())
+    except VerifyError as error:
+        raise VerifyError(f"{error.reason}{f' (after {after})' if after else ''}", where=error.where) from None
+
+
+def _verify(graph: Graph, outer: set[Value]) -> None:
+    where = f"graph '{graph.name}'"
+    defined = set(outer)
+    names: set[str] = set()
+    for value in [*graph.inputs, *(state.value for state in graph.states), *graph.constants]:
+        _define(value, None, defined, names, where)
+    for value, array in graph.constants.items():
+        _check_constant(value, array.shape, where)
+    for node in graph.nodes:
+        _verify_node(node, defined, names, where)
+    for value in graph.live_outs():
+        if value not in defined:
+            raise VerifyError(f"output %{value.name} is not defined", where=where)
+
+
+def _verify_node(node: Node, defined: set[Value], names: set[str], where: str) -> None:
+    label = f"{where}, node '{node.name}' ({node.op})"
+    for value in node.inputs:
+        if value is not None and value not in defined:
+            raise VerifyError(f"reads %{value.name} before it is defined", where=label)
+    if not node.outputs:
+        raise VerifyError("has no outputs", where=label)
+    for body in node.subgraphs:
+        _verify(body, defined)
+    for value in node.outputs:
+        _define(value, node, defined, names, label)
+
+
+def _define(value: Value, producer: Node | None, defined: set[Value], names: set[str], where: str) -> None:
+    if value.name in names:
+        raise VerifyError(f"two values are named %{value.name}", where=where)
+    if value.producer is not producer:
+        raise VerifyError(f"%{value.name} names a producer that is not its own", where=where)
+    names.add(value.name)
+    defined.add(value)
+
+
+def _check_constant(value: Value, shape: tuple[int, ...], where: str) -> None:
+    if not isinstance(value.type, TensorType) or value.type.shape != shape:
+        raise VerifyError(f"constant %{value.name} is declared {value.type}, its array has shape {shape}", where=where)

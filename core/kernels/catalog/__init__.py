@@ -1,0 +1,19 @@
+"""The catalog of kernels: which nodes compiled code covers, with the facts the planner needs."""
+
+from core.kernels.catalog.base import (
+    VIEWS,
+    In,
+    KernelCall,
+    KernelSpec,
+    Operand,
+    Out,
+    Packed,
+    Request,
+    Scratch,
+    covers,
+    select,
+)
+
+__all__ = [
+    "VIEWS", "In", "KernelCall", "KernelSpec", "Operand", "Out", "Packed", "Request", "Scratch", "covers", "select",
+]  # fmt: skip

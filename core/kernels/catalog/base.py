@@ -1,0 +1,156 @@
+"""What the planner knows of a kernel without generating it.
+
+`select` turns one node into a `KernelCall`: which generator with which parameters (`KernelSpec`), which operands it
+takes, what memory it needs besides, and what it costs. The only symbol left in a graph that is being planned is `n`.
+
+Every kernel is one native function `void kernel(i8** operands, i64 n, i64 tid, i64 threads, i64* counter)`: `operands`
+are the addresses in the order of `KernelCall.operands`; all threads of a run call it with their own `tid`, and share
+the zeroed `counter` to hand out tiles. It returns when this thread finds no more work; the tape puts a barrier after it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+
+from core.ir.dim import SymDim
+from core.ir.graph import Array, Graph, Node, Value
+from core.ir.text import Weights, print_graph
+from core.ir.types import Dim, DType
+from core.kernels.target import Target
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """Parameters of a generator. Subclass per family, with fields of plain data, dimensions, types and bodies only:
+    specs of equal `key` produce the same code, so equal nodes share it and it is cached on disk."""
+
+    family: ClassVar[str] = ""  # the generator is core.kernels.cpu.<family>.generate(spec, target)
+
+    @property
+    def key(self) -> str:
+        """Stable text of all fields."""
+        fields = ", ".join(f"{f.name}={_key(getattr(self, f.name))}" for f in dataclasses.fields(self))
+        return f"{self.family}({fields})"
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.key.encode()).hexdigest()[:24]
+
+    @property
+    def summary(self) -> str:
+        """A few words for `explain()`: tile, algorithm."""
+        return self.family
+
+
+@dataclass(frozen=True, slots=True)
+class In:
+    """The address of the node's input `index` (arena, constant, model input or state)."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Out:
+    """The address of the node's output `index`."""
+
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The address of a constant input in the kernel's own layout, made once at compile time.
+
+    `key` names the layout: the same input packed the same way is stored once.
+    """
+
+    index: int
+    key: str
+    pack: Callable[[Array], Array] = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """The address of `nbytes` of scratch per thread (contiguous: thread t owns [t*nbytes, (t+1)*nbytes)), 64-byte aligned.
+
+    `shared=True`: one block for all threads together.
+    """
+
+    nbytes: Dim
+    shared: bool = False
+
+
+Operand: TypeAlias = In | Out | Packed | Scratch
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """One step of a plan before it has addresses."""
+
+    spec: KernelSpec
+    operands: tuple[Operand, ...]
+    inplace: tuple[int, ...] = ()  # inputs whose buffer output 0 may take over, elementwise-safe, best first
+    flops: Dim = 0
+    bytes: Dim = 0  # least memory traffic: inputs read once, outputs written once
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What `select` may look at."""
+
+    node: Node
+    constants: Mapping[Value, Array]
+    target: Target
+    threads: int = 1
+
+    def constant(self, index: int) -> Array | None:
+        value = self.node.input(index)
+        return self.constants.get(value) if value is not None else None
+
+
+Selector: TypeAlias = Callable[[Request], KernelCall | None]
+_SELECTORS: dict[str, list[Selector]] = {}
+
+# Operators whose output is the input's bytes under another shape: no kernel, the planner makes a view.
+VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"})
+
+
+def covers(*ops: str) -> Callable[[Selector], Selector]:
+    """Decorator: this selector answers for these operators. It returns None for a node it cannot do."""
+
+    def add(selector: Selector) -> Selector:
+        for op in ops:
+            _SELECTORS.setdefault(op, []).append(selector)
+        return selector
+
+    return add
+
+
+def select(request: Request) -> KernelCall | None:
+    """The kernel for a node, or None: the node runs on the reference."""
+    for selector in _SELECTORS.get(request.node.op, ()):
+        call = selector(request)
+        if call is not None:
+            return call
+    return None
+
+
+def _key(value: Any) -> str:
+    match value:
+        case Graph():
+            weights = Weights()
+            return print_graph(value, weights) + hashlib.sha256(weights.tobytes()).hexdigest()
+        case SymDim() | DType() | int() | float() | str() | None:
+            return str(value)
+        case tuple():
+            return "(" + ", ".join(_key(item) for item in value) + ")"
+        case np.ndarray():
+            return hashlib.sha256(value.tobytes()).hexdigest() + str(value.dtype) + str(value.shape)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return "(" + ", ".join(f"{f.name}={_key(getattr(value, f.name))}" for f in dataclasses.fields(value)) + ")"
+    raise TypeError(f"a kernel spec cannot hold a {type(value).__name__}")

@@ -1,0 +1,99 @@
+"""Operators that only passes make: several ONNX operators as one kernel will run them.
+
+A fused body is a graph of elementwise nodes over rank-0 values: it says what happens to one element. The first input
+of an epilogue is the element just computed; the others broadcast to the output. References run the parts, so that
+the reference executor can check every optimized graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from core.ir.graph import Array, Graph
+from core.ir.types import TensorType, ValueType
+from core.ops.common import broadcast_shapes
+from core.ops.elementwise import Elementwise
+from core.ops.registry import Call, Infer, NodeView, OpDef, Required, get, register
+from core.ops.scalar import Operand, ScalarOps
+
+
+def body_dtypes(body: Graph) -> list[ValueType]:
+    """The types of a body's outputs."""
+    return [value.type for value in body.outputs]
+
+
+def apply_epilogue(c: Call, result: Array, extras: Sequence[Array]) -> Array:
+    """`result` after the node's epilogue, if it has one."""
+    body = c.attr("epilogue")
+    return result if body is None else c.run_graph(body, [result, *extras])[0]
+
+
+def epilogue_dtype(c: NodeView, computed: Any) -> Any:
+    """The element type after the epilogue, given the type before it."""
+    body = c.attr("epilogue")
+    return computed if body is None else body.outputs[0].dtype
+
+
+def scalar_body(e: ScalarOps, body: Graph, inputs: Sequence[Operand]) -> list[Operand]:
+    """Evaluate a fused body in the scalar algebra: how kernels of every device generate its code."""
+    env = dict(zip(body.inputs, inputs, strict=True))
+    env.update({value: e.const(array.item(), value.dtype) for value, array in body.constants.items()})
+    for node in body.nodes:
+        op = get(node.op)
+        env[node.output] = op.scalar(e, NodeView(op, node), *(env[v] for v in node.inputs if v is not None))
+    return [env[value] for value in body.outputs]
+
+
+@register
+class FusedElementwise(Elementwise):
+    """A chain (or any acyclic piece) of elementwise nodes; all outputs have the broadcast shape of the inputs."""
+
+    domain = "lathe"
+    inputs = "*x"
+    outputs = "*y"
+    attrs = {"body": Required("graph")}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        shape = broadcast_shapes(c, [c.shape(i) for i in range(len(c.node.inputs))])
+        return [TensorType(value.dtype, shape) for value in c.attr("body").outputs]
+
+    def reference(self, c: Call, *inputs: Array) -> tuple[Array, ...]:
+        shape = np.broadcast_shapes(*(np.shape(x) for x in inputs))
+        return tuple(np.broadcast_to(y, shape) for y in c.run_graph(c.attr("body"), inputs))
+
+
+@register
+class FusedMatMul(OpDef):
+    """A matrix product with strided operands and an epilogue.
+
+    Y = transpose(epilogue(transpose(A, perm_a) @ transpose(B, perm_b), *extras), perm_y), where a perm of None is the
+    identity. Extras broadcast to the product's shape (before perm_y). Products of rank 2 and more, as NumPy's matmul.
+    """
+
+    domain = "lathe"
+    inputs = "A, B, *extras"
+    outputs = "Y"
+    attrs = {"perm_a": None, "perm_b": None, "perm_y": None, "epilogue": None}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        a, b = (_permuted(c.tensor(i).dims, c.attr(p)) for i, p in ((0, "perm_a"), (1, "perm_b")))
+        if len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
+            c.fail(f"cannot multiply [{','.join(map(str, a))}] by [{','.join(map(str, b))}]")
+        batch = broadcast_shapes(c, [a[:-2], b[:-2]]) or ()
+        shape = _permuted((*batch, a[-2], b[-1]), c.attr("perm_y"))
+        return [TensorType(epilogue_dtype(c, c.dtype(0)), shape)]
+
+    def reference(self, c: Call, a: Array, b: Array, *extras: Array) -> Array:
+        product = np.matmul(_transposed(a, c.attr("perm_a")), _transposed(b, c.attr("perm_b")))
+        return _transposed(apply_epilogue(c, product, extras), c.attr("perm_y"))
+
+
+def _permuted(shape: Any, perm: Sequence[int] | None) -> Any:
+    return shape if perm is None else tuple(shape[axis] for axis in perm)
+
+
+def _transposed(array: Array, perm: Sequence[int] | None) -> Array:
+    return array if perm is None else np.transpose(array, perm)

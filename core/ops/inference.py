@@ -1,0 +1,102 @@
+"""Type inference over a graph, together with the values of integer tensors as far as they are known."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from core.errors import ModelError
+from core.ir.dim import SymDim
+from core.ir.graph import Array, Graph, Node, Value
+from core.ir.types import DType, TensorType
+from core.ops import registry
+
+# Shape arithmetic concerns vectors as long as a rank; larger tensors are data and would only slow the analysis down.
+_LARGEST_KNOWN = 256
+
+
+def infer_graph(graph: Graph, known: dict[Value, Array] | None = None) -> dict[Value, Array]:
+    """Set the type of every node output. Returns values that are known: constants, and object arrays of dimensions.
+
+    ModelError, naming the node, when an operator's inputs do not fit it.
+    """
+    known = {} if known is None else known
+    known.update(graph.constants)
+    for node in graph.nodes:
+        infer_node(node, known)
+    return known
+
+
+def infer_node(node: Node, known: dict[Value, Array]) -> None:
+    """Set the types of one node's outputs, and note their values in `known` where shape arithmetic gives them."""
+    op = registry.get(node.op)
+    check_arity(node, op)
+    view = registry.Infer(op, node, known)
+    types = op.infer(view)
+    if len(types) < len(node.outputs):
+        raise ModelError(f"has {len(node.outputs)} outputs, expected at most {len(types)}", where=registry.describe(node))
+    for output, inferred in zip(node.outputs, types, strict=False):
+        output.type = inferred
+    if op.shape_arithmetic:
+        _infer_values(op, node, known)
+
+
+def check_arity(node: Node, op: registry.OpDef) -> None:
+    least, most = op.arity
+    required = [value for value in node.inputs[:least] if value is not None or node.op in ("Sequence",)]
+    from_attrs = sum(1 for name, index in op.params.items() if index < least and node.attrs.get(name) is not None)
+    if len(required) + from_attrs < least or (most is not None and len(node.inputs) > most):
+        expected = f"at least {least}" if most is None else (str(least) if least == most else f"{least} to {most}")
+        raise ModelError(f"has {len(node.inputs)} inputs, expected {expected}", where=registry.describe(node))
+
+
+def _infer_values(op: registry.OpDef, node: Node, known: dict[Value, Array]) -> None:
+    output = node.outputs[0]
+    small = isinstance(output.type, TensorType) and output.type.is_static and _count(output.type) <= _LARGEST_KNOWN
+    if not small or output.dtype not in (DType.INT64, DType.INT32, DType.BOOL, DType.FLOAT32):
+        return
+    if node.op == "Shape":
+        array = _shape_value(node)
+    elif all(value is None or value in known for value in node.inputs):
+        array = _evaluate(op, node, [known[value] if value is not None else None for value in node.inputs])
+    else:
+        array = None
+    if array is not None:
+        known[output] = array
+
+
+def _shape_value(node: Node) -> Array | None:
+    source = node.inputs[0]
+    if source is None or not isinstance(source.type, TensorType) or source.type.shape is None:
+        return None
+    dims = source.type.shape[slice(node.attrs.get("start", 0), node.attrs.get("end"))]  # type: ignore[misc]
+    return as_known(dims)
+
+
+def as_known(dims: tuple[object, ...]) -> Array:
+    """An int64 array when every dimension is an integer, else an object array of dimensions."""
+    if any(isinstance(dim, SymDim) for dim in dims):
+        array = np.empty(len(dims), dtype=object)
+        array[:] = dims
+        return array
+    return np.array(dims, dtype=np.int64)
+
+
+def _evaluate(op: registry.OpDef, node: Node, inputs: list[Array | None]) -> Array | None:
+    symbolic = any(array is not None and array.dtype == object for array in inputs)
+    if symbolic and node.outputs[0].dtype not in (DType.INT64, DType.INT32):
+        return None
+    try:
+        result = op.reference(registry.Call(op, node, inputs), *inputs)
+    except (TypeError, ValueError, ModelError):
+        return None  # the operator cannot compute with symbols (a comparison, say): its value stays unknown
+    array = np.asarray(result[0] if isinstance(result, tuple) else result)
+    return array if array.dtype != object or _all_dims(array) else None
+
+
+def _all_dims(array: Array) -> bool:
+    return all(isinstance(item, int | np.integer | SymDim) for item in array.ravel().tolist())
+
+
+def _count(type_: TensorType) -> int:
+    size = type_.size
+    return size if isinstance(size, int) else _LARGEST_KNOWN + 1

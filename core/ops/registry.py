@@ -1,0 +1,266 @@
+"""`OpDef`: everything cheap about an operator in one declaration, and the table of all of them.
+
+An operator is a subclass of `OpDef` (usually of a family base class, so that it takes a few lines) marked with
+`@register`. It declares its inputs, its attributes with defaults, the inference of output types, a NumPy reference and,
+where it applies, a scalar expression, a gradient and how rows of a batch move through it. The reference is the
+oracle of every test, folds constants, and runs what has no compiled kernel.
+
+Conventions
+- Names, inputs and attributes are those of the newest ONNX opset; the importer brings older forms to it.
+- `params` names inputs that hold parameters, not data (Reshape's shape, ReduceSum's axes). When their value is known
+  at compile time the pipeline moves it into the attribute of that name, and the input is dropped; values may then be
+  symbolic dimensions. `Infer.param` and `Call.param` read either place.
+- `shape_arithmetic = True`: the reference also works on object arrays of dimensions, so the value of a shape
+  computation is known at compile time although its symbols are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias, TypeVar
+
+import numpy as np
+
+from core.errors import ModelError, UnsupportedError
+from core.ir.graph import Array, Attr, Graph, Node, Value
+from core.ir.types import Dim, DType, OptionalType, SequenceType, TensorType, ValueType
+from core.ops.scalar import Operand, ScalarOps
+
+Runtime: TypeAlias = Any  # what the reference executor moves: an ndarray, a list (sequence) or None (empty optional)
+
+
+@dataclass(frozen=True, slots=True)
+class Required:
+    """Marks an attribute without a default."""
+
+    kind: str = "value"
+
+
+@dataclass(frozen=True, slots=True)
+class Mixes:
+    """The answer of `OpDef.rows` when an output mixes rows of different callers; `reason` says how."""
+
+    reason: str
+
+
+RowAxis: TypeAlias = int | None
+
+
+class NodeView:
+    """What an operator may ask about the node it is applied in: attributes, defaults filled in."""
+
+    def __init__(self, op: OpDef, node: Node) -> None:
+        self.op = op
+        self.node = node
+
+    def attr(self, name: str) -> Any:
+        """The attribute's value, or its declared default; ModelError when a required one is missing."""
+        if name in self.node.attrs:
+            return self.node.attrs[name]
+        default = self.op.attrs[name] if name in self.op.attrs else None
+        if isinstance(default, Required):
+            self.fail(f"attribute '{name}' is required")
+        return default
+
+    def has_input(self, index: int) -> bool:
+        return self.node.input(index) is not None
+
+    def fail(self, message: str) -> Any:
+        """Raise a ModelError that names the node."""
+        raise ModelError(message, where=describe(self.node))
+
+    def unsupported(self, message: str) -> Any:
+        raise UnsupportedError(message, where=describe(self.node))
+
+
+class Infer(NodeView):
+    """The view given to `OpDef.infer`: types of the inputs, and values as far as they are known."""
+
+    def __init__(self, op: OpDef, node: Node, known: Mapping[Value, Array]) -> None:
+        super().__init__(op, node)
+        self.known = known
+
+    def tensor(self, index: int) -> TensorType:
+        """The type of an input that must be present and a tensor."""
+        value = self.node.input(index)
+        if value is None:
+            return self.fail(f"input {index} ({self.op.input_name(index)}) is missing")
+        if not isinstance(value.type, TensorType):
+            return self.fail(f"input {index} ({self.op.input_name(index)}) is {value.type}, expected a tensor")
+        return value.type
+
+    def dtype(self, index: int) -> DType:
+        return self.tensor(index).dtype
+
+    def shape(self, index: int) -> tuple[Dim, ...] | None:
+        """The shape, or None when the rank is not known."""
+        return self.tensor(index).shape
+
+    def value(self, index: int) -> Array | None:
+        """The input's elements if known: a constant, or an object array of dimensions; else None."""
+        value = self.node.input(index)
+        return None if value is None else self.known.get(value)
+
+    def param(self, name: str) -> tuple[Any, ...] | None:
+        """A parameter (see module docstring) as a flat tuple; None when absent or not known."""
+        if self.node.attrs.get(name) is not None:
+            return _flat(self.node.attrs[name])
+        value = self.value(self.op.params[name])
+        return None if value is None else _flat(value)
+
+    def has_param(self, name: str) -> bool:
+        """Whether the parameter was given at all, known or not."""
+        return self.node.attrs.get(name) is not None or self.has_input(self.op.params[name])
+
+    def fresh_dim(self, label: str) -> Dim:
+        """A new symbol for a dimension that depends on data; the same one each time this node is inferred."""
+        from core.ir.dim import symbol
+
+        return symbol(f"{self.node.outputs[0].name.translate(_IDENTIFIER)}_{label}")
+
+
+class Call(NodeView):
+    """The view given to `OpDef.reference`: attributes, parameters as arrays, and nested graphs to run."""
+
+    def __init__(
+        self,
+        op: OpDef,
+        node: Node,
+        inputs: Sequence[Runtime],
+        run_graph: Callable[..., list[Runtime]] | None = None,
+        symbols: Mapping[str, int] | None = None,
+    ) -> None:
+        super().__init__(op, node)
+        self.inputs = inputs
+        self._run_graph = run_graph
+        self._symbols = symbols or {}
+
+    def param(self, name: str) -> tuple[int, ...] | None:
+        """A parameter as a flat tuple of numbers; None when it was not given."""
+        if self.node.attrs.get(name) is not None:
+            from core.ir.dim import SymDim, evaluate
+
+            flat = _flat(self.node.attrs[name])
+            return tuple(evaluate(v, self._symbols) if isinstance(v, SymDim) and self._symbols else v for v in flat)
+        index = self.op.params[name]
+        array = self.inputs[index] if index < len(self.inputs) else None
+        return None if array is None else _flat(array)
+
+    def run_graph(self, body: Graph, inputs: Sequence[Runtime]) -> list[Runtime]:
+        """Execute a nested graph with the given inputs; captured values are bound already."""
+        if self._run_graph is None:
+            return self.fail("this operator cannot run here: it has a nested graph")
+        return self._run_graph(body, inputs)
+
+
+class OpDef:
+    """One operator. Subclass, fill in, and mark with `@register`; instances hold no state."""
+
+    name: ClassVar[str] = ""
+    inputs: ClassVar[str] = "x"  # names; "?" marks optional, a leading "*" the variadic rest
+    outputs: ClassVar[str] = "y"
+    attrs: ClassVar[Mapping[str, Any]] = {}  # attribute -> default, or Required()
+    params: ClassVar[Mapping[str, int]] = {}  # parameter inputs: attribute name -> input index
+    domain: ClassVar[str] = ""  # ONNX domain; "lathe" for operators that only passes make
+    shape_arithmetic: ClassVar[bool] = False
+    pure: ClassVar[bool] = True  # False: not to be folded, merged or reordered (random numbers)
+    commutative: ClassVar[bool] = False
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        """Types of the outputs. ModelError (through `c.fail`) when inputs do not fit."""
+        raise NotImplementedError(f"{self.name} has no type inference")
+
+    def reference(self, c: Call, *inputs: Runtime) -> Runtime:
+        """The outputs for NumPy inputs (None where absent): one array, or a tuple for several outputs."""
+        raise NotImplementedError(f"{self.name} has no reference")
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        """One element of the output from one element of each input. Only for elementwise operators."""
+        raise NotImplementedError(f"{self.name} is not elementwise")
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        """How rows of independent callers move through the operator.
+
+        `axes[i]` is the axis of input i along which callers' rows lie, None where the input is the same for all.
+        Answers the axis per output, or `Mixes`. The default is safe: nothing row-wise may enter.
+        """
+        if all(axis is None for axis in axes):
+            return [None] * len(c.node.outputs)
+        return Mixes(f"{self.name} has no rule that keeps rows apart")
+
+    @property
+    def is_elementwise(self) -> bool:
+        return type(self).scalar is not OpDef.scalar
+
+    def input_name(self, index: int) -> str:
+        names = [name.strip(" ?*") for name in self.inputs.split(",")]
+        return names[min(index, len(names) - 1)]
+
+    @property
+    def arity(self) -> tuple[int, int | None]:
+        """Least and greatest number of inputs; None for no upper limit."""
+        names = [name.strip() for name in self.inputs.split(",") if name.strip()]
+        variadic = bool(names) and names[-1].startswith("*")
+        fixed = names[:-1] if variadic else names
+        required = sum(not name.endswith("?") for name in fixed)
+        return required, None if variadic else len(names)
+
+
+_REGISTRY: dict[str, OpDef] = {}
+_OpClass = TypeVar("_OpClass", bound=type[OpDef])
+
+
+def register(cls: _OpClass) -> _OpClass:
+    """Class decorator: add the operator to the table. The name defaults to the class's; duplicates are refused."""
+    if "name" not in cls.__dict__:
+        cls.name = cls.__name__
+    if cls.name in _REGISTRY:
+        raise ValueError(f"operator {cls.name} is registered twice")
+    _REGISTRY[cls.name] = cls()
+    return cls
+
+
+def get(name: str) -> OpDef:
+    """The operator of this name; UnsupportedError when Lathe has none."""
+    if name not in _REGISTRY:
+        raise UnsupportedError(f"operator {name} is not implemented")
+    return _REGISTRY[name]
+
+
+def find(name: str) -> OpDef | None:
+    return _REGISTRY.get(name)
+
+
+def names() -> list[str]:
+    """All registered operators, sorted."""
+    return sorted(_REGISTRY)
+
+
+def describe(node: Node) -> str:
+    """How errors name a node: `node 'conv1' (Conv)`."""
+    label = node.name or (node.outputs[0].name if node.outputs else "?")
+    return f"node '{label}' ({node.op})"
+
+
+def _flat(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, np.ndarray):
+        return tuple(value.ravel().tolist())
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
+class _Identifier(dict[int, str]):
+    """Maps every character that cannot stand in a symbol to an underscore."""
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        self[code] = character if character.isalnum() else "_"
+        return self[code]
+
+
+_IDENTIFIER = _Identifier()
+
+__all__ = [
+    "Call", "Infer", "Mixes", "NodeView", "OpDef", "OptionalType", "Required", "RowAxis", "Runtime", "SequenceType",
+    "describe", "find", "get", "names", "register",
+]  # fmt: skip

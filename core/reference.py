@@ -1,0 +1,99 @@
+"""The reference executor: every node through its NumPy reference, in order, with no optimization."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from core.errors import FeedError, ModelError
+from core.ir.dim import SymDim
+from core.ir.graph import Array, Graph, Node, Value
+from core.ir.types import TensorType
+from core.ops import registry
+
+
+def interpret(graph: Graph, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """Run `graph` on NumPy arrays by name; returns outputs by name. State starts at its initial value.
+
+    FeedError for a missing, unknown or ill-typed input.
+    """
+    environment: dict[Value, Any] = {}
+    for value in graph.inputs:
+        if value.name not in feeds:
+            raise FeedError(f"input '{value.name}' is missing; expected {value.type}")
+        environment[value] = _checked(value, feeds[value.name])
+    for name in feeds.keys() - {value.name for value in graph.inputs}:
+        raise FeedError(f"unknown input '{name}'; the model has {', '.join(v.name for v in graph.inputs) or 'none'}")
+    environment.update({state.value: state.initial for state in graph.states})
+    symbols = bind_symbols(graph.inputs, environment)
+    run_nodes(graph, environment, symbols)
+    return {value.name: environment[value] for value in graph.outputs}
+
+
+def run_nodes(graph: Graph, environment: dict[Value, Any], symbols: Mapping[str, int]) -> None:
+    """Execute all nodes of a graph whose inputs are bound in `environment`, binding the values they define."""
+    environment.update(graph.constants)
+    for node in graph.nodes:
+        results = run_node(node, [environment[v] if v is not None else None for v in node.inputs], environment, symbols)
+        environment.update(zip(node.outputs, results, strict=False))
+
+
+def run_node(
+    node: Node, inputs: Sequence[Any], environment: Mapping[Value, Any], symbols: Mapping[str, int]
+) -> list[Any]:
+    """The outputs of one node; `environment` supplies what its bodies capture."""
+
+    def run_body(body: Graph, arguments: Sequence[Any]) -> list[Any]:
+        inner = dict(environment)
+        inner.update(zip(body.inputs, arguments, strict=True))
+        run_nodes(body, inner, symbols)
+        return [inner[value] for value in body.outputs]
+
+    op = registry.get(node.op)
+    result = op.reference(registry.Call(op, node, inputs, run_body, symbols), *inputs)
+    results = list(result) if isinstance(result, tuple) else [result]
+    return [_as_declared(node, value, array) for value, array in zip(node.outputs, results, strict=False)]
+
+
+def bind_symbols(values: Sequence[Value], environment: Mapping[Value, Any]) -> dict[str, int]:
+    """Values of the symbols that name whole dimensions of the given tensors."""
+    bound: dict[str, int] = {}
+    for value in values:
+        if not isinstance(value.type, TensorType) or value.type.shape is None:
+            continue
+        for dim, size in zip(value.type.shape, np.shape(environment[value]), strict=True):
+            if isinstance(dim, SymDim) and bound.setdefault(str(dim), size) != size:
+                raise FeedError(f"dimension {dim} is {bound[str(dim)]} in one input and {size} in '{value.name}'")
+    return bound
+
+
+def _checked(value: Value, feed: Any) -> Any:
+    if not isinstance(value.type, TensorType):
+        return feed
+    array = np.asarray(feed)
+    if array.dtype != value.type.dtype.numpy and array.dtype.kind not in "USO":
+        raise FeedError(f"input '{value.name}' has dtype {array.dtype}, expected {value.type.dtype}")
+    if value.type.shape is not None and not _fits(array.shape, value.type):
+        raise FeedError(f"input '{value.name}' has shape {array.shape}, expected {value.type}")
+    return array
+
+
+def _fits(shape: tuple[int, ...], type_: TensorType) -> bool:
+    return len(shape) == type_.rank and all(
+        isinstance(dim, SymDim) or dim == size for dim, size in zip(type_.dims, shape, strict=True)
+    )
+
+
+def _as_declared(node: Node, value: Value, result: Any) -> Any:
+    """References may compute in a wider type or return NumPy scalars; what they return must have the declared type."""
+    if not isinstance(value.type, TensorType) or result is None:
+        return result
+    array: Array = np.asarray(result)
+    expected = value.type.dtype.numpy
+    if array.dtype != expected:
+        if array.dtype.kind in "USO" or expected.kind == "O":
+            return array.astype(object)
+        raise ModelError(f"reference returned {array.dtype}, declared {value.type.dtype}", where=registry.describe(node))
+    return array

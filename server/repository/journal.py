@@ -1,0 +1,227 @@
+"""The log of one model: one line per change, the commit point of each, and its audit trail.
+
+A line is ``<crc32> <json>\n``. A change is made when its line is durable; everything else on disk follows from it and
+can be done again. A torn or damaged tail is what a crash left of a change that nobody was told of: it is cut off.
+Damage with whole lines after it is not that: such a log is put aside, and kept.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from server.repository.aliases import Aliases, DamagedDocument
+from server.repository.fs import Fs
+
+_TAIL = 1 << 18  # bytes at the end of a log that surely hold a whole record
+REMEMBERED = 10_000  # changes per model kept in memory; an idempotency key is known for as long
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One change of a model: publish, adopt, alias, rollback, delete, or void (the undoing of one half done)."""
+
+    time: str  # RFC 3339, UTC
+    action: str
+    state: Aliases  # what holds once the change is made; its generation numbers the change
+    version: int | None = None
+    alias: str | None = None
+    digest: str | None = None  # of the model file
+    staging: str | None = None  # what a publish renames: the path below the staging folder
+    actor: str = ""
+    key: str | None = None  # idempotency key
+    fingerprint: str | None = None  # of the request that carried the key
+
+    @property
+    def generation(self) -> int:
+        """The change's number."""
+        return self.state.generation
+
+    def dump(self) -> bytes:
+        """Return the line."""
+        fields = {name: value for name, value in _fields(self) if value not in (None, "")}
+        body = orjson.dumps({**fields, "state": self.state.to_json()})
+        return b"%08x %s\n" % (zlib.crc32(body), body)
+
+    @classmethod
+    def parse(cls, line: bytes) -> Record:
+        """Read a line without its end; raises DamagedDocument."""
+        head, _, body = line.partition(b" ")
+        if head != b"%08x" % zlib.crc32(body):
+            raise DamagedDocument("journal: checksum does not match")
+        try:
+            document = orjson.loads(body)
+            return cls(**{**document, "state": Aliases.from_json(document["state"])})
+        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+            raise DamagedDocument("journal: not a record") from error
+
+
+def last_record(path: Path) -> Record | None:
+    """Return the newest whole record of a log that is only looked at."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL))
+            lines = file.read().split(b"\n")
+    except FileNotFoundError:
+        return None
+    whole = (line for line in reversed(lines[:-1]) if _is_record(line))
+    newest = next(whole, None)
+    return Record.parse(newest) if newest else None
+
+
+def _is_record(line: bytes) -> bool:
+    try:
+        Record.parse(line)
+    except DamagedDocument:
+        return False
+    return True
+
+
+def _fields(record: Record) -> Iterator[tuple[str, Any]]:
+    return ((name, getattr(record, name)) for name in record.__dataclass_fields__ if name != "state")
+
+
+class Journal:
+    """The log of one model. Changes come under the repository's lock; reading needs none."""
+
+    def __init__(self, fs: Fs, path: Path) -> None:
+        self._fs = fs
+        self._path = path
+        self._lock = threading.Lock()
+        self.records: deque[Record] = deque(maxlen=REMEMBERED)
+        self._keys: dict[str, Record] = {}
+        self._inode = (0, 0)
+        self._end = 0  # bytes read that hold whole records
+        self._named = False  # whether the log's name is known to be durable
+
+    @property
+    def last(self) -> Record | None:
+        """The newest change."""
+        return self.records[-1] if self.records else None
+
+    def snapshot(self) -> list[Record]:
+        """Return the remembered changes, oldest first."""
+        with self._lock:
+            self._refresh()
+            return list(self.records)
+
+    def find_key(self, key: str) -> Record | None:
+        """Return the change that carried an idempotency key."""
+        with self._lock:
+            self._refresh()
+            return self._keys.get(key)
+
+    def refresh(self) -> None:
+        """Read what was added since the last look."""
+        with self._lock:
+            self._refresh()
+
+    def append(self, record: Record) -> None:
+        """Make ``record`` durable, or leave the log as it was and raise OSError."""
+        with self._lock:
+            self._refresh()
+            self._cut_tail()
+            self._append(record)
+
+    def settle(self) -> None:
+        """Make durable what is in the log: a record found by recovery may have been written, but never synced."""
+        with self._lock:
+            self._sync(self._fs.append(self._path))
+
+    def _refresh(self) -> None:
+        try:
+            status = self._path.stat()
+        except FileNotFoundError:
+            self._forget()
+            return
+        if (status.st_dev, status.st_ino) != self._inode or status.st_size < self._end:
+            self._forget()
+            self._inode = (status.st_dev, status.st_ino)
+        if status.st_size > self._end:
+            self._read_on()
+
+    def _append(self, record: Record) -> None:
+        line = record.dump()
+        try:
+            self._write(line)
+        except OSError:
+            self._cut_back()
+            raise
+        status = self._path.stat()
+        self._inode = (status.st_dev, status.st_ino)
+        self._remember(record, len(line))
+
+    def _cut_tail(self) -> None:
+        """Remove what a crash left after the last whole line."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._end)
+                tail = file.read()
+        except FileNotFoundError:
+            return
+        if any(_is_record(line) for line in tail.split(b"\n")[1:]):
+            self._fs.rename(self._path, self._path.with_suffix(f".damaged-{time.time_ns()}"))
+            self._forget()
+        elif tail:
+            self._fs.truncate(self._path, self._end)
+
+    def _write(self, line: bytes) -> None:
+        fd = self._fs.append(self._path)
+        try:
+            self._fs.write(fd, line)
+        except OSError:
+            self._fs.close(fd)
+            raise
+        self._sync(fd)
+
+    def _sync(self, fd: int) -> None:
+        try:
+            self._fs.sync(fd)
+        finally:
+            self._fs.close(fd)
+        if not self._named:
+            self._fs.sync_dir(self._path.parent)
+            self._named = True
+
+    def _cut_back(self) -> None:
+        try:
+            self._fs.truncate(self._path, self._end)
+        except OSError:
+            self._forget()  # the next look reads what the disk really holds
+
+    def _read_on(self) -> None:
+        with self._path.open("rb") as file:
+            file.seek(self._end)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                try:
+                    record = Record.parse(line[:-1])
+                except DamagedDocument:
+                    return
+                self._remember(record, len(line))
+
+    def _remember(self, record: Record, size: int) -> None:
+        if len(self.records) == REMEMBERED and (key := self.records[0].key):
+            self._keys.pop(key, None)
+        self.records.append(record)
+        self._end += size
+        if record.key:
+            self._keys[record.key] = record
+        elif record.action == "void":
+            self._keys = {key: r for key, r in self._keys.items() if r.generation != record.generation - 1}
+
+    def _forget(self) -> None:
+        self.records.clear()
+        self._keys.clear()
+        self._inode = (0, 0)
+        self._end = 0
+        self._named = False

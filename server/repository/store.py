@@ -1,0 +1,374 @@
+"""The model repository on disk: versions that never change, aliases that move, and a log of every change.
+
+    <root>/<model>/<version>/{manifest.json, model.onnx, ...}
+    <root>/<model>/aliases.json                what each alias names; follows from the log, readable by anybody
+    <root>/.lathe/{lock, log/<model>.log, staging/, trash/}
+
+A change is made in three steps, under one lock that all processes on the repository share: everything it needs is
+made durable; its record is appended to the model's log and synced, which is the point of no return; the record is
+applied (folder renamed, ``aliases.json`` replaced). Whoever takes the lock first looks whether the last record has been
+applied, and does it if not. Version, alias move, audit entry and idempotency key are one record, so a crash leaves all
+or none.
+"""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import orjson
+
+from server.errors import NotFound, ServerError, StorageFull, Unavailable, Unprocessable
+from server.repository import names
+from server.repository.aliases import Aliases, DamagedDocument
+from server.repository.fs import Fs, make_folders, remove_tree
+from server.repository.journal import Journal, Record, last_record
+from server.repository.lock import FileLock
+from server.repository.manifest import MANIFEST, Manifest, read_manifest
+from server.repository.staging import Staging, StagingArea
+
+ALIASES = "aliases.json"
+CONTROL = ".lathe"
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
+
+Change = Callable[[Aliases], Aliases]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who asks for a change, and the idempotency key that came with it."""
+
+    actor: str = ""
+    key: str | None = None
+    fingerprint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The change that was made, or had been made before under the same idempotency key."""
+
+    record: Record
+    replayed: bool = False
+
+
+class Store:
+    """One repository. Methods block; threads and processes may call at the same time."""
+
+    def __init__(self, root: Path, fs: Fs | None = None, *, lock_timeout: float = 10.0) -> None:
+        self.root = root
+        self.read_only: str | None = None  # why nothing can be written
+        self._fs = fs or Fs()
+        self._control = root / CONTROL
+        self._lock = FileLock(self._control / "lock", lock_timeout)
+        self._staging = StagingArea(self._fs, self._control / "staging")
+        self._journals: dict[str, Journal] = {}
+
+    # life
+
+    def open(self) -> None:
+        """Finish what a crash left half done. A repository that cannot be written is opened for reading."""
+        if not self.root.is_dir():
+            raise FileNotFoundError(f"model repository {self.root}: no such folder")
+        try:
+            control = self._control
+            make_folders(self._fs, control, control / "log", control / "staging", control / "trash")
+            with self._lock.held():
+                self._recover_all()
+                self._staging.open()
+        except OSError as error:
+            if error.errno not in _READ_ONLY:
+                raise
+            self.read_only = error.strerror or "read-only"
+
+    def close(self) -> None:
+        """Remove this process's staging folder."""
+        if self.read_only is None:
+            self._staging.close()
+
+    # reading: no lock
+
+    def models(self) -> list[str]:
+        """Return the names of the models that are there."""
+        folders = [e.name for e in os.scandir(self.root) if names.is_model(e.name) and e.is_dir(follow_symlinks=False)]
+        return sorted(name for name in folders if (self.root / name / ALIASES).exists() or self.versions(name))
+
+    def versions(self, model: str) -> list[int]:
+        """Return the version folders of a model, hand-copied ones too."""
+        try:
+            entries = list(os.scandir(self.root / names.check_model(model)))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(int(e.name) for e in entries if names.is_version(e.name) and e.is_dir(follow_symlinks=False))
+
+    def folder(self, model: str, version: int) -> Path:
+        """Return where a version lies; raises NotFound."""
+        folder = self.root / names.check_model(model) / str(version)
+        if folder.is_symlink() or not folder.is_dir():
+            raise NotFound(f"model {model!r} has no version {version}")
+        return folder
+
+    def manifest(self, model: str, version: int) -> Manifest | None:
+        """Return a version's manifest, None for a hand-copied one; raises NotFound, DamagedDocument."""
+        try:
+            return read_manifest(self.folder(model, version))
+        except FileNotFoundError:
+            return None
+
+    def state(self, model: str) -> Aliases:
+        """Return the aliases as the last change left them; raises DamagedDocument."""
+        try:
+            document = self._read_aliases(model)
+        except DamagedDocument:
+            document = None
+            if not self._log(model).exists():
+                raise
+        if document is None or self.read_only:
+            newest = last_record(self._log(model))
+            if newest and (document is None or newest.generation > document.generation):
+                return newest.state
+        return document or Aliases(high_water=max(self.versions(model), default=0))
+
+    def audit(self, model: str) -> list[Record]:
+        """Return the remembered changes of a model, oldest first."""
+        return self._journal(model).snapshot()
+
+    def find_key(self, model: str, origin: Origin) -> Record | None:
+        """Return the change made under the same idempotency key; raises Unprocessable if it was another request."""
+        return _replayable(self._journal(model), origin)
+
+    # changing: under the lock
+
+    def stage(self) -> Staging:
+        """Begin a version."""
+        self._check_writable()
+        with storage_errors("staging"):
+            return self._staging.begin()
+
+    def publish(self, model: str, staging: Staging, manifest: Manifest, change: Change, origin: Origin) -> Outcome:
+        """Make ``staging`` the next version and ``change`` the aliases, both or none; ``change`` sees the number
+        as the state's high-water mark and may raise to refuse."""
+        names.check_model(model)
+        with storage_errors("publishing"):
+            staging.seal(manifest)
+
+        def build(state: Aliases) -> Record:
+            state = state.raised(state.high_water + 1)
+            record = self._record("publish", change(state), origin, state.high_water)
+            self._ensure_model_folder(model)
+            return replace(record, digest=manifest.digest, staging=self._staging.name_of(staging))
+
+        return self._change(model, origin, build)
+
+    def adopt(self, model: str, version: int, manifest: Manifest, change: Change) -> Outcome:
+        """Take a hand-copied version: write its manifest if it has none, and note its number."""
+
+        def build(state: Aliases) -> Record:
+            if self.manifest(model, version) is None:
+                self._write_manifest(self.folder(model, version), manifest)
+            record = self._record("adopt", change(state.raised(version)), Origin(), version)
+            return replace(record, digest=manifest.digest)
+
+        return self._change(model, Origin(), build)
+
+    def move(self, model: str, action: str, alias: str, change: Change, origin: Origin) -> Outcome:
+        """Move one alias (``action``: alias or rollback) to where ``change`` puts it; raises NotFound for a version
+        that is not there."""
+
+        def build(state: Aliases) -> Record:
+            changed = change(state)
+            version = changed.get(alias).version
+            self.folder(model, version)
+            return replace(self._record(action, changed, origin, version), alias=alias)
+
+        return self._change(model, origin, build)
+
+    def delete(self, model: str, version: int, origin: Origin) -> Outcome:
+        """Remove a version that no alias names; raises NotFound, Conflict."""
+
+        def build(state: Aliases) -> Record:
+            self.folder(model, version)
+            return self._record("delete", state.without_version(version), origin, version)
+
+        outcome = self._change(model, origin, build)
+        self._empty_trash()
+        return outcome
+
+    # how
+
+    def _change(self, model: str, origin: Origin, build: Callable[[Aliases], Record]) -> Outcome:
+        self._check_writable()
+        names.check_model(model)
+        with storage_errors("writing"), self._lock.held():
+            state = self._recover(model)
+            journal = self._journal(model)
+            if replayed := _replayable(journal, origin):
+                return Outcome(replayed, replayed=True)
+            record = build(state)
+            self._draft_aliases(model, record)  # what may find the disk full comes before the point of no return
+            journal.append(record)
+            self._apply(model, record)
+            return Outcome(record)
+
+    def _record(self, action: str, state: Aliases, origin: Origin, version: int) -> Record:
+        return Record(
+            time=now(),
+            action=action,
+            state=state.next_generation(),
+            version=version,
+            actor=origin.actor,
+            key=origin.key,
+            fingerprint=origin.fingerprint,
+        )
+
+    def _apply(self, model: str, record: Record) -> None:
+        """Do what a durable record says, its draft of the aliases being there; doing it twice changes nothing."""
+        folder = self.root / model
+        version = folder / str(record.version)
+        if record.action == "publish" and record.staging:
+            if not version.exists():
+                self._fs.rename(self._staging.locate(record.staging), version)
+            self._fs.sync_dir(folder)
+        elif record.action == "delete":
+            if version.exists():
+                self._fs.rename(version, self._control / "trash" / f"{model}-{record.version}-{record.generation}")
+            self._fs.sync_dir(folder)
+        self._fs.rename(_draft(folder / ALIASES), folder / ALIASES)
+
+    def _recover_all(self) -> None:
+        for model in {*self.models(), *(path.stem for path in (self._control / "log").glob("*.log"))}:
+            if names.is_model(model):
+                self._recover_quietly(model)
+        self._empty_trash()
+
+    def _recover_quietly(self, model: str) -> None:
+        try:
+            self._recover(model)
+        except DamagedDocument:
+            return  # said again, and louder, by whoever reads this model's state
+
+    def _recover(self, model: str) -> Aliases:
+        """Return the model's state, once its last record has been applied, or undone if its folder is lost."""
+        journal = self._journal(model)
+        journal.refresh()
+        last = journal.last
+        try:
+            document = self._read_aliases(model)
+        except DamagedDocument:
+            if last is None:
+                raise
+            document = None
+        copied = max(self.versions(model), default=0)
+        if last is None or (document and document.generation >= last.generation):
+            return (document or Aliases()).raised(copied)
+        if self._is_lost(model, last):
+            last = self._undo(model, journal, document)
+        journal.settle()
+        if (self.root / model).is_dir():
+            self._draft_aliases(model, last)
+            self._apply(model, last)
+        return last.state.raised(copied)
+
+    def _is_lost(self, model: str, record: Record) -> bool:
+        if record.action != "publish" or record.staging is None:
+            return False
+        return (
+            not (self.root / model / str(record.version)).exists() and not self._staging.locate(record.staging).exists()
+        )
+
+    def _undo(self, model: str, journal: Journal, document: Aliases | None) -> Record:
+        lost = journal.records[-1]
+        before = journal.records[-2].state if len(journal.records) > 1 else document or Aliases()
+        state = replace(before.raised(lost.state.high_water), generation=lost.generation)
+        record = self._record("void", state, Origin(), lost.version or 0)
+        journal.append(record)
+        return record
+
+    def _journal(self, model: str) -> Journal:
+        return self._journals.setdefault(model, Journal(self._fs, self._log(model)))
+
+    def _log(self, model: str) -> Path:
+        return self._control / "log" / f"{names.check_model(model)}.log"
+
+    def _read_aliases(self, model: str) -> Aliases | None:
+        try:
+            raw = (self.root / names.check_model(model) / ALIASES).read_bytes()
+            return Aliases.from_json(orjson.loads(raw))
+        except FileNotFoundError:
+            return None
+        except orjson.JSONDecodeError as error:
+            raise DamagedDocument(f"{ALIASES} of model {model!r}: not JSON: {error}") from error
+
+    def _draft_aliases(self, model: str, record: Record) -> None:
+        """Write the next ``aliases.json`` beside it. It is not synced: the log is, and outlives it."""
+        content = orjson.dumps(record.state.to_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        self._write(_draft(self.root / model / ALIASES), content, durable=False)
+
+    def _write_manifest(self, folder: Path, manifest: Manifest) -> None:
+        path = folder / MANIFEST
+        self._write(_draft(path), manifest.dump(), durable=True)
+        self._fs.rename(_draft(path), path)
+
+    def _write(self, path: Path, content: bytes, *, durable: bool) -> None:
+        fd = self._fs.replace(path)
+        try:
+            self._fs.write(fd, content)
+            if durable:
+                self._fs.sync(fd)
+        finally:
+            self._fs.close(fd)
+
+    def _ensure_model_folder(self, model: str) -> None:
+        if not (self.root / model).is_dir():
+            self._fs.mkdir(self.root / model)
+            self._fs.sync_dir(self.root)
+
+    def _empty_trash(self) -> None:
+        try:
+            for folder in (self._control / "trash").iterdir():
+                remove_tree(self._fs, folder)
+        except OSError:
+            return  # the next start tries again
+
+    def _check_writable(self) -> None:
+        if self.read_only:
+            raise Unavailable(f"the model repository cannot be written: {self.read_only}")
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(f".{path.name}.new")
+
+
+def now() -> str:
+    """Return the time as RFC 3339 in UTC."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@contextmanager
+def storage_errors(doing: str) -> Iterator[None]:
+    """Turn what the file system refuses into the error a caller sees: 507 when full, else 503."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(doing, error) from error
+
+
+def storage_error(doing: str, error: OSError) -> ServerError:
+    """Return the error a caller sees; it names the failure, never a path."""
+    reason = os.strerror(error.errno) if error.errno else "failed"
+    if error.errno in _FULL:
+        return StorageFull(f"{doing}: the model repository's storage is full ({reason})")
+    return Unavailable(f"{doing}: the model repository's storage failed ({reason})")
+
+
+def _replayable(journal: Journal, origin: Origin) -> Record | None:
+    if origin.key is None or (found := journal.find_key(origin.key)) is None:
+        return None
+    if found.fingerprint != origin.fingerprint:
+        raise Unprocessable(f"Idempotency-Key {origin.key!r} was used before with another request")
+    return found

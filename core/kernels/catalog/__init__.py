@@ -10,10 +10,12 @@ from core.kernels.catalog.base import (
     Packed,
     Request,
     Scratch,
+    Status,
     covers,
     select,
 )
 
 __all__ = [
-    "VIEWS", "In", "KernelCall", "KernelSpec", "Operand", "Out", "Packed", "Request", "Scratch", "covers", "select",
+    "VIEWS", "In", "KernelCall", "KernelSpec", "Operand", "Out", "Packed", "Request", "Scratch", "Status", "covers",
+    "select",
 ]  # fmt: skip

@@ -6,6 +6,9 @@ takes, what memory it needs besides, and what it costs. The only symbol left in 
 Every kernel is one native function `void kernel(i8** operands, i64 n, i64 tid, i64 threads, i64* counter)`: `operands`
 are the addresses in the order of `KernelCall.operands`; all threads of a run call it with their own `tid`, and share
 the zeroed `counter` to hand out tiles. It returns when this thread finds no more work; the tape puts a barrier after it.
+
+`counter` points to a cache line of eight words: word 0 hands out tasks; word 1 is the step's status, which a kernel sets
+to a `Status` when it meets data it must refuse (it still never reads or writes out of bounds); the run then raises.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -23,6 +27,13 @@ from core.ir.graph import Array, Graph, Node, Value
 from core.ir.text import Weights, print_graph
 from core.ir.types import Dim, DType
 from core.kernels.target import Target
+
+
+class Status(IntEnum):
+    """Why a kernel refused its data."""
+
+    OK = 0
+    INDEX_OUT_OF_RANGE = 1
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,10 @@ class LoadedModel(Protocol):
     def platform(self) -> str: ...
 
     def execute(self, inputs: Tensors) -> Tensors:
-        """Run once: every input under its name, row-major, in its spec's dtype. Blocks; releases the interpreter lock."""
+        """Run once and block, with the interpreter lock released.
+
+        Every input comes under its name, row-major, in its spec's dtype.
+        """
         ...
 
     def close(self) -> None:

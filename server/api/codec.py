@@ -1,0 +1,310 @@
+"""The wire format of one inference: JSON, optionally followed by raw tensors, both ways. Knows nothing of HTTP.
+
+A request's JSON says little that changes between calls of one client when its tensors are binary. So a head that was
+read and checked once is remembered by its bytes, together with the answer's JSON for each shape of the outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import orjson
+
+from server.api import jsondata
+from server.api.classification import classify
+from server.batching.signature import Group, Shape, Signature, element_count
+from server.datatypes import NUMPY_OF, pack_strings, unpack_strings
+from server.errors import BadRequest, Internal, Unsupported
+from server.types import Array, ModelRef, Parameters, RequestedOutput, Tensors
+
+MEMO_ENTRIES, MEMO_BYTES = 512, 4096  # heads remembered per version, and the longest of them
+_MAX_DIM = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one input's elements are: ``size`` bytes at ``start`` after the JSON, or ``data`` inside it."""
+
+    name: str
+    datatype: str
+    shape: Shape
+    dtype: np.dtype[Any]
+    start: int
+    size: int
+    data: object = None
+
+
+@dataclass(slots=True)
+class Head:
+    """A request's JSON, read and checked against a model."""
+
+    id: str
+    slots: tuple[Slot, ...]
+    blob_bytes: int
+    outputs: tuple[RequestedOutput, ...]
+    parameters: Parameters
+    timeout: float | None  # seconds
+    group: Group
+    plain: bool  # every output binary and a tensor, so answers depend on shapes alone
+    answers: dict[tuple[Shape, ...], Answer] = field(default_factory=dict)
+
+    def tensors(self, body: bytes | bytearray, json_bytes: int) -> Tensors:
+        """Return views into the body (copies only for JSON and BYTES data)."""
+        if len(body) - json_bytes != self.blob_bytes:
+            raise BadRequest(
+                f"body: expected {self.blob_bytes} bytes of binary data after {json_bytes} bytes of JSON, "
+                f"got {len(body) - json_bytes}"
+            )
+        return {slot.name: _tensor(slot, body, json_bytes) for slot in self.slots}
+
+
+@dataclass(slots=True)
+class Answer:
+    """The JSON of a response; the binary outputs' payloads follow it in order."""
+
+    json: bytes
+    binary: bool  # payloads follow, so the reader must be told where the JSON ends
+    rendered: bytes = b""  # kept here by the transport: its own head and the JSON, ready to send
+
+
+def _tensor(slot: Slot, body: bytes | bytearray, base: int) -> Array:
+    if slot.data is not None:
+        return jsondata.to_array(slot.data, slot.datatype, slot.shape, f"input {slot.name!r}")
+    if slot.datatype == "BYTES":
+        view = memoryview(body)[base + slot.start : base + slot.start + slot.size]
+        return unpack_strings(view, slot.shape, element_count(slot.shape), f"input {slot.name!r}")
+    if slot.size == 0:
+        return np.empty(slot.shape, slot.dtype)
+    array = np.ndarray(slot.shape, slot.dtype, body, base + slot.start)
+    return array.view(np.uint8) != 0 if slot.datatype == "BOOL" else array  # any other byte than 0 and 1 is no bool
+
+
+class Codec:
+    """Reads requests for one version and writes its answers."""
+
+    def __init__(self, ref: ModelRef, signature: Signature) -> None:
+        self.ref = ref
+        self.signature = signature
+        self._memo: dict[bytes, Head] = {}
+
+    # requests
+
+    def decode(self, body: bytes | bytearray, json_bytes: int | None) -> tuple[Head, Tensors]:
+        """Read a body of which the first ``json_bytes`` are JSON; None: all of it, 0: one raw tensor."""
+        if json_bytes is None:
+            json_bytes = len(body)
+        if json_bytes == 0 and len(body):
+            head = self._raw_head(len(body))
+        else:
+            head = self.head(bytes(body[:json_bytes]))
+        return head, head.tensors(body, json_bytes)
+
+    def head(self, text: bytes) -> Head:
+        """Return the checked head for this JSON."""
+        known = self._memo.get(text)
+        if known is not None:
+            return known
+        head = self._read(jsondata.parse(text, "body"))
+        if len(text) <= MEMO_BYTES and all(slot.data is None for slot in head.slots):
+            if len(self._memo) >= MEMO_ENTRIES:
+                del self._memo[next(iter(self._memo))]
+            self._memo[text] = head
+        return head
+
+    def _read(self, document: object) -> Head:
+        root = _expect(document, dict, "body")
+        parameters = _parameters(root.get("parameters"), "parameters")
+        slots, blob_bytes = _slots(_expect(root.get("inputs"), list, "inputs"), self.signature)
+        group = self.signature.group({slot.name: (slot.datatype, slot.shape) for slot in slots})
+        binary = parameters.get("binary_data_output", False) is True
+        outputs = self.signature.requested(_outputs(root.get("outputs"), binary))
+        if not root.get("outputs"):
+            outputs = tuple(RequestedOutput(output.name, binary) for output in outputs)
+        return Head(
+            id=_expect(root.get("id", ""), str, "id"),
+            slots=slots,
+            blob_bytes=blob_bytes,
+            outputs=outputs,
+            parameters=parameters,
+            timeout=_timeout(parameters.get("timeout")),
+            group=group,
+            plain=all(o.binary and not o.classes and self._is_fixed_size(o.name) for o in outputs),
+        )
+
+    def _is_fixed_size(self, output: str) -> bool:
+        return self.signature.outputs[output].datatype != "BYTES"
+
+    def _raw_head(self, size: int) -> Head:
+        """The whole body is the one input's only row; outputs go back binary."""
+        if len(self.signature.inputs) != 1:
+            count = len(self.signature.inputs)
+            raise BadRequest(f"body: a raw body needs a model with one input, this one has {count}")
+        spec = next(iter(self.signature.inputs.values()))
+        if spec.datatype == "BYTES":
+            raise Unsupported(f"input {spec.name!r}: BYTES in a raw body is not supported")
+        shape = _raw_shape(spec.shape, size // NUMPY_OF[spec.datatype].itemsize)
+        slot = Slot(spec.name, spec.datatype, shape, NUMPY_OF[spec.datatype], 0, _byte_size(spec.datatype, shape))
+        group = self.signature.group({slot.name: (slot.datatype, slot.shape)})
+        outputs = tuple(RequestedOutput(name, True) for name in self.signature.outputs)
+        plain = all(self._is_fixed_size(name) for name in self.signature.outputs)
+        return Head("", (slot,), slot.size, outputs, {}, None, group, plain)
+
+    # answers
+
+    def encode(self, head: Head, outputs: Tensors) -> tuple[Answer, list[bytes | memoryview]]:
+        """Return the JSON of the answer and the binary payloads that follow it."""
+        if not head.plain:
+            return self._compose(head, outputs)
+        arrays = [outputs[output.name] for output in head.outputs]
+        shapes = tuple([array.shape for array in arrays])
+        answer = head.answers.get(shapes)
+        if answer is None:
+            if len(head.answers) >= MEMO_ENTRIES:
+                head.answers.clear()
+            answer, _ = self._compose(head, outputs)
+            head.answers[shapes] = answer
+        return answer, [raw_bytes(array) for array in arrays]
+
+    def _compose(self, head: Head, outputs: Tensors) -> tuple[Answer, list[bytes | memoryview]]:
+        document: dict[str, Any] = {"id": head.id} if head.id else {}
+        entries: list[dict[str, Any]] = []
+        document |= {"model_name": self.ref.name, "model_version": str(self.ref.version), "outputs": entries}
+        payloads: list[bytes | memoryview] = []
+        inline: list[tuple[dict[str, Any], Array, str]] = []
+        for output in head.outputs:
+            datatype, array = self._output(output, outputs)
+            entry: dict[str, Any] = {"name": output.name, "datatype": datatype, "shape": list(array.shape)}
+            entries.append(entry)
+            if output.binary:
+                payloads.append(pack_strings(array) if datatype == "BYTES" else raw_bytes(array))
+                entry["parameters"] = {"binary_data_size": len(payloads[-1])}
+            else:
+                inline.append((entry, array, datatype))
+        text = jsondata.dump(document, inline) if inline else orjson.dumps(document)
+        return Answer(text, bool(payloads)), payloads
+
+    def _output(self, output: RequestedOutput, outputs: Tensors) -> tuple[str, Array]:
+        spec, array = self.signature.outputs[output.name], outputs.get(output.name)
+        if array is None:
+            raise Internal(f"model {self.ref} gave no output {output.name!r}")
+        if output.classes:
+            return "BYTES", classify(array, output.classes, self.signature.batchable)
+        return spec.datatype, array
+
+
+def raw_bytes(array: Array) -> memoryview:
+    """Return an array's elements, row-major, without copying a contiguous one."""
+    if not array.flags.c_contiguous:
+        array = np.ascontiguousarray(array)
+    if array.size == 0:
+        return memoryview(b"")
+    if array.dtype.kind == "V":  # bfloat16 has no buffer format
+        array = array.reshape(-1).view(np.uint8)
+    return array.data.cast("B")
+
+
+def _expect(value: object, kind: type, name: str) -> Any:
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        got = "nothing" if value is None else type(value).__name__
+        raise BadRequest(f"{name}: expected {_WORDS[kind]}, got {got}")
+    return value
+
+
+_WORDS = {dict: "an object", list: "a list", str: "a string", int: "an integer", bool: "a boolean"}
+
+
+def _parameters(value: object, name: str) -> dict[str, Any]:
+    return {} if value is None else _expect(value, dict, name)  # type: ignore[no-any-return]
+
+
+def _timeout(microseconds: object) -> float | None:
+    if microseconds is None or microseconds == 0:
+        return None
+    value = _expect(microseconds, int, "parameters.timeout")
+    if value < 0:
+        raise BadRequest(f"parameters.timeout: expected microseconds, 0 or more, got {value}")
+    return float(value) / 1e6
+
+
+def _slots(inputs: list[object], signature: Signature) -> tuple[tuple[Slot, ...], int]:
+    slots: dict[str, Slot] = {}
+    at = 0
+    for index, item in enumerate(inputs):
+        slot = _slot(_expect(item, dict, f"inputs[{index}]"), f"inputs[{index}]", at)
+        if slot.name in slots:
+            raise BadRequest(f"inputs: {slot.name!r} is given twice")
+        if slot.name not in signature.inputs:
+            raise BadRequest(f"inputs: expected {sorted(signature.inputs)}, got {slot.name!r}")
+        slots[slot.name] = slot
+        at += slot.size
+    ordered = [slots[name] for name in signature.inputs if name in slots]
+    return tuple(ordered), at
+
+
+def _slot(item: dict[str, Any], place: str, start: int) -> Slot:
+    name = _expect(item.get("name"), str, f"{place}.name")
+    place = f"input {name!r}"
+    datatype = _expect(item.get("datatype"), str, f"{place}.datatype")
+    dtype = NUMPY_OF.get(datatype)
+    if dtype is None:
+        raise BadRequest(f"{place}.datatype: expected one of {', '.join(NUMPY_OF)}, got {datatype!r}")
+    shape = _shape(_expect(item.get("shape"), list, f"{place}.shape"), place)
+    parameters = _parameters(item.get("parameters"), f"{place}.parameters")
+    if "shared_memory_region" in parameters:
+        raise Unsupported(f"{place}: shared memory is not supported; send the data in the body")
+    if "binary_data_size" not in parameters:
+        if item.get("data") is None:
+            raise BadRequest(f"{place}: expected data or parameters.binary_data_size, got neither")
+        return Slot(name, datatype, shape, dtype, start, 0, item["data"])
+    if "data" in item:
+        raise BadRequest(f"{place}: expected data or parameters.binary_data_size, got both")
+    size = _expect(parameters["binary_data_size"], int, f"{place}.parameters.binary_data_size")
+    expected = _byte_size(datatype, shape)
+    if size < 0 or (datatype != "BYTES" and size != expected):
+        raise BadRequest(
+            f"{place}.parameters.binary_data_size: expected {expected} for {datatype} {list(shape)}, got {size}"
+        )
+    return Slot(name, datatype, shape, dtype, start, size)
+
+
+def _shape(values: list[object], place: str) -> Shape:
+    for value in values:
+        if not 0 <= _expect(value, int, f"{place}.shape") <= _MAX_DIM:
+            raise BadRequest(f"{place}.shape: expected sizes from 0 to {_MAX_DIM}, got {values}")
+    if len(values) > 32:
+        raise BadRequest(f"{place}.shape: expected at most 32 dimensions, got {len(values)}")
+    return tuple(values)  # type: ignore[arg-type]
+
+
+def _byte_size(datatype: str, shape: Shape) -> int:
+    return NUMPY_OF[datatype].itemsize * element_count(shape)
+
+
+def _raw_shape(spec: Shape, elements: int) -> Shape:
+    """Fill in a raw body's shape: one row, and at most one further open dimension taken from the body's size."""
+    shape = [1, *spec[1:]] if spec and spec[0] == -1 else list(spec)
+    if shape.count(-1) > 1:
+        raise BadRequest(f"body: a raw body needs a model with at most one open dimension, this one takes {list(spec)}")
+    if -1 in shape:
+        rest = element_count(tuple(size for size in shape if size != -1))
+        shape[shape.index(-1)] = elements // max(rest, 1)
+    return tuple(shape)
+
+
+def _outputs(value: object, binary_default: bool) -> list[RequestedOutput]:
+    items = [] if value is None else _expect(value, list, "outputs")
+    return [_output(_expect(item, dict, f"outputs[{i}]"), i, binary_default) for i, item in enumerate(items)]
+
+
+def _output(item: dict[str, Any], index: int, binary_default: bool) -> RequestedOutput:
+    name = _expect(item.get("name"), str, f"outputs[{index}].name")
+    parameters = _parameters(item.get("parameters"), f"output {name!r}.parameters")
+    if "shared_memory_region" in parameters:
+        raise Unsupported(f"output {name!r}: shared memory is not supported")
+    binary = _expect(parameters.get("binary_data", binary_default), bool, f"output {name!r}.parameters.binary_data")
+    classes = _expect(parameters.get("classification", 0), int, f"output {name!r}.parameters.classification")
+    if classes < 0:
+        raise BadRequest(f"output {name!r}.parameters.classification: expected 0 or more, got {classes}")
+    return RequestedOutput(name, binary, classes)

@@ -1,0 +1,105 @@
+"""Tensor data inside JSON: strict about types and ranges, since NumPy by itself would make 1 of "1" and of 1.5."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import orjson
+
+from server.datatypes import BINARY_ONLY, NUMPY_OF, object_array, to_bytes
+from server.errors import BadRequest
+from server.types import Array
+
+_INTEGERS = frozenset({int})
+_TAKES: dict[str, frozenset[type]] = {
+    "BOOL": frozenset({bool}),
+    "BYTES": frozenset({str}),
+    **dict.fromkeys(("FP32", "FP64"), frozenset({int, float})),
+    **dict.fromkeys((f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)), _INTEGERS),
+}
+_NAMES = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", type(None): "null", list: "a list"}
+
+
+def parse(text: bytes | bytearray | memoryview, field: str) -> Any:
+    """Parse JSON; NaN and Infinity are taken as Python's and RapidJSON's writers spell them."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raw = bytes(text)
+        if b"NaN" in raw or b"Infinity" in raw:
+            return _parse_lenient(raw, field)
+        raise BadRequest(f"{field}: expected JSON, got something else: {error}") from None
+
+
+def _parse_lenient(raw: bytes, field: str) -> Any:
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"{field}: expected JSON, got something else: {error}") from None
+
+
+def to_array(data: object, datatype: str, shape: tuple[int, ...], field: str) -> Array:
+    """Turn flat or nested JSON lists into an array; raises BadRequest naming what was expected and what came."""
+    if datatype in BINARY_ONLY:
+        raise BadRequest(f"{field}.data: {datatype} is sent as binary data only, got JSON")
+    flat = _flatten(data, shape, field)
+    if len(flat) != math.prod(shape):
+        raise BadRequest(
+            f"{field}.data: expected {math.prod(shape)} elements for shape {list(shape)}, got {len(flat)}"
+        )
+    kinds = set(map(type, flat)) - _TAKES[datatype]
+    if kinds:
+        got = ", ".join(sorted(_NAMES.get(kind, kind.__name__) for kind in kinds))
+        raise BadRequest(f"{field}.data: expected {datatype} values, got {got}")
+    if datatype == "BYTES":
+        return object_array(map(to_bytes, flat), shape)
+    try:
+        return np.array(flat, dtype=NUMPY_OF[datatype]).reshape(shape)
+    except OverflowError:
+        raise BadRequest(f"{field}.data: a value is out of the range of {datatype}") from None
+
+
+def _flatten(data: object, shape: tuple[int, ...], field: str) -> list[Any]:
+    """Return the elements in row-major order; nested lists must have the declared shape, one flat list may be any."""
+    if not isinstance(data, list):
+        raise BadRequest(f"{field}.data: expected a list, got {_NAMES.get(type(data), 'an object')}")
+    level, depth = data, 1
+    while level and type(level[0]) is list:
+        sizes = set(map(len, level)) if set(map(type, level)) == {list} else set()
+        if depth >= len(shape) or len(level) != math.prod(shape[:depth]) or sizes != {shape[depth]}:
+            raise BadRequest(f"{field}.data: expected lists nested as shape {list(shape)}, got another nesting")
+        level, depth = list(chain.from_iterable(level)), depth + 1
+    return level
+
+
+def from_array(array: Array, datatype: str, field: str) -> list[Any]:
+    """Turn an array into a flat list for JSON; raises BadRequest for what JSON cannot carry."""
+    if datatype in BINARY_ONLY:
+        raise BadRequest(f"{field}: {datatype} is answered as binary data only, JSON was asked for")
+    if datatype != "BYTES":
+        return array.ravel().tolist()
+    try:
+        return [to_bytes(element).decode() for element in array.ravel().tolist()]
+    except UnicodeDecodeError:
+        raise BadRequest(f"{field}: holds bytes that are no UTF-8 text; ask for binary data") from None
+
+
+def dump(document: dict[str, Any], arrays: list[tuple[dict[str, Any], Array, str]]) -> bytes:
+    """Write a document into whose (owner, array, datatype) entries ``data`` is filled, flat.
+
+    Numbers that JSON has no word for are written as NaN and Infinity, which is what Triton's clients read.
+    """
+    finite = True
+    for owner, array, datatype in arrays:
+        if array.dtype.kind == "f" and datatype not in BINARY_ONLY:
+            finite = finite and bool(np.isfinite(array).all())
+            owner["data"] = np.ascontiguousarray(array).reshape(-1)
+        else:
+            owner["data"] = from_array(array, datatype, f"output {owner['name']!r}")
+    if finite:
+        return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    return json.dumps(document, separators=(",", ":"), default=lambda array: array.tolist()).encode()

@@ -1,0 +1,71 @@
+"""Who may enter a queue: bounds in items and bytes, and when to come back if there is no room."""
+
+from __future__ import annotations
+
+import math
+
+from server.errors import Overloaded
+
+WINDOW = 5.0  # seconds over which the drain rate is averaged
+LONGEST_WAIT = 60.0  # seconds; no caller is told to wait longer
+
+
+class DrainRate:
+    """Requests answered per second, exponentially averaged over ``WINDOW``."""
+
+    __slots__ = ("_at", "_level")
+
+    def __init__(self) -> None:
+        self._level = 0.0
+        self._at = 0.0
+
+    def add(self, count: int, now: float) -> None:
+        """Count answers given at this monotonic time."""
+        self._level = self._decayed(now) + count
+        self._at = now
+
+    def per_second(self, now: float) -> float:
+        """Return the current rate."""
+        return self._decayed(now) / WINDOW
+
+    def _decayed(self, now: float) -> float:
+        return self._level * math.exp((self._at - now) / WINDOW)
+
+
+class Admission:
+    """What is waiting or running against what may."""
+
+    __slots__ = ("drain", "items", "max_bytes", "max_items", "nbytes", "rejected")
+
+    def __init__(self, max_items: int, max_bytes: int) -> None:
+        self.max_items = max_items
+        self.max_bytes = max_bytes
+        self.items = 0
+        self.nbytes = 0
+        self.rejected = 0
+        self.drain = DrainRate()
+
+    def enter(self, nbytes: int, now: float) -> None:
+        """Take one request in; raises Overloaded with the time after which a place should be free.
+
+        A request larger than the whole bound is let in when nothing else is there, so that it is not refused for ever.
+        """
+        if self.items >= self.max_items or (self.items and self.nbytes + nbytes > self.max_bytes):
+            self.rejected += 1
+            raise Overloaded(
+                f"the queue is full: {self.items} of {self.max_items} requests, "
+                f"{self.nbytes} of {self.max_bytes} bytes are waiting",
+                retry_after=self.retry_after(now),
+            )
+        self.items += 1
+        self.nbytes += nbytes
+
+    def leave(self, nbytes: int) -> None:
+        """Give one request's place back."""
+        self.items -= 1
+        self.nbytes -= nbytes
+
+    def retry_after(self, now: float) -> float:
+        """Return the seconds in which what waits now should have been answered, from the measured rate."""
+        rate = self.drain.per_second(now)
+        return min(LONGEST_WAIT, self.items / rate) if rate > 0 else 1.0

@@ -1,0 +1,224 @@
+"""One version's queue and what leaves it: no waiting while idle, the largest fitting batch under load.
+
+Everything here runs on the event loop; only the execution itself may happen on a worker thread. At most one batch
+of a version runs at a time, so what arrives meanwhile forms the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from time import monotonic, time
+
+from server.backends.base import LoadedModel
+from server.batching.admission import Admission
+from server.batching.cost import CostModel
+from server.batching.entry import Entry, State
+from server.batching.execution import Ran, run_entries
+from server.batching.queue import Queue
+from server.batching.split import split
+from server.errors import DeadlineExceeded, ServerError
+from server.scheduling.pool import WorkerPool
+from server.telemetry.statistics import Statistics
+
+log = logging.getLogger("lathe.batching")
+
+
+class Batcher:
+    """Queues requests for one model and executes them in batches."""
+
+    def __init__(
+        self, model: LoadedModel, admission: Admission, pool: WorkerPool, stats: Statistics, inline_budget: float
+    ) -> None:
+        self.model = model
+        self.admission = admission
+        self.cost = CostModel()
+        self.stats = stats
+        self.queue = Queue()
+        self._pool = pool
+        self._inline_budget = inline_budget  # seconds
+        self._loop = asyncio.get_running_loop()
+        self._max_rows = model.max_batch if model.batchable else 1
+        self._running = False
+        self._woken = False
+        self._drained: asyncio.Event | None = None
+
+    # requests come in, and may leave early
+
+    def submit(self, entry: Entry) -> None:
+        """Queue a request; raises Overloaded or DeadlineExceeded at the door, before any work is spent on it."""
+        if entry.group.rows > self._max_rows:
+            self._submit_parts(entry)
+            return
+        now = monotonic()
+        try:
+            if entry.deadline is not None:
+                self._check_deadline(entry, entry.deadline, now)
+            self.admission.enter(entry.nbytes, now)
+        except ServerError as error:
+            self.stats.refused(error.code)
+            raise
+        entry.since = now
+        self.queue.push(entry)
+        if not (self._woken or self._running):
+            self._woken = True
+            self._loop.call_soon(self._next)
+
+    def cancel(self, entry: Entry) -> None:
+        """The caller left: a waiting request costs nothing more, a running one is not answered."""
+        if entry.parts:
+            for part in entry.parts:
+                self.cancel(part)
+        if entry.state is State.WAITING and not entry.parts:
+            self._withdraw(entry)
+        if entry.state is not State.DONE:
+            self.stats.cancelled += 1
+            entry.abandon()
+
+    async def drained(self) -> None:
+        """Return once nothing is queued or running."""
+        if self.admission.items:
+            self._drained = self._drained or asyncio.Event()
+            await self._drained.wait()
+
+    def _submit_parts(self, entry: Entry) -> None:
+        parts = split(entry, self._max_rows, self.cancel)
+        try:
+            for part in parts:
+                self.submit(part)
+        except ServerError:
+            self.cancel(entry)
+            raise
+
+    def _check_deadline(self, entry: Entry, deadline: float, now: float) -> None:
+        if now + self.cost.predict(entry.rows) > deadline:
+            raise DeadlineExceeded("the request's timeout is shorter than its execution is expected to take")
+        entry.timer = self._loop.call_later(max(0.0, deadline - now), self._expire, entry)
+
+    def _expire(self, entry: Entry) -> None:
+        if entry.state is not State.WAITING:
+            return  # running: the answer comes, late or not
+        self._withdraw(entry)
+        self._refuse(entry)
+
+    def _withdraw(self, entry: Entry) -> None:
+        state, entry.state = entry.state, State.RUNNING  # no longer waiting, so that the queue may forget it
+        self.queue.forget()
+        entry.state = state
+        self._leave([entry])
+
+    def _refuse(self, entry: Entry) -> None:
+        self.stats.refused(DeadlineExceeded.code)
+        entry.finish(DeadlineExceeded("the request's timeout passed while it waited"))
+
+    # batches go out
+
+    def _next(self) -> None:
+        """Run the next batch, here if it is expected to be short, else on a worker."""
+        self._woken = False
+        batch = self._form()
+        if not batch:
+            return
+        for entry in batch:
+            entry.state = State.RUNNING
+        if self._runs_here(batch):
+            self._answer(batch, run_entries(self.model, batch))
+            self._wake()
+        else:
+            self._running = True
+            self._pool.submit(partial(run_entries, self.model, batch), partial(self._back, batch))
+
+    def _wake(self) -> None:
+        if len(self.queue) and not self._woken:
+            self._woken = True
+            self._loop.call_soon(self._next)
+
+    def _back(self, batch: list[Entry], ran: Ran) -> None:
+        """A worker is done: give it the next batch first, then answer this one."""
+        self._running = False
+        if len(self.queue):
+            self._next()
+        self._answer(batch, ran)
+
+    def _form(self) -> list[Entry]:
+        """Take the next batch, small enough for the nearest deadline in it."""
+        while batch := self.queue.take(self._max_rows):
+            deadlines = [entry.deadline for entry in batch if entry.deadline is not None]
+            if not deadlines:
+                self._note_release(batch)
+                return batch
+            rows = self.cost.rows_within(min(deadlines) - monotonic(), self._max_rows)
+            batch = self._cut(batch, rows)
+            if batch:
+                return batch
+        return []
+
+    def _cut(self, batch: list[Entry], rows: int) -> list[Entry]:
+        """Keep what fits into ``rows``; the rest waits on. A deadline that cannot be met at all is refused now."""
+        if sum(entry.rows for entry in batch) <= rows:
+            self._note_release(batch)
+            return batch
+        late = [entry for entry in batch if self._is_late(entry)]
+        for entry in late:
+            self._leave([entry])
+            self._refuse(entry)
+        batch = [entry for entry in batch if entry not in late]
+        kept = 1
+        while kept < len(batch) and sum(entry.rows for entry in batch[: kept + 1]) <= rows:
+            kept += 1
+        self.queue.put_back(batch[kept:])
+        self.stats.released["deadline"] += 1
+        return batch[:kept]
+
+    def _is_late(self, entry: Entry) -> bool:
+        return entry.deadline is not None and monotonic() + self.cost.predict(entry.rows) > entry.deadline
+
+    def _note_release(self, batch: list[Entry]) -> None:
+        if len(self.queue) == 0:
+            reason = "idle"
+        elif sum(entry.rows for entry in batch) >= self._max_rows:
+            reason = "full"
+        else:
+            reason = "incompatible"
+        self.stats.released[reason] += 1
+
+    def _runs_here(self, batch: list[Entry]) -> bool:
+        """Short work is done at once on this thread, unless a worker's run could make it wait for the compute team."""
+        if self._pool.busy or not self.cost.trusted:
+            return False
+        return self.cost.predict(sum([entry.rows for entry in batch])) <= self._inline_budget
+
+    # outcomes go back
+
+    def _answer(self, batch: list[Entry], ran: Ran) -> None:
+        self._record(batch, ran)
+        for entry, outcome in zip(batch, ran.outcomes, strict=True):
+            try:
+                entry.finish(outcome)
+            except Exception:
+                log.exception("an answer could not be delivered")
+        self._leave(batch)
+        self.admission.drain.add(len(batch), ran.scattered)
+
+    def _record(self, batch: list[Entry], ran: Ran) -> None:
+        stats = self.stats
+        failed = 0
+        for outcome in ran.outcomes:
+            if isinstance(outcome, Exception):
+                failed += 1
+                stats.failures[outcome.code if isinstance(outcome, ServerError) else "internal"] += 1
+                log.warning("%s: %s", stats.ref, outcome, exc_info=outcome.__cause__)
+        stats.last_inference_ms = int(time() * 1000)
+        stats.ran(ran, [ran.started - entry.since for entry in batch], failed)
+        if not failed:
+            self.cost.add(ran.rows, ran.scattered - ran.started)
+
+    def _leave(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            self.admission.leave(entry.nbytes)
+        if self._drained is not None and not self.admission.items:
+            self._drained.set()
+            self._drained = None
+
+

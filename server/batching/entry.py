@@ -1,0 +1,65 @@
+"""One admitted request on its way through a queue."""
+
+from __future__ import annotations
+
+from asyncio import TimerHandle
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import TypeAlias
+
+from server.batching.signature import Group
+from server.types import Tensors
+
+Outcome: TypeAlias = Tensors | Exception
+Done: TypeAlias = Callable[[Outcome], None]
+
+
+class State(Enum):
+    """WAITING -> RUNNING -> DONE, or WAITING -> DONE when cancelled, expired or refused."""
+
+    WAITING = auto()  # in a queue; may still be taken out
+    RUNNING = auto()  # part of a batch
+    DONE = auto()  # answered, or given up by its caller
+
+
+class Entry:
+    """A request's tensors, deadline and the function that takes its outcome (called once, on the event loop)."""
+
+    __slots__ = ("deadline", "done", "group", "inputs", "nbytes", "parts", "since", "state", "timer")
+
+    def __init__(self, inputs: Tensors, group: Group, done: Done, deadline: float | None = None) -> None:
+        self.inputs = inputs
+        self.group = group
+        self.done = done
+        self.deadline = deadline  # monotonic seconds
+        self.nbytes = 0
+        for array in inputs.values():
+            self.nbytes += array.nbytes
+        self.since = 0.0  # monotonic seconds; set when queued
+        self.state = State.WAITING
+        self.timer: TimerHandle | None = None
+        self.parts: list[Entry] = []  # of a request too large for one batch, which is then not queued itself
+
+    @property
+    def rows(self) -> int:
+        """Rows it adds to a batch; 1 for what is never stacked."""
+        return self.group.rows or 1
+
+    def finish(self, outcome: Outcome) -> None:
+        """Hand the outcome over, unless the caller left before."""
+        if self.state is State.DONE:
+            return
+        self.state = State.DONE
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        self.inputs = {}
+        self.done(outcome)
+
+    def abandon(self) -> None:
+        """The caller left: nobody is told any more."""
+        self.state = State.DONE
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        self.inputs = {}

@@ -1,0 +1,84 @@
+"""One batch, run: stack the requests' rows, execute once, cut the outputs apart again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import monotonic
+
+import numpy as np
+
+from server.backends.base import LoadedModel
+from server.batching.entry import Entry, Outcome
+from server.errors import Internal, ServerError
+from server.types import Tensors
+
+
+@dataclass(slots=True)
+class Ran:
+    """A batch's outcomes, one per entry in order, and when its steps ended (monotonic seconds)."""
+
+    outcomes: list[Outcome]
+    rows: int
+    executions: int
+    started: float
+    gathered: float
+    executed: float
+    scattered: float
+
+
+def run(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> Ran:
+    """Execute requests together; when that fails, each alone, so that only those at fault fail."""
+    started = monotonic()
+    executions = 1
+    try:
+        stacked = inputs[0] if len(inputs) == 1 else gather(inputs)
+        gathered = monotonic()
+        outputs = model.execute(stacked)
+        executed = monotonic()
+        outcomes: list[Outcome] = [outputs] if len(inputs) == 1 else scatter(outputs, rows)
+    except Exception as error:
+        executions += len(inputs) if len(inputs) > 1 else 0
+        outcomes = [_failure(error)] if len(inputs) == 1 else [_alone(model, one) for one in inputs]
+        gathered, executed = started, monotonic()
+    return Ran(outcomes, sum(rows), executions, started, gathered, executed, monotonic())
+
+
+def run_entries(model: LoadedModel, entries: list[Entry]) -> Ran:
+    """Execute the entries of one batch."""
+    return run(model, [entry.inputs for entry in entries], [entry.rows for entry in entries])
+
+
+def _alone(model: LoadedModel, inputs: Tensors) -> Outcome:
+    try:
+        return model.execute(inputs)
+    except Exception as error:
+        return _failure(error)
+
+
+def _failure(error: Exception) -> Exception:
+    """Errors meant for callers pass; of any other only the kind is told."""
+    if isinstance(error, ServerError):
+        return error
+    wrapped = Internal(f"the model failed to execute ({type(error).__name__})")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def gather(inputs: list[Tensors]) -> Tensors:
+    """Stack each input along its leading axis."""
+    return {name: np.concatenate([one[name] for one in inputs]) for name in inputs[0]}
+
+
+def scatter(outputs: Tensors, rows: list[int]) -> list[Outcome]:
+    """Cut each output back into the requests' rows, as views."""
+    total = sum(rows)
+    for name, array in outputs.items():
+        if array.ndim == 0 or array.shape[0] != total:
+            raise Internal(f"output {name!r}: expected {total} rows for {total} rows of input, got shape {array.shape}")
+    parts: list[Outcome] = []
+    at = 0
+    for count in rows:
+        end = at + count
+        parts.append({name: array[at:end] for name, array in outputs.items()})
+        at = end
+    return parts

@@ -1,0 +1,70 @@
+"""What a model accepts, checked by name, datatype and shape, and which requests may share a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import NamedTuple
+
+from server.datatypes import wire_name
+from server.errors import BadRequest
+from server.types import RequestedOutput, Tensors, TensorSpec
+
+Shape = tuple[int, ...]
+
+
+class Group(NamedTuple):
+    """How a request batches: requests with an equal ``key`` may be stacked along their rows."""
+
+    rows: int  # 0: never stacked with others
+    key: tuple[Shape, ...]
+
+
+class Signature:
+    """The inputs and outputs of one version, and whether its rows are independent."""
+
+    def __init__(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], batchable: bool) -> None:
+        self.inputs = {spec.name: spec for spec in inputs}
+        self.outputs = {spec.name: spec for spec in outputs}
+        self.batchable = batchable
+        self.everything = tuple(RequestedOutput(name) for name in self.outputs)
+
+    def group(self, shapes: Mapping[str, tuple[str, Shape]]) -> Group:
+        """Check (datatype, shape) per input name against the model; raises BadRequest naming what differs."""
+        if shapes.keys() != self.inputs.keys():
+            raise BadRequest(f"inputs: expected {sorted(self.inputs)}, got {sorted(shapes)}")
+        for name, (datatype, shape) in shapes.items():
+            self._check(self.inputs[name], datatype, shape)
+        if not self.batchable:
+            return Group(0, ())
+        rows = {name: shapes[name][1][0] for name in self.inputs}
+        if len(set(rows.values())) != 1:
+            raise BadRequest(f"inputs: expected the same number of rows in every input, got {rows}")
+        return Group(next(iter(rows.values())), tuple(shapes[name][1][1:] for name in self.inputs))
+
+    def group_of(self, tensors: Tensors) -> Group:
+        """Check arrays in place of declared shapes."""
+        return self.group({name: (wire_name(array), array.shape) for name, array in tensors.items()})
+
+    @staticmethod
+    def _check(spec: TensorSpec, datatype: str, shape: Shape) -> None:
+        if datatype != spec.datatype:
+            raise BadRequest(f"input {spec.name!r}: expected datatype {spec.datatype}, got {datatype}")
+        if len(shape) != len(spec.shape) or any(w not in (-1, g) for w, g in zip(spec.shape, shape, strict=True)):
+            raise BadRequest(f"input {spec.name!r}: expected shape {list(spec.shape)}, got {list(shape)}")
+
+    def requested(self, names: Sequence[RequestedOutput]) -> tuple[RequestedOutput, ...]:
+        """Return the outputs to answer: all when none is named; raises BadRequest on unknown or repeated ones."""
+        seen: set[str] = set()
+        for output in names:
+            if output.name not in self.outputs:
+                raise BadRequest(f"outputs: expected some of {list(self.outputs)}, got {output.name!r}")
+            if output.name in seen:
+                raise BadRequest(f"outputs: {output.name!r} is asked for twice")
+            seen.add(output.name)
+        return tuple(names) or self.everything
+
+
+def element_count(shape: Shape) -> int:
+    """Return the number of elements; exact, since Python's integers do not overflow."""
+    return prod(shape)

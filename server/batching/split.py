@@ -1,0 +1,51 @@
+"""A request with more rows than one batch holds, cut into parts and put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from server.batching.entry import Entry, Outcome
+from server.batching.signature import Group
+from server.types import Tensors
+
+
+class Join:
+    """Collects the outcomes of parts; the whole is answered when all are there, or with the first failure."""
+
+    def __init__(self, whole: Entry, count: int, cancel: Callable[[Entry], None]) -> None:
+        self._whole = whole
+        self._outputs: list[Tensors | None] = [None] * count
+        self._missing = count
+        self._cancel = cancel
+
+    def take(self, index: int, outcome: Outcome) -> None:
+        """Accept one part's outcome."""
+        if isinstance(outcome, Exception):
+            self._whole.finish(outcome)
+            for part in self._whole.parts:
+                self._cancel(part)
+            return
+        self._outputs[index] = outcome
+        self._missing -= 1
+        if self._missing == 0:
+            parts = [part for part in self._outputs if part is not None]
+            self._whole.finish({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+
+
+def split(whole: Entry, max_rows: int, cancel: Callable[[Entry], None]) -> list[Entry]:
+    """Cut a request of independent rows into entries of at most ``max_rows``, which answer it together."""
+    rows, key = whole.group
+    starts = range(0, rows, max_rows)
+    join = Join(whole, len(starts), cancel)
+    for index, start in enumerate(starts):
+        end = min(start + max_rows, rows)
+        inputs = {name: array[start:end] for name, array in whole.inputs.items()}
+        part = Entry(inputs, Group(end - start, key), _taker(join, index), whole.deadline)
+        whole.parts.append(part)
+    return whole.parts
+
+
+def _taker(join: Join, index: int) -> Callable[[Outcome], None]:
+    return lambda outcome: join.take(index, outcome)

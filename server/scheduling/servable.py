@@ -1,0 +1,60 @@
+"""A loaded version that answers requests."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from server.backends.base import LoadedModel
+from server.batching.admission import Admission
+from server.batching.batcher import Batcher
+from server.batching.signature import Signature
+from server.scheduling.pool import WorkerPool
+from server.settings import Settings
+from server.telemetry.statistics import StatsBook
+from server.types import ModelRef
+
+if TYPE_CHECKING:
+    from server.api.codec import Codec
+
+
+class Servable:
+    """A model in memory with its queue, statistics and signature.
+
+    Made on the event loop once a version is loaded and warm. Whoever resolved it may submit to it; after the registry
+    has let it go, :meth:`retire` waits for what it took in before and closes the model.
+    """
+
+    def __init__(self, ref: ModelRef, model: LoadedModel, batcher: Batcher) -> None:
+        self.ref = ref
+        self.model = model
+        self.batcher = batcher
+        self.stats = batcher.stats
+        self.signature = Signature(model.inputs, model.outputs, model.batchable)
+        self.wire: Codec | None = None  # made by the wire layer on first use
+
+    @property
+    def in_flight(self) -> int:
+        """Requests queued or running."""
+        return self.batcher.admission.items
+
+    async def retire(self) -> None:
+        """Close the model once its last request ended; the registry must no longer hand it out."""
+        await self.batcher.drained()
+        await asyncio.to_thread(self.model.close)
+
+
+class ServableFactory:
+    """Makes servables that share one worker pool and one book of statistics."""
+
+    def __init__(self, settings: Settings, pool: WorkerPool, book: StatsBook) -> None:
+        self._settings = settings
+        self._pool = pool
+        self.book = book
+
+    def make(self, ref: ModelRef, model: LoadedModel) -> Servable:
+        """Wrap a loaded model; call on the event loop's thread."""
+        settings = self._settings
+        admission = Admission(settings.queue_items, settings.queue_bytes)
+        budget = settings.inline_budget_us / 1e6
+        return Servable(ref, model, Batcher(model, admission, self._pool, self.book.of(ref), budget))

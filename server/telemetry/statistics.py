@@ -1,0 +1,151 @@
+"""What one version has done so far. Written on the event loop only, so plain integers suffice."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from server.batching.execution import Ran
+from server.types import ModelRef
+
+BUCKETS = 28  # powers of two from 1 us to over two minutes
+
+
+@dataclass(slots=True)
+class Duration:
+    """How often something happened and how long it took in all."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, seconds: float, count: int = 1) -> None:
+        """Count this many occurrences that took so long together."""
+        self.count += count
+        self.ns += int(seconds * 1e9)
+
+    def describe(self) -> dict[str, int]:
+        """Return the wire's form."""
+        return {"count": self.count, "ns": self.ns}
+
+
+class Histogram:
+    """Durations counted in buckets of powers of two microseconds: the k-th holds those below ``2**k`` us."""
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (BUCKETS + 1)
+        self.total = 0.0  # seconds
+
+    def add(self, seconds: float) -> None:
+        """Count one duration."""
+        self.counts[min(int(seconds * 1e6).bit_length(), BUCKETS)] += 1
+        self.total += seconds
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Return (upper bound in seconds, count up to it) pairs, the last without bound."""
+        pairs, running = [], 0
+        for power, count in enumerate(self.counts[:-1]):
+            running += count
+            pairs.append((f"{2**power / 1e6:g}", float(running)))
+        return [*pairs, ("+Inf", float(running + self.counts[-1]))]
+
+
+@dataclass(slots=True)
+class BatchStat:
+    """Executions of one batch size."""
+
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Counters of one version, in Triton's terms; durations count a batch once per request in it."""
+
+    ref: ModelRef
+    last_inference_ms: int = 0  # wall clock, since the epoch
+    inference_count: int = 0  # rows
+    execution_count: int = 0
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    queue: Duration = field(default_factory=Duration)
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    batches: dict[int, BatchStat] = field(default_factory=dict)
+    queue_times: Histogram = field(default_factory=Histogram)
+    compute_times: Histogram = field(default_factory=Histogram)
+    released: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # why a batch was let go
+    failures: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # by error code
+    cancelled: int = 0
+
+    def ran(self, batch: Ran, waits: list[float], failed: int) -> None:
+        """Record one batch: how long each of its requests had waited (seconds), how many of them failed."""
+        requests = len(waits)
+        whole = batch.scattered - batch.started
+        self.execution_count += batch.executions
+        if failed:
+            self.fail.add(whole * failed + sum(waits) * failed / requests, failed)
+        good = requests - failed
+        if good:
+            self._succeeded(batch, waits, good)
+        for wait in waits:
+            self.queue_times.add(wait)
+        self.compute_times.add(batch.executed - batch.gathered)
+
+    def _succeeded(self, batch: Ran, waits: list[float], good: int) -> None:
+        waited = sum(waits) * good / len(waits)
+        steps = (batch.gathered - batch.started, batch.executed - batch.gathered, batch.scattered - batch.executed)
+        self.inference_count += batch.rows
+        self.success.add(waited + (batch.scattered - batch.started) * good, good)
+        self.queue.add(waited, good)
+        stat = self.batches.get(batch.rows)
+        if stat is None:
+            stat = self.batches[batch.rows] = BatchStat()
+        for name, seconds in zip(("compute_input", "compute_infer", "compute_output"), steps, strict=True):
+            getattr(self, name).add(seconds * good, good)
+            getattr(stat, name).add(seconds)
+
+    def refused(self, code: str) -> None:
+        """Count a request that was never executed."""
+        self.failures[code] += 1
+        self.fail.count += 1
+
+    def describe(self) -> dict[str, object]:
+        """Return the wire's ``model_stats`` object."""
+        steps = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
+        return {
+            "name": self.ref.name,
+            "version": str(self.ref.version),
+            "last_inference": self.last_inference_ms,
+            "inference_count": self.inference_count,
+            "execution_count": self.execution_count,
+            "inference_stats": {
+                **{step: getattr(self, step).describe() for step in steps},
+                "cache_hit": Duration().describe(),
+                "cache_miss": Duration().describe(),
+            },
+            "batch_stats": [_batch(size, stat) for size, stat in sorted(self.batches.items())],
+        }
+
+
+def _batch(size: int, stat: BatchStat) -> dict[str, object]:
+    steps = ("compute_input", "compute_infer", "compute_output")
+    return {"batch_size": size, **{step: getattr(stat, step).describe() for step in steps}}
+
+
+class StatsBook:
+    """The statistics of every version seen, kept over unloading and loading it again."""
+
+    def __init__(self) -> None:
+        self._pages: dict[ModelRef, Statistics] = {}
+
+    def of(self, ref: ModelRef) -> Statistics:
+        """Return a version's statistics, the same object each time."""
+        return self._pages.setdefault(ref, Statistics(ref))
+
+    def all(self) -> list[Statistics]:
+        """Return everything recorded, by name and version."""
+        return [self._pages[ref] for ref in sorted(self._pages, key=lambda ref: (ref.name, ref.version))]

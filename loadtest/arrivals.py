@@ -35,4 +35,4 @@ def ramp(first: float, last: float, seconds: float) -> Times:
     count = np.arange(int((first + last) / 2 * seconds))
     if slope == 0:
         return count / first
-    return (np.sqrt(first * first + 2 * slope * count) - first) / slope
+    return np.asarray((np.sqrt(first * first + 2 * slope * count) - first) / slope)

@@ -38,7 +38,12 @@ class Connection(asyncio.Protocol):
     async def ask(self, request: bytes) -> Response:
         """Send and wait; ConnectionError when the connection breaks first."""
         answer: asyncio.Future[Response | None] = asyncio.get_running_loop().create_future()
-        self.send(request, lambda _, response: answer.done() or answer.set_result(response))
+
+        def answered(_: Connection, response: Response | None) -> None:
+            if not answer.done():  # the caller may have stopped waiting
+                answer.set_result(response)
+
+        self.send(request, answered)
         response = await answer
         if response is None:
             raise ConnectionError("the server closed the connection before it answered")

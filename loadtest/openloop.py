@@ -15,8 +15,8 @@ from loadtest.pacing import Pacer
 from loadtest.stats import WRONG, Log
 from loadtest.wire import Response
 
-Check = Callable[[float, Response, int], str | None]
-"""`(monotonic time of sending, answer, request number)` -> what is wrong with an accepted answer, or None."""
+Check = Callable[[int, float, float, Response], str | None]
+"""`(request number, when sent, when answered, answer)` -> what is wrong with an accepted answer, or None."""
 
 RECONNECT_PAUSE = 0.05  # seconds
 
@@ -94,19 +94,20 @@ class OpenLoop:
         self.log.sent[number] = sent - self.pacer.start_time
 
         def answered(connection: Connection, response: Response | None) -> None:
-            self.log.done[number] = time.monotonic() - self.pacer.start_time
+            received = time.monotonic()
+            self.log.done[number] = received - self.pacer.start_time
             if response is not None:
-                self._record(number, sent, response)
+                self._record(number, sent, received, response)
             self.answered += 1
             self._next(connection)
             self._check_quiet()
 
         connection.send(self.requests[number % len(self.requests)], answered)
 
-    def _record(self, number: int, sent: float, response: Response) -> None:
+    def _record(self, number: int, sent: float, received: float, response: Response) -> None:
         self.log.status[number] = response.status
         if self.check is not None and response.status == 200:
-            complaint = self.check(sent, response, number)
+            complaint = self.check(number, sent, received, response)
             if complaint is not None:
                 self.log.status[number] = WRONG
                 self.log.complaints[complaint] += 1

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 UNANSWERED = 0  # the status of a request whose connection broke
 WRONG = -1  # the status of an accepted answer that the scenario's check refused
 
@@ -64,11 +63,15 @@ class Latency:
     worst: float
 
     @staticmethod
+    def none() -> Latency:
+        return Latency(*[math.nan] * 6)
+
+    @staticmethod
     def of(values_ms: Floats) -> Latency:
         if not len(values_ms):
-            return Latency(*[math.nan] * 6)
-        points = [percentile(values_ms, p) for p in PERCENTILES]
-        return Latency(*points, mean=float(values_ms.mean()), worst=float(values_ms.max()))
+            return Latency.none()
+        p50, p90, p99, p999 = (percentile(values_ms, p) for p in (50, 90, 99, 99.9))
+        return Latency(p50, p90, p99, p999, float(values_ms.mean()), float(values_ms.max()))
 
 
 @dataclass(frozen=True)

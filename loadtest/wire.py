@@ -52,7 +52,9 @@ class Inferred:
     outputs: dict[str, NDArray[Any]]
 
 
-def http_request(method: str, path: str, host: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> bytes:
+def http_request(
+    method: str, path: str, host: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+) -> bytes:
     fields = {"Host": host, **(headers or {}), "Content-Length": str(len(body))}
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body
@@ -62,8 +64,8 @@ def infer_path(model: str, version: str = "") -> str:
     return f"/v2/models/{quote(model, safe='')}" + (f"/versions/{version}" if version else "") + "/infer"
 
 
-def infer_body(inputs: Tensors) -> tuple[bytes, int]:
-    """`(body, length of its JSON part)`: binary tensors in, binary tensors asked for."""
+def infer_body(inputs: Tensors, timeout_us: int = 0) -> tuple[bytes, int]:
+    """`(body, length of its JSON part)`: binary tensors in, binary tensors asked for; 0 means no timeout."""
     described = [
         {
             "name": name,
@@ -73,13 +75,14 @@ def infer_body(inputs: Tensors) -> tuple[bytes, int]:
         }
         for name, value in inputs.items()
     ]
-    head = orjson.dumps({"inputs": described, "parameters": {"binary_data_output": True}})
+    parameters = {"binary_data_output": True} | ({"timeout": timeout_us} if timeout_us else {})
+    head = orjson.dumps({"inputs": described, "parameters": parameters})
     return head + b"".join(np.ascontiguousarray(value).tobytes() for value in inputs.values()), len(head)
 
 
-def infer_request(host: str, model: str, inputs: Tensors, version: str = "") -> bytes:
+def infer_request(host: str, model: str, inputs: Tensors, version: str = "", timeout_us: int = 0) -> bytes:
     """The whole request, ready to be written to a socket any number of times."""
-    body, json_length = infer_body(inputs)
+    body, json_length = infer_body(inputs, timeout_us)
     headers = {"Inference-Header-Content-Length": str(json_length)}
     return http_request("POST", infer_path(model, version), host, body, headers)
 

@@ -1,0 +1,68 @@
+"""`python -m loadtest SCENARIO --url http://127.0.0.1:8080 --out reports`: exit status 1 when a promise is broken."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import uvloop
+from rich.console import Console
+
+from loadtest.admin import CallFailed
+from loadtest.output import save, show
+from loadtest.scenario import Options, Report
+from loadtest.scenarios import SCENARIOS
+
+HELP = {
+    "url": "the running server",
+    "model": "model to ask (steady, ramp, peak)",
+    "rate": "requests/s; of ramp the highest",
+    "seconds": "length of a phase",
+    "connections": "connections at most",
+    "rows": "rows per request",
+    "onnx": "model that rollback makes its versions from",
+    "switches": "alias switches (rollback)",
+    "cycles": "cycles of upload and rollback (rollback)",
+    "requests": "requests at least (rollback)",
+}
+TYPES = {"url": str, "model": str, "rate": float, "seconds": float, "onnx": str}
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m loadtest", description="Load tests of a running server.")
+    scenarios = "; ".join(f"{name}: {(function.__doc__ or '').splitlines()[0]}" for name, function in SCENARIOS.items())
+    made.add_argument("scenario", choices=SCENARIOS, help=scenarios)
+    for field in fields(Options):
+        default = f"default {field.default}" if field.default is not None else "default: by scenario"
+        kind = TYPES.get(field.name, int)
+        made.add_argument(f"--{field.name}", type=kind, default=field.default, help=f"{HELP[field.name]} ({default})")
+    made.add_argument("--out", type=Path, default=Path("reports"), help="folder for the JSON and HTML report")
+    return made
+
+
+def run(name: str, options: Options, out: Path, console: Console) -> bool:
+    """Run one scenario, report it, and say whether its promises held."""
+    report = Report(name, asdict(options))
+    uvloop.run(SCENARIOS[name](options, report))
+    show(report, console)
+    data, html = save(report, out)
+    console.print(f"[dim]{data}  {html}[/dim]")
+    return report.held
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    chosen = vars(parser().parse_args(arguments))
+    name, out = chosen.pop("scenario"), chosen.pop("out")
+    console = Console()
+    try:
+        return 0 if run(name, Options(**chosen), out, console) else 1
+    except (CallFailed, ConnectionError, RuntimeError) as error:
+        console.print(f"[red]{name}: {error}[/red]")
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""Line and bar charts as SVG text. Just enough for the report: no scripts, no libraries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, HEIGHT = 640, 300
+LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 40
+COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
+
+Points = Sequence[tuple[float, float]]
+Line = tuple[str, Points]  # name, points
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A scale from `low` to `high`; `log` needs both above zero."""
+
+    label: str
+    low: float
+    high: float
+    log: bool = False
+    ticks: Sequence[tuple[float, str]] = ()
+
+    @staticmethod
+    def linear(label: str, values: Sequence[float], low: float = 0.0) -> Axis:
+        high = max([v for v in values if math.isfinite(v)], default=1.0)
+        step = nice_step((high - low) / 5)
+        top = low + step * max(1, math.ceil((high - low) / step - 1e-9))
+        count = round((top - low) / step)
+        return Axis(label, low, top, ticks=[(low + i * step, number(low + i * step)) for i in range(count + 1)])
+
+    @staticmethod
+    def decades(label: str, values: Sequence[float]) -> Axis:
+        """Logarithmic, from the power of ten below the smallest value to the one above the largest."""
+        positive = [v for v in values if math.isfinite(v) and v > 0] or [1.0]
+        first = math.floor(math.log10(min(positive)))
+        last = max(first + 1, math.ceil(math.log10(max(positive))))
+        return Axis(label, 10.0**first, 10.0**last, True, [(10.0**e, number(10.0**e)) for e in range(first, last + 1)])
+
+    def place(self, value: float) -> float:
+        """0 at `low`, 1 at `high`."""
+        if self.log:
+            return math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+
+def nice_step(rough: float) -> float:
+    """The next of 1, 2, 5 times a power of ten."""
+    if rough <= 0:
+        return 1.0
+    power: float = 10.0 ** math.floor(math.log10(rough))
+    return next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def x_at(axis: Axis, value: float) -> float:
+    return LEFT + axis.place(value) * (WIDTH - LEFT - RIGHT)
+
+
+def y_at(axis: Axis, value: float) -> float:
+    return HEIGHT - BOTTOM - axis.place(value) * (HEIGHT - TOP - BOTTOM)
+
+
+def text(x: float, y: float, content: str, anchor: str = "middle", turn: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{turn}>{escape(content)}</text>'
+
+
+def frame(x: Axis, y: Axis) -> list[str]:
+    """Grid, tick labels and axis names."""
+    right, floor = WIDTH - RIGHT, HEIGHT - BOTTOM
+    parts = []
+    for value, name in y.ticks:
+        at = y_at(y, value)
+        parts.append(f'<line class="grid" x1="{LEFT}" y1="{at:.1f}" x2="{right}" y2="{at:.1f}"/>')
+        parts.append(text(LEFT - 6, at + 4, name, "end"))
+    parts += [text(x_at(x, value), floor + 16, name) for value, name in x.ticks]
+    parts.append(text((LEFT + right) / 2, HEIGHT - 6, x.label))
+    middle = (TOP + floor) / 2
+    parts.append(text(13, middle, y.label, turn=f' transform="rotate(-90 13 {middle:.1f})"'))
+    return parts
+
+
+def svg(parts: Sequence[str], label: str) -> str:
+    inside = "\n".join(parts)
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">\n{inside}\n</svg>'
+
+
+def curves(lines: Sequence[Line], x: Axis, y: Axis, dots: bool = False) -> str:
+    """One polyline (or one row of dots) per line, with a legend when there are several."""
+    draw = _dots if dots else _polyline
+    parts = frame(x, y) + _legend([name for name, _ in lines])
+    parts += [draw(points, x, y, COLOURS[i % len(COLOURS)]) for i, (_, points) in enumerate(lines) if points]
+    return svg(parts, f"{y.label} by {x.label}")
+
+
+def _polyline(points: Points, x: Axis, y: Axis, colour: str) -> str:
+    path = " ".join(f"{x_at(x, px):.1f},{y_at(y, py):.1f}" for px, py in points)
+    return f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{path}"/>'
+
+
+def _dots(points: Points, x: Axis, y: Axis, colour: str) -> str:
+    places = ((x_at(x, px), y_at(y, py)) for px, py in points)
+    return "".join(f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="2.5" fill="{colour}"/>' for cx, cy in places)
+
+
+def _legend(names: Sequence[str]) -> list[str]:
+    if len(names) < 2:
+        return []
+    parts = []
+    for i, name in enumerate(names):
+        at = TOP + 12 + 15 * i
+        parts.append(f'<rect x="{LEFT + 8}" y="{at - 8}" width="10" height="10" fill="{COLOURS[i % len(COLOURS)]}"/>')
+        parts.append(text(LEFT + 23, at + 1, name, "start"))
+    return parts
+
+
+def bars(values: dict[str, float], x_label: str, y_label: str) -> str:
+    """One bar per entry, in order."""
+    y = Axis.linear(y_label, list(values.values()))
+    x = Axis(x_label, 0, max(len(values), 1), ticks=[(i + 0.5, name) for i, name in enumerate(values)])
+    gap = 0.15 if len(values) < 40 else 0.02
+    parts = frame(x, y)
+    for i, value in enumerate(values.values()):
+        left, right, top = x_at(x, i + gap), x_at(x, i + 1 - gap), y_at(y, value)
+        size = f'width="{right - left:.1f}" height="{HEIGHT - BOTTOM - top:.1f}"'
+        parts.append(f'<rect x="{left:.1f}" y="{top:.1f}" {size} fill="{COLOURS[0]}"/>')
+    return svg(parts, f"{y_label} by {x_label}")

@@ -16,6 +16,7 @@ from __future__ import annotations
 import datetime
 import errno
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -68,6 +69,7 @@ class Store:
         self._lock = FileLock(self._control / "lock", lock_timeout)
         self._staging = StagingArea(self._fs, self._control / "staging")
         self._journals: dict[str, Journal] = {}
+        self._durable_models: set[str] = set()  # whose folder is known to be durable
 
     # life
 
@@ -76,8 +78,7 @@ class Store:
         if not self.root.is_dir():
             raise FileNotFoundError(f"model repository {self.root}: no such folder")
         try:
-            control = self._control
-            make_folders(self._fs, control, control / "log", control / "staging", control / "trash")
+            self._make_control()
             with self._lock.held():
                 self._recover_all()
                 self._staging.open()
@@ -236,9 +237,16 @@ class Store:
             self._fs.sync_dir(folder)
         elif record.action == "delete":
             if version.exists():
-                self._fs.rename(version, self._control / "trash" / f"{model}-{record.version}-{record.generation}")
+                self._fs.rename(version, self._control / "trash" / secrets.token_hex(8))
             self._fs.sync_dir(folder)
         self._fs.rename(_draft(folder / ALIASES), folder / ALIASES)
+
+    def _make_control(self) -> None:
+        """Make the control folders durable; a crash may have left them made but not synced, so always."""
+        control = self._control
+        make_folders(self._fs, control, control / "log", control / "staging", control / "trash")
+        self._fs.sync_dir(control)
+        self._fs.sync_dir(self.root)
 
     def _recover_all(self) -> None:
         for model in {*self.models(), *(path.stem for path in (self._control / "log").glob("*.log"))}:
@@ -324,9 +332,11 @@ class Store:
             self._fs.close(fd)
 
     def _ensure_model_folder(self, model: str) -> None:
-        if not (self.root / model).is_dir():
-            self._fs.mkdir(self.root / model)
+        """Make the model's folder durable, once per process: it may be there, but not synced."""
+        if model not in self._durable_models or not (self.root / model).is_dir():
+            make_folders(self._fs, self.root / model)
             self._fs.sync_dir(self.root)
+            self._durable_models.add(model)
 
     def _empty_trash(self) -> None:
         try:

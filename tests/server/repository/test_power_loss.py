@@ -1,0 +1,203 @@
+"""What a disk may hold when the power goes, at every step, with and without what was not synced.
+
+``kill -9`` does not test this: the page cache survives it. Each state is laid out in a folder, a store is opened on it
+as after a reboot, and what had been acknowledged must be there, what had not must be there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import ast
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import server.repository
+from server.repository.aliases import Alias, Aliases, DamagedDocument
+from server.repository.manifest import CorruptVersion, Manifest, describe_folder, verify_files
+from server.repository.store import Origin, Outcome, Store
+from tests.server.repository.disk import Killed, RecordingFs, Site, Tree, lay_out
+
+MODEL = "m"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """All a user can see of a repository."""
+
+    versions: tuple[int, ...]
+    aliases: Mapping[str, Alias]
+    keys: tuple[str, ...]
+
+    @classmethod
+    def of(cls, store: Store) -> Seen:
+        keys = [f"k{n}" for n in range(9) if store.find_key(MODEL, Origin("", f"k{n}", "f")) is not None]
+        return cls(tuple(store.versions(MODEL)), dict(store.state(MODEL).aliases), tuple(keys))
+
+
+class World:
+    """A repository, what has been acknowledged of it, and every state the disk may be left in."""
+
+    def __init__(self, folder: Path, deaf: Site | None, copied: dict[int, bytes] | None = None) -> None:
+        self.root = folder / "repo"
+        self.root.mkdir()
+        self.copied = copied or {}
+        for version, content in self.copied.items():
+            (self.root / MODEL / str(version)).mkdir(parents=True)
+            (self.root / MODEL / str(version) / "model.onnx").write_bytes(content)
+        self.acknowledged = [Seen.of(Store(self.root))]
+        self.high_water = [0]
+        self.states: dict[tuple[Tree, int], None] = {}  # and how much had been acknowledged
+        self.fs = RecordingFs(self.root, deaf)
+        self.fs.observers.append(self.observe)
+
+    def observe(self) -> None:
+        for _, tree in self.fs.states():
+            self.states.setdefault((tree, len(self.acknowledged) - 1))
+
+    def open(self) -> Store:
+        store = Store(self.root, self.fs)
+        store.open()
+        return store
+
+    def acknowledge(self, store: Store) -> None:
+        self.acknowledged.append(Seen.of(store))
+        self.high_water.append(store.state(MODEL).high_water)
+        self.observe()
+
+    def violation(self, tree: Tree, step: int, folder: Path) -> str | None:
+        """Reboot into ``tree``; return what is wrong."""
+        root = folder / "rebooted"
+        shutil.rmtree(root, ignore_errors=True)
+        lay_out(tree, root)
+        store = Store(root)
+        store.open()
+        try:
+            return self._compare(store, step)
+        finally:
+            store.close()
+
+    def _compare(self, store: Store, step: int) -> str | None:
+        seen, allowed = Seen.of(store), self.acknowledged[step : step + 2]
+        if seen not in allowed:
+            return f"after {step} acknowledgements: {seen}, expected one of {allowed}"
+        for version in seen.versions:
+            manifest = store.manifest(MODEL, version)
+            if manifest is None and version not in self.copied:
+                return f"version {version} has no manifest"
+            if manifest is not None:
+                verify_files(store.folder(MODEL, version), manifest)
+        number = publish(store, b"next", stays).record.version
+        return None if number and number > self.high_water[step] else f"version number {number} is used again"
+
+
+def publish(store: Store, content: bytes, change: Callable[[Aliases], Aliases], key: str | None = None) -> Outcome:
+    staging = store.stage()
+    staging.create("model.onnx").write(content)
+    return store.publish(MODEL, staging, Manifest(staging.entries), change, Origin("", key, "f" if key else None))
+
+
+def goes_live(state: Aliases) -> Aliases:
+    return state.moved("live", state.high_water)
+
+
+def stays(state: Aliases) -> Aliases:
+    return state
+
+
+def everyday(folder: Path, deaf: Site | None = None) -> World:
+    """Versions come, aliases move, a version goes."""
+    world = World(folder, deaf)
+    store = world.open()
+    operations: list[Callable[[], Outcome]] = [
+        lambda: publish(store, b"first", goes_live, "k1"),
+        lambda: publish(store, b"second", goes_live),
+        lambda: publish(store, b"third", stays, "k3"),
+        lambda: store.move(MODEL, "alias", "canary", lambda s: s.moved("canary", 3), Origin()),
+        lambda: store.move(MODEL, "rollback", "live", lambda s: s.rolled_back("live", None), Origin("", "k4", "f")),
+        lambda: store.move(MODEL, "alias", "live", lambda s: s.moved("live", 3), Origin()),
+        lambda: store.delete(MODEL, 2, Origin()),
+        lambda: store.move(MODEL, "alias", "live", lambda s: s.moved("live", 1), Origin()),
+    ]
+    for operation in operations:
+        operation()
+        world.acknowledge(store)
+    return world
+
+
+def copied_by_hand(folder: Path, deaf: Site | None = None) -> World:
+    """A version that came without a manifest is adopted."""
+    world = World(folder, deaf, {4: b"copied"})
+    store = world.open()
+    store.adopt(MODEL, 4, Manifest(describe_folder(store.folder(MODEL, 4))), goes_live)
+    world.acknowledge(store)
+    return world
+
+
+def killed_and_asked_again(folder: Path, deaf: Site | None = None) -> World:
+    """The process dies between a record's write and its sync; the next one finds it, and the client asks again."""
+    world = World(folder, deaf)
+    world.fs.die_after = ("write", ".log")
+    with pytest.raises(Killed):
+        publish(world.open(), b"first", goes_live, "k1")
+    world.fs.die_after = None
+    store = world.open()
+    assert publish(store, b"first", goes_live, "k1").replayed
+    world.acknowledge(store)
+    store.move(MODEL, "alias", "canary", lambda s: s.moved("canary", 1), Origin())
+    world.acknowledge(store)
+    return world
+
+
+SCENARIOS = [everyday, copied_by_hand, killed_and_asked_again]
+
+
+def sync_sites() -> list[Site]:
+    """Every line of the repository's code that makes something durable."""
+    sites = []
+    for file in sorted(Path(server.repository.__file__).parent.glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            match node:
+                case ast.Call(func=ast.Attribute(value=ast.Attribute(attr="_fs"), attr="sync" | "sync_dir")):
+                    sites.append((file.name, node.lineno))
+    return sites
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_acknowledged_means_durable_and_the_rest_is_whole_or_absent(
+    scenario: Callable[[Path], World], tmp_path: Path
+) -> None:
+    world = scenario(tmp_path)
+
+    violations = {world.violation(tree, step, tmp_path) for tree, step in world.states}
+
+    assert violations == {None}
+
+
+@pytest.mark.parametrize("site", sync_sites(), ids=lambda site: f"{site[0]}:{site[1]}")
+def test_without_this_sync_something_is_lost(site: Site, tmp_path: Path) -> None:
+    assert any(_breaks(scenario, site, tmp_path / scenario.__name__) for scenario in SCENARIOS)
+
+
+def _breaks(scenario: Callable[[Path, Site], World], site: Site, folder: Path) -> bool:
+    folder.mkdir()
+    world = scenario(folder, site)
+    return any(_is_broken(world, tree, step, folder) for tree, step in reversed(world.states))
+
+
+def _is_broken(world: World, tree: Tree, step: int, folder: Path) -> bool:
+    try:
+        return world.violation(tree, step, folder) is not None
+    except (CorruptVersion, DamagedDocument, FileNotFoundError):
+        return True
+
+
+def test_all_syncs_are_found_and_run(tmp_path: Path) -> None:
+    run: set[Site] = set()
+    for scenario in SCENARIOS:
+        (tmp_path / scenario.__name__).mkdir()
+        run |= scenario(tmp_path / scenario.__name__).fs.sites
+
+    assert run == set(sync_sites())

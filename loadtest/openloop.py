@@ -19,6 +19,7 @@ Check = Callable[[int, float, float, Response], str | None]
 """`(request number, when sent, when answered, answer)` -> what is wrong with an accepted answer, or None."""
 
 RECONNECT_PAUSE = 0.05  # seconds
+MANY = 500_000  # more requests than a closed loop gets answered
 
 
 class OpenLoop:
@@ -73,8 +74,7 @@ class OpenLoop:
         if self.pacer.stopped.is_set():
             return
         self.fired = last
-        for number in range(first, last):
-            self.backlog.append(number)
+        self.backlog.extend(range(first, last))
         while self.backlog and self.idle:
             self._next(self.idle.pop())
 
@@ -129,7 +129,7 @@ class OpenLoop:
 
 async def capacity(target: Target, requests: Sequence[bytes], connections: int, seconds: float) -> float:
     """Accepted answers/s with every connection always busy: everything is due at once, and cut off after `seconds`."""
-    loop = OpenLoop(target, requests, np.zeros(2_000_000), connections)
+    loop = OpenLoop(target, requests, np.zeros(MANY), connections)
     running = asyncio.create_task(loop.run())
     await asyncio.sleep(seconds)
     loop.stop()

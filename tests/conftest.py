@@ -1,0 +1,22 @@
+"""What every test shares: one thread per numeric library, reproducible hypothesis runs, where the project is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# read when NumPy is first imported, which tests do after this file: several test processes share the cores
+for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
+
+settings.register_profile("lathe", deadline=None, derandomize=True, database=None)
+settings.load_profile("lathe")
+
+
+@pytest.fixture(scope="session")
+def project() -> Path:
+    """The folder that holds pyproject.toml."""
+    return Path(__file__).resolve().parent.parent

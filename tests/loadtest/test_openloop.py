@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+
+from loadtest.arrivals import constant
+from loadtest.connection import Target
+from loadtest.openloop import Check, OpenLoop, capacity
+from loadtest.stats import Log
+from loadtest.wire import Response, http_request
+from tests.loadtest.fake import Handler, serving
+
+Status = tuple[int, bytes]
+
+
+def drive(handler: Handler, due: np.ndarray, connections: int, check: Check | None = None, patience: float = 5) -> Log:
+    async def run() -> Log:
+        async with serving(handler) as url:
+            target = Target(url)
+            requests = [http_request("POST", f"/{i}", target.authority) for i in range(3)]
+            return await OpenLoop(target, requests, due, connections, check).run(patience)
+
+    return asyncio.run(run())
+
+
+async def at_once(_line: str, _body: bytes) -> Status:
+    return 200, b"ok"
+
+
+def test_every_request_is_sent_on_time_and_logged() -> None:
+    log = drive(at_once, constant(500, 0.4), connections=4)
+    assert log.status.tolist() == [200] * 200
+    assert (log.sent >= log.due).all()
+    assert (log.done >= log.sent).all()
+    assert np.median(log.sent - log.due) < 0.005  # the schedule is kept, not merely followed
+
+
+def test_requests_take_turns() -> None:
+    lines: list[str] = []
+
+    async def remember(line: str, _body: bytes) -> Status:
+        lines.append(line.split()[1])
+        return 200, b""
+
+    drive(remember, constant(100, 0.06), connections=1)
+    assert lines == ["/0", "/1", "/2", "/0", "/1", "/2"]
+
+
+def test_a_stalled_server_does_not_slow_the_arrivals_and_the_wait_is_measured() -> None:
+    """The heart of an open loop: one pause of 0.3 s is felt by every request due in it, not by a single one."""
+    pause = [0.3]
+
+    async def stall_once(_line: str, _body: bytes) -> Status:
+        await asyncio.sleep(pause.pop() if pause else 0)
+        return 200, b""
+
+    log = drive(stall_once, constant(100, 0.4), connections=1)
+    late = log.latency_ms > 50
+    assert len(log.due) == 40
+    assert late.sum() >= 20
+    assert log.latency_ms.max() == pytest.approx(300, abs=60)
+
+
+def test_a_broken_connection_fails_one_request_and_is_replaced() -> None:
+    count = [0]
+
+    async def break_third(_line: str, _body: bytes) -> Status:
+        count[0] += 1
+        return (0 if count[0] == 3 else 200), b""
+
+    log = drive(break_third, constant(100, 0.1), connections=1)
+    assert log.status.tolist().count(0) == 1
+    assert log.status.tolist().count(200) == 9
+
+
+def test_an_answer_that_never_comes_is_a_failure() -> None:
+    async def never(_line: str, _body: bytes) -> Status:
+        await asyncio.sleep(60)
+        return 200, b""
+
+    log = drive(never, constant(100, 0.02), connections=2, patience=0.2)
+    assert log.status.tolist() == [0, 0]
+    assert np.isnan(log.done).all()
+
+
+def test_the_check_sees_each_answer_and_its_complaint_fails_it() -> None:
+    def check(number: int, sent: float, received: float, response: Response) -> str | None:
+        assert sent <= received <= time.monotonic()
+        return "odd" if number % 2 else None
+
+    log = drive(at_once, constant(100, 0.1), connections=2, check=check)
+    assert log.complaints == {"odd": 5}
+    assert log.accepted.tolist() == [True, False] * 5
+
+
+def test_stop_ends_the_schedule_and_keeps_what_was_sent() -> None:
+    async def run() -> Log:
+        async with serving(at_once) as url:
+            target = Target(url)
+            loop = OpenLoop(target, [http_request("POST", "/", target.authority)], constant(200, 60), 2)
+            running = asyncio.create_task(loop.run())
+            await asyncio.sleep(0.2)
+            loop.stop()
+            return await asyncio.wait_for(running, 2)
+
+    log = asyncio.run(run())
+    assert 10 < len(log.due) < 100
+    assert log.accepted.all()
+
+
+def test_capacity_is_what_the_connections_can_get_answered() -> None:
+    async def hundredth(_line: str, _body: bytes) -> Status:
+        await asyncio.sleep(0.01)
+        return 200, b""
+
+    async def run() -> float:
+        async with serving(hundredth) as url:
+            target = Target(url)
+            return await capacity(target, [http_request("POST", "/", target.authority)], 4, 0.5)
+
+    assert asyncio.run(run()) == pytest.approx(400, rel=0.3)

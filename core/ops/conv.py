@@ -1,0 +1,248 @@
+"""Convolution and its transpose, over any number of spatial axes.
+
+References take one matrix product per kernel element and add them up: no im2col copy, any group count at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from core.ir.graph import Array
+from core.ir.types import Dim, TensorType, ValueType
+from core.ops.common import same_dtype
+from core.ops.fused import apply_epilogue, epilogue_dtype
+from core.ops.registry import Call, Infer, Mixes, OpDef, RowAxis, register
+from core.ops.spatial import (
+    WINDOW_ATTRS,
+    Pads,
+    Window,
+    batch_rows,
+    first_shape,
+    layout_shape,
+    to_first,
+    to_layout,
+    wide,
+    window_of,
+    window_output,
+)
+
+
+@register
+class Conv(OpDef):
+    """Cross-correlation of X (N, C, D1..) with W (M, C/group, K1..), plus B (M)."""
+
+    inputs = "X, W, B?"
+    outputs = "Y"
+    attrs = {**WINDOW_ATTRS, "group": 1, "layout": "NCHW"}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        dtype = same_dtype(c, range(min(len(c.node.inputs), 3)))
+        return [TensorType(dtype, conv_shape(c))]
+
+    def reference(self, c: Call, x: Array, w: Array, b: Array | None = None, *_: Array) -> Array:
+        return to_layout(c, _conv(c, to_first(c, x), w, b))
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        return batch_rows(c, axes)
+
+
+@register
+class FusedConv(Conv):
+    """A convolution with an epilogue: Y = epilogue(conv(X, W) + B, *extras).
+
+    `pads` are explicit. Extras broadcast to Y in the node's layout.
+    """
+
+    domain = "lathe"
+    inputs = "X, W, B?, *extras"
+    attrs = {**Conv.attrs, "epilogue": None}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        (plain,) = super().infer(c)
+        assert isinstance(plain, TensorType)
+        return [TensorType(epilogue_dtype(c, plain.dtype), plain.shape)]
+
+    def reference(self, c: Call, x: Array, w: Array, b: Array | None = None, *extras: Array) -> Array:
+        return apply_epilogue(c, super().reference(c, x, w, b), extras)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        if axes[0] is not None:
+            for index, axis in enumerate(axes[3:], start=3):
+                if _varies_by_row(c, index) != (axis == 0):
+                    return Mixes(f"extra input {index} does not go along with the rows")
+            axes = axes[:3]
+        return batch_rows(c, axes)
+
+
+@register
+class ConvTranspose(OpDef):
+    """The transpose of a convolution: X (N, C, D1..), W (C, M/group, K1..), B (M)."""
+
+    inputs = "X, W, B?"
+    outputs = "Y"
+    attrs = {**Conv.attrs, "output_padding": None, "output_shape": None}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        dtype = same_dtype(c, range(len(c.node.inputs)))
+        x, w = c.shape(0), c.shape(1)
+        if x is None or w is None:
+            return [TensorType(dtype, None)]
+        n, channels, *spatial = first_shape(c, x)
+        group = _group(c)
+        _check_weight(c, w, len(spatial), channels, w[0])
+        _check_bias(c, w[1] * group)
+        out = _transposed_output(c, spatial, [_static(c, k, "W") for k in w[2:]])
+        return [TensorType(dtype, layout_shape(c, (n, w[1] * group, *out)))]
+
+    def reference(self, c: Call, x: Array, w: Array, b: Array | None = None) -> Array:
+        return to_layout(c, _conv_transpose(c, to_first(c, x), w, b))
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        return batch_rows(c, axes)
+
+
+def conv_shape(c: Infer) -> tuple[Dim, ...] | None:
+    """The output shape of a convolution, in the node's layout."""
+    x, w = c.shape(0), c.shape(1)
+    if x is None or w is None:
+        return None
+    n, channels, *spatial = first_shape(c, x)
+    group = _group(c)
+    _check_weight(c, w, len(spatial), channels, w[1] * group if len(w) > 1 else 0)
+    if isinstance(w[0], int) and w[0] % group:
+        c.fail(f"W has {w[0]} output channels, not divisible by group {group}")
+    _check_bias(c, w[0])
+    window = window_of(c, kernel_of(c, w))
+    return layout_shape(c, (n, w[0], *window_output(c, window, spatial)))
+
+
+def _varies_by_row(c: Infer, index: int) -> bool:
+    """Whether an extra input has an element of its own for every row of the output."""
+    x, extra = c.shape(0), c.shape(index)
+    return x is not None and extra is not None and len(extra) == len(x) and extra[0] != 1
+
+
+def conv_pads(c: Infer) -> Pads | None:
+    """The explicit padding of a convolution, `auto_pad` resolved; None while it depends on an unknown size."""
+    w = c.tensor(1).dims
+    window = window_of(c, kernel_of(c, w))
+    spatial = first_shape(c, c.tensor(0).dims)[2:]
+    if window.pads is not None:
+        return window.pads
+    known = [size for size in spatial if isinstance(size, int)]
+    return window.pads_for(known) if len(known) == len(spatial) else None
+
+
+def kernel_of(c: Infer, w: Sequence[Dim]) -> tuple[int, ...]:
+    """The spatial extents of the weight; ModelError when `kernel_shape` says otherwise."""
+    kernel = tuple(_static(c, k, "W") for k in w[2:])
+    declared = c.attr("kernel_shape")
+    if declared is not None and tuple(declared) != kernel:
+        c.fail(f"kernel_shape is {list(declared)}, W has {list(kernel)}")
+    return kernel
+
+
+def _group(c: Infer) -> int:
+    group = c.attr("group")
+    if group < 1:
+        c.fail(f"group is {group}, expected at least 1")
+    return int(group)
+
+
+def _static(c: Infer, dim: Dim, name: str) -> int:
+    if isinstance(dim, int):
+        return dim
+    return int(c.unsupported(f"{name} has a symbolic kernel extent ({dim}), expected numbers"))
+
+
+def _check_weight(c: Infer, w: Sequence[Dim], spatial: int, channels: Dim, expected: Dim) -> None:
+    if len(w) != spatial + 2 or spatial < 1:
+        c.fail(f"X has {spatial} spatial axes, W has rank {len(w)}, expected rank {spatial + 2} and at least one axis")
+    if isinstance(channels, int) and isinstance(expected, int) and channels != expected:
+        c.fail(f"X has {channels} channels, W expects {expected} (group {c.attr('group')})")
+    if isinstance(channels, int) and channels % c.attr("group"):
+        c.fail(f"X has {channels} channels, not divisible by group {c.attr('group')}")
+
+
+def _check_bias(c: Infer, channels: Dim) -> None:
+    if c.has_input(2) and c.shape(2) is not None and c.shape(2) != (channels,):
+        c.fail(f"B is {c.tensor(2)}, expected [{channels}]")
+
+
+def _conv(c: Call, x: Any, w: Any, b: Any) -> Any:
+    """Channels-first convolution: for each kernel element, a (group, M/g, C/g) by (n, group, C/g, pixels) product."""
+    window = window_of(c, w.shape[2:])
+    group, dtype = c.attr("group"), x.dtype
+    out = _conv_output(window, x.shape[2:])
+    padded, w = window.padded(wide(x), out), wide(w)
+    n, m = x.shape[0], w.shape[0]
+    y = np.zeros((n, group, m // group, int(np.prod(out))), w.dtype)
+    for tap, where in window.taps(out):
+        kernel = w[(..., *tap)].reshape(group, m // group, -1)
+        y += kernel @ padded[(..., *where)].reshape(n, group, w.shape[1], -1)
+    return _with_bias(y.reshape(n, m, *out), b).astype(dtype, copy=False)
+
+
+def _conv_output(window: Window, spatial: Sequence[int]) -> tuple[int, ...]:
+    pads = window.pads_for(spatial)
+    return tuple(
+        (size + before + after - extent) // stride + 1
+        for size, (before, after), extent, stride in zip(spatial, pads, window.extents, window.strides, strict=True)
+    )
+
+
+def _with_bias(y: Any, b: Any) -> Any:
+    return y if b is None else y + b.astype(y.dtype).reshape(-1, *(1,) * (y.ndim - 2))
+
+
+def _transposed_output(c: Infer, spatial: Sequence[Dim], kernel: Sequence[int]) -> list[Dim]:
+    window = window_of(c, kernel)
+    extra = _output_padding(c, len(spatial))
+    if c.attr("output_shape") is not None:
+        return list(c.attr("output_shape"))[-len(spatial) :]
+    if window.pads is None:
+        return [size * stride for size, stride in zip(spatial, window.strides, strict=True)]
+    full = _full_extent(window, spatial, extra)
+    out = [size - (before + after) for size, (before, after) in zip(full, window.pads, strict=True)]
+    if any(isinstance(size, int) and size < 1 for size in out):
+        c.fail(f"output would have spatial shape {out}: pads {window.pads} are larger than what they cut")
+    return out
+
+
+def _output_padding(c: Any, rank: int) -> tuple[int, ...]:
+    return tuple(c.attr("output_padding") or (0,) * rank)
+
+
+def _full_extent(window: Window, spatial: Sequence[Any], extra: Sequence[int]) -> list[Any]:
+    """The output extent before padding is cut off."""
+    axes = zip(spatial, window.strides, window.extents, extra, strict=True)
+    return [(size - 1) * stride + (extent + more) for size, stride, extent, more in axes]
+
+
+def _transposed_cuts(c: Call, window: Window, full: Sequence[int], out: Sequence[int]) -> list[int]:
+    """How much of the full output is cut off before its first element, per axis."""
+    if window.pads is not None and c.attr("output_shape") is None:
+        return [before for before, _ in window.pads]
+    totals = [max(size - kept, 0) for size, kept in zip(full, out, strict=True)]
+    upper = c.attr("auto_pad") == "SAME_UPPER"
+    return [total // 2 if upper else total - total // 2 for total in totals]
+
+
+def _conv_transpose(c: Call, x: Any, w: Any, b: Any) -> Any:
+    window = window_of(c, w.shape[2:])
+    group, dtype, spatial = c.attr("group"), x.dtype, x.shape[2:]
+    view = Infer(c.op, c.node, {})
+    out = [int(size) for size in _transposed_output(view, spatial, w.shape[2:])]  # type: ignore[call-overload]
+    full = _full_extent(window, spatial, _output_padding(c, len(spatial)))
+    cuts = _transposed_cuts(c, window, full, out)
+    n, m = x.shape[0], w.shape[1] * group
+    rows = wide(x).reshape(n, group, -1, int(np.prod(spatial)))
+    y = np.zeros((n, m, *(max(size, cut + kept) for size, cut, kept in zip(full, cuts, out, strict=True))), rows.dtype)
+    for tap, where in window.taps(spatial):
+        kernel = wide(w)[(..., *tap)].reshape(group, -1, w.shape[1]).swapaxes(1, 2)
+        y[(..., *where)] += (kernel @ rows).reshape(n, m, *spatial)
+    kept = tuple(slice(cut, cut + size) for cut, size in zip(cuts, out, strict=True))
+    return _with_bias(y[(..., *kept)], b).astype(dtype, copy=False)

@@ -1,0 +1,303 @@
+"""Normalization. Statistics of half-precision inputs are taken in float32, as `stash_type` 1 asks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from core.ir.graph import Array
+from core.ir.types import Dim, DType, TensorType, ValueType
+from core.ops.common import normalize_axis
+from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required, RowAxis, register
+from core.ops.spatial import batch_rows, first_shape, to_first, to_layout, wide
+
+_EPSILON = 9.999999747378752e-06  # 1e-5 as float32, the default of the ONNX schemas
+
+
+@register
+class BatchNormalization(OpDef):
+    """(X - mean) / sqrt(var + epsilon) * scale + B per channel; in training mode with the batch's own statistics."""
+
+    inputs = "X, scale, B, input_mean, input_var"
+    outputs = "Y, running_mean, running_var"
+    attrs = {"epsilon": _EPSILON, "momentum": 0.8999999761581421, "training_mode": 0, "layout": "NCHW"}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        x = c.tensor(0)
+        if x.shape is not None and len(x.shape) >= 2:
+            _check_channels(c, range(1, 5), first_shape(c, x.shape)[1])
+        outputs: list[ValueType] = [x]
+        if c.attr("training_mode"):
+            outputs += [c.tensor(3), c.tensor(4)]
+        return outputs
+
+    def reference(self, c: Call, x: Array, scale: Array, b: Array, mean: Array, var: Array) -> Any:
+        first = wide(to_first(c, x))
+        if not c.attr("training_mode"):
+            return to_layout(c, _affine_channels(c, first, mean, var, scale, b).astype(x.dtype))
+        axes = (0, *range(2, first.ndim))
+        batch_mean, batch_var = first.mean(axis=axes), first.var(axis=axes)
+        y = to_layout(c, _affine_channels(c, first, batch_mean, batch_var, scale, b).astype(x.dtype))
+        return y, _running(c, mean, batch_mean), _running(c, var, batch_var)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        if c.attr("training_mode") and axes[0] is not None:
+            return Mixes("in training mode it takes statistics over the batch")
+        return batch_rows(c, axes)
+
+
+@register
+class InstanceNormalization(OpDef):
+    """Every channel of every row normalized over its spatial axes."""
+
+    inputs = "input, scale, B"
+    outputs = "output"
+    attrs = {"epsilon": _EPSILON, "layout": "NCHW"}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        x = c.tensor(0)
+        if x.shape is not None:
+            _check_channels(c, (1, 2), first_shape(c, x.shape)[1])
+        return [x]
+
+    def reference(self, c: Call, x: Array, scale: Array, b: Array) -> Array:
+        first = wide(to_first(c, x))
+        normal = _normalized(first, tuple(range(2, first.ndim)), c.attr("epsilon"))[0]
+        return to_layout(c, _scaled(normal, scale, b).astype(x.dtype))
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        return batch_rows(c, axes)
+
+
+@register
+class GroupNormalization(OpDef):
+    """Each group of channels of every row normalized over its channels and spatial axes."""
+
+    inputs = "X, scale, bias"
+    outputs = "Y"
+    attrs = {"num_groups": Required("int"), "epsilon": _EPSILON, "stash_type": 1, "layout": "NCHW"}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        x, groups = c.tensor(0), c.attr("num_groups")
+        if x.shape is None:
+            return [x]
+        channels = first_shape(c, x.shape)[1]
+        _check_channels(c, (1, 2), channels)
+        if groups < 1 or (isinstance(channels, int) and channels % groups):
+            c.fail(f"num_groups is {groups}, expected a divisor of the {channels} channels")
+        return [x]
+
+    def reference(self, c: Call, x: Array, scale: Array, bias: Array) -> Array:
+        first = wide(to_first(c, x))
+        grouped = first.reshape(first.shape[0], c.attr("num_groups"), -1)
+        normal = _normalized(grouped, (2,), c.attr("epsilon"))[0].reshape(first.shape)
+        return to_layout(c, _scaled(normal, scale, bias).astype(x.dtype))
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        return batch_rows(c, axes)
+
+
+class TrailingNormalization(OpDef):
+    """Family base: the axes from `axis` to the last are normalized together; scale and bias broadcast to the input."""
+
+    attrs = {"axis": -1, "epsilon": _EPSILON, "stash_type": 1}
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        if axes[0] is None and all(axis is None for axis in axes):
+            return [None] * len(c.node.outputs)
+        if axes[0] is None or any(axis is not None for axis in axes[1:]):
+            return Mixes("a parameter differs from row to row")
+        rank = c.tensor(0).rank
+        if axes[0] >= c.attr("axis") % rank:
+            return Mixes("it normalizes over the row axis")
+        return [axes[0]] * len(c.node.outputs)
+
+
+@register
+class LayerNormalization(TrailingNormalization):
+    inputs = "X, Scale, B?"
+    outputs = "Y, Mean, InvStdDev"
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        x = c.tensor(0)
+        statistics = DType.FLOAT32 if c.attr("stash_type") == 1 else x.dtype
+        if x.shape is None:
+            return [x, TensorType(statistics, None), TensorType(statistics, None)]
+        axis = normalize_axis(c, c.attr("axis"), len(x.shape))
+        _check_trailing(c, x.shape)
+        kept = (*x.shape[:axis], *(1 for _ in x.shape[axis:]))
+        return [x, TensorType(statistics, kept), TensorType(statistics, kept)]
+
+    def reference(self, c: Call, x: Array, scale: Array, b: Array | None = None) -> tuple[Array, ...]:
+        data = _stashed(c, x)
+        normal, mean, inverse = _normalized(data, _trailing(c, x), c.attr("epsilon"))
+        # The statistics are taken in the stash type, scale and bias are applied in the input's: the schema's function.
+        y = normal.astype(x.dtype) * scale
+        y = y if b is None else y + b
+        return y.astype(x.dtype, copy=False), mean.astype(data.dtype), inverse.astype(data.dtype)
+
+
+@register
+class RMSNormalization(TrailingNormalization):
+    inputs = "X, scale"
+    outputs = "Y"
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        x = c.tensor(0)
+        if x.shape is not None:
+            normalize_axis(c, c.attr("axis"), len(x.shape))
+            _check_trailing(c, x.shape)
+        return [TensorType(c.dtype(1), x.shape)]
+
+    def reference(self, c: Call, x: Array, scale: Array) -> Array:
+        data = _stashed(c, x)
+        square = (data * data).mean(axis=_trailing(c, x), keepdims=True)
+        normal: Any = data / np.sqrt(square + data.dtype.type(c.attr("epsilon")))
+        return np.asarray(normal.astype(scale.dtype) * scale)
+
+
+@register
+class MeanVarianceNormalization(OpDef):
+    """(X - mean) / (deviation + 1e-9) over the given axes."""
+
+    inputs = "X"
+    outputs = "Y"
+    attrs = {"axes": (0, 2, 3)}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        x = c.tensor(0)
+        if x.shape is not None:
+            for axis in c.attr("axes"):
+                normalize_axis(c, axis, len(x.shape))
+        return [x]
+
+    def reference(self, c: Call, x: Array) -> Array:
+        data, axes = wide(x), tuple(c.attr("axes"))
+        centred = data - data.mean(axis=axes, keepdims=True)
+        deviation = np.sqrt((centred * centred).mean(axis=axes, keepdims=True))
+        return np.asarray(centred / (deviation + data.dtype.type(1e-9))).astype(x.dtype, copy=False)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        return _apart_from(c, axes, c.attr("axes"))
+
+
+@register
+class LpNormalization(OpDef):
+    """X divided by its p-norm along one axis; zero vectors stay zero."""
+
+    inputs = "input"
+    outputs = "output"
+    attrs = {"axis": -1, "p": 2}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        x = c.tensor(0)
+        if x.shape is not None:
+            normalize_axis(c, c.attr("axis"), len(x.shape))
+        if c.attr("p") not in (1, 2):
+            c.fail(f"p is {c.attr('p')}, expected 1 or 2")
+        return [x]
+
+    def reference(self, c: Call, x: Array) -> Array:
+        data = wide(x)
+        norm = np.linalg.norm(data, ord=c.attr("p"), axis=c.attr("axis"), keepdims=True)
+        return np.asarray(data / np.where(norm == 0, norm.dtype.type(1), norm)).astype(x.dtype, copy=False)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        return _apart_from(c, axes, (c.attr("axis"),))
+
+
+@register
+class LRN(OpDef):
+    """X / (bias + alpha/size * sum of squares over `size` neighbouring channels) ** beta."""
+
+    inputs = "X"
+    outputs = "Y"
+    attrs = {
+        "size": Required("int"), "alpha": 9.999999747378752e-05, "beta": 0.75, "bias": 1.0, "layout": "NCHW",
+    }  # fmt: skip
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        x = c.tensor(0)
+        if x.shape is not None:
+            first_shape(c, x.shape)
+        if c.attr("size") < 1:
+            c.fail(f"size is {c.attr('size')}, expected at least 1")
+        return [x]
+
+    def reference(self, c: Call, x: Array) -> Array:
+        first, size = wide(to_first(c, x)), c.attr("size")
+        before = (size - 1) // 2
+        widths = [(0, 0), (before, size - 1 - before), *[(0, 0)] * (first.ndim - 2)]
+        squares = np.pad(first * first, widths)
+        total = sum(squares[:, i : i + first.shape[1]] for i in range(size))
+        base: Any = c.attr("bias") + c.attr("alpha") / size * total
+        return to_layout(c, (first / base ** c.attr("beta")).astype(x.dtype, copy=False))
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        return batch_rows(c, axes)
+
+
+def _check_channels(c: Infer, indices: Sequence[int], channels: Dim) -> None:
+    for index in indices:
+        shape = c.shape(index)
+        if shape is not None and (len(shape) != 1 or (isinstance(channels, int) and shape[0] != channels)):
+            c.fail(f"{c.op.input_name(index)} is {c.tensor(index)}, expected [{channels}]")
+
+
+def _check_trailing(c: Infer, x: Sequence[Dim]) -> None:
+    """Scale and bias must broadcast to the input without enlarging it."""
+    for index in range(1, len(c.node.inputs)):
+        shape = c.shape(index) if c.has_input(index) else ()
+        if shape is None:
+            continue
+        pairs = zip(reversed(shape), reversed(x), strict=False)
+        if len(shape) > len(x) or any(a not in (1, b) and isinstance(b, int) for a, b in pairs):
+            c.fail(f"{c.op.input_name(index)} is {c.tensor(index)}, expected a shape that broadcasts to {c.tensor(0)}")
+
+
+def _trailing(c: NodeView, x: Array) -> tuple[int, ...]:
+    return tuple(range(c.attr("axis") % x.ndim, x.ndim))
+
+
+def _stashed(c: NodeView, x: Array) -> Any:
+    """The input in the type its statistics are taken in: float32 at least where `stash_type` says so."""
+    return wide(x) if c.attr("stash_type") == 1 else x
+
+
+def _normalized(x: Any, axes: tuple[int, ...], epsilon: float) -> tuple[Any, Any, Any]:
+    """x with mean 0 and variance 1 over `axes`, the mean, and one over the deviation."""
+    mean = x.mean(axis=axes, keepdims=True)
+    centred = x - mean
+    inverse = 1 / np.sqrt((centred * centred).mean(axis=axes, keepdims=True) + x.dtype.type(epsilon))
+    return centred * inverse, mean, inverse
+
+
+def _per_channel(parameter: Any, like: Any) -> Any:
+    return parameter.astype(like.dtype).reshape(-1, *(1,) * (like.ndim - 2))
+
+
+def _scaled(x: Any, scale: Any, bias: Any) -> Any:
+    return x * _per_channel(scale, x) + _per_channel(bias, x)
+
+
+def _affine_channels(c: NodeView, x: Any, mean: Any, var: Any, scale: Any, bias: Any) -> Any:
+    if x.ndim == 1:
+        return _affine_channels(c, x[:, None], mean, var, scale, bias)[:, 0]
+    deviation = np.sqrt(var.astype(x.dtype) + x.dtype.type(c.attr("epsilon")))
+    return _scaled((x - _per_channel(mean, x)) / _per_channel(deviation, x), scale, bias)
+
+
+def _running(c: NodeView, before: Any, batch: Any) -> Any:
+    momentum = c.attr("momentum")
+    return (before * momentum + batch.astype(before.dtype) * (1 - momentum)).astype(before.dtype)
+
+
+def _apart_from(c: Infer, axes: Sequence[RowAxis], normalized: Sequence[int]) -> Sequence[RowAxis] | Mixes:
+    if axes[0] is None:
+        return [None]
+    rank = c.tensor(0).rank
+    if axes[0] in {axis % rank for axis in normalized}:
+        return Mixes("it normalizes over the row axis")
+    return [axes[0]]

@@ -1,0 +1,204 @@
+"""Pooling: sliding windows and global."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from core.ir.graph import Array
+from core.ir.types import Dim, DType, TensorType, ValueType
+from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required, RowAxis, register
+from core.ops.spatial import (
+    WINDOW_ATTRS,
+    Window,
+    batch_rows,
+    first_shape,
+    layout_shape,
+    to_first,
+    to_layout,
+    wide,
+    window_of,
+    window_output,
+)
+
+
+class Pool(OpDef):
+    """Family base: one input X (N, C, D1..), a window over the spatial axes."""
+
+    inputs = "X"
+    outputs = "Y"
+    attrs = {**WINDOW_ATTRS, "kernel_shape": Required("ints"), "ceil_mode": 0, "layout": "NCHW"}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        x = c.tensor(0)
+        if x.shape is None:
+            return [x]
+        return [TensorType(x.dtype, layout_shape(c, _pooled_shape(c, first_shape(c, x.shape))))]
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        return batch_rows(c, axes)
+
+
+@register
+class MaxPool(Pool):
+    """The greatest element of each window, and optionally where it lies in the flattened input."""
+
+    outputs = "Y, Indices"
+    attrs = {**Pool.attrs, "storage_order": 0}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        (y,) = super().infer(c)
+        assert isinstance(y, TensorType)
+        return [y, TensorType(DType.INT64, y.shape)]
+
+    def reference(self, c: Call, x: Array) -> Array | tuple[Array, Array]:
+        first = to_first(c, x)
+        if len(c.node.outputs) == 1:
+            return to_layout(c, _window_max(c, first))
+        y, taken = _window_argmax(c, first)
+        return to_layout(c, y), to_layout(c, _flat_indices(c, taken, first.shape))
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        if len(c.node.outputs) > 1 and axes[0] is not None:
+            return Mixes("its second output counts positions over the whole batch")
+        return super().rows(c, axes)
+
+
+@register
+class AveragePool(Pool):
+    """The mean of each window, padding counted or not."""
+
+    attrs = {**Pool.attrs, "count_include_pad": 0}
+
+    def reference(self, c: Call, x: Array) -> Array:
+        first = to_first(c, x)
+        window, out = _placed(c, first.shape)
+        count = _window_count(c, window, first.shape[2:], out)
+        total = _window_sum(window, wide(first), out)
+        return to_layout(c, (total / count.astype(total.dtype)).astype(x.dtype, copy=False))
+
+
+@register
+class LpPool(Pool):
+    """The p-norm of each window."""
+
+    attrs = {**Pool.attrs, "p": 2}
+
+    def reference(self, c: Call, x: Array) -> Array:
+        first, p = to_first(c, x), c.attr("p")
+        window, out = _placed(c, first.shape)
+        total = _window_sum(window, np.abs(wide(first)) ** p, out)
+        return to_layout(c, (total ** (1 / p)).astype(x.dtype, copy=False))
+
+
+class GlobalPool(OpDef):
+    """Family base: every spatial axis reduced to 1."""
+
+    inputs = "X"
+    outputs = "Y"
+    attrs = {"layout": "NCHW"}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        x = c.tensor(0)
+        if x.shape is None:
+            return [x]
+        n, channels, *spatial = first_shape(c, x.shape)
+        return [TensorType(x.dtype, layout_shape(c, (n, channels, *(1 for _ in spatial))))]
+
+    def reference(self, c: Call, x: Array) -> Array:
+        first = wide(to_first(c, x))
+        reduced = self.reduce(c, first, tuple(range(2, first.ndim)))
+        return to_layout(c, np.asarray(reduced).astype(x.dtype, copy=False))
+
+    def reduce(self, c: NodeView, x: Any, axes: tuple[int, ...]) -> Any:
+        """Reduce the axes, keeping them with extent 1."""
+        raise NotImplementedError
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        return batch_rows(c, axes)
+
+
+@register
+class GlobalAveragePool(GlobalPool):
+    def reduce(self, c: NodeView, x: Any, axes: tuple[int, ...]) -> Any:
+        return x.mean(axis=axes, keepdims=True)
+
+
+@register
+class GlobalMaxPool(GlobalPool):
+    def reduce(self, c: NodeView, x: Any, axes: tuple[int, ...]) -> Any:
+        return x.max(axis=axes, keepdims=True)
+
+
+@register
+class GlobalLpPool(GlobalPool):
+    attrs = {**GlobalPool.attrs, "p": 2}
+
+    def reduce(self, c: NodeView, x: Any, axes: tuple[int, ...]) -> Any:
+        p = c.attr("p")
+        return (np.abs(x) ** p).sum(axis=axes, keepdims=True) ** (1 / p)
+
+
+def _pooled_shape(c: Infer, first: Sequence[Dim]) -> tuple[Dim, ...]:
+    window = window_of(c, c.attr("kernel_shape"))
+    return (*first[:2], *window_output(c, window, first[2:], ceil_mode=bool(c.attr("ceil_mode"))))
+
+
+def _placed(c: Call, shape: tuple[int, ...]) -> tuple[Window, tuple[int, ...]]:
+    """The window, and the spatial output shape for a channels-first input of this shape."""
+    dims = _pooled_shape(Infer(c.op, c.node, {}), shape)[2:]
+    return window_of(c, c.attr("kernel_shape")), tuple(int(dim) for dim in dims)  # type: ignore[call-overload]
+
+
+def _window_sum(window: Window, x: Any, out: Sequence[int]) -> Any:
+    padded = window.padded(x, out)
+    return sum(padded[(..., *where)] for _, where in window.taps(out))
+
+
+def _window_count(c: NodeView, window: Window, spatial: tuple[int, ...], out: Sequence[int]) -> Any:
+    """How many elements each mean divides by. What `ceil_mode` adds behind the padding never counts."""
+    inside = np.ones((1, 1, *spatial), np.float32)
+    if c.attr("count_include_pad"):
+        inside = np.pad(inside, [(0, 0), (0, 0), *window.pads_for(spatial)], constant_values=1)
+        window = dataclasses.replace(window, pads=((0, 0),) * len(out))
+    return _window_sum(window, inside, out)
+
+
+def _lowest(dtype: np.dtype[Any]) -> Any:
+    return np.iinfo(dtype).min if dtype.kind in "iu" else -np.inf
+
+
+def _window_max(c: Call, x: Any) -> Any:
+    window, out = _placed(c, x.shape)
+    padded = window.padded(x, out, _lowest(x.dtype))
+    y = np.full((*x.shape[:2], *out), _lowest(x.dtype), x.dtype)
+    for _, where in window.taps(out):
+        np.maximum(y, padded[(..., *where)], out=y)
+    return y
+
+
+def _window_argmax(c: Call, x: Any) -> tuple[Any, Any]:
+    """The greatest elements, and their positions within the image, row-major."""
+    window, out = _placed(c, x.shape)
+    padded = window.padded(x, out, _lowest(x.dtype))
+    position = np.arange(int(np.prod(x.shape[2:]))).reshape(1, 1, *x.shape[2:])
+    position = window.padded(position, out, -1)
+    y = np.full((*x.shape[:2], *out), _lowest(x.dtype), x.dtype)
+    taken = np.full(y.shape, -1)
+    for _, where in window.taps(out):
+        better = (padded[(..., *where)] > y) | ((taken < 0) & (position[(..., *where)] >= 0))
+        y = np.where(better, padded[(..., *where)], y)
+        taken = np.where(better, position[(..., *where)], taken)
+    return y, taken
+
+
+def _flat_indices(c: Call, taken: Any, shape: tuple[int, ...]) -> Any:
+    """Positions within an image as positions within the whole tensor, in the node's storage order."""
+    if c.attr("storage_order"):
+        coordinates = np.unravel_index(taken, shape[2:])
+        taken = np.ravel_multi_index(coordinates[::-1], shape[:1:-1])
+    images = np.arange(shape[0] * shape[1]).reshape(shape[0], shape[1], *(1,) * (len(shape) - 2))
+    return (taken + images * int(np.prod(shape[2:]))).astype(np.int64)

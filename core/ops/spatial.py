@@ -1,0 +1,165 @@
+"""What spatial operators share: the `layout` attribute and sliding windows.
+
+`layout` is Lathe's own attribute, set by passes: "NCHW" means channels first (N, C, D1..Dr), "NHWC" channels last
+(N, D1..Dr, C), for any number r of spatial axes. It concerns activations only: weights and every attribute that counts
+axes stay as ONNX has them. Inference and references work channels first and convert at their borders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from core.ir.graph import Array
+from core.ir.types import Dim
+from core.ops.registry import Infer, Mixes, NodeView, RowAxis
+
+LAYOUTS = ("NCHW", "NHWC")
+AUTO_PADS = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
+WINDOW_ATTRS = {"kernel_shape": None, "strides": None, "pads": None, "dilations": None, "auto_pad": "NOTSET"}
+
+Pads = tuple[tuple[int, int], ...]  # (before, after) of each spatial axis
+
+
+def channels_last(c: NodeView) -> bool:
+    layout = c.attr("layout")
+    if layout not in LAYOUTS:
+        c.fail(f"layout is {layout!r}, expected one of {', '.join(LAYOUTS)}")
+    return bool(layout == "NHWC")
+
+
+def first_shape(c: NodeView, shape: Sequence[Dim]) -> tuple[Dim, ...]:
+    """An activation's shape in the node's layout, as N, C, D1.."""
+    if len(shape) < 2:
+        c.fail(f"has rank {len(shape)}, expected at least 2 (batch and channels)")
+    return (shape[0], shape[-1], *shape[1:-1]) if channels_last(c) else tuple(shape)
+
+
+def layout_shape(c: NodeView, shape: Sequence[Dim]) -> tuple[Dim, ...]:
+    """A shape N, C, D1.. in the node's layout."""
+    return (shape[0], *shape[2:], shape[1]) if channels_last(c) else tuple(shape)
+
+
+def to_first(c: NodeView, array: Array) -> Array:
+    """A view of an activation with its channels first."""
+    return np.moveaxis(array, -1, 1) if channels_last(c) else array
+
+
+def to_layout(c: NodeView, array: Array) -> Array:
+    """A view of a channels-first activation in the node's layout."""
+    return np.moveaxis(array, 1, -1) if channels_last(c) else array
+
+
+def batch_rows(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+    """Rows stay apart along axis 0 of the first input when every other input is the same for all rows."""
+    if all(axis is None for axis in axes):
+        return [None] * len(c.node.outputs)
+    if axes[0] != 0:
+        return Mixes("its rows do not lie along the batch axis of the first input")
+    if any(axis is not None for axis in axes[1:]):
+        return Mixes("a parameter differs from row to row")
+    return [0] * len(c.node.outputs)
+
+
+def wide(array: Array) -> Any:
+    """The array in a type that sums without losing digits: half precision as float32, the rest as it is."""
+    return array.astype(np.float32) if array.dtype.itemsize <= 2 and array.dtype.kind in "fV" else array
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A sliding window over the spatial axes."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads: Pads | None  # None: so much that the output is ceil(input / stride); see `pads_for`
+    lower: bool = False  # the odd element of such a padding goes before the data, not after
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Input elements that one window spans, per axis."""
+        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
+
+    def pads_for(self, spatial: Sequence[int]) -> Pads:
+        """The padding for an input of this size."""
+        if self.pads is not None:
+            return self.pads
+        totals = (
+            max((-(-size // stride) - 1) * stride + extent - size, 0)
+            for size, stride, extent in zip(spatial, self.strides, self.extents, strict=True)
+        )
+        return tuple(((total + self.lower) // 2, total - (total + self.lower) // 2) for total in totals)
+
+    def taps(self, out: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
+        """Each kernel element with the slices of the padded input that it meets, for an output of this size."""
+        for tap in np.ndindex(*self.kernel):
+            starts = [t * d for t, d in zip(tap, self.dilations, strict=True)]
+            spans = zip(starts, out, self.strides, strict=True)
+            yield tap, tuple(slice(start, start + (count - 1) * stride + 1, stride) for start, count, stride in spans)
+
+    def padded(self, x: Array, out: Sequence[int], fill: object = 0) -> Array:
+        """`x` (N, C, D1..) with as much of `fill` around it as an output of this size reads."""
+        widths = [(0, 0), (0, 0)]
+        pads = self.pads_for(x.shape[2:])
+        for size, (before, _), count, stride, extent in zip(
+            x.shape[2:], pads, out, self.strides, self.extents, strict=True
+        ):
+            widths.append((before, max((count - 1) * stride + extent - size - before, 0)))
+        return np.pad(x, widths, constant_values=fill) if any(map(any, widths)) else x  # type: ignore[call-overload]
+
+
+def window_of(c: NodeView, kernel: Sequence[int], *, strides_default: Sequence[int] | None = None) -> Window:
+    """The window that the node's attributes describe; ModelError when they do not fit the kernel."""
+    rank = len(kernel)
+    strides = _positive(c, "strides", c.attr("strides") or strides_default or (1,) * rank, rank)
+    dilations = _positive(c, "dilations", c.attr("dilations") or (1,) * rank, rank)
+    mode = c.attr("auto_pad") or "NOTSET"
+    if mode not in AUTO_PADS:
+        c.fail(f"auto_pad is {mode!r}, expected one of {', '.join(AUTO_PADS)}")
+    kernel = _positive(c, "kernel_shape", kernel, rank)
+    if mode.startswith("SAME"):
+        return Window(kernel, strides, dilations, None, mode == "SAME_LOWER")
+    return Window(kernel, strides, dilations, _explicit_pads(c, rank, mode))
+
+
+def _explicit_pads(c: NodeView, rank: int, mode: str) -> Pads:
+    flat = tuple((c.attr("pads") if mode == "NOTSET" else None) or (0,) * (2 * rank))
+    if len(flat) != 2 * rank or min(flat, default=0) < 0:
+        c.fail(f"pads are {list(flat)}, expected {2 * rank} numbers of at least 0")
+    return tuple(zip(flat[:rank], flat[rank:], strict=True))
+
+
+def _positive(c: NodeView, name: str, values: Sequence[int], rank: int) -> tuple[int, ...]:
+    if len(values) != rank or any(value < 1 for value in values):
+        c.fail(f"{name} is {list(values)}, expected {rank} numbers of at least 1")
+    return tuple(values)
+
+
+def window_output(c: Infer, window: Window, spatial: Sequence[Dim], *, ceil_mode: bool = False) -> tuple[Dim, ...]:
+    """The spatial output shape for an input of this spatial shape; ModelError when a window does not fit in."""
+    if len(spatial) != len(window.kernel):
+        c.fail(f"input has {len(spatial)} spatial axes, the kernel {len(window.kernel)}")
+    return tuple(_output_dim(c, window, axis, size, ceil_mode) for axis, size in enumerate(spatial))
+
+
+def _output_dim(c: Infer, window: Window, axis: int, size: Dim, ceil_mode: bool) -> Dim:
+    stride, extent = window.strides[axis], window.extents[axis]
+    if window.pads is None:
+        return (size + (stride - 1)) // stride
+    before, after = window.pads[axis]
+    room = size + (before + after - extent)
+    if isinstance(room, int) and room < 0:
+        c.fail(f"window of extent {extent} is larger than spatial axis {axis} ({size} with padding {before}+{after})")
+    if not ceil_mode:
+        return room // stride + 1
+    # A last window that would begin in the padding after the data is not counted.
+    if stride <= extent - after:
+        return (room + (stride - 1)) // stride + 1
+    if not isinstance(room, int) or not isinstance(size, int):
+        return c.fresh_dim(f"d{axis}")
+    count = -(-room // stride) + 1
+    return count - 1 if (count - 1) * stride >= size + before else count

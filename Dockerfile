@@ -1,0 +1,40 @@
+# Two stages: the first installs into a virtual environment, the second takes only that and the example models.
+# The container runs as an ordinary user without capabilities; its root filesystem may be read-only, as long as
+# /var/lib/lathe (models and compiled code) and /tmp can be written.
+FROM python:3.11-slim-bookworm AS build
+
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+RUN python3 -m venv /opt/lathe
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY core core
+COPY server server
+RUN /opt/lathe/bin/python -m pip install . \
+    && /opt/lathe/bin/python -m compileall -q /opt/lathe/lib
+
+
+FROM python:3.11-slim-bookworm
+
+RUN useradd --system --uid 10001 --home-dir /tmp --shell /usr/sbin/nologin lathe
+COPY --from=build /opt/lathe /opt/lathe
+# a new volume starts with the content of its folder in the image: the example models are its seed
+COPY --chown=lathe:lathe model_repo /var/lib/lathe/models
+RUN install -d -o lathe -g lathe /var/lib/lathe /var/lib/lathe/cache
+
+ENV PATH=/opt/lathe/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    LATHE_HOST=0.0.0.0 \
+    LATHE_PORT=8080 \
+    LATHE_MODEL_REPO=/var/lib/lathe/models \
+    LATHE_CACHE_DIR=/var/lib/lathe/cache
+
+USER lathe
+WORKDIR /tmp
+VOLUME /var/lib/lathe
+EXPOSE 8080
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \
+    CMD ["python3", "-c", "import os, urllib.request as u; u.urlopen(f'http://127.0.0.1:{os.environ[\"LATHE_PORT\"]}/v2/health/ready', timeout=2)"]
+ENTRYPOINT ["lathe"]
+CMD ["serve"]

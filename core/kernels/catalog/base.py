@@ -54,6 +54,11 @@ class KernelSpec:
         return hashlib.sha256(self.key.encode()).hexdigest()[:24]
 
     @property
+    def symbol(self) -> str:
+        """The name of the native function."""
+        return f"lathe_{self.family}_{self.digest}"
+
+    @property
     def summary(self) -> str:
         """A few words for `explain()`: tile, algorithm."""
         return self.family

@@ -1,0 +1,61 @@
+"""The order in which nodes run: any topological order is right, a good one needs less memory."""
+
+from __future__ import annotations
+
+from core.ir.dim import evaluate, symbols
+from core.ir.graph import Graph, Node, Value, node_reads
+from core.ir.types import TensorType
+
+
+def order(graph: Graph) -> list[Node]:
+    """The graph's own order, or the greedy one when that needs less memory at its peak (counted for n = 1)."""
+    given = list(graph.nodes)
+    greedy = _greedy(graph)
+    return greedy if _peak(graph, greedy) < _peak(graph, given) else given
+
+
+def _greedy(graph: Graph) -> list[Node]:
+    """Always run the ready node that grows the live set least; ties go to the graph's own order."""
+    readers = {value: len(set(nodes)) for value, nodes in graph.uses().items()}
+    keep = graph.live_outs()
+    made: set[Value] = {value for value in graph.values() if value.producer is None}
+    waiting = list(graph.nodes)
+    result: list[Node] = []
+    while waiting:
+        ready = [node for node in waiting if all(v in made or v.producer is None for v in node_reads(node))]
+        best = min(ready, key=lambda node: _growth(node, readers, keep))
+        waiting.remove(best)
+        result.append(best)
+        made.update(best.outputs)
+        for value in set(node_reads(best)):
+            readers[value] -= 1
+    return result
+
+
+def _growth(node: Node, readers: dict[Value, int], keep: set[Value]) -> int:
+    """Bytes the node adds to the live set, less what it frees."""
+    freed = {v for v in node_reads(node) if v.producer is not None and readers[v] == 1 and v not in keep}
+    return sum(map(_size, node.outputs)) - sum(map(_size, freed))
+
+
+def _peak(graph: Graph, nodes: list[Node]) -> int:
+    last = {value: position for position, node in enumerate(nodes) for value in node_reads(node)}
+    keep = graph.live_outs()
+    alive = peak = 0
+    ends: dict[int, int] = {}
+    for position, node in enumerate(nodes):
+        for value in node.outputs:
+            alive += _size(value)
+            end = len(nodes) if value in keep else last.get(value, position)
+            ends[end] = ends.get(end, 0) + _size(value)
+        peak = max(peak, alive)
+        alive -= ends.get(position, 0)
+    return peak
+
+
+def _size(value: Value) -> int:
+    """Bytes for n = 1; nothing for what the arena does not hold."""
+    if not isinstance(value.type, TensorType) or value.type.shape is None or value.type.symbols - {"n"}:
+        return 0
+    nbytes = value.type.nbytes
+    return evaluate(nbytes, {"n": 1}) if symbols(nbytes) else int(nbytes)  # type: ignore[arg-type]

@@ -1,0 +1,134 @@
+"""The frozen plan: a tape of steps with addresses, and what memory it needs.
+
+A plan is plain data: it can be printed, stored beside its object code, and executed for every batch size `n`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from core.ir.dim import SymDim, evaluate
+from core.ir.graph import Graph
+from core.ir.types import Dim, TensorType, ValueType
+from core.plan.liveness import Affine
+
+ARENA, WEIGHTS = 0, 1  # the first bases; model inputs, states and outputs follow in this order
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """`bases[base] + a*n + b`, in bytes."""
+
+    base: int
+    offset: Affine = Affine()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One kernel of the tape."""
+
+    symbol: str  # of the native function
+    operands: tuple[Address, ...]
+    label: str  # the node it came from
+    op: str
+    summary: str  # algorithm and tile, for people
+    outputs: tuple[str, ...]  # types, for people
+    flops: Affine = Affine()
+    bytes: Affine = Affine()
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """A node that runs on its NumPy reference, between two native segments; `index` is its place in Plan.fallbacks."""
+
+    index: int
+    label: str
+    op: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Steps [first, last) of the tape, run by one native call."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """An input, output or state of the model: its name, type and base."""
+
+    name: str
+    type: ValueType
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What the arena costs: `peak` as planned, `lower_bound` the most bytes alive at one step, both for n = 1;
+    `unshared` is the sum of all buffers."""
+
+    peak: int
+    lower_bound: int
+    unshared: int
+    weights: int
+
+    def __str__(self) -> str:
+        over = self.peak / self.lower_bound - 1 if self.lower_bound else 0.0
+        return (
+            f"arena {_mib(self.peak)} per row (lower bound {_mib(self.lower_bound)}, {over:+.1%}; "
+            f"without sharing {_mib(self.unshared)}), weights {_mib(self.weights)}"
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything the runtime needs besides object code and weight bytes."""
+
+    inputs: tuple[Port, ...]
+    states: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    steps: tuple[Step, ...]
+    schedule: tuple[Segment | Fallback, ...]
+    arena: Affine
+    weights: int
+    memory: Memory
+    fallbacks: Graph = field(default_factory=Graph)  # the nodes that run on the reference, and their constants
+    located: dict[str, tuple[Address, TensorType]] = field(default_factory=dict)  # values fallbacks touch, in memory
+    copies: tuple[tuple[str, int], ...] = ()  # values that must be copied to a base (an output or a state) at the end
+
+    @property
+    def flops(self) -> Affine:
+        return sum((step.flops for step in self.steps), Affine())
+
+    @property
+    def work(self) -> Affine:
+        """A rough measure of the run's length: arithmetic, and bytes at eight operations each."""
+        return sum((Affine(s.flops.a + 8 * s.bytes.a, s.flops.b + 8 * s.bytes.b) for s in self.steps), Affine())
+
+
+def affine_of(dim: Dim) -> Affine:
+    """A dimension over `n` as `a*n + b`, rounded up where it is not of that form (only used for costs)."""
+    if isinstance(dim, int):
+        return Affine(b=dim)
+    exact = exact_affine(dim)
+    return exact if exact is not None else Affine(b=evaluate(dim, {"n": 1}) if dim_symbols(dim) <= {"n"} else 0)
+
+
+def exact_affine(dim: Dim) -> Affine | None:
+    """`dim` as `a*n + b` with non-negative parts, or None."""
+    from core.ir.dim import affine
+
+    parts = affine(dim, "n")
+    return Affine(*parts) if parts is not None and min(parts) >= 0 else None
+
+
+def dim_symbols(dim: Dim) -> frozenset[str]:
+    from core.ir.dim import symbols
+
+    return symbols(dim) if isinstance(dim, SymDim) else frozenset()
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.2f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB"

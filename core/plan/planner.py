@@ -1,0 +1,356 @@
+"""From an optimized graph to a plan: choose kernels, share memory, give every operand an address.
+
+    order -> choose a kernel per node -> storage per value (views, in place, straight into outputs) -> lifetimes
+    -> arena offsets -> addresses
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from core.ir.graph import Array, Graph, Node, Value, captures, node_reads
+from core.ir.types import DType, TensorType
+from core.kernels.catalog import VIEWS, In, KernelCall, KernelSpec, Operand, Out, Packed, Request, Scratch, select
+from core.kernels.target import Target
+from core.plan.arena import place
+from core.plan.liveness import ALIGNMENT, Affine, Buffer, aligned, lower_bound
+from core.plan.order import order
+from core.plan.plan import (
+    ARENA,
+    WEIGHTS,
+    Address,
+    Fallback,
+    Memory,
+    Plan,
+    Port,
+    Segment,
+    Step,
+    affine_of,
+    exact_affine,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightItem:
+    """One array of the weight block: a constant as it is, or in a kernel's layout."""
+
+    offset: int
+    nbytes: int
+    value: Value
+    pack: Callable[[Array], Array] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The plan, what code it needs, and how to make its weight block."""
+
+    plan: Plan
+    specs: dict[str, KernelSpec]
+    weights: tuple[WeightItem, ...]
+
+
+def make_plan(graph: Graph, target: Target, threads: int = 1) -> Planned:
+    """Plan a graph whose only symbol (apart from dimensions that depend on data) is the batch size `n`."""
+    return _Planner(graph, target, threads).plan()
+
+
+def pack_weights(graph: Graph, items: tuple[WeightItem, ...]) -> bytes:
+    """The bytes of the weight block."""
+    block = bytearray(max((item.offset + item.nbytes for item in items), default=0))
+    for item in items:
+        block[item.offset : item.offset + item.nbytes] = _packed(graph, item.value, item.pack).tobytes()
+    return bytes(block)
+
+
+def plannable(value: Value) -> bool:
+    """Whether a value can live in the arena: a tensor of fixed-size elements whose shape is affine in `n`."""
+    type_ = value.type
+    if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype is DType.STRING:
+        return False
+    return all(exact_affine(dim) is not None for dim in type_.shape) and exact_affine(type_.size) is not None
+
+
+@dataclass(eq=False)
+class _Place:
+    """Where a value's bytes are: a fixed base, or a buffer of the arena."""
+
+    base: int
+    buffer: Buffer | None = None
+    offset: Affine = field(default_factory=Affine)
+
+    def address(self) -> Address:
+        if self.buffer is None:
+            return Address(self.base, self.offset)
+        return Address(ARENA, (self.buffer.offset or Affine()) + self.offset)
+
+
+class _Planner:
+    def __init__(self, graph: Graph, target: Target, threads: int) -> None:
+        self.graph = graph
+        self.target = target
+        self.threads = threads
+        self.nodes = order(graph)
+        self.calls: dict[Node, KernelCall] = {}
+        self.reasons: dict[Node, str] = {}
+        self.places: dict[Value, _Place] = {}
+        self.buffers: list[Buffer] = []
+        self.items: dict[tuple[Value, str], WeightItem] = {}
+        self.weight_bytes = 0
+        self.scratch: dict[tuple[Node, int], Buffer] = {}
+        self.inputs, self.states, self.outputs = self._ports()
+
+    def _ports(self) -> tuple[tuple[Port, ...], tuple[Port, ...], tuple[Port, ...]]:
+        groups = (self.graph.inputs, [s.value for s in self.graph.states], self.graph.outputs)
+        base, ports = WEIGHTS + 1, []
+        for values in groups:
+            ports.append(tuple(Port(v.name, v.type, base + i) for i, v in enumerate(values)))
+            base += len(values)
+        return ports[0], ports[1], ports[2]
+
+    def plan(self) -> Planned:
+        for node in self.nodes:
+            self._choose(node)
+        self._bind_ports()
+        last_read = self._last_reads()
+        for position, node in enumerate(self.nodes):
+            self._store_outputs(position, node, last_read)
+            self._store_scratch(position, node)
+        self._extend_lifetimes(last_read)
+        arena = place(self.buffers)
+        steps, schedule = self._tape()
+        located = self._located()  # may add constants, so it comes before the weight block's size is read
+        plan = Plan(
+            inputs=self.inputs,
+            states=self.states,
+            outputs=self.outputs,
+            steps=tuple(steps),
+            schedule=tuple(schedule),
+            arena=arena,
+            weights=self.weight_bytes,
+            memory=self._memory(arena),
+            fallbacks=self._fallback_graph(),
+            located=located,
+            copies=self._copies(),
+        )
+        specs = {call.spec.symbol: call.spec for call in self.calls.values()}
+        return Planned(plan, specs, tuple(self.items.values()))
+
+    # -- which kernel ---------------------------------------------------------------------------------------------
+
+    def _choose(self, node: Node) -> None:
+        """Set the node's kernel, or the reason why it has none. Views have neither."""
+        awkward = next((v for v in [*node_reads(node), *node.outputs] if not plannable(v)), None)
+        if awkward is not None:
+            self.reasons[node] = f"%{awkward.name} is {awkward.type}, which only exists while the model runs"
+        elif not self._is_view(node):
+            call = select(Request(node, self.graph.constants, self.target, self.threads))
+            if call is None:
+                self.reasons[node] = f"no compiled kernel for {node.op} of {', '.join(_types(node))}"
+            else:
+                self.calls[node] = call
+
+    def _is_view(self, node: Node) -> bool:
+        source = node.input(0)
+        return node.op in VIEWS and len(node.outputs) == 1 and source is not None and plannable(source)
+
+    # -- where values live ----------------------------------------------------------------------------------------
+
+    def _bind_ports(self) -> None:
+        for value, port in zip(self.graph.inputs, self.inputs, strict=True):
+            self.places[value] = _Place(port.base)
+        for state, port in zip(self.graph.states, self.states, strict=True):
+            self.places[state.value] = _Place(port.base)
+        roots = {value: self._root(value) for value in self.graph.outputs}
+        taken: set[Value] = set()
+        for value, port in zip(self.graph.outputs, self.outputs, strict=True):
+            root = roots[value]
+            if root.producer is not None and root not in taken and plannable(root):
+                self.places[root] = _Place(port.base)
+                taken.add(root)
+
+    def _root(self, value: Value) -> Value:
+        """The value whose bytes a chain of views looks at."""
+        while value.producer is not None and value.producer not in self.reasons and self._is_view(value.producer):
+            value = value.producer.inputs[0]  # type: ignore[assignment]
+        return value
+
+    def _last_reads(self) -> dict[Value, int]:
+        """The position of the last read of every root value, reads through views included."""
+        last: dict[Value, int] = {}
+        for position, node in enumerate(self.nodes):
+            for value in node_reads(node):
+                last[self._root(value)] = position
+        for value in self.graph.live_outs():
+            last[self._root(value)] = len(self.nodes)
+        return last
+
+    def _store_outputs(self, position: int, node: Node, last_read: dict[Value, int]) -> None:
+        if node not in self.calls and node not in self.reasons:
+            self.places[node.output] = self._place(node.inputs[0])  # type: ignore[arg-type]
+            return
+        for value in node.outputs:
+            if value in self.places or not plannable(value):
+                continue
+            buffer = self._inplace(position, node, value, last_read) or self._new_buffer(value, position)
+            buffer.values.append(value)
+            buffer.last = max(buffer.last, last_read.get(value, position))
+            self.places[value] = _Place(ARENA, buffer)
+
+    def _new_buffer(self, value: Value, position: int) -> Buffer:
+        size = exact_affine(value.tensor.nbytes) or Affine()
+        buffer = Buffer(aligned(size), position, position)
+        self.buffers.append(buffer)
+        return buffer
+
+    def _inplace(self, position: int, node: Node, value: Value, last_read: dict[Value, int]) -> Buffer | None:
+        """The buffer of an input that dies here and that the kernel may overwrite, if there is one of equal size."""
+        call = self.calls.get(node)
+        if call is None or value is not node.output:
+            return None
+        for index in call.inplace:
+            source = node.input(index)
+            buffer = self.places[self._root(source)].buffer if source is not None and source in self.places else None
+            if buffer is None or source is None or source.tensor.nbytes != value.tensor.nbytes:
+                continue
+            if buffer.last <= position and all(last_read.get(v, -1) <= position for v in buffer.values):
+                return buffer
+        return None
+
+    def _store_scratch(self, position: int, node: Node) -> None:
+        call = self.calls.get(node)
+        for index, operand in enumerate(call.operands if call else ()):
+            if isinstance(operand, Scratch):
+                size = exact_affine(operand.nbytes) or Affine()
+                copies = 1 if operand.shared else self.threads
+                buffer = Buffer(aligned(Affine(size.a * copies, size.b * copies)), position, position)
+                self.buffers.append(buffer)
+                self.scratch[node, index] = buffer
+
+    def _extend_lifetimes(self, last_read: dict[Value, int]) -> None:
+        for buffer in self.buffers:
+            buffer.last = max([buffer.last, *(last_read.get(value, buffer.first) for value in buffer.values)])
+
+    def _place(self, value: Value) -> _Place:
+        """The place of a value that is read; constants are added to the weight block as they are."""
+        if value not in self.places and value in self.graph.constants:
+            item = self._weight(value, "", None)
+            self.places[value] = _Place(WEIGHTS, offset=Affine(b=item.offset))
+        return self.places[value]
+
+    def _weight(self, value: Value, key: str, pack: Callable[[Array], Array] | None) -> WeightItem:
+        if (value, key) not in self.items:
+            nbytes = _packed(self.graph, value, pack).nbytes
+            self.items[value, key] = WeightItem(self.weight_bytes, nbytes, value, pack)
+            self.weight_bytes += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        return self.items[value, key]
+
+    # -- the tape -------------------------------------------------------------------------------------------------
+
+    def _tape(self) -> tuple[list[Step], list[Segment | Fallback]]:
+        steps: list[Step] = []
+        schedule: list[Segment | Fallback] = []
+        first = 0
+        for node in self.nodes:
+            if node in self.calls:
+                steps.append(self._step(node, self.calls[node]))
+            elif node in self.reasons:
+                if len(steps) > first:
+                    schedule.append(Segment(first, len(steps)))
+                first = len(steps)
+                index = sum(isinstance(entry, Fallback) for entry in schedule)
+                schedule.append(Fallback(index, node.name, node.op, self.reasons[node]))
+        if len(steps) > first:
+            schedule.append(Segment(first, len(steps)))
+        return steps, schedule
+
+    def _step(self, node: Node, call: KernelCall) -> Step:
+        operands = tuple(self._operand(node, index, operand) for index, operand in enumerate(call.operands))
+        return Step(
+            symbol=call.spec.symbol,
+            operands=operands,
+            label=node.name,
+            op=node.op,
+            summary=call.spec.summary,
+            outputs=tuple(str(value.type) for value in node.outputs),
+            flops=affine_of(call.flops),
+            bytes=affine_of(call.bytes),
+        )
+
+    def _operand(self, node: Node, index: int, operand: Operand) -> Address:
+        match operand:
+            case Scratch():
+                return _Place(ARENA, self.scratch[node, index]).address()
+            case Out():
+                return self.places[node.outputs[operand.index]].address()
+            case Packed():
+                item = self._weight(_present(node, operand.index), operand.key, operand.pack)
+                return Address(WEIGHTS, Affine(b=item.offset))
+            case In():
+                return self._place(_present(node, operand.index)).address()
+
+    # -- what runs on the reference -------------------------------------------------------------------------------
+
+    def _fallback_graph(self) -> Graph:
+        """The fallback nodes in order, with the constants they read; other values they read are its inputs."""
+        nodes = [node for node in self.nodes if node in self.reasons]
+        reads = dict.fromkeys(value for node in nodes for value in _all_reads(node))
+        made = {value for node in nodes for value in node.outputs}
+        constants = {v: self.graph.constants[v] for v in reads if v in self.graph.constants}
+        inputs = [v for v in reads if v not in made and v not in constants]
+        return Graph("fallbacks", inputs=inputs, outputs=[], nodes=nodes, constants=constants)
+
+    def _located(self) -> dict[str, tuple[Address, TensorType]]:
+        """Addresses of values that cross between native code and fallbacks, or are copied out at the end."""
+        crossing = {v for node in self.reasons for v in [*_all_reads(node), *node.outputs]}
+        crossing |= {v for v in self.graph.outputs if not self._is_home(v)} | {s.update for s in self.graph.states}
+        return {
+            v.name: (self._place(v).address(), v.tensor)
+            for v in crossing
+            if plannable(v) and (v in self.places or v in self.graph.constants)
+        }
+
+    def _is_home(self, value: Value) -> bool:
+        """Whether an output or state update is computed where it has to end up."""
+        ports = {v: p.base for v, p in zip(self.graph.outputs, self.outputs, strict=True)}
+        place = self.places.get(value)
+        return place is not None and place.base == ports.get(value)
+
+    def _copies(self) -> tuple[tuple[str, int], ...]:
+        copies = [
+            (value.name, port.base)
+            for value, port in zip(self.graph.outputs, self.outputs, strict=True)
+            if value not in self.places or self.places[value].base != port.base
+        ]
+        copies += [(s.update.name, p.base) for s, p in zip(self.graph.states, self.states, strict=True)]
+        return tuple(copies)
+
+    def _memory(self, arena: Affine) -> Memory:
+        return Memory(
+            peak=arena.at(1),
+            lower_bound=lower_bound(self.buffers, 1),
+            unshared=sum(buffer.size.at(1) for buffer in self.buffers),
+            weights=self.weight_bytes,
+        )
+
+
+def _present(node: Node, index: int) -> Value:
+    value = node.input(index)
+    if value is None:
+        raise ValueError(f"the kernel of {node.op} '{node.name}' reads input {index}, which is absent")
+    return value
+
+
+def _packed(graph: Graph, value: Value, pack: Callable[[Array], Array] | None) -> Array:
+    array = graph.constants[value]
+    return np.ascontiguousarray(array if pack is None else pack(array))
+
+
+def _all_reads(node: Node) -> list[Value]:
+    return [*(v for v in node.inputs if v is not None), *(v for body in node.subgraphs for v in captures(body))]
+
+
+def _types(node: Node) -> list[str]:
+    return [str(value.type) for value in node.inputs if value is not None]

@@ -1,0 +1,251 @@
+"""A plan with its code and weights in memory: runs any batch size, from any number of threads at once."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.codegen.jit import Library
+from core.errors import FeedError, SessionClosed
+from core.ir.dim import affine
+from core.ir.graph import Graph, Node, Value, node_reads
+from core.ir.types import TensorType
+from core.kernels.catalog import Status
+from core.plan.plan import ARENA, WEIGHTS, Fallback, Plan, Port, Segment
+from core.reference import run_node
+from core.runtime.memory import address_of, aligned_bytes, aligned_words, array_at
+from core.runtime.native import ContextWord
+from core.runtime.team import team
+
+# Work (operations, see Plan.work) below which waking the team costs more than it saves: some tens of microseconds.
+_ALONE_BELOW = 4_000_000
+
+
+@dataclass(eq=False)
+class _Context:
+    """What one run in flight owns: an arena, operand addresses, step counters."""
+
+    words: NDArray[np.int64]
+    address: int
+    bases: NDArray[np.int64]
+    addresses: NDArray[np.int64]
+    counters: NDArray[np.int64]
+    arena: NDArray[np.uint8]
+
+
+class Executable:
+    """Runs a plan. `close` frees code, weights and arenas once the last run in flight has ended."""
+
+    def __init__(self, plan: Plan, library: Library, weights: NDArray[np.uint8], threads: int) -> None:
+        self.plan = plan
+        self.threads = threads
+        self._library = library
+        self._weights = weights
+        self._functions = np.array([library.address(step.symbol) for step in plan.steps], np.int64)
+        self._starts = np.cumsum([0, *(len(step.operands) for step in plan.steps)], dtype=np.int64)
+        slots = [(o.base, o.offset.a, o.offset.b) for step in plan.steps for o in step.operands]
+        self._slots = np.array(slots, np.int64).reshape(-1)
+        self._pool: deque[_Context] = deque()
+        self._closed = False
+        self._flying = 0
+        self._guard = threading.Lock()
+        self._states = {port.base: np.zeros(0, np.uint8) for port in plan.states}
+        self._state_lock = threading.Lock()
+        self._team = team(threads)
+        self._work = plan.work
+        self._shapes = [_shape_of(port) for port in plan.outputs]
+        self._simple = len(plan.schedule) == 1 and isinstance(plan.schedule[0], Segment) and not plan.copies
+
+    def set_state(self, name: str, array: NDArray[Any]) -> None:
+        """Give a state its value; the session does so once before the first run."""
+        port = next(port for port in self.plan.states if port.name == name)
+        self._states[port.base] = np.array(array, copy=True, order="C")
+
+    def state(self, name: str) -> NDArray[Any]:
+        """A copy of a state's present value."""
+        port = next(port for port in self.plan.states if port.name == name)
+        with self._state_lock:
+            return self._states[port.base].copy()
+
+    def run(self, n: int, inputs: Sequence[NDArray[Any]], times: NDArray[np.int64] | None = None) -> list[Any]:
+        """Outputs in the model's order, freshly allocated. `inputs` are contiguous arrays of the right types.
+
+        `times`, when given, receives nanoseconds at the start and after each step.
+        """
+        context = self._acquire(n)
+        try:
+            if self.plan.states:
+                with self._state_lock:
+                    return self._run(context, n, inputs, times)
+            return self._run(context, n, inputs, times)
+        finally:
+            self._release(context)
+
+    def close(self) -> None:
+        """Free everything, now or when the last run ends. Further runs raise SessionClosed."""
+        with self._guard:
+            if self._closed:
+                return
+            self._closed = True
+            idle = self._flying == 0
+        if idle:
+            self._free()
+
+    # -- one run --------------------------------------------------------------------------------------------------
+
+    def _run(
+        self, context: _Context, n: int, inputs: Sequence[NDArray[Any]], times: NDArray[np.int64] | None
+    ) -> list[Any]:
+        bases = context.bases
+        for port, array in zip(self.plan.inputs, inputs, strict=True):
+            bases[port.base] = array.__array_interface__["data"][0]
+        for base, state in self._states.items():
+            bases[base] = address_of(state)
+        outputs = [shape.allocate(n) if shape is not None else None for shape in self._shapes]
+        for port, output in zip(self.plan.outputs, outputs, strict=True):
+            if output is not None:
+                bases[port.base] = output.__array_interface__["data"][0]
+        words = context.words
+        words[ContextWord.N] = n
+        words[ContextWord.THREADS] = self._threads_for(n)
+        words[ContextWord.TIMES] = 0 if times is None else address_of(times)
+        if self._simple:
+            self._enter(context, self.plan.schedule[0])  # type: ignore[arg-type]
+            return outputs
+        return self._run_schedule(context, n, inputs, outputs)
+
+    def _threads_for(self, n: int) -> int:
+        return self.threads if self.threads > 1 and self._work.at(n) > _ALONE_BELOW else 1
+
+    def _enter(self, context: _Context, segment: Segment) -> None:
+        words = context.words
+        words[ContextWord.FIRST] = segment.first
+        words[ContextWord.LAST] = segment.last
+        status = self._team.enter(context.address)
+        if status:
+            step = self.plan.steps[(status >> 8) - 1]
+            reason = Status(status & 0xFF).name.lower().replace("_", " ")
+            raise FeedError(f"node '{step.label}' ({step.op}): {reason}")
+
+    def _run_schedule(
+        self, context: _Context, n: int, inputs: Sequence[NDArray[Any]], outputs: list[Any]
+    ) -> list[Any]:
+        """Native segments and reference nodes in turn, then what has to be copied out."""
+        boxed: dict[str, Any] = {port.name: array for port, array in zip(self.plan.inputs, inputs, strict=True)}
+        for entry in self.plan.schedule:
+            if isinstance(entry, Segment):
+                self._enter(context, entry)
+            else:
+                self._run_fallback(context, n, entry, boxed)
+        by_base = {port.base: index for index, port in enumerate(self.plan.outputs)}
+        updates: list[tuple[int, NDArray[Any]]] = []
+        for name, base in self.plan.copies:
+            value = self._read(context, n, name, boxed)
+            if base in by_base:
+                outputs[by_base[base]] = np.array(value) if isinstance(value, np.ndarray) else value
+            else:
+                updates.append((base, np.array(value)))
+        self._states.update(updates)
+        return outputs
+
+    def _run_fallback(self, context: _Context, n: int, entry: Fallback, boxed: dict[str, Any]) -> None:
+        graph = self.plan.fallbacks
+        node = graph.nodes[entry.index]
+        environment: dict[Value, Any] = {v: self._read(context, n, v.name, boxed) for v in _reads(node, graph)}
+        environment.update(graph.constants)
+        arguments = [environment[v] if v is not None else None for v in node.inputs]
+        for value, result in zip(node.outputs, run_node(node, arguments, environment, {"n": n}), strict=False):
+            boxed[value.name] = result
+            if value.name in self.plan.located:
+                np.copyto(self._view(context, n, value.name), result)
+
+    def _read(self, context: _Context, n: int, name: str, boxed: Mapping[str, Any]) -> Any:
+        return boxed[name] if name in boxed else self._view(context, n, name)
+
+    def _view(self, context: _Context, n: int, name: str) -> NDArray[Any]:
+        address, type_ = self.plan.located[name]
+        at = int(context.bases[address.base]) + address.offset.at(n)
+        return array_at(at, type_.dtype.numpy, type_.evaluate({"n": n}))
+
+    # -- contexts -------------------------------------------------------------------------------------------------
+
+    def _acquire(self, n: int) -> _Context:
+        with self._guard:
+            if self._closed:
+                raise SessionClosed("the session is closed")
+            self._flying += 1
+            context = self._pool.pop() if self._pool else None
+        try:
+            if context is None:
+                context = self._new_context()
+            needed = self.plan.arena.at(max(n, 1))
+            if context.arena.nbytes < needed:
+                context.arena = aligned_bytes(needed)
+                context.bases[ARENA] = address_of(context.arena)
+        except BaseException:
+            self._land()
+            raise
+        return context
+
+    def _release(self, context: _Context) -> None:
+        if len(self._pool) < 2 * self.threads + 2:
+            self._pool.append(context)
+        self._land()
+
+    def _land(self) -> None:
+        with self._guard:
+            self._flying -= 1
+            last = self._closed and self._flying == 0
+        if last:
+            self._free()
+
+    def _free(self) -> None:
+        self._pool.clear()
+        self._library.close()
+        self._weights = np.zeros(0, np.uint8)
+        self._states.clear()
+
+    def _new_context(self) -> _Context:
+        words = aligned_words(ContextWord.SIZE)
+        bases = aligned_words(WEIGHTS + 1 + len(self.plan.inputs) + len(self.plan.states) + len(self.plan.outputs))
+        addresses = aligned_words(max(1, len(self._slots) // 3))
+        counters = aligned_words(8 * max(1, len(self.plan.steps)))
+        bases[WEIGHTS] = address_of(self._weights)
+        words[ContextWord.FUNCTIONS] = address_of(self._functions)
+        words[ContextWord.STARTS] = address_of(self._starts)
+        words[ContextWord.ADDRESSES] = address_of(addresses)
+        words[ContextWord.COUNTERS] = address_of(counters)
+        words[ContextWord.SLOTS] = address_of(self._slots)
+        words[ContextWord.SLOT_COUNT] = len(self._slots) // 3
+        words[ContextWord.BASES] = address_of(bases)
+        return _Context(words, address_of(words), bases, addresses, counters, np.zeros(0, np.uint8))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """The shape of an output for every n: per dimension a*n + b."""
+
+    dims: tuple[tuple[int, int], ...]
+    dtype: np.dtype[Any]
+
+    def allocate(self, n: int) -> NDArray[Any]:
+        return np.empty([a * n + b for a, b in self.dims], self.dtype)
+
+
+def _shape_of(port: Port) -> _Shape | None:
+    """None for an output whose size only shows when the model runs."""
+    type_ = port.type
+    if not isinstance(type_, TensorType) or type_.shape is None:
+        return None
+    dims = [affine(dim, "n") for dim in type_.shape]
+    return None if None in dims else _Shape(tuple(dim for dim in dims if dim is not None), type_.dtype.numpy)
+
+
+def _reads(node: Node, graph: Graph) -> list[Value]:
+    return [value for value in node_reads(node) if value not in graph.constants]

@@ -1,0 +1,40 @@
+"""Aligned memory, and arrays over addresses."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_ALIGNMENT = 64
+
+
+def aligned_bytes(size: int) -> NDArray[np.uint8]:
+    """Uninitialised bytes whose address is a multiple of 64."""
+    block = np.empty(size + _ALIGNMENT, np.uint8)
+    offset = -block.ctypes.data % _ALIGNMENT
+    return block[offset : offset + size]
+
+
+def aligned_words(count: int) -> NDArray[np.int64]:
+    """Zeroed 64-bit words whose address is a multiple of 64."""
+    words = aligned_bytes(count * 8).view(np.int64)
+    words[:] = 0
+    return words
+
+
+def address_of(array: NDArray[Any]) -> int:
+    """The address of an array's first element."""
+    return int(array.__array_interface__["data"][0])
+
+
+def array_at(address: int, dtype: np.dtype[Any], shape: Sequence[int]) -> NDArray[Any]:
+    """An array over memory that somebody else keeps alive."""
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if nbytes == 0:
+        return np.empty(shape, dtype)
+    block = (ctypes.c_uint8 * nbytes).from_address(address)
+    return np.frombuffer(block, dtype=dtype).reshape(shape)

@@ -37,6 +37,16 @@ class NotFound(ServerError):
     code, http_status = "not_found", 404
 
 
+class MethodNotAllowed(ServerError):
+    code, http_status = "method_not_allowed", 405
+
+
+class RequestTimeout(ServerError):
+    """The client was too slow in sending."""
+
+    code, http_status = "request_timeout", 408
+
+
 class Conflict(ServerError):
     code, http_status = "conflict", 409
 
@@ -55,6 +65,10 @@ class Unprocessable(ServerError):
     """Well-formed, but a model the server cannot take."""
 
     code, http_status = "unprocessable", 422
+
+
+class HeaderTooLarge(ServerError):
+    code, http_status = "header_too_large", 431
 
 
 class QuotaExceeded(ServerError):

@@ -14,6 +14,7 @@ import orjson
 
 from server.api import jsondata
 from server.api.classification import classify
+from server.api.reply import Reply
 from server.batching.signature import Group, Shape, Signature, element_count
 from server.datatypes import NUMPY_OF, pack_strings, unpack_strings
 from server.errors import BadRequest, Internal, Unsupported
@@ -66,7 +67,7 @@ class Answer:
 
     json: bytes
     binary: bool  # payloads follow, so the reader must be told where the JSON ends
-    rendered: bytes = b""  # kept here by the transport: its own head and the JSON, ready to send
+    rendered: Reply | None = None  # kept here by the caller: the reply but for its payloads
 
 
 def _tensor(slot: Slot, body: bytes | bytearray, base: int) -> Array:
@@ -216,7 +217,7 @@ _WORDS = {dict: "an object", list: "a list", str: "a string", int: "an integer",
 
 
 def _parameters(value: object, name: str) -> dict[str, Any]:
-    return {} if value is None else _expect(value, dict, name)  # type: ignore[no-any-return]
+    return {} if value is None else _expect(value, dict, name)
 
 
 def _timeout(microseconds: object) -> float | None:
@@ -270,12 +271,12 @@ def _slot(item: dict[str, Any], place: str, start: int) -> Slot:
 
 
 def _shape(values: list[object], place: str) -> Shape:
-    for value in values:
-        if not 0 <= _expect(value, int, f"{place}.shape") <= _MAX_DIM:
-            raise BadRequest(f"{place}.shape: expected sizes from 0 to {_MAX_DIM}, got {values}")
     if len(values) > 32:
         raise BadRequest(f"{place}.shape: expected at most 32 dimensions, got {len(values)}")
-    return tuple(values)  # type: ignore[arg-type]
+    shape = tuple([_expect(value, int, f"{place}.shape") for value in values])
+    if not all(0 <= size <= _MAX_DIM for size in shape):
+        raise BadRequest(f"{place}.shape: expected sizes from 0 to {_MAX_DIM}, got {list(shape)}")
+    return shape
 
 
 def _byte_size(datatype: str, shape: Shape) -> int:

@@ -70,11 +70,13 @@ class Batcher:
         if entry.parts:
             for part in entry.parts:
                 self.cancel(part)
-        if entry.state is State.WAITING and not entry.parts:
+        if entry.state is State.DONE:
+            return
+        waiting = entry.state is State.WAITING and not entry.parts
+        self.stats.cancelled += 1
+        entry.abandon()
+        if waiting:
             self._withdraw(entry)
-        if entry.state is not State.DONE:
-            self.stats.cancelled += 1
-            entry.abandon()
 
     async def drained(self) -> None:
         """Return once nothing is queued or running."""
@@ -97,15 +99,12 @@ class Batcher:
         entry.timer = self._loop.call_later(max(0.0, deadline - now), self._expire, entry)
 
     def _expire(self, entry: Entry) -> None:
-        if entry.state is not State.WAITING:
-            return  # running: the answer comes, late or not
-        self._withdraw(entry)
-        self._refuse(entry)
+        if entry.state is State.WAITING:  # a running one is answered, late or not
+            self._refuse(entry)
+            self._withdraw(entry)
 
     def _withdraw(self, entry: Entry) -> None:
-        state, entry.state = entry.state, State.RUNNING  # no longer waiting, so that the queue may forget it
         self.queue.forget()
-        entry.state = state
         self._leave([entry])
 
     def _refuse(self, entry: Entry) -> None:
@@ -161,9 +160,11 @@ class Batcher:
             return batch
         late = [entry for entry in batch if self._is_late(entry)]
         for entry in late:
-            self._leave([entry])
             self._refuse(entry)
+        self._leave(late)
         batch = [entry for entry in batch if entry not in late]
+        if not batch:
+            return batch
         kept = 1
         while kept < len(batch) and sum(entry.rows for entry in batch[: kept + 1]) <= rows:
             kept += 1

@@ -45,6 +45,13 @@ class Entry:
         """Rows it adds to a batch; 1 for what is never stacked."""
         return self.group.rows or 1
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no part of it has begun to run."""
+        if self.parts:
+            return all(part.is_waiting for part in self.parts)
+        return self.state is State.WAITING
+
     def finish(self, outcome: Outcome) -> None:
         """Hand the outcome over, unless the caller left before."""
         if self.state is State.DONE:

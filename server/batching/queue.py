@@ -15,7 +15,7 @@ Key: TypeAlias = tuple[Shape, ...]
 class Queue:
     """First come, first served over groups; inside a batch only requests of one group."""
 
-    __slots__ = ("_groups", "_gone", "_length")
+    __slots__ = ("_gone", "_groups", "_length")
 
     def __init__(self) -> None:
         self._groups: dict[Key, deque[Entry]] = {}

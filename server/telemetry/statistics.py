@@ -80,6 +80,7 @@ class Statistics:
     released: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # why a batch was let go
     failures: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # by error code
     cancelled: int = 0
+    load_seconds: float = 0.0  # of the latest load; set by whoever loaded it
 
     def ran(self, batch: Ran, waits: list[float], failed: int) -> None:
         """Record one batch: how long each of its requests had waited (seconds), how many of them failed."""

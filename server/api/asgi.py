@@ -1,0 +1,72 @@
+"""Inference as an ASGI endpoint, for servers other than the one with Lathe's own connection class."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import Message, Receive, Scope, Send
+
+from server.api.callhead import call_head
+from server.api.infer import InferCall, InferService
+from server.api.reply import Reply, error_reply
+from server.errors import ServerError, TooLarge
+
+
+class ClientLeft(Exception):
+    """The connection ended before the request was complete."""
+
+
+class InferEndpoint:
+    """The same calls as on the direct path, fed from ASGI messages."""
+
+    def __init__(self, service: InferService) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; one whose caller leaves is taken out of the queue."""
+        try:
+            head = call_head(scope["raw_path"], scope["headers"])
+            body = await read_body(receive, self._service.settings.max_body)
+        except ServerError as error:
+            await _send(send, error_reply(error))
+            return
+        except ClientLeft:
+            return
+        answered = asyncio.Event()
+        call = self._service.call(head, lambda _: answered.set())
+        call.start(body)
+        await _answered_or_left(call, answered, receive)
+        if call.reply is not None:
+            await _send(send, call.reply)
+
+
+async def read_body(receive: Receive, limit: int) -> bytearray:
+    """Return the whole body; raises TooLarge as soon as it is longer than ``limit`` bytes."""
+    body = bytearray()
+    while True:
+        message: Message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise TooLarge(f"body: expected at most {limit} bytes, got more")
+        if not message.get("more_body", False):
+            return body
+
+
+async def _answered_or_left(call: InferCall, answered: asyncio.Event, receive: Receive) -> None:
+    if answered.is_set():
+        return
+    waits = [asyncio.ensure_future(answered.wait()), asyncio.ensure_future(receive())]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        if call.reply is None:
+            call.cancel()
+
+
+async def _send(send: Send, reply: Reply) -> None:
+    await send({"type": "http.response.start", "status": reply.status, "headers": list(reply.headers)})
+    await send({"type": "http.response.body", "body": b"".join([reply.text, *reply.payloads])})

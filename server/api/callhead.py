@@ -1,0 +1,60 @@
+"""What the URL and headers of an inference request say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from server.api.compression import accepted
+from server.errors import BadRequest
+
+_PATH = re.compile(rb"/v2/models/([^/?#]+)(?:/versions/([^/?#]+))?/infer")
+
+
+@dataclass(frozen=True, slots=True)
+class CallHead:
+    """One request's target and how its body is to be read and answered."""
+
+    model: str
+    version: str = ""
+    json_bytes: int | None = None  # None: the whole body
+    encoding: bytes = b""  # of the request's body; empty: none
+    accepts: bytes = b""  # coding the answer may have; empty: none
+    asked_alone: bool = False  # that coding is the only one the caller listed
+    content_length: int = -1  # -1: chunked
+
+
+def is_infer_path(path: bytes) -> bool:
+    """Whether this is the path of an inference request."""
+    return _PATH.fullmatch(path) is not None
+
+
+def call_head(path: bytes, headers: Iterable[tuple[bytes, bytes]]) -> CallHead:
+    """Read path and headers (names in lower case); raises BadRequest on numbers that are none."""
+    match = _PATH.fullmatch(path)
+    if match is None:
+        raise BadRequest("path: expected /v2/models/{model}[/versions/{version}]/infer")
+    found = {name: value.strip() for name, value in headers}
+    accepts, alone = accepted(found.get(b"accept-encoding", b""))
+    encoding = found.get(b"content-encoding", b"").lower()
+    length = _number(found, b"content-length")
+    return CallHead(
+        model=unquote(match[1]),
+        version=unquote(match[2] or b""),
+        json_bytes=_number(found, b"inference-header-content-length"),
+        encoding=b"" if encoding == b"identity" else encoding,
+        accepts=accepts,
+        asked_alone=alone,
+        content_length=-1 if length is None else length,
+    )
+
+
+def _number(headers: dict[bytes, bytes], name: bytes) -> int | None:
+    value = headers.get(name)
+    if value is None:
+        return None
+    if not value.isdigit() or len(value) > 18:
+        raise BadRequest(f"header {name.decode()}: expected a number of bytes, got {value[:40].decode('latin-1')!r}")
+    return int(value)

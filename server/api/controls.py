@@ -1,0 +1,69 @@
+"""The protocol's logging and trace settings: what can be set is set, the rest is refused."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from server.errors import BadRequest, Unsupported
+
+LOG = logging.getLogger("lathe")
+
+
+class LogSettings:
+    """Triton's log switches on the ``lathe`` logger. Levels are ordered, so a lower one includes the higher."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {
+            "log_file": "",
+            "log_info": True,
+            "log_warning": True,
+            "log_error": True,
+            "log_verbose_level": 0,
+            "log_format": "default",
+        }
+
+    def update(self, changes: dict[str, Any]) -> dict[str, Any]:
+        """Check all changes, then take them; raises BadRequest or Unsupported and changes nothing."""
+        for name, value in changes.items():
+            self._check(name, value)
+        self.values |= changes
+        LOG.setLevel(self._level())
+        return self.values
+
+    def _check(self, name: str, value: object) -> None:
+        if name not in self.values:
+            raise BadRequest(f"logging: expected some of {list(self.values)}, got {name!r}")
+        current = self.values[name]
+        if type(value) is not type(current):
+            raise BadRequest(f"logging.{name}: expected a value like {current!r}, got {value!r}")
+        if isinstance(current, str) and value != current:
+            raise Unsupported(f"logging.{name}: only {current!r} is supported, got {value!r}")
+
+    def _level(self) -> int:
+        if self.values["log_verbose_level"] > 0:
+            return logging.DEBUG
+        for name, level in (("info", logging.INFO), ("warning", logging.WARNING), ("error", logging.ERROR)):
+            if self.values[f"log_{name}"]:
+                return level
+        return logging.CRITICAL
+
+
+TRACE_SETTINGS: dict[str, Any] = {
+    "trace_level": ["OFF"],
+    "trace_rate": "1000",
+    "trace_count": "-1",
+    "log_frequency": "0",
+    "trace_file": "",
+    "trace_mode": "triton",
+}
+
+
+def update_trace(changes: dict[str, Any]) -> dict[str, Any]:
+    """Tracing is off: accept what leaves it so, refuse anything else."""
+    for name, value in changes.items():
+        if name not in TRACE_SETTINGS:
+            raise BadRequest(f"trace: expected some of {list(TRACE_SETTINGS)}, got {name!r}")
+        if value is not None and value != TRACE_SETTINGS[name]:
+            raise Unsupported(f"trace.{name}: tracing is not supported, so it stays {TRACE_SETTINGS[name]!r}")
+    return TRACE_SETTINGS

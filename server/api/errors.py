@@ -1,0 +1,60 @@
+"""Every error of the application becomes ``{"error": ...}``; below /api it also carries its code."""
+
+from __future__ import annotations
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from server.api.asgi import ClientLeft
+from server.api.reply import error_reply
+from server.errors import BadRequest, MethodNotAllowed, NotFound, ServerError
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Handle Lathe's errors, the framework's, and those nobody foresaw."""
+
+    @app.exception_handler(ServerError)
+    async def refused(request: Request, error: ServerError) -> Response:
+        return _response(request, error)
+
+    @app.exception_handler(HTTPException)
+    async def unrouted(request: Request, error: HTTPException) -> Response:
+        return _response(request, _translate(request, error), error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        return _response(request, BadRequest(problems))
+
+    @app.exception_handler(ClientLeft)
+    async def left(_request: Request, _error: ClientLeft) -> Response:
+        return Response(status_code=400)
+
+    @app.exception_handler(Exception)
+    async def unforeseen(request: Request, error: Exception) -> Response:
+        return _response(request, error)
+
+
+def _translate(request: Request, error: HTTPException) -> ServerError:
+    path = request.url.path
+    if error.status_code == 404:
+        return NotFound(f"{request.method} {path}: there is no such route")
+    if error.status_code == 405:
+        return MethodNotAllowed(f"{path}: method {request.method} is not allowed")
+    return BadRequest(str(error.detail))
+
+
+def _response(request: Request, error: Exception, headers: object = None) -> Response:
+    reply = error_reply(error)
+    text = reply.text
+    if request.url.path.startswith("/api/"):
+        code = error.code if isinstance(error, ServerError) else "internal"
+        text = orjson.dumps(orjson.loads(text) | {"code": code})
+    response = Response(text, reply.status, media_type="application/json")
+    for name, value in reply.headers[2:]:
+        response.headers[name.decode()] = value.decode()
+    if isinstance(headers, dict):
+        response.headers.update(headers)
+    return response

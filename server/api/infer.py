@@ -1,0 +1,135 @@
+"""One inference call from its body to its reply; both transports (the HTTP protocol class and ASGI) drive this."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import TypeAlias
+
+from server.api.callhead import CallHead
+from server.api.codec import Codec, Head
+from server.api.compression import deflate, inflate
+from server.api.reply import Header, Reply, error_reply, json_reply, render
+from server.batching.entry import Entry, Outcome
+from server.dataplane import DataPlane
+from server.errors import BadRequest
+from server.scheduling.servable import Servable
+from server.settings import Settings
+from server.types import Tensors
+
+
+class InferCall:
+    """The state of one call. ``deliver(call)`` is called once, on the event loop, when ``reply`` is there."""
+
+    __slots__ = ("codec", "deliver", "entry", "head", "reply", "servable", "service", "wire")
+
+    servable: Servable
+    codec: Codec
+    wire: Head
+
+    def __init__(self, service: InferService, head: CallHead, deliver: Deliver) -> None:
+        self.service = service
+        self.head = head
+        self.deliver = deliver
+        self.reply: Reply | None = None
+        self.entry: Entry | None = None
+
+    def start(self, body: bytes | bytearray) -> None:
+        """Read the body and queue the work; whatever is wrong with it becomes the reply."""
+        try:
+            self._submit(body)
+        except Exception as error:
+            self.refuse(error)
+
+    def refuse(self, error: Exception) -> None:
+        """Answer with an error."""
+        self.reply = error_reply(error)
+        self.deliver(self)
+
+    def cancel(self) -> None:
+        """The caller left."""
+        if self.entry is not None:
+            self.servable.batcher.cancel(self.entry)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the work has not begun, so that nothing is lost by dropping it."""
+        return self.entry is not None and self.entry.is_waiting
+
+    def _submit(self, body: bytes | bytearray) -> None:
+        head = self.head
+        self.servable = servable = self.service.plane.resolve(head.model, head.version)
+        if servable.wire is None:
+            servable.wire = Codec(servable.ref, servable.signature)
+        self.codec = servable.wire
+        if head.encoding:
+            body = inflate(body, head.encoding, self.service.settings.max_inflated)
+        if head.json_bytes is not None and head.json_bytes > len(body):
+            raise BadRequest(
+                f"header inference-header-content-length: expected at most the body's {len(body)} bytes, "
+                f"got {head.json_bytes}"
+            )
+        self.wire, tensors = self.codec.decode(body, head.json_bytes)
+        deadline = None if self.wire.timeout is None else monotonic() + self.wire.timeout
+        self.entry = Entry(tensors, self.wire.group, self._finish, deadline)
+        servable.batcher.submit(self.entry)
+
+    def _finish(self, outcome: Outcome) -> None:
+        try:
+            self.reply = error_reply(outcome) if isinstance(outcome, Exception) else self._encode(outcome)
+        except Exception as error:
+            self.reply = error_reply(error)
+        self.deliver(self)
+
+    def _encode(self, outputs: Tensors) -> Reply:
+        answer, payloads = self.codec.encode(self.wire, outputs)
+        if self.head.accepts:
+            compressed = self._compress(answer.json, payloads)
+            if compressed is not None:
+                return compressed
+        if not answer.binary:
+            return json_reply(200, answer.json)
+        ready = answer.rendered
+        if ready is None:
+            ready = answer.rendered = _binary_head(answer.json, sum(map(len, payloads)))
+        return Reply(200, ready.headers, answer.json, ready.block, payloads)
+
+    def _compress(self, text: bytes, payloads: list[bytes | memoryview]) -> Reply | None:
+        """Compress when the caller asked for just that, or the answer is large enough to gain."""
+        size = len(text) + sum(map(len, payloads))
+        if not self.head.asked_alone and size < self.service.settings.compress_min:
+            return None
+        coding = self.head.accepts
+        body = deflate(b"".join([text, *payloads]), coding)
+        kind: tuple[Header, ...] = ((b"content-type", b"application/json"),)
+        if payloads:
+            kind = _binary_kind(text)
+        headers = (*kind, (b"content-encoding", coding), (b"content-length", b"%d" % len(body)))
+        return Reply(200, headers, body, render(headers, body))
+
+
+Deliver: TypeAlias = Callable[[InferCall], None]
+
+
+def _binary_kind(text: bytes) -> tuple[Header, ...]:
+    return (
+        (b"content-type", b"application/octet-stream"),
+        (b"inference-header-content-length", b"%d" % len(text)),
+    )
+
+
+def _binary_head(text: bytes, payload_bytes: int) -> Reply:
+    headers = (*_binary_kind(text), (b"content-length", b"%d" % (len(text) + payload_bytes)))
+    return Reply(200, headers, text, render(headers, text))
+
+
+class InferService:
+    """What every call needs: the data plane and the limits."""
+
+    def __init__(self, plane: DataPlane, settings: Settings) -> None:
+        self.plane = plane
+        self.settings = settings
+
+    def call(self, head: CallHead, deliver: Deliver) -> InferCall:
+        """Begin a call; hand it the whole body with :meth:`InferCall.start`."""
+        return InferCall(self, head, deliver)

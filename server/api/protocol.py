@@ -1,0 +1,446 @@
+"""The HTTP connection: inference answered without ASGI, everything else handed on to the application.
+
+A subclass of uvicorn's httptools protocol (uvicorn is pinned for this). What a client sent, in order, is a deque of
+turns; each is an :class:`InferCall` or an ASGI cycle, and only the first may write. So pipelined calls run and batch
+together while their answers keep their order.
+
+A head that the parser has seen before is recognised by its bytes and its request never enters the parser.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import httptools
+from uvicorn._types import ASGI3Application
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from server.api.callhead import CallHead, call_head, is_infer_path
+from server.api.hub import Hub
+from server.api.infer import InferCall
+from server.api.reply import Reply
+from server.errors import BadRequest, HeaderTooLarge, RequestTimeout, ServerError, TooLarge, Unavailable
+
+CLOSE = b"connection: close\r\n"
+HALF_CLOSE_GRACE = 0.05  # seconds in which work may begin for a client that has closed its sending side
+LINGER = 2.0  # seconds in which a refused client may still be sending and yet reads the reason
+STOP_GRACE = 5.0  # seconds a half-received request gets once the server stops
+FEW_CHUNKS, MEAN_CHUNK = 4096, 64  # beyond so many chunks they must have this many bytes on average
+BIG_PAYLOAD = 1 << 16  # bytes from which payloads are written as they are instead of joined
+
+
+@dataclass(slots=True)
+class AsgiTurn:
+    """A request that the application answers."""
+
+    cycle: RequestResponseCycle
+    app: ASGI3Application
+    started: bool = False
+
+
+class LatheProtocol(HttpToolsProtocol):
+    """One client's connection."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.hub: Hub = app_state["hub"]
+        self.turns: deque[InferCall | AsgiTurn] = deque()
+        self.final: InferCall | AsgiTurn | None = None  # the connection closes after this turn
+        self.stopping = False
+        self.deaf = False  # nothing that still arrives is read
+        self.deadline = math.inf  # loop time by which the message being received must be there
+        self.write_deadline = math.inf
+        self.last_seen = self.hub.now
+        # the message being received
+        self.in_message = self.in_head = False
+        self.receiving: InferCall | None = None
+        self.receiving_cycle: RequestResponseCycle | None = None
+        self.body = bytearray()
+        self.missing = 0  # bytes of a body that is collected without the parser
+        self.size = self.chunks = 0
+        self.raw_head: bytes = b""
+        self.refusal: ServerError | None = None
+
+    # the connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        hub = self.hub
+        hub.connections.add(self)
+        self.last_seen = hub.now
+        self.deadline = hub.now + hub.settings.header_timeout
+        if len(hub.connections) > hub.settings.max_connections:
+            limit = hub.settings.max_connections
+            self.reject(Unavailable(f"the server has its {limit} connections; come back later", retry_after=1))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.hub.connections.discard(self)
+        turns, self.turns = self.turns, deque()
+        self.deaf = True
+        for turn in turns:
+            if isinstance(turn, AsgiTurn):
+                _disconnect(turn.cycle)
+            else:
+                turn.cancel()
+        super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more. It may still read, so work that begins soon is answered; the rest is dropped."""
+        if not self.turns or self.in_message or self.missing or self.deaf:
+            return False
+        self.deaf = True
+        self._close_after(self.turns[-1])
+        self.loop.call_later(HALF_CLOSE_GRACE, self._abandon)
+        return True
+
+    def _abandon(self) -> None:
+        if self.transport.is_closing():
+            return
+        if any(isinstance(turn, InferCall) and not turn.is_waiting for turn in self.turns):
+            self.loop.call_later(HALF_CLOSE_GRACE, self._abandon)
+        else:
+            self.transport.close()
+
+    def shutdown(self) -> None:
+        """The server stops: accepted requests are answered, then the connection closes."""
+        self.stopping = True
+        if self.in_message or self.missing:
+            self.deadline = min(self.deadline, self.loop.time() + STOP_GRACE)
+        if self.turns:
+            self._close_after(self.turns[-1])
+        elif self._is_idle():
+            self.transport.close()
+
+    def _close_after(self, turn: InferCall | AsgiTurn) -> None:
+        self.final = turn
+        if isinstance(turn, AsgiTurn):
+            turn.cycle.keep_alive = False
+
+    def sweep(self, now: float) -> None:
+        """Act on deadlines."""
+        if now > self.write_deadline:
+            self.transport.abort()
+        elif now > self.deadline:
+            self._timed_out()
+        elif self._is_idle() and now - self.last_seen > self.hub.settings.keep_alive:
+            self.transport.close()
+
+    def _is_idle(self) -> bool:
+        return not (self.turns or self.in_message or self.missing)
+
+    def _timed_out(self) -> None:
+        if self.deaf or not (self.in_message or self.missing):
+            self.transport.abort()
+            return
+        part = "headers" if self.in_head else "body"
+        self.reject(RequestTimeout(f"the request's {part} did not arrive in time"))
+
+    # flow control
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.flow.pause_reading()
+        self.write_deadline = self.hub.now + self.hub.settings.write_timeout
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.write_deadline = math.inf
+        self._resume_reading()
+
+    def _resume_reading(self) -> None:
+        if not self.flow.write_paused and len(self.turns) <= self.hub.settings.max_pipeline // 2:
+            self.flow.resume_reading()
+
+    # bytes come in
+
+    def data_received(self, data: bytes) -> None:
+        if self.deaf:
+            return
+        self.last_seen = self.hub.now
+        if self.missing:
+            data = self._collect(data)
+        if data and not self.in_message:
+            data = self._take_known(data)
+        if data:
+            self._parse(data)
+        if len(self.turns) >= self.hub.settings.max_pipeline:
+            self.flow.pause_reading()
+
+    def _take_known(self, data: bytes) -> bytes:
+        """Start the requests at the beginning of ``data`` whose heads are remembered; returns what is left."""
+        heads = self.hub.heads
+        while data:
+            end = data.find(b"\r\n\r\n") + 4
+            head = heads.get(data[:end])
+            if head is None:
+                return data
+            after = end + head.content_length
+            call = self._open(head)
+            if after > len(data):
+                self.deadline = self.hub.now + self.hub.settings.body_timeout
+                self.receiving, self.body, self.missing = call, bytearray(data[end:]), after - len(data)
+                return b""
+            self.deadline = math.inf
+            call.start(data[end:after])
+            data = data[after:]
+        return data
+
+    def _collect(self, data: bytes) -> bytes:
+        if len(data) < self.missing:
+            self.body += data
+            self.missing -= len(data)
+            return b""
+        self.body += data[: self.missing]
+        rest = data[self.missing :]
+        self.missing = 0
+        self._received()
+        return rest
+
+    def _parse(self, data: bytes) -> None:
+        self.raw_head = b""
+        if not self.in_message:
+            self.raw_head = data[: data.find(b"\r\n\r\n") + 4]
+            self.size = 0
+        if self.in_head or not self.in_message:
+            self.size += len(data)
+        try:
+            self.parser.feed_data(data)
+            if self.in_head:
+                self._limit_head(self.size)
+        except httptools.HttpParserUpgrade:  # answered as if not asked for; what follows would be another protocol
+            self.deaf = True
+            if self.turns:
+                self._close_after(self.turns[-1])
+        except (httptools.HttpParserError, ServerError):
+            self.reject(self.refusal or BadRequest("request: expected HTTP/1.1, got something else"))
+
+    def _refuse(self, error: ServerError) -> None:
+        self.refusal = error  # the parser wraps whatever its callbacks raise
+        raise error
+
+    def _limit_head(self, size: int) -> None:
+        limit = self.hub.settings.max_header
+        if size > limit:
+            self._refuse(HeaderTooLarge(f"headers: expected at most {limit} bytes, got more"))
+
+    # the parser's callbacks
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.in_message = self.in_head = True
+        self.head_size = self.chunks = 0
+        self.deadline = self.hub.now + self.hub.settings.header_timeout
+
+    def on_url(self, url: bytes) -> None:
+        self.head_size += len(url)
+        self._limit_head(self.head_size)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.head_size += len(name) + len(value) + 4
+        self._limit_head(self.head_size)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self.in_head = False
+        self.size = 0
+        self._check_host()
+        if self._is_direct():
+            self._begin_call()
+        else:
+            self._begin_asgi()
+
+    def _check_host(self) -> None:
+        hosts = sum(1 for name, _ in self.headers if name == b"host")
+        if hosts != 1 and (hosts > 1 or self.parser.get_http_version() == "1.1"):
+            self._refuse(BadRequest(f"headers: expected one Host, got {hosts}"))
+
+    def _is_direct(self) -> bool:
+        return (
+            self.parser.get_method() == b"POST"
+            and is_infer_path(self.url)
+            and self.parser.get_http_version() == "1.1"
+            and not self.parser.should_upgrade()
+            and not (self.expect_100_continue and self.turns)  # 100 Continue must not overtake an answer
+        )
+
+    def _begin_call(self) -> None:
+        settings = self.hub.settings
+        try:
+            head = call_head(self.url, self.headers)
+            if head.content_length > settings.max_body:
+                raise TooLarge(f"body: expected at most {settings.max_body} bytes, got {head.content_length}")
+        except ServerError as error:
+            self._refuse(error)
+            raise
+        self.deadline = self.hub.now + settings.body_timeout
+        call = self.receiving = self._open(head)
+        self.body = bytearray()
+        if not self.parser.should_keep_alive():
+            self.final = call
+        elif self.expect_100_continue:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        elif head.content_length >= 0 and len(self.raw_head) > 4:
+            self.hub.remember(self.raw_head, head)
+
+    def _begin_asgi(self) -> None:
+        settings = self.hub.settings
+        uploads = self.url.startswith(b"/api/")
+        self.deadline = self.hub.now + (settings.upload_timeout if uploads else settings.body_timeout)
+        self.cycle = None  # type: ignore[assignment]  # the turns keep the order, not uvicorn's own pipeline
+        super().on_headers_complete()
+        self.receiving_cycle = self.cycle
+
+    def on_chunk_header(self) -> None:
+        self.chunks += 1
+        if self.chunks > FEW_CHUNKS and self.size < self.chunks * MEAN_CHUNK:
+            self._refuse(
+                BadRequest(f"body: expected chunks of {MEAN_CHUNK} bytes or more on average, got {self.chunks} smaller")
+            )
+
+    def on_body(self, body: bytes) -> None:
+        self.size += len(body)
+        if self.receiving is None:
+            super().on_body(body)
+            return
+        if self.size > self.hub.settings.max_body:
+            self._refuse(TooLarge(f"body: expected at most {self.hub.settings.max_body} bytes, got more"))
+        self.body += body
+
+    def on_message_complete(self) -> None:
+        self.in_message = False
+        self.size = 0
+        self.raw_head = b""  # a further head in the same data does not start where it did
+        self.deadline = math.inf
+        self.receiving_cycle = None
+        if self.receiving is None:
+            super().on_message_complete()
+        else:
+            self._received()
+
+    def _received(self) -> None:
+        call, body = self.receiving, self.body
+        self.receiving, self.body = None, bytearray()
+        self.deadline = math.inf
+        if call is not None:
+            call.start(body)
+
+    # turns are taken
+
+    def _open(self, head: CallHead) -> InferCall:
+        call = self.hub.infer.call(head, self._deliver)
+        self.turns.append(call)
+        return call
+
+    def _deliver(self, call: InferCall) -> None:
+        turns = self.turns
+        if not turns or turns[0] is not call:
+            return  # sent when its turn comes, or never if the client is gone
+        turns.popleft()
+        self._send(call)
+        if turns or self.flow.read_paused:
+            self._advance()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        turn = AsgiTurn(cycle, app)
+        self.turns.append(turn)
+        if self.stopping:
+            self._close_after(turn)
+        self._advance()
+
+    def on_response_complete(self) -> None:
+        """The application's answer is written."""
+        self.server_state.total_requests += 1
+        if self.turns and isinstance(self.turns[0], AsgiTurn):
+            self.turns.popleft()
+        if not self.transport.is_closing():
+            self._advance()
+
+    def _advance(self) -> None:
+        """Write every answer that is ready and next in line; start the application if it is its turn."""
+        while self.turns:
+            turn = self.turns[0]
+            if isinstance(turn, AsgiTurn):
+                if not turn.started:
+                    turn.started = True
+                    super()._start_asgi_task(turn.cycle, turn.app)
+                break
+            if turn.reply is None:
+                break
+            self.turns.popleft()
+            self._send(turn)
+        self._resume_reading()
+
+    # bytes go out
+
+    def _send(self, call: InferCall) -> None:
+        transport, reply = self.transport, call.reply
+        if reply is None or transport.is_closing():
+            return
+        self.server_state.total_requests += 1
+        closes = call is self.final or (self.stopping and not self.turns)
+        self._write(reply, closes)
+        if closes and self.deaf and (self.in_message or self.missing):
+            self._linger()
+        elif closes:
+            transport.close()
+
+    def _write(self, reply: Reply, closes: bool) -> None:
+        parts: list[bytes | memoryview] = [
+            STATUS_LINE[reply.status],
+            self.hub.default_head(self.server_state.default_headers),
+        ]
+        if closes:
+            parts.append(CLOSE)
+        parts.append(reply.block)
+        big = [payload for payload in reply.payloads if len(payload) >= BIG_PAYLOAD]
+        if not big:
+            self.transport.write(b"".join(parts + reply.payloads))
+            return
+        self.transport.write(b"".join(parts))
+        for payload in reply.payloads:
+            self.transport.write(payload)
+
+    def reject(self, error: ServerError) -> None:
+        """Answer the message being received with an error, read no more of it, and close."""
+        self.deaf = True
+        if self.receiving_cycle is not None and not self._withdraw(self.receiving_cycle):
+            self.transport.close()
+            return
+        call = self.receiving or self._open(CallHead(model=""))
+        self.receiving = None
+        self.in_message = True  # the rest of it may still be coming
+        self.final = call
+        call.refuse(error)
+
+    def _withdraw(self, cycle: RequestResponseCycle) -> bool:
+        """Take a half-received request away from the application; False when it has begun to answer."""
+        if cycle.response_started:
+            return False
+        self.turns.pop()
+        _disconnect(cycle)
+        return True
+
+    def _linger(self) -> None:
+        """Closing at once would reset the connection under a client that is still sending, and lose the answer."""
+        self.deadline = self.loop.time() + LINGER
+        self.write_deadline = self.deadline
+        self.flow.resume_reading()
+        self.transport.write_eof()
+
+
+def _disconnect(cycle: RequestResponseCycle) -> None:
+    cycle.disconnected = True
+    cycle.message_event.set()

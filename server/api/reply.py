@@ -1,0 +1,50 @@
+"""A finished HTTP answer, before any transport: what the fast path and the ASGI route both send."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import orjson
+
+from server.errors import Internal, ServerError
+
+log = logging.getLogger("lathe.api")
+
+Header: TypeAlias = tuple[bytes, bytes]
+
+
+@dataclass(slots=True)
+class Reply:
+    """Status, headers and body; ``block`` is the headers and the body's first part as they go over the wire."""
+
+    status: int
+    headers: tuple[Header, ...]
+    text: bytes
+    block: bytes
+    payloads: list[bytes | memoryview] = field(default_factory=list)
+
+
+def render(headers: tuple[Header, ...], text: bytes) -> bytes:
+    """Return header lines, the empty line and the body's first part."""
+    lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+    return b"%b\r\n%b" % (lines, text)
+
+
+def json_reply(status: int, text: bytes, extra: tuple[Header, ...] = ()) -> Reply:
+    """Return an answer whose whole body is this JSON."""
+    headers = ((b"content-type", b"application/json"), (b"content-length", b"%d" % len(text)), *extra)
+    return Reply(status, headers, text, render(headers, text))
+
+
+def error_reply(error: Exception) -> Reply:
+    """Return ``{"error": ...}``; of an unforeseen exception the caller learns nothing but that it happened."""
+    if not isinstance(error, ServerError):
+        log.error("unforeseen error", exc_info=error)
+        error = Internal("an internal error happened; the server's log has it")
+    extra: tuple[Header, ...] = ()
+    if error.retry_after is not None:
+        extra = ((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after))),)
+    return json_reply(error.http_status, orjson.dumps({"error": error.message}), extra)

@@ -1,0 +1,167 @@
+"""The Open Inference Protocol's routes with NVIDIA's extensions, all but inference itself on the direct path."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import orjson
+from fastapi import APIRouter, Request, Response
+from starlette.routing import Route
+
+from server.api import jsondata, modelinfo
+from server.api.asgi import InferEndpoint, read_body
+from server.api.controls import TRACE_SETTINGS, LogSettings, update_trace
+from server.api.infer import InferService
+from server.dataplane import DataPlane
+from server.errors import BadRequest, NotFound
+from server.settings import Settings
+from server.telemetry.statistics import StatsBook
+
+VERSION = "0.1.0"
+EXTENSIONS = [
+    "classification",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "logging",
+    "trace",
+]
+
+
+class RepositoryControl(Protocol):
+    """The repository extension's operations."""
+
+    async def index(self, ready: bool = False) -> list[dict[str, Any]]:
+        """Return name, version, state and reason of every version, or of the ready ones."""
+        ...
+
+    async def load(self, model: str, parameters: dict[str, Any] | None = None) -> None:
+        """Load or reload a model; raises NotFound for an unknown one."""
+        ...
+
+    async def unload(self, model: str, unload_dependents: bool = False) -> None:
+        """Take a model out of service; raises NotFound for an unknown one."""
+        ...
+
+
+def v2_routes(
+    settings: Settings, plane: DataPlane, infer: InferService, book: StatsBook, control: RepositoryControl
+) -> APIRouter:
+    """Return every route below /v2 but health's."""
+    routes = APIRouter(tags=["v2"])
+    _server_routes(routes, settings)
+    _repository_routes(routes, settings, control)
+    _statistics_routes(routes, plane, book)
+    _model_routes(routes, plane)
+    for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"):
+        routes.routes.append(Route(path, InferEndpoint(infer), methods=["POST"], include_in_schema=False))
+    return routes
+
+
+def json_response(value: object) -> Response:
+    """Return plain JSON; never compressed, whatever the client accepts."""
+    return Response(orjson.dumps(value), media_type="application/json")
+
+
+async def read_json(request: Request, limit: int) -> dict[str, Any]:
+    """Return the body's object, an empty one for an empty body; clients send it without a content type."""
+    body = await read_body(request.receive, limit)
+    value = jsondata.parse(body, "body") if body.strip() else {}
+    if not isinstance(value, dict):
+        raise BadRequest(f"body: expected an object, got {type(value).__name__}")
+    return value
+
+
+def _server_routes(routes: APIRouter, settings: Settings) -> None:
+    log_settings = LogSettings()
+
+    @routes.get("/v2")
+    async def server_metadata() -> Response:
+        return json_response({"name": "lathe", "version": VERSION, "extensions": EXTENSIONS})
+
+    @routes.get("/v2/logging")
+    async def get_logging() -> Response:
+        return json_response(log_settings.values)
+
+    @routes.post("/v2/logging")
+    async def set_logging(request: Request) -> Response:
+        return json_response(log_settings.update(await read_json(request, settings.max_body)))
+
+    @routes.get("/v2/trace/setting")
+    @routes.get("/v2/models/{model}/trace/setting")
+    async def get_trace() -> Response:
+        return json_response(TRACE_SETTINGS)
+
+    @routes.post("/v2/trace/setting")
+    @routes.post("/v2/models/{model}/trace/setting")
+    async def set_trace(request: Request) -> Response:
+        return json_response(update_trace(await read_json(request, settings.max_body)))
+
+
+def _repository_routes(routes: APIRouter, settings: Settings, control: RepositoryControl) -> None:
+    @routes.post("/v2/repository/index")
+    async def index(request: Request) -> Response:
+        body = await read_json(request, settings.max_body)
+        return json_response(await control.index(_flag(body, "ready")))
+
+    @routes.post("/v2/repository/models/{model}/load")
+    async def load(model: str, request: Request) -> Response:
+        body = await read_json(request, settings.max_body)
+        await control.load(model, _object(body, "parameters"))
+        return Response()
+
+    @routes.post("/v2/repository/models/{model}/unload")
+    async def unload(model: str, request: Request) -> Response:
+        body = await read_json(request, settings.max_body)
+        await control.unload(model, _flag(_object(body, "parameters"), "unload_dependents"))
+        return Response()
+
+
+def _statistics_routes(routes: APIRouter, plane: DataPlane, book: StatsBook) -> None:
+    @routes.get("/v2/models/stats")
+    @routes.get("/v2/models/{model}/stats")
+    @routes.get("/v2/models/{model}/versions/{version}/stats")
+    async def statistics(model: str = "", version: str = "") -> Response:
+        pages = [page for page in book.all() if model in ("", page.ref.name)]
+        if version:
+            wanted = int(version) if version.isdigit() else plane.resolve(model, version).ref.version
+            pages = [page for page in pages if page.ref.version == wanted]
+        if model and not pages:
+            raise NotFound(f"model {model!r}{f' version {version!r}' if version else ''} is not known")
+        return json_response({"model_stats": [page.describe() for page in pages]})
+
+
+def _model_routes(routes: APIRouter, plane: DataPlane) -> None:
+    @routes.get("/v2/models/{model}")
+    @routes.get("/v2/models/{model}/versions/{version}")
+    async def model_metadata(model: str, version: str = "") -> Response:
+        return json_response(modelinfo.metadata(plane.resolve(model, version), plane.registry.servables()))
+
+    @routes.get("/v2/models/{model}/config")
+    @routes.get("/v2/models/{model}/versions/{version}/config")
+    async def model_config(model: str, version: str = "") -> Response:
+        return json_response(modelinfo.configuration(plane.resolve(model, version)))
+
+    @routes.get("/v2/models/{model}/ready")
+    @routes.get("/v2/models/{model}/versions/{version}/ready")
+    async def model_ready(model: str, version: str = "") -> Response:
+        if not plane.is_ready(model, version):
+            raise BadRequest(f"model {model!r} is not ready")
+        return Response()
+
+
+def _flag(body: dict[str, Any], name: str) -> bool:
+    value = body.get(name, False)
+    if not isinstance(value, bool):
+        raise BadRequest(f"{name}: expected a boolean, got {type(value).__name__}")
+    return value
+
+
+def _object(body: dict[str, Any], name: str) -> dict[str, Any]:
+    value = body.get(name) or {}
+    if not isinstance(value, dict):
+        raise BadRequest(f"{name}: expected an object, got {type(value).__name__}")
+    return value

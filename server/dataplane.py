@@ -1,0 +1,73 @@
+"""The data plane: resolve, admit, enqueue, await. It knows nothing of HTTP, and every transport goes through it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Protocol
+
+from server.batching.entry import Entry, Outcome
+from server.errors import BadRequest, Unavailable
+from server.scheduling.servable import Servable
+from server.types import InferRequest, InferResult
+
+
+class Resolver(Protocol):
+    """What is live. Reads take no lock and are used for every request."""
+
+    def resolve(self, model: str, version: str = "") -> Servable:
+        """Return what answers for this model; version "" is the live one, digits that one, else an alias.
+
+        Raises ``NotFound`` for an unknown model or version, ``Unavailable`` for one that is not loaded.
+        """
+        ...
+
+    def servables(self) -> Iterable[Servable]:
+        """Return everything that is loaded."""
+        ...
+
+
+class DataPlane:
+    """Inference for callers in this process, whatever brought them here."""
+
+    def __init__(self, registry: Resolver) -> None:
+        self.registry = registry
+        self.draining = False  # set at the first signal to stop: not ready any more, but still answering
+        self.started = False  # set once the repository's live versions are loaded
+
+    @property
+    def ready(self) -> bool:
+        """Whether new callers should come here."""
+        return self.started and not self.draining
+
+    def resolve(self, model: str, version: str = "") -> Servable:
+        """Return the servable that answers; the request stays with it whatever happens to the alias later."""
+        return self.registry.resolve(model, version)
+
+    def is_ready(self, model: str, version: str = "") -> bool:
+        """Whether this model answers; raises NotFound when there is none of that name."""
+        try:
+            self.registry.resolve(model, version)
+        except Unavailable:
+            return False
+        return True
+
+    async def infer(self, request: InferRequest) -> InferResult:
+        """Answer one request; cancelling the awaiting task takes waiting work out of its queue."""
+        servable = self.resolve(request.model, request.version)
+        signature = servable.signature
+        group = signature.group_of(request.inputs)
+        requested = signature.requested(request.outputs)
+        if any(output.classes for output in requested):
+            raise BadRequest("outputs: classification belongs to the wire protocol")
+        answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        entry = Entry(request.inputs, group, answered.set_result, request.deadline)
+        servable.batcher.submit(entry)
+        try:
+            outcome = await answered
+        except asyncio.CancelledError:
+            servable.batcher.cancel(entry)
+            raise
+        if isinstance(outcome, Exception):
+            raise outcome
+        return InferResult(servable.ref, {output.name: outcome[output.name] for output in requested}, request.id)

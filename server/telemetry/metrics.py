@@ -1,0 +1,104 @@
+"""Prometheus metrics: Triton's names as its dashboards know them, and Lathe's own histograms.
+
+Everything is read from the statistics when scraped, so counting costs the data path nothing twice and survives
+unloading a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from server.scheduling.servable import Servable
+from server.telemetry.statistics import Statistics, StatsBook
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_LABELS = ("model", "version")
+_TRITON: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
+    ("nv_inference_request_success", "Successful requests", lambda s: s.success.count),
+    ("nv_inference_count", "Rows inferred", lambda s: s.inference_count),
+    ("nv_inference_exec_count", "Executions of the model", lambda s: s.execution_count),
+    ("nv_inference_request_duration_us", "Time of requests, end to end", lambda s: s.success.ns // 1000),
+    ("nv_inference_queue_duration_us", "Time of requests in the queue", lambda s: s.queue.ns // 1000),
+    ("nv_inference_compute_input_duration_us", "Time to stack inputs", lambda s: s.compute_input.ns // 1000),
+    ("nv_inference_compute_infer_duration_us", "Time in the model", lambda s: s.compute_infer.ns // 1000),
+    ("nv_inference_compute_output_duration_us", "Time to cut outputs", lambda s: s.compute_output.ns // 1000),
+)
+
+
+class Metrics:
+    """Writes the exposition."""
+
+    def __init__(self, book: StatsBook, servables: Callable[[], Iterable[Servable]]) -> None:
+        self._book = book
+        self._servables = servables
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        self._registry.register(_LatheCollector(book, servables))
+
+    def text(self) -> bytes:
+        """Return everything in the text format."""
+        lines = [*self._triton(), ""]
+        return "\n".join(lines).encode() + generate_latest(self._registry)
+
+    def _triton(self) -> Iterator[str]:
+        """Triton's counters carry no ``_total``, which the client library would add."""
+        pages = self._book.all()
+        for name, text, value in _TRITON:
+            yield from (f"# HELP {name} {text}", f"# TYPE {name} counter")
+            yield from (f"{name}{_labels(page)} {value(page)}" for page in pages)
+        name = "nv_inference_request_failure"
+        yield from (f"# HELP {name} Failed requests by reason", f"# TYPE {name} counter")
+        for page in pages:
+            yield from (f"{name}{_labels(page, reason=code)} {count}" for code, count in page.failures.items())
+        name = "nv_inference_pending_request_count"
+        yield from (f"# HELP {name} Requests waiting or running", f"# TYPE {name} gauge")
+        yield from (f"{name}{_labels(servable.stats)} {servable.in_flight}" for servable in self._servables())
+        name = "nv_model_load_duration_secs"
+        yield from (f"# HELP {name} Time to load the model", f"# TYPE {name} gauge")
+        yield from (f"{name}{_labels(page)} {page.load_seconds:g}" for page in pages if page.load_seconds)
+
+
+def _labels(page: Statistics, **more: str) -> str:
+    """Model names hold no character that would need escaping."""
+    labels = {"model": page.ref.name, "version": str(page.ref.version), **more}
+    return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}"
+
+
+class _LatheCollector(Collector):
+    def __init__(self, book: StatsBook, servables: Callable[[], Iterable[Servable]]) -> None:
+        self._book = book
+        self._servables = servables
+
+    def collect(self) -> Iterator[Metric]:
+        queue = HistogramMetricFamily("lathe_queue_seconds", "Time requests waited", labels=_LABELS)
+        compute = HistogramMetricFamily("lathe_compute_seconds", "Time of executions", labels=_LABELS)
+        batch = HistogramMetricFamily("lathe_batch_rows", "Rows per execution", labels=_LABELS)
+        released = CounterMetricFamily(
+            "lathe_batches_released", "Why batches were let go", labels=(*_LABELS, "reason")
+        )
+        cancelled = CounterMetricFamily("lathe_requests_cancelled", "Requests whose caller left", labels=_LABELS)
+        for page in self._book.all():
+            labels = (page.ref.name, str(page.ref.version))
+            queue.add_metric(labels, page.queue_times.cumulative(), page.queue_times.total)
+            compute.add_metric(labels, page.compute_times.cumulative(), page.compute_times.total)
+            batch.add_metric(labels, *_batch_sizes(page))
+            cancelled.add_metric(labels, page.cancelled)
+            for reason, count in page.released.items():
+                released.add_metric((*labels, reason), count)
+        memory = GaugeMetricFamily("lathe_model_memory_bytes", "Memory of loaded models", labels=_LABELS)
+        for servable in self._servables():
+            memory.add_metric((servable.ref.name, str(servable.ref.version)), servable.model.memory_bytes)
+        yield from (queue, compute, batch, released, cancelled, memory)
+
+
+def _batch_sizes(page: Statistics) -> tuple[list[tuple[str, float]], float]:
+    """Return cumulative buckets by powers of two, and the rows in all."""
+    sizes = {size: stat.compute_infer.count for size, stat in page.batches.items()}
+    bounds = [2**power for power in range(13)]
+    buckets = [(str(bound), float(sum(n for size, n in sizes.items() if size <= bound))) for bound in bounds]
+    return [*buckets, ("+Inf", float(sum(sizes.values())))], float(sum(size * n for size, n in sizes.items()))

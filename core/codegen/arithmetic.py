@@ -1,0 +1,365 @@
+"""The scalar algebra of `core.ops.scalar` on registers: every elementwise operator computes through this class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import llvmlite.ir as ir
+
+from core.codegen import vmath
+from core.codegen.registers import I1, I32, Val, element_type, is_signed, register_type
+from core.codegen.target import has_fma
+from core.ir.types import DType
+
+if TYPE_CHECKING:
+    from core.codegen.lang import Kernel
+
+Operand: TypeAlias = "Val | int | float"
+
+
+class Arithmetic:
+    """Implements `core.ops.scalar.ScalarOps` for one kernel, and what kernels need besides."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.fused = has_fma(kernel.target)
+
+    @property
+    def b(self) -> Any:
+        return self.kernel.builder
+
+    # Operands
+
+    def dtype(self, x: Operand) -> DType:
+        if isinstance(x, Val):
+            return x.dtype
+        return DType.INT64 if isinstance(x, int) else DType.FLOAT32
+
+    def const(self, value: float | int | bool, dtype: DType) -> Val:
+        return self.kernel.constant(value, dtype)
+
+    def splat(self, x: Val, lanes: int) -> Val:
+        """A scalar in every lane."""
+        if x.lanes == lanes:
+            return x
+        type_ = register_type(x.dtype, lanes)
+        if isinstance(x.ir, ir.Constant):
+            return Val(self.kernel, ir.Constant(type_, [x.ir.constant] * lanes), x.dtype, lanes)
+        undefined = ir.Constant(type_, ir.Undefined)
+        first = self.b.insert_element(undefined, x.ir, ir.Constant(I32, 0))
+        zeros = ir.Constant(ir.VectorType(I32, lanes), None)
+        return Val(self.kernel, self.b.shuffle_vector(first, undefined, zeros), x.dtype, lanes)
+
+    def lane(self, x: Val, index: int) -> Val:
+        return Val(self.kernel, self.b.extract_element(x.ir, ir.Constant(I32, index)), x.dtype)
+
+    def match(self, *operands: Operand) -> tuple[Val, ...]:
+        """All operands as registers of one type: Python numbers become constants, scalars are spread."""
+        first = next(x for x in operands if isinstance(x, Val))
+        values = [x if isinstance(x, Val) else self.const(x, first.dtype) for x in operands]
+        lanes = max(value.lanes for value in values)
+        if any(value.dtype is not first.dtype for value in values):
+            raise TypeError(f"operands of types {', '.join(str(value.dtype) for value in values)} do not mix")
+        return tuple(self.splat(value, lanes) for value in values)
+
+    def cast(self, x: Operand, dtype: DType) -> Val:
+        """Float to integer truncates towards zero and saturates (NaN gives 0); anything to bool is `!= 0`."""
+        value = self._operand(x)
+        source, type_ = value.dtype, register_type(dtype, value.lanes)
+        if source is dtype:
+            return value
+        if value.constant is not None and dtype is not DType.BOOL and not (source.is_float and dtype.is_integer):
+            return self.const(value.constant, dtype)
+        if dtype is DType.BOOL:
+            return self.bit_not(self.eq(value, 0))
+        if source.is_float and dtype.is_float:
+            wider = dtype.itemsize > source.itemsize
+            return self._wrap(self.b.fpext(value.ir, type_) if wider else self.b.fptrunc(value.ir, type_), value, dtype)
+        if source.is_float:
+            verb = "fptosi" if is_signed(dtype) else "fptoui"
+            name = f"llvm.{verb}.sat.{_overload(type_)}.{_overload(value.ir.type)}"
+            return self._wrap(self.kernel.call(name, type_, [value.ir]), value, dtype)
+        if dtype.is_float:
+            convert = self.b.sitofp if is_signed(source) else self.b.uitofp
+            return self._wrap(convert(value.ir, type_), value, dtype)
+        return self._wrap(self._resize(value, type_, dtype), value, dtype)
+
+    def bitcast(self, x: Val, dtype: DType) -> Val:
+        """The same bits as another type of the same width."""
+        return self._wrap(self.b.bitcast(x.ir, register_type(dtype, x.lanes)), x, dtype)
+
+    # Arithmetic
+
+    def add(self, x: Operand, y: Operand) -> Val:
+        return self._arithmetic(x, y, "fadd", "add", lambda a, c: a + c, identity=0)
+
+    def sub(self, x: Operand, y: Operand) -> Val:
+        return self._arithmetic(x, y, "fsub", "sub", lambda a, c: a - c, right_identity=0)
+
+    def mul(self, x: Operand, y: Operand) -> Val:
+        return self._arithmetic(x, y, "fmul", "mul", lambda a, c: a * c, identity=1)
+
+    def div(self, x: Operand, y: Operand) -> Val:
+        """IEEE division; integers truncate towards zero. A zero integer divisor gives 0, the least number by -1 itself."""
+        a, c = self.match(x, y)
+        if a.dtype.is_float:
+            return self._wrap(self.b.fdiv(a.ir, c.ir), a)
+        if is_signed(a.dtype):
+            return self._divide(a, c, self.b.sdiv, self.neg(a))
+        return self.select(self.eq(c, 0), 0, self.unsigned_div(a, self.select(self.eq(c, 0), 1, c)))
+
+    def rem(self, x: Operand, y: Operand) -> Val:
+        """The remainder that goes with `div`: C's %, and fmod for floats."""
+        a, c = self.match(x, y)
+        if a.dtype.is_float:
+            return vmath.fmod(self, a, c)
+        if is_signed(a.dtype):
+            return self._divide(a, c, self.b.srem, self.const(0, a.dtype))
+        return self.select(self.eq(c, 0), 0, self.unsigned_rem(a, self.select(self.eq(c, 0), 1, c)))
+
+    def unsigned_div(self, x: Operand, y: Operand) -> Val:
+        """Quotient of non-negative integers by a positive one."""
+        a, c = self.match(x, y)
+        if c.constant == 1:
+            return a
+        if a.constant is not None and c.constant is not None:
+            return self.const(int(a.constant) // int(c.constant), a.dtype)
+        return self._wrap(self.b.udiv(a.ir, c.ir), a)
+
+    def unsigned_rem(self, x: Operand, y: Operand) -> Val:
+        """Remainder of non-negative integers by a positive one."""
+        a, c = self.match(x, y)
+        if c.constant == 1:
+            return self.const(0, a.dtype)
+        if a.constant is not None and c.constant is not None:
+            return self.const(int(a.constant) % int(c.constant), a.dtype)
+        return self._wrap(self.b.urem(a.ir, c.ir), a)
+
+    def fma(self, x: Operand, y: Operand, z: Operand) -> Val:
+        a, c, d = self.match(x, y, z)
+        if not a.dtype.is_float or not self.fused:
+            return self.add(self.mul(a, c), d)
+        return self._intrinsic("llvm.fma", a, c, d)
+
+    def neg(self, x: Operand) -> Val:
+        value = self._operand(x)
+        return self._wrap(self.b.fneg(value.ir), value) if value.dtype.is_float else self.sub(0, value)
+
+    def abs(self, x: Operand) -> Val:
+        value = self._operand(x)
+        if value.dtype.is_float:
+            return self._intrinsic("llvm.fabs", value)
+        return self.select(self.lt(value, 0), self.neg(value), value) if is_signed(value.dtype) else value
+
+    def max(self, x: Operand, y: Operand) -> Val:
+        return self._extremum(x, y, ">")
+
+    def min(self, x: Operand, y: Operand) -> Val:
+        return self._extremum(x, y, "<")
+
+    # Functions
+
+    def sqrt(self, x: Operand) -> Val:
+        return self._intrinsic("llvm.sqrt", self._operand(x))
+
+    def exp(self, x: Operand) -> Val:
+        return vmath.exp(self, self._operand(x))
+
+    def log(self, x: Operand) -> Val:
+        return vmath.log(self, self._operand(x))
+
+    def tanh(self, x: Operand) -> Val:
+        return vmath.tanh(self, self._operand(x))
+
+    def erf(self, x: Operand) -> Val:
+        return vmath.erf(self, self._operand(x))
+
+    def sin(self, x: Operand) -> Val:
+        return vmath.sin(self, self._operand(x))
+
+    def cos(self, x: Operand) -> Val:
+        return vmath.cos(self, self._operand(x))
+
+    def pow(self, x: Operand, y: Operand) -> Val:
+        return vmath.pow(self, *self.match(x, y))
+
+    def floor(self, x: Operand) -> Val:
+        return vmath.rounded(self, self._operand(x), "floor")
+
+    def ceil(self, x: Operand) -> Val:
+        return vmath.rounded(self, self._operand(x), "ceil")
+
+    def rint(self, x: Operand) -> Val:
+        return vmath.rounded(self, self._operand(x), "roundeven")
+
+    # Comparison and choice
+
+    def lt(self, x: Operand, y: Operand) -> Val:
+        return self._compare("<", x, y)
+
+    def le(self, x: Operand, y: Operand) -> Val:
+        return self._compare("<=", x, y)
+
+    def eq(self, x: Operand, y: Operand) -> Val:
+        return self._compare("==", x, y)
+
+    def is_nan(self, x: Val) -> Val:
+        return self._wrap(self.b.fcmp_unordered("uno", x.ir, x.ir), x, DType.BOOL)
+
+    def select(self, condition: Operand, x: Operand, y: Operand) -> Val:
+        chosen = self._operand(condition)
+        a, c = self.match(x, y)
+        lanes = max(chosen.lanes, a.lanes)
+        chosen, a, c = (self.splat(value, lanes) for value in (chosen, a, c))
+        return self._wrap(self.b.select(chosen.ir, a.ir, c.ir), a)
+
+    # Bits
+
+    def bit_and(self, x: Operand, y: Operand) -> Val:
+        return self._bits(self.b.and_, x, y)
+
+    def bit_or(self, x: Operand, y: Operand) -> Val:
+        return self._bits(self.b.or_, x, y)
+
+    def bit_xor(self, x: Operand, y: Operand) -> Val:
+        return self._bits(self.b.xor, x, y)
+
+    def bit_not(self, x: Operand) -> Val:
+        value = self._operand(x)
+        return self._wrap(self.b.not_(value.ir), value)
+
+    def shift_left(self, x: Operand, y: Operand) -> Val:
+        """Bits shifted out of the type are lost; shifting by its width or more gives 0."""
+        a, c = self.match(x, y)
+        return self._shift(self.b.shl, a, c)
+
+    def shift_right(self, x: Operand, y: Operand) -> Val:
+        """Keeps the sign of signed integers."""
+        a, c = self.match(x, y)
+        return self._shift(self.b.ashr if is_signed(a.dtype) else self.b.lshr, a, c)
+
+    # Across lanes
+
+    def reduce(self, x: Val, combine: Callable[[Val, Val], Val]) -> Val:
+        """All lanes of a vector combined into a scalar, by halves: the same order on every machine of this width."""
+        while x.lanes > 1:
+            half = x.lanes // 2
+            low, high = (self._part(x, range(start, start + half)) for start in (0, half))
+            x = combine(low, high)
+        return x
+
+    def sum(self, x: Val) -> Val:
+        return self.reduce(x, self.add)
+
+    def any(self, condition: Val) -> Val:
+        return self.reduce(condition, self.bit_or)
+
+    # Under the surface
+
+    def _operand(self, x: Operand) -> Val:
+        return x if isinstance(x, Val) else self.const(x, self.dtype(x))
+
+    def _wrap(self, raw: Any, like: Val, dtype: DType | None = None) -> Val:
+        return Val(self.kernel, raw, dtype or like.dtype, like.lanes)
+
+    def _arithmetic(
+        self, x: Operand, y: Operand, float_verb: str, int_verb: str, fold: Callable[[int, int], int],
+        identity: int | None = None, right_identity: int | None = None,
+    ) -> Val:  # fmt: skip
+        a, c = self.match(x, y)
+        if a.dtype.is_float:
+            return self._wrap(getattr(self.b, float_verb)(a.ir, c.ir), a)
+        known_a, known_c = a.constant, c.constant
+        if isinstance(known_a, int) and isinstance(known_c, int):
+            return self.const(fold(known_a, known_c), a.dtype)
+        if known_c is not None and known_c in (identity, right_identity):
+            return a
+        if known_a is not None and known_a == identity:
+            return c
+        return self._wrap(getattr(self.b, int_verb)(a.ir, c.ir), a)
+
+    def _divide(self, a: Val, c: Val, verb: Callable[[Any, Any], Any], by_minus_one: Val) -> Val:
+        """Signed division without its two traps: by zero (gives 0), and of the least number by -1."""
+        zero, minus_one = self.eq(c, 0), self.eq(c, -1)
+        safe = self.select(self.bit_or(zero, minus_one), 1, c)
+        result = self._wrap(verb(a.ir, safe.ir), a)
+        return self.select(zero, 0, self.select(minus_one, by_minus_one, result))
+
+    def _extremum(self, x: Operand, y: Operand, relation: str) -> Val:
+        a, c = self.match(x, y)
+        if not a.dtype.is_float:
+            return self._integer_extremum(a, c, relation)
+        if _is_number(a):
+            a, c = c, a
+        if _is_number(c):  # c beats a or a stays, NaN included: one machine instruction
+            return self._wrap(self.b.select(self.b.fcmp_ordered(relation, c.ir, a.ir), c.ir, a.ir), a)
+        better = self._wrap(self.b.select(self.b.fcmp_ordered(relation, a.ir, c.ir), a.ir, c.ir), a)
+        return self.select(self.is_nan(a), a, better)
+
+    def _integer_extremum(self, a: Val, c: Val, relation: str) -> Val:
+        if a.constant is not None and c.constant is not None:
+            return self.const((max if relation == ">" else min)(a.constant, c.constant), a.dtype)
+        compare = self.b.icmp_signed if is_signed(a.dtype) else self.b.icmp_unsigned
+        return self._wrap(self.b.select(compare(relation, a.ir, c.ir), a.ir, c.ir), a)
+
+    def _compare(self, relation: str, x: Operand, y: Operand) -> Val:
+        a, c = self.match(x, y)
+        if a.dtype.is_float:
+            return self._wrap(self.b.fcmp_ordered(relation, a.ir, c.ir), a, DType.BOOL)
+        compare = self.b.icmp_signed if is_signed(a.dtype) else self.b.icmp_unsigned
+        return self._wrap(compare(relation, a.ir, c.ir), a, DType.BOOL)
+
+    def _bits(self, verb: Callable[[Any, Any], Any], x: Operand, y: Operand) -> Val:
+        a, c = self.match(x, y)
+        return self._wrap(verb(a.ir, c.ir), a)
+
+    def _shift(self, verb: Callable[[Any, Any], Any], a: Val, c: Val) -> Val:
+        width = a.dtype.itemsize * 8
+        if c.constant is not None and 0 <= c.constant < width:
+            return self._wrap(verb(a.ir, c.ir), a)
+        within = self._wrap(self.b.icmp_unsigned("<", c.ir, self.splat(self.const(width, c.dtype), c.lanes).ir), c)
+        shifted = self._wrap(verb(a.ir, self.select(self._as_bool(within), c, 0).ir), a)
+        beyond = self.select(self.lt(a, 0), -1, 0) if verb == self.b.ashr else self.splat(self.const(0, a.dtype), a.lanes)
+        return self.select(self._as_bool(within), shifted, beyond)
+
+    def _as_bool(self, x: Val) -> Val:
+        return Val(self.kernel, x.ir, DType.BOOL, x.lanes)
+
+    def _resize(self, value: Val, type_: Any, dtype: DType) -> Any:
+        bits = 1 if value.dtype is DType.BOOL else value.dtype.itemsize * 8
+        if dtype.itemsize * 8 < bits:
+            return self.b.trunc(value.ir, type_)
+        if dtype.itemsize * 8 == bits:
+            return value.ir
+        return self.b.sext(value.ir, type_) if is_signed(value.dtype) else self.b.zext(value.ir, type_)
+
+    def _part(self, x: Val, lanes: range) -> Val:
+        if len(lanes) == 1:
+            return self.lane(x, lanes[0])
+        chosen = ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes))
+        raw = self.b.shuffle_vector(x.ir, ir.Constant(x.ir.type, ir.Undefined), chosen)
+        return Val(self.kernel, raw, x.dtype, len(lanes))
+
+    def _intrinsic(self, name: str, *operands: Val) -> Val:
+        first = operands[0]
+        raw = self.kernel.call(f"{name}.{_overload(first.ir.type)}", first.ir.type, [x.ir for x in operands])
+        return self._wrap(raw, first)
+
+
+def _overload(type_: Any) -> str:
+    """How LLVM spells a type in an intrinsic's name."""
+    if isinstance(type_, ir.VectorType):
+        return f"v{type_.count}{type_.element.intrinsic_name}"
+    return str(type_.intrinsic_name)
+
+
+def _is_number(x: Val) -> bool:
+    """Whether a constant is known not to be NaN."""
+    if not isinstance(x.ir, ir.Constant):
+        return False
+    parts = x.ir.constant if isinstance(x.ir.constant, list) else [x.ir.constant]
+    return all(isinstance(part, int | float) and part == part for part in parts)
+
+
+__all__ = ["I1", "Arithmetic", "element_type"]

@@ -1,0 +1,86 @@
+"""Object files on disk. They are native code, so a file is used only if this user wrote it and its digest holds."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from core.errors import ArtifactError
+
+_DIGEST_BYTES = 32
+
+
+class ObjectCache:
+    """A folder of `<key>.o` files, each the SHA-256 of the object followed by the object.
+
+    Several processes may share it: files appear by rename, and a damaged or foreign one counts as absent.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int | None = None) -> None:
+        """Creates the folder, open to this user only. ArtifactError when somebody else could write to it.
+
+        `max_bytes` bounds what is kept: beyond it the objects not used for longest go.
+        """
+        self.folder = folder
+        self.max_bytes = max_bytes
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _only_ours(os.lstat(folder), stat.S_ISDIR):
+            raise ArtifactError(f"cache folder {folder} can be written by other users; make it yours, mode 700")
+
+    def get(self, key: str) -> bytes | None:
+        """The object of this key, or None when there is none that can be trusted."""
+        try:
+            descriptor = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        with os.fdopen(descriptor, "rb") as file:
+            if not _only_ours(os.fstat(descriptor), stat.S_ISREG):
+                return None
+            content = file.read()
+            digest, data = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+            if hashlib.sha256(data).digest() != digest:
+                return None
+            os.utime(descriptor)  # the time of last use, for eviction
+        return data
+
+    def put(self, key: str, data: bytes) -> None:
+        """Keep an object; whoever reads at the same time sees all of it or nothing."""
+        descriptor, temporary = tempfile.mkstemp(dir=self.folder, prefix=".new-")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(hashlib.sha256(data).digest() + data)
+            os.replace(temporary, self._path(key))
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        self._evict()
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}.o"
+
+    def _evict(self) -> None:
+        if self.max_bytes is None:
+            return
+        files = sorted((_usage(path) for path in self.folder.glob("*.o")), reverse=True)
+        total = 0
+        for _, size, path in files:
+            total += size
+            if total > self.max_bytes:
+                path.unlink(missing_ok=True)
+
+
+def _usage(path: Path) -> tuple[float, int, Path]:
+    """When a file was last used and how large it is; a file that is gone by now counts nothing."""
+    try:
+        status = path.stat()
+    except OSError:
+        return 0.0, 0, path
+    return status.st_mtime, status.st_size, path
+
+
+def _only_ours(status: os.stat_result, is_kind: object) -> bool:
+    right_kind = callable(is_kind) and is_kind(status.st_mode)
+    return bool(right_kind and status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))

@@ -1,0 +1,134 @@
+"""From kernels to code in memory: compile to object files, keep those on disk, load and unload them."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import llvmlite
+import llvmlite.binding as llvm
+
+from core.codegen.lang import Kernel
+from core.codegen.target import initialize, target_machine
+from core.errors import ArtifactError
+from core.kernels.catalog.base import KernelSpec
+from core.kernels.target import Target
+
+_libraries = itertools.count()
+_engine_lock = threading.Lock()
+
+
+def compile_kernel(kernel: Kernel) -> bytes:
+    """The object file of one kernel: position-independent code for its target. Same kernel, same bytes."""
+    text = kernel.finish()
+    machine = target_machine(kernel.target)
+    try:
+        module = llvm.parse_assembly(text)
+        module.verify()
+    except RuntimeError as error:
+        raise RuntimeError(f"kernel {kernel.spec.key} is not valid LLVM assembly: {error}") from error
+    module.triple = kernel.target.triple
+    module.data_layout = str(machine.target_data)
+    _optimize(module, machine)
+    return bytes(machine.emit_object(module))
+
+
+def compile_text(text: str, target: Target) -> bytes:
+    """The object file of a module given as LLVM text."""
+    machine = target_machine(target)
+    module = llvm.parse_assembly(text)
+    module.verify()
+    module.triple = target.triple
+    module.data_layout = str(machine.target_data)
+    _optimize(module, machine)
+    return bytes(machine.emit_object(module))
+
+
+def assembly_of(kernel: Kernel) -> str:
+    """The machine code of a kernel as text, for people."""
+    machine = target_machine(kernel.target)
+    module = llvm.parse_assembly(kernel.finish())
+    module.data_layout = str(machine.target_data)
+    _optimize(module, machine)
+    return str(machine.emit_assembly(module))
+
+
+def object_key(spec: KernelSpec, target: Target) -> str:
+    """Everything that the object file of `spec` depends on, as one digest."""
+    text = "\n".join((spec.key, target.key, generator_version(), llvm_version()))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Library:
+    """Object files linked into this process. `close` unmaps their code; no address may be called afterwards."""
+
+    def __init__(self, objects: Mapping[str, bytes], further: Iterable[str] = ()) -> None:
+        """`objects` maps each symbol to the object file that defines it; `further` names more symbols of the same files.
+
+        ArtifactError when one of them cannot be linked: damaged, or made for another kind of machine.
+        """
+        builder = llvm.JITLibraryBuilder().add_current_process()
+        for symbol, data in objects.items():
+            builder.add_object_img(data).export_symbol(symbol)
+        for symbol in further:
+            builder.export_symbol(symbol)
+        try:
+            with _engine_lock:
+                tracker = builder.link(_engine(), f"lathe{next(_libraries)}")
+        except RuntimeError as error:
+            raise ArtifactError(f"compiled code could not be linked: {error}") from error
+        self._tracker: llvm.ResourceTracker | None = tracker
+        self._addresses = {symbol: int(tracker[symbol]) for symbol in (*objects, *further)}
+
+    def address(self, symbol: str) -> int:
+        """Where the function `symbol` lies. KeyError when it is not in this library, ArtifactError once it is closed."""
+        if self._tracker is None:
+            raise ArtifactError(f"the library of {symbol} is closed")
+        return self._addresses[symbol]
+
+    def close(self) -> None:
+        """Unload the code. Harmless when repeated."""
+        if self._tracker is not None:
+            with _engine_lock:
+                self._tracker.close()
+            self._tracker = None
+
+    def __enter__(self) -> Library:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@functools.cache
+def generator_version() -> str:
+    """A digest of the source that writes code: changing a generator makes all its cached objects stale."""
+    core = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256()
+    for folder in ("codegen", "kernels", "ops"):
+        for path in sorted((core / folder).rglob("*.py")):
+            digest.update(path.relative_to(core).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def llvm_version() -> str:
+    return f"{llvmlite.__version__}/{'.'.join(map(str, llvm.llvm_version_info))}"
+
+
+@functools.cache
+def _engine() -> llvm.LLJIT:
+    """The one linker of this process; libraries come and go in it."""
+    initialize()
+    machine = llvm.Target.from_default_triple().create_target_machine(reloc="pic", codemodel="small")
+    return llvm.create_lljit_compiler(machine, use_jit_link=True, suppress_errors=True)
+
+
+def _optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = options.slp_vectorization = False  # kernels are written in vectors
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)

@@ -1,0 +1,296 @@
+"""The vector language: a `Kernel` is one native function under construction.
+
+    def generate(spec, target):                       # y = x + 1 over a*n + b elements
+        k = Kernel(spec, target)
+        x, y = k.operand(0, DType.FLOAT32), k.operand(1, DType.FLOAT32)
+        with k.chunks(k.dim(spec.size), grain=4096) as (start, stop):
+            def body(i, mask):
+                y.store(x.load(start + i, target.lanes, mask) + 1.0, start + i, mask)
+            k.strip(stop - start, body)
+        return k
+
+Python control flow runs while generating (unrolling, choosing); `loop`, `fold`, `when` and the like make control flow of
+the kernel. Nothing is allocated on the stack: what a loop carries is in `fold`, what must be in memory is in a scratch
+operand. The native signature and the meaning of `counter` are those of `core.kernels.catalog.base`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+from typing import Any, TypeAlias
+
+import llvmlite.ir as ir
+
+from core.codegen.arithmetic import Arithmetic
+from core.codegen.registers import ADDRESS, I64, Pointer, Val, element_type, register_type
+from core.ir.dim import FloorDiv
+from core.ir.types import Dim, DType, SymDim
+from core.kernels.catalog.base import KernelSpec, Status
+from core.kernels.target import Target
+
+Index: TypeAlias = "Val | int"
+Strip: TypeAlias = Callable[..., "Sequence[Val] | None"]
+
+_STATUS_WORD = 1  # of `counter`, see core.kernels.catalog.base
+
+
+class Fold:
+    """A loop that carries values: inside it `values` are the current ones and may be assigned; after it, the last."""
+
+    def __init__(self, index: Val, values: list[Val]) -> None:
+        self.index = index
+        self.values = values
+
+
+class Kernel:
+    """Builds the function `symbol`; see the module's docstring for how."""
+
+    def __init__(self, spec: KernelSpec, target: Target) -> None:
+        self.spec = spec
+        self.target = target
+        self.symbol = symbol_of(spec)
+        self.module = ir.Module(name=self.symbol)
+        self.module.triple = target.triple
+        signature = ir.FunctionType(ir.VoidType(), [ADDRESS, I64, I64, I64, ADDRESS])
+        self.function = ir.Function(self.module, signature, self.symbol)
+        self.builder = ir.IRBuilder(self.function.append_basic_block("entry"))
+        self.ops = Arithmetic(self)
+        self._table, n, tid, threads, self._counter = self.function.args
+        self.n, self.tid, self.threads = (Val(self, arg, DType.INT64) for arg in (n, tid, threads))
+        self._finished = False
+
+    @property
+    def lanes(self) -> int:
+        """float32 elements in one vector register."""
+        return self.target.lanes
+
+    # Operands and numbers
+
+    def operand(self, index: int, dtype: DType) -> Pointer:
+        """The address of operand `index`. Ask for it once, outside loops."""
+        slot = self.builder.gep(self._table, [ir.Constant(I64, index)], source_etype=ADDRESS)
+        return Pointer(self, self.builder.load(slot, align=8, typ=ADDRESS), dtype)
+
+    def scratch(self, index: int, nbytes: Dim, dtype: DType) -> Pointer:
+        """This thread's part of a `Scratch(nbytes)` operand."""
+        base = self.operand(index, DType.UINT8).at(self.tid * self.dim(nbytes))
+        return base.view(dtype)
+
+    def index(self, value: Index) -> Val:
+        """An int64 scalar, the type of all sizes and offsets."""
+        return value if isinstance(value, Val) else Val(self, ir.Constant(I64, int(value)), DType.INT64)
+
+    def dim(self, dim: Dim) -> Val:
+        """The value of a dimension that depends on nothing but `n`."""
+        if isinstance(dim, int):
+            return self.index(dim)
+        total = self.index(0)
+        for monomial, coefficient in dim.terms:
+            term = self.index(coefficient)
+            for atom in monomial:
+                term = term * self._atom(atom)
+            total = total + term
+        return total
+
+    def constant(self, value: float | int | bool, dtype: DType, lanes: int = 1) -> Val:
+        scalar = Val(self, ir.Constant(element_type(dtype), _literal(value, dtype)), dtype)
+        return scalar if lanes == 1 else scalar.splat(lanes)
+
+    def zeros(self, dtype: DType, lanes: int = 1) -> Val:
+        return self.constant(0, dtype, lanes)
+
+    def lane_numbers(self, lanes: int) -> Val:
+        """The int64 vector 0, 1, 2 ..."""
+        return Val(self, ir.Constant(ir.VectorType(I64, lanes), list(range(lanes))), DType.INT64, lanes)
+
+    def lane_mask(self, count: Index, lanes: int) -> Val:
+        """True in the first `count` lanes (all of them when `count` is larger, none when it is 0 or less)."""
+        known = self.index(count).constant
+        if known is not None:
+            type_ = register_type(DType.BOOL, lanes)
+            return Val(self, ir.Constant(type_, [lane < known for lane in range(lanes)]), DType.BOOL, lanes)
+        least = self.ops.max(self.ops.min(count, lanes), 0).cast(DType.INT32)
+        numbers = Val(self, ir.Constant(register_type(DType.INT32, lanes), list(range(lanes))), DType.INT32, lanes)
+        return numbers < least
+
+    # Control flow
+
+    @contextmanager
+    def loop(self, start: Index, stop: Index, step: Index = 1) -> Iterator[Val]:
+        """`for index in range(start, stop, step)`, with a positive step."""
+        with self.fold(start, stop, (), step) as fold:
+            yield fold.index
+
+    @contextmanager
+    def fold(self, start: Index, stop: Index, init: Sequence[Val], step: Index = 1) -> Iterator[Fold]:
+        """The same, carrying values: assign `fold.values` inside; read them after the loop."""
+        b = self.builder
+        first, last, stride = self.index(start), self.index(stop), self.index(step)
+        before, head = b.block, b.append_basic_block("loop")
+        body, after = b.append_basic_block("body"), b.append_basic_block("after")
+        b.branch(head)
+        b.position_at_end(head)
+        index = self._phi(first, before)
+        phis = [self._phi(value, before) for value in init]
+        b.cbranch(b.icmp_signed("<", index.ir, last.ir), body, after)
+        b.position_at_end(body)
+        fold = Fold(index, list(phis))
+        yield fold
+        for phi, value in zip([index, *phis], [index + stride, *fold.values], strict=True):
+            _check_same_type(phi, value)
+            phi.ir.add_incoming(value.ir, b.block)
+        b.branch(head)
+        b.position_at_end(after)
+        fold.values = phis
+
+    @contextmanager
+    def when(self, condition: Val) -> Iterator[None]:
+        """`if condition`, for what is done by stores only."""
+        with self.builder.if_then(condition.ir):
+            yield
+
+    def choose(self, condition: Val, then: Callable[[], Sequence[Val]], other: Callable[[], Sequence[Val]]) -> list[Val]:
+        """The values of one of two branches; only the chosen branch is executed."""
+        results: list[tuple[Any, Sequence[Val]]] = []
+        with self.builder.if_else(condition.ir) as (yes, no):
+            for block, make in ((yes, then), (no, other)):
+                with block:
+                    values = make()
+                    results.append((self.builder.block, values))
+        (first_block, first), (second_block, second) = results
+        merged = []
+        for a, c in zip(first, second, strict=True):
+            _check_same_type(a, c)
+            phi = self._phi(a, first_block)
+            phi.ir.add_incoming(c.ir, second_block)
+            merged.append(phi)
+        return merged
+
+    def strip(self, extent: Index, body: Strip, init: Sequence[Val] = (), lanes: int = 0) -> list[Val]:
+        """Cover `extent` elements by vectors: `body(i, mask, *values)` for every full vector (mask None), then at most
+        once for the tail. It may return new carried values; the last ones are the result."""
+        lanes = lanes or self.lanes
+        size = self.index(extent)
+        full = size // lanes * lanes
+        with self.fold(0, full, init, lanes) as fold:
+            fold.values = list(body(fold.index, None, *fold.values) or [])
+        return self._tail(size, full, lanes, body, fold.values)
+
+    def _tail(self, size: Val, full: Val, lanes: int, body: Strip, values: list[Val]) -> list[Val]:
+        rest = size - full
+        if rest.constant == 0:
+            return values
+        mask = self.lane_mask(rest, lanes)
+        if rest.constant is not None:
+            return list(body(full, mask, *values) or [])
+        if not values:
+            with self.when(rest > 0):
+                body(full, mask)
+            return []
+        return self.choose(rest > 0, lambda: list(body(full, mask, *values) or []), lambda: values)
+
+    # Sharing work among the threads of a run
+
+    @contextmanager
+    def tasks(self, count: Index) -> Iterator[Val]:
+        """Task numbers below `count`, each given to one thread. A thread alone counts for itself; several share the
+        atomic counter. At most once per kernel, since the counter runs on."""
+        b = self.builder
+        alone = self.threads.equals(1)
+        before, head = b.block, b.append_basic_block("next_task")
+        b.branch(head)
+        b.position_at_end(head)
+        following = self._phi(self.index(0), before)
+        task = self.choose(alone, lambda: [following], lambda: [self._take_task()])[0]
+        body, after = b.append_basic_block("task"), b.append_basic_block("no_more_tasks")
+        b.cbranch((task < count).ir, body, after)
+        b.position_at_end(body)
+        yield task
+        following.ir.add_incoming((task + 1).ir, b.block)
+        b.branch(head)
+        b.position_at_end(after)
+
+    @contextmanager
+    def parallel(self, *extents: Index) -> Iterator[tuple[Val, ...]]:
+        """Coordinates in a grid of tasks; the last one varies fastest."""
+        sizes = [self.index(extent) for extent in extents]
+        with self.tasks(prod(sizes, start=self.index(1))) as task:
+            yield self.unravel(task, sizes)
+
+    @contextmanager
+    def chunks(self, extent: Index, grain: int) -> Iterator[tuple[Val, Val]]:
+        """Pieces `[start, stop)` of a range: of `grain` elements, or all of it when there is one thread."""
+        size = self.index(extent)
+        piece = self.ops.select(self.threads.equals(1), self.ops.max(size, 1), self.index(grain))
+        with self.tasks((size + piece - 1) // piece) as task:
+            start = task * piece
+            yield start, self.ops.min(start + piece, size)
+
+    def unravel(self, flat: Val, extents: Sequence[Index]) -> tuple[Val, ...]:
+        """The coordinates of a row-major position."""
+        coordinates: list[Val] = []
+        for extent in reversed(extents[1:]):
+            coordinates.append(flat % extent)
+            flat = flat // extent
+        return (flat, *reversed(coordinates))
+
+    def refuse(self, status: Status) -> None:
+        """Note that the data cannot be accepted; the run raises after this kernel."""
+        slot = self.builder.gep(self._counter, [ir.Constant(I64, _STATUS_WORD)], source_etype=I64)
+        self.builder.atomic_rmw("max", slot, ir.Constant(I64, int(status)), "monotonic")
+
+    # Under the surface
+
+    def call(self, name: str, result: Any, arguments: Sequence[Any]) -> Any:
+        """Call an LLVM intrinsic or C function on raw LLVM values, declaring it when it is new."""
+        callee = self.module.globals.get(name)
+        if callee is None:
+            callee = ir.Function(self.module, ir.FunctionType(result, [a.type for a in arguments]), name)
+        return self.builder.call(callee, arguments)
+
+    def finish(self) -> str:
+        """The LLVM assembly of the whole module."""
+        if not self._finished:
+            self.builder.ret_void()
+            self._finished = True
+        return str(self.module)
+
+    def _atom(self, atom: str | FloorDiv) -> Val:
+        if isinstance(atom, FloorDiv):
+            return self.dim(atom.numerator) // self.dim(atom.denominator)
+        if atom != "n":
+            raise ValueError(f"kernel {self.symbol}: dimension {atom} is not known, only n may vary")
+        return self.n
+
+    def _phi(self, value: Val, block: Any) -> Val:
+        phi = self.builder.phi(value.ir.type)
+        phi.add_incoming(value.ir, block)
+        return Val(self, phi, value.dtype, value.lanes)
+
+    def _take_task(self) -> Val:
+        one = ir.Constant(I64, 1)
+        return Val(self, self.builder.atomic_rmw("add", self._counter, one, "monotonic"), DType.INT64)
+
+
+def symbol_of(spec: KernelSpec) -> str:
+    """The name of the native function generated for `spec`."""
+    return spec.symbol
+
+
+def size_of(dims: Sequence[Dim]) -> Dim:
+    """How many elements a shape has."""
+    return prod(dims, start=1)
+
+
+def _literal(value: float | int | bool, dtype: DType) -> float | int:
+    return float(value) if dtype.is_float else int(value)
+
+
+def _check_same_type(a: Val, b: Val) -> None:
+    if a.dtype is not b.dtype or a.lanes != b.lanes:
+        raise TypeError(f"a loop or branch carries {a.dtype} x {a.lanes}, but was given {b.dtype} x {b.lanes}")
+
+
+__all__ = ["Fold", "Index", "Kernel", "Pointer", "SymDim", "Val", "size_of", "symbol_of"]

@@ -1,0 +1,215 @@
+"""What a kernel computes with: `Val`, a scalar or vector in registers, and `Pointer`, an address with an element type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import llvmlite.ir as ir
+
+from core.ir.types import DType
+
+if TYPE_CHECKING:
+    from core.codegen.lang import Kernel
+
+Number: TypeAlias = "Val | int | float"
+
+I64 = ir.IntType(64)
+I32 = ir.IntType(32)
+I1 = ir.IntType(1)
+ADDRESS = ir.PointerType()
+
+_FLOATS = {DType.FLOAT16: ir.HalfType(), DType.FLOAT32: ir.FloatType(), DType.FLOAT64: ir.DoubleType()}
+_SIGNED = frozenset({DType.INT8, DType.INT16, DType.INT32, DType.INT64})
+
+
+def element_type(dtype: DType) -> Any:
+    """The LLVM type of one element in a register; booleans are one bit there. TypeError when there is none."""
+    if dtype in _FLOATS:
+        return _FLOATS[dtype]
+    if dtype is DType.BOOL:
+        return I1
+    if dtype.is_integer and dtype.numpy.kind in "iu":
+        return ir.IntType(8 * dtype.itemsize)
+    raise TypeError(f"kernels cannot compute with {dtype}")
+
+
+def register_type(dtype: DType, lanes: int) -> Any:
+    element = element_type(dtype)
+    return element if lanes == 1 else ir.VectorType(element, lanes)
+
+
+def memory_type(dtype: DType, lanes: int = 1) -> Any:
+    """As in a register, but a boolean is one byte."""
+    return register_type(DType.UINT8 if dtype is DType.BOOL else dtype, lanes)
+
+
+def is_signed(dtype: DType) -> bool:
+    return dtype in _SIGNED
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Val:
+    """A scalar (`lanes == 1`) or a vector of `lanes` elements. Arithmetic with a Python number or a scalar spreads that
+    over the lanes; `<`, `<=`, `>`, `>=` and `equals` give booleans, to which `&`, `|` and `~` apply."""
+
+    kernel: Kernel
+    ir: Any
+    dtype: DType
+    lanes: int = 1
+
+    @property
+    def constant(self) -> int | float | None:
+        """The value of a scalar known while generating."""
+        known = self.lanes == 1 and isinstance(self.ir, ir.Constant) and isinstance(self.ir.constant, int | float)
+        return self.ir.constant if known else None
+
+    def __add__(self, other: Number) -> Val:
+        return self.kernel.ops.add(self, other)
+
+    def __radd__(self, other: Number) -> Val:
+        return self.kernel.ops.add(other, self)
+
+    def __sub__(self, other: Number) -> Val:
+        return self.kernel.ops.sub(self, other)
+
+    def __rsub__(self, other: Number) -> Val:
+        return self.kernel.ops.sub(other, self)
+
+    def __mul__(self, other: Number) -> Val:
+        return self.kernel.ops.mul(self, other)
+
+    def __rmul__(self, other: Number) -> Val:
+        return self.kernel.ops.mul(other, self)
+
+    def __truediv__(self, other: Number) -> Val:
+        return self.kernel.ops.div(self, other)
+
+    def __rtruediv__(self, other: Number) -> Val:
+        return self.kernel.ops.div(other, self)
+
+    def __floordiv__(self, other: Number) -> Val:
+        """Quotient of non-negative integers."""
+        return self.kernel.ops.unsigned_div(self, other)
+
+    def __mod__(self, other: Number) -> Val:
+        """Remainder of non-negative integers."""
+        return self.kernel.ops.unsigned_rem(self, other)
+
+    def __neg__(self) -> Val:
+        return self.kernel.ops.neg(self)
+
+    def __and__(self, other: Number) -> Val:
+        return self.kernel.ops.bit_and(self, other)
+
+    def __or__(self, other: Number) -> Val:
+        return self.kernel.ops.bit_or(self, other)
+
+    def __xor__(self, other: Number) -> Val:
+        return self.kernel.ops.bit_xor(self, other)
+
+    def __invert__(self) -> Val:
+        return self.kernel.ops.bit_not(self)
+
+    def __lt__(self, other: Number) -> Val:
+        return self.kernel.ops.lt(self, other)
+
+    def __le__(self, other: Number) -> Val:
+        return self.kernel.ops.le(self, other)
+
+    def __gt__(self, other: Number) -> Val:
+        return self.kernel.ops.lt(other, self)
+
+    def __ge__(self, other: Number) -> Val:
+        return self.kernel.ops.le(other, self)
+
+    def equals(self, other: Number) -> Val:
+        return self.kernel.ops.eq(self, other)
+
+    def cast(self, dtype: DType) -> Val:
+        return self.kernel.ops.cast(self, dtype)
+
+    def splat(self, lanes: int) -> Val:
+        """This scalar in every lane of a vector."""
+        return self.kernel.ops.splat(self, lanes)
+
+    def lane(self, index: int) -> Val:
+        """One element of a vector."""
+        return self.kernel.ops.lane(self, index)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Pointer:
+    """The address of elements of one type. Offsets count elements."""
+
+    kernel: Kernel
+    ir: Any
+    dtype: DType
+
+    def at(self, offset: Val | int) -> Pointer:
+        """The address `offset` elements further."""
+        index = self.kernel.index(offset)
+        if index.constant == 0:
+            return self
+        address = self.kernel.builder.gep(self.ir, [index.ir], source_etype=memory_type(self.dtype))
+        return Pointer(self.kernel, address, self.dtype)
+
+    def view(self, dtype: DType) -> Pointer:
+        """The same address, of other elements."""
+        return Pointer(self.kernel, self.ir, dtype)
+
+    def load(self, offset: Val | int = 0, lanes: int = 1, mask: Val | None = None) -> Val:
+        """`lanes` consecutive elements; where `mask` is false nothing is read and the lane is zero."""
+        address = self.at(offset).ir
+        type_ = memory_type(self.dtype, lanes)
+        if mask is None:
+            raw = self.kernel.builder.load(address, align=self.dtype.itemsize, typ=type_)
+        else:
+            raw = self._masked("load", type_, [address], mask, [ir.Constant(type_, None)], type_)
+        return self._from_memory(raw, lanes)
+
+    def store(self, value: Val, offset: Val | int = 0, mask: Val | None = None) -> None:
+        """Write all lanes of `value`, or those where `mask` is true."""
+        address = self.at(offset).ir
+        raw = self._to_memory(value)
+        if mask is None:
+            self.kernel.builder.store(raw, address, align=self.dtype.itemsize)
+        else:
+            self._masked("store", raw.type, [raw, address], mask, [], ir.VoidType())
+
+    def gather(self, offsets: Val, mask: Val | None = None) -> Val:
+        """The elements at a vector of int64 `offsets`; where `mask` is false nothing is read and the lane is zero."""
+        b, lanes = self.kernel.builder, offsets.lanes
+        addresses = b.gep(self.ir, [offsets.ir], source_etype=memory_type(self.dtype))
+        addresses.type = ir.VectorType(ADDRESS, lanes)
+        type_ = memory_type(self.dtype, lanes)
+        active = mask.ir if mask is not None else ir.Constant(ir.VectorType(I1, lanes), [True] * lanes)
+        name = f"llvm.masked.gather.v{lanes}{_suffix(type_.element)}.v{lanes}p0"
+        align = ir.Constant(I32, self.dtype.itemsize)
+        raw = self.kernel.call(name, type_, [addresses, align, active, ir.Constant(type_, None)])
+        return self._from_memory(raw, lanes)
+
+    def prefetch(self, offset: Val | int = 0, *, write: bool = False) -> None:
+        """Ask for the cache line at `offset`; never faults."""
+        flags = [ir.Constant(I32, flag) for flag in (int(write), 3, 1)]
+        self.kernel.call("llvm.prefetch.p0", ir.VoidType(), [self.at(offset).ir, *flags])
+
+    def _masked(self, verb: str, type_: Any, first: list[Any], mask: Val, last: list[Any], result: Any) -> Any:
+        name = f"llvm.masked.{verb}.v{type_.count}{_suffix(type_.element)}.p0"
+        return self.kernel.call(name, result, [*first, ir.Constant(I32, self.dtype.itemsize), mask.ir, *last])
+
+    def _from_memory(self, raw: Any, lanes: int) -> Val:
+        if self.dtype is DType.BOOL:
+            raw = self.kernel.builder.icmp_unsigned("!=", raw, ir.Constant(raw.type, None if lanes > 1 else 0))
+        return Val(self.kernel, raw, self.dtype, lanes)
+
+    def _to_memory(self, value: Val) -> Any:
+        if value.dtype is not self.dtype:
+            raise TypeError(f"cannot store {value.dtype} where {self.dtype} lies")
+        if self.dtype is DType.BOOL:
+            return self.kernel.builder.zext(value.ir, memory_type(self.dtype, value.lanes))
+        return value.ir
+
+
+def _suffix(type_: Any) -> str:
+    return str(type_.intrinsic_name)

@@ -1,0 +1,113 @@
+"""Targets: the machine we run on, and the fixed ones that tests and portable bundles use."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from pathlib import Path
+
+import llvmlite.binding as llvm
+
+from core.kernels.target import Target
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_X86 = ("x86_64", "amd64")
+
+
+@functools.cache
+def initialize() -> None:
+    """Make LLVM's code generator for this machine available."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+
+
+@functools.cache
+def host() -> Target:
+    """This machine, with every vector extension it has. `LATHE_TARGET` names another one of this module."""
+    named = {"avx512": avx512, "x86-64-v3": x86_64_v3, "plain": plain}
+    choice = os.environ.get("LATHE_TARGET", "")
+    if choice:
+        if choice not in named:
+            raise ValueError(f"LATHE_TARGET is {choice!r}, expected one of {', '.join(named)}")
+        return named[choice]()
+    return _detect()
+
+
+def avx512() -> Target:
+    """Any x86-64 server core with AVX-512 (x86-64-v4)."""
+    return Target("avx512", _triple(), "x86-64-v4", "-prefer-256-bit", vector_bytes=64, registers=32, **_cache_sizes())
+
+
+def x86_64_v3() -> Target:
+    """Any x86-64 core with AVX2 and FMA."""
+    return Target("avx2", _triple(), "x86-64-v3", "", vector_bytes=32, registers=16, **_cache_sizes())
+
+
+def plain() -> Target:
+    """The least this kind of machine has: SSE2 on x86-64, NEON on aarch64, without fused multiply-add on x86-64."""
+    if _machine() == "aarch64":
+        return Target("neon", _triple(), "generic", "+neon", vector_bytes=16, registers=32, **_cache_sizes())
+    cpu = "x86-64" if _machine() in _X86 else "generic"
+    return Target("plain", _triple(), cpu, "", vector_bytes=16, registers=16, **_cache_sizes())
+
+
+def has_fma(target: Target) -> bool:
+    """Whether a fused multiply-add is one instruction; elsewhere it would be a library call per element."""
+    return target.name != "plain"
+
+
+def target_machine(target: Target) -> llvm.TargetMachine:
+    """LLVM's code generator for `target`."""
+    initialize()
+    factory = llvm.Target.from_triple(target.triple)
+    return factory.create_target_machine(
+        cpu=target.cpu, features=target.features, opt=3, reloc="pic", codemodel="small"
+    )
+
+
+def _detect() -> Target:
+    initialize()
+    available = {name for name, present in llvm.get_host_cpu_features().items() if present}
+    features = ",".join(sorted(f"+{name}" for name in available))
+    cpu = llvm.get_host_cpu_name()
+    if {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= available:
+        # LLVM prefers half-wide vectors on some cores for the sake of mixed code; kernels are not mixed code.
+        features += ",-prefer-256-bit"
+        return Target("avx512", _triple(), cpu, features, vector_bytes=64, registers=32, **_cache_sizes())
+    if {"avx2", "fma"} <= available:
+        return Target("avx2", _triple(), cpu, features, vector_bytes=32, registers=16, **_cache_sizes())
+    if "neon" in available:
+        return Target("neon", _triple(), cpu, features, vector_bytes=16, registers=32, **_cache_sizes())
+    return plain()
+
+
+def _triple() -> str:
+    return str(llvm.get_process_triple())
+
+
+def _machine() -> str:
+    machine = platform.machine().lower()
+    return "aarch64" if machine == "arm64" else machine
+
+
+@functools.cache
+def _cache_sizes() -> dict[str, int]:
+    """`l1_bytes` and `l2_bytes` of one core, as far as the system tells."""
+    sizes: dict[str, int] = {}
+    for level, field in (("1", "l1_bytes"), ("2", "l2_bytes")):
+        for index in sorted(_CACHES.glob("index*")):
+            if _read(index / "level") == level and _read(index / "type") in ("Data", "Unified"):
+                sizes[field] = _kibibytes(_read(index / "size"))
+    return {field: size for field, size in sizes.items() if size}
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _kibibytes(text: str) -> int:
+    return int(text[:-1]) * 1024 if text.endswith("K") and text[:-1].isdigit() else 0

@@ -1,0 +1,271 @@
+"""Elementary functions on vectors of float32, correct for NaN, infinities and denormals, without library calls.
+
+Greatest error over all float32 arguments, in units in the last place (measured by tests/core/codegen/test_vmath.py):
+exp 1.5, log 1, tanh 2, erf 2, sin and cos 1.5 (up to |x| = 32768; beyond that the C library takes over), pow 1.
+
+Coefficients are minimax fits (Lawson's iteration on Chebyshev nodes, rounded to float32 from the largest down). float16
+computes in float32; float64 calls the C library lane by lane.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import llvmlite.ir as ir
+
+from core.codegen.registers import I32, Val, register_type
+from core.ir.types import DType
+
+if TYPE_CHECKING:
+    from core.codegen.arithmetic import Arithmetic
+
+F32, F64, I32_ = DType.FLOAT32, DType.FLOAT64, DType.INT32
+Unary: TypeAlias = "Callable[[Arithmetic, Val], Val]"
+
+_LOG2E = math.log2(math.e)
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440054690583e-4  # the high part has 9 bits: k * high is exact
+_PI_2 = (1.5703125, 4.837512969970703125e-4, 7.54978995489188e-8)  # pi/2 in pieces of 8, 11 and 24 bits
+_TO_INTEGER = 12582912.0  # 1.5 * 2**23: adding it leaves a small float rounded to an integer in the low bits
+_TRIG_LIMIT = 32768.0  # multiples of pi/2 below this keep k * _PI_2[0] exact
+
+
+def _float32_only(library: str) -> Callable[[Unary], Unary]:
+    """Decorator: float16 through float32, float64 through the C function `library`."""
+
+    def decorate(function: Unary) -> Unary:
+        @functools.wraps(function)
+        def dispatch(e: Arithmetic, x: Val) -> Val:
+            if x.dtype is DType.FLOAT16:
+                return e.cast(function(e, e.cast(x, F32)), DType.FLOAT16)
+            return function(e, x) if x.dtype is F32 else c_library(e, library, x)
+
+        return dispatch
+
+    return decorate
+
+
+@_float32_only("exp")
+def exp(e: Arithmetic, x: Val) -> Val:
+    """2^k * e^r with |r| <= ln(2)/2. Beyond the clamp the result is infinite or zero anyway; NaN passes through."""
+    x = e.min(e.max(x, -105.0), 89.0)
+    k, bits = _nearest_integer(e, x * _LOG2E)
+    r = e.fma(k, -_LN2_LOW, e.fma(k, -_LN2_HIGH, x))
+    p = polynomial(e, r, _EXP)
+    return _scale_by_power_of_two(e, e.fma(e.mul(r, r), p, r) + 1.0, bits)
+
+
+@_float32_only("log")
+def log(e: Arithmetic, x: Val) -> Val:
+    """e*ln(2) + ln(m) with m between sqrt(1/2) and sqrt(2)."""
+    tiny = e.lt(x, 2.0**-126)
+    scaled = e.select(tiny, x * 2.0**23, x)
+    bits = e.bitcast(scaled, I32_)
+    exponent = e.shift_right(bits - 0x3F3504F3, 23)  # 0x3F3504F3 is sqrt(1/2)
+    mantissa = e.bitcast(bits - e.shift_left(exponent, 23), F32)
+    k = e.cast(exponent, F32) + e.select(tiny, e.const(-23.0, F32), 0.0)
+    f = mantissa - 1.0
+    square = f * f
+    tail = e.fma(square * f, polynomial(e, f, _LOG), e.fma(k, _LN2_LOW, square * -0.5))
+    result = e.fma(k, _LN2_HIGH, f + tail)
+    result = e.select(e.eq(x, 0.0), -math.inf, e.select(e.lt(x, 0.0), math.nan, result))
+    return e.select(e.bit_or(e.is_nan(x), e.eq(x, math.inf)), x, result)
+
+
+@_float32_only("tanh")
+def tanh(e: Arithmetic, x: Val) -> Val:
+    """A polynomial near zero, else 1 - 2 / (exp(2|x|) + 1) with the sign of x."""
+    size = e.abs(x)
+    square = x * x
+    near = e.fma(x * square, polynomial(e, square, _TANH), x)
+    far = 1.0 - 2.0 / (exp(e, size * 2.0) + 1.0)
+    return e.select(e.lt(size, 0.625), near, _with_sign_of(e, far, x))
+
+
+@_float32_only("erf")
+def erf(e: Arithmetic, x: Val) -> Val:
+    """x + x*p(x^2) near zero, else 1 - exp(-q(|x|)) with the sign of x; exactly 1 from |x| = 4 on."""
+    size = e.abs(x)
+    square = x * x
+    near = e.fma(x, polynomial(e, square, _ERF_NEAR), x)
+    far = 1.0 - exp(e, -polynomial(e, e.min(size, 4.0), _ERF_FAR))
+    return e.select(e.lt(size, 0.9296875), near, _with_sign_of(e, far, x))
+
+
+@_float32_only("sin")
+def sin(e: Arithmetic, x: Val) -> Val:
+    return _circular(e, x, 0, "sin")
+
+
+@_float32_only("cos")
+def cos(e: Arithmetic, x: Val) -> Val:
+    return _circular(e, x, 1, "cos")
+
+
+def pow(e: Arithmetic, x: Val, y: Val) -> Val:
+    """C's pow. float32 computes exp2(y * log2|x|) in float64; integers multiply repeatedly."""
+    if x.dtype is DType.FLOAT16:
+        return e.cast(pow(e, e.cast(x, F32), e.cast(y, F32)), DType.FLOAT16)
+    if x.dtype.is_integer:
+        return _integer_power(e, x, y)
+    exponent = _known(y)
+    if exponent in (1.0, 2.0, 3.0, 0.5, -1.0):
+        return _simple_power(e, x, exponent)
+    return _power(e, x, y) if x.dtype is F32 else c_library(e, "pow", x, y)
+
+
+def fmod(e: Arithmetic, x: Val, y: Val) -> Val:
+    """The remainder with the sign of x."""
+    if x.dtype is DType.FLOAT16:
+        return e.cast(fmod(e, e.cast(x, F32), e.cast(y, F32)), DType.FLOAT16)
+    return c_library(e, "fmodf" if x.dtype is F32 else "fmod", x, y)
+
+
+def rounded(e: Arithmetic, x: Val, how: str) -> Val:
+    """`floor`, `ceil` or `roundeven` of a float; integers stay."""
+    if not x.dtype.is_float:
+        return x
+    type_ = x.ir.type
+    suffix = f"v{x.lanes}{type_.element.intrinsic_name}" if x.lanes > 1 else type_.intrinsic_name
+    return Val(e.kernel, e.kernel.call(f"llvm.{how}.{suffix}", type_, [x.ir]), x.dtype, x.lanes)
+
+
+def c_library(e: Arithmetic, name: str, *operands: Val) -> Val:
+    """A C function of floats, called for each lane."""
+    first = operands[0]
+    scalar = register_type(first.dtype, 1)
+    if first.lanes == 1:
+        return Val(e.kernel, e.kernel.call(name, scalar, [x.ir for x in operands]), first.dtype)
+    result: Any = ir.Constant(first.ir.type, ir.Undefined)
+    for lane in range(first.lanes):
+        value = e.kernel.call(name, scalar, [e.lane(x, lane).ir for x in operands])
+        result = e.b.insert_element(result, value, ir.Constant(I32, lane))
+    return Val(e.kernel, result, first.dtype, first.lanes)
+
+
+def polynomial(e: Arithmetic, x: Val, coefficients: Sequence[float]) -> Val:
+    """The sum of `coefficients[i] * x**i`, by Horner's rule."""
+    total: Val = e.splat(e.const(coefficients[-1], x.dtype), x.lanes)
+    for coefficient in reversed(coefficients[:-1]):
+        total = e.fma(total, x, coefficient)
+    return total
+
+
+def _nearest_integer(e: Arithmetic, x: Val) -> tuple[Val, Val]:
+    """`x` (below 2^22) rounded to an integer, as a float and as int32. NaN gives NaN and some integer."""
+    shifted = x + _TO_INTEGER
+    return shifted - _TO_INTEGER, e.bitcast(shifted, I32_) - 0x4B400000
+
+
+def _scale_by_power_of_two(e: Arithmetic, x: Val, k: Val) -> Val:
+    """x * 2^k for |k| <= 252, in two steps so that denormal results are rounded once and large ones overflow."""
+    half = e.shift_right(k, 1)
+    for part in (half, k - half):
+        x = x * e.bitcast(e.shift_left(part + 127, 23), F32)
+    return x
+
+
+def _with_sign_of(e: Arithmetic, x: Val, sign: Val) -> Val:
+    bits = e.bit_or(e.bitcast(x, I32_), e.bit_and(e.bitcast(sign, I32_), -(2**31)))
+    return e.bitcast(bits, F32)
+
+
+def _circular(e: Arithmetic, x: Val, quarter: int, library: str) -> Val:
+    """sin(x + quarter*pi/2): reduced to |r| <= pi/4, where a sine or cosine polynomial answers by quadrant."""
+    beyond = e.bit_not(e.le(e.abs(x), _TRIG_LIMIT))
+    k, integer = _nearest_integer(e, x * (2 / math.pi))
+    r = x
+    for piece in _PI_2:
+        r = e.fma(k, -piece, r)
+    square = r * r
+    sine = e.fma(r * square, polynomial(e, square, _SIN), r)
+    cosine = e.fma(square * square, polynomial(e, square, _COS), e.fma(square, -0.5, 1.0))
+    quadrant = integer + quarter
+    value = e.select(e.eq(e.bit_and(quadrant, 1), 0), sine, cosine)
+    signed = e.bitcast(e.bit_xor(e.bitcast(value, I32_), e.shift_left(e.bit_and(quadrant, 2), 30)), F32)
+    return e.kernel.choose(e.any(beyond), lambda: [c_library(e, f"{library}f", x)], lambda: [signed])[0]
+
+
+def _power(e: Arithmetic, x: Val, y: Val) -> Val:
+    wide, wide_y = e.cast(e.abs(x), F64), e.cast(y, F64)
+    magnitude = e.cast(_exp2(e, wide_y * _log2(e, wide)), F32)
+    whole = e.eq(rounded(e, y, "floor"), y)
+    half = y * 0.5
+    odd = e.bit_and(whole, e.bit_not(e.eq(rounded(e, half, "floor"), half)))
+    negative = e.lt(e.bitcast(x, I32_), 0)
+    result = e.select(e.bit_and(negative, odd), -magnitude, magnitude)
+    finite_negative = e.bit_and(e.lt(x, 0.0), e.bit_not(e.eq(x, -math.inf)))
+    result = e.select(e.bit_and(finite_negative, e.bit_not(whole)), math.nan, result)
+    result = e.select(e.bit_or(e.is_nan(x), e.is_nan(y)), math.nan, result)
+    ones = e.bit_and(e.eq(e.abs(x), 1.0), e.eq(e.abs(y), math.inf))
+    return e.select(e.bit_or(e.bit_or(e.eq(y, 0.0), e.eq(x, 1.0)), ones), 1.0, result)
+
+
+def _log2(e: Arithmetic, x: Val) -> Val:
+    """log2 of positive float64 that came from float32 (so normal), to 1e-13 relative; -inf at 0, inf at inf."""
+    bits = e.bitcast(x, DType.INT64)
+    exponent = e.shift_right(bits - 0x3FE6A09E667F3BCD, 52)
+    mantissa = e.bitcast(bits - e.shift_left(exponent, 52), F64)
+    ratio = (mantissa - 1.0) / (mantissa + 1.0)
+    series = polynomial(e, ratio * ratio, [2 * _LOG2E / (2 * i + 1) for i in range(9)])
+    result = e.fma(ratio, series, e.cast(exponent, F64))
+    result = e.select(e.eq(x, 0.0), -math.inf, result)
+    return e.select(e.eq(x, math.inf), math.inf, result)
+
+
+def _exp2(e: Arithmetic, x: Val) -> Val:
+    """2^x in float64 to 1e-11 relative; enough range to overflow and underflow float32."""
+    clamped = e.min(e.max(x, -300.0), 300.0)
+    magic = 6755399441055744.0  # 1.5 * 2**52
+    shifted = clamped + magic
+    fraction = clamped - (shifted - magic)
+    p = polynomial(e, fraction, [math.log(2) ** i / math.factorial(i) for i in range(11)])
+    power = e.shift_left(e.bitcast(shifted, DType.INT64) - 0x4338000000000000 + 1023, 52)
+    return p * e.bitcast(power, F64)
+
+
+def _simple_power(e: Arithmetic, x: Val, exponent: float) -> Val:
+    if exponent == 0.5:  # pow(-0, 0.5) is +0 and pow(-inf, 0.5) is +inf, unlike sqrt
+        return e.select(e.eq(x, -math.inf), math.inf, e.abs(e.sqrt(x + 0.0)))
+    if exponent == -1.0:
+        return 1.0 / x
+    return {1.0: x, 2.0: x * x, 3.0: x * x * x}[exponent]
+
+
+def _integer_power(e: Arithmetic, x: Val, y: Val) -> Val:
+    """By squaring; a negative exponent gives 0, except for the bases 1 and -1."""
+    k = e.kernel
+    one = e.splat(e.const(1, x.dtype), x.lanes)
+    with k.fold(0, x.dtype.itemsize * 8, [one, x, y]) as fold:
+        result, square, rest = fold.values
+        odd = e.eq(e.bit_and(rest, 1), 1)
+        fold.values = [e.select(odd, result * square, result), square * square, e.shift_right(rest, 1)]
+    result = fold.values[0]
+    if x.dtype.label.startswith("uint"):
+        return result
+    units = e.select(e.eq(x, 1), one, e.select(e.eq(x, -1), e.select(e.eq(e.bit_and(y, 1), 1), -1, one), 0))
+    return e.select(e.lt(y, 0), units, result)
+
+
+def _known(x: Val) -> float | None:
+    """The value of a constant that is the same in all lanes."""
+    if not isinstance(x.ir, ir.Constant):
+        return None
+    parts = x.ir.constant if isinstance(x.ir.constant, list) else [x.ir.constant]
+    same = all(isinstance(part, float) and part == parts[0] for part in parts)
+    return float(parts[0]) if same else None
+
+
+_EXP = (0.5, 0.1666666567325592, 0.041666463017463684, 0.008333571255207062, 0.0013935116585344076, 1.9739725394174457e-4)
+_LOG = (0.3333331346511841, -0.25000008940696716, 0.2000207155942917, -0.16667988896369934, 0.14220358431339264,
+        -0.12406233698129654, 0.11883548647165298, -0.11670098453760147, 0.06749269366264343)  # fmt: skip
+_TANH = (-0.3333333134651184, 0.13333220779895782, -0.05394817888736725, 0.021706894040107727, -0.008190013468265533,
+         0.0021526841446757317)  # fmt: skip
+_ERF_NEAR = (0.12837916612625122, -0.3761262893676758, 0.11283625662326813, -0.02685573697090149, 0.005192438140511513,
+             -8.050384349189699e-4, 8.000279194675386e-05)  # fmt: skip
+_ERF_FAR = (-1.7468322766944766e-4, 1.1295149326324463, 0.6333468556404114, 0.1082802340388298, -0.025119604542851448,
+            0.00417117215692997, -4.3449585791677237e-4, 2.1099045625305735e-05)  # fmt: skip
+_SIN = (-0.1666666716337204, 0.008333379402756691, -1.9853068806696683e-4, 2.832629434124101e-06)
+_COS = (0.0416666679084301, -0.0013888980029150844, 2.482200761733111e-05, -2.8878451985292486e-07)

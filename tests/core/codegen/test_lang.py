@@ -1,0 +1,134 @@
+"""The vector language end to end: small kernels, compiled, loaded and run."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from core.codegen.jit import Library, compile_kernel
+from core.codegen.lang import Kernel
+from core.codegen.target import host, plain, x86_64_v3
+from core.ir.types import DType, symbol
+from core.kernels.catalog.base import KernelSpec, Status
+from core.kernels.target import Target
+
+F32 = DType.FLOAT32
+N = symbol("n")
+TARGETS = {"host": host(), "x86-64-v3": x86_64_v3(), "plain": plain()}
+_NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+
+
+@dataclass(frozen=True)
+class DemoSpec(KernelSpec):
+    family: ClassVar[str] = "demo"
+    name: str = "demo"
+
+
+def run(write: Callable[[Kernel], None], arrays: list[Any], n: int = 1, threads: int = 1, target: Target | None = None) -> int:
+    """Compile what `write` makes, run it on `threads` threads; returns the status word."""
+    kernel = Kernel(DemoSpec(), target or host())
+    write(kernel)
+    counter = np.zeros(8, np.int64)
+    addresses = np.array([array.ctypes.data for array in arrays], np.uint64)
+    with Library({kernel.symbol: compile_kernel(kernel)}) as library:
+        native = _NATIVE(library.address(kernel.symbol))
+        team = [
+            threading.Thread(target=native, args=(addresses.ctypes.data, n, tid, threads, counter.ctypes.data))
+            for tid in range(threads)
+        ]
+        for thread in team:
+            thread.start()
+        for thread in team:
+            thread.join()
+    return int(counter[1])
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+@pytest.mark.parametrize(("n", "threads"), [(1, 1), (5, 1), (16, 2), (1000, 3)])
+def test_elementwise_over_any_n(target: Target, n: int, threads: int) -> None:
+    x = np.arange(3 * n + 1, dtype=np.float32)
+    y = np.full(3 * n + 2, -7, np.float32)
+
+    def write(k: Kernel) -> None:
+        a, b = k.operand(0, F32), k.operand(1, F32)
+        with k.chunks(k.dim(3 * N + 1), grain=100) as (start, stop):
+
+            def body(i: Any, mask: Any) -> None:
+                b.store(a.load(start + i, k.lanes, mask) * 2.0 + 1.0, start + i, mask)
+
+            k.strip(stop - start, body)
+
+    run(write, [x, y], n, threads, target)
+    np.testing.assert_array_equal(y[:-1], x * 2 + 1)
+    assert y[-1] == -7
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+@pytest.mark.parametrize("size", [1, 7, 16, 100])
+def test_strip_carries_values_through_full_vectors_and_tail(target: Target, size: int) -> None:
+    x = np.random.default_rng(0).standard_normal(size).astype(np.float32)
+    y = np.zeros(2, np.float32)
+
+    def write(k: Kernel) -> None:
+        a, out = k.operand(0, F32), k.operand(1, F32)
+        for extent, slot in ((k.n, 0), (size, 1)):  # known at run time, and while generating
+            [total] = k.strip(extent, lambda i, m, s: [s + a.load(i, k.lanes, m)], [k.zeros(F32, k.lanes)])
+            out.store(k.ops.sum(total), slot)
+
+    run(write, [x, y], n=size, target=target)
+    np.testing.assert_allclose(y, [x.sum(), x.sum()], rtol=1e-5, atol=1e-5)
+
+
+def test_parallel_gives_every_coordinate_to_exactly_one_thread() -> None:
+    seen = np.zeros((5, 7, 3), np.int64)
+
+    def write(k: Kernel) -> None:
+        out = k.operand(0, DType.INT64)
+        with k.parallel(k.n, 7, 3) as (a, b, c):
+            at = (a * 7 + b) * 3 + c
+            out.store(out.load(at) + (a * 100 + b * 10 + c), at)
+
+    run(write, [seen], n=5, threads=3)
+    np.testing.assert_array_equal(seen, np.fromfunction(lambda a, b, c: a * 100 + b * 10 + c, (5, 7, 3), dtype=np.int64))
+
+
+def test_gather_when_and_status() -> None:
+    table, indices, y = np.arange(10, dtype=np.float32) * 10, np.array([3, 0, 9, 12], np.int64), np.zeros(4, np.float32)
+
+    def write(k: Kernel) -> None:
+        source, where, out = k.operand(0, F32), k.operand(1, DType.INT64), k.operand(2, F32)
+        offsets = where.load(0, 4)
+        valid = offsets < 10
+        out.store(source.gather(offsets, valid), 0)
+        with k.when(k.ops.any(~valid)):
+            k.refuse(Status.INDEX_OUT_OF_RANGE)
+
+    assert run(write, [table, indices, y]) == Status.INDEX_OUT_OF_RANGE
+    np.testing.assert_array_equal(y, [30, 0, 90, 0])
+
+
+def test_booleans_are_bytes_in_memory() -> None:
+    x, y = np.array([1, 0, 5, 0] * 4, np.uint8).view(np.bool_), np.zeros(16, np.bool_)
+
+    def write(k: Kernel) -> None:
+        k.operand(1, DType.BOOL).store(~k.operand(0, DType.BOOL).load(0, 16))
+
+    run(write, [x, y])
+    np.testing.assert_array_equal(y.view(np.uint8), [0, 1, 0, 1] * 4)
+
+
+def test_mixing_element_types_is_refused() -> None:
+    k = Kernel(DemoSpec(), host())
+    with pytest.raises(TypeError, match="int64, float32 do not mix"):
+        k.ops.add(k.n, k.constant(1.0, F32))
+
+
+def test_only_n_may_vary() -> None:
+    with pytest.raises(ValueError, match="dimension height is not known"):
+        Kernel(DemoSpec(), host()).dim(symbol("height"))

@@ -1,0 +1,81 @@
+"""Where the server's objects are built and wired, once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Response
+
+from server.api.errors import install_error_handlers
+from server.api.health import health_routes
+from server.api.hub import Hub
+from server.api.infer import InferService
+from server.api.v2 import VERSION, RepositoryControl, v2_routes
+from server.dataplane import DataPlane, Resolver
+from server.scheduling.pool import WorkerPool
+from server.scheduling.servable import ServableFactory
+from server.settings import Settings
+from server.telemetry.metrics import CONTENT_TYPE, Metrics
+from server.telemetry.statistics import StatsBook
+
+Running = Callable[[], AbstractAsyncContextManager[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The data path's objects, which exist once per process."""
+
+    settings: Settings
+    pool: WorkerPool
+    book: StatsBook
+    factory: ServableFactory
+    plane: DataPlane
+
+    @classmethod
+    def build(cls, settings: Settings, registry: Resolver) -> Engine:
+        """Start the worker threads and connect the data plane to what the registry shows."""
+        pool, book = WorkerPool(settings.workers), StatsBook()
+        return cls(settings, pool, book, ServableFactory(settings, pool, book), DataPlane(registry))
+
+
+def assemble(
+    engine: Engine, control: RepositoryControl, running: Running, routers: Iterable[APIRouter] = ()
+) -> FastAPI:
+    """Return the application; ``running`` is entered before the first request and left after the last."""
+    settings, plane = engine.settings, engine.plane
+    infer = InferService(plane, settings)
+    hub = Hub(settings, infer)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[dict[str, Any]]:
+        hub.start()
+        async with running():
+            plane.started = True
+            yield {"hub": hub}
+            plane.draining = True
+        hub.stop()
+        await asyncio.to_thread(engine.pool.close)
+
+    app = FastAPI(title="Lathe", version=VERSION, lifespan=lifespan)
+    app.state.plane = plane
+    install_error_handlers(app)
+    app.include_router(health_routes(plane))
+    app.include_router(v2_routes(settings, plane, infer, engine.book, control))
+    app.include_router(_metrics_routes(Metrics(engine.book, plane.registry.servables)))
+    for router in routers:
+        app.include_router(router)
+    return app
+
+
+def _metrics_routes(metrics: Metrics) -> APIRouter:
+    routes = APIRouter(tags=["metrics"])
+
+    @routes.get("/metrics")
+    async def exposition() -> Response:
+        return Response(metrics.text(), headers={"content-type": CONTENT_TYPE})
+
+    return routes

@@ -1,0 +1,60 @@
+"""One server process: listening, and stopping without losing what was accepted."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from server.api.protocol import LatheProtocol
+from server.settings import Settings
+
+
+class LatheServer(uvicorn.Server):
+    """uvicorn's server with an orderly end: unready at the first signal, and a stop on request is a success."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._app = app
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._app.state.plane.draining = True
+        super().handle_exit(sig, frame)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals while serving; unlike uvicorn, do not raise them again after a graceful stop."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {sig: signal.signal(sig, self.handle_exit) for sig in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for sig, handler in before.items():
+                signal.signal(sig, handler)
+
+
+def make_server(app: FastAPI, settings: Settings) -> LatheServer:
+    """Return a server for the application with Lathe's connection class."""
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        loop="uvloop",
+        http=LatheProtocol,
+        ws="none",
+        lifespan="on",
+        interface="asgi3",
+        access_log=settings.access_log,
+        server_header=False,
+        proxy_headers=False,
+        backlog=4096,
+        timeout_graceful_shutdown=int(max(1, settings.drain_timeout)),
+    )
+    return LatheServer(config, app)

@@ -1,0 +1,142 @@
+"""Stand-ins for what the data path is given: a model in NumPy, and a registry held by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+
+from server.app import Engine, assemble
+from server.errors import NotFound, Unavailable
+from server.scheduling.servable import Servable
+from server.settings import Settings
+from server.types import ModelRef, Tensors, TensorSpec
+
+Function = Callable[[Tensors], Tensors]
+
+
+class FakeModel:
+    """Computes with a given function and records the rows of each execution."""
+
+    platform = "fake"
+    memory_bytes = 1024
+    batch_reason = "declared by the test"
+
+    def __init__(
+        self,
+        function: Function,
+        inputs: Iterable[TensorSpec],
+        outputs: Iterable[TensorSpec],
+        *,
+        batchable: bool = True,
+        max_batch: int = 8,
+    ) -> None:
+        self.function = function
+        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        self.batchable, self.max_batch = batchable, max_batch
+        self.batches: list[int] = []
+        self.gate = threading.Event()  # cleared: executions wait
+        self.gate.set()
+        self.entered = threading.Event()  # an execution began
+        self.closed = False
+
+    def execute(self, inputs: Tensors) -> Tensors:
+        first = inputs[self.inputs[0].name]
+        self.batches.append(first.shape[0] if first.ndim else 0)
+        self.entered.set()
+        assert self.gate.wait(20)
+        return self.function(inputs)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def doubler(width: int = 4, **options: Any) -> FakeModel:
+    """y = 2 * x over FP32 rows."""
+    spec = TensorSpec("x", "FP32", (-1, width))
+    return FakeModel(lambda t: {"y": t["x"] * 2}, [spec], [TensorSpec("y", "FP32", (-1, width))], **options)
+
+
+def echo(datatype: str, **options: Any) -> FakeModel:
+    """y = x of one datatype, rows of any width."""
+    spec = TensorSpec("x", datatype, (-1, -1))
+    return FakeModel(lambda t: {"y": t["x"].copy()}, [spec], [TensorSpec("y", datatype, (-1, -1))], **options)
+
+
+def adder() -> FakeModel:
+    """total = a + b, difference = a - b over INT32 rows of 16."""
+    specs = [TensorSpec(name, "INT32", (-1, 16)) for name in ("a", "b")]
+    outputs = [TensorSpec(name, "INT32", (-1, 16)) for name in ("total", "difference")]
+    return FakeModel(lambda t: {"total": t["a"] + t["b"], "difference": t["a"] - t["b"]}, specs, outputs)
+
+
+def softmax_over_batch() -> FakeModel:
+    """Mixes rows, so it must never be batched across requests."""
+
+    def run(tensors: Tensors) -> Tensors:
+        e = np.exp(tensors["x"] - tensors["x"].max(axis=0))
+        return {"y": e / e.sum(axis=0)}
+
+    return FakeModel(run, [TensorSpec("x", "FP32", (-1, 2))], [TensorSpec("y", "FP32", (-1, 2))], batchable=False)
+
+
+class FakeRegistry:
+    """Models by name; loading and unloading flips a flag."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, dict[str, Servable]] = {}
+        self.unloaded: set[str] = set()
+
+    def add(self, servable: Servable) -> None:
+        versions = self.found.setdefault(servable.ref.name, {})
+        versions[str(servable.ref.version)] = versions[""] = versions["live"] = servable
+
+    def resolve(self, model: str, version: str = "") -> Servable:
+        versions = self.found.get(model)
+        if versions is None or version not in versions:
+            raise NotFound(f"unknown model {model!r} version {version!r}")
+        if model in self.unloaded:
+            raise Unavailable(f"model {model!r} is not loaded")
+        return versions[version]
+
+    def servables(self) -> list[Servable]:
+        every = {id(servable): servable for versions in self.found.values() for servable in versions.values()}
+        return [servable for servable in every.values() if servable.ref.name not in self.unloaded]
+
+    async def index(self, ready: bool = False) -> list[dict[str, Any]]:
+        rows = [
+            {"name": name, "version": "1", "state": "UNAVAILABLE" if name in self.unloaded else "READY"}
+            for name in self.found
+        ]
+        return [row for row in rows if not ready or row["state"] == "READY"]
+
+    async def load(self, model: str, parameters: dict[str, Any] | None = None) -> None:
+        self._known(model)
+        self.unloaded.discard(model)
+
+    async def unload(self, model: str, unload_dependents: bool = False) -> None:
+        self._known(model)
+        self.unloaded.add(model)
+
+    def _known(self, model: str) -> None:
+        if model not in self.found:
+            raise NotFound(f"unknown model {model!r}")
+
+
+def application(settings: Settings, models: dict[str, FakeModel]) -> tuple[Any, FakeRegistry, Engine]:
+    """Return an application that serves these models as version 1."""
+    registry = FakeRegistry()
+    engine = Engine.build(settings, registry)
+
+    @asynccontextmanager
+    async def running() -> AsyncIterator[None]:
+        for name, model in models.items():
+            registry.add(engine.factory.make(ModelRef(name, 1), model))
+        yield
+        await asyncio.gather(*(servable.retire() for servable in registry.servables()))
+
+    return assemble(engine, registry, running), registry, engine

@@ -33,7 +33,7 @@ bench: $(call stamp,bench)  ## compare the engine with ONNX Runtime and OpenVINO
 	$(BIN)/python -m loadtest.engine $(ARGS)
 
 docs: $(call stamp,base)  ## rewrite the generated pages of docs/
-	$(BIN)/python -m docs.generate
+	$(BIN)/python -m tools.make_docs
 
 clean:  ## remove the environment, caches and the working copy of the models
 	rm -rf $(VENV) .lathe .pytest_cache .mypy_cache .ruff_cache build *.egg-info

@@ -1,0 +1,64 @@
+"""The make targets: what they would run, and that a second call does no set-up."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+
+
+def dry_run(folder: Path, *arguments: str) -> str:
+    """What make would do, without doing it."""
+    command = ["make", "--dry-run", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture
+def checkout(project: Path, tmp_path: Path) -> Path:
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(project / name, tmp_path / name)
+    return tmp_path
+
+
+@pytest.mark.parametrize("target", ["serve", "test", "test-all", "lint", "bench"])
+def test_a_fresh_checkout_sets_itself_up(checkout: Path, target: str) -> None:
+    planned = dry_run(checkout, target)
+    assert "-m venv" in planned
+    assert "pip install" in planned
+
+
+def test_the_second_call_installs_nothing_until_the_dependencies_change(checkout: Path) -> None:
+    stamp = planned_stamp(checkout)
+    (checkout / ".venv/bin").mkdir(parents=True)
+    (checkout / ".venv/bin/python").touch()
+    assert "pip install" in dry_run(checkout, "test")
+    stamp.touch()
+    assert "pip install" not in dry_run(checkout, "test")
+    with (checkout / "pyproject.toml").open("a") as file:
+        file.write("# changed\n")
+    assert "pip install" in dry_run(checkout, "test")
+
+
+def planned_stamp(checkout: Path) -> Path:
+    line = next(line for line in dry_run(checkout, "test").splitlines() if line.startswith("touch "))
+    return checkout / line.removeprefix("touch ")
+
+
+def test_make_test_leaves_the_slow_tests_out_and_test_all_does_not(checkout: Path) -> None:
+    assert '-m "not slow"' in dry_run(checkout, "test")
+    assert "not slow" not in dry_run(checkout, "test-all")
+
+
+def test_the_server_works_on_a_copy_of_the_bundled_models(checkout: Path) -> None:
+    planned = dry_run(checkout, "serve")
+    assert "cp -R model_repo .lathe/models" in planned
+    assert "lathe serve --model-repo .lathe/models" in planned
+
+
+def test_ci_runs_the_tests_and_the_linters(project: Path) -> None:
+    lines = (project / ".ci/run").read_text().splitlines()
+    assert [line for line in lines if line.startswith("make ")] == ["make test", "make lint"]
+    assert "set -eu" in lines

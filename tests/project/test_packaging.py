@@ -1,0 +1,86 @@
+"""pyproject.toml tells the truth: what is imported is declared, what is declared is imported."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions, version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+OWN = {"core", "server", "loadtest", "tools", "tests"}
+INDIRECT = {  # declared for what they bring, or imported under the roof of a declared package
+    "starlette": "fastapi",
+    "httptools": "uvicorn",
+    "uvloop": "uvicorn",
+    "click": "typer",
+}
+
+
+@pytest.fixture(scope="module")
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+
+
+def imported(folder: Path) -> set[str]:
+    """Top-level names of every absolute import below a folder."""
+    names = set()
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                names.add(node.module.split(".")[0])
+    return names - set(sys.stdlib_module_names) - OWN
+
+
+def distribution(module: str) -> str:
+    found = packages_distributions().get(module)
+    assert found, f"{module} is imported but no installed distribution provides it"
+    return found[0].lower().replace("_", "-")
+
+
+def names(requirements: list[str]) -> dict[str, str]:
+    """Distribution -> the rest of its requirement."""
+    split = (re.fullmatch(r"([A-Za-z0-9-]+)(?:\[[^\]]*\])?(.*)", requirement) for requirement in requirements)
+    return {match[1].lower(): match[2] for match in split if match}
+
+
+def test_what_the_product_imports_is_declared_and_the_other_way_round(project: Path, pyproject: dict[str, Any]) -> None:
+    declared = set(names(pyproject["project"]["dependencies"]))
+    used = {INDIRECT.get(m) or distribution(m) for m in imported(project / "core") | imported(project / "server")}
+    assert used == declared
+
+
+def test_every_requirement_is_bounded_on_both_sides(pyproject: dict[str, Any]) -> None:
+    extras = pyproject["project"]["optional-dependencies"].values()
+    for requirement in [*pyproject["project"]["dependencies"], *(r for extra in extras for r in extra)]:
+        assert re.search(r"==|>=.*<", requirement), requirement
+
+
+def test_uvicorn_is_pinned_to_the_version_tested(pyproject: dict[str, Any]) -> None:
+    assert names(pyproject["project"]["dependencies"])["uvicorn"] == f"=={version('uvicorn')}"
+
+
+def test_make_test_never_downloads_a_training_framework(pyproject: dict[str, Any]) -> None:
+    extras = pyproject["project"]["optional-dependencies"]
+    holders = [extra for extra, requirements in extras.items() if "torch" in names(requirements)]
+    assert holders == ["oracle"]
+
+
+def test_the_product_never_imports_what_only_tests_need(project: Path) -> None:
+    for_tests = {"pytest", "hypothesis", "onnxruntime", "openvino", "torch", "tritonclient", "sklearn"}
+    assert not for_tests & (imported(project / "core") | imported(project / "server"))
+
+
+def test_the_command_exists(pyproject: dict[str, Any]) -> None:
+    module, _, attribute = pyproject["project"]["scripts"]["lathe"].partition(":")
+    assert callable(getattr(__import__(module, fromlist=[attribute]), attribute))
+
+
+def test_only_the_two_packages_are_shipped(pyproject: dict[str, Any]) -> None:
+    assert pyproject["tool"]["setuptools"]["packages"]["find"]["include"] == ["core*", "server*"]

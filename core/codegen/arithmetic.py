@@ -101,7 +101,7 @@ class Arithmetic:
         return self._arithmetic(x, y, "fmul", "mul", lambda a, c: a * c, identity=1)
 
     def div(self, x: Operand, y: Operand) -> Val:
-        """IEEE division; integers truncate towards zero. A zero integer divisor gives 0, the least number by -1 itself."""
+        """IEEE division; integers truncate towards zero. By zero gives 0, the least number by -1 itself."""
         a, c = self.match(x, y)
         if a.dtype.is_float:
             return self._wrap(self.b.fdiv(a.ir, c.ir), a)
@@ -318,13 +318,11 @@ class Arithmetic:
         width = a.dtype.itemsize * 8
         if c.constant is not None and 0 <= c.constant < width:
             return self._wrap(verb(a.ir, c.ir), a)
-        within = self._wrap(self.b.icmp_unsigned("<", c.ir, self.splat(self.const(width, c.dtype), c.lanes).ir), c)
-        shifted = self._wrap(verb(a.ir, self.select(self._as_bool(within), c, 0).ir), a)
-        beyond = self.select(self.lt(a, 0), -1, 0) if verb == self.b.ashr else self.splat(self.const(0, a.dtype), a.lanes)
-        return self.select(self._as_bool(within), shifted, beyond)
-
-    def _as_bool(self, x: Val) -> Val:
-        return Val(self.kernel, x.ir, DType.BOOL, x.lanes)
+        limit = self.splat(self.const(width, c.dtype), c.lanes)
+        within = self._wrap(self.b.icmp_unsigned("<", c.ir, limit.ir), c, DType.BOOL)
+        shifted = self._wrap(verb(a.ir, self.select(within, c, 0).ir), a)
+        beyond = self.select(self.lt(a, 0), a - a - 1, a - a) if verb == self.b.ashr else a - a
+        return self.select(within, shifted, beyond)
 
     def _resize(self, value: Val, type_: Any, dtype: DType) -> Any:
         bits = 1 if value.dtype is DType.BOOL else value.dtype.itemsize * 8

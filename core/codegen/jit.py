@@ -6,7 +6,7 @@ import functools
 import hashlib
 import itertools
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import llvmlite
@@ -24,37 +24,22 @@ _engine_lock = threading.Lock()
 
 def compile_kernel(kernel: Kernel) -> bytes:
     """The object file of one kernel: position-independent code for its target. Same kernel, same bytes."""
-    text = kernel.finish()
-    machine = target_machine(kernel.target)
     try:
-        module = llvm.parse_assembly(text)
-        module.verify()
+        return compile_text(kernel.finish(), kernel.target)
     except RuntimeError as error:
         raise RuntimeError(f"kernel {kernel.spec.key} is not valid LLVM assembly: {error}") from error
-    module.triple = kernel.target.triple
-    module.data_layout = str(machine.target_data)
-    _optimize(module, machine)
-    return bytes(machine.emit_object(module))
 
 
 def compile_text(text: str, target: Target) -> bytes:
-    """The object file of a module given as LLVM text."""
+    """The object file of a module given as LLVM assembly."""
     machine = target_machine(target)
-    module = llvm.parse_assembly(text)
-    module.verify()
-    module.triple = target.triple
-    module.data_layout = str(machine.target_data)
-    _optimize(module, machine)
-    return bytes(machine.emit_object(module))
+    return bytes(machine.emit_object(_optimized(text, machine)))
 
 
 def assembly_of(kernel: Kernel) -> str:
     """The machine code of a kernel as text, for people."""
     machine = target_machine(kernel.target)
-    module = llvm.parse_assembly(kernel.finish())
-    module.data_layout = str(machine.target_data)
-    _optimize(module, machine)
-    return str(machine.emit_assembly(module))
+    return str(machine.emit_assembly(_optimized(kernel.finish(), machine)))
 
 
 def object_key(spec: KernelSpec, target: Target) -> str:
@@ -67,7 +52,8 @@ class Library:
     """Object files linked into this process. `close` unmaps their code; no address may be called afterwards."""
 
     def __init__(self, objects: Mapping[str, bytes], further: Iterable[str] = ()) -> None:
-        """`objects` maps each symbol to the object file that defines it; `further` names more symbols of the same files.
+        """`objects` maps each symbol to the object file that defines it; `further` names
+        more symbols of the same files.
 
         ArtifactError when one of them cannot be linked: damaged, or made for another kind of machine.
         """
@@ -85,7 +71,7 @@ class Library:
         self._addresses = {symbol: int(tracker[symbol]) for symbol in (*objects, *further)}
 
     def address(self, symbol: str) -> int:
-        """Where the function `symbol` lies. KeyError when it is not in this library, ArtifactError once it is closed."""
+        """Where the function `symbol` lies. KeyError when it is not here, ArtifactError once it is closed."""
         if self._tracker is None:
             raise ArtifactError(f"the library of {symbol} is closed")
         return self._addresses[symbol]
@@ -127,8 +113,13 @@ def _engine() -> llvm.LLJIT:
     return llvm.create_lljit_compiler(machine, use_jit_link=True, suppress_errors=True)
 
 
-def _optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
+def _optimized(text: str, machine: llvm.TargetMachine) -> llvm.ModuleRef:
+    module = llvm.parse_assembly(text)
+    module.verify()
+    module.triple = machine.triple
+    module.data_layout = str(machine.target_data)
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = options.slp_vectorization = False  # kernels are written in vectors
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
+    return module

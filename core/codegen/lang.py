@@ -9,9 +9,9 @@
             k.strip(stop - start, body)
         return k
 
-Python control flow runs while generating (unrolling, choosing); `loop`, `fold`, `when` and the like make control flow of
-the kernel. Nothing is allocated on the stack: what a loop carries is in `fold`, what must be in memory is in a scratch
-operand. The native signature and the meaning of `counter` are those of `core.kernels.catalog.base`.
+Python control flow runs while generating (unrolling, choosing); `loop`, `fold`, `when` and the like make control flow
+of the kernel. Nothing is allocated on the stack: what a loop carries is in `fold`, what must be in memory is in a
+scratch operand. The native signature and the meaning of `counter` are those of `core.kernels.catalog.base`.
 """
 
 from __future__ import annotations
@@ -151,7 +151,9 @@ class Kernel:
         with self.builder.if_then(condition.ir):
             yield
 
-    def choose(self, condition: Val, then: Callable[[], Sequence[Val]], other: Callable[[], Sequence[Val]]) -> list[Val]:
+    def choose(
+        self, condition: Val, then: Callable[[], Sequence[Val]], other: Callable[[], Sequence[Val]]
+    ) -> list[Val]:
         """The values of one of two branches; only the chosen branch is executed."""
         results: list[tuple[Any, Sequence[Val]]] = []
         with self.builder.if_else(condition.ir) as (yes, no):

@@ -1,4 +1,4 @@
-"""What a kernel computes with: `Val`, a scalar or vector in registers, and `Pointer`, an address with an element type."""
+"""What a kernel computes with: `Val`, a scalar or vector in registers; `Pointer`, the address of typed elements."""
 
 from __future__ import annotations
 

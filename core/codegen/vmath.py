@@ -1,7 +1,7 @@
 """Elementary functions on vectors of float32, correct for NaN, infinities and denormals, without library calls.
 
 Greatest error over all float32 arguments, in units in the last place (measured by tests/core/codegen/test_vmath.py):
-exp 1.5, log 1, tanh 2, erf 2, sin and cos 1.5 (up to |x| = 32768; beyond that the C library takes over), pow 1.
+exp 1.5, log 1, tanh 2, erf 2, sin and cos 1.5 (the C library takes over beyond |x| = 2**20), pow 1.
 
 Coefficients are minimax fits (Lawson's iteration on Chebyshev nodes, rounded to float32 from the largest down). float16
 computes in float32; float64 calls the C library lane by lane.
@@ -27,9 +27,11 @@ Unary: TypeAlias = "Callable[[Arithmetic, Val], Val]"
 
 _LOG2E = math.log2(math.e)
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440054690583e-4  # the high part has 9 bits: k * high is exact
-_PI_2 = (1.5703125, 4.837512969970703125e-4, 7.54978995489188e-8)  # pi/2 in pieces of 8, 11 and 24 bits
-_TO_INTEGER = 12582912.0  # 1.5 * 2**23: adding it leaves a small float rounded to an integer in the low bits
-_TRIG_LIMIT = 32768.0  # multiples of pi/2 below this keep k * _PI_2[0] exact
+_PI_2_HIGH = float.fromhex("0x1.921fb544p+0")  # 33 bits of pi/2: k * high is exact in float64 up to k = 2**20
+_PI_2_LOW = float.fromhex("0x1.0b4611a626331p-34")
+_TO_INTEGER = 1.5 * 2**23  # adding it leaves a small float rounded to an integer in the low bits
+_TO_INTEGER_64 = 1.5 * 2**52  # the same for float64
+_TRIG_LIMIT = 2.0**20
 
 
 def _float32_only(library: str) -> Callable[[Unary], Unary]:
@@ -175,10 +177,7 @@ def _with_sign_of(e: Arithmetic, x: Val, sign: Val) -> Val:
 def _circular(e: Arithmetic, x: Val, quarter: int, library: str) -> Val:
     """sin(x + quarter*pi/2): reduced to |r| <= pi/4, where a sine or cosine polynomial answers by quadrant."""
     beyond = e.bit_not(e.le(e.abs(x), _TRIG_LIMIT))
-    k, integer = _nearest_integer(e, x * (2 / math.pi))
-    r = x
-    for piece in _PI_2:
-        r = e.fma(k, -piece, r)
+    r, integer = _reduced_angle(e, x)
     square = r * r
     sine = e.fma(r * square, polynomial(e, square, _SIN), r)
     cosine = e.fma(square * square, polynomial(e, square, _COS), e.fma(square, -0.5, 1.0))
@@ -186,6 +185,15 @@ def _circular(e: Arithmetic, x: Val, quarter: int, library: str) -> Val:
     value = e.select(e.eq(e.bit_and(quadrant, 1), 0), sine, cosine)
     signed = e.bitcast(e.bit_xor(e.bitcast(value, I32_), e.shift_left(e.bit_and(quadrant, 2), 30)), F32)
     return e.kernel.choose(e.any(beyond), lambda: [c_library(e, f"{library}f", x)], lambda: [signed])[0]
+
+
+def _reduced_angle(e: Arithmetic, x: Val) -> tuple[Val, Val]:
+    """x - k*pi/2 for the nearest k, and k. In float64, so that nothing cancels."""
+    wide = e.cast(x, F64)
+    shifted = wide * (2 / math.pi) + _TO_INTEGER_64
+    k = shifted - _TO_INTEGER_64
+    r = e.fma(k, -_PI_2_LOW, e.fma(k, -_PI_2_HIGH, wide))
+    return e.cast(r, F32), e.cast(e.bitcast(shifted, DType.INT64), I32_)
 
 
 def _power(e: Arithmetic, x: Val, y: Val) -> Val:
@@ -218,9 +226,8 @@ def _log2(e: Arithmetic, x: Val) -> Val:
 def _exp2(e: Arithmetic, x: Val) -> Val:
     """2^x in float64 to 1e-11 relative; enough range to overflow and underflow float32."""
     clamped = e.min(e.max(x, -300.0), 300.0)
-    magic = 6755399441055744.0  # 1.5 * 2**52
-    shifted = clamped + magic
-    fraction = clamped - (shifted - magic)
+    shifted = clamped + _TO_INTEGER_64
+    fraction = clamped - (shifted - _TO_INTEGER_64)
     p = polynomial(e, fraction, [math.log(2) ** i / math.factorial(i) for i in range(11)])
     power = e.shift_left(e.bitcast(shifted, DType.INT64) - 0x4338000000000000 + 1023, 52)
     return p * e.bitcast(power, F64)
@@ -258,7 +265,8 @@ def _known(x: Val) -> float | None:
     return float(parts[0]) if same else None
 
 
-_EXP = (0.5, 0.1666666567325592, 0.041666463017463684, 0.008333571255207062, 0.0013935116585344076, 1.9739725394174457e-4)
+_EXP = (0.5, 0.1666666567325592, 0.041666463017463684, 0.008333571255207062, 0.0013935116585344076,
+        1.9739725394174457e-4)  # fmt: skip
 _LOG = (0.3333331346511841, -0.25000008940696716, 0.2000207155942917, -0.16667988896369934, 0.14220358431339264,
         -0.12406233698129654, 0.11883548647165298, -0.11670098453760147, 0.06749269366264343)  # fmt: skip
 _TANH = (-0.3333333134651184, 0.13333220779895782, -0.05394817888736725, 0.021706894040107727, -0.008190013468265533,

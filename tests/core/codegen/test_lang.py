@@ -2,51 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 
-from core.codegen.jit import Library, compile_kernel
 from core.codegen.lang import Kernel
 from core.codegen.target import host, plain, x86_64_v3
 from core.ir.types import DType, symbol
-from core.kernels.catalog.base import KernelSpec, Status
+from core.kernels.catalog.base import Status
 from core.kernels.target import Target
+from tests.core.codegen.demo import DemoSpec, run
 
 F32 = DType.FLOAT32
 N = symbol("n")
 TARGETS = {"host": host(), "x86-64-v3": x86_64_v3(), "plain": plain()}
-_NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
-
-
-@dataclass(frozen=True)
-class DemoSpec(KernelSpec):
-    family: ClassVar[str] = "demo"
-    name: str = "demo"
-
-
-def run(write: Callable[[Kernel], None], arrays: list[Any], n: int = 1, threads: int = 1, target: Target | None = None) -> int:
-    """Compile what `write` makes, run it on `threads` threads; returns the status word."""
-    kernel = Kernel(DemoSpec(), target or host())
-    write(kernel)
-    counter = np.zeros(8, np.int64)
-    addresses = np.array([array.ctypes.data for array in arrays], np.uint64)
-    with Library({kernel.symbol: compile_kernel(kernel)}) as library:
-        native = _NATIVE(library.address(kernel.symbol))
-        team = [
-            threading.Thread(target=native, args=(addresses.ctypes.data, n, tid, threads, counter.ctypes.data))
-            for tid in range(threads)
-        ]
-        for thread in team:
-            thread.start()
-        for thread in team:
-            thread.join()
-    return int(counter[1])
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
@@ -95,7 +65,8 @@ def test_parallel_gives_every_coordinate_to_exactly_one_thread() -> None:
             out.store(out.load(at) + (a * 100 + b * 10 + c), at)
 
     run(write, [seen], n=5, threads=3)
-    np.testing.assert_array_equal(seen, np.fromfunction(lambda a, b, c: a * 100 + b * 10 + c, (5, 7, 3), dtype=np.int64))
+    a, b, c = np.indices(seen.shape)
+    np.testing.assert_array_equal(seen, a * 100 + b * 10 + c)
 
 
 def test_gather_when_and_status() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 
-
 def dry_run(folder: Path, *arguments: str) -> str:
     """What make would do, without doing it."""
     command = ["make", "--dry-run", *arguments]

@@ -43,7 +43,10 @@ def test_the_signature_is_the_models(project: Path) -> None:
     folder = project / "model_repo" / "digits" / "2"
     signature, served = read_manifest(folder).signature, session(folder)
     assert signature is not None
-    for spec, tensor in ((signature.inputs[0], served.get_inputs()[0]), (signature.outputs[0], served.get_outputs()[0])):
+    for spec, tensor in (
+        (signature.inputs[0], served.get_inputs()[0]),
+        (signature.outputs[0], served.get_outputs()[0]),
+    ):
         assert spec.name == tensor.name
         assert spec.shape == tuple(-1 if isinstance(d, str) else d for d in tensor.shape)
 

@@ -52,7 +52,8 @@ def run_node(
         return [inner[value] for value in body.outputs]
 
     op = registry.get(node.op)
-    result = op.reference(registry.Call(op, node, inputs, run_body, symbols), *inputs)
+    with np.errstate(all="ignore"):  # infinities and NaN are results like any other
+        result = op.reference(registry.Call(op, node, inputs, run_body, symbols), *inputs)
     results = list(result) if isinstance(result, tuple) else [result]
     return [_as_declared(node, value, array) for value, array in zip(node.outputs, results, strict=False)]
 

@@ -2,12 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+
+from core.ir.dim import symbols
+from core.ir.graph import Array
 from core.ir.types import Dim, DType
-from core.ops.registry import Infer, Mixes, RowAxis
+from core.ops.registry import Infer, Mixes, NodeView, RowAxis
 
 Shape = tuple[Dim, ...]
+
+# The symbol that the compiler gives to the leading dimension: how many rows callers bring together.
+ROW_SYMBOL = "n"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A set of element types that an operator accepts, and how errors call it."""
+
+    label: str
+    members: frozenset[DType]
+
+    def __contains__(self, dtype: DType) -> bool:
+        return dtype in self.members
+
+
+ANY = Kind("any type", frozenset(DType))
+FLOAT = Kind("a floating-point type", frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64}))
+INTEGER = Kind("an integer type", frozenset(dtype for dtype in DType if dtype.is_integer))
+NUMBER = Kind("a number type", FLOAT.members | INTEGER.members)
+BOOL = Kind("bool", frozenset({DType.BOOL}))
+INDEX = Kind("int32 or int64", frozenset({DType.INT32, DType.INT64}))
+
+
+def check_kind(c: Infer, index: int, kind: Kind) -> DType:
+    """The element type of an input, which must be of this kind."""
+    dtype = c.dtype(index)
+    if dtype not in kind:
+        c.fail(f"input {index} ({c.op.input_name(index)}) is {dtype}, expected {kind.label}")
+    return dtype
+
+
+def as_dtype(c: NodeView, value: Any) -> DType:
+    """An attribute that names an element type, by type or by ONNX code."""
+    if isinstance(value, DType):
+        return value
+    try:
+        return DType.from_onnx(int(value))
+    except ValueError as error:
+        return c.unsupported(str(error))  # type: ignore[no-any-return]
+
+
+def wide(x: Array) -> Array:
+    """Floats of two bytes or less as float32, in which references compute; anything else as it is."""
+    narrow = x.dtype.itemsize <= 2 and DType.from_numpy(x.dtype).is_float
+    return x.astype(np.float32) if narrow else x
 
 
 def same_dtype(c: Infer, indices: Iterable[int]) -> DType:
@@ -60,8 +112,31 @@ def broadcast_rows(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mix
     return [rank + back] * len(c.node.outputs)
 
 
-def normalize_axis(c: Infer, axis: int, rank: int) -> int:
+def depends_on_rows(dim: Dim) -> bool:
+    """Whether an extent changes with the number of rows."""
+    return ROW_SYMBOL in symbols(dim)
+
+
+def rows_beside(c: Infer, axes: Sequence[RowAxis], touched: Collection[int]) -> Sequence[RowAxis] | Mixes:
+    """Rows stay apart in an operator on its first input that keeps all axes in place and works along `touched` only."""
+    first, rest = axes[0], axes[1:]
+    if any(axis is not None for axis in rest):
+        return Mixes(f"a parameter of {c.op.name} has rows")
+    if first is not None and first in touched:
+        return Mixes(f"{c.op.name} works along the row axis")
+    return [first] * len(c.node.outputs)
+
+
+def normalize_axes(c: NodeView, axes: Iterable[int], rank: int) -> tuple[int, ...]:
+    """Axes as non-negative numbers, in the given order, none twice."""
+    result = tuple(normalize_axis(c, int(axis), rank) for axis in axes)
+    if len(set(result)) < len(result):
+        c.fail(f"axes {list(result)} name an axis twice")
+    return result
+
+
+def normalize_axis(c: NodeView, axis: int, rank: int) -> int:
     """A possibly negative axis as a non-negative one."""
     if not -rank <= axis < rank:
         c.fail(f"axis {axis} is out of range for rank {rank}")
-    return axis % rank if rank else 0
+    return axis % rank

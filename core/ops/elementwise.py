@@ -1,24 +1,35 @@
-"""Arithmetic, element by element, with ONNX (NumPy) broadcasting."""
+"""Arithmetic and mathematical functions, element by element, with ONNX (NumPy) broadcasting."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any, ClassVar
 
 import numpy as np
 
 from core.ir.graph import Array
 from core.ir.types import TensorType, ValueType
-from core.ops.common import broadcast_rows, broadcast_shapes, same_dtype
+from core.ops import scalar_math as sm
+from core.ops.common import ANY, FLOAT, NUMBER, Kind, broadcast_rows, broadcast_shapes, check_kind, same_dtype, wide
+from core.ops.numeric import erf, int_pow, truncated_div
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, register
 from core.ops.scalar import Operand, ScalarOps
+
+UFunc = Callable[..., Any]
 
 
 class Elementwise(OpDef):
     """Family base: outputs have the broadcast shape of the inputs and, unless overridden, their element type."""
 
+    accepts: ClassVar[Kind] = ANY
+
     def infer(self, c: Infer) -> Sequence[ValueType]:
         count = len(c.node.inputs)
+        if count == 0:
+            c.fail("has no inputs, expected at least 1")
         dtype = same_dtype(c, range(count))
+        check_kind(c, 0, self.accepts)
         return [TensorType(dtype, broadcast_shapes(c, [c.shape(i) for i in range(count)]))]
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
@@ -26,30 +37,364 @@ class Elementwise(OpDef):
 
 
 class Binary(Elementwise):
-    """Family base: two inputs `A` and `B`."""
+    """Family base: two numbers `A` and `B`."""
 
+    accepts = NUMBER
     inputs = "A, B"
     outputs = "C"
+    shape_arithmetic = True
+    ufunc: ClassVar[UFunc]
+
+    def reference(self, c: Call, a: Array, b: Array) -> Array:
+        return self.ufunc(a, b)  # type: ignore[no-any-return]
+
+
+class Unary(Elementwise):
+    """Family base: `ufunc` on one number; narrow floats are computed in float32."""
+
+    accepts = NUMBER
+    inputs = "X"
+    outputs = "Y"
+    ufunc: ClassVar[UFunc]
+
+    def reference(self, c: Call, x: Array) -> Array:
+        return self.ufunc(wide(x)).astype(x.dtype)  # type: ignore[no-any-return]
+
+
+class Variadic(Elementwise):
+    """Family base: `combine` folds any number of inputs, from the left."""
+
+    accepts = NUMBER
+    inputs = "*data"
+    shape_arithmetic = True
+    commutative = True
+
+    def combine(self, e: ScalarOps, x: Operand, y: Operand) -> Operand:
+        raise NotImplementedError
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return reduce(lambda total, item: self.combine(e, total, item), x)
 
 
 @register
 class Add(Binary):
     commutative = True
-    shape_arithmetic = True
-
-    def reference(self, c: Call, a: Array, b: Array) -> Array:
-        return np.add(a, b)
+    ufunc = np.add
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.add(*x)
 
 
 @register
-class Relu(Elementwise):
-    inputs = "X"
-
-    def reference(self, c: Call, x: Array) -> Array:
-        return np.maximum(x, x.dtype.type(0))
+class Sub(Binary):
+    ufunc = np.subtract
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
-        return e.max(x[0], 0)
+        return e.sub(*x)
+
+
+@register
+class Mul(Binary):
+    commutative = True
+    ufunc = np.multiply
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.mul(*x)
+
+
+@register
+class Div(Binary):
+    """Integers are divided with truncation towards zero."""
+
+    def reference(self, c: Call, a: Array, b: Array) -> Array:
+        if a.dtype == object or b.dtype == object:
+            return np.floor_divide(a, b)  # dimensions are not negative
+        return truncated_div(a, b) if a.dtype.kind in "iu" else np.divide(a, b)
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.div(*x)
+
+
+@register
+class Mod(Binary):
+    """The remainder has the sign of the divisor, or with `fmod=1` that of the dividend."""
+
+    attrs = {"fmod": 0}
+
+    def reference(self, c: Call, a: Array, b: Array) -> Array:
+        return np.fmod(a, b) if c.attr("fmod") else np.mod(a, b)
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        rest = e.rem(*x)
+        if c.attr("fmod"):
+            return rest
+        opposite = e.bit_xor(e.lt(rest, 0), e.lt(x[1], 0))
+        exact = e.eq(rest, 0)
+        return e.select(e.bit_and(opposite, e.bit_not(exact)), e.add(rest, x[1]), rest)
+
+
+@register
+class Pow(Elementwise):
+    """The base's element type is the result's; the exponent may have another. Integer powers wrap around."""
+
+    accepts = NUMBER
+    inputs = "X, Y"
+    outputs = "Z"
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        check_kind(c, 1, NUMBER)
+        return [TensorType(check_kind(c, 0, NUMBER), broadcast_shapes(c, [c.shape(0), c.shape(1)]))]
+
+    def reference(self, c: Call, x: Array, y: Array) -> Array:
+        if x.dtype.kind in "iu":
+            return int_pow(x, y)
+        return np.power(wide(x), wide(y).astype(wide(x).dtype)).astype(x.dtype)
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.pow(x[0], e.cast(x[1], e.dtype(x[0])))
+
+
+@register
+class Sum(Variadic):
+    accepts = FLOAT
+    outputs = "sum"
+
+    def reference(self, c: Call, *x: Array) -> Array:
+        return reduce(np.add, x)
+
+    def combine(self, e: ScalarOps, x: Operand, y: Operand) -> Operand:
+        return e.add(x, y)
+
+
+@register
+class Mean(Variadic):
+    accepts = FLOAT
+    outputs = "mean"
+
+    def reference(self, c: Call, *x: Array) -> Array:
+        return (reduce(np.add, map(wide, x)) / len(x)).astype(x[0].dtype)
+
+    def combine(self, e: ScalarOps, x: Operand, y: Operand) -> Operand:
+        return e.add(x, y)
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.mul(super().scalar(e, c, *x), 1 / len(x))
+
+
+@register
+class Max(Variadic):
+    outputs = "max"
+
+    def reference(self, c: Call, *x: Array) -> Array:
+        return reduce(np.maximum, x)
+
+    def combine(self, e: ScalarOps, x: Operand, y: Operand) -> Operand:
+        return e.max(x, y)
+
+
+@register
+class Min(Variadic):
+    outputs = "min"
+
+    def reference(self, c: Call, *x: Array) -> Array:
+        return reduce(np.minimum, x)
+
+    def combine(self, e: ScalarOps, x: Operand, y: Operand) -> Operand:
+        return e.min(x, y)
+
+
+@register
+class Neg(Unary):
+    ufunc = np.negative
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.neg(x[0])
+
+
+@register
+class Abs(Unary):
+    ufunc = np.abs
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.abs(x[0])
+
+
+@register
+class Sign(Unary):
+    ufunc = np.sign
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        negative = e.select(e.lt(x[0], 0), e.const(-1, e.dtype(x[0])), x[0])
+        return e.select(e.lt(0, x[0]), e.const(1, e.dtype(x[0])), negative)
+
+
+class FloatUnary(Unary):
+    """Family base: a function of one floating-point number."""
+
+    accepts = FLOAT
+
+
+@register
+class Sqrt(FloatUnary):
+    ufunc = np.sqrt
+    shape_arithmetic = True  # of static shapes: the scale of attention
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.sqrt(x[0])
+
+
+@register
+class Reciprocal(FloatUnary):
+    ufunc = np.reciprocal
+    shape_arithmetic = True
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.div(e.const(1.0, e.dtype(x[0])), x[0])
+
+
+@register
+class Exp(FloatUnary):
+    ufunc = np.exp
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.exp(x[0])
+
+
+@register
+class Log(FloatUnary):
+    ufunc = np.log
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.log(x[0])
+
+
+@register
+class Erf(FloatUnary):
+    ufunc = staticmethod(erf)
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.erf(x[0])
+
+
+@register
+class Floor(FloatUnary):
+    ufunc = np.floor
+    shape_arithmetic = True
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.floor(x[0])
+
+
+@register
+class Ceil(FloatUnary):
+    ufunc = np.ceil
+    shape_arithmetic = True
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.ceil(x[0])
+
+
+@register
+class Round(FloatUnary):
+    """Halves go to the even neighbour."""
+
+    ufunc = np.rint
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.rint(x[0])
+
+
+@register
+class Sin(FloatUnary):
+    ufunc = np.sin
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.sin(x[0])
+
+
+@register
+class Cos(FloatUnary):
+    ufunc = np.cos
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.cos(x[0])
+
+
+@register
+class Tan(FloatUnary):
+    ufunc = np.tan
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.div(e.sin(x[0]), e.cos(x[0]))
+
+
+@register
+class Asin(FloatUnary):
+    ufunc = np.arcsin
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return sm.asin(e, x[0])
+
+
+@register
+class Acos(FloatUnary):
+    ufunc = np.arccos
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return sm.acos(e, x[0])
+
+
+@register
+class Atan(FloatUnary):
+    ufunc = np.arctan
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return sm.atan(e, x[0])
+
+
+@register
+class Sinh(FloatUnary):
+    ufunc = np.sinh
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return sm.sinh(e, x[0])
+
+
+@register
+class Cosh(FloatUnary):
+    ufunc = np.cosh
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return sm.cosh(e, x[0])
+
+
+@register
+class Tanh(FloatUnary):
+    ufunc = np.tanh
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.tanh(x[0])
+
+
+@register
+class Asinh(FloatUnary):
+    ufunc = np.arcsinh
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return sm.asinh(e, x[0])
+
+
+@register
+class Acosh(FloatUnary):
+    ufunc = np.arccosh
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return sm.acosh(e, x[0])
+
+
+@register
+class Atanh(FloatUnary):
+    ufunc = np.arctanh
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return sm.atanh(e, x[0])

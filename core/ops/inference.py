@@ -54,22 +54,11 @@ def _infer_values(op: registry.OpDef, node: Node, known: dict[Value, Array]) -> 
     small = isinstance(output.type, TensorType) and output.type.is_static and _count(output.type) <= _LARGEST_KNOWN
     if not small or output.dtype not in (DType.INT64, DType.INT32, DType.BOOL, DType.FLOAT32):
         return
-    if node.op == "Shape":
-        array = _shape_value(node)
-    elif all(value is None or value in known for value in node.inputs):
+    array = op.known(registry.Infer(op, node, known))
+    if array is None and all(value is None or value in known for value in node.inputs):
         array = _evaluate(op, node, [known[value] if value is not None else None for value in node.inputs])
-    else:
-        array = None
     if array is not None:
         known[output] = array
-
-
-def _shape_value(node: Node) -> Array | None:
-    source = node.inputs[0]
-    if source is None or not isinstance(source.type, TensorType) or source.type.shape is None:
-        return None
-    dims = source.type.shape[slice(node.attrs.get("start", 0), node.attrs.get("end"))]  # type: ignore[misc]
-    return as_known(dims)
 
 
 def as_known(dims: tuple[object, ...]) -> Array:
@@ -82,19 +71,26 @@ def as_known(dims: tuple[object, ...]) -> Array:
 
 
 def _evaluate(op: registry.OpDef, node: Node, inputs: list[Array | None]) -> Array | None:
-    symbolic = any(array is not None and array.dtype == object for array in inputs)
-    if symbolic and node.outputs[0].dtype not in (DType.INT64, DType.INT32):
-        return None
     try:
-        result = op.reference(registry.Call(op, node, inputs), *inputs)
-    except (TypeError, ValueError, ModelError):
+        with np.errstate(all="ignore"):
+            result = op.reference(registry.Call(op, node, inputs), *inputs)
+    except (TypeError, ValueError, IndexError, AttributeError, ModelError):
         return None  # the operator cannot compute with symbols (a comparison, say): its value stays unknown
     array = np.asarray(result[0] if isinstance(result, tuple) else result)
-    return array if array.dtype != object or _all_dims(array) else None
+    declared = node.outputs[0].dtype
+    if array.dtype == object:
+        if declared not in (DType.INT64, DType.INT32) or not _all_dims(array):
+            return None
+        return array if _any_symbol(array) else array.astype(declared.numpy)
+    return array if array.dtype == declared.numpy else None
 
 
 def _all_dims(array: Array) -> bool:
     return all(isinstance(item, int | np.integer | SymDim) for item in array.ravel().tolist())
+
+
+def _any_symbol(array: Array) -> bool:
+    return any(isinstance(item, SymDim) for item in array.ravel().tolist())
 
 
 def _count(type_: TensorType) -> int:

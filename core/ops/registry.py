@@ -171,6 +171,10 @@ class OpDef:
         """Types of the outputs. ModelError (through `c.fail`) when inputs do not fit."""
         raise NotImplementedError(f"{self.name} has no type inference")
 
+    def known(self, c: Infer) -> Array | None:
+        """The output's elements where the types of the inputs alone give them, as Shape's do."""
+        return None
+
     def reference(self, c: Call, *inputs: Runtime) -> Runtime:
         """The outputs for NumPy inputs (None where absent): one array, or a tuple for several outputs."""
         raise NotImplementedError(f"{self.name} has no reference")

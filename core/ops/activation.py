@@ -1,0 +1,242 @@
+"""Activation functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import pi, sqrt
+
+import numpy as np
+
+from core.ir.graph import Array
+from core.ir.types import TensorType, ValueType
+from core.ops import scalar_math as sm
+from core.ops.common import NUMBER, broadcast_shapes, check_kind, same_dtype, wide
+from core.ops.elementwise import Elementwise, FloatUnary, Unary
+from core.ops.numeric import erf
+from core.ops.registry import Call, Infer, NodeView, register
+from core.ops.scalar import Operand, ScalarOps
+
+
+class Activation(FloatUnary):
+    """Family base: `formula` on one input of float32 or float64; the result gets the input's element type."""
+
+    def formula(self, c: NodeView, x: Array) -> Array:
+        raise NotImplementedError
+
+    def reference(self, c: Call, x: Array) -> Array:
+        return np.asarray(self.formula(c, wide(x))).astype(x.dtype)
+
+
+@register
+class Relu(Unary):
+    """Integers too."""
+
+    accepts = NUMBER
+
+    def reference(self, c: Call, x: Array) -> Array:
+        return np.maximum(x, x.dtype.type(0))
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.max(x[0], 0)
+
+
+@register
+class LeakyRelu(Activation):
+    attrs = {"alpha": 0.01}
+
+    def formula(self, c: NodeView, x: Array) -> Array:
+        return np.where(x < 0, x * c.attr("alpha"), x)
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.select(e.lt(x[0], 0.0), e.mul(x[0], c.attr("alpha")), x[0])
+
+
+@register
+class PRelu(Elementwise):
+    """`slope` broadcasts to X, never the other way round."""
+
+    accepts = NUMBER
+    inputs = "X, slope"
+    outputs = "Y"
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        dtype = same_dtype(c, range(2))
+        check_kind(c, 0, self.accepts)
+        shape, x = broadcast_shapes(c, [c.shape(0), c.shape(1)]), c.shape(0)
+        if shape is not None and x is not None and len(shape) != len(x):
+            c.fail(f"slope {c.tensor(1)} does not broadcast to X {c.tensor(0)}")
+        return [TensorType(dtype, shape)]
+
+    def reference(self, c: Call, x: Array, slope: Array) -> Array:
+        return np.where(x < 0, x * slope, x).astype(x.dtype)
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.select(e.lt(x[0], 0), e.mul(x[0], x[1]), x[0])
+
+
+@register
+class Elu(Activation):
+    attrs = {"alpha": 1.0}
+
+    def formula(self, c: NodeView, x: Array) -> Array:
+        return np.where(x < 0, c.attr("alpha") * np.expm1(x), x)
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.select(e.lt(x[0], 0.0), e.mul(e.sub(e.exp(x[0]), 1.0), c.attr("alpha")), x[0])
+
+
+@register
+class Selu(Activation):
+    attrs = {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875}
+
+    def formula(self, c: NodeView, x: Array) -> Array:
+        return c.attr("gamma") * np.where(x <= 0, c.attr("alpha") * np.expm1(x), x)
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        curve = e.mul(e.sub(e.exp(x[0]), 1.0), c.attr("alpha"))
+        return e.mul(e.select(e.le(x[0], 0.0), curve, x[0]), c.attr("gamma"))
+
+
+@register
+class Celu(Activation):
+    attrs = {"alpha": 1.0}
+
+    def formula(self, c: NodeView, x: Array) -> Array:
+        alpha = c.attr("alpha")
+        return np.maximum(x, 0) + np.minimum(0, alpha * np.expm1(x / alpha))
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        curve = e.mul(e.sub(e.exp(e.mul(x[0], 1 / c.attr("alpha"))), 1.0), c.attr("alpha"))
+        return e.add(e.max(x[0], 0.0), e.min(curve, 0.0))
+
+
+@register
+class Gelu(Activation):
+    """`approximate` is "none" (by erf) or "tanh"."""
+
+    attrs = {"approximate": "none"}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        if c.attr("approximate") not in ("none", "tanh"):
+            c.fail(f"attribute 'approximate' is '{c.attr('approximate')}', expected 'none' or 'tanh'")
+        return super().infer(c)
+
+    def formula(self, c: NodeView, x: Array) -> Array:
+        if c.attr("approximate") == "tanh":
+            return 0.5 * x * (1 + np.tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))
+        return 0.5 * x * (1 + erf(x / sqrt(2)))
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        half = e.mul(x[0], 0.5)
+        if c.attr("approximate") == "tanh":
+            slope = e.add(e.mul(e.mul(x[0], x[0]), 0.044715 * sqrt(2 / pi)), sqrt(2 / pi))
+            return e.fma(half, e.tanh(e.mul(x[0], slope)), half)
+        return e.fma(half, e.erf(e.mul(x[0], 1 / sqrt(2))), half)
+
+
+@register
+class Swish(Activation):
+    """x * sigmoid(alpha * x); SiLU with alpha 1."""
+
+    attrs = {"alpha": 1.0}
+
+    def formula(self, c: NodeView, x: Array) -> Array:
+        return x * sigmoid(c.attr("alpha") * x)
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.mul(x[0], sm.sigmoid(e, e.mul(x[0], c.attr("alpha"))))
+
+
+@register
+class Mish(Activation):
+    def formula(self, c: NodeView, x: Array) -> Array:
+        return x * np.tanh(np.logaddexp(0, x))
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.mul(x[0], e.tanh(sm.softplus(e, x[0])))
+
+
+@register
+class HardSigmoid(Activation):
+    attrs = {"alpha": 0.2, "beta": 0.5}
+
+    def formula(self, c: NodeView, x: Array) -> Array:
+        return np.clip(c.attr("alpha") * x + c.attr("beta"), 0, 1)
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return hard_sigmoid(e, x[0], c.attr("alpha"), c.attr("beta"))
+
+
+@register
+class HardSwish(Activation):
+    def formula(self, c: NodeView, x: Array) -> Array:
+        return x * np.clip(x / 6 + 0.5, 0, 1)
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.mul(x[0], hard_sigmoid(e, x[0], 1 / 6, 0.5))
+
+
+@register
+class Sigmoid(Activation):
+    def formula(self, c: NodeView, x: Array) -> Array:
+        return sigmoid(x)
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return sm.sigmoid(e, x[0])
+
+
+@register
+class Softplus(Activation):
+    def formula(self, c: NodeView, x: Array) -> Array:
+        return np.logaddexp(0, x)
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return sm.softplus(e, x[0])
+
+
+@register
+class Softsign(Activation):
+    def formula(self, c: NodeView, x: Array) -> Array:
+        return x / (1 + np.abs(x))
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.div(x[0], e.add(e.abs(x[0]), 1.0))
+
+
+@register
+class ThresholdedRelu(Activation):
+    attrs = {"alpha": 1.0}
+
+    def formula(self, c: NodeView, x: Array) -> Array:
+        return np.where(x > c.attr("alpha"), x, 0)
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.select(e.lt(c.attr("alpha"), x[0]), x[0], e.const(0.0, e.dtype(x[0])))
+
+
+@register
+class Shrink(Unary):
+    """Zero within `lambd` of zero, moved towards it by `bias` outside. Integers too."""
+
+    attrs = {"lambd": 0.5, "bias": 0.0}
+
+    def reference(self, c: Call, x: Array) -> Array:
+        bias, lambd = c.attr("bias"), c.attr("lambd")
+        return np.where(x < -lambd, x + bias, np.where(x > lambd, x - bias, 0)).astype(x.dtype)
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        bias, lambd = c.attr("bias"), c.attr("lambd")
+        above = e.select(e.lt(lambd, x[0]), e.sub(x[0], bias), e.const(0, e.dtype(x[0])))
+        return e.select(e.lt(x[0], -lambd), e.add(x[0], bias), above)
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x)) without overflow."""
+    decay = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1, decay) / (1 + decay)
+
+
+def hard_sigmoid(e: ScalarOps, x: Operand, alpha: float, beta: float) -> Operand:
+    return e.min(e.max(e.add(e.mul(x, alpha), beta), 0.0), 1.0)
+
+

@@ -1,0 +1,196 @@
+"""Tensors made from nothing but numbers and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from core.ir.dim import Dim
+from core.ir.graph import Array
+from core.ir.types import DType, TensorType, ValueType
+from core.ops.common import Shape, as_dtype, depends_on_rows, same_dtype
+from core.ops.inference import as_known
+from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, Runtime, register
+
+
+@register
+class Constant(OpDef):
+    """The importer makes it a constant of the graph."""
+
+    inputs = ""
+    outputs = "output"
+    attrs = dict.fromkeys(
+        ("value", "value_float", "value_floats", "value_int", "value_ints", "value_string", "value_strings")
+    )
+    shape_arithmetic = True
+
+    def array(self, c: NodeView) -> Array:
+        given = {name: c.attr(name) for name in self.attrs if c.attr(name) is not None}
+        if len(given) != 1:
+            c.fail(f"has {len(given)} value attributes, expected 1")
+        (name, value), = given.items()
+        dtypes: dict[str, Any] = {"float": np.float32, "int": np.int64, "string": object}
+        kind = name.removeprefix("value").strip("_").removesuffix("s")
+        return np.asarray(value, dtypes.get(kind))
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        array = self.array(c)
+        return [TensorType(DType.from_numpy(array.dtype), array.shape)]
+
+    def reference(self, c: Call) -> Array:
+        return self.array(c)
+
+
+@register
+class ConstantOfShape(OpDef):
+    """One value (float32 zero when absent) everywhere."""
+
+    inputs = "input"
+    outputs = "output"
+    attrs = {"value": None}
+    params = {"shape": 0}
+    shape_arithmetic = True
+
+    def fill(self, c: NodeView) -> Array:
+        value = c.attr("value")
+        return np.zeros(1, np.float32) if value is None else np.asarray(value).reshape(-1)
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        dtype, shape = DType.from_numpy(self.fill(c).dtype), c.param("shape")
+        if shape is None:
+            return [TensorType(dtype, unknown_shape(c, c.shape(0)))]
+        if any(isinstance(dim, int) and dim < 0 for dim in shape):
+            c.fail(f"shape is {list(shape)}, expected extents of 0 or more")
+        return [TensorType(dtype, shape)]
+
+    def reference(self, c: Call, *_: Runtime) -> Array:
+        fill = self.fill(c)
+        return np.full(c.param("shape") or (), fill[0], fill.dtype)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        """The same everywhere, so rows may be said to lie along the one axis that grows with them."""
+        growing = [axis for axis, dim in enumerate(c.node.output.tensor.shape or ()) if depends_on_rows(dim)]
+        if any(axis is not None for axis in axes) or len(growing) > 1:
+            return Mixes("its shape depends on the rows in more than one way")
+        return [growing[0] if growing else None]
+
+
+def unknown_shape(c: Infer, lengths: Shape | None) -> Shape | None:
+    """The shape that a vector of that length will give: its rank is known, nothing else."""
+    if lengths is None or len(lengths) != 1 or not isinstance(lengths[0], int):
+        return None
+    return tuple(c.fresh_dim(f"d{i}") for i in range(lengths[0]))
+
+
+@register
+class Range(OpDef):
+    """start, start + delta, ... before `limit`."""
+
+    inputs = "start, limit, delta"
+    outputs = "output"
+    attrs = {"stash_type": 1}
+    shape_arithmetic = True
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        dtype = same_dtype(c, range(3))
+        for index in range(3):
+            if c.shape(index) not in (None, (), (1,)):
+                c.fail(f"{c.op.input_name(index)} is {c.tensor(index)}, expected a scalar")
+        values = [c.value(index) for index in range(3)]
+        start, limit, delta = (None if value is None else value.ravel().tolist()[0] for value in values)
+        return [TensorType(dtype, (self._length(c, start, limit, delta),))]
+
+    def _length(self, c: Infer, start: Any, limit: Any, delta: Any) -> Dim:
+        if delta == 0:
+            c.fail("delta is 0, expected any other number")
+        if delta is None or start is None or limit is None:
+            return c.fresh_dim("length")
+        if all(isinstance(bound, int | float) for bound in (start, limit, delta)):
+            return max(0, ceil((limit - start) / delta))
+        return limit - start if delta == 1 else c.fresh_dim("length")
+
+    def reference(self, c: Call, start: Array, limit: Array, delta: Array) -> Array:
+        first, last, step = (x.reshape(()).item() for x in (start, limit, delta))
+        if step == 0:
+            c.fail("delta is 0, expected any other number")
+        count = max(0, ceil((last - first) / step))
+        return (np.arange(count) * step + first).astype(start.dtype)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        grows = any(depends_on_rows(dim) for dim in c.node.output.tensor.shape or ())
+        return Mixes("Range numbers the rows") if grows else super().rows(c, axes)
+
+
+@register
+class EyeLike(OpDef):
+    """Ones on diagonal `k` of a matrix with the input's shape."""
+
+    inputs = "input"
+    outputs = "output"
+    attrs = {"dtype": None, "k": 0}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        type_ = c.tensor(0)
+        if type_.shape is not None and type_.rank != 2:
+            c.fail(f"input is {type_}, expected rank 2")
+        dtype = c.attr("dtype")
+        return [TensorType(type_.dtype if dtype is None else as_dtype(c, dtype), type_.shape)]
+
+    def reference(self, c: Call, x: Array) -> Array:
+        dtype = x.dtype if c.attr("dtype") is None else as_dtype(c, c.attr("dtype")).numpy
+        return np.eye(*x.shape, k=c.attr("k")).astype(dtype)
+
+
+@register
+class Shape_(OpDef):
+    """The extents as int64, those from `start` to `end`."""
+
+    name = "Shape"
+    inputs = "data"
+    outputs = "shape"
+    attrs = {"start": 0, "end": None}
+    shape_arithmetic = True
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        shape = c.shape(0)
+        count = c.fresh_dim("rank") if shape is None else len(shape[self._part(c)])
+        return [TensorType(DType.INT64, (count,))]
+
+    def _part(self, c: NodeView) -> slice:
+        return slice(c.attr("start"), c.attr("end"))
+
+    def known(self, c: Infer) -> Array | None:
+        shape = c.shape(0)
+        return None if shape is None else as_known(shape[self._part(c)])
+
+    def reference(self, c: Call, x: Array) -> Array:
+        return np.array(x.shape[self._part(c)], np.int64)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        shape = c.shape(0)
+        counted = shape is None or axes[0] in range(len(shape))[self._part(c)]
+        return Mixes("Shape counts the rows") if counted else [None]
+
+
+@register
+class Size(OpDef):
+    """The number of elements as int64."""
+
+    inputs = "data"
+    outputs = "size"
+    shape_arithmetic = True
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        return [TensorType(DType.INT64, ())]
+
+    def known(self, c: Infer) -> Array | None:
+        return None if c.shape(0) is None else as_known((c.tensor(0).size,)).reshape(())
+
+    def reference(self, c: Call, x: Array) -> Array:
+        return np.array(x.size, np.int64)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        return [None] if axes[0] is None else Mixes("Size counts the rows")

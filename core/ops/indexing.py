@@ -1,0 +1,347 @@
+"""Gather, scatter and friends. An index out of range is an error; negative ones count from the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from core.ir.dim import Dim
+from core.ir.graph import Array
+from core.ir.types import DType, TensorType, ValueType
+from core.ops.common import BOOL, INDEX, NUMBER, check_kind, normalize_axis, rows_beside, same_dtype
+from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required, RowAxis, Runtime, register
+
+
+def checked(c: NodeView, indices: Array, extent: int, axis: int) -> Any:
+    """Indices as int64 from 0 to `extent - 1`."""
+    wide = indices.astype(np.int64)
+    if wide.size and (wide.min() < -extent or wide.max() >= extent):
+        wrong = wide.max() if wide.max() >= extent else wide.min()
+        c.fail(f"index {wrong} is out of range for axis {axis} of extent {extent}")
+    return np.where(wide < 0, wide + extent, wide)
+
+
+@register
+class Gather(OpDef):
+    """Slices of `data` along `axis`, in the shape of `indices`: an embedding, a choice."""
+
+    inputs = "data, indices"
+    outputs = "output"
+    attrs = {"axis": 0}
+    shape_arithmetic = True
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        check_kind(c, 1, INDEX)
+        data, indices = c.shape(0), c.shape(1)
+        if data is None or indices is None:
+            return [TensorType(c.dtype(0), None)]
+        if not data:
+            c.fail(f"data is {c.tensor(0)}, expected rank 1 or more")
+        axis = normalize_axis(c, c.attr("axis"), len(data))
+        return [TensorType(c.dtype(0), (*data[:axis], *indices, *data[axis + 1 :]))]
+
+    def reference(self, c: Call, data: Array, indices: Array) -> Array:
+        axis = normalize_axis(c, c.attr("axis"), data.ndim)
+        return np.take(data, checked(c, indices, data.shape[axis], axis), axis)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        data, indices = c.shape(0), c.shape(1)
+        if data is None or indices is None or (axes[0] is not None and axes[1] is not None):
+            return Mixes("Gather may pick from any row")
+        axis = normalize_axis(c, c.attr("axis"), len(data))
+        if axes[1] is not None:
+            return [axis + axes[1]]
+        if axes[0] is None:
+            return [None]
+        if axes[0] == axis:
+            return Mixes("Gather picks along the row axis")
+        return [axes[0] + (len(indices) - 1 if axes[0] > axis else 0)]
+
+
+def _grid(shape: tuple[int, ...], axis: int, indices: Any) -> tuple[Any, ...]:
+    """Coordinates of elements whose place along `axis` is given by `indices`."""
+    grid: list[Any] = list(np.ogrid[tuple(slice(extent) for extent in shape)])
+    grid[axis] = indices
+    return tuple(grid)
+
+
+@register
+class GatherElements(OpDef):
+    """Element by element: y[i][j] = data[indices[i][j]][j] for axis 0."""
+
+    inputs = "data, indices"
+    outputs = "output"
+    attrs = {"axis": 0}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        check_kind(c, 1, INDEX)
+        data, indices = c.shape(0), c.shape(1)
+        if data is not None and indices is not None and len(data) != len(indices):
+            c.fail(f"data is {c.tensor(0)}, indices {c.tensor(1)}; expected one rank")
+        if data is not None:
+            normalize_axis(c, c.attr("axis"), len(data))
+        return [TensorType(c.dtype(0), indices)]
+
+    def reference(self, c: Call, data: Array, indices: Array) -> Array:
+        axis = normalize_axis(c, c.attr("axis"), data.ndim)
+        return data[_grid(indices.shape, axis, checked(c, indices, data.shape[axis], axis))]
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        return _rows_together(c, axes)
+
+
+def _rows_together(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+    """All inputs have their rows along one axis, as long in each, and the operator works along another."""
+    shapes = [c.shape(i) for i in range(len(axes))]
+    if all(axis is None for axis in axes):
+        return [None]
+    row = axes[0]
+    if row is None or len(set(axes)) > 1 or any(shape is None for shape in shapes):
+        return Mixes(f"not all inputs of {c.op.name} have rows along one axis")
+    known = [shape for shape in shapes if shape is not None]
+    if row == normalize_axis(c, c.attr("axis"), len(known[0])) or len({shape[row] for shape in known}) > 1:
+        return Mixes(f"{c.op.name} works along the row axis")
+    return [row]
+
+
+@register
+class GatherND(OpDef):
+    """The last axis of `indices` holds coordinates into `data` (after `batch_dims` common axes)."""
+
+    inputs = "data, indices"
+    outputs = "output"
+    attrs = {"batch_dims": 0}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        check_kind(c, 1, INDEX)
+        data, indices, batch = c.shape(0), c.shape(1), c.attr("batch_dims")
+        if data is None or indices is None or not indices or not isinstance(indices[-1], int):
+            return [TensorType(c.dtype(0), None)]
+        if not 0 <= batch < min(len(data), len(indices)) or batch + indices[-1] > len(data):
+            c.fail(f"data is {c.tensor(0)}, indices {c.tensor(1)}; the indices reach past data's rank")
+        return [TensorType(c.dtype(0), (*indices[:-1], *data[batch + indices[-1] :]))]
+
+    def reference(self, c: Call, data: Array, indices: Array) -> Array:
+        batch = c.attr("batch_dims")
+        lead = np.ogrid[tuple(slice(extent) for extent in data.shape[:batch])] if batch else []
+        spread = [np.expand_dims(g, tuple(range(batch, indices.ndim - 1))) for g in lead]
+        parts = [checked(c, indices[..., i], data.shape[batch + i], batch + i) for i in range(indices.shape[-1])]
+        return data[(*spread, *parts)]
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        data, indices = axes
+        if data is None:
+            shape = c.shape(1)
+            last = shape is None or indices == len(shape) - 1 or (indices or 0) < c.attr("batch_dims")
+            return [indices] if indices is None or not last else Mixes("GatherND's coordinates lie along the row axis")
+        if data == indices and data < c.attr("batch_dims"):
+            return [data]
+        return Mixes("GatherND may pick from any row")
+
+
+# How scattered values join what is there; "none" replaces it. All are applied one by one, so duplicates add up.
+_REDUCTIONS: dict[str, Callable[..., Any]] = {
+    "add": np.add.at,
+    "mul": np.multiply.at,
+    "max": np.maximum.at,
+    "min": np.minimum.at,
+}
+
+
+class Scattering(OpDef):
+    """Family base: a copy of `data` in which `updates` are written at `indices`, joined by `reduction`."""
+
+    inputs = "data, indices, updates"
+    outputs = "output"
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        same_dtype(c, (0, 2))
+        check_kind(c, 1, INDEX)
+        if c.attr("reduction") not in ("none", *_REDUCTIONS):
+            c.fail(f"attribute 'reduction' is '{c.attr('reduction')}', expected none, {', '.join(_REDUCTIONS)}")
+        return [c.tensor(0)]
+
+    def write(self, c: NodeView, data: Array, where: tuple[Any, ...], updates: Array) -> Array:
+        result = data.copy()
+        if c.attr("reduction") == "none":
+            result[where] = updates
+        else:
+            _REDUCTIONS[c.attr("reduction")](result, where, updates)
+        return result
+
+
+@register
+class ScatterElements(Scattering):
+    """Element by element: y[indices[i][j]][j] = updates[i][j] for axis 0."""
+
+    attrs = {"axis": 0, "reduction": "none"}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        data, indices, updates = (c.shape(i) for i in range(3))
+        if data is not None:
+            normalize_axis(c, c.attr("axis"), len(data))
+        if indices is not None and updates is not None and _differ(indices, updates):
+            c.fail(f"indices are {c.tensor(1)}, updates {c.tensor(2)}; expected one shape")
+        if data is not None and indices is not None and len(data) != len(indices):
+            c.fail(f"data is {c.tensor(0)}, indices {c.tensor(1)}; expected one rank")
+        return super().infer(c)
+
+    def reference(self, c: Call, data: Array, indices: Array, updates: Array) -> Array:
+        axis = normalize_axis(c, c.attr("axis"), data.ndim)
+        where = _grid(indices.shape, axis, checked(c, indices, data.shape[axis], axis))
+        return self.write(c, data, where, updates)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        return _rows_together(c, axes)
+
+
+@register
+class Scatter(ScatterElements):
+    """The older name of ScatterElements; the importer renames it."""
+
+    attrs = {"axis": 0, "reduction": "none"}
+
+
+@register
+class ScatterND(Scattering):
+    """The last axis of `indices` holds coordinates; `updates` are slices of `data`."""
+
+    attrs = {"reduction": "none"}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        data, indices, updates = (c.shape(i) for i in range(3))
+        if data is not None and indices and updates is not None and isinstance(indices[-1], int):
+            expected = (*indices[:-1], *data[indices[-1] :])
+            if indices[-1] > len(data) or _differ(expected, updates):
+                c.fail(f"updates are {c.tensor(2)}, expected [{','.join(map(str, expected))}]")
+        return super().infer(c)
+
+    def reference(self, c: Call, data: Array, indices: Array, updates: Array) -> Array:
+        parts = tuple(checked(c, indices[..., i], data.shape[i], i) for i in range(indices.shape[-1]))
+        return self.write(c, data, parts, updates)
+
+
+def _differ(x: Sequence[Dim], y: Sequence[Dim]) -> bool:
+    """Whether two shapes cannot be equal."""
+    return len(x) != len(y) or any(
+        isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(x, y, strict=True)
+    )
+
+
+@register
+class OneHot(OpDef):
+    """`values` = [off, on]: on where an axis of `depth` places equals the index. Other indices give only off."""
+
+    inputs = "indices, depth, values"
+    outputs = "output"
+    attrs = {"axis": -1}
+    params = {"depth": 1}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        check_kind(c, 0, NUMBER)
+        shape, depth = c.shape(0), c.param("depth")
+        if c.shape(2) not in (None, (2,)):
+            c.fail(f"values is {c.tensor(2)}, expected 2 elements: off and on")
+        if shape is None:
+            return [TensorType(c.dtype(2), None)]
+        axis = normalize_axis(c, c.attr("axis"), len(shape) + 1)
+        extent = c.fresh_dim("depth") if depth is None else _whole(depth[0])
+        return [TensorType(c.dtype(2), (*shape[:axis], extent, *shape[axis:]))]
+
+    def reference(self, c: Call, indices: Array, _: Runtime, values: Array) -> Array:
+        depth = int((c.param("depth") or (0,))[0])
+        axis = normalize_axis(c, c.attr("axis"), indices.ndim + 1)
+        wide = indices.astype(np.int64)
+        places: Any = np.expand_dims(np.where(wide < 0, wide + depth, wide), axis)
+        order = np.arange(depth).reshape([depth if i == axis else 1 for i in range(indices.ndim + 1)])
+        return np.where(places == order, values[1], values[0])
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        shape, row = c.shape(0), axes[0]
+        if shape is None or row is None or any(axis is not None for axis in axes[1:]):
+            return super().rows(c, axes)
+        return [row + (normalize_axis(c, c.attr("axis"), len(shape) + 1) <= row)]
+
+
+def _whole(value: Any) -> Dim:
+    return int(value) if isinstance(value, float) else value
+
+
+@register
+class NonZero(OpDef):
+    """Coordinates of the elements that are not zero, one column each."""
+
+    inputs = "X"
+    outputs = "Y"
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        shape = c.shape(0)
+        rank = c.fresh_dim("rank") if shape is None else max(1, len(shape))
+        return [TensorType(DType.INT64, (rank, c.fresh_dim("count")))]
+
+    def reference(self, c: Call, x: Array) -> Array:
+        return np.array(np.nonzero(np.atleast_1d(x)), np.int64)
+
+
+@register
+class Compress(OpDef):
+    """Slices along `axis` (elements of the flattened input when absent) whose condition holds."""
+
+    inputs = "input, condition"
+    outputs = "output"
+    attrs = {"axis": None}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        check_kind(c, 1, BOOL)
+        type_, count = c.tensor(0), c.fresh_dim("count")
+        if c.attr("axis") is None:
+            return [TensorType(type_.dtype, (count,))]
+        if type_.shape is None:
+            return [type_]
+        axis = normalize_axis(c, c.attr("axis"), type_.rank)
+        return [TensorType(type_.dtype, (*type_.shape[:axis], count, *type_.shape[axis + 1 :]))]
+
+    def reference(self, c: Call, x: Array, condition: Array) -> Array:
+        axis = c.attr("axis")
+        extent = x.size if axis is None else x.shape[normalize_axis(c, axis, x.ndim)]
+        if condition.size > extent:
+            c.fail(f"condition has {condition.size} elements, expected at most {extent}")
+        return np.compress(condition, x, axis)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        shape = c.shape(0)
+        if shape is None or c.attr("axis") is None:
+            return super().rows(c, axes)
+        return rows_beside(c, axes, {normalize_axis(c, c.attr("axis"), len(shape))})
+
+
+@register
+class Unique(OpDef):
+    """The different elements (or slices along `axis`), where each came first, which each element is, and how often."""
+
+    inputs = "X"
+    outputs = "Y, indices, inverse_indices, counts"
+    attrs = {"axis": None, "sorted": 1}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        type_, count, axis = c.tensor(0), c.fresh_dim("count"), c.attr("axis")
+        if axis is None:
+            first = TensorType(type_.dtype, (count,))
+            extent = c.fresh_dim("size") if type_.shape is None else type_.size
+        else:
+            at = normalize_axis(c, axis, type_.rank)
+            first = TensorType(type_.dtype, (*type_.dims[:at], count, *type_.dims[at + 1 :]))
+            extent = type_.dims[at]
+        return [first, *(TensorType(DType.INT64, (size,)) for size in (count, extent, count))]
+
+    def reference(self, c: Call, x: Array) -> tuple[Array, ...]:
+        axis = c.attr("axis")
+        y, first, inverse, counts = np.unique(x, True, True, True, axis=axis)
+        inverse = inverse.reshape(-1)
+        if not c.attr("sorted"):
+            order = np.argsort(first)
+            y, first, counts = np.take(y, order, 0 if axis is None else axis), first[order], counts[order]
+            inverse = np.argsort(order)[inverse]
+        return y, first, inverse, counts

@@ -1,0 +1,394 @@
+"""Comparisons, logic, bits, selection, casts and the operators that pass a value on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from core.ir.dim import Dim, SymDim
+from core.ir.graph import Array
+from core.ir.types import DType, TensorType, ValueType
+from core.ops.common import ANY, BOOL, FLOAT, INTEGER, NUMBER, Kind, as_dtype, broadcast_shapes, check_kind, same_dtype
+from core.ops.elementwise import Elementwise, UFunc, Unary
+from core.ops.numeric import convert
+from core.ops.registry import Call, Infer, NodeView, OpDef, Required, Runtime, register
+from core.ops.scalar import Operand, ScalarOps
+
+
+class Predicate(Elementwise):
+    """Family base: the result is bool."""
+
+    inputs = "A, B"
+    outputs = "C"
+    shape_arithmetic = True
+    ufunc: ClassVar[UFunc]
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        return [TensorType(DType.BOOL, t.shape) for t in super().infer(c) if isinstance(t, TensorType)]
+
+    def reference(self, c: Call, *x: Array) -> Array:
+        return self.ufunc(*x)  # type: ignore[no-any-return]
+
+
+@register
+class Equal(Predicate):
+    """Of dimensions, only where the answer is the same for every value of their symbols."""
+
+    accepts = ANY
+    commutative = True
+
+    def reference(self, c: Call, *x: Array) -> Array:
+        if x[0].dtype == object and _symbolic(*x):
+            return np.vectorize(dims_equal, otypes=[bool])(*x)
+        return np.equal(*x)
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.eq(*x)
+
+
+@register
+class Less(Predicate):
+    accepts = NUMBER
+    ufunc = np.less
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.lt(*x)
+
+
+@register
+class LessOrEqual(Predicate):
+    accepts = NUMBER
+    ufunc = np.less_equal
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.le(*x)
+
+
+@register
+class Greater(Predicate):
+    accepts = NUMBER
+    ufunc = np.greater
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.lt(x[1], x[0])
+
+
+@register
+class GreaterOrEqual(Predicate):
+    accepts = NUMBER
+    ufunc = np.greater_equal
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.le(x[1], x[0])
+
+
+@register
+class And(Predicate):
+    accepts = BOOL
+    commutative = True
+    ufunc = np.logical_and
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.bit_and(*x)
+
+
+@register
+class Or(Predicate):
+    accepts = BOOL
+    commutative = True
+    ufunc = np.logical_or
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.bit_or(*x)
+
+
+@register
+class Xor(Predicate):
+    accepts = BOOL
+    commutative = True
+    ufunc = np.logical_xor
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.bit_xor(*x)
+
+
+@register
+class Not(Predicate):
+    accepts = BOOL
+    inputs = "X"
+    ufunc = np.logical_not
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.bit_not(x[0])
+
+
+@register
+class IsNaN(Predicate):
+    accepts = FLOAT
+    inputs = "X"
+    ufunc = np.isnan
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.bit_not(e.eq(x[0], x[0]))
+
+
+@register
+class IsInf(Predicate):
+    accepts = FLOAT
+    inputs = "X"
+    attrs = {"detect_positive": 1, "detect_negative": 1}
+
+    def reference(self, c: Call, *x: Array) -> Array:
+        positive, negative = bool(c.attr("detect_positive")), bool(c.attr("detect_negative"))
+        return np.isinf(x[0]) & np.where(x[0] > 0, positive, negative)
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        infinity = e.const(float("inf"), e.dtype(x[0]))
+        kinds = [e.eq(x[0], infinity)] if c.attr("detect_positive") else []
+        kinds += [e.eq(e.neg(x[0]), infinity)] if c.attr("detect_negative") else []
+        if len(kinds) == 2:
+            return e.bit_or(*kinds)
+        return kinds[0] if kinds else e.lt(x[0], x[0])
+
+
+class Bits(Elementwise):
+    """Family base: an operation on the bits of two integers."""
+
+    accepts: ClassVar[Kind] = INTEGER
+    inputs = "A, B"
+    outputs = "C"
+    commutative = True
+    ufunc: ClassVar[UFunc]
+
+    def reference(self, c: Call, *x: Array) -> Array:
+        return self.ufunc(*x)  # type: ignore[no-any-return]
+
+
+@register
+class BitwiseAnd(Bits):
+    ufunc = np.bitwise_and
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.bit_and(*x)
+
+
+@register
+class BitwiseOr(Bits):
+    ufunc = np.bitwise_or
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.bit_or(*x)
+
+
+@register
+class BitwiseXor(Bits):
+    ufunc = np.bitwise_xor
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.bit_xor(*x)
+
+
+@register
+class BitwiseNot(Unary):
+    accepts = INTEGER
+    ufunc = np.bitwise_not
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.bit_not(x[0])
+
+
+@register
+class BitShift(Elementwise):
+    """A shift by the width or more leaves the sign's extension only: 0, or -1 for a negative number shifted right."""
+
+    accepts = INTEGER
+    inputs = "X, Y"
+    outputs = "Z"
+    attrs = {"direction": Required("LEFT or RIGHT")}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        if c.attr("direction") not in ("LEFT", "RIGHT"):
+            c.fail(f"attribute 'direction' is '{c.attr('direction')}', expected 'LEFT' or 'RIGHT'")
+        return super().infer(c)
+
+    def reference(self, c: Call, x: Array, y: Array) -> Array:
+        return np.left_shift(x, y) if c.attr("direction") == "LEFT" else np.right_shift(x, y)  # type: ignore[call-overload,no-any-return]
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        dtype = e.dtype(x[0])
+        left, last = c.attr("direction") == "LEFT", dtype.itemsize * 8 - 1
+        amount = e.bit_and(x[1], last)  # the device may leave a longer shift undefined
+        inside = e.eq(amount, x[1])
+        if left:
+            return e.select(inside, e.shift_left(x[0], amount), e.const(0, dtype))
+        sign = e.select(e.lt(x[0], 0), e.bit_not(e.const(0, dtype)), e.const(0, dtype))
+        return e.select(inside, e.shift_right(x[0], amount), sign)
+
+
+@register
+class Where(Elementwise):
+    inputs = "condition, X, Y"
+    outputs = "output"
+    shape_arithmetic = True
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        check_kind(c, 0, BOOL)
+        return [TensorType(same_dtype(c, (1, 2)), broadcast_shapes(c, [c.shape(i) for i in range(3)]))]
+
+    def reference(self, c: Call, condition: Array, x: Array, y: Array) -> Array:
+        return np.where(condition, x, y)
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.select(*x)
+
+
+@register
+class Clip(Elementwise):
+    """Bounds are rank-0 tensors, either may be absent; where they cross, `max` wins."""
+
+    accepts = NUMBER
+    inputs = "input, min?, max?"
+    outputs = "output"
+    params: ClassVar[dict[str, int]] = {"min": 1, "max": 2}
+    shape_arithmetic = True
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        dtype = same_dtype(c, range(3))
+        check_kind(c, 0, self.accepts)
+        for index in (1, 2):
+            if c.has_input(index) and c.tensor(index).shape not in (None, (), (1,)):
+                c.fail(f"{c.op.input_name(index)} is {c.tensor(index)}, expected a scalar")
+        return [TensorType(dtype, c.shape(0))]
+
+    def reference(self, c: Call, x: Array, *_: Runtime) -> Array:
+        low, high = c.param("min"), c.param("max")
+        x = x if low is None else np.maximum(x, x.dtype.type(low[0]))
+        return x if high is None else np.minimum(x, x.dtype.type(high[0]))
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        result, operands = x[0], iter(x[1:])
+        for name, combine in (("min", e.max), ("max", e.min)):
+            bound = c.attr(name)
+            if bound is None and c.has_input(self.params[name]):
+                bound = next(operands)
+            if bound is not None:
+                result = combine(result, bound[0] if isinstance(bound, tuple) else bound)
+        return result
+
+
+@register
+class Cast(Elementwise):
+    """See `core.ops.numeric.convert` for what is out of range."""
+
+    inputs = "input"
+    outputs = "output"
+    attrs = {"to": Required("element type"), "saturate": 1, "round_mode": "up"}
+    shape_arithmetic = True
+
+    def target(self, c: NodeView) -> DType:
+        return as_dtype(c, c.attr("to"))
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        return [TensorType(self.target(c), c.shape(0))]
+
+    def reference(self, c: Call, x: Array, *_: Array) -> Array:
+        dtype = self.target(c)
+        if x.dtype == object and dtype.is_integer and _symbolic(x):
+            return x
+        try:
+            return convert(x, dtype, bool(c.attr("saturate")))
+        except ValueError as error:
+            return c.fail(f"cannot cast to {dtype}: {error}")  # type: ignore[no-any-return]
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.cast(x[0], self.target(c))
+
+
+@register
+class CastLike(Elementwise):
+    """The importer makes it a Cast; only the element type of `target_type` counts."""
+
+    inputs = "input, target_type"
+    outputs = "output"
+    attrs = {"saturate": 1, "round_mode": "up"}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        return [TensorType(c.dtype(1), c.shape(0))]
+
+    def reference(self, c: Call, x: Array, like: Array) -> Array:
+        return convert(x, DType.from_numpy(like.dtype), bool(c.attr("saturate")))
+
+    def rows(self, c: Infer, axes: Sequence[int | None]) -> Sequence[int | None]:
+        return [axes[0]]
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return e.cast(x[0], e.dtype(x[1]))
+
+
+@register
+class Identity(OpDef):
+    """Passes on a value of any type."""
+
+    inputs = "input"
+    outputs = "output"
+    shape_arithmetic = True
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        value = c.node.input(0)
+        return [value.type] if value is not None else c.fail("input 0 (input) is missing")
+
+    def reference(self, c: Call, x: Runtime) -> Runtime:
+        return x
+
+    def rows(self, c: Infer, axes: Sequence[int | None]) -> Sequence[int | None]:
+        return list(axes)
+
+    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
+        return x[0]
+
+
+@register
+class Dropout(OpDef):
+    """At inference: the data unchanged, and a mask that keeps everything."""
+
+    inputs = "data, ratio?, training_mode?"
+    outputs = "output, mask"
+    attrs = {"seed": None}
+    params = {"ratio": 1, "training_mode": 2}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        if any(c.param("training_mode") or ()):
+            c.unsupported("dropout in training mode is not supported")
+        return [c.tensor(0), TensorType(DType.BOOL, c.shape(0))]
+
+    def reference(self, c: Call, x: Array, *_: Runtime) -> tuple[Array, Array]:
+        if any(c.param("training_mode") or ()):
+            c.unsupported("dropout in training mode is not supported")
+        return x, np.ones(x.shape, np.bool_)
+
+    def rows(self, c: Infer, axes: Sequence[int | None]) -> Sequence[int | None]:
+        return [axes[0]] * len(c.node.outputs)
+
+
+def dims_equal(x: Dim, y: Dim) -> bool:
+    """Whether two dimensions are equal; TypeError when that depends on their symbols."""
+    difference = x - y
+    if isinstance(difference, int):
+        return difference == 0
+    if _same_sign(difference):
+        return False
+    raise TypeError(f"whether {x} equals {y} depends on their symbols")
+
+
+def _same_sign(dim: SymDim) -> bool:
+    """Whether every term has one sign and one is a constant: the sum is never zero, as symbols are not negative."""
+    signs = {coefficient > 0 for _, coefficient in dim.terms}
+    plain = all(isinstance(atom, str) for atoms, _ in dim.terms for atom in atoms)
+    return plain and len(signs) == 1 and any(atoms == () for atoms, _ in dim.terms)
+
+
+def _symbolic(*x: Any) -> bool:
+    """Whether any element is a dimension; strings are object arrays too."""
+    return any(isinstance(item, SymDim) for array in x for item in array.ravel().tolist())

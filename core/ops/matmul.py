@@ -1,0 +1,140 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from core.ir.graph import Array
+from core.ir.types import TensorType, ValueType
+from core.ops.common import NUMBER, Shape, broadcast_shapes, check_kind, same_dtype, wide
+from core.ops.registry import Call, Infer, Mixes, OpDef, RowAxis, register
+
+
+@register
+class MatMul(OpDef):
+    """NumPy's matmul: the last two axes are matrices, the others broadcast; a vector is a row or a column."""
+
+    inputs = "A, B"
+    outputs = "Y"
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        dtype = same_dtype(c, (0, 1))
+        check_kind(c, 0, NUMBER)
+        a, b = c.shape(0), c.shape(1)
+        if a is None or b is None:
+            return [TensorType(dtype, None)]
+        if not a or not b:
+            c.fail(f"cannot multiply {c.tensor(0)} by {c.tensor(1)}: expected rank 1 or more")
+        return [TensorType(dtype, self._product_shape(c, a, b))]
+
+    def _product_shape(self, c: Infer, a: Shape, b: Shape) -> Shape:
+        left, right = (a if len(a) > 1 else (1, *a)), (b if len(b) > 1 else (*b, 1))
+        if isinstance(left[-1], int) and isinstance(right[-2], int) and left[-1] != right[-2]:
+            c.fail(f"cannot multiply {c.tensor(0)} by {c.tensor(1)}: inner extents {left[-1]} and {right[-2]} differ")
+        batch = broadcast_shapes(c, [left[:-2], right[:-2]]) or ()
+        return (*batch, *((left[-2],) if len(a) > 1 else ()), *((right[-1],) if len(b) > 1 else ()))
+
+    def reference(self, c: Call, a: Array, b: Array) -> Array:
+        return np.asarray(np.matmul(wide(a), wide(b))).astype(a.dtype)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        """Rows may lie along the rows of A, the columns of B, or a batch axis of either that broadcasts."""
+        if axes[0] is None and axes[1] is None:
+            return [None]
+        a, b = c.shape(0), c.shape(1)
+        if a is None or b is None or min(len(a), len(b)) < 2:
+            return _vector_rows(a, b, axes)
+        rank, back = max(len(a), len(b)), [_from_end(axes[0], a), _from_end(axes[1], b)]
+        if back == [-2, None]:
+            return [rank - 2]
+        if back == [None, -1]:
+            return [rank - 1]
+        return _batch_rows(a, b, back, rank)
+
+
+def _vector_rows(a: Shape | None, b: Shape | None, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+    """One operand is a vector: rows may lie along any axis of the other but the one summed over."""
+    if a is not None and b is not None:
+        if axes[1] is None and axes[0] is not None and axes[0] < len(a) - 1:
+            return [axes[0]]
+        if axes[0] is None and axes[1] is not None and axes[1] != len(b) - 2 and len(b) > 1:
+            return [axes[1] - (axes[1] == len(b) - 1)]
+    return Mixes("MatMul sums over the row axis")
+
+
+def _batch_rows(a: Shape, b: Shape, back: Sequence[RowAxis], rank: int) -> Sequence[RowAxis] | Mixes:
+    found = {axis for axis in back if axis is not None}
+    if len(found) > 1 or max(found) > -3:
+        return Mixes("MatMul sums over the row axis, or its operands have rows along different axes")
+    axis = found.pop()
+    for shape, own in ((a, back[0]), (b, back[1])):
+        if own is None and len(shape) >= -axis and shape[axis] != 1:
+            return Mixes("an operand without rows varies along the row axis")
+    return [rank + axis]
+
+
+def _from_end(axis: RowAxis, shape: Shape) -> RowAxis:
+    return None if axis is None else axis - len(shape)
+
+
+@register
+class Gemm(OpDef):
+    """alpha * op(A) @ op(B) + beta * C for matrices, where op transposes if asked; C broadcasts to the product."""
+
+    inputs = "A, B, C?"
+    outputs = "Y"
+    attrs = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        dtype = same_dtype(c, range(3))
+        check_kind(c, 0, NUMBER)
+        (m, k), (k2, n) = (self._matrix(c, 0, "transA"), self._matrix(c, 1, "transB"))
+        if isinstance(k, int) and isinstance(k2, int) and k != k2:
+            c.fail(f"cannot multiply {c.tensor(0)} by {c.tensor(1)}: inner extents {k} and {k2} differ")
+        if c.has_input(2) and c.shape(2) is not None and broadcast_shapes(c, [(m, n), c.shape(2)]) != (m, n):
+            c.fail(f"C is {c.tensor(2)}, which does not broadcast to [{m},{n}]")
+        return [TensorType(dtype, (m, n))]
+
+    def _matrix(self, c: Infer, index: int, transposed: str) -> Shape:
+        shape = c.shape(index)
+        if shape is None:
+            c.unsupported(f"the rank of {c.op.input_name(index)} must be known")
+            return ()
+        if len(shape) != 2:
+            c.fail(f"{c.op.input_name(index)} is {c.tensor(index)}, expected rank 2")
+        return shape[::-1] if c.attr(transposed) else shape
+
+    def reference(self, c: Call, a: Array, b: Array, bias: Array | None = None) -> Array:
+        left, right = (wide(x).T if c.attr(t) else wide(x) for x, t in ((a, "transA"), (b, "transB")))
+        result = np.matmul(left, right)
+        if a.dtype.kind not in "iu" or c.attr("alpha") != 1:
+            result = result * c.attr("alpha")
+        if bias is not None:
+            scaled = wide(bias) if c.attr("beta") == 1 else wide(bias) * c.attr("beta")
+            result = result + scaled
+        return result.astype(a.dtype)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        a, b, bias = (*axes, None, None)[:3]
+        rows_of_a, columns_of_b = (1 if c.attr("transA") else 0), (0 if c.attr("transB") else 1)
+        if a is None and b is None and bias is None:
+            return [None]
+        if a == rows_of_a and b is None:
+            along = 0
+        elif a is None and b == columns_of_b:
+            along = 1
+        else:
+            return Mixes("Gemm sums over the row axis, or both its matrices have rows")
+        return [along] if _bias_fits(c, bias, along) else Mixes("C does not have its rows along those of the product")
+
+
+def _bias_fits(c: Infer, axis: RowAxis, along: int) -> bool:
+    if not c.has_input(2):
+        return True
+    shape = c.shape(2) or ()
+    back = along - 2
+    if axis is not None:
+        return axis - len(shape) == back
+    return len(shape) < -back or shape[back] == 1

@@ -1,0 +1,99 @@
+"""Along one axis, in order: running sums and products, and the greatest elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from core.ir.dim import Dim
+from core.ir.graph import Array
+from core.ir.types import DType, TensorType, ValueType
+from core.ops.common import NUMBER, check_kind, normalize_axis, rows_beside, wide
+from core.ops.registry import Call, Infer, Mixes, OpDef, RowAxis, Runtime, register
+
+
+class Cumulative(OpDef):
+    """Family base: what has come together up to each element, itself not counted if `exclusive`, or from the end."""
+
+    inputs = "x, axis"
+    outputs = "y"
+    attrs = {"exclusive": 0, "reverse": 0}
+    params = {"axis": 1}
+    accumulate: ClassVar[Callable[..., Any]]
+    neutral: ClassVar[int]
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        check_kind(c, 0, NUMBER)
+        axis, shape = c.param("axis"), c.shape(0)
+        if axis is not None and shape is not None:
+            normalize_axis(c, axis[0], len(shape))
+        return [c.tensor(0)]
+
+    def reference(self, c: Call, x: Array, _: Runtime = None) -> Array:
+        axis = normalize_axis(c, (c.param("axis") or (0,))[0], x.ndim)
+        ordered = np.moveaxis(wide(x), axis, 0)
+        if c.attr("reverse"):
+            ordered = ordered[::-1]
+        total = self.accumulate(ordered, 0, ordered.dtype)
+        if c.attr("exclusive") and len(total):
+            total = np.concatenate([np.full_like(total[:1], self.neutral), total[:-1]])
+        return np.moveaxis(total[::-1] if c.attr("reverse") else total, 0, axis).astype(x.dtype)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        axis, shape = c.param("axis"), c.shape(0)
+        if axis is None or shape is None:
+            return super().rows(c, axes)
+        return rows_beside(c, axes, {normalize_axis(c, axis[0], len(shape))})
+
+
+@register
+class CumSum(Cumulative):
+    accumulate = np.add.accumulate
+    neutral = 0
+
+
+@register
+class CumProd(Cumulative):
+    accumulate = np.multiply.accumulate
+    neutral = 1
+
+
+@register
+class TopK(OpDef):
+    """The K greatest (or least) elements along `axis` and their indices; of equal ones the first comes first."""
+
+    inputs = "X, K"
+    outputs = "Values, Indices"
+    attrs = {"axis": -1, "largest": 1, "sorted": 1}
+    params = {"K": 1}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        dtype, shape, given = check_kind(c, 0, NUMBER), c.shape(0), c.param("K")
+        if shape is None:
+            return [TensorType(dtype, None), TensorType(DType.INT64, None)]
+        axis = normalize_axis(c, c.attr("axis"), len(shape))
+        count: Dim = c.fresh_dim("k") if given is None else given[0]
+        if isinstance(count, int) and (count < 0 or (isinstance(shape[axis], int) and count > shape[axis])):
+            c.fail(f"K is {count}, expected 0 to {shape[axis]}")
+        result = (*shape[:axis], count, *shape[axis + 1 :])
+        return [TensorType(dtype, result), TensorType(DType.INT64, result)]
+
+    def reference(self, c: Call, x: Array, _: Runtime = None) -> tuple[Array, Array]:
+        axis, count = normalize_axis(c, c.attr("axis"), x.ndim), int((c.param("K") or (0,))[0])
+        if not 0 <= count <= x.shape[axis]:
+            c.fail(f"K is {count}, expected 0 to {x.shape[axis]}")
+        order = _descending(wide(x), axis) if c.attr("largest") else np.argsort(wide(x), axis, kind="stable")
+        indices = np.take(order, range(count), axis)
+        return np.take_along_axis(x, indices, axis), indices.astype(np.int64)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        shape = c.shape(0)
+        return super().rows(c, axes) if shape is None else rows_beside(c, axes, {normalize_axis(c, c.attr("axis"), len(shape))})
+
+
+def _descending(x: Array, axis: int) -> Any:
+    """A stable descending order: a stable ascending one of the mirrored array, mirrored back."""
+    mirrored = np.argsort(np.flip(x, axis), axis, kind="stable")
+    return x.shape[axis] - 1 - np.flip(mirrored, axis)

@@ -1,0 +1,216 @@
+"""Reductions: one number from many along some axes; and ArgMax, ArgMin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from core.ir.graph import Array
+from core.ir.types import DType, TensorType, ValueType
+from core.ops.common import BOOL, NUMBER, Kind, check_kind, normalize_axes, normalize_axis, wide
+from core.ops.numeric import truncated_div
+from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, Runtime, register
+
+Axes = tuple[int, ...]
+
+
+class Reduce(OpDef):
+    """Family base. `axes` absent or empty means all of them, or none with `noop_with_empty_axes`."""
+
+    accepts: ClassVar[Kind] = NUMBER
+    inputs = "data, axes?"
+    outputs = "reduced"
+    attrs = {"keepdims": 1, "noop_with_empty_axes": 0}
+    params = {"axes": 1}
+
+    def over(self, x: Array, axes: Axes, keepdims: bool) -> Array:
+        """The reduction; narrow floats arrive as float32, and any type may be returned."""
+        raise NotImplementedError
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        dtype, shape = check_kind(c, 0, self.accepts), c.shape(0)
+        known = not c.has_param("axes") or c.param("axes") is not None
+        if shape is None or not (known or c.attr("keepdims")):
+            return [TensorType(dtype, None)]
+        if not known:
+            return [TensorType(dtype, tuple(c.fresh_dim(f"d{axis}") for axis in range(len(shape))))]
+        return [TensorType(dtype, reduced_shape(shape, self.axes(c, len(shape)), c.attr("keepdims")))]
+
+    def axes(self, c: Infer | Call, rank: int) -> Axes:
+        given = c.param("axes")
+        if not given:
+            return () if c.attr("noop_with_empty_axes") else tuple(range(rank))
+        return normalize_axes(c, given, rank)
+
+    def reference(self, c: Call, x: Array, axes: Runtime = None) -> Array:
+        result = self.over(wide(x), self.axes(c, x.ndim), bool(c.attr("keepdims")))
+        return np.asarray(result).astype(x.dtype)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        shape = c.shape(0)
+        if shape is None or (c.has_param("axes") and c.param("axes") is None):
+            return super().rows(c, axes)
+        return rows_after_reduction(c, axes, self.axes(c, len(shape)))
+
+
+def reduced_shape(shape: tuple[object, ...], axes: Axes, keepdims: bool) -> tuple[object, ...]:
+    if keepdims:
+        return tuple(1 if axis in axes else dim for axis, dim in enumerate(shape))
+    return tuple(dim for axis, dim in enumerate(shape) if axis not in axes)
+
+
+def rows_after_reduction(c: NodeView, axes: Sequence[RowAxis], reduced: Axes) -> Sequence[RowAxis] | Mixes:
+    """Rows stay apart unless their axis is reduced; dropped axes before it move it."""
+    row = axes[0]
+    if row is None:
+        return [None] * len(c.node.outputs)
+    if row in reduced:
+        return Mixes(f"{c.op.name} reduces over the row axis")
+    moved = row if c.attr("keepdims") else row - sum(axis < row for axis in reduced)
+    return [moved] * len(c.node.outputs)
+
+
+@register
+class ReduceSum(Reduce):
+    shape_arithmetic = True
+
+    def over(self, x: Array, axes: Axes, keepdims: bool) -> Array:
+        return np.add.reduce(x, axes, keepdims=keepdims, dtype=x.dtype)
+
+
+@register
+class ReduceProd(Reduce):
+    shape_arithmetic = True
+
+    def over(self, x: Array, axes: Axes, keepdims: bool) -> Array:
+        return np.multiply.reduce(x, axes, keepdims=keepdims, dtype=x.dtype)
+
+
+@register
+class ReduceMean(Reduce):
+    def over(self, x: Array, axes: Axes, keepdims: bool) -> Array:
+        if x.dtype.kind not in "iu":
+            return np.mean(x, axes, keepdims=keepdims)
+        count = np.prod([x.shape[axis] for axis in axes], dtype=np.int64)
+        return truncated_div(np.add.reduce(x, axes, keepdims=keepdims), count)
+
+
+@register
+class ReduceMax(Reduce):
+    """Of nothing: minus infinity, or the least number of the type. Booleans too."""
+
+    accepts = Kind("a number type or bool", NUMBER.members | BOOL.members)
+    shape_arithmetic = True
+
+    def over(self, x: Array, axes: Axes, keepdims: bool) -> Array:
+        return np.maximum.reduce(x, axes, keepdims=keepdims, **_start(x, least=True))
+
+
+@register
+class ReduceMin(Reduce):
+    """Of nothing: infinity, or the greatest number of the type. Booleans too."""
+
+    accepts = ReduceMax.accepts
+    shape_arithmetic = True
+
+    def over(self, x: Array, axes: Axes, keepdims: bool) -> Array:
+        return np.minimum.reduce(x, axes, keepdims=keepdims, **_start(x, least=False))
+
+
+@register
+class ReduceL1(Reduce):
+    def over(self, x: Array, axes: Axes, keepdims: bool) -> Array:
+        return np.add.reduce(np.abs(x), axes, keepdims=keepdims)
+
+
+@register
+class ReduceL2(Reduce):
+    def over(self, x: Array, axes: Axes, keepdims: bool) -> Array:
+        return np.sqrt(np.add.reduce(np.square(x), axes, keepdims=keepdims))
+
+
+@register
+class ReduceSumSquare(Reduce):
+    def over(self, x: Array, axes: Axes, keepdims: bool) -> Array:
+        return np.add.reduce(np.square(x), axes, keepdims=keepdims)
+
+
+@register
+class ReduceLogSum(Reduce):
+    def over(self, x: Array, axes: Axes, keepdims: bool) -> Array:
+        return np.log(np.add.reduce(x, axes, keepdims=keepdims))
+
+
+@register
+class ReduceLogSumExp(Reduce):
+    """Shifted by the maximum, so that it does not overflow."""
+
+    def over(self, x: Array, axes: Axes, keepdims: bool) -> Array:
+        x = x.astype(np.float64) if x.dtype.kind in "iu" else x
+        peak = np.maximum.reduce(x, axes, keepdims=True, initial=_extreme(x.dtype, least=True))
+        shift = np.where(np.isfinite(peak), peak, 0)
+        total = np.log(np.add.reduce(np.exp(x - shift), axes, keepdims=True)) + shift
+        return total if keepdims else np.squeeze(total, axes)
+
+
+def _start(x: Array, least: bool) -> dict[str, Any]:
+    """What a maximum or minimum starts from; dimensions cannot be compared with it."""
+    return {} if x.dtype == object else {"initial": _extreme(x.dtype, least)}
+
+
+def _extreme(dtype: np.dtype[np.generic], least: bool) -> Any:
+    if dtype.kind == "b":
+        return not least
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        return info.min if least else info.max
+    return -np.inf if least else np.inf
+
+
+class ArgExtreme(OpDef):
+    """Family base: the index (int64) of an extreme along one axis."""
+
+    inputs = "data"
+    outputs = "reduced"
+    attrs = {"axis": 0, "keepdims": 1, "select_last_index": 0}
+
+    def find(self, x: Array, axis: int) -> Array:
+        raise NotImplementedError
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        check_kind(c, 0, NUMBER)
+        shape = c.shape(0)
+        if shape is None:
+            return [TensorType(DType.INT64, None)]
+        axis = normalize_axis(c, c.attr("axis"), len(shape))
+        if shape[axis] == 0:
+            c.fail(f"axis {axis} of {c.tensor(0)} is empty, expected at least one element")
+        return [TensorType(DType.INT64, reduced_shape(shape, (axis,), c.attr("keepdims")))]
+
+    def reference(self, c: Call, x: Array) -> Array:
+        axis = normalize_axis(c, c.attr("axis"), x.ndim)
+        if c.attr("select_last_index"):
+            index = x.shape[axis] - 1 - self.find(np.flip(wide(x), axis), axis)
+        else:
+            index = self.find(wide(x), axis)
+        return np.expand_dims(index, axis) if c.attr("keepdims") else index
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        shape = c.shape(0)
+        if shape is None:
+            return super().rows(c, axes)
+        return rows_after_reduction(c, axes, (normalize_axis(c, c.attr("axis"), len(shape)),))
+
+
+@register
+class ArgMax(ArgExtreme):
+    def find(self, x: Array, axis: int) -> Array:
+        return np.argmax(x, axis)
+
+
+@register
+class ArgMin(ArgExtreme):
+    def find(self, x: Array, axis: int) -> Array:
+        return np.argmin(x, axis)

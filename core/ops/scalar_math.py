@@ -1,0 +1,119 @@
+"""Functions composed of the primitives of `ScalarOps`, good to a few units in the last place of float32."""
+
+from __future__ import annotations
+
+from math import log, pi
+
+from core.ops.scalar import Operand, ScalarOps
+
+
+def polynomial(e: ScalarOps, x: Operand, *coefficients: float) -> Operand:
+    """Horner's scheme, highest power first."""
+    dtype = e.dtype(x)
+    total = e.const(coefficients[0], dtype)
+    for coefficient in coefficients[1:]:
+        total = e.fma(total, x, e.const(coefficient, dtype))
+    return total
+
+
+def with_sign_of(e: ScalarOps, size: Operand, x: Operand) -> Operand:
+    """`size`, which is not negative, negated where `x` is negative; keeps a zero or NaN of `x`."""
+    return e.select(e.eq(x, 0.0), x, e.select(e.lt(x, 0.0), e.neg(size), size))
+
+
+def log1p(e: ScalarOps, x: Operand) -> Operand:
+    """log(1 + x), exact for small x: the rounding error of 1 + x cancels (W. Kahan)."""
+    one_plus = e.add(x, 1.0)
+    rounded = e.sub(one_plus, 1.0)
+    tiny = e.eq(rounded, 0.0)
+    infinite = e.eq(one_plus, x)  # so large that the 1 is lost: the quotient below would be inf/inf or 1
+    ratio = e.div(x, e.select(tiny, e.const(1.0, e.dtype(x)), rounded))
+    return e.select(tiny, x, e.mul(e.log(one_plus), e.select(infinite, e.const(1.0, e.dtype(x)), ratio)))
+
+
+def sigmoid(e: ScalarOps, x: Operand) -> Operand:
+    return e.div(e.const(1.0, e.dtype(x)), e.add(e.exp(e.neg(x)), 1.0))
+
+
+def softplus(e: ScalarOps, x: Operand) -> Operand:
+    """log(1 + exp(x)) without overflow."""
+    return e.add(e.max(x, 0.0), log1p(e, e.exp(e.neg(e.abs(x)))))
+
+
+def sinh(e: ScalarOps, x: Operand) -> Operand:
+    """A Taylor polynomial below 1, where the difference of exponentials would cancel."""
+    half = e.exp(e.sub(e.abs(x), log(2.0)))  # exp(|x|)/2, which overflows only where sinh does
+    large = with_sign_of(e, e.sub(half, e.div(e.const(0.25, e.dtype(x)), half)), x)
+    square = e.mul(x, x)
+    small = e.mul(x, polynomial(e, square, 1 / 362880, 1 / 5040, 1 / 120, 1 / 6, 1.0))
+    return e.select(e.lt(e.abs(x), 1.0), small, large)
+
+
+def cosh(e: ScalarOps, x: Operand) -> Operand:
+    half = e.exp(e.sub(e.abs(x), log(2.0)))
+    return e.add(half, e.div(e.const(0.25, e.dtype(x)), half))
+
+
+def asinh(e: ScalarOps, x: Operand) -> Operand:
+    """log1p(a + a*a/(1 + sqrt(a*a + 1))) for a = |x|; log(2a) where a*a would overflow."""
+    size = e.abs(x)
+    capped = e.min(size, 1e9)
+    square = e.mul(capped, capped)
+    inner = e.add(capped, e.div(square, e.add(e.sqrt(e.add(square, 1.0)), 1.0)))
+    large = e.add(e.log(size), log(2.0))
+    return with_sign_of(e, e.select(e.lt(size, 1e9), log1p(e, inner), large), x)
+
+
+def acosh(e: ScalarOps, x: Operand) -> Operand:
+    """log1p(t + sqrt(2t + t*t)) for t = x - 1; log(2x) where t*t would overflow."""
+    t = e.sub(e.min(x, 1e9), 1.0)
+    near = log1p(e, e.add(t, e.sqrt(e.mul(t, e.add(t, 2.0)))))
+    return e.select(e.lt(x, 1e9), near, e.add(e.log(x), log(2.0)))
+
+
+def atanh(e: ScalarOps, x: Operand) -> Operand:
+    size = e.abs(x)
+    ratio = e.div(e.add(size, size), e.sub(e.const(1.0, e.dtype(x)), size))
+    return with_sign_of(e, e.mul(log1p(e, ratio), 0.5), x)
+
+
+def atan(e: ScalarOps, x: Operand) -> Operand:
+    """Reduced to |x| below tan(pi/8), then an odd polynomial (S. Moshier, Cephes: atanf)."""
+    size = e.abs(x)
+    one = e.const(1.0, e.dtype(x))
+    steep, middle = e.lt(2.414213562373095, size), e.lt(0.4142135623730950, size)
+    halfway = e.div(e.sub(size, 1.0), e.add(size, 1.0))
+    reduced = e.select(steep, e.neg(e.div(one, size)), e.select(middle, halfway, size))
+    zero = e.const(0.0, e.dtype(x))
+    offset = e.select(steep, e.const(pi / 2, e.dtype(x)), e.select(middle, e.const(pi / 4, e.dtype(x)), zero))
+    z = e.mul(reduced, reduced)
+    odd = polynomial(e, z, 8.05374449538e-2, -1.38776856032e-1, 1.99777106478e-1, -3.33329491539e-1)
+    return with_sign_of(e, e.add(offset, e.fma(e.mul(odd, z), reduced, reduced)), x)
+
+
+def asin(e: ScalarOps, x: Operand) -> Operand:
+    """Above 1/2 from the half angle: asin(a) = pi/2 - 2*asin(sqrt((1 - a)/2)) (S. Moshier, Cephes: asinf)."""
+    size = e.abs(x)
+    large = e.lt(0.5, size)
+    inner = _asin_core(e, large, size)
+    return with_sign_of(e, e.select(large, e.sub(e.const(pi / 2, e.dtype(x)), e.add(inner, inner)), inner), x)
+
+
+def acos(e: ScalarOps, x: Operand) -> Operand:
+    """From the half angle above 1/2, so that the result stays exact near 1."""
+    size = e.abs(x)
+    large = e.lt(0.5, size)
+    inner = _asin_core(e, large, size)
+    twice = e.add(inner, inner)
+    far = e.select(e.lt(x, 0.0), e.sub(e.const(pi, e.dtype(x)), twice), twice)
+    near = e.sub(e.const(pi / 2, e.dtype(x)), with_sign_of(e, inner, x))
+    return e.select(large, far, near)
+
+
+def _asin_core(e: ScalarOps, large: Operand, size: Operand) -> Operand:
+    """asin(size), or where `large` asin(sqrt((1 - size)/2)), both at most asin(1/2)."""
+    half_angle = e.mul(e.sub(e.const(1.0, e.dtype(size)), size), 0.5)
+    z = e.select(large, half_angle, e.mul(size, size))
+    root = e.select(large, e.sqrt(half_angle), size)
+    odd = polynomial(e, z, 4.2163199048e-2, 2.4181311049e-2, 4.5470025998e-2, 7.4953002686e-2, 1.6666752422e-1)
+    return e.fma(e.mul(odd, z), root, root)

@@ -1,0 +1,224 @@
+"""Parts of tensors and what is around them: Slice, Pad, Trilu, ReverseSequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from core.ir.dim import Dim, floor_div
+from core.ir.graph import Array
+from core.ir.types import TensorType, ValueType
+from core.ops.common import INDEX, check_kind, normalize_axes, normalize_axis, rows_beside
+from core.ops.registry import Call, Infer, Mixes, OpDef, RowAxis, Runtime, register
+
+# Exporters write "to the end" as the greatest (or least) number of int32 or int64; nothing is longer than this.
+_FAR = 2**31 - 2
+_Range = tuple[Any, Any, int]
+
+
+@register
+class Slice(OpDef):
+    """Python's slicing along `axes` (the first ones when absent), clamped to the input.
+
+    The length of a slice of a symbolic extent supposes that its bounds lie within the extent. Where the end is a
+    number counted from the start, which is how models clamp a length, the result gets a symbol of its own.
+    """
+
+    inputs = "data, starts, ends, axes?, steps?"
+    outputs = "output"
+    params = {"starts": 1, "ends": 2, "axes": 3, "steps": 4}
+    shape_arithmetic = True
+
+    def ranges(self, c: Infer | Call, rank: int) -> dict[int, _Range] | None:
+        """Start, end and step by axis; None when they are not known."""
+        starts, ends = c.param("starts"), c.param("ends")
+        if starts is None or ends is None or (isinstance(c, Infer) and self._hidden(c)):
+            return None
+        axes = normalize_axes(c, c.param("axes") or range(len(starts)), rank)
+        steps = c.param("steps") or (1,) * len(starts)
+        if not len(starts) == len(ends) == len(axes) == len(steps):
+            c.fail(f"starts, ends, axes and steps have {len(starts)}, {len(ends)}, {len(axes)} and {len(steps)} elements")
+        if 0 in steps:
+            c.fail("a step is 0, expected any other number")
+        return {axis: (starts[i], ends[i], steps[i]) for i, axis in enumerate(axes)}
+
+    def _hidden(self, c: Infer) -> bool:
+        return any(c.has_param(name) and c.param(name) is None for name in ("axes", "steps"))
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        type_ = c.tensor(0)
+        if type_.shape is None:
+            return [type_]
+        ranges = self.ranges(c, type_.rank)
+        if ranges is None:
+            return [TensorType(type_.dtype, tuple(c.fresh_dim(f"d{axis}") for axis in range(type_.rank)))]
+        dims = list(type_.shape)
+        for axis, bounds in ranges.items():
+            length = slice_length(dims[axis], *bounds)
+            dims[axis] = c.fresh_dim(f"d{axis}") if length is None else length
+        return [TensorType(type_.dtype, tuple(dims))]
+
+    def reference(self, c: Call, x: Array, *_: Runtime) -> Array:
+        ranges = self.ranges(c, x.ndim) or {}
+        return x[tuple(slice(*ranges[axis]) if axis in ranges else slice(None) for axis in range(x.ndim))]
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        shape = c.shape(0)
+        ranges = None if shape is None else self.ranges(c, len(shape))
+        if shape is None or ranges is None:
+            return super().rows(c, axes)
+        cut = {axis for axis, (start, end, step) in ranges.items() if not _is_whole(shape[axis], start, end, step)}
+        return rows_beside(c, axes, cut)
+
+
+def slice_length(extent: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
+    """How many elements a slice takes, or None when it cannot be said for every value of the symbols."""
+    if isinstance(extent, int) and isinstance(start, int) and isinstance(end, int):
+        return len(range(*slice(start, end, step).indices(extent)))
+    if _is_whole(extent, start, end, step):
+        return extent
+    positive_start = isinstance(start, int) and 0 <= start < _FAR
+    first, last = start if positive_start else _bound(extent, start), _bound(extent, end)
+    if step < 0 or first is None or last is None:
+        return None
+    length = last - first
+    return floor_div(length + (step - 1), step) if not isinstance(length, int) or length > 0 else 0
+
+
+def _is_whole(extent: Dim, start: Dim, end: Dim, step: int) -> bool:
+    return step == 1 and start == 0 and (end == extent or (isinstance(end, int) and end >= _FAR))
+
+
+def _bound(extent: Dim, bound: Dim) -> Dim | None:
+    """A bound of a slice with a positive step, counted from the start; None where it might be clamped."""
+    if not isinstance(bound, int):
+        return bound
+    if bound >= _FAR:
+        return extent
+    if isinstance(extent, int):
+        return max(0, min(bound if bound >= 0 else bound + extent, extent))
+    return extent + bound if bound < 0 else (0 if bound == 0 else None)
+
+
+@register
+class Pad(OpDef):
+    """Extends (or with negative numbers crops) each axis; `mode` is constant, reflect, edge or wrap."""
+
+    inputs = "data, pads, constant_value?, axes?"
+    outputs = "output"
+    attrs = {"mode": "constant"}
+    params = {"pads": 1, "constant_value": 2, "axes": 3}
+
+    def widths(self, c: Infer | Call, rank: int) -> list[tuple[Any, Any]] | None:
+        """Elements to add before and after, per axis; None when they are not known."""
+        pads, given = c.param("pads"), c.param("axes")
+        if pads is None or (given is None and isinstance(c, Infer) and c.has_param("axes")):
+            return None
+        axes = normalize_axes(c, range(rank) if given is None else given, rank)
+        if len(pads) != 2 * len(axes):
+            c.fail(f"pads has {len(pads)} elements, expected {2 * len(axes)}")
+        widths: list[tuple[Any, Any]] = [(0, 0)] * rank
+        for i, axis in enumerate(axes):
+            widths[axis] = (pads[i], pads[i + len(axes)])
+        return widths
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        type_ = c.tensor(0)
+        if c.attr("mode") not in ("constant", "reflect", "edge", "wrap"):
+            c.fail(f"attribute 'mode' is '{c.attr('mode')}', expected constant, reflect, edge or wrap")
+        if type_.shape is None:
+            return [type_]
+        widths = self.widths(c, type_.rank)
+        if widths is None:
+            return [TensorType(type_.dtype, tuple(c.fresh_dim(f"d{axis}") for axis in range(type_.rank)))]
+        dims = tuple(dim + before + after for dim, (before, after) in zip(type_.shape, widths, strict=True))
+        if any(isinstance(dim, int) and dim < 0 for dim in dims):
+            c.fail(f"pads crop more than there is of {type_}")
+        return [TensorType(type_.dtype, dims)]
+
+    def reference(self, c: Call, x: Array, *_: Runtime) -> Array:
+        widths = self.widths(c, x.ndim) or []
+        crop = tuple(slice(max(0, -a), size - max(0, -b)) for (a, b), size in zip(widths, x.shape, strict=True))
+        grow = [(max(0, a), max(0, b)) for a, b in widths]
+        if c.attr("mode") == "constant":
+            fill = c.param("constant_value")
+            value = x.dtype.type(0) if fill is None else np.asarray(fill[0]).astype(x.dtype)
+            return np.pad(x[crop], grow, constant_values=value)
+        return np.pad(x[crop], grow, mode=c.attr("mode"))
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        shape = c.shape(0)
+        widths = None if shape is None else self.widths(c, len(shape))
+        if widths is None:
+            return super().rows(c, axes)
+        return rows_beside(c, axes, {axis for axis, width in enumerate(widths) if width != (0, 0)})
+
+
+@register
+class Trilu(OpDef):
+    """The upper or lower triangle of each matrix, up to diagonal `k`; zero elsewhere."""
+
+    inputs = "input, k?"
+    outputs = "output"
+    attrs = {"upper": 1}
+    params = {"k": 1}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        type_ = c.tensor(0)
+        if type_.shape is not None and type_.rank < 2:
+            c.fail(f"input is {type_}, expected rank 2 or more")
+        return [type_]
+
+    def reference(self, c: Call, x: Array, *_: Runtime) -> Array:
+        diagonal = (c.param("k") or (0,))[0]
+        return (np.triu if c.attr("upper") else np.tril)(x, diagonal)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        shape = c.shape(0)
+        return super().rows(c, axes) if shape is None else rows_beside(c, axes, {len(shape) - 2, len(shape) - 1})
+
+
+@register
+class ReverseSequence(OpDef):
+    """Reverses the first `sequence_lens[i]` steps of sequence i, keeping the others."""
+
+    inputs = "input, sequence_lens"
+    outputs = "Y"
+    attrs = {"batch_axis": 1, "time_axis": 0}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        type_ = c.tensor(0)
+        check_kind(c, 1, INDEX)
+        if type_.shape is not None:
+            axes = normalize_axes(c, (c.attr("batch_axis"), c.attr("time_axis")), type_.rank)
+            lengths = c.shape(1)
+            if lengths is not None and (len(lengths) != 1 or _differ(lengths[0], type_.shape[axes[0]])):
+                c.fail(f"sequence_lens is {c.tensor(1)}, expected [{type_.shape[axes[0]]}]")
+        return [type_]
+
+    def reference(self, c: Call, x: Array, lengths: Array) -> Array:
+        batch, time = normalize_axes(c, (c.attr("batch_axis"), c.attr("time_axis")), x.ndim)
+        steps: Any = x.shape[time]
+        if np.any((lengths < 0) | (lengths > steps)):
+            c.fail(f"sequence_lens has {lengths.min()} to {lengths.max()}, expected 0 to {steps}")
+        index = np.broadcast_to(np.arange(steps), (lengths.size, steps))
+        mirrored = np.where(index < lengths[:, None], lengths[:, None] - 1 - index, index)
+        shape = [1] * x.ndim
+        shape[batch], shape[time] = lengths.size, steps
+        order = mirrored if batch < time else mirrored.T
+        return np.take_along_axis(x, order.reshape(shape), time)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        shape = c.shape(0)
+        if shape is None:
+            return super().rows(c, axes)
+        batch, time = normalize_axis(c, c.attr("batch_axis"), len(shape)), normalize_axis(c, c.attr("time_axis"), len(shape))
+        if axes[0] == batch and axes[1] == 0:
+            return [batch]
+        return rows_beside(c, axes, {batch, time})
+
+
+def _differ(x: Dim, y: Dim) -> bool:
+    return isinstance(x, int) and isinstance(y, int) and x != y

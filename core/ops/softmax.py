@@ -1,0 +1,64 @@
+"""Softmax and its relatives, along one axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from core.ir.graph import Array
+from core.ir.types import TensorType, ValueType
+from core.ops.common import FLOAT, check_kind, normalize_axis, rows_beside, wide
+from core.ops.registry import Call, Infer, Mixes, OpDef, RowAxis, register
+
+
+class AlongAxis(OpDef):
+    """Family base: same type out as in; `along` works on one axis of float32 or float64."""
+
+    inputs = "input"
+    outputs = "output"
+    attrs = {"axis": -1}
+
+    def along(self, x: Array, axis: int) -> Array:
+        raise NotImplementedError
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        dtype, shape = check_kind(c, 0, FLOAT), c.shape(0)
+        if shape is not None:
+            normalize_axis(c, c.attr("axis"), len(shape))
+        return [TensorType(dtype, shape)]
+
+    def reference(self, c: Call, x: Array) -> Array:
+        if x.size == 0:
+            return x
+        return self.along(wide(x), c.attr("axis")).astype(x.dtype)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        shape = c.shape(0)
+        if shape is None:
+            return super().rows(c, axes)
+        return rows_beside(c, axes, {normalize_axis(c, c.attr("axis"), len(shape))})
+
+
+@register
+class Softmax(AlongAxis):
+    def along(self, x: Array, axis: int) -> Array:
+        powers = np.exp(x - x.max(axis, keepdims=True))
+        return powers / powers.sum(axis, keepdims=True)
+
+
+@register
+class LogSoftmax(AlongAxis):
+    def along(self, x: Array, axis: int) -> Array:
+        shifted = x - x.max(axis, keepdims=True)
+        return shifted - np.log(np.exp(shifted).sum(axis, keepdims=True))
+
+
+@register
+class Hardmax(AlongAxis):
+    """1 at the first greatest element, 0 elsewhere."""
+
+    def along(self, x: Array, axis: int) -> Array:
+        result = np.zeros_like(x)
+        np.put_along_axis(result, np.expand_dims(x.argmax(axis), axis), 1, axis)
+        return result

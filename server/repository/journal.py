@@ -32,7 +32,7 @@ class Record:
     time: str  # RFC 3339, UTC
     action: str
     state: Aliases  # what holds once the change is made; its generation numbers the change
-    version: int | None = None
+    version: int  # that came, went, or is named now
     alias: str | None = None
     digest: str | None = None  # of the model file
     staging: str | None = None  # what a publish renames: the path below the staging folder

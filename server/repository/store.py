@@ -57,6 +57,11 @@ class Outcome:
     record: Record
     replayed: bool = False
 
+    @property
+    def version(self) -> int:
+        """The version that came, went, or is named now."""
+        return self.record.version
+
 
 class Store:
     """One repository. Methods block; threads and processes may call at the same time."""
@@ -133,7 +138,7 @@ class Store:
             newest = last_record(self._log(model))
             if newest and (document is None or newest.generation > document.generation):
                 return newest.state
-        return document or Aliases(high_water=max(self.versions(model), default=0))
+        return document or Aliases()
 
     def audit(self, model: str) -> list[Record]:
         """Return the remembered changes of a model, oldest first."""
@@ -293,7 +298,7 @@ class Store:
         lost = journal.records[-1]
         before = journal.records[-2].state if len(journal.records) > 1 else document or Aliases()
         state = replace(before.raised(lost.state.high_water), generation=lost.generation)
-        record = self._record("void", state, Origin(), lost.version or 0)
+        record = self._record("void", state, Origin(), lost.version)
         journal.append(record)
         return record
 

@@ -1,0 +1,52 @@
+"""Runs a Python module in this process after giving up what a child process must not have.
+
+Used as ``python -m server.limits MEMORY FILE_SIZE MODULE [ARGUMENT ...]``: lowest priority, a bounded address space and
+file size, no core dump, dead when the server dies. Its exit says what went wrong when the module itself does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import resource
+import runpy
+import signal
+import sys
+
+OUT_OF_MEMORY, OUT_OF_SPACE = 3, 4  # exit codes; the module's own are 0, 1 and 2
+_PR_SET_PDEATHSIG = 1
+
+
+def restrict(memory: int, file_size: int) -> None:
+    """Limit this process; sizes in bytes."""
+    os.nice(19)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
+    if sys.platform == "linux":
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+
+
+def main() -> None:
+    """Restrict the process, then become the module."""
+    memory, file_size, module = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    restrict(memory, file_size)
+    sys.argv = [module, *sys.argv[4:]]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except MemoryError:
+        sys.exit(OUT_OF_MEMORY)
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+            sys.exit(OUT_OF_SPACE)
+        if error.errno == errno.ENOMEM:
+            sys.exit(OUT_OF_MEMORY)
+        raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""The cache of compiled models: folders named by all that went into them, checked byte for byte before use.
+
+What lies here is native code. It is made by this server, used only if it is whole and owned by this user alone, never
+taken from a version's folder and never from the network. Losing it costs a compilation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+import orjson
+
+from server.repository.manifest import digest_file
+
+_DIGESTS = "digests.json"
+_ABANDONED = 3600.0  # seconds after which nobody compiles there any more
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """What a model is compiled for."""
+
+    max_batch: int
+    precision: str
+    threads: int | None = None
+
+
+def key_of(digest: str, options: BuildOptions) -> str:
+    """Return the name of the artifact of a model file (its sha256) under these options on this machine."""
+    return hashlib.sha256(repr((digest, options, _compiler())).encode()).hexdigest()
+
+
+@cache
+def _compiler() -> str:
+    """Identify the compiler by its sources and LLVM, and the processor by what it can do."""
+    seen = hashlib.sha256(f"{platform.machine()} {metadata.version('llvmlite')} {_processor()}".encode())
+    package = Path(__file__).parents[2] / "core"
+    for source in sorted(package.rglob("*.py")):
+        seen.update(source.read_bytes())
+    return seen.hexdigest()
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return line
+    return platform.processor()
+
+
+class ArtifactCache:
+    """The folder of artifacts. Several processes may share it."""
+
+    def __init__(self, root: Path, max_bytes: int) -> None:
+        self._root = root
+        self._max_bytes = max_bytes
+
+    @property
+    def objects(self) -> Path:
+        """Where the compiler keeps what several artifacts share."""
+        return self._root / "objects"
+
+    def open(self) -> None:
+        """Make the folder and remove what broken-off compilations left."""
+        self.objects.mkdir(parents=True, exist_ok=True)
+        for work in self._root.glob("work/*"):
+            if time.time() - work.stat().st_mtime > _ABANDONED:
+                shutil.rmtree(work, ignore_errors=True)
+
+    def begin(self) -> Path:
+        """Return a fresh folder to compile in."""
+        work = self._root / "work" / secrets.token_hex(8)
+        work.mkdir(parents=True, mode=0o700)
+        return work
+
+    def find(self, key: str) -> Path | None:
+        """Return an artifact if it is there, whole and ours; a damaged one is removed."""
+        folder = self._path(key)
+        if not folder.is_dir():
+            return None
+        if not _is_sound(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(folder)  # the time of last use, for collect()
+        return folder
+
+    def keep(self, key: str, made: Path) -> Path:
+        """Take what a compilation made under ``key``; returns where it now lies."""
+        folder = self._path(key)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _seal(made)
+        with contextlib.suppress(OSError):
+            os.rename(made, folder)  # another process was faster where this fails
+        found = self.find(key)
+        if found is None:
+            raise OSError(None, "the compiled model could not be kept")
+        return found
+
+    def collect(self, in_use: Collection[Path]) -> None:
+        """Delete the artifacts unused for longest until the rest fits."""
+        folders = [path for path in self._root.glob("models/*") if path.is_dir()]
+        sizes = {path: sum(file.stat().st_size for file in path.rglob("*")) for path in folders}
+        excess = sum(sizes.values()) - self._max_bytes
+        for path in sorted(folders, key=lambda path: path.stat().st_mtime):
+            if excess > 0 and path not in in_use:
+                shutil.rmtree(path, ignore_errors=True)
+                excess -= sizes[path]
+
+    def _path(self, key: str) -> Path:
+        return self._root / "models" / key
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Digest every file; raises OSError at a link, or at what others own or may write."""
+    digests = {}
+    for path in sorted(folder.rglob("*")):
+        status = path.lstat()
+        if status.st_uid != os.geteuid() or (not stat.S_ISLNK(status.st_mode) and status.st_mode & 0o022):
+            raise OSError(None, "an artifact belongs to its owner alone")
+        if not stat.S_ISDIR(status.st_mode) and path.name != _DIGESTS:
+            digests[str(path.relative_to(folder))] = digest_file(path).sha256
+    return digests
+
+
+def _seal(folder: Path) -> None:
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    (folder / _DIGESTS).write_bytes(orjson.dumps(_digests(folder)))
+    (folder / _DIGESTS).chmod(0o600)
+
+
+def _is_sound(folder: Path) -> bool:
+    try:
+        return bool(orjson.loads((folder / _DIGESTS).read_bytes()) == _digests(folder))
+    except (OSError, orjson.JSONDecodeError):
+        return False

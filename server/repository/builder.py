@@ -1,0 +1,83 @@
+"""From a model file to a model in memory: parse and compile in child processes, load, warm up."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from server.backends.base import Backend, LoadedModel
+from server.children import Children
+from server.datatypes import NUMPY_OF
+from server.repository.artifacts import ArtifactCache, BuildOptions, key_of
+from server.repository.store import storage_error
+from server.types import Array, TensorSpec
+
+
+class Builder:
+    """Makes loaded models. The same file is compiled once, whoever asks how often."""
+
+    def __init__(self, children: Children, cache: ArtifactCache, backend: Backend, options: BuildOptions) -> None:
+        self._children = children
+        self._cache = cache
+        self._backend = backend
+        self._options = options
+        self._busy: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def compile(self, model_file: Path, digest: str) -> Path:
+        """Return the artifact of a model file whose sha256 is ``digest``; raises ServerError."""
+        key = key_of(digest, self._options)
+        async with self._busy[key]:
+            found = await asyncio.to_thread(self._cache.find, key)
+            return found or await self._make(model_file, key)
+
+    async def load(self, artifact: Path) -> LoadedModel:
+        """Bring an artifact into memory and run it once; raises ServerError."""
+        return await asyncio.to_thread(self._load, artifact)
+
+    async def _make(self, model_file: Path, key: str) -> Path:
+        try:
+            work = await asyncio.to_thread(self._cache.begin)
+        except OSError as error:
+            raise storage_error("compiling", error) from error
+        try:
+            await self._children.run("parse", model_file, work / "ir")
+            await self._children.run("compile", work / "ir", work / "artifact", *self._flags())
+            return await asyncio.to_thread(self._cache.keep, key, work / "artifact")
+        except OSError as error:
+            raise storage_error("compiling", error) from error
+        finally:
+            await asyncio.to_thread(shutil.rmtree, work, ignore_errors=True)
+
+    def _flags(self) -> list[str]:
+        options = self._options
+        flags = ["--max-batch", str(options.max_batch), "--precision", options.precision]
+        if options.threads is not None:
+            flags += ["--threads", str(options.threads)]
+        return [*flags, "--cache", str(self._cache.objects)]
+
+    def _load(self, artifact: Path) -> LoadedModel:
+        model = self._backend.load(artifact, self._options.threads)
+        try:
+            warm_up(model)
+        except BaseException:
+            model.close()
+            raise
+        return model
+
+
+def warm_up(model: LoadedModel) -> None:
+    """Run the model once on zeros, if its inputs say how large they are."""
+    if all(_is_sized(spec) for spec in model.inputs):
+        model.execute({spec.name: _zeros(spec) for spec in model.inputs})
+
+
+def _is_sized(spec: TensorSpec) -> bool:
+    return spec.datatype != "BYTES" and all(size >= 0 for size in spec.shape[1:])
+
+
+def _zeros(spec: TensorSpec) -> Array:
+    return np.zeros([1 if size < 0 else size for size in spec.shape], NUMPY_OF[spec.datatype])

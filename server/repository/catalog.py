@@ -1,0 +1,98 @@
+"""What the repository looks like from outside: models, versions, states."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from server.errors import NotFound
+from server.repository.aliases import Aliases
+from server.repository.diskside import DiskSide
+from server.repository.journal import Record
+from server.repository.lifecycle import Status
+from server.repository.live import LiveModel, LiveModels
+from server.repository.manifest import Manifest
+from server.repository.names import LIVE
+from server.repository.store import Store, storage_errors
+
+
+@dataclass(frozen=True, slots=True)
+class VersionInfo:
+    """One version."""
+
+    version: int
+    status: Status
+    manifest: Manifest | None  # None: hand-copied and not taken in yet, or damaged
+    aliases: tuple[str, ...]  # that name it
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """One model; ``answering`` says which version answers for each alias that anything answers for."""
+
+    name: str
+    aliases: Aliases
+    answering: Mapping[str, int]
+    versions: tuple[int, ...]
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request that names no version is answered."""
+        return LIVE in self.answering
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """One line of the repository index."""
+
+    name: str
+    version: int
+    status: Status
+
+
+class Catalog:
+    """Questions about what there is; nothing here changes anything."""
+
+    def __init__(self, store: Store, models: LiveModels, disk: DiskSide) -> None:
+        self._store = store
+        self._models = models
+        self._disk = disk
+
+    def index(self) -> list[IndexEntry]:
+        """Return every version with its state."""
+        return [
+            IndexEntry(model.name, version, model.status(version))
+            for model in self._models
+            for version in sorted(model.statuses)
+        ]
+
+    def models(self) -> list[ModelInfo]:
+        """Return all models."""
+        return [_describe(model) for model in self._models]
+
+    def model(self, name: str) -> ModelInfo:
+        """Return one model; raises NotFound."""
+        return _describe(self._models.known(name))
+
+    async def versions(self, name: str) -> list[VersionInfo]:
+        """Return a model's versions; raises NotFound."""
+        return [await self.version(name, version) for version in self.model(name).versions]
+
+    async def version(self, name: str, version: int) -> VersionInfo:
+        """Return one version; raises NotFound."""
+        model = self._models.known(name)
+        if version not in model.statuses:
+            raise NotFound(f"model {name!r} has no version {version}")
+        aliases = tuple(sorted(a for a, alias in model.aliases.aliases.items() if alias.version == version))
+        manifest = await asyncio.to_thread(self._disk.manifest, model, version)
+        return VersionInfo(version, model.status(version), manifest, aliases)
+
+    async def audit(self, name: str) -> list[Record]:
+        """Return the changes made to a model, oldest first; raises NotFound."""
+        with storage_errors("reading the log"):
+            return await asyncio.to_thread(self._store.audit, self._models.known(name).name)
+
+
+def _describe(model: LiveModel) -> ModelInfo:
+    return ModelInfo(model.name, model.aliases, model.answering(), tuple(sorted(model.statuses)))

@@ -1,0 +1,57 @@
+"""Lets go of what is not needed: memory, old versions, cached artifacts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from server.errors import ServerError
+from server.repository import policy
+from server.repository.artifacts import ArtifactCache
+from server.repository.live import LiveModel
+from server.repository.loader import Loader
+from server.repository.store import Origin, Outcome, Store
+
+log = logging.getLogger(__name__)
+
+
+class Housekeeping:
+    """What happens after a change, and on request."""
+
+    def __init__(self, store: Store, loader: Loader, cache: ArtifactCache, keep_versions: int) -> None:
+        self._store = store
+        self._loader = loader
+        self._cache = cache
+        self._keep_versions = keep_versions
+
+    async def tidy(self, model: LiveModel) -> None:
+        """Let go of what is not needed in memory, delete what retention does not keep, shrink the cache."""
+        keep = {*policy.wanted(model.aliases, model.statuses), *model.answering().values(), *+model.pinned}
+        for version in [version for version in model.loaded if version not in keep]:
+            self._loader.let_go(model, version)
+        if self._store.read_only is None:
+            for version in policy.collectable(model.aliases, model.statuses, self._keep_versions):
+                await self._collect(model, version)
+        await asyncio.to_thread(self._cache.collect, self._loader.artifacts_in_use)
+
+    async def delete(self, model: LiveModel, version: int, origin: Origin) -> Outcome:
+        """Remove a version that no alias names; raises NotFound, Conflict."""
+        async with model.lock:
+            outcome = await asyncio.to_thread(self._store.delete, model.name, version, origin)
+            self.drop(model, version)
+            model.show(outcome.record.state)
+        return outcome
+
+    def drop(self, model: LiveModel, version: int) -> None:
+        """Forget a version whose folder is gone; its last requests finish."""
+        if version in model.loaded:
+            self._loader.let_go(model, version)
+        model.statuses.pop(version, None)
+        model.failures.pop(version, None)
+        model.guests.pop(version, None)
+
+    async def _collect(self, model: LiveModel, version: int) -> None:
+        try:
+            await self.delete(model, version, Origin("retention"))
+        except ServerError as error:
+            log.warning("%s:%d is not needed any more, but stays: %s", model.name, version, error.message)

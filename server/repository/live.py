@@ -1,0 +1,145 @@
+"""One model in this process: what is in memory, in which state each version is, and what requests see of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from server.errors import Conflict, NotFound, ServerError
+from server.repository import policy
+from server.repository.aliases import Aliases
+from server.repository.lifecycle import State, Status
+from server.repository.manifest import Manifest, Signature
+from server.repository.names import LIVE
+from server.repository.registry import Registry, View
+
+if TYPE_CHECKING:
+    from server.scheduling.servable import Servable
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class LiveModel:
+    """Changed on the event loop's thread only. ``lock`` is held over a durable change and its showing."""
+
+    name: str
+    registry: Registry
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    aliases: Aliases = field(default_factory=Aliases)  # as last shown
+    loaded: dict[int, Servable] = field(default_factory=dict)
+    statuses: dict[int, Status] = field(default_factory=dict)  # of every version on disk
+    failures: dict[int, ServerError] = field(default_factory=dict)
+    loading: dict[int, asyncio.Task[Servable]] = field(default_factory=dict)
+    pinned: Counter[int] = field(default_factory=Counter)  # versions an operation under way needs in memory
+    guests: dict[int, Manifest] = field(default_factory=dict)  # taken from a repository that cannot be written
+    unloaded: bool = False  # by request, until a load request
+
+    def status(self, version: int) -> Status:
+        """Return the state of a version on disk."""
+        return self.statuses.get(version, Status())
+
+    def advance(self, version: int, state: State, reason: str = "") -> None:
+        """Note the next state of a version."""
+        self.statuses[version] = self.status(version).to(state, reason)
+
+    def fail(self, version: int, error: ServerError) -> None:
+        """Note why a version cannot be brought into memory."""
+        self.failures[version] = error
+        if self.status(version).state not in (State.COMPILING, State.LOADING):
+            self.advance(version, State.COMPILING)
+        self.advance(version, State.FAILED, error.message)
+
+    def signature(self, version: int) -> Signature | None:
+        """Return what a version in memory takes and gives."""
+        servable = self.loaded.get(version)
+        return Signature.of(servable.model.inputs, servable.model.outputs) if servable else None
+
+    @contextmanager
+    def pin(self, version: int) -> Iterator[None]:
+        """Keep a version in memory meanwhile."""
+        self.pinned[version] += 1
+        try:
+            yield
+        finally:
+            self.pinned[version] -= 1
+
+    def show(self, aliases: Aliases) -> None:
+        """Let requests see these aliases, unless newer ones are shown already, and what is loaded now."""
+        if aliases.generation >= self.aliases.generation:
+            self.aliases = aliases
+        self.registry.put(self.name, View(self._routes(), dict(self.loaded), self._absent()))
+
+    def answering(self) -> dict[str, int]:
+        """Return the version that answers for each alias."""
+        shown = self._shown()
+        found = {a: policy.answering(self.aliases, a, self.loaded, shown.get(a)) for a in self.aliases.aliases}
+        return {alias: version for alias, version in found.items() if version is not None}
+
+    def _shown(self) -> dict[str, int]:
+        view = self.registry.find(self.name)
+        return {key: servable.ref.version for key, servable in view.routes.items()} if view else {}
+
+    def _routes(self) -> dict[str, Servable]:
+        routes = {str(version): servable for version, servable in self.loaded.items()}
+        for alias, version in self.answering().items():
+            routes[alias] = self.loaded[version]
+        if LIVE in routes:
+            routes[""] = routes[LIVE]
+        return routes
+
+    def _absent(self) -> dict[str, str]:
+        absent = {str(version): self._excuse(version) for version in self.statuses if version not in self.loaded}
+        for name, alias in self.aliases.aliases.items():
+            absent[name] = self._excuse(alias.version)
+        absent[""] = absent.get(LIVE, "no version is live")
+        return absent
+
+    def _excuse(self, version: int) -> str:
+        if self.unloaded:
+            return "it was unloaded"
+        status = self.status(version)
+        return f"version {version} is {status.state.value}" + (f": {status.reason}" if status.reason else "")
+
+
+class LiveModels:
+    """All models of this process. One that has no version yet is kept only while somebody works on its first."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._models: dict[str, LiveModel] = {}
+        self._coming: WeakValueDictionary[str, LiveModel] = WeakValueDictionary()
+
+    def __iter__(self) -> Iterator[LiveModel]:
+        return iter([self._models[name] for name in sorted(self._models)])
+
+    def get(self, name: str) -> LiveModel:
+        """Return a model, new if need be."""
+        found = self._models.get(name) or self._coming.get(name)
+        if found is None:
+            found = self._coming[name] = LiveModel(name, self._registry)
+        return found
+
+    def known(self, name: str) -> LiveModel:
+        """Return a model that has versions; raises NotFound."""
+        if name not in self._models:
+            raise NotFound(f"unknown model {name[:80]!r}")
+        return self._models[name]
+
+    def changeable(self, model: LiveModel) -> LiveModel:
+        """Return the model if what it serves may change; raises Conflict."""
+        if model.unloaded:
+            raise Conflict(f"model {model.name!r} was unloaded here: load it first")
+        return model
+
+    def keep(self, model: LiveModel) -> None:
+        """Count a model among the known ones: it has a version now."""
+        self._models[model.name] = model
+
+    def forget(self, model: LiveModel) -> None:
+        """Drop a model whose folder is gone."""
+        self._models.pop(model.name, None)
+        self._registry.remove(model.name)

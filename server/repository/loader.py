@@ -1,0 +1,152 @@
+"""Brings versions into memory and lets them go, one at a time each, without touching what answers meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from server.backends.base import LoadedModel
+from server.errors import Internal, NotFound, ServerError, Unprocessable
+from server.repository.aliases import DamagedDocument
+from server.repository.builder import Builder
+from server.repository.lifecycle import State, Status
+from server.repository.live import LiveModel
+from server.repository.manifest import MODEL_FILE, CorruptVersion, Manifest, verify_files
+from server.repository.store import Store, storage_error
+from server.types import ModelRef
+
+if TYPE_CHECKING:
+    from server.scheduling.servable import Servable
+
+log = logging.getLogger(__name__)
+
+
+class ServableMaker(Protocol):
+    """Wraps a loaded model for the data path."""
+
+    def make(self, ref: ModelRef, model: LoadedModel) -> Servable:
+        """Return the servable; called on the event loop's thread."""
+        ...
+
+
+class Loader:
+    """Loads and retires versions; keeps the background tasks of both."""
+
+    def __init__(self, store: Store, builder: Builder, servables: ServableMaker) -> None:
+        self._store = store
+        self._builder = builder
+        self._servables = servables
+        self._artifacts: dict[ModelRef, Path] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def artifacts_in_use(self) -> set[Path]:
+        """The artifacts of what is in memory."""
+        return set(self._artifacts.values())
+
+    async def ensure(self, model: LiveModel, version: int) -> Servable:
+        """Return a version once it is in memory; raises NotFound, or the ServerError that says why it cannot be."""
+        if (servable := model.loaded.get(version)) is not None:
+            return servable
+        if version not in model.loading:
+            model.loading[version] = self.spawn(self._load(model, version))
+        return await asyncio.shield(model.loading[version])
+
+    async def prepare(self, file: Path, digest: str) -> tuple[Path, LoadedModel]:
+        """Return artifact and loaded model of a file that is no version yet."""
+        artifact = await self._builder.compile(file, digest)
+        return artifact, await self._builder.load(artifact)
+
+    def enter(self, model: LiveModel, version: int, artifact: Path, loaded: LoadedModel) -> Servable:
+        """Make a loaded model answer by its number (from the next :meth:`LiveModel.show` on)."""
+        ref = ModelRef(model.name, version)
+        servable = model.loaded[version] = self._servables.make(ref, loaded)
+        self._artifacts[ref] = artifact
+        model.failures.pop(version, None)
+        model.advance(version, State.READY)
+        return servable
+
+    def let_go(self, model: LiveModel, version: int) -> None:
+        """Take a version out of what answers; its last requests finish, then its memory goes."""
+        servable = model.loaded.pop(version)
+        model.advance(version, State.DRAINING)
+        model.show(model.aliases)
+        self.spawn(self._retire(model, version, servable))
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run something to its end whatever becomes of the caller."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def settle(self) -> None:
+        """Wait until nothing is under way."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def stop(self, patience: float) -> None:
+        """Give what is under way ``patience`` seconds, then break it off."""
+        try:
+            await asyncio.wait_for(self.settle(), patience)
+        except TimeoutError:
+            for task in self._tasks:
+                task.cancel()
+            await self.settle()
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever awaits it gets it; nobody may, and that is no fault
+
+    async def _load(self, model: LiveModel, version: int) -> Servable:
+        try:
+            folder = await asyncio.to_thread(self._store.folder, model.name, version)
+            return await self._load_folder(model, version, folder)
+        finally:
+            model.loading.pop(version, None)
+
+    async def _load_folder(self, model: LiveModel, version: int, folder: Path) -> Servable:
+        model.advance(version, State.COMPILING)
+        try:
+            manifest = await asyncio.to_thread(self._verified, model, version, folder)
+            artifact = await self._builder.compile(folder / MODEL_FILE, manifest.digest)
+            model.advance(version, State.LOADING)
+            loaded = await self._builder.load(artifact)
+        except Exception as error:  # whatever it is, the version that answers now goes on
+            failure = as_server_error(error)
+            log.warning("%s:%d cannot be loaded: %s", model.name, version, failure.message)
+            model.fail(version, failure)
+            model.show(model.aliases)
+            raise failure from error
+        servable = self.enter(model, version, artifact, loaded)
+        model.show(model.aliases)
+        return servable
+
+    def _verified(self, model: LiveModel, version: int, folder: Path) -> Manifest:
+        manifest = self._store.manifest(model.name, version) or model.guests.get(version)
+        if manifest is None:
+            raise NotFound(f"version {version} of model {model.name!r} has not been taken into the repository yet")
+        verify_files(folder, manifest)
+        return manifest
+
+    async def _retire(self, model: LiveModel, version: int, servable: Servable) -> None:
+        await servable.retire()
+        self._artifacts.pop(servable.ref, None)
+        if model.statuses.get(version) == Status(State.DRAINING):
+            model.advance(version, State.UNLOADED)
+
+
+def as_server_error(error: Exception) -> ServerError:
+    """Return what a caller is told of an error met while loading."""
+    if isinstance(error, ServerError):
+        return error
+    if isinstance(error, CorruptVersion | DamagedDocument):
+        return Unprocessable(str(error))
+    if isinstance(error, OSError):
+        return storage_error("loading", error)
+    log.error("unforeseen error while loading", exc_info=error)
+    return Internal("loading failed; the server's log says more")

@@ -1,0 +1,55 @@
+"""What should be in memory, what answers, and what may be deleted: pure functions of the facts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from server.repository.aliases import Aliases
+from server.repository.names import LIVE
+
+
+def wanted(state: Aliases, versions: Collection[int]) -> list[int]:
+    """Return the versions to hold in memory, the most urgent first.
+
+    What an alias names comes first, then what one rollback would name, so that going back needs no loading, and last
+    the newest version, so that it can be tried by its number before it goes live.
+    """
+    ordered = sorted(state.aliases.items(), key=lambda item: item[0] != LIVE)
+    targets = [alias.version for _, alias in ordered]
+    previous = [alias.previous for _, alias in ordered]
+    newest = max(versions, default=None)
+    chosen = dict.fromkeys(v for v in (*targets, *previous, newest) if v is not None)
+    return [version for version in chosen if version in versions]
+
+
+def answering(state: Aliases, alias: str, loaded: Collection[int], now: int | None) -> int | None:
+    """Return the version that answers for ``alias``: the one it names; while that is not loaded, the one that answers
+    now; failing that, the last one before it that is loaded."""
+    named = state.aliases[alias]
+    if named.version in loaded:
+        return named.version
+    if now in loaded:
+        return now
+    before = (version for version in reversed(named.history[: named.position]) if version in loaded)
+    return next(before, None)
+
+
+def collectable(state: Aliases, versions: Collection[int], keep: int) -> list[int]:
+    """Return the versions that retention deletes: all but the newest ``keep`` that no alias needs, now or for one
+    rollback."""
+    needed = {alias.version for alias in state.aliases.values()} | {a.previous for a in state.aliases.values()}
+    spare = sorted(version for version in versions if version not in needed)
+    return spare[: max(0, len(spare) - keep)]
+
+
+def first_goes_live(state: Aliases, version: int) -> Aliases:
+    """Return the aliases after ``version`` came: it goes live if nothing is."""
+    return state if LIVE in state.aliases else state.moved(LIVE, version)
+
+
+def unadopted(state: Aliases, manifested: Mapping[int, bool]) -> list[int]:
+    """Return the version folders the repository has not taken note of yet, the highest first, since the first one
+    taken of a new model goes live. ``manifested`` says of each folder whether it has a manifest."""
+    known = LIVE in state.aliases
+    fresh = (v for v, has_manifest in manifested.items() if not (known and has_manifest and v <= state.high_water))
+    return sorted(fresh, reverse=True)

@@ -1,0 +1,298 @@
+"""How versions come, go live, go back and go: every change to what is served passes here.
+
+Slow work (receiving, compiling, loading) is done first and touches nothing that answers requests. Then, under the
+model's lock, the change is made durable and shown in one step. Last, what is not needed any more is let go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterable, Callable, Collection, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import orjson
+
+from server.backends.base import LoadedModel
+from server.errors import Conflict, NotFound, Unavailable, Unsupported
+from server.repository import names
+from server.repository.aliases import Aliases
+from server.repository.catalog import Catalog, IndexEntry
+from server.repository.diskside import DiskSide, Settled, always
+from server.repository.housekeeping import Housekeeping
+from server.repository.intake import Upload, receive
+from server.repository.live import LiveModel, LiveModels
+from server.repository.loader import Loader
+from server.repository.manifest import MODEL_FILE, Manifest, Signature
+from server.repository.names import LIVE
+from server.repository.store import Change, Origin, Outcome, Store, now
+
+T = TypeVar("T")
+_TRIES = 5  # at a rollback whose alias others keep moving
+_PATIENCE = 10.0  # seconds that work under way gets when the server stops
+
+
+@dataclass(frozen=True, slots=True)
+class PublishOptions:
+    """What an uploader asks for."""
+
+    promote: bool = False
+    allow_signature_change: bool = False
+    sha256: str | None = None  # expected, hexadecimal
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    origin: Origin = field(default_factory=Origin)
+
+    def fingerprint(self, digest: str) -> str:
+        """Return what makes two requests the same."""
+        asked = [digest, self.promote, self.allow_signature_change, dict(self.metadata)]
+        return hashlib.sha256(orjson.dumps(asked, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class UploadLimits:
+    """What uploaders may do."""
+
+    max_bytes: int
+    auto_promote: bool = False  # uploads go live unasked
+
+
+class _Overtaken(Exception):
+    """The alias was moved by somebody else since its target was worked out."""
+
+
+class Rollout:
+    """The one who changes what is live. All methods run on the event loop; disk and compiler run beside it."""
+
+    def __init__(
+        self, store: Store, models: LiveModels, loader: Loader, housekeeping: Housekeeping, limits: UploadLimits
+    ) -> None:
+        self._store = store
+        self._models = models
+        self._loader = loader
+        self._housekeeping = housekeeping
+        self._disk = DiskSide(store, models, loader, housekeeping)
+        self._limits = limits
+        self.catalog = Catalog(store, models, self._disk)
+
+    # life
+
+    async def open(self) -> None:
+        """Finish what a crash left half done; quick. Nothing is in memory yet."""
+        await asyncio.to_thread(self._store.open)
+
+    async def load_all(self, settled: Settled = always) -> None:
+        """Bring every model's wanted versions into memory; what cannot be loaded is noted in the index."""
+        models = await asyncio.to_thread(self._store.models)
+        await asyncio.gather(*(self.sync(model, settled) for model in models))
+
+    async def stop(self) -> None:
+        """Let everything go; requests in flight end first."""
+        await self._loader.stop(_PATIENCE)
+        for model in self._models:
+            for version in list(model.loaded):
+                self._loader.let_go(model, version)
+        await self._loader.stop(_PATIENCE)
+        await asyncio.to_thread(self._store.close)
+
+    # versions
+
+    async def publish(self, name: str, stream: AsyncIterable[bytes], options: PublishOptions) -> Outcome:
+        """Take an upload: receive, parse, compile, load, then make it a version (and live, if asked) in one step."""
+        model = self._models.changeable(self._models.get(names.check_model(name)))
+        upload = await receive(self._store, stream, self._limits.max_bytes, options.sha256)
+        return await self._to_the_end(self._publish(model, upload, options))
+
+    async def delete(self, name: str, version: int, origin: Origin) -> Outcome:
+        """Remove a version that no alias names; raises NotFound, Conflict."""
+        model = self._models.known(name)
+        origin = replace(origin, fingerprint=f"delete {version}")
+        return await self._to_the_end(self._housekeeping.delete(model, version, origin))
+
+    async def _publish(self, model: LiveModel, upload: Upload, options: PublishOptions) -> Outcome:
+        options = replace(options, origin=replace(options.origin, fingerprint=options.fingerprint(upload.entry.sha256)))
+        try:
+            if (found := await self._replay(model, options.origin)) is not None:
+                return found
+            file = upload.staging.path / MODEL_FILE
+            artifact, loaded = await self._loader.prepare(file, upload.entry.sha256)
+            outcome = await self._enter(model, upload, options, artifact, loaded)
+        finally:
+            await asyncio.to_thread(upload.staging.discard)
+        self._loader.spawn(self._housekeeping.tidy(model))
+        return outcome
+
+    async def _enter(
+        self, model: LiveModel, upload: Upload, options: PublishOptions, artifact: Path, loaded: LoadedModel
+    ) -> Outcome:
+        """Make the version durable and show it; the loaded model is closed if that is refused."""
+        signature = Signature.of(loaded.inputs, loaded.outputs)
+        manifest = Manifest(upload.staging.entries, now(), signature, options.metadata)
+        change = self._arrival(model, signature, options)
+        entered = False
+        try:
+            async with model.lock:
+                outcome = await asyncio.to_thread(
+                    self._store.publish, model.name, upload.staging, manifest, change, options.origin
+                )
+                if not outcome.replayed:
+                    self._loader.enter(model, outcome.version, artifact, loaded)
+                    entered = True
+                    self._models.keep(model)
+                    model.show(outcome.record.state)
+            return outcome
+        finally:
+            if not entered:
+                await asyncio.to_thread(loaded.close)
+
+    def _arrival(self, model: LiveModel, signature: Signature, options: PublishOptions) -> Change:
+        def change(state: Aliases) -> Aliases:
+            if LIVE in state.aliases and not (options.promote or self._limits.auto_promote):
+                return state
+            self._check_signature(model, LIVE, state, signature, options.allow_signature_change)
+            return state.moved(LIVE, state.high_water)
+
+        return change
+
+    # aliases
+
+    async def set_alias(
+        self, name: str, alias: str, version: int, origin: Origin, *, allow_signature_change: bool = False
+    ) -> Outcome:
+        """Let an alias name a version, loaded first; raises NotFound, Conflict, or why it cannot be loaded."""
+        names.check_alias(alias)
+        model = self._models.changeable(self._models.known(name))
+        origin = replace(origin, fingerprint=f"alias {alias} {version}")
+        return await self._to_the_end(self._set_alias(model, alias, version, origin, allow_signature_change))
+
+    async def rollback(self, name: str, alias: str, to: int | None, origin: Origin) -> Outcome:
+        """Take an alias one step back along its history, or to a version on it; raises NotFound, Conflict."""
+        names.check_alias(alias)
+        model = self._models.changeable(self._models.known(name))
+        origin = replace(origin, fingerprint=f"rollback {alias} {to}")
+        return await self._to_the_end(self._rollback(model, alias, to, origin))
+
+    async def _set_alias(
+        self, model: LiveModel, alias: str, version: int, origin: Origin, allow_signature_change: bool
+    ) -> Outcome:
+        if (found := await self._replay(model, origin)) is not None:
+            return found
+        with model.pin(version):
+            servable = await self._loader.ensure(model, version)
+            signature = Signature.of(servable.model.inputs, servable.model.outputs)
+
+            def change(state: Aliases) -> Aliases:
+                self._check_signature(model, alias, state, signature, allow_signature_change)
+                return state.moved(alias, version)
+
+            return await self._move(model, "alias", alias, change, origin)
+
+    async def _rollback(self, model: LiveModel, alias: str, to: int | None, origin: Origin) -> Outcome:
+        if (found := await self._replay(model, origin)) is not None:
+            return found
+        for _ in range(_TRIES):
+            target = model.aliases.get(alias).rolled_back(to).version
+            with model.pin(target):
+                await self._loader.ensure(model, target)
+                try:
+                    return await self._move(model, "rollback", alias, _back(alias, to, target), origin)
+                except _Overtaken:
+                    model.show(await asyncio.to_thread(self._store.state, model.name))
+        raise Conflict(f"alias {alias!r} of model {model.name!r} is being moved by others: try again")
+
+    async def _move(self, model: LiveModel, action: str, alias: str, change: Change, origin: Origin) -> Outcome:
+        async with model.lock:
+            outcome = await asyncio.to_thread(self._store.move, model.name, action, alias, change, origin)
+            model.show(outcome.record.state)
+        self._loader.spawn(self._housekeeping.tidy(model))
+        return outcome
+
+    def _check_signature(
+        self, model: LiveModel, alias: str, state: Aliases, new: Signature, allow_signature_change: bool
+    ) -> None:
+        """Raises Conflict when callers of the alias would notice. Runs under the repository's lock, on its thread."""
+        current = state.version(alias)
+        if allow_signature_change or current is None:
+            return
+        manifest = self._disk.manifest(model, current)
+        old = model.signature(current) or (manifest.signature if manifest else None)
+        if old is not None and old != new:
+            raise Conflict(
+                f"inputs or outputs differ from those of version {current}, which {alias!r} names: "
+                f"{old.describe()} became {new.describe()}; allow_signature_change=true permits it"
+            )
+
+    # the disk's side, and the calls of the inference protocol
+
+    async def sync(self, name: str, settled: Settled = always) -> None:
+        """Bring one model in line with its folder."""
+        await self._to_the_end(self._disk.sync(name, settled))
+
+    async def load(self, name: str, parameters: Mapping[str, object]) -> None:
+        """Look at a model's folder again, take what was copied in, retry what failed; raises why nothing answers."""
+        _check_load_parameters(parameters)
+        if name not in await asyncio.to_thread(self._store.models):
+            raise NotFound(f"unknown model {name[:80]!r}")
+        model = self._models.get(name)
+        model.unloaded = False
+        model.failures.clear()
+        await self.sync(name)
+        if LIVE not in model.answering():
+            reasons = iter(model.failures.values())
+            raise next(reasons, Unavailable(f"model {name!r} has no version that could be loaded"))
+
+    async def unload(self, name: str) -> None:
+        """Let a model go from memory, until a load call; raises NotFound."""
+        model = self._models.known(name)
+        model.unloaded = True
+        for version in list(model.loaded):
+            self._loader.let_go(model, version)
+        model.show(model.aliases)
+
+    def forgive(self, name: str, versions: Collection[int]) -> None:
+        """Let the next sync try versions again that failed: their folders have changed."""
+        model = self._models.get(name)
+        for version in versions:
+            model.failures.pop(version, None)
+
+    def forgive_passing(self) -> list[str]:
+        """Let the next sync try again what failed for a reason that may have passed; return the models."""
+        forgiven = []
+        for model in self._models:
+            passing = [version for version, failure in model.failures.items() if failure.http_status >= 500]
+            self.forgive(model.name, passing)
+            forgiven += [model.name] if passing and not model.unloaded else []
+        return forgiven
+
+    def index(self) -> list[IndexEntry]:
+        """Return every version with its state."""
+        return self.catalog.index()
+
+    # how
+
+    async def _replay(self, model: LiveModel, origin: Origin) -> Outcome | None:
+        found = await asyncio.to_thread(self._store.find_key, model.name, origin)
+        return Outcome(found, replayed=True) if found else None
+
+    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do something whole, even if the caller leaves meanwhile."""
+        task: asyncio.Task[T] = self._loader.spawn(work)
+        return await asyncio.shield(task)
+
+
+def _back(alias: str, to: int | None, target: int) -> Callable[[Aliases], Aliases]:
+    def change(state: Aliases) -> Aliases:
+        moved = state.rolled_back(alias, to)
+        if moved.version(alias) != target:
+            raise _Overtaken
+        return moved
+
+    return change
+
+
+def _check_load_parameters(parameters: Mapping[str, object]) -> None:
+    """What a load call brings along is refused: versions come by upload, where they are checked and kept."""
+    for name in parameters:
+        if name.startswith("file:") or name == "config":
+            raise Unsupported(f"parameter {name[:80]!r} of the load call is not supported: upload a version instead")

@@ -1,7 +1,7 @@
 """Elementary functions on vectors of float32, correct for NaN, infinities and denormals, without library calls.
 
 Greatest error over all float32 arguments, in units in the last place (measured by tests/core/codegen/test_vmath.py):
-exp 1.5, log 1, tanh 2, erf 2, sin and cos 1.5 (the C library takes over beyond |x| = 2**20), pow 1.
+exp 1.5, log 1, tanh 2, erf 2, sin and cos 2 (the C library takes over beyond |x| = 2**20), pow 1.
 
 Coefficients are minimax fits (Lawson's iteration on Chebyshev nodes, rounded to float32 from the largest down). float16
 computes in float32; float64 calls the C library lane by lane.

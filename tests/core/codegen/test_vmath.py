@@ -41,8 +41,8 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], Any], float]] = {
     "log": (np.log, 1.0),
     "tanh": (np.tanh, 2.0),
     "erf": (_erf, 2.0),
-    "sin": (np.sin, 1.5),
-    "cos": (np.cos, 1.5),
+    "sin": (np.sin, 2.0),
+    "cos": (np.cos, 2.0),
     "sqrt": (np.sqrt, 0.5),
 }
 

@@ -1,0 +1,49 @@
+"""Lathe's runtime: ONNX graphs in, native code out.
+
+    import core
+    session = core.compile("model.onnx")
+    outputs = session.run({"x": array})
+
+`load` parses, `interpret` runs the reference executor, `compile` gives a `Session`, `load_compiled` loads an artifact.
+Nothing heavy is imported before it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from core import errors
+
+if TYPE_CHECKING:
+    from core.compiler import compile, load_compiled
+    from core.frontends.onnx import load
+    from core.ir.graph import Graph
+    from core.reference import interpret
+    from core.runtime.profile import Profile
+    from core.runtime.session import BatchInfo, Session
+
+__all__ = [
+    "BatchInfo", "Graph", "Profile", "Session", "compile", "errors", "interpret", "load", "load_compiled",
+]  # fmt: skip
+
+_HOMES = {
+    "compile": "core.compiler",
+    "load_compiled": "core.compiler",
+    "load": "core.frontends.onnx",
+    "interpret": "core.reference",
+    "Graph": "core.ir.graph",
+    "Profile": "core.runtime.profile",
+    "Session": "core.runtime.session",
+    "BatchInfo": "core.runtime.session",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "onnx_backend":
+        return importlib.import_module("core.onnx_backend")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'core' has no attribute '{name}'")
+    import core.ops  # noqa: F401  (registers the operators and their inference)
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -305,6 +305,7 @@ class _Planner:
     def _located(self) -> dict[str, tuple[Address, TensorType]]:
         """Addresses of values that cross between native code and fallbacks, or are copied out at the end."""
         crossing = {v for node in self.reasons for v in [*_all_reads(node), *node.outputs]}
+        crossing -= self.graph.constants.keys()
         crossing |= {v for v in self.graph.outputs if not self._is_home(v)} | {s.update for s in self.graph.states}
         return {
             v.name: (self._place(v).address(), v.tensor)

@@ -1,0 +1,119 @@
+"""Stages that the server runs in child processes, as command lines over files: nothing is pickled.
+
+    python -m core.children parse   MODEL.onnx OUT            OUT/graph.lir, OUT/weights.bin, OUT/report.json
+    python -m core.children compile IR OUT [options]          OUT: an artifact for core.load_compiled
+
+Exit status 0, or 2 with {"error": ...} on standard output when the model is at fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from core import compiler
+from core.errors import LatheError
+from core.frontends.onnx import load
+from core.ir.graph import Graph
+from core.ir.text import Weights, parse_graph, print_graph
+from core.ir.types import TensorType
+from core.ir.verify import verify
+from core.ops.inference import infer_graph
+
+_MODEL_AT_FAULT = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one stage; returns the exit status."""
+    arguments = _parser().parse_args(argv)
+    try:
+        if arguments.stage == "parse":
+            parse(arguments.model, arguments.out)
+        else:
+            compile_stage(arguments)
+    except LatheError as error:
+        print(json.dumps({"error": str(error)}))
+        return _MODEL_AT_FAULT
+    return 0
+
+
+def parse(model: Path, out: Path) -> None:
+    """Read and verify an ONNX file; write the graph as IR text with its weights beside it."""
+    graph = load(model.read_bytes())
+    weights = Weights()
+    text = print_graph(graph, weights)
+    out.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (out / "graph.lir").write_text(text)
+    (out / "weights.bin").write_bytes(weights.tobytes())
+    (out / "report.json").write_text(json.dumps(report(graph)))
+
+
+def report(graph: Graph) -> dict[str, object]:
+    """What the server wants to know of a parsed model."""
+    return {
+        "name": graph.name,
+        "inputs": {value.name: str(value.type) for value in graph.inputs},
+        "outputs": {value.name: str(value.type) for value in graph.outputs},
+        "nodes": len(graph.nodes),
+        "parameters": sum(array.size for array in graph.constants.values()),
+    }
+
+
+def read_parsed(folder: Path) -> Graph:
+    """The graph that `parse` wrote, inferred and verified again: the files may have been on disk for long."""
+    weights = folder / "weights.bin"
+    data = np.memmap(weights, np.uint8, "r") if weights.stat().st_size else b""
+    graph = parse_graph((folder / "graph.lir").read_text(), data)
+    infer_graph(graph)
+    verify(graph, "reading parsed IR")
+    return graph
+
+
+def compile_stage(arguments: argparse.Namespace) -> None:
+    """Compile parsed IR into an artifact, load it, and run it once on zeros."""
+    options = compiler.make_options(
+        "cpu", arguments.precision, arguments.threads, arguments.max_batch, True, arguments.cache
+    )
+    graph = read_parsed(arguments.ir)
+    compiler.compile_to(arguments.out, graph, options)
+    with compiler.load_compiled(arguments.out, options.threads, arguments.cache) as session:
+        feeds = _zeros(graph)
+        if feeds is not None:
+            session.run(feeds)
+
+
+def _zeros(graph: Graph) -> dict[str, np.ndarray] | None:  # type: ignore[type-arg]
+    """One row of zeros per input; None when a shape cannot be guessed."""
+    feeds = {}
+    for value in graph.inputs:
+        type_ = value.type
+        if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype.numpy.kind == "O":
+            return None
+        feeds[value.name] = np.zeros(type_.evaluate(dict.fromkeys(type_.symbols, 1)), type_.dtype.numpy)
+    return feeds
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m core.children", description=__doc__.splitlines()[0])
+    stages = parser.add_subparsers(dest="stage", required=True)
+    parsing = stages.add_parser("parse")
+    parsing.add_argument("model", type=Path)
+    parsing.add_argument("out", type=Path)
+    compiling = stages.add_parser("compile")
+    compiling.add_argument("ir", type=Path)
+    compiling.add_argument("out", type=Path)
+    compiling.add_argument("--threads", type=int)
+    compiling.add_argument("--max-batch", type=int, default=32)
+    compiling.add_argument("--precision", default="float32")
+    compiling.add_argument("--cache", default=os.environ.get("LATHE_CACHE"))
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,217 @@
+"""The compiler, one line per stage: graph in, running session or artifact out."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from core.codegen.cache import ObjectCache
+from core.codegen.jit import Library
+from core.codegen.target import host
+from core.errors import ArtifactError, UnsupportedError
+from core.frontends.onnx import load
+from core.ir.dim import Dim, SymDim, symbol
+from core.ir.graph import Graph
+from core.ir.types import TensorType
+from core.ir.verify import verify
+from core.kernels.cpu import object_for
+from core.ops.inference import infer_graph
+from core.passes.pipeline import optimize, prepare
+from core.passes.rows import rows
+from core.plan.planner import make_plan, pack_weights
+from core.runtime import artifact
+from core.runtime.artifact import Compiled
+from core.runtime.cpus import available_cpus
+from core.runtime.executable import Executable
+from core.runtime.session import BatchInfo, Binding, Description, Session
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to compile. The same graph and options give the same code."""
+
+    precision: str = "float32"
+    threads: int = 1
+    max_batch: int = 32
+    optimize: bool = True
+    cache_dir: str | None = None
+
+
+def compile(
+    model: Graph | str | os.PathLike[str] | bytes,
+    device: Literal["cpu"] = "cpu",
+    precision: Literal["float32"] = "float32",
+    threads: int | None = None,
+    max_batch: int = 32,
+    optimize: bool = True,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Session:
+    """A session that runs `model` (a graph, a path to an ONNX file, or its bytes).
+
+    `threads` defaults to the processors this process may use. `max_batch` is the batch size to choose kernels for;
+    every batch size runs. Object code is kept in `cache_dir` (default: `LATHE_CACHE`, else the user's cache folder).
+    ModelError when the model is not acceptable; UnsupportedError for a device or precision Lathe does not have.
+    """
+    options = make_options(device, precision, threads, max_batch, optimize, cache_dir)
+    graph = model if isinstance(model, Graph) else load(model)
+    description = describe(graph, options)
+    if other_symbols(graph, description.batching):
+        return Session(description, lambda binding: executable(graph, options, description.batching, binding))
+    return Session(description, _fixed_only, executable(graph, options, description.batching, ()))
+
+
+def compile_to(folder: Path, graph: Graph, options: Options) -> None:
+    """Compile into an artifact folder, which must not exist yet; see runtime/artifact.py."""
+    description = describe(graph, options)
+    stored = {**asdict(options), "cache_dir": None}
+    if other_symbols(graph, description.batching):
+        artifact.save(folder, description, stored, graph)
+    else:
+        artifact.save(folder, description, stored, build(graph, options, description.batching, ()))
+
+
+def load_compiled(
+    path: str | os.PathLike[str], threads: int | None = None, cache_dir: str | os.PathLike[str] | None = None
+) -> Session:
+    """A session from an artifact folder, without compiling.
+
+    A model with symbolic dimensions besides the batch size compiles for each new combination when it first meets it.
+    ArtifactError when the artifact is damaged or was made for another machine, version or number of threads.
+    """
+
+    def specialise(graph: Graph, stored: dict[str, Any], binding: Binding) -> Executable:
+        options = Options(**{**stored, "threads": count, "cache_dir": os.fspath(cache_dir) if cache_dir else None})
+        return executable(graph, options, describe(graph, options).batching, binding)
+
+    count = threads or available_cpus()
+    return artifact.load(Path(path), count, specialise)
+
+
+def make_options(
+    device: str,
+    precision: str,
+    threads: int | None,
+    max_batch: int,
+    optimize: bool,
+    cache_dir: str | os.PathLike[str] | None,
+) -> Options:
+    """Checked options. UnsupportedError or ValueError says what is wrong."""
+    if device != "cpu":
+        raise UnsupportedError(f"device '{device}' is not supported, expected 'cpu'")
+    if precision != "float32":
+        raise UnsupportedError(f"precision '{precision}' is not supported, expected 'float32'")
+    if max_batch < 1 or (threads is not None and threads < 1):
+        raise ValueError(f"max_batch and threads must be 1 or more, got {max_batch} and {threads}")
+    folder = os.fspath(cache_dir) if cache_dir is not None else None
+    return Options(precision, threads or available_cpus(), max_batch, optimize, folder)
+
+
+def describe(graph: Graph, options: Options) -> Description:
+    """What can be said of a model before its shapes are known."""
+    proof = rows(graph)
+    batching = BatchInfo(proof.batchable, proof.reason, proof.symbol or leading_symbol(graph))
+    inputs = {value.name: value.type for value in graph.inputs}
+    outputs = {value.name: value.type for value in graph.outputs}
+    return Description(graph.name, inputs, outputs, batching, options.max_batch)
+
+
+def executable(graph: Graph, options: Options, batching: BatchInfo, binding: Binding) -> Executable:
+    """Compile for one set of shapes and load the result."""
+    compiled = build(graph, options, batching, binding)
+    weights = np.frombuffer(compiled.weights, np.uint8)
+    loaded = Executable(compiled.plan, Library(compiled.objects), _aligned(weights), options.threads)
+    for state in graph.states:
+        loaded.set_state(state.value.name, state.initial)
+    return loaded
+
+
+def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding) -> Compiled:
+    """The whole pipeline for one set of shapes."""
+    # 1. the batch size becomes `n`, every other symbol a number
+    graph = bind(graph, batching, binding)
+    # 2. rewrite: fold, fuse, lay out
+    graph = (optimize_graph if options.optimize else prepare_graph)(graph)
+    # 3. choose kernels, share memory, give addresses
+    planned = make_plan(graph, host(), options.threads)
+    # 4. native code for every distinct kernel, from the cache where it has been made before
+    cache = object_cache(options.cache_dir)
+    objects = {name: object_for(spec, host(), cache) for name, spec in planned.specs.items()}
+    # 5. constants in the layouts the kernels want
+    return Compiled(planned.plan, objects, pack_weights(graph, planned.weights))
+
+
+def optimize_graph(graph: Graph) -> Graph:
+    """All passes; the verifier runs between them."""
+    return optimize(graph)[0]
+
+
+def prepare_graph(graph: Graph) -> Graph:
+    """Only what the planner cannot do without."""
+    return prepare(graph)[0]
+
+
+def bind(graph: Graph, batching: BatchInfo, binding: Binding) -> Graph:
+    """A copy of the graph with the batch symbol renamed to `n` and the symbols of `binding` replaced by numbers."""
+    env: dict[str, Dim] = dict(binding)
+    if batching.symbol is not None:
+        env[batching.symbol] = symbol("n")
+    bound = graph.clone(env)
+    infer_graph(bound)
+    verify(bound, "binding shapes")
+    return bound
+
+
+def leading_symbol(graph: Graph) -> str | None:
+    """The symbol that leads the first input that has one: what varies at run time even when rows are not independent."""
+    for value in graph.inputs:
+        shape = value.type.shape if isinstance(value.type, TensorType) else None
+        if shape and isinstance(shape[0], SymDim) and str(shape[0]).isidentifier():
+            return str(shape[0])
+    return None
+
+
+def other_symbols(graph: Graph, batching: BatchInfo) -> list[str]:
+    """Symbols of the inputs that are bound per shape."""
+    found = {name for v in graph.inputs if isinstance(v.type, TensorType) for name in v.type.symbols}
+    return sorted(found - {batching.symbol})
+
+
+_caches: dict[str, ObjectCache | None] = {}
+_caches_lock = threading.Lock()
+
+
+def object_cache(folder: str | None, environ: Mapping[str, str] = os.environ) -> ObjectCache | None:
+    """The cache in `folder` or the default place; None where nothing can be written (a read-only container)."""
+    default = Path(environ.get("LATHE_CACHE") or Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lathe")
+    path = Path(folder) if folder is not None else default / "objects"
+    with _caches_lock:
+        if str(path) not in _caches:
+            _caches[str(path)] = _open_cache(path, required=folder is not None)
+        return _caches[str(path)]
+
+
+def _open_cache(path: Path, required: bool) -> ObjectCache | None:
+    try:
+        return ObjectCache(path)
+    except (OSError, ArtifactError):
+        if required:
+            raise
+        return None
+
+
+def _aligned(weights: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    from core.runtime.memory import aligned_bytes
+
+    block = aligned_bytes(weights.nbytes)
+    block[:] = weights
+    return block
+
+
+def _fixed_only(binding: Binding) -> Executable:
+    raise UnsupportedError(f"the model has one set of shapes, not {binding}")

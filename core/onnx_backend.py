@@ -1,0 +1,91 @@
+"""The hook of ONNX's own test suite and of tools that speak its backend interface.
+
+    import onnx.backend.test, core
+    tests = onnx.backend.test.BackendTest(core.onnx_backend, __name__)
+
+Interface: https://onnx.ai/onnx/api/backend.html. Devices: "CPU".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+from onnx.backend.base import Backend, BackendRep, namedtupledict
+
+import core
+from core.runtime.session import Session
+
+
+class LatheRep(BackendRep):
+    """A prepared model."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Outputs in the model's order. `inputs` is one array, a sequence in the model's order, or a mapping."""
+        feeds = inputs if isinstance(inputs, Mapping) else dict(zip(self.session.inputs, _listed(inputs), strict=False))
+        return tuple(self.session.run(feeds).values())
+
+
+class LatheBackend(Backend):
+    """Compiles models; what has no compiled kernel runs on the reference."""
+
+    @classmethod
+    def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
+        """Whether the model loads."""
+        try:
+            core.load(model.SerializeToString())
+        except core.errors.ModelError:
+            return False
+        return cls.supports_device(device)
+
+    @classmethod
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> LatheRep:
+        """Compile a model. ModelError when it is not acceptable."""
+        return LatheRep(core.compile(model.SerializeToString(), threads=kwargs.get("threads", 1)))
+
+    @classmethod
+    def run_node(
+        cls,
+        node: onnx.NodeProto,
+        inputs: Any,
+        device: str = "CPU",
+        outputs_info: Sequence[tuple[Any, tuple[int, ...]]] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """Run one node of the default domain on arrays; the result's fields are its outputs."""
+        names = [name for name in node.input if name]
+        arrays = _listed(inputs)
+        model = _single_node_model(node, dict(zip(names, arrays, strict=True)), kwargs.get("opset_version"))
+        return namedtupledict("Outputs", list(node.output))(*cls.prepare(model, device).run(arrays))
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        return device.split(":")[0].upper() == "CPU"
+
+
+def _listed(inputs: Any) -> list[Any]:
+    return list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+
+
+def _single_node_model(node: onnx.NodeProto, arrays: Mapping[str, Any], opset: int | None) -> onnx.ModelProto:
+    from onnx import helper, numpy_helper
+
+    inputs = [
+        helper.make_tensor_value_info(name, numpy_helper.from_array(array).data_type, array.shape)
+        for name, array in arrays.items()
+    ]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in node.output if name]
+    graph = helper.make_graph([node], "node", inputs, outputs)
+    version = opset or onnx.defs.onnx_opset_version()
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid(node.domain, version)])
+
+
+is_compatible = LatheBackend.is_compatible
+prepare = LatheBackend.prepare
+run_model = LatheBackend.run_model
+run_node = LatheBackend.run_node
+supports_device = LatheBackend.supports_device

@@ -1,0 +1,119 @@
+"""Plans as JSON, for artifacts. Types and dimensions travel in their textual form; fallback nodes as IR text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from core.errors import ArtifactError
+from core.ir.graph import Graph
+from core.ir.types import TensorType, parse_type
+from core.plan.liveness import Affine
+from core.plan.plan import Address, Fallback, Memory, Plan, Port, Segment, Step
+
+SCHEMA = 1
+
+
+def plan_to_json(plan: Plan) -> dict[str, Any]:
+    """Everything but the fallback graph, as JSON values."""
+    return {
+        "schema": SCHEMA,
+        "inputs": [_port(port) for port in plan.inputs],
+        "states": [_port(port) for port in plan.states],
+        "outputs": [_port(port) for port in plan.outputs],
+        "steps": [_step(step) for step in plan.steps],
+        "schedule": [_entry(entry) for entry in plan.schedule],
+        "arena": _affine(plan.arena),
+        "weights": plan.weights,
+        "memory": [plan.memory.peak, plan.memory.lower_bound, plan.memory.unshared, plan.memory.weights],
+        "located": {name: [_address(address), str(type_)] for name, (address, type_) in plan.located.items()},
+        "copies": [list(copy) for copy in plan.copies],
+    }
+
+
+def plan_from_json(data: dict[str, Any], fallbacks: Graph) -> Plan:
+    """The plan that `plan_to_json` described. ArtifactError when the data is not of this form."""
+    if data.get("schema") != SCHEMA:
+        raise ArtifactError(f"plan has schema {data.get('schema')!r}, expected {SCHEMA}")
+    try:
+        return _plan(data, fallbacks)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise ArtifactError(f"plan is malformed: {type(error).__name__} {error}") from error
+
+
+def _plan(data: dict[str, Any], fallbacks: Graph) -> Plan:
+    return Plan(
+        inputs=tuple(_read_port(item) for item in data["inputs"]),
+        states=tuple(_read_port(item) for item in data["states"]),
+        outputs=tuple(_read_port(item) for item in data["outputs"]),
+        steps=tuple(_read_step(item) for item in data["steps"]),
+        schedule=tuple(_read_entry(item) for item in data["schedule"]),
+        arena=Affine(*data["arena"]),
+        weights=int(data["weights"]),
+        memory=Memory(*data["memory"]),
+        fallbacks=fallbacks,
+        located={name: (_read_address(a), _tensor(t)) for name, (a, t) in data["located"].items()},
+        copies=tuple((str(name), int(base)) for name, base in data["copies"]),
+    )
+
+
+def _affine(value: Affine) -> list[int]:
+    return [value.a, value.b]
+
+
+def _address(address: Address) -> list[int]:
+    return [address.base, address.offset.a, address.offset.b]
+
+
+def _read_address(item: list[int]) -> Address:
+    return Address(item[0], Affine(item[1], item[2]))
+
+
+def _port(port: Port) -> list[Any]:
+    return [port.name, str(port.type), port.base]
+
+
+def _read_port(item: list[Any]) -> Port:
+    return Port(item[0], parse_type(item[1]), item[2])
+
+
+def _tensor(text: str) -> TensorType:
+    type_ = parse_type(text)
+    if not isinstance(type_, TensorType):
+        raise ValueError(f"{text} is not a tensor type")
+    return type_
+
+
+def _step(step: Step) -> dict[str, Any]:
+    return {
+        "symbol": step.symbol,
+        "operands": [_address(address) for address in step.operands],
+        "label": step.label,
+        "op": step.op,
+        "summary": step.summary,
+        "outputs": list(step.outputs),
+        "flops": _affine(step.flops),
+        "bytes": _affine(step.bytes),
+    }
+
+
+def _read_step(item: dict[str, Any]) -> Step:
+    return Step(
+        symbol=item["symbol"],
+        operands=tuple(_read_address(address) for address in item["operands"]),
+        label=item["label"],
+        op=item["op"],
+        summary=item["summary"],
+        outputs=tuple(item["outputs"]),
+        flops=Affine(*item["flops"]),
+        bytes=Affine(*item["bytes"]),
+    )
+
+
+def _entry(entry: Segment | Fallback) -> list[Any]:
+    if isinstance(entry, Segment):
+        return ["native", entry.first, entry.last]
+    return ["reference", entry.index, entry.label, entry.op, entry.reason]
+
+
+def _read_entry(item: list[Any]) -> Segment | Fallback:
+    return Segment(*item[1:]) if item[0] == "native" else Fallback(*item[1:])

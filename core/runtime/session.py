@@ -1,0 +1,267 @@
+"""`Session`: a model ready to run. Checks feeds, finds the batch size, and picks the executable for their shapes."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.errors import FeedError, SessionClosed
+from core.ir.dim import SymDim, affine, symbols
+from core.ir.types import TensorType, ValueType
+from core.plan.plan import Fallback, Memory, Segment
+from core.runtime.executable import Executable
+from core.runtime.profile import NodeTime, Profile
+
+# Shapes beyond the batch size get an executable each; the ones not used for longest are dropped.
+_SPECIALISATIONS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInfo:
+    """Whether rows of different callers may share a run, and why (not)."""
+
+    batchable: bool
+    reason: str
+    symbol: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a session says about its model, whatever shapes it runs with."""
+
+    name: str
+    inputs: Mapping[str, ValueType]
+    outputs: Mapping[str, ValueType]
+    batching: BatchInfo
+    max_batch: int
+    log: str = ""  # what the passes did
+
+
+Binding: TypeAlias = tuple[tuple[str, int], ...]  # values of the symbols other than the batch size, sorted by name
+
+
+class Session:
+    """A compiled model. `run` may be called from any number of threads at once."""
+
+    def __init__(
+        self,
+        description: Description,
+        specialise: Callable[[Binding], Executable],
+        fixed: Executable | None = None,
+    ) -> None:
+        """`fixed` is the executable of a model without other symbols; `specialise` makes one for given values."""
+        self.description = description
+        self._specialise = specialise
+        self._fixed = fixed
+        self._special: OrderedDict[Binding, Executable] = OrderedDict()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._checks = [_Check.of(name, type_, description.batching.symbol) for name, type_ in self.inputs.items()]
+        self._quick = fixed is not None and all(check is not None for check in self._checks)
+        self._output_names = tuple(description.outputs)
+
+    @property
+    def inputs(self) -> Mapping[str, ValueType]:
+        """Types of the inputs by name."""
+        return self.description.inputs
+
+    @property
+    def outputs(self) -> Mapping[str, ValueType]:
+        """Types of the outputs by name."""
+        return self.description.outputs
+
+    @property
+    def batching(self) -> BatchInfo:
+        return self.description.batching
+
+    @property
+    def max_batch(self) -> int:
+        return self.description.max_batch
+
+    @property
+    def memory(self) -> Memory | None:
+        """What the plan needs; None before the first shapes of a model with several symbols are known."""
+        executable = self._fixed or next(reversed(self._special.values()), None)
+        return executable.plan.memory if executable is not None else None
+
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Outputs by name for inputs by name, as NumPy arrays.
+
+        FeedError when an input is missing, unknown, or does not fit its type; SessionClosed after `close`.
+        """
+        bound = self._bind_quickly(feeds) if self._quick else None
+        if bound is None:
+            executable, n, arrays = self._bind(feeds)
+        else:
+            executable = self._fixed  # type: ignore[assignment]
+            n, arrays = bound
+        return dict(zip(self._output_names, executable.run(n, arrays), strict=True))
+
+    def profile(self, feeds: Mapping[str, Any], runs: int = 10) -> Profile:
+        """Median time of every native step over some runs."""
+        executable, n, arrays = self._bind(feeds)
+        steps = executable.plan.steps
+        samples = np.zeros((runs, len(steps)), np.int64)
+        executable.run(n, arrays)
+        for index in range(runs):
+            stamps = np.zeros(len(steps) + 1, np.int64)
+            executable.run(n, arrays, stamps)
+            samples[index] = np.diff(stamps)
+        medians = np.median(samples, axis=0).astype(np.int64)
+        nodes = tuple(
+            NodeTime(s.label, s.op, s.summary, s.outputs, int(t), s.flops.at(n), s.bytes.at(n))
+            for s, t in zip(steps, medians, strict=True)
+        )
+        return Profile(nodes, runs, executable.threads)
+
+    def explain(self) -> str:
+        """What the passes did, which kernel runs each node, what falls back and why, and the memory it takes."""
+        lines = [f"model {self.description.name}", self.description.log.rstrip()]
+        lines.append(f"batching: {'yes' if self.batching.batchable else 'no'} - {self.batching.reason}")
+        executables = {(): self._fixed} if self._fixed is not None else dict(self._special)
+        if not executables:
+            lines.append("no shapes seen yet: the model is compiled for each combination of its other dimensions")
+        for binding, executable in executables.items():
+            if binding:
+                lines.append("for " + ", ".join(f"{name}={value}" for name, value in binding))
+            lines += _explain_plan(executable)
+        return "\n".join(line for line in lines if line)
+
+    def close(self) -> None:
+        """Free code and memory as soon as the runs in flight have ended."""
+        with self._lock:
+            self._closed = True
+            executables = [*self._special.values(), *([self._fixed] if self._fixed is not None else [])]
+            self._special.clear()
+        for executable in executables:
+            executable.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- feeds ----------------------------------------------------------------------------------------------------
+
+    def _bind_quickly(self, feeds: Mapping[str, Any]) -> tuple[int, list[NDArray[Any]]] | None:
+        """Batch size and arrays when everything fits at first sight; None hands over to `_bind`, which explains."""
+        if len(feeds) != len(self._checks):
+            return None
+        n = -1
+        arrays = []
+        for check in self._checks:
+            array = feeds.get(check.name)  # type: ignore[union-attr]
+            if type(array) is not np.ndarray or array.dtype != check.dtype or not array.flags.c_contiguous:  # type: ignore[union-attr]
+                return None
+            shape = array.shape
+            if check.leads:  # type: ignore[union-attr]
+                if not shape or shape[1:] != check.tail or n not in (-1, shape[0]):  # type: ignore[union-attr]
+                    return None
+                n = shape[0]
+            elif shape != check.tail:  # type: ignore[union-attr]
+                return None
+            arrays.append(array)
+        return max(n, 1) if n < 0 else n, arrays
+
+    def _bind(self, feeds: Mapping[str, Any]) -> tuple[Executable, int, list[NDArray[Any]]]:
+        if self._closed:
+            raise SessionClosed("the session is closed")
+        for name in feeds.keys() - self.inputs.keys():
+            raise FeedError(f"unknown input '{name}'; the model has {', '.join(self.inputs) or 'none'}")
+        values: dict[str, int] = {}
+        arrays = []
+        for name, type_ in self.inputs.items():
+            if name not in feeds:
+                raise FeedError(f"input '{name}' is missing; expected {type_}")
+            arrays.append(_checked(name, type_, feeds[name], values))
+        n = values.pop(self.batching.symbol, 1) if self.batching.symbol else 1
+        return self._executable(tuple(sorted(values.items()))), n, arrays
+
+    def _executable(self, binding: Binding) -> Executable:
+        if self._fixed is not None:
+            return self._fixed
+        with self._lock:
+            if binding not in self._special:
+                self._special[binding] = self._specialise(binding)
+                if len(self._special) > _SPECIALISATIONS:
+                    self._special.popitem(last=False)[1].close()
+            self._special.move_to_end(binding)
+            return self._special[binding]
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """What a simple input looks like: static, apart from the batch size as its first dimension."""
+
+    name: str
+    dtype: np.dtype[Any]
+    leads: bool
+    tail: tuple[int, ...]
+
+    @staticmethod
+    def of(name: str, type_: ValueType, batch: str | None) -> _Check | None:
+        if not isinstance(type_, TensorType) or type_.shape is None:
+            return None
+        leads = bool(type_.shape) and isinstance(type_.shape[0], SymDim) and str(type_.shape[0]) == batch
+        tail = type_.shape[1:] if leads else type_.shape
+        if not all(isinstance(dim, int) for dim in tail):
+            return None
+        return _Check(name, type_.dtype.numpy, leads, tail)  # type: ignore[arg-type]
+
+
+def _checked(name: str, type_: ValueType, feed: Any, values: dict[str, int]) -> Any:
+    """The feed as a contiguous array of the declared type; notes the values of symbols."""
+    if not isinstance(type_, TensorType):
+        return feed
+    array = np.asarray(feed)
+    if array.dtype != type_.dtype.numpy and array.dtype.kind not in "USO":
+        raise FeedError(f"input '{name}' has dtype {array.dtype}, expected {type_.dtype}")
+    if type_.shape is None:
+        return np.ascontiguousarray(array)
+    if array.ndim != type_.rank:
+        raise FeedError(f"input '{name}' has shape {list(array.shape)}, expected {type_}")
+    for dim, size in zip(type_.shape, array.shape, strict=True):
+        _match(name, type_, dim, size, array.shape, values)
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _match(name: str, type_: TensorType, dim: Any, size: int, shape: tuple[int, ...], values: dict[str, int]) -> None:
+    """Check one dimension; a symbol gets its value from the first dimension that shows it."""
+    if isinstance(dim, int):
+        if dim != size:
+            raise FeedError(f"input '{name}' has shape {list(shape)}, expected {type_}")
+        return
+    names = symbols(dim)
+    parts = affine(dim, next(iter(names))) if len(names) == 1 else None
+    if parts is None:
+        return  # a dimension of several symbols only follows from others
+    symbol = next(iter(names))
+    value, rest = divmod(size - parts[1], parts[0])
+    if rest or value < 0:
+        raise FeedError(f"input '{name}' has shape {list(shape)}, expected {type_}")
+    if values.setdefault(symbol, value) != value:
+        raise FeedError(f"dimension {symbol} is {values[symbol]} in one input and {value} in '{name}'")
+
+
+def _explain_plan(executable: Executable) -> list[str]:
+    plan = executable.plan
+    lines = []
+    for entry in plan.schedule:
+        if isinstance(entry, Segment):
+            for step in plan.steps[entry.first : entry.last]:
+                lines.append(
+                    f"  {step.op:20s} {step.label:28s} {step.summary:30s} -> {', '.join(step.outputs)}"
+                    f"  {step.flops} flop, {step.bytes} B"
+                )
+        elif isinstance(entry, Fallback):
+            lines.append(f"  {entry.op:20s} {entry.label:28s} FALLBACK to the reference: {entry.reason}")
+    lines.append(f"memory: {plan.memory}")
+    lines.append(f"steps: {len(plan.steps)} compiled, {len(plan.fallbacks.nodes)} on the reference")
+    return lines

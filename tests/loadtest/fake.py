@@ -1,21 +1,40 @@
-"""A tiny Open Inference server for the load generator's tests: the behaviour of every answer is the test's choice."""
+"""A tiny HTTP server for the load generator's tests: the behaviour of every answer is the test's choice."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
-Handler = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]
-"""`(request line, body)` -> `(status, body)`; a status of 0 closes the connection without an answer."""
+
+@dataclass
+class Call:
+    """One request; header names in lower case."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+Answer = tuple[int, bytes]
+Handler = Callable[[Call], Awaitable[Answer]]
+"""A status of 0 closes the connection without an answer."""
+
+
+async def read_call(reader: asyncio.StreamReader) -> Call:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    first, *fields = head.strip().split("\r\n")
+    headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in fields)}
+    method, path, _ = first.split()
+    return Call(method, path, headers, await reader.readexactly(int(headers["content-length"])))
 
 
 async def serve_connection(handler: Handler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
         while True:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode()
-            length = next(int(line.split(":")[1]) for line in head.split("\r\n") if line.startswith("Content-Length"))
-            status, body = await handler(head.split("\r\n")[0], await reader.readexactly(length))
+            status, body = await handler(await read_call(reader))
             if status == 0:
                 return
             writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body))

@@ -11,9 +11,7 @@ from loadtest.connection import Target
 from loadtest.openloop import Check, OpenLoop, capacity
 from loadtest.stats import Log
 from loadtest.wire import Response, http_request
-from tests.loadtest.fake import Handler, serving
-
-Status = tuple[int, bytes]
+from tests.loadtest.fake import Answer, Call, Handler, serving
 
 
 def drive(handler: Handler, due: np.ndarray, connections: int, check: Check | None = None, patience: float = 5) -> Log:
@@ -26,7 +24,7 @@ def drive(handler: Handler, due: np.ndarray, connections: int, check: Check | No
     return asyncio.run(run())
 
 
-async def at_once(_line: str, _body: bytes) -> Status:
+async def at_once(_call: Call) -> Answer:
     return 200, b"ok"
 
 
@@ -41,8 +39,8 @@ def test_every_request_is_sent_on_time_and_logged() -> None:
 def test_requests_take_turns() -> None:
     lines: list[str] = []
 
-    async def remember(line: str, _body: bytes) -> Status:
-        lines.append(line.split()[1])
+    async def remember(call: Call) -> Answer:
+        lines.append(call.path)
         return 200, b""
 
     drive(remember, constant(100, 0.06), connections=1)
@@ -53,7 +51,7 @@ def test_a_stalled_server_does_not_slow_the_arrivals_and_the_wait_is_measured() 
     """The heart of an open loop: one pause of 0.3 s is felt by every request due in it, not by a single one."""
     pause = [0.3]
 
-    async def stall_once(_line: str, _body: bytes) -> Status:
+    async def stall_once(_call: Call) -> Answer:
         await asyncio.sleep(pause.pop() if pause else 0)
         return 200, b""
 
@@ -67,7 +65,7 @@ def test_a_stalled_server_does_not_slow_the_arrivals_and_the_wait_is_measured() 
 def test_a_broken_connection_fails_one_request_and_is_replaced() -> None:
     count = [0]
 
-    async def break_third(_line: str, _body: bytes) -> Status:
+    async def break_third(_call: Call) -> Answer:
         count[0] += 1
         return (0 if count[0] == 3 else 200), b""
 
@@ -77,7 +75,7 @@ def test_a_broken_connection_fails_one_request_and_is_replaced() -> None:
 
 
 def test_an_answer_that_never_comes_is_a_failure() -> None:
-    async def never(_line: str, _body: bytes) -> Status:
+    async def never(_call: Call) -> Answer:
         await asyncio.sleep(60)
         return 200, b""
 
@@ -112,7 +110,7 @@ def test_stop_ends_the_schedule_and_keeps_what_was_sent() -> None:
 
 
 def test_capacity_is_what_the_connections_can_get_answered() -> None:
-    async def hundredth(_line: str, _body: bytes) -> Status:
+    async def hundredth(_call: Call) -> Answer:
         await asyncio.sleep(0.01)
         return 200, b""
 

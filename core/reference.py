@@ -96,5 +96,6 @@ def _as_declared(node: Node, value: Value, result: Any) -> Any:
     if array.dtype != expected:
         if array.dtype.kind in "USO" or expected.kind == "O":
             return array.astype(object)
-        raise ModelError(f"reference returned {array.dtype}, declared {value.type.dtype}", where=registry.describe(node))
+        message = f"reference returned {array.dtype}, declared {value.type.dtype}"
+        raise ModelError(message, where=registry.describe(node))
     return array

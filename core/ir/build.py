@@ -50,7 +50,7 @@ class Builder:
 
     def __call__(self, op: str, *inputs: Value | None, name: str = "", **attrs: Attr) -> Value:
         """Add a node with one output; returns it."""
-        return self.emit(op, *inputs, name=name, **attrs)[0]
+        return self.emit(op, *inputs, outputs=1, name=name, **attrs)[0]
 
     def _output_name(self, label: str, index: int) -> str:
         return self.graph.fresh_name(label if index == 0 else f"{label}.{index}")

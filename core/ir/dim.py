@@ -169,7 +169,10 @@ def affine(dim: Dim, name: str) -> tuple[int, int] | None:
 
 def product(dims: Iterable[Dim]) -> Dim:
     """The product of dimensions; 1 for none."""
-    return reduce(lambda x, y: x * y, dims, 1)
+    result: Dim = 1
+    for dim in dims:
+        result = result * dim
+    return result
 
 
 def parse_dim(text: str) -> Dim:
@@ -230,13 +233,22 @@ def _divide_terms(numerator: Dim, monomial: Monomial, coefficient: int) -> tuple
     whole: Dim = 0
     rest: Dim = 0
     for atoms, value in _terms(numerator):
-        left = list(atoms)
-        fits = all(atom in left and (left.remove(atom) is None) for atom in monomial)
-        if fits and value % coefficient == 0:
-            whole = whole + _make({tuple(left): value // coefficient})
+        left = _without(atoms, monomial)
+        if left is not None and value % coefficient == 0:
+            whole = whole + _make({left: value // coefficient})
         else:
             rest = rest + _make({atoms: value})
     return whole, rest
+
+
+def _without(atoms: Monomial, divisor: Monomial) -> Monomial | None:
+    """The product of `atoms` divided by that of `divisor`, or None when it does not divide."""
+    left = list(atoms)
+    for atom in divisor:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return tuple(left)
 
 
 def _opaque(numerator: Dim, denominator: Dim) -> Dim:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias, Union
+from typing import Any, TypeAlias, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from core.ir.dim import SymDim, substitute
 from core.ir.types import Dim, DType, TensorType, ValueType
 
-Array: TypeAlias = NDArray[np.generic]
+Array: TypeAlias = NDArray[Any]
 Attr: TypeAlias = Union[
     int, float, str, bytes, bool, DType, SymDim, TensorType, "Graph", Array, tuple["Attr", ...], None
 ]

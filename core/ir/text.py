@@ -298,7 +298,7 @@ class _Parser:
         for scope in reversed(self.scopes):
             if name in scope:
                 return scope[name]
-        return self._fail(f"value %{name} is not defined")  # type: ignore[no-any-return]
+        return self._fail(f"value %{name} is not defined")
 
     def _node(self) -> Node:
         outputs = [self._definition(",", "=")]

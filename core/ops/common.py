@@ -53,7 +53,7 @@ def as_dtype(c: NodeView, value: Any) -> DType:
     try:
         return DType.from_onnx(int(value))
     except ValueError as error:
-        return c.unsupported(str(error))  # type: ignore[no-any-return]
+        return c.unsupported(str(error))
 
 
 def wide(x: Array) -> Array:
@@ -100,13 +100,14 @@ def broadcast_rows(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mix
     that have them, and every other input has extent 1 there or lacks the axis."""
     shapes = [c.shape(i) if c.has_input(i) else () for i in range(len(axes))]
     rank = max(len(shape) for shape in shapes if shape is not None)
-    found = {axis - len(shape) for axis, shape in zip(axes, shapes, strict=True) if axis is not None and shape is not None}
+    pairs = list(zip(axes, shapes, strict=True))
+    found = {axis - len(shape) for axis, shape in pairs if axis is not None and shape is not None}
     if not found:
         return [None] * len(c.node.outputs)
     if len(found) > 1:
         return Mixes("its inputs have their rows along different axes")
     back = found.pop()
-    for axis, shape in zip(axes, shapes, strict=True):
+    for axis, shape in pairs:
         if axis is None and shape is not None and len(shape) >= -back and shape[back] != 1:
             return Mixes("an input without rows varies along the row axis")
     return [rank + back] * len(c.node.outputs)

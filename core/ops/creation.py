@@ -141,7 +141,7 @@ class EyeLike(OpDef):
 
     def reference(self, c: Call, x: Array) -> Array:
         dtype = x.dtype if c.attr("dtype") is None else as_dtype(c, c.attr("dtype")).numpy
-        return np.eye(*x.shape, k=c.attr("k")).astype(dtype)
+        return np.eye(x.shape[0], x.shape[1], k=c.attr("k")).astype(dtype)
 
 
 @register

@@ -11,7 +11,7 @@ from core.ir.dim import Dim
 from core.ir.graph import Array
 from core.ir.types import DType, TensorType, ValueType
 from core.ops.common import BOOL, INDEX, NUMBER, check_kind, normalize_axis, rows_beside, same_dtype
-from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required, RowAxis, Runtime, register
+from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, Runtime, register
 
 
 def checked(c: NodeView, indices: Array, extent: int, axis: int) -> Any:

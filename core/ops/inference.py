@@ -33,7 +33,8 @@ def infer_node(node: Node, known: dict[Value, Array]) -> None:
     view = registry.Infer(op, node, known)
     types = op.infer(view)
     if len(types) < len(node.outputs):
-        raise ModelError(f"has {len(node.outputs)} outputs, expected at most {len(types)}", where=registry.describe(node))
+        message = f"has {len(node.outputs)} outputs, expected at most {len(types)}"
+        raise ModelError(message, where=registry.describe(node))
     for output, inferred in zip(node.outputs, types, strict=False):
         output.type = inferred
     if op.shape_arithmetic:

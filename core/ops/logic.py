@@ -29,7 +29,7 @@ class Predicate(Elementwise):
         return [TensorType(DType.BOOL, t.shape) for t in super().infer(c) if isinstance(t, TensorType)]
 
     def reference(self, c: Call, *x: Array) -> Array:
-        return self.ufunc(*x)  # type: ignore[no-any-return]
+        return self.ufunc(*x)
 
 
 @register
@@ -163,7 +163,7 @@ class Bits(Elementwise):
     ufunc: ClassVar[UFunc]
 
     def reference(self, c: Call, *x: Array) -> Array:
-        return self.ufunc(*x)  # type: ignore[no-any-return]
+        return self.ufunc(*x)
 
 
 @register
@@ -214,7 +214,7 @@ class BitShift(Elementwise):
         return super().infer(c)
 
     def reference(self, c: Call, x: Array, y: Array) -> Array:
-        return np.left_shift(x, y) if c.attr("direction") == "LEFT" else np.right_shift(x, y)  # type: ignore[call-overload,no-any-return]
+        return np.left_shift(x, y) if c.attr("direction") == "LEFT" else np.right_shift(x, y)
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         dtype = e.dtype(x[0])
@@ -300,7 +300,7 @@ class Cast(Elementwise):
         try:
             return convert(x, dtype, bool(c.attr("saturate")))
         except ValueError as error:
-            return c.fail(f"cannot cast to {dtype}: {error}")  # type: ignore[no-any-return]
+            return c.fail(f"cannot cast to {dtype}: {error}")
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.cast(x[0], self.target(c))

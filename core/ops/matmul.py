@@ -101,7 +101,6 @@ class Gemm(OpDef):
         shape = c.shape(index)
         if shape is None:
             c.unsupported(f"the rank of {c.op.input_name(index)} must be known")
-            return ()
         if len(shape) != 2:
             c.fail(f"{c.op.input_name(index)} is {c.tensor(index)}, expected rank 2")
         return shape[::-1] if c.attr(transposed) else shape

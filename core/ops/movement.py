@@ -329,7 +329,7 @@ class Expand(OpDef):
         try:
             shape = np.broadcast_shapes(x.shape, c.param("shape") or ())
         except ValueError:
-            return c.fail(f"shape {list(x.shape)} does not expand to {_text(c.param('shape'))}")  # type: ignore[no-any-return]
+            return c.fail(f"shape {list(x.shape)} does not expand to {_text(c.param('shape'))}")
         return np.broadcast_to(x, shape)
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
@@ -381,7 +381,8 @@ class Tile(OpDef):
         repeats, old = c.param("repeats"), c.shape(0)
         if repeats is None or old is None:
             return super().rows(c, axes)
-        if axes[0] is None and all(dim == 1 for dim, times in zip(old, repeats, strict=True) if not isinstance(times, int)):
+        copied = [dim for dim, times in zip(old, repeats, strict=True) if not isinstance(times, int)]
+        if axes[0] is None and all(dim == 1 for dim in copied):
             return _copied_rows(c, old, c.node.output.tensor.dims)
         return rows_beside(c, axes, {axis for axis, times in enumerate(repeats) if times != 1})
 

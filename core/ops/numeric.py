@@ -13,7 +13,9 @@ from core.ir.types import DType
 
 # Rational approximations of erf and erfc: W. J. Cody, "Rational Chebyshev approximations for the error function",
 # Mathematics of Computation 23 (1969). Relative error below 1e-15. Highest power first.
-_NEAR_P = (1.85777706184603153e-1, 3.16112374387056560, 1.13864154151050156e2, 3.77485237685302021e2, 3.20937758913846947e3)
+_NEAR_P = (
+    1.85777706184603153e-1, 3.16112374387056560, 1.13864154151050156e2, 3.77485237685302021e2, 3.20937758913846947e3,
+)  # fmt: skip
 _NEAR_Q = (1.0, 2.36012909523441209e1, 2.44024637934444173e2, 1.28261652607737228e3, 2.84423683343917062e3)
 _MIDDLE_P = (
     2.15311535474403846e-8, 5.64188496988670089e-1, 8.88314979438837594, 6.61191906371416295e1, 2.98635138197400131e2,
@@ -66,17 +68,24 @@ def convert(x: Array, dtype: DType, saturate: bool = True) -> Array:
     if dtype.is_integer and DType.from_numpy(x.dtype).is_float:
         return _float_to_int(x, dtype)
     if dtype.is_float and dtype.itemsize == 1 and saturate:
-        limit = float(ml_dtypes.finfo(dtype.numpy).max)
+        limit = float(_limits(dtype).max)
         return np.clip(x.astype(np.float32), -limit, limit).astype(dtype.numpy)
     return x.astype(dtype.numpy)
 
 
 def _float_to_int(x: Array, dtype: DType) -> Array:
-    info = ml_dtypes.iinfo(dtype.numpy)
+    info = _limits(dtype)
+    low, high = int(info.min), int(info.max)
     wide: Any = np.nan_to_num(np.trunc(x.astype(np.float64)), nan=0.0)
-    safe = np.where((wide > float(info.min)) & (wide < float(info.max)), wide, 0.0).astype(np.int64 if info.min else np.uint64)
-    low, high = np.array(info.min, safe.dtype), np.array(info.max, safe.dtype)
-    return np.where(wide >= float(info.max), high, np.where(wide <= float(info.min), low, safe)).astype(dtype.numpy)
+    inside = (wide > float(low)) & (wide < float(high))  # the ends of 64 bits are not exact in float64
+    safe = np.where(inside, wide, 0.0).astype(np.int64 if low else np.uint64)
+    ends = np.where(wide > 0, np.array(high, safe.dtype), np.array(low, safe.dtype))
+    return np.where(inside, safe, ends).astype(dtype.numpy)
+
+
+def _limits(dtype: DType) -> Any:
+    """The range of an element type, NumPy's own or not."""
+    return (ml_dtypes.finfo if dtype.is_float else ml_dtypes.iinfo)(dtype.numpy)
 
 
 def _from_strings(x: Array, dtype: DType) -> Array:

@@ -75,8 +75,9 @@ class TopK(OpDef):
             return [TensorType(dtype, None), TensorType(DType.INT64, None)]
         axis = normalize_axis(c, c.attr("axis"), len(shape))
         count: Dim = c.fresh_dim("k") if given is None else given[0]
-        if isinstance(count, int) and (count < 0 or (isinstance(shape[axis], int) and count > shape[axis])):
-            c.fail(f"K is {count}, expected 0 to {shape[axis]}")
+        extent = shape[axis]
+        if isinstance(count, int) and (count < 0 or (isinstance(extent, int) and count > extent)):
+            c.fail(f"K is {count}, expected 0 to {extent}")
         result = (*shape[:axis], count, *shape[axis + 1 :])
         return [TensorType(dtype, result), TensorType(DType.INT64, result)]
 
@@ -90,7 +91,9 @@ class TopK(OpDef):
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
         shape = c.shape(0)
-        return super().rows(c, axes) if shape is None else rows_beside(c, axes, {normalize_axis(c, c.attr("axis"), len(shape))})
+        if shape is None:
+            return super().rows(c, axes)
+        return rows_beside(c, axes, {normalize_axis(c, c.attr("axis"), len(shape))})
 
 
 def _descending(x: Array, axis: int) -> Any:

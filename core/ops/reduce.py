@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
 
 from core.ir.graph import Array
 from core.ir.types import DType, TensorType, ValueType
-from core.ops.common import BOOL, NUMBER, Kind, check_kind, normalize_axes, normalize_axis, wide
+from core.ops.common import BOOL, NUMBER, Kind, Shape, check_kind, normalize_axes, normalize_axis, wide
 from core.ops.numeric import truncated_div
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, Runtime, register
 
@@ -25,8 +26,8 @@ class Reduce(OpDef):
     attrs = {"keepdims": 1, "noop_with_empty_axes": 0}
     params = {"axes": 1}
 
-    def over(self, x: Array, axes: Axes, keepdims: bool) -> Array:
-        """The reduction; narrow floats arrive as float32, and any type may be returned."""
+    def over(self, x: Array, axes: Axes) -> Array:
+        """The reduction with its axes kept; narrow floats arrive as float32, and any type may be returned."""
         raise NotImplementedError
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
@@ -45,8 +46,9 @@ class Reduce(OpDef):
         return normalize_axes(c, given, rank)
 
     def reference(self, c: Call, x: Array, axes: Runtime = None) -> Array:
-        result = self.over(wide(x), self.axes(c, x.ndim), bool(c.attr("keepdims")))
-        return np.asarray(result).astype(x.dtype)
+        reduced = self.axes(c, x.ndim)
+        result = self.over(wide(x), reduced).astype(x.dtype)
+        return result if c.attr("keepdims") else np.squeeze(result, reduced)
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
         shape = c.shape(0)
@@ -55,7 +57,7 @@ class Reduce(OpDef):
         return rows_after_reduction(c, axes, self.axes(c, len(shape)))
 
 
-def reduced_shape(shape: tuple[object, ...], axes: Axes, keepdims: bool) -> tuple[object, ...]:
+def reduced_shape(shape: Shape, axes: Axes, keepdims: bool) -> Shape:
     if keepdims:
         return tuple(1 if axis in axes else dim for axis, dim in enumerate(shape))
     return tuple(dim for axis, dim in enumerate(shape) if axis not in axes)
@@ -76,25 +78,25 @@ def rows_after_reduction(c: NodeView, axes: Sequence[RowAxis], reduced: Axes) ->
 class ReduceSum(Reduce):
     shape_arithmetic = True
 
-    def over(self, x: Array, axes: Axes, keepdims: bool) -> Array:
-        return np.add.reduce(x, axes, keepdims=keepdims, dtype=x.dtype)
+    def over(self, x: Array, axes: Axes) -> Array:
+        return np.add.reduce(x, axes, keepdims=True)
 
 
 @register
 class ReduceProd(Reduce):
     shape_arithmetic = True
 
-    def over(self, x: Array, axes: Axes, keepdims: bool) -> Array:
-        return np.multiply.reduce(x, axes, keepdims=keepdims, dtype=x.dtype)
+    def over(self, x: Array, axes: Axes) -> Array:
+        return np.multiply.reduce(x, axes, keepdims=True)
 
 
 @register
 class ReduceMean(Reduce):
-    def over(self, x: Array, axes: Axes, keepdims: bool) -> Array:
+    def over(self, x: Array, axes: Axes) -> Array:
         if x.dtype.kind not in "iu":
-            return np.mean(x, axes, keepdims=keepdims)
-        count = np.prod([x.shape[axis] for axis in axes], dtype=np.int64)
-        return truncated_div(np.add.reduce(x, axes, keepdims=keepdims), count)
+            return np.mean(x, axes, keepdims=True)
+        count = np.array(prod(x.shape[axis] for axis in axes))
+        return truncated_div(np.add.reduce(x, axes, keepdims=True), count)
 
 
 @register
@@ -104,8 +106,8 @@ class ReduceMax(Reduce):
     accepts = Kind("a number type or bool", NUMBER.members | BOOL.members)
     shape_arithmetic = True
 
-    def over(self, x: Array, axes: Axes, keepdims: bool) -> Array:
-        return np.maximum.reduce(x, axes, keepdims=keepdims, **_start(x, least=True))
+    def over(self, x: Array, axes: Axes) -> Array:
+        return np.maximum.reduce(x, axes, keepdims=True, **_start(x, least=True))
 
 
 @register
@@ -115,44 +117,43 @@ class ReduceMin(Reduce):
     accepts = ReduceMax.accepts
     shape_arithmetic = True
 
-    def over(self, x: Array, axes: Axes, keepdims: bool) -> Array:
-        return np.minimum.reduce(x, axes, keepdims=keepdims, **_start(x, least=False))
+    def over(self, x: Array, axes: Axes) -> Array:
+        return np.minimum.reduce(x, axes, keepdims=True, **_start(x, least=False))
 
 
 @register
 class ReduceL1(Reduce):
-    def over(self, x: Array, axes: Axes, keepdims: bool) -> Array:
-        return np.add.reduce(np.abs(x), axes, keepdims=keepdims)
+    def over(self, x: Array, axes: Axes) -> Array:
+        return np.add.reduce(np.abs(x), axes, keepdims=True)
 
 
 @register
 class ReduceL2(Reduce):
-    def over(self, x: Array, axes: Axes, keepdims: bool) -> Array:
-        return np.sqrt(np.add.reduce(np.square(x), axes, keepdims=keepdims))
+    def over(self, x: Array, axes: Axes) -> Array:
+        return np.sqrt(np.add.reduce(np.square(x), axes, keepdims=True))
 
 
 @register
 class ReduceSumSquare(Reduce):
-    def over(self, x: Array, axes: Axes, keepdims: bool) -> Array:
-        return np.add.reduce(np.square(x), axes, keepdims=keepdims)
+    def over(self, x: Array, axes: Axes) -> Array:
+        return np.add.reduce(np.square(x), axes, keepdims=True)
 
 
 @register
 class ReduceLogSum(Reduce):
-    def over(self, x: Array, axes: Axes, keepdims: bool) -> Array:
-        return np.log(np.add.reduce(x, axes, keepdims=keepdims))
+    def over(self, x: Array, axes: Axes) -> Array:
+        return np.log(np.add.reduce(x, axes, keepdims=True))
 
 
 @register
 class ReduceLogSumExp(Reduce):
     """Shifted by the maximum, so that it does not overflow."""
 
-    def over(self, x: Array, axes: Axes, keepdims: bool) -> Array:
+    def over(self, x: Array, axes: Axes) -> Array:
         x = x.astype(np.float64) if x.dtype.kind in "iu" else x
         peak = np.maximum.reduce(x, axes, keepdims=True, initial=_extreme(x.dtype, least=True))
         shift = np.where(np.isfinite(peak), peak, 0)
-        total = np.log(np.add.reduce(np.exp(x - shift), axes, keepdims=True)) + shift
-        return total if keepdims else np.squeeze(total, axes)
+        return np.log(np.add.reduce(np.exp(x - shift), axes, keepdims=True)) + shift
 
 
 def _start(x: Array, least: bool) -> dict[str, Any]:
@@ -160,7 +161,7 @@ def _start(x: Array, least: bool) -> dict[str, Any]:
     return {} if x.dtype == object else {"initial": _extreme(x.dtype, least)}
 
 
-def _extreme(dtype: np.dtype[np.generic], least: bool) -> Any:
+def _extreme(dtype: np.dtype[Any], least: bool) -> Any:
     if dtype.kind == "b":
         return not least
     if dtype.kind in "iu":

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 
 from core.errors import ModelError, UnsupportedError
-from core.ir.graph import Array, Attr, Graph, Node, Value
+from core.ir.graph import Array, Graph, Node, Value
 from core.ir.types import Dim, DType, OptionalType, SequenceType, TensorType, ValueType
 from core.ops.scalar import Operand, ScalarOps
 
@@ -58,7 +58,7 @@ class NodeView:
         """The attribute's value, or its declared default; ModelError when a required one is missing."""
         if name in self.node.attrs:
             return self.node.attrs[name]
-        default = self.op.attrs[name] if name in self.op.attrs else None
+        default = self.op.attrs.get(name)
         if isinstance(default, Required):
             self.fail(f"attribute '{name}' is required")
         return default
@@ -66,11 +66,11 @@ class NodeView:
     def has_input(self, index: int) -> bool:
         return self.node.input(index) is not None
 
-    def fail(self, message: str) -> Any:
+    def fail(self, message: str) -> NoReturn:
         """Raise a ModelError that names the node."""
         raise ModelError(message, where=describe(self.node))
 
-    def unsupported(self, message: str) -> Any:
+    def unsupported(self, message: str) -> NoReturn:
         raise UnsupportedError(message, where=describe(self.node))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from core.ir.dim import Dim, floor_div
 from core.ir.graph import Array
 from core.ir.types import TensorType, ValueType
-from core.ops.common import INDEX, check_kind, normalize_axes, normalize_axis, rows_beside
+from core.ops.common import INDEX, check_kind, normalize_axes, rows_beside
 from core.ops.registry import Call, Infer, Mixes, OpDef, RowAxis, Runtime, register
 
 # Exporters write "to the end" as the greatest (or least) number of int32 or int64; nothing is longer than this.
@@ -39,7 +39,8 @@ class Slice(OpDef):
         axes = normalize_axes(c, c.param("axes") or range(len(starts)), rank)
         steps = c.param("steps") or (1,) * len(starts)
         if not len(starts) == len(ends) == len(axes) == len(steps):
-            c.fail(f"starts, ends, axes and steps have {len(starts)}, {len(ends)}, {len(axes)} and {len(steps)} elements")
+            lengths = f"{len(starts)}, {len(ends)}, {len(axes)} and {len(steps)}"
+            c.fail(f"starts, ends, axes and steps have {lengths} elements, expected one length")
         if 0 in steps:
             c.fail("a step is 0, expected any other number")
         return {axis: (starts[i], ends[i], steps[i]) for i, axis in enumerate(axes)}
@@ -214,7 +215,7 @@ class ReverseSequence(OpDef):
         shape = c.shape(0)
         if shape is None:
             return super().rows(c, axes)
-        batch, time = normalize_axis(c, c.attr("batch_axis"), len(shape)), normalize_axis(c, c.attr("time_axis"), len(shape))
+        batch, time = normalize_axes(c, (c.attr("batch_axis"), c.attr("time_axis")), len(shape))
         if axes[0] == batch and axes[1] == 0:
             return [batch]
         return rows_beside(c, axes, {batch, time})

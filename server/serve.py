@@ -10,6 +10,7 @@ from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from server.api.protocol import LatheProtocol
 from server.settings import Settings
@@ -40,14 +41,16 @@ class LatheServer(uvicorn.Server):
                 signal.signal(sig, handler)
 
 
-def make_server(app: FastAPI, settings: Settings) -> LatheServer:
-    """Return a server for the application with Lathe's connection class."""
+def make_server(
+    app: FastAPI, settings: Settings, connection: type[HttpToolsProtocol] = LatheProtocol
+) -> LatheServer:
+    """Return a server for the application, by default with Lathe's connection class."""
     config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http=LatheProtocol,
+        http=connection,
         ws="none",
         lifespan="on",
         interface="asgi3",

@@ -22,6 +22,7 @@ from server.types import Array, ModelRef, Parameters, RequestedOutput, Tensors
 
 MEMO_ENTRIES, MEMO_BYTES = 512, 4096  # heads remembered per version, and the longest of them
 _MAX_DIM = 1 << 40
+_SMALL = 4096  # bytes below which a copy costs less than a view
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +196,12 @@ class Codec:
         return spec.datatype, array
 
 
-def raw_bytes(array: Array) -> memoryview:
-    """Return an array's elements, row-major, without copying a contiguous one."""
+def raw_bytes(array: Array) -> bytes | memoryview:
+    """Return an array's elements, row-major; a large contiguous one is not copied."""
+    if array.nbytes <= _SMALL:
+        return array.tobytes()
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
-    if array.size == 0:
-        return memoryview(b"")
     if array.dtype.kind == "V":  # bfloat16 has no buffer format
         array = array.reshape(-1).view(np.uint8)
     return array.data.cast("B")

@@ -57,16 +57,22 @@ class Entry:
         if self.state is State.DONE:
             return
         self.state = State.DONE
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-        self.inputs = {}
-        self.done(outcome)
+        self._let_go()(outcome)
 
     def abandon(self) -> None:
         """The caller left: nobody is told any more."""
         self.state = State.DONE
+        self._let_go()
+
+    def _let_go(self) -> Done:
+        """Drop what is held; `done` most often leads back here, and a cycle would wait for the garbage collector."""
+        done, self.done = self.done, _nobody
+        self.inputs = {}
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
-        self.inputs = {}
+        return done
+
+
+def _nobody(_outcome: Outcome) -> None:
+    """Takes the outcome of a request whose caller is gone."""

@@ -1,0 +1,181 @@
+"""A real server on 127.0.0.1, in a thread, and a client that speaks raw bytes."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from server.api.protocol import LatheProtocol
+from server.app import Engine
+from server.serve import LatheServer, make_server
+from server.settings import Settings
+from tests.server.data.fakes import FakeModel, FakeRegistry, application
+
+CONNECTIONS = {"direct": LatheProtocol, "asgi": HttpToolsProtocol}
+
+
+@dataclass
+class Running:
+    """A server at work."""
+
+    port: int
+    server: LatheServer
+    registry: FakeRegistry
+    engine: Engine
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def connect(self) -> Raw:
+        return Raw(self.port)
+
+    def ask(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Answer:
+        with self.connect() as raw:
+            raw.send(request(method, path, body, headers))
+            return raw.answer()
+
+    def infer(self, model: str, document: dict[str, Any], blobs: bytes = b"", **headers: str) -> Answer:
+        head = json.dumps(document).encode()
+        if blobs:
+            headers["Inference-Header-Content-Length"] = str(len(head))
+        return self.ask("POST", f"/v2/models/{model}/infer", head + blobs, headers)
+
+
+@contextmanager
+def serving(models: dict[str, FakeModel], transport: str = "direct", **settings: Any) -> Iterator[Running]:
+    """Serve the models as version 1 until the end of the block."""
+    config = Settings(port=0, drain_timeout=2, **settings)
+    app, registry, engine = application(config, models)
+    server = make_server(app, config, CONNECTIONS[transport])
+    server.config.log_level = "error"
+    server.config.configure_logging()
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    wait_for(lambda: server.started)
+    try:
+        yield Running(server.servers[0].sockets[0].getsockname()[1], server, registry, engine)
+    finally:
+        for model in models.values():
+            model.gate.set()
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def wait_for(condition: Any, seconds: float = 10) -> None:
+    """Return once the condition holds; fails the test when it does not in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true in time"
+        time.sleep(0.002)
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        size = self.headers.get("inference-header-content-length")
+        return json.loads(self.body[: int(size)] if size else self.body)
+
+    @property
+    def error(self) -> str:
+        assert set(self.json) == {"error"}
+        return str(self.json["error"])
+
+
+@dataclass
+class Raw:
+    """One connection; a context manager that closes it."""
+
+    port: int
+    socket: socket.socket = field(init=False)
+    buffer: bytes = b""
+
+    def __post_init__(self) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", self.port), timeout=10)
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.socket.close()
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def _read_more(self) -> None:
+        data = self.socket.recv(65536)
+        if not data:
+            raise ConnectionError("the server closed the connection")
+        self.buffer += data
+
+    def answer(self) -> Answer:
+        """Read one whole answer."""
+        while b"\r\n\r\n" not in self.buffer:
+            self._read_more()
+        head, self.buffer = self.buffer.split(b"\r\n\r\n", 1)
+        lines = head.decode("latin-1").split("\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
+        status = int(lines[0].split()[1])
+        if status == 100:
+            return Answer(status, headers, b"")
+        size = int(headers.get("content-length", 0))
+        while len(self.buffer) < size:
+            self._read_more()
+        body, self.buffer = self.buffer[:size], self.buffer[size:]
+        return Answer(status, headers, body)
+
+    def is_closed(self) -> bool:
+        """Whether the server closes the connection without sending anything more."""
+        try:
+            return self.buffer == b"" and self.socket.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+
+def request(method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> bytes:
+    """Return the bytes of a request."""
+    fields = {"Host": "test", "Content-Length": str(len(body)), **(headers or {})}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    return f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode() + body
+
+
+def infer_request(model: str, array: np.ndarray, path: str = "", **headers: str) -> bytes:
+    """Return the bytes of a binary request for input x, answered in binary."""
+    kind = {"float32": "FP32", "int32": "INT32"}[str(array.dtype)]
+    tensor = {"name": "x", "datatype": kind, "shape": list(array.shape)}
+    tensor["parameters"] = {"binary_data_size": array.nbytes}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(head)), **headers}
+    return request("POST", path or f"/v2/models/{model}/infer", head + array.tobytes(), headers)
+
+
+def rows(count: int, width: int = 4, start: float = 0) -> np.ndarray:
+    """Return FP32 rows of distinct values."""
+    return (np.arange(count * width, dtype=np.float32) + np.float32(start)).reshape(count, width)
+
+
+def tensor_of(answer: Answer, index: int = 0) -> np.ndarray:
+    """Return one FP32 output of a binary answer."""
+    assert answer.status == 200, answer.body
+    at = int(answer.headers["inference-header-content-length"])
+    for output in answer.json["outputs"][:index]:
+        at += output["parameters"]["binary_data_size"]
+    output = answer.json["outputs"][index]
+    size = output["parameters"]["binary_data_size"]
+    return np.frombuffer(answer.body[at : at + size], np.float32).reshape(output["shape"])

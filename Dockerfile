@@ -4,13 +4,12 @@
 FROM python:3.11-slim-bookworm AS build
 
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
-RUN python3 -m venv /opt/lathe
+RUN python3 -m venv --without-pip /opt/lathe
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY core core
 COPY server server
-RUN /opt/lathe/bin/python -m pip install . \
-    && /opt/lathe/bin/python -m compileall -q /opt/lathe/lib
+RUN python3 -m pip --python /opt/lathe/bin/python install .
 
 
 FROM python:3.11-slim-bookworm

@@ -1,5 +1,6 @@
 """The catalog of kernels: which nodes compiled code covers, with the facts the planner needs."""
 
+from core.kernels.catalog import copy, elementwise, gather, norm, pool, reduce, softmax
 from core.kernels.catalog.base import (
     VIEWS,
     In,
@@ -16,6 +17,23 @@ from core.kernels.catalog.base import (
 )
 
 __all__ = [
-    "VIEWS", "In", "KernelCall", "KernelSpec", "Operand", "Out", "Packed", "Request", "Scratch", "Status", "covers",
+    "VIEWS",
+    "In",
+    "KernelCall",
+    "KernelSpec",
+    "Operand",
+    "Out",
+    "Packed",
+    "Request",
+    "Scratch",
+    "Status",
+    "copy",
+    "covers",
+    "elementwise",
+    "gather",
+    "norm",
+    "pool",
+    "reduce",
     "select",
+    "softmax",
 ]  # fmt: skip

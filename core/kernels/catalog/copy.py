@@ -1,0 +1,317 @@
+"""Nodes that only move elements: every one is a list of strided copies, whatever the element type."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from core.ir.dim import floor_div
+from core.ir.graph import Node, Value
+from core.ir.types import Dim, DType
+from core.kernels.catalog.attributes import attribute, axis_of, integers
+from core.kernels.catalog.base import VIEWS, In, KernelCall, KernelSpec, Operand, Out, Request, covers
+from core.kernels.catalog.nest import Nest, broadcast_strides, has_plannable_types, is_plannable, row_major, traffic
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One strided copy: operand `source` (None: the fill value) to operand `target`.
+
+    The nest's operands are source and target; `offsets` are where each starts, in elements.
+    """
+
+    source: int | None
+    target: int
+    nest: Nest
+    offsets: tuple[Dim, Dim] = (0, 0)
+
+
+@dataclass(frozen=True)
+class CopySpec(KernelSpec):
+    """Copies elements of `itemsize` bytes; `fill` is the bit pattern that pieces without a source write."""
+
+    family: ClassVar[str] = "copy"
+    itemsize: int
+    pieces: tuple[Piece, ...]
+    fill: int = 0
+
+    @property
+    def summary(self) -> str:
+        loops = max((piece.nest.rank for piece in self.pieces), default=0)
+        return f"copy({len(self.pieces)} pieces, {loops} loops)"
+
+
+def _call(node: Node, pieces: Sequence[Piece], operands: Sequence[Operand], fill: int = 0) -> KernelCall | None:
+    """The call that makes all pieces, simplified; None when a stride or an offset cannot be computed."""
+    live = [piece for piece in pieces if 0 not in piece.nest.extents]
+    merged = tuple(Piece(p.source, p.target, p.nest.collapsed(), p.offsets) for p in live)
+    if not all(map(is_plannable, (dim for p in merged for dim in (*p.offsets, *p.nest.extents)))):
+        return None
+    return KernelCall(CopySpec(node.output.dtype.itemsize, merged, fill), tuple(operands), bytes=traffic(node))
+
+
+def _is_movable(node: Node) -> bool:
+    """Whether elements are plain fixed-size bytes in shapes that can be planned."""
+    return has_plannable_types(node) and _has_bytes(node.output)
+
+
+def _has_bytes(value: Value) -> bool:
+    return value.dtype is not DType.STRING and value.dtype.itemsize in (1, 2, 4, 8)
+
+
+def _moved(node: Node, extents: Sequence[Dim], strides: Sequence[Dim], offset: Dim = 0) -> KernelCall | None:
+    """One dense output, filled from one input walked with `strides` from `offset`."""
+    nest = Nest(tuple(extents), (tuple(strides), row_major(extents)))
+    return _call(node, [Piece(0, 1, nest, (offset, 0))], [In(0), Out()])
+
+
+@covers(*VIEWS)
+def duplicate(request: Request) -> KernelCall | None:
+    """A view that must have memory of its own (an output of the graph) is one dense copy."""
+    node = request.node
+    if not _is_movable(node) or len(node.outputs) > 1:
+        return None
+    return _moved(node, (node.output.tensor.size,), (1,))
+
+
+@covers("Transpose")
+def transpose(request: Request) -> KernelCall | None:
+    node = request.node
+    if not _is_movable(node):
+        return None
+    source = _input(node).shape
+    perm = integers(node, "perm") or tuple(reversed(range(len(source))))
+    strides = row_major(source)
+    return _moved(node, [source[axis] for axis in perm], [strides[axis] for axis in perm])
+
+
+@covers("DepthToSpace", "SpaceToDepth")
+def blocks(request: Request) -> KernelCall | None:
+    """Depth and space exchange blocks: a transpose of the shape with the block's axes split off."""
+    node = request.node
+    if not _is_movable(node) or len(_input(node).shape) != 4:
+        return None
+    size, last = attribute(node, "blocksize"), attribute(node, "layout") == "NHWC"
+    image = node.output.shape if node.op == "DepthToSpace" else _input(node).shape
+    depth = _input(node).shape if node.op == "DepthToSpace" else node.output.shape
+    to_space = _depth_to_space(depth, size, last, attribute(node, "mode") or "DCR")
+    extents, strides = to_space if node.op == "DepthToSpace" else _inverse(to_space, image, size, last)
+    return _moved(node, extents, strides)
+
+
+def _depth_to_space(depth: Sequence[Dim], size: int, last: bool, mode: str) -> tuple[tuple[Dim, ...], tuple[Dim, ...]]:
+    """Loops in the image's order (n, c, h, block row, w, block column; channels last: c at the end), and the strides
+    with which they walk the depth tensor."""
+    n, c, h, w = (depth[0], depth[3], depth[1], depth[2]) if last else depth
+    dense = row_major(depth)
+    sn, sc, sh, sw = (dense[0], dense[3], dense[1], dense[2]) if last else dense
+    inner = floor_div(c, size * size)
+    channel, row, column = (sc, inner * size * sc, inner * sc) if mode == "DCR" else (size * size * sc, size * sc, sc)
+    loops = [(n, sn), (inner, channel), (h, sh), (size, row), (w, sw), (size, column)]
+    if last:
+        loops.append(loops.pop(1))
+    return tuple(extent for extent, _ in loops), tuple(stride for _, stride in loops)
+
+
+def _inverse(
+    to_space: tuple[tuple[Dim, ...], tuple[Dim, ...]], image: Sequence[Dim], size: int, last: bool
+) -> tuple[tuple[Dim, ...], tuple[Dim, ...]]:
+    """The opposite copy: loops in the depth tensor's order with strides that walk the image."""
+    extents, _ = to_space
+    dense = row_major(extents)
+    n, c, h, row, w, column = (0, 5, 1, 2, 3, 4) if last else range(6)
+    order = (n, h, w, row, column, c) if last else (n, row, column, c, h, w)
+    return tuple(extents[k] for k in order), tuple(dense[k] for k in order)
+
+
+@covers("Expand")
+def expand(request: Request) -> KernelCall | None:
+    node = request.node
+    if not _is_movable(node) or len(node.inputs) != 1:
+        return None
+    shape = node.output.shape
+    return _moved(node, shape, broadcast_strides(_input(node).shape, shape))
+
+
+@covers("Tile")
+def tile(request: Request) -> KernelCall | None:
+    node = request.node
+    repeats = integers(node, "repeats")
+    if not _is_movable(node) or repeats is None:
+        return None
+    shape = _input(node).shape
+    pairs = [
+        ((times, 0), (extent, stride)) for times, extent, stride in zip(repeats, shape, row_major(shape), strict=True)
+    ]
+    loops = [loop for pair in pairs for loop in pair]
+    return _moved(node, [extent for extent, _ in loops], [stride for _, stride in loops])
+
+
+@covers("Slice")
+def slice_(request: Request) -> KernelCall | None:
+    node = request.node
+    starts, steps = integers(node, "starts"), integers(node, "steps")
+    if not _is_movable(node) or starts is None or len(node.inputs) != 1:
+        return None
+    source = _input(node).shape
+    axes = integers(node, "axes") or tuple(range(len(starts)))
+    strides: list[Dim] = list(row_major(source))
+    offset: Dim = 0
+    for axis, start, step in zip(axes, starts, steps or (1,) * len(starts), strict=True):
+        axis = axis_of(axis, len(source))
+        first = _first(start, step, source[axis])
+        if first is None:
+            return None
+        offset = offset + first * strides[axis]
+        strides[axis] = strides[axis] * step
+    return _moved(node, node.output.shape, strides, offset)
+
+
+def _first(start: Dim, step: int, extent: Dim) -> Dim | None:
+    """Where a slice begins, clamped as ONNX says; None when that needs the value of a symbol."""
+    if isinstance(start, int) and isinstance(extent, int):
+        begin = start + extent if start < 0 else start
+        return min(max(begin, 0), extent if step > 0 else extent - 1)
+    if start == 0 and step > 0:
+        return 0
+    if start == -1 and step < 0:
+        return extent - 1
+    return None
+
+
+@covers("Concat")
+def concat(request: Request) -> KernelCall | None:
+    node = request.node
+    if not _is_movable(node) or any(value is None for value in node.inputs):
+        return None
+    shape = node.output.shape
+    axis = axis_of(attribute(node, "axis"), len(shape))
+    dense = row_major(shape)
+    pieces: list[Piece] = []
+    position: Dim = 0
+    for index, value in enumerate(node.inputs):
+        extents = value.shape if value is not None else ()
+        nest = Nest(extents, (row_major(extents), dense))
+        pieces.append(Piece(index, len(node.inputs), nest, (0, position * dense[axis])))
+        position = position + extents[axis]
+    return _call(node, pieces, [*(In(i) for i in range(len(node.inputs))), Out()])
+
+
+@covers("Split")
+def split(request: Request) -> KernelCall | None:
+    node = request.node
+    if not _is_movable(node) or len(node.inputs) != 1:
+        return None
+    source = _input(node).shape
+    axis = axis_of(attribute(node, "axis"), len(source))
+    dense = row_major(source)
+    pieces: list[Piece] = []
+    position: Dim = 0
+    for index, value in enumerate(node.outputs):
+        nest = Nest(value.shape, (dense, row_major(value.shape)))
+        pieces.append(Piece(0, 1 + index, nest, (position * dense[axis], 0)))
+        position = position + value.shape[axis]
+    return _call(node, pieces, [In(0), *(Out(i) for i in range(len(node.outputs)))])
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """Part of a padded axis: `extent` places from `target` on, read from `source` with `step`; None: the fill value."""
+
+    extent: Dim
+    target: Dim
+    source: Dim | None = 0
+    step: int = 1
+
+
+@covers("Pad")
+def pad(request: Request) -> KernelCall | None:
+    """Constant (the default), edge, reflect and wrap padding, with a value known at compile time."""
+    node = request.node
+    widths, fill = _pad_widths(node), _fill_bits(request)
+    if not _is_movable(node) or widths is None or fill is None:
+        return None
+    source, mode = _input(node).shape, attribute(node, "mode") or "constant"
+    axes = [_segments(mode, before, after, extent) for (before, after), extent in zip(widths, source, strict=True)]
+    if any(segments is None for segments in axes):
+        return None
+    choices = itertools.product(*(segments for segments in axes if segments is not None))
+    pieces = [_pad_piece(choice, source, node.output.shape) for choice in choices]
+    return _call(node, pieces, [In(0), Out()], fill)
+
+
+def _pad_widths(node: Node) -> list[tuple[int, int]] | None:
+    pads = integers(node, "pads")
+    if pads is None or len(pads) % 2 or not all(isinstance(width, int) for width in pads):
+        return None
+    rank, half = len(_input(node).shape), len(pads) // 2
+    axes = integers(node, "axes") or tuple(range(half))
+    widths = [(0, 0)] * rank
+    for position, axis in enumerate(axes):
+        widths[axis_of(axis, rank)] = (pads[position], pads[half + position])
+    return widths
+
+
+def _fill_bits(request: Request) -> int | None:
+    """The fill value's bits; None when it is known only at run time."""
+    node = request.node
+    value = node.attrs.get("constant_value")
+    if value is None and node.input(2) is not None:
+        value = request.constant(2)
+        if value is None:
+            return None
+    if any(node.input(index) is not None for index in (1, 3)):
+        return None
+    scalar = np.asarray(0 if value is None else value, dtype=node.output.dtype.numpy).ravel()[:1]
+    return int.from_bytes(scalar.tobytes(), "little")
+
+
+def _segments(mode: str, before: int, after: int, extent: Dim) -> list[_Segment] | None:
+    """One padded axis from left to right; None for what a single reflection or repetition cannot fill."""
+    kept = extent + min(before, 0) + min(after, 0)
+    middle = _Segment(kept, max(before, 0), max(-before, 0))
+    if before <= 0 and after <= 0:
+        return [middle]
+    if mode != "constant" and (before < 0 or after < 0 or not isinstance(extent, int)):
+        return None
+    ends = _borders(mode, max(before, 0), max(after, 0), extent, middle)
+    return None if ends is None else [s for s in (ends[0], middle, ends[1]) if s.extent != 0]
+
+
+def _borders(mode: str, before: int, after: int, extent: Dim, middle: _Segment) -> tuple[_Segment, _Segment] | None:
+    end = middle.target + middle.extent
+    if mode == "constant":
+        return _Segment(before, 0, None), _Segment(after, end, None)
+    if mode == "edge":
+        return _Segment(before, 0, 0, 0), _Segment(after, end, extent - 1, 0)
+    widest = max(before, after)
+    if mode == "reflect" and isinstance(extent, int) and widest < extent:
+        return _Segment(before, 0, before, -1), _Segment(after, end, extent - 2, -1)
+    if mode == "wrap" and isinstance(extent, int) and widest <= extent:
+        return _Segment(before, 0, extent - before), _Segment(after, end, 0)
+    return None
+
+
+def _pad_piece(choice: Sequence[_Segment], source: Sequence[Dim], target: Sequence[Dim]) -> Piece:
+    extents = tuple(segment.extent for segment in choice)
+    dense_in, dense_out = row_major(source), row_major(target)
+    offset_out = sum((s.target * stride for s, stride in zip(choice, dense_out, strict=True)), start=_ZERO)
+    if any(segment.source is None for segment in choice):
+        return Piece(None, 1, Nest(extents, (tuple(0 for _ in extents), dense_out)), (0, offset_out))
+    strides = tuple(segment.step * stride for segment, stride in zip(choice, dense_in, strict=True))
+    starts = ((s.source or 0) * stride for s, stride in zip(choice, dense_in, strict=True))
+    return Piece(0, 1, Nest(extents, (strides, dense_out)), (sum(starts, start=_ZERO), offset_out))
+
+
+_ZERO: Dim = 0
+
+
+def _input(node: Node) -> Value:
+    value = node.inputs[0]
+    if value is None:
+        raise ValueError(f"node '{node.name}' ({node.op}) has no first input")
+    return value

@@ -1,0 +1,81 @@
+"""Elementwise nodes, single or fused, over inputs of any broadcast pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from core.ir.graph import Array, Graph, Node, Value
+from core.ir.types import Dim, DType
+from core.kernels.catalog import body as bodies
+from core.kernels.catalog.base import VIEWS, In, KernelCall, KernelSpec, Out, Request, covers
+from core.kernels.catalog.nest import Nest, broadcast_strides, has_plannable_types, row_major, traffic
+from core.ops import registry
+
+DTYPES = frozenset(
+    {DType.FLOAT32, DType.FLOAT64, DType.INT64, DType.INT32, DType.INT16, DType.INT8, DType.BOOL}
+    | {DType.UINT64, DType.UINT32, DType.UINT16, DType.UINT8}
+)
+
+
+@dataclass(frozen=True)
+class ElementwiseSpec(KernelSpec):
+    """`body` applied along `nest`; the nest's operands are the body's inputs and then one dense output for all."""
+
+    family: ClassVar[str] = "elementwise"
+    body: Graph
+    nest: Nest
+
+    @property
+    def summary(self) -> str:
+        return f"elementwise({len(self.body.nodes)} ops, {self.nest.rank} loops)"
+
+
+def _names() -> list[str]:
+    names = [name for name in registry.names() if registry.get(name).is_elementwise and name not in VIEWS]
+    return sorted({*names, "FusedElementwise"})
+
+
+@covers(*_names())
+def elementwise(request: Request) -> KernelCall | None:
+    """None for element types or bodies outside the scalar algebra, and for unplannable shapes."""
+    node = request.node
+    source = node.attrs["body"] if node.op == "FusedElementwise" else bodies.single_body(node)
+    if not isinstance(source, Graph) or not has_plannable_types(node) or not _is_covered(source):
+        return None
+    given = [(index, value) for index, value in enumerate(node.inputs) if value is not None]
+    known = _known(given, request.constants)
+    body = bodies.canonical(source, known)
+    operands = [(index, value) for position, (index, value) in enumerate(given) if position not in known]
+    nest = _nest(node, [value for _, value in operands])
+    return KernelCall(
+        ElementwiseSpec(body, nest),
+        (*(In(index) for index, _ in operands), *(Out(i) for i in range(len(node.outputs)))),
+        inplace=tuple(index for index, value in operands if _can_take_over(value, node.output)),
+        flops=node.output.tensor.size * len(body.nodes),
+        bytes=traffic(node),
+    )
+
+
+def _is_covered(body: Graph) -> bool:
+    return bodies.dtypes(body) <= DTYPES and bodies.is_scalar(body)
+
+
+def _known(given: list[tuple[int, Value]], constants: Mapping[Value, Array]) -> dict[int, Array]:
+    """Constants of one element: they become part of the code."""
+    return {
+        position: constants[value]
+        for position, (_, value) in enumerate(given)
+        if value in constants and constants[value].size == 1
+    }
+
+
+def _nest(node: Node, inputs: list[Value]) -> Nest:
+    shape: tuple[Dim, ...] = node.output.shape
+    strides = [broadcast_strides(value.shape, shape) for value in inputs]
+    return Nest(shape, (*strides, row_major(shape))).collapsed()
+
+
+def _can_take_over(value: Value, output: Value) -> bool:
+    return value.shape == output.shape and value.dtype.itemsize == output.dtype.itemsize

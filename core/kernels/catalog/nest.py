@@ -1,0 +1,100 @@
+"""Loop nests over strided operands: the shape of every kernel that maps or moves elements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from core.ir.dim import SymDim
+from core.ir.graph import Node
+from core.ir.types import Dim, TensorType, ValueType
+
+BATCH = "n"
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """Perfectly nested loops, outermost first.
+
+    Loop k makes `extents[k]` steps; each moves operand i by `strides[i][k]` elements (0: broadcast, negative: backwards).
+    """
+
+    extents: tuple[Dim, ...]
+    strides: tuple[tuple[Dim, ...], ...]
+
+    @property
+    def rank(self) -> int:
+        return len(self.extents)
+
+    def loop(self, k: int) -> tuple[Dim, ...]:
+        """The strides of all operands in loop `k`."""
+        return tuple(strides[k] for strides in self.strides)
+
+    def take(self, loops: Iterable[int]) -> Nest:
+        """The nest of these loops only, in the order given."""
+        order = list(loops)
+        return Nest(
+            tuple(self.extents[k] for k in order),
+            tuple(tuple(strides[k] for k in order) for strides in self.strides),
+        )
+
+    def collapsed(self) -> Nest:
+        """The same elements in the same order with as few loops as possible: unit loops dropped, and neighbours merged
+        where every operand goes through both with one stride. At least one loop remains."""
+        kept = [k for k in range(self.rank) if self.extents[k] != 1]
+        loops: list[tuple[Dim, tuple[Dim, ...]]] = []
+        for k in kept:
+            extent, steps = self.extents[k], self.loop(k)
+            if loops and loops[-1][1] == tuple(step * extent for step in steps):
+                loops[-1] = (loops[-1][0] * extent, steps)
+            else:
+                loops.append((extent, steps))
+        if not loops:
+            loops = [(1, tuple(0 for _ in self.strides))]
+        return Nest(
+            tuple(extent for extent, _ in loops),
+            tuple(tuple(steps[i] for _, steps in loops) for i in range(len(self.strides))),
+        )
+
+
+def row_major(shape: Sequence[Dim]) -> tuple[Dim, ...]:
+    """Strides, in elements, of a dense array."""
+    strides: list[Dim] = []
+    step: Dim = 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step = step * extent
+    return tuple(reversed(strides))
+
+
+def broadcast_strides(shape: Sequence[Dim], to: Sequence[Dim]) -> tuple[Dim, ...]:
+    """Strides of a dense array of `shape` while it is walked in the shape `to` that it broadcasts to."""
+    dense = (0,) * (len(to) - len(shape)) + row_major(shape)
+    padded = (1,) * (len(to) - len(shape)) + tuple(shape)
+    return tuple(0 if extent == 1 else stride for extent, stride in zip(padded, dense, strict=True))
+
+
+def is_plannable(dim: Dim) -> bool:
+    """Whether generated code can compute `dim` at run time: a polynomial in the batch symbol."""
+    if not isinstance(dim, SymDim):
+        return True
+    return all(atom == BATCH for monomial, _ in dim.terms for atom in monomial)
+
+
+def has_plannable_types(node: Node) -> bool:
+    """Whether all inputs and outputs are tensors whose dimensions generated code can compute."""
+    values = [value for value in (*node.inputs, *node.outputs) if value is not None]
+    return all(_is_plannable_type(value.type) for value in values)
+
+
+def traffic(node: Node) -> Dim:
+    """Bytes moved when every input is read once and every output is written once."""
+    total: Dim = 0
+    for value in dict.fromkeys((*node.inputs, *node.outputs)):
+        if value is not None:
+            total = total + value.tensor.nbytes
+    return total
+
+
+def _is_plannable_type(type_: ValueType) -> bool:
+    return isinstance(type_, TensorType) and type_.shape is not None and all(map(is_plannable, type_.shape))

@@ -1,0 +1,149 @@
+"""Normalizations: over trailing axes (layer, RMS), over groups of channels (group, instance), with given statistics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from core.ir.dim import product
+from core.ir.graph import Graph, Node, Value
+from core.ir.types import Dim, DType, TensorType
+from core.kernels.catalog.attributes import attribute, axis_of
+from core.kernels.catalog.base import In, KernelCall, KernelSpec, Operand, Out, Request, covers
+from core.kernels.catalog.elementwise import ElementwiseSpec
+from core.kernels.catalog.nest import Nest, has_plannable_types, row_major, traffic
+
+_FLOPS_PER_ELEMENT = 8
+
+
+@dataclass(frozen=True)
+class LayerNormSpec(KernelSpec):
+    """Rows [rows, length] become (x - mean) / sqrt(variance + epsilon) * scale + bias; `centered` False is RMS: no mean.
+
+    Operands: x, scale, bias if any, y, mean [rows] if any, inverse deviation [rows] if any.
+    """
+
+    family: ClassVar[str] = "layernorm"
+    rows: Dim
+    length: Dim
+    epsilon: float
+    centered: bool = True
+    bias: bool = True
+    mean: bool = False
+    deviation: bool = False
+
+    @property
+    def summary(self) -> str:
+        return f"{'layer' if self.centered else 'rms'}norm({self.length})"
+
+
+@dataclass(frozen=True)
+class GroupNormSpec(KernelSpec):
+    """Each of `groups` runs of `channels` channels of an image is normalised; scale and bias [groups*channels].
+
+    Operands: x, scale, bias, y. Images are [batch, C, pixels], or [batch, pixels, C] when `last`.
+    """
+
+    family: ClassVar[str] = "groupnorm"
+    batch: Dim
+    groups: int
+    channels: int
+    pixels: Dim
+    epsilon: float
+    last: bool
+
+    @property
+    def summary(self) -> str:
+        return f"groupnorm({self.groups} x {self.channels}, {'last' if self.last else 'first'})"
+
+
+@covers("LayerNormalization", "RMSNormalization")
+def layer_norm(request: Request) -> KernelCall | None:
+    node = request.node
+    if not _is_float32(node):
+        return None
+    x = _input(node, 0)
+    axis = axis_of(attribute(node, "axis"), len(x.shape))
+    length = product(x.shape[axis:])
+    centered = node.op == "LayerNormalization"
+    vectors = [value for value in node.inputs[1:] if value is not None]
+    if not isinstance(length, int) or node.input(1) is None or any(v.tensor.size != length for v in vectors):
+        return None
+    extra = [False, False, False]
+    extra[: len(node.outputs)] = [True] * len(node.outputs)
+    _, mean, deviation = extra
+    bias = node.input(2) is not None
+    spec = LayerNormSpec(
+        product(x.shape[:axis]), length, float(attribute(node, "epsilon")), centered, bias, mean, deviation
+    )
+    operands: list[Operand] = [In(0), In(1), *([In(2)] if bias else []), *(Out(i) for i in range(len(node.outputs)))]
+    return _normalization(node, spec, operands)
+
+
+@covers("GroupNormalization", "InstanceNormalization")
+def group_norm(request: Request) -> KernelCall | None:
+    node = request.node
+    x = _input(node, 0)
+    if not _is_float32(node) or len(x.shape) < 2:
+        return None
+    last = attribute(node, "layout") == "NHWC"
+    channels = x.shape[-1] if last else x.shape[1]
+    if not isinstance(channels, int) or any(v is None or v.tensor.size != channels for v in node.inputs[1:3]):
+        return None
+    groups = attribute(node, "num_groups") if node.op == "GroupNormalization" else channels
+    pixels = product(x.shape[1:-1]) if last else product(x.shape[2:])
+    spec = GroupNormSpec(x.shape[0], groups, channels // groups, pixels, float(attribute(node, "epsilon")), last)
+    return _normalization(node, spec, [In(0), In(1), In(2), Out()])
+
+
+@covers("BatchNormalization")
+def batch_norm(request: Request) -> KernelCall | None:
+    """With running statistics it is elementwise: (x - mean) / sqrt(variance + epsilon) * scale + bias per channel."""
+    node = request.node
+    if not _is_float32(node) or len(node.outputs) > 1 or attribute(node, "training_mode"):
+        return None
+    shape = node.output.shape
+    channel = len(shape) - 1 if attribute(node, "layout") == "NHWC" else min(1, len(shape) - 1)
+    vector = tuple(int(axis == channel) for axis in range(len(shape)))
+    dense = row_major(shape)
+    nest = Nest(shape, (dense, vector, vector, vector, vector, dense)).collapsed()
+    spec = ElementwiseSpec(_batch_norm_body(float(attribute(node, "epsilon"))), nest)
+    flops = node.output.tensor.size * 4
+    return KernelCall(spec, (*(In(i) for i in range(5)), Out()), inplace=(0,), flops=flops, bytes=traffic(node))
+
+
+def _batch_norm_body(epsilon: float) -> Graph:
+    scalar = TensorType(DType.FLOAT32, ())
+    x, scale, bias, mean, variance = (Value(f"x{i}", scalar) for i in range(5))
+    body = Graph("body", [x, scale, bias, mean, variance])
+    small = body.add_constant(np.float32(epsilon), "c0")
+
+    def emit(op: str, *inputs: Value) -> Value:
+        node = Node(op, list(inputs), [])
+        node.outputs = [Value(f"t{len(body.nodes)}", scalar, node)]
+        body.nodes.append(node)
+        return node.output
+
+    deviation = emit("Sqrt", emit("Add", variance, small))
+    factor = emit("Div", scale, deviation)
+    body.outputs = [emit("Add", emit("Mul", emit("Sub", x, mean), factor), bias)]
+    return body
+
+
+def _normalization(node: Node, spec: KernelSpec, operands: list[Operand]) -> KernelCall:
+    flops = node.output.tensor.size * _FLOPS_PER_ELEMENT
+    return KernelCall(spec, tuple(operands), inplace=(0,), flops=flops, bytes=traffic(node))
+
+
+def _is_float32(node: Node) -> bool:
+    values = [value for value in (*node.inputs, *node.outputs) if value is not None]
+    return has_plannable_types(node) and all(value.dtype is DType.FLOAT32 for value in values)
+
+
+def _input(node: Node, index: int) -> Value:
+    value = node.inputs[index]
+    if value is None:
+        raise ValueError(f"node '{node.name}' ({node.op}) has no input {index}")
+    return value

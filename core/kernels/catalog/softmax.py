@@ -1,0 +1,42 @@
+"""Softmax and LogSoftmax along any axis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from core.ir.dim import product
+from core.ir.types import Dim, DType
+from core.kernels.catalog.attributes import attribute, axis_of
+from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Request, covers
+from core.kernels.catalog.nest import has_plannable_types, traffic
+
+_FLOPS_PER_ELEMENT = 12  # maximum, subtraction, exponential, sum and scaling
+
+
+@dataclass(frozen=True)
+class SoftmaxSpec(KernelSpec):
+    """Over the middle axis of [outer, length, inner]; the logarithm of the result when `log`."""
+
+    family: ClassVar[str] = "softmax"
+    outer: Dim
+    length: Dim
+    inner: Dim
+    log: bool = False
+
+    @property
+    def summary(self) -> str:
+        return f"softmax({'rows' if self.inner == 1 else 'columns'} of {self.length})"
+
+
+@covers("Softmax", "LogSoftmax")
+def softmax(request: Request) -> KernelCall | None:
+    node = request.node
+    if not has_plannable_types(node) or node.output.dtype is not DType.FLOAT32:
+        return None
+    shape = node.output.shape
+    axis = axis_of(attribute(node, "axis"), len(shape))
+    length = shape[axis] if shape else 1
+    spec = SoftmaxSpec(product(shape[:axis]), length, product(shape[axis + 1 :]), node.op == "LogSoftmax")
+    flops = node.output.tensor.size * _FLOPS_PER_ELEMENT
+    return KernelCall(spec, (In(0), Out()), inplace=(0,), flops=flops, bytes=traffic(node))

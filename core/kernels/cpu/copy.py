@@ -1,0 +1,181 @@
+"""Strided copies: rows that stay rows go by vectors, two axes that change places go by tiles in registers."""
+
+from __future__ import annotations
+
+from math import prod
+
+from core.codegen.lang import Kernel, Pointer, Val
+from core.ir.dim import product
+from core.ir.types import Dim
+from core.kernels.catalog.copy import CopySpec, Piece
+from core.kernels.cpu.nest import cover, each_row, even_chunks, grain, has_masks, offsets_of, unsigned
+from core.kernels.cpu.tile import tile_side, transpose_rows
+from core.kernels.target import Target
+
+_SMALL = 1 << 18  # bytes that a thread moves alone: sharing them out would cost more
+_MOST_SLICES = 64
+_ZERO: Dim = 0
+
+
+def generate(spec: CopySpec, target: Target) -> Kernel:
+    k = Kernel(spec, target)
+    if len(spec.pieces) == 1:
+        _shared(k, spec, spec.pieces[0])
+    elif spec.pieces:
+        _in_slices(k, spec)
+    return k
+
+
+def _shared(k: Kernel, spec: CopySpec, piece: Piece) -> None:
+    """One piece, shared out among the threads."""
+    mover = _mover(k, spec, piece)
+    if isinstance(mover, _Row):
+        each_row(k, piece.nest, grain(2 * spec.itemsize), mover.copy)
+        return
+    with even_chunks(k, mover.rows, mover.grain) as (start, stop):
+        mover.copy_part(start, stop)
+
+
+def _in_slices(k: Kernel, spec: CopySpec) -> None:
+    """Several pieces: task t of T copies slice t of each, so that all threads write near each other."""
+    movers = [_mover(k, spec, piece) for piece in spec.pieces]
+    moved = sum((product(piece.nest.extents) for piece in spec.pieces), start=_ZERO) * spec.itemsize
+    parts = k.ops.min(k.ops.max(k.dim(moved) // _SMALL, 1), _MOST_SLICES)
+    parts = k.ops.select(k.threads.equals(1), k.index(1), parts)
+    with k.tasks(parts) as part:
+        for mover in movers:
+            mover.copy_part(mover.rows * part // parts, mover.rows * (part + 1) // parts)
+
+
+def _mover(k: Kernel, spec: CopySpec, piece: Piece) -> _Row | _Swap:
+    axis = swapped_axis(piece)
+    return _Row(k, spec, piece) if axis is None else _Swap(k, spec, piece, axis)
+
+
+def swapped_axis(piece: Piece) -> int | None:
+    """The loop in which the source is dense while the last loop is dense in the target: a transpose of the two."""
+    nest = piece.nest
+    last = nest.rank - 1
+    source, target = nest.strides
+    if piece.source is None or target[last] != 1 or source[last] in (0, 1):
+        return None
+    return next((loop for loop in range(last) if source[loop] == 1 and nest.extents[loop] != 1), None)
+
+
+def _pointers(k: Kernel, spec: CopySpec, piece: Piece) -> tuple[Pointer | None, Pointer]:
+    dtype = unsigned(spec.itemsize)
+    source = None if piece.source is None else k.operand(piece.source, dtype).at(k.dim(piece.offsets[0]))
+    return source, k.operand(piece.target, dtype).at(k.dim(piece.offsets[1]))
+
+
+class _Row:
+    """Copies a piece by runs of its last loop. A nest of one loop counts its elements as its rows."""
+
+    def __init__(self, k: Kernel, spec: CopySpec, piece: Piece) -> None:
+        self.k, self.nest, self.dtype, self.fill = k, piece.nest, unsigned(spec.itemsize), spec.fill
+        self.source, self.target = _pointers(k, spec, piece)
+        self.step_in, self.step_out = piece.nest.loop(piece.nest.rank - 1)
+        dense = self.step_out == 1 and (self.source is None or self.step_in in (0, 1))
+        self.lanes = k.target.vector_bytes // spec.itemsize if dense else 1
+        self.masks = has_masks(k.target, [spec.itemsize])
+        self.outer = piece.nest.take(range(piece.nest.rank - 1))
+        self.rows = k.dim(product(self.outer.extents) if self.outer.rank else piece.nest.extents[0])
+
+    def copy_part(self, start: Val, stop: Val) -> None:
+        """Rows `start` to `stop`."""
+        if self.outer.rank == 0:
+            self.copy([start * self.k.dim(stride) for stride in self.nest.loop(0)], stop - start)
+            return
+        with self.k.loop(start, stop) as row:
+            self.copy(offsets_of(self.k, self.outer, row), self.k.dim(self.nest.extents[-1]))
+
+    def copy(self, offsets: list[Val], length: Val) -> None:
+        """`length` elements of a row, from these offsets of source and target on."""
+        target = self.target.at(offsets[1])
+        source = self.source.at(offsets[0]) if self.source else None
+        same = self._same(source)
+
+        def step(i: Val, lanes: int, mask: Val | None) -> None:
+            place = i * self.k.dim(self.step_out)
+            if same is not None:
+                target.store(self.k.ops.splat(same, lanes), place, mask)
+            elif source is not None:
+                target.store(source.load(i * self.k.dim(self.step_in), lanes, mask), place, mask)
+
+        cover(self.k, length, step, self.lanes, self.masks, unroll=4)
+
+    def _same(self, source: Pointer | None) -> Val | None:
+        """The one value that fills the row, if there is one."""
+        if source is None:
+            return self.k.constant(self.fill, self.dtype)
+        return source.load() if self.step_in == 0 else None
+
+
+class _Swap:
+    """Copies a piece by square tiles over its last loop (`across`) and the loop `axis` in which the source is dense.
+
+    A "row" is one strip of tiles: a place in the other loops, and a band of `side` steps of `axis`.
+    """
+
+    def __init__(self, k: Kernel, spec: CopySpec, piece: Piece, axis: int) -> None:
+        self.k, self.nest, self.axis = k, piece.nest, axis
+        source, self.target = _pointers(k, spec, piece)
+        if source is None:
+            raise ValueError("a fill has no axes to swap")
+        self.source = source
+        self.side = tile_side(k.target, spec.itemsize)
+        self.masks = has_masks(k.target, [spec.itemsize])
+        last = piece.nest.rank - 1
+        self.others = piece.nest.take(loop for loop in range(last) if loop != axis)
+        self.along, self.across = k.dim(piece.nest.extents[axis]), k.dim(piece.nest.extents[last])
+        self.step_in, self.step_out = k.dim(piece.nest.strides[0][last]), k.dim(piece.nest.strides[1][axis])
+        self.bands = (self.along + (self.side - 1)) // self.side
+        self.rows = prod((k.dim(extent) for extent in self.others.extents), start=self.bands)
+
+    @property
+    def grain(self) -> Val:
+        row = self.across * self.side
+        itemsize = self.target.dtype.itemsize
+        return self.k.index(grain(2 * itemsize)) // self.k.ops.max(row, 1)
+
+    def copy_part(self, start: Val, stop: Val) -> None:
+        """Rows `start` to `stop`."""
+        with self.k.loop(start, stop) as row:
+            self._strip(row)
+
+    def _strip(self, row: Val) -> None:
+        k, side = self.k, self.side
+        place, band = row // self.bands, row % self.bands
+        offset_in, offset_out = offsets_of(k, self.others, place)
+        first = band * side
+        height = k.ops.min(self.along - first, side)
+        source = self.source.at(offset_in + first)
+        target = self.target.at(offset_out + first * self.step_out)
+        full = self.across // side * side
+        whole = height.equals(side)
+        with k.when(whole), k.loop(0, full, side) as j:
+            self._tile(source.at(j * self.step_in), target.at(j))
+        with k.loop(k.ops.select(whole, full, 0), self.across, side) as j:
+            width = k.ops.min(self.across - j, side)
+            edge = self._masked_tile if self.masks else self._slow_tile
+            edge(source.at(j * self.step_in), target.at(j), height, width)
+
+    def _tile(self, source: Pointer, target: Pointer) -> None:
+        """side x side elements: rows of the source are columns of the target."""
+        rows = [source.load(self.step_in * j, self.side) for j in range(self.side)]
+        for i, row in enumerate(transpose_rows(self.k, rows)):
+            target.store(row, self.step_out * i)
+
+    def _masked_tile(self, source: Pointer, target: Pointer, height: Val, width: Val) -> None:
+        k, side = self.k, self.side
+        rows = []
+        for j in range(side):
+            present = k.lane_mask(k.ops.select(width > j, height, 0), side)
+            rows.append(source.load(self.step_in * j, side, present))
+        for i, row in enumerate(transpose_rows(k, rows)):
+            with k.when(height > i):
+                target.store(row, self.step_out * i, k.lane_mask(width, side))
+
+    def _slow_tile(self, source: Pointer, target: Pointer, height: Val, width: Val) -> None:
+        with self.k.loop(0, height) as i, self.k.loop(0, width) as j:
+            target.store(source.load(j * self.step_in + i), i * self.step_out + j)

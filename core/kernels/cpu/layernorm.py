@@ -1,0 +1,106 @@
+"""LayerNormalization and RMSNormalization of rows: statistics in two passes over a cached row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from core.codegen.lang import Kernel, Pointer, Val
+from core.ir.types import DType
+from core.kernels.catalog.norm import LayerNormSpec
+from core.kernels.cpu.lanes import Chains, parts_of, tree
+from core.kernels.cpu.nest import cover, even_chunks, grain, has_masks
+from core.kernels.target import Target
+
+_F32 = DType.FLOAT32
+_COST = 8  # operations for one element
+
+
+@dataclass(frozen=True, slots=True)
+class _Operands:
+    x: Pointer
+    scale: Pointer
+    bias: Pointer | None
+    y: Pointer
+    mean: Pointer | None
+    deviation: Pointer | None
+
+
+def generate(spec: LayerNormSpec, target: Target) -> Kernel:
+    k = Kernel(spec, target)
+    operands = _operands(k, spec)
+    in_registers = spec.length <= k.lanes * k.target.registers * 3 // 4
+    steps = grain(8, _COST) // max(spec.length, 1)
+    with even_chunks(k, k.dim(spec.rows), steps) as (start, stop), k.loop(start, stop) as row:
+        x, y = operands.x.at(row * spec.length), operands.y.at(row * spec.length)
+        normalize = _short_row if in_registers else _long_row
+        mean, deviation = normalize(k, spec, operands, x, y)
+        for pointer, value in ((operands.mean, mean), (operands.deviation, deviation)):
+            if pointer is not None:
+                pointer.store(value, row)
+    return k
+
+
+def _operands(k: Kernel, spec: LayerNormSpec) -> _Operands:
+    present = (True, True, spec.bias, True, spec.mean, spec.deviation)
+    numbers = iter(range(sum(present)))
+    x, scale, bias, y, mean, deviation = (k.operand(next(numbers), _F32) if here else None for here in present)
+    if x is None or scale is None or y is None:
+        raise ValueError("a normalization has x, scale and y")
+    return _Operands(x, scale, bias, y, mean, deviation)
+
+
+def _short_row(k: Kernel, spec: LayerNormSpec, o: _Operands, x: Pointer, y: Pointer) -> tuple[Val, Val]:
+    """The whole row in registers. Lanes past its end are zero."""
+    parts = parts_of(k, spec.length)
+    row = [x.load(part.start, part.lanes, part.mask) for part in parts]
+    mean = k.constant(0, _F32)
+    if spec.centered:
+        mean = _total(k, row) / spec.length
+        row = [v - mean for v in row]
+        row = [v if p.mask is None else k.ops.select(p.mask, v, 0.0) for p, v in zip(parts, row, strict=True)]
+    deviation = _inverse_deviation(k, spec, _total(k, [v * v for v in row]))
+    for part, value in zip(parts, row, strict=True):
+        result = value * deviation * o.scale.load(part.start, part.lanes, part.mask)
+        if o.bias is not None:
+            result = result + o.bias.load(part.start, part.lanes, part.mask)
+        y.store(result, part.start, part.mask)
+    return mean, deviation
+
+
+def _total(k: Kernel, row: Sequence[Val]) -> Val:
+    return k.ops.sum(tree(row, k.ops.add)) if row else k.constant(0, _F32)
+
+
+def _inverse_deviation(k: Kernel, spec: LayerNormSpec, squares: Val) -> Val:
+    return 1.0 / k.ops.sqrt(squares / spec.length + k.constant(spec.epsilon, _F32))
+
+
+def _long_row(k: Kernel, spec: LayerNormSpec, o: _Operands, x: Pointer, y: Pointer) -> tuple[Val, Val]:
+    mean = sum_of(k, x, spec.length) / spec.length if spec.centered else k.constant(0, _F32)
+    deviation = _inverse_deviation(k, spec, squares_of(k, x, spec.length, mean))
+
+    def finish(i: Val, lanes: int, mask: Val | None) -> None:
+        result = (x.load(i, lanes, mask) - mean) * deviation * o.scale.load(i, lanes, mask)
+        if o.bias is not None:
+            result = result + o.bias.load(i, lanes, mask)
+        y.store(result, i, mask)
+
+    cover(k, spec.length, finish, k.lanes, has_masks(k.target, [4]), unroll=4)
+    return mean, deviation
+
+
+def sum_of(k: Kernel, x: Pointer, length: Val | int) -> Val:
+    """The sum of a run."""
+    return Chains(k, _F32, 0, k.ops.add).over(length, lambda acc, i, lanes, mask: acc + x.load(i, lanes, mask))
+
+
+def squares_of(k: Kernel, x: Pointer, length: Val | int, mean: Val) -> Val:
+    """The sum of squared differences from `mean`."""
+    chains = Chains(k, _F32, 0, k.ops.add)
+
+    def step(acc: Val, i: Val, lanes: int, mask: Val | None) -> Val:
+        centered = chains.masked(x.load(i, lanes, mask) - mean, mask)
+        return k.ops.fma(centered, centered, acc)
+
+    return chains.over(length, step)

@@ -1,0 +1,128 @@
+"""Reductions over any loops of a nest: along rows (neighbours combine) or across them (neighbours stay apart)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from core.codegen.lang import Kernel, Pointer, Val
+from core.ir.dim import product
+from core.ir.types import Dim
+from core.kernels.catalog.nest import Nest
+from core.kernels.catalog.reduce import ReduceSpec
+from core.kernels.cpu.lanes import Chains
+from core.kernels.cpu.nest import even_chunks, grain, offsets_of
+from core.kernels.cpu.reductions import Reduction, passes
+from core.kernels.target import Target
+
+_COLUMN_VECTORS = 8  # vectors of neighbouring results that one pass down the columns carries
+
+
+def generate(spec: ReduceSpec, target: Target) -> Kernel:
+    k = Kernel(spec, target)
+    x, y = k.operand(0, spec.dtype), k.operand(1, spec.dtype)
+    if spec.horizontal:
+        _along_rows(k, spec, x, y)
+    else:
+        _across_rows(k, spec, x, y)
+    return k
+
+
+def _steps(k: Kernel, spec: ReduceSpec, results: int = 1) -> Val:
+    """Results per task, when each is made of `spec.count` elements."""
+    return k.index(grain(spec.dtype.itemsize * results, 2)) // k.ops.max(k.dim(spec.count), 1)
+
+
+def _along_rows(k: Kernel, spec: ReduceSpec, x: Pointer, y: Pointer) -> None:
+    """One result at a time: outer loops, then vectors along the last one."""
+    kept = spec.nest.take(spec.kept)
+    reduced = spec.nest.take(spec.reduced)
+    count = k.dim(spec.count)
+    with even_chunks(k, k.dim(product(kept.extents)), _steps(k, spec)) as (start, stop), k.loop(start, stop) as row:
+        offset_in, offset_out = offsets_of(k, kept, row)
+        source = x.at(offset_in)
+
+        def sweep(r: Reduction, source: Pointer = source) -> list[Val]:
+            return [_sweep(k, spec, reduced, source, r)]
+
+        [result] = passes(k, spec.kind, spec.dtype, count, sweep)
+        y.store(result, offset_out)
+
+
+def _sweep(k: Kernel, spec: ReduceSpec, reduced: Nest, x: Pointer, r: Reduction) -> Val:
+    """All elements of one result through one reduction."""
+    chains = Chains(k, spec.dtype, r.identity, r.combine)
+
+    def step(acc: Val, i: Val, lanes: int, mask: Val | None) -> Val:
+        return r.combine(acc, chains.masked(r.prepare(x.load(i, lanes, mask), 0), mask))
+
+    def run(offset: Val, values: list[Val]) -> list[Val]:
+        return chains.extend(
+            values, k.dim(reduced.extents[-1]), lambda acc, i, lanes, mask: step(acc, offset + i, lanes, mask)
+        )
+
+    return chains.result(_nested(k, reduced.extents[:-1], reduced.strides[0], k.index(0), chains.start, run))
+
+
+def _nested(
+    k: Kernel,
+    extents: Sequence[Dim],
+    strides: Sequence[Dim],
+    offset: Val,
+    values: list[Val],
+    body: Callable[[Val, list[Val]], list[Val]],
+) -> list[Val]:
+    """Loops around `body(offset, values) -> values`, carrying the values."""
+    if not extents:
+        return body(offset, values)
+    with k.fold(0, k.dim(extents[0]), values) as fold:
+        moved = offset + fold.index * k.dim(strides[0])
+        fold.values = _nested(k, extents[1:], strides[1:], moved, fold.values, body)
+    return fold.values
+
+
+def _across_rows(k: Kernel, spec: ReduceSpec, x: Pointer, y: Pointer) -> None:
+    """Many neighbouring results at a time, each in its lane."""
+    kept, reduced = spec.nest.take(spec.kept), spec.nest.take(spec.reduced)
+    lanes = max(1, k.target.vector_bytes // spec.dtype.itemsize)
+    inner, last = kept.extents[-1], kept.rank - 1
+    vectors = _vectors(inner, lanes)
+    width = vectors * lanes
+    blocks = (k.dim(inner) + (width - 1)) // width
+    outer = kept.take(range(last))
+    items = k.dim(product(outer.extents)) * blocks
+    with even_chunks(k, items, _steps(k, spec, width)) as (start, stop), k.loop(start, stop) as item:
+        offset_in, offset_out = offsets_of(k, outer, item // blocks)
+        first = item % blocks * width
+        masks = _masks(k, inner, first, vectors, lanes)
+        source, target = x.at(offset_in + first * k.dim(kept.strides[0][last])), y.at(offset_out + first)
+        for i, value in enumerate(_columns(k, spec, reduced, source, lanes, masks)):
+            target.store(value, i * lanes, masks[i])
+
+
+def _vectors(inner: Dim, lanes: int) -> int:
+    if not isinstance(inner, int):
+        return 1
+    return min(_COLUMN_VECTORS, -(-inner // lanes))
+
+
+def _masks(k: Kernel, inner: Dim, first: Val, vectors: int, lanes: int) -> list[Val | None]:
+    if isinstance(inner, int) and inner % (vectors * lanes) == 0:
+        return [None] * vectors
+    return [k.lane_mask(k.dim(inner) - first - i * lanes, lanes) for i in range(vectors)]
+
+
+def _columns(
+    k: Kernel, spec: ReduceSpec, reduced: Nest, x: Pointer, lanes: int, masks: Sequence[Val | None]
+) -> list[Val]:
+    """The results of neighbouring columns, several vectors side by side."""
+
+    def sweep(r: Reduction) -> list[Val]:
+        def body(offset: Val, values: list[Val]) -> list[Val]:
+            rows = [x.load(offset + i * lanes, lanes, mask) for i, mask in enumerate(masks)]
+            prepared = [r.prepare(row, i) for i, row in enumerate(rows)]
+            return [r.combine(value, row) for value, row in zip(values, prepared, strict=True)]
+
+        start = [k.constant(r.identity, spec.dtype, lanes)] * len(masks)
+        return _nested(k, reduced.extents, reduced.strides[0], k.index(0), start, body)
+
+    return passes(k, spec.kind, spec.dtype, k.dim(spec.count), sweep)

@@ -1,0 +1,121 @@
+"""Softmax: rows that fit the registers are read once; longer ones in three passes; other axes by columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from core.codegen.lang import Kernel, Pointer, Val
+from core.ir.types import Dim, DType
+from core.kernels.catalog.softmax import SoftmaxSpec
+from core.kernels.cpu.lanes import Chains, larger, parts_of, tree
+from core.kernels.cpu.nest import cover, even_chunks, grain, has_masks
+from core.kernels.target import Target
+
+_F32 = DType.FLOAT32
+_COST = 14  # operations for one element
+
+
+def generate(spec: SoftmaxSpec, target: Target) -> Kernel:
+    k = Kernel(spec, target)
+    x, y = k.operand(0, _F32), k.operand(1, _F32)
+    if spec.inner == 1:
+        _rows(k, spec, x, y)
+    else:
+        _columns(k, spec, x, y)
+    return k
+
+
+def _rows(k: Kernel, spec: SoftmaxSpec, x: Pointer, y: Pointer) -> None:
+    length = k.dim(spec.length)
+    short = isinstance(spec.length, int) and spec.length <= k.lanes * k.target.registers // 2
+    steps = k.index(grain(8, _COST)) // k.ops.max(length, 1)
+    with even_chunks(k, k.dim(spec.outer), steps) as (start, stop), k.loop(start, stop) as row:
+        source, target = x.at(row * length), y.at(row * length)
+        if short and isinstance(spec.length, int):
+            _short_row(k, spec.length, spec.log, source, target)
+        else:
+            _long_row(k, length, spec.log, source, target)
+
+
+def _short_row(k: Kernel, length: int, log: bool, x: Pointer, y: Pointer) -> None:
+    """The whole row in registers."""
+    parts = parts_of(k, length)
+    lowest = k.constant(-math.inf, _F32)
+    row = [k.ops.select(p.mask, v, lowest) if p.mask else v for p in parts for v in [x.load(p.start, p.lanes, p.mask)]]
+    most = k.ops.reduce(tree(row, lambda a, b: larger(k, a, b)), lambda a, b: larger(k, a, b))
+    moved = [v - most for v in row]
+    powers = [k.ops.exp(v) for v in moved]
+    total = k.ops.sum(tree(powers, k.ops.add))
+    results = _finish(k, log, moved if log else powers, total)
+    for part, value in zip(parts, results, strict=True):
+        y.store(value, part.start, part.mask)
+
+
+def _finish(k: Kernel, log: bool, values: Sequence[Val], total: Val) -> list[Val]:
+    if log:
+        shift = k.ops.log(total)
+        return [value - shift for value in values]
+    scale = 1.0 / total
+    return [value * scale for value in values]
+
+
+def _long_row(k: Kernel, length: Val, log: bool, x: Pointer, y: Pointer) -> None:
+    """Greatest element; exponentials and their sum; scaling. The row stays in the cache meanwhile."""
+    greatest = Chains(k, _F32, -math.inf, lambda a, b: larger(k, a, b))
+    sums = Chains(k, _F32, 0, k.ops.add, count=2)
+
+    def raise_(most: Val, i: Val, lanes: int, mask: Val | None) -> Val:
+        return larger(k, greatest.masked(x.load(i, lanes, mask), mask), most)
+
+    most = greatest.over(length, raise_)
+
+    def add(total: Val, i: Val, lanes: int, mask: Val | None) -> Val:
+        moved = x.load(i, lanes, mask) - most
+        power = k.ops.exp(moved)
+        y.store(moved if log else power, i, mask)
+        return total + sums.masked(power, mask)
+
+    total = sums.over(length, add)
+    shift, scale = (k.ops.log(total), None) if log else (None, 1.0 / total)
+
+    def finish(i: Val, lanes: int, mask: Val | None) -> None:
+        value = y.load(i, lanes, mask)
+        y.store(value * scale if scale is not None else value - shift, i, mask)
+
+    cover(k, length, finish, k.lanes, has_masks(k.target, [4]), unroll=4)
+
+
+def _columns(k: Kernel, spec: SoftmaxSpec, x: Pointer, y: Pointer) -> None:
+    """Neighbouring columns side by side in a vector."""
+    length, inner = k.dim(spec.length), k.dim(spec.inner)
+    blocks = (inner + (k.lanes - 1)) // k.lanes
+    steps = k.index(grain(8, _COST)) // k.ops.max(length * k.lanes, 1)
+    with even_chunks(k, k.dim(spec.outer) * blocks, steps) as (start, stop), k.loop(start, stop) as item:
+        place, block = item // blocks, item % blocks
+        first = block * k.lanes
+        begin = place * length * inner + first
+        mask = None if _divides(k.lanes, spec.inner) else k.lane_mask(inner - first, k.lanes)
+        _column_block(k, spec, x.at(begin), y.at(begin), mask)
+
+
+def _divides(lanes: int, extent: Dim) -> bool:
+    return isinstance(extent, int) and extent % lanes == 0
+
+
+def _column_block(k: Kernel, spec: SoftmaxSpec, x: Pointer, y: Pointer, mask: Val | None) -> None:
+    length, inner = k.dim(spec.length), k.dim(spec.inner)
+    lowest, zero = k.constant(-math.inf, _F32, k.lanes), k.zeros(_F32, k.lanes)
+    with k.fold(0, length, [lowest]) as fold:
+        fold.values = [larger(k, x.load(fold.index * inner, k.lanes, mask), fold.values[0])]
+    most = fold.values[0]
+    with k.fold(0, length, [zero]) as fold:
+        moved = x.load(fold.index * inner, k.lanes, mask) - most
+        power = k.ops.exp(moved)
+        y.store(moved if spec.log else power, fold.index * inner, mask)
+        fold.values = [fold.values[0] + power]
+    total = fold.values[0]
+    shift = k.ops.log(total) if spec.log else 1.0 / total
+    with k.loop(0, length) as j:
+        value = y.load(j * inner, k.lanes, mask)
+        y.store(value - shift if spec.log else value * shift, j * inner, mask)

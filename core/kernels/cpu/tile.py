@@ -1,0 +1,43 @@
+"""A square tile transposed in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import llvmlite.ir as ir
+
+from core.codegen.lang import Kernel, Val
+from core.kernels.target import Target
+
+_LARGEST_SIDE = 16
+
+
+def tile_side(target: Target, itemsize: int) -> int:
+    """The side of the tile whose rows are vectors and all of which fits the registers."""
+    return min(_LARGEST_SIDE, target.vector_bytes // itemsize, target.registers // 2)
+
+
+def transpose_rows(k: Kernel, rows: Sequence[Val]) -> list[Val]:
+    """Element (i, j) to (j, i): in stage d, the blocks of d x d elements off the diagonal change places."""
+    tile = list(rows)
+    distance = 1
+    while distance < len(tile):
+        for i in range(len(tile)):
+            if i & distance == 0:
+                tile[i], tile[i + distance] = _exchange(k, tile[i], tile[i + distance], distance)
+        distance *= 2
+    return tile
+
+
+def _exchange(k: Kernel, upper: Val, lower: Val, distance: int) -> tuple[Val, Val]:
+    """The right half blocks of `upper` against the left half blocks of `lower`."""
+    lanes = upper.lanes
+    to_upper = [lane if lane & distance == 0 else lanes + lane - distance for lane in range(lanes)]
+    to_lower = [lane + distance if lane & distance == 0 else lanes + lane for lane in range(lanes)]
+    return _shuffle(k, upper, lower, to_upper), _shuffle(k, upper, lower, to_lower)
+
+
+def _shuffle(k: Kernel, a: Val, b: Val, lanes: Sequence[int]) -> Val:
+    """Lanes chosen from `a` (0, 1, ...) and from `b` (counted on)."""
+    chosen = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), list(lanes))
+    return Val(k, k.builder.shuffle_vector(a.ir, b.ir, chosen), a.dtype, len(lanes))

@@ -1,0 +1,1 @@
+"""Graph to graph: every pass keeps what the model computes, up to float rounding."""

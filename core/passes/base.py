@@ -1,0 +1,49 @@
+"""What a pass is, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from core.errors import LatheError
+from core.ir.graph import Graph, Value
+from core.ir.types import Dim, SymDim, TensorType
+
+
+class PassError(LatheError):
+    """A pass failed or left a broken graph: a bug of the compiler, never of the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """How many rewrites a pass made, and remarks for `explain()`."""
+
+    changed: int
+    notes: tuple[str, ...] = ()
+
+
+class Pass(Protocol):
+    """Edits a graph in place. Options are frozen dataclass fields of the pass."""
+
+    @property
+    def name(self) -> str: ...
+
+    def run(self, graph: Graph) -> PassResult:
+        """Rewrite `graph`; running again on the result changes nothing."""
+        ...
+
+
+def shape_of(value: Value | None) -> tuple[Dim, ...] | None:
+    """The shape of a tensor whose rank is known, else None."""
+    return value.type.shape if value is not None and isinstance(value.type, TensorType) else None
+
+
+def same_type(a: Value, b: Value) -> bool:
+    """Whether two values are tensors of one element type and provably one shape."""
+    return shape_of(a) is not None and a.type == b.type
+
+
+def input_symbols(graph: Graph) -> frozenset[str]:
+    """Symbols that are whole dimensions of the graph's inputs: known as soon as the model is fed."""
+    dims = (dim for value in graph.inputs for dim in shape_of(value) or ())
+    return frozenset(str(dim) for dim in dims if isinstance(dim, SymDim) and str(dim).isidentifier())

@@ -1,0 +1,45 @@
+"""Known parameters (Reshape's shape, ReduceSum's axes) become attributes; their values may be symbolic dimensions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from core.ir.dim import SymDim, symbols
+from core.ir.graph import Array, Attr, Graph, Node, Value
+from core.ops import registry
+from core.ops.inference import infer_graph
+from core.passes.base import PassResult, input_symbols
+from core.passes.edit import trimmed
+
+
+@dataclass(frozen=True)
+class BindParams:
+    name: str = "bind_params"
+
+    def run(self, graph: Graph) -> PassResult:
+        known = infer_graph(graph)
+        free = input_symbols(graph)
+        changed = sum(_bind(node, known, free) for node in graph.nodes)
+        graph.remove_dead()
+        return PassResult(changed)
+
+
+def _bind(node: Node, known: dict[Value, Array], free: frozenset[str]) -> int:
+    """Move what is known of one node's parameters; returns how many."""
+    params = registry.get(node.op).params
+    found = {name: _known_param(node, index, known, free) for name, index in params.items()}
+    bound = {name: attr for name, attr in found.items() if attr is not None}
+    for name, attr in bound.items():
+        node.attrs[name] = attr
+        node.inputs[params[name]] = None
+    node.inputs = trimmed(node.inputs)
+    return len(bound)
+
+
+def _known_param(node: Node, index: int, known: dict[Value, Array], free: frozenset[str]) -> Attr:
+    """The value as a flat tuple; None when it is absent, unknown, or has a symbol that only running tells."""
+    value = node.input(index)
+    if value is None or value not in known:
+        return None
+    items = tuple(known[value].ravel().tolist())
+    return items if all(symbols(item) <= free for item in items if isinstance(item, SymDim)) else None

@@ -1,0 +1,73 @@
+"""Equal nodes over equal inputs are computed once; equal constants are stored once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import numpy as np
+
+from core.ir.graph import Array, Attr, Graph, Node, Value
+from core.ops import registry
+from core.passes.base import PassResult
+from core.passes.edit import Editor
+
+
+@dataclass(frozen=True)
+class CommonSubexpressions:
+    name: str = "cse"
+
+    def run(self, graph: Graph) -> PassResult:
+        editor = Editor(graph)
+        _merge_constants(editor)
+        first: dict[Hashable, Node] = {}
+        for node in editor.nodes():
+            key = _key(node)
+            twin = first.setdefault(key, node) if key is not None else node
+            if twin is not node and _mergeable(editor, node, twin):
+                for old, new in zip(node.outputs, twin.outputs, strict=True):
+                    editor.replace(old, new)
+        return editor.finish()
+
+
+def _mergeable(editor: Editor, node: Node, twin: Node) -> bool:
+    """Two outputs of the model stay two values."""
+    if len(node.outputs) != len(twin.outputs):
+        return False
+    pairs = zip(node.outputs, twin.outputs, strict=True)
+    return all(old not in editor.graph.outputs or editor.renamable(new) for old, new in pairs)
+
+
+def _merge_constants(editor: Editor) -> None:
+    first: dict[Hashable, Value] = {}
+    for value, array in list(editor.graph.constants.items()):
+        twin = first.setdefault(_array_key(array), value)
+        if twin is not value and value not in editor.graph.outputs:
+            editor.replace(value, twin)
+
+
+def _key(node: Node) -> Hashable | None:
+    """Equal for nodes that compute the same; None for nodes that must not be merged."""
+    op = registry.get(node.op)
+    if not op.pure or node.subgraphs:
+        return None
+    inputs = [id(value) if value is not None else 0 for value in node.inputs]
+    if op.commutative and len(inputs) == 2:
+        inputs.sort()
+    attrs = {name: node.attrs.get(name, default) for name, default in {**op.attrs, **node.attrs}.items()}
+    return node.op, tuple(inputs), tuple((name, _attr_key(attrs[name])) for name in sorted(attrs))
+
+
+def _attr_key(attr: Attr) -> Hashable:
+    if isinstance(attr, np.ndarray):
+        return _array_key(attr)
+    if isinstance(attr, tuple | list):
+        return tuple(_attr_key(item) for item in attr)
+    return type(attr).__name__, repr(attr)  # repr keeps 0.0, -0.0, False and nan apart
+
+
+def _array_key(array: Array) -> Hashable:
+    if array.dtype == object:
+        return str(array.dtype), array.shape, tuple(map(repr, array.ravel().tolist()))
+    return str(array.dtype), array.shape, hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest()

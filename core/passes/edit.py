@@ -1,0 +1,161 @@
+"""`Editor`: changes to a graph that keep uses, names and liveness consistent while a pass walks over it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from core.ir.graph import Array, Attr, Graph, Node, Value, node_reads
+from core.ir.types import DType, TensorType
+from core.ops.inference import infer_node
+from core.passes.base import PassResult
+
+_UNTYPED = TensorType(DType.FLOAT32, None)
+
+
+class Editor:
+    """Edits one graph during one pass. Nodes that lose their last reader vanish at once, and with `finish` for good."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.changed = 0
+        self.notes: list[str] = []
+        self._readers = graph.uses()
+        self._known = dict(graph.constants)
+        self._names = {value.name for value in graph.values()}
+        self._dead: set[Node] = set()
+
+    def finish(self) -> PassResult:
+        """Drop what died; the pass's answer."""
+        self.graph.remove_dead()
+        return PassResult(self.changed, tuple(self.notes))
+
+    def nodes(self) -> Iterator[Node]:
+        """The nodes there were at the start of the walk, without those that died since."""
+        return (node for node in list(self.graph.nodes) if node not in self._dead)
+
+    def array(self, value: Value | None) -> Array | None:
+        """The elements of a constant, else None."""
+        return self.graph.constant_of(value)
+
+    def readers(self, value: Value) -> list[Node]:
+        """The nodes that read a value, each once, in the order they came to read it."""
+        return list(dict.fromkeys(self._readers.get(value, ())))
+
+    def is_output(self, value: Value) -> bool:
+        """Whether a value must exist at the end: an output, or the next value of a state."""
+        return value in self.graph.live_outs()
+
+    def only_reader(self, value: Value) -> Node | None:
+        """The one node that reads `value`; None when there are several, none, or it is an output as well."""
+        readers = self.readers(value)
+        return readers[0] if len(readers) == 1 and not self.is_output(value) else None
+
+    def constant(self, array: Array, name: str = "c") -> Value:
+        """A new constant."""
+        array = array.view()
+        array.setflags(write=False)
+        value = Value(self._fresh(name), TensorType(DType.from_numpy(array.dtype), array.shape))
+        self.graph.constants[value] = self._known[value] = array
+        return value
+
+    def emit(
+        self, anchor: Node, op: str, *inputs: Value | None, attrs: Mapping[str, Attr] | None = None, name: str = ""
+    ) -> Value:
+        """A new node with one output, before `anchor`, of which it takes the name; returns its output."""
+        return self.emit_many(anchor, op, inputs, 1, attrs or {}, name)[0]
+
+    def emit_many(
+        self,
+        anchor: Node,
+        op: str,
+        inputs: Sequence[Value | None],
+        outputs: int,
+        attrs: Mapping[str, Attr],
+        name: str = "",
+    ) -> list[Value]:
+        """A new node with several outputs, before `anchor`."""
+        node = Node(op, trimmed(inputs), [], dict(attrs), name or anchor.name)
+        base = anchor.outputs[0].name
+        node.outputs = [Value(self._fresh(base), _UNTYPED, node) for _ in range(outputs)]
+        infer_node(node, self._known)
+        self.graph.insert_before(anchor, node)
+        for value in node_reads(node):
+            self._readers.setdefault(value, []).append(node)
+        return node.outputs
+
+    def replace(self, old: Value, new: Value) -> None:
+        """Every reader of `old` reads `new` instead; what only served `old` vanishes. Outputs keep their names."""
+        self.changed += 1
+        for reader in self._readers.pop(old, []):
+            _substitute(reader, old, new)
+            self._readers.setdefault(new, []).append(reader)
+        for state in self.graph.states:
+            state.update = new if state.update is old else state.update
+        if old in self.graph.outputs:
+            self._replace_output(old, new)
+        self._release(old.producer)
+
+    def renamable(self, value: Value) -> bool:
+        """Whether `value` could take over the name of an output: it is computed here, and no output itself."""
+        computed = value.producer is not None or value in self.graph.constants
+        return computed and value not in self.graph.outputs
+
+    def set_inputs(self, node: Node, inputs: Sequence[Value | None]) -> None:
+        """Give a node new inputs; what only served the old ones vanishes."""
+        self.changed += 1
+        before = list(node_reads(node))
+        self._forget_reads(node)
+        node.inputs = trimmed(inputs)
+        for value in node_reads(node):
+            self._readers.setdefault(value, []).append(node)
+        for value in before:
+            self._release(value.producer)
+
+    def _replace_output(self, old: Value, new: Value) -> None:
+        if not self.renamable(new):
+            new = self.emit(self.graph.nodes[-1], "Identity", new)
+            self.graph.nodes.append(self.graph.nodes.pop(-2))
+        old.name, new.name = new.name, old.name
+        self.graph.outputs = [new if value is old else value for value in self.graph.outputs]
+
+    def _release(self, node: Node | None) -> None:
+        """Forget a node that nothing needs any more, and then its producers."""
+        pending = [node]
+        while pending:
+            node = pending.pop()
+            if node is None or node in self._dead or self._needed(node):
+                continue
+            self._dead.add(node)
+            self._forget_reads(node)
+            pending += [value.producer for value in node_reads(node)]
+
+    def _needed(self, node: Node) -> bool:
+        return any(self._readers.get(value) or self.is_output(value) for value in node.outputs)
+
+    def _forget_reads(self, node: Node) -> None:
+        for value in node_reads(node):
+            self._readers[value] = [reader for reader in self._readers.get(value, ()) if reader is not node]
+
+    def _fresh(self, base: str) -> str:
+        name, index = base, 1
+        while name in self._names:
+            index += 1
+            name = f"{base}_{index}"
+        self._names.add(name)
+        return name
+
+
+def trimmed(inputs: Sequence[Value | None]) -> list[Value | None]:
+    """Inputs without trailing absent ones."""
+    result = list(inputs)
+    while result and result[-1] is None:
+        result.pop()
+    return result
+
+
+def _substitute(node: Node, old: Value, new: Value) -> None:
+    node.inputs = [new if value is old else value for value in node.inputs]
+    for body in node.subgraphs:
+        body.outputs = [new if value is old else value for value in body.outputs]
+        for inner in body.nodes:
+            _substitute(inner, old, new)

@@ -1,0 +1,186 @@
+"""A constant factor and offset per channel after a linear node become part of its weights.
+
+conv(x, W, b) * s + t = conv(x, W*s, b*s + t), with s and t one number per output channel; likewise for Gemm and MatMul.
+A BatchNormalization with known statistics is such a factor and offset; where nothing linear precedes it, it is
+written as Mul and Add, which later become part of an elementwise kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.ir.graph import Array, Graph, Node, Value
+from core.passes.base import PassResult, shape_of
+from core.passes.edit import Editor
+
+Channel = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Affine:
+    """y = x * scale + offset: one number per channel, the channels along `axis` of x."""
+
+    axis: int
+    scale: Channel
+    offset: Channel
+
+
+@dataclass(frozen=True)
+class FoldAffine:
+    name: str = "fold_affine"
+
+    def run(self, graph: Graph) -> PassResult:
+        editor = Editor(graph)
+        for node in editor.nodes():
+            _fold(editor, node)
+        for node in editor.nodes():
+            if node.op == "BatchNormalization":
+                _lower_normalization(editor, node)
+        return editor.finish()
+
+
+def _fold(editor: Editor, linear: Node) -> None:
+    """Fold into `linear` the chain of affine nodes that follows it."""
+    while linear.op in _FOLDERS and (reader := editor.only_reader(linear.output)) is not None:
+        affine = _affine_of(editor, reader, linear.output)
+        new = _FOLDERS[linear.op](editor, linear, reader, affine) if affine is not None else None
+        if new is None or new.producer is None:
+            return
+        editor.replace(reader.output, new)
+        linear = new.producer
+
+
+def _affine_of(editor: Editor, node: Node, x: Value) -> Affine | None:
+    """What `node` does to its input `x`, when that is one factor and offset per channel."""
+    if node.op == "BatchNormalization":
+        return _normalization(editor, node) if node.inputs[0] is x else None
+    if node.op not in ("Mul", "Add") or x.type != node.output.type:
+        return None
+    array = editor.array(node.inputs[1] if node.inputs[0] is x else node.inputs[0])
+    shape = shape_of(x)
+    if array is None or array.dtype != np.float32 or shape is None or len(shape) < 2:
+        return None
+    return _from_constant(node.op, array.astype(np.float64), shape)
+
+
+def _from_constant(operator: str, array: Channel, shape: tuple[Any, ...]) -> Affine | None:
+    found = _channels_of(array, len(shape))
+    if found is None:
+        return None
+    axis, values = found
+    if values.size == 1 and isinstance(shape[axis], int):
+        values = np.broadcast_to(values, (shape[axis],))
+    count = values.size
+    if operator == "Mul":
+        return Affine(axis, values, np.zeros(count))
+    return Affine(axis, np.ones(count), values)
+
+
+def _channels_of(array: Channel, rank: int) -> tuple[int, Channel] | None:
+    """The axis along which a constant varies in a tensor of this rank, and its values; axis 1 when it is one number."""
+    if array.ndim > rank:
+        return None
+    full = (1,) * (rank - array.ndim) + array.shape
+    varying = [axis for axis, size in enumerate(full) if size != 1]
+    if len(varying) > 1:
+        return None
+    return (varying[0] if varying else 1), array.reshape(-1)
+
+
+def _normalization(editor: Editor, node: Node) -> Affine | None:
+    arrays = [editor.array(value) for value in node.inputs[1:5]]
+    if len(node.outputs) > 1 or node.attrs.get("training_mode", 0) or node.attrs.get("layout", "NCHW") != "NCHW":
+        return None
+    if any(array is None or array.dtype != np.float32 for array in arrays):
+        return None
+    scale, bias, mean, variance = (array.astype(np.float64) for array in arrays if array is not None)
+    factor = scale / np.sqrt(variance + _epsilon(node))
+    return Affine(1, factor, bias - mean * factor)
+
+
+def _epsilon(node: Node) -> float:
+    return float(node.attrs.get("epsilon", 1e-5))  # type: ignore[arg-type]
+
+
+def _fold_conv(editor: Editor, conv: Node, anchor: Node, affine: Affine) -> Value | None:
+    weight = editor.array(conv.inputs[1])
+    if weight is None or affine.axis != 1 or not _is_plain(editor, conv, weight):
+        return None
+    scaled = weight * affine.scale.reshape(-1, *[1] * (weight.ndim - 1))
+    return _rebuilt(editor, conv, anchor, scaled, _offset(editor.array(conv.input(2)), affine))
+
+
+def _fold_transposed(editor: Editor, conv: Node, anchor: Node, affine: Affine) -> Value | None:
+    weight = editor.array(conv.inputs[1])
+    if weight is None or affine.axis != 1 or conv.attrs.get("group", 1) != 1 or not _is_plain(editor, conv, weight):
+        return None
+    scaled = weight * affine.scale.reshape(1, -1, *[1] * (weight.ndim - 2))
+    return _rebuilt(editor, conv, anchor, scaled, _offset(editor.array(conv.input(2)), affine))
+
+
+def _fold_gemm(editor: Editor, gemm: Node, anchor: Node, affine: Affine) -> Value | None:
+    weight = editor.array(gemm.inputs[1])
+    if weight is None or affine.axis != 1 or not _is_plain(editor, gemm, weight):
+        return None
+    if gemm.attrs.get("beta", 1.0) != 1.0 or not _is_row(editor.array(gemm.input(2))):
+        return None
+    if np.any(affine.offset) and gemm.attrs.get("alpha", 1.0) != 1.0:
+        return None
+    scale = affine.scale.reshape(-1, 1) if gemm.attrs.get("transB", 0) else affine.scale
+    return _rebuilt(editor, gemm, anchor, weight * scale, _offset(editor.array(gemm.input(2)), affine))
+
+
+def _fold_matmul(editor: Editor, matmul: Node, anchor: Node, affine: Affine) -> Value | None:
+    """Only a factor: the offset becomes the product's epilogue later."""
+    weight = editor.array(matmul.inputs[1])
+    shape = shape_of(matmul.output)
+    if weight is None or weight.ndim != 2 or shape is None or affine.offset.any() or weight.dtype != np.float32:
+        return None
+    uniform = bool(np.all(affine.scale == affine.scale[:1]))
+    if affine.axis != len(shape) - 1 and not uniform:
+        return None
+    scale = affine.scale[:1] if uniform else affine.scale
+    scaled = editor.constant((weight * scale).astype(np.float32), "weight")
+    return editor.emit(anchor, "MatMul", matmul.inputs[0], scaled, name=matmul.name)
+
+
+_FOLDERS = {"Conv": _fold_conv, "ConvTranspose": _fold_transposed, "Gemm": _fold_gemm, "MatMul": _fold_matmul}
+
+
+def _is_plain(editor: Editor, node: Node, weight: Array) -> bool:
+    """float32, with a bias that is absent or constant."""
+    bias = node.input(2)
+    return weight.dtype == np.float32 and (bias is None or editor.array(bias) is not None)
+
+
+def _is_row(bias: Array | None) -> bool:
+    return bias is None or bias.ndim == 0 or bias.size == bias.shape[-1]
+
+
+def _offset(bias: Array | None, affine: Affine) -> Channel:
+    return affine.offset if bias is None else bias.reshape(-1) * affine.scale + affine.offset
+
+
+def _rebuilt(editor: Editor, node: Node, anchor: Node, weight: Channel, offset: Channel) -> Value:
+    """The node again with new weights, and a bias if it needs one."""
+    new_weight = editor.constant(weight.astype(np.float32), "weight")
+    has_bias = node.input(2) is not None or bool(np.any(offset))
+    bias = editor.constant(offset.astype(np.float32), "bias") if has_bias else None
+    return editor.emit(anchor, node.op, node.inputs[0], new_weight, bias, name=node.name, attrs=node.attrs)
+
+
+def _lower_normalization(editor: Editor, node: Node) -> None:
+    affine, shape = _normalization(editor, node), shape_of(node.output)
+    if affine is None or shape is None:
+        return
+    per_channel = (-1, *[1] * (len(shape) - 2))
+    factor, offset = (
+        editor.constant(values.astype(np.float32).reshape(per_channel), label)
+        for values, label in ((affine.scale, "factor"), (affine.offset, "offset"))
+    )
+    scaled = editor.emit(node, "Mul", node.inputs[0], factor)
+    editor.replace(node.output, editor.emit(node, "Add", scaled, offset))

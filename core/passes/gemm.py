@@ -1,0 +1,150 @@
+"""Matrix products of every form become FusedMatMul, and take the transposes of operands and result into themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from core.ir.dim import symbols
+from core.ir.graph import Attr, Graph, Node, Value
+from core.ir.types import Dim, DType
+from core.passes.base import PassResult, input_symbols, shape_of
+from core.passes.bodies import Body
+from core.passes.edit import Editor
+from core.passes.permutation import Perm, compose, perm_of, trimmed_axes
+
+_PRODUCTS = frozenset({"MatMul", "Gemm", "FusedMatMul"})
+_SWAP: Perm = (1, 0)
+
+
+@dataclass(frozen=True)
+class FuseMatMul:
+    name: str = "gemm"
+
+    def run(self, graph: Graph) -> PassResult:
+        editor = Editor(graph)
+        for node in editor.nodes():
+            if node.op == "Gemm":
+                _from_gemm(editor, node)
+            elif node.op == "MatMul":
+                _from_matmul(editor, node)
+        for node in editor.nodes():
+            if node.op == "FusedMatMul":
+                _absorb(editor, node)
+        return editor.finish()
+
+
+def _from_gemm(editor: Editor, node: Node) -> None:
+    """alpha and beta go into constants where there are any, else into the epilogue."""
+    a, b, c = node.inputs[0], node.inputs[1], node.input(2)
+    alpha, beta = (float(node.attrs.get(name, 1.0)) for name in ("alpha", "beta"))  # type: ignore[arg-type]
+    if a is None or b is None or not a.dtype.is_float or not _contracts(node, a, b):
+        return
+    perm_a, perm_b = (_SWAP if node.attrs.get(name, 0) else None for name in ("transA", "transB"))
+    if alpha != 1.0 and (weight := editor.array(b)) is not None:
+        b, alpha = editor.constant(weight * weight.dtype.type(alpha), b.name), 1.0
+    if c is not None and beta != 1.0 and (bias := editor.array(c)) is not None:
+        c, beta = editor.constant(bias * bias.dtype.type(beta), c.name), 1.0
+    if c is not None and (bias := editor.array(c)) is not None and bias.ndim > 1:
+        c = editor.constant(trimmed_axes(bias), c.name)
+    body = _gemm_body(editor, a.dtype, alpha, beta, c)
+    extras = body.arguments[1:] if body is not None else ()
+    new = editor.emit(node, "FusedMatMul", a, b, *extras, attrs=_attrs(perm_a, perm_b, body))
+    editor.replace(node.output, new)
+
+
+def _contracts(node: Node, a: Value, b: Value) -> bool:
+    """Whether the summed extents are provably equal, not only at run time."""
+    left, right = shape_of(a), shape_of(b)
+    if left is None or right is None:
+        return False
+    return left[0 if node.attrs.get("transA", 0) else 1] == right[1 if node.attrs.get("transB", 0) else 0]
+
+
+def _gemm_body(editor: Editor, dtype: DType, alpha: float, beta: float, c: Value | None) -> Body | None:
+    """acc * alpha + c * beta; None when that is just acc."""
+    if alpha == 1.0 and c is None:
+        return None
+    body = Body(editor.graph.constants, "epilogue")
+    result = body.input(None, dtype)
+    if alpha != 1.0:
+        result = body.apply("Mul", [result, body.number(alpha, dtype)])
+    if c is not None:
+        term = body.read(c)
+        if beta != 1.0:
+            term = body.apply("Mul", [term, body.number(beta, dtype)])
+        result = body.apply("Add", [result, term])
+    body.graph.outputs = [result]
+    return body
+
+
+def _attrs(perm_a: Perm | None, perm_b: Perm | None, body: Body | None) -> dict[str, Attr]:
+    given: dict[str, Attr] = {"perm_a": perm_a, "perm_b": perm_b, "epilogue": body.graph if body is not None else None}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _from_matmul(editor: Editor, node: Node) -> None:
+    """A vector operand becomes a matrix of one row or column, and the result is reshaped to what it was."""
+    a, b, shape = node.inputs[0], node.inputs[1], shape_of(node.output)
+    left, right = shape_of(a), shape_of(b)
+    if a is None or b is None or left is None or right is None or shape is None or not a.dtype.is_float:
+        return
+    if left[-1] != right[max(len(right) - 2, 0)]:
+        return  # two symbols that are equal only at run time
+    if len(left) > 1 and len(right) > 1:
+        editor.replace(node.output, editor.emit(node, "FusedMatMul", a, b))
+        return
+    if not all(symbols(dim) <= input_symbols(editor.graph) for dim in (*left, *right, *shape)):
+        return
+    a = _reshaped(editor, node, a, (1, *left)) if len(left) == 1 else a
+    b = _reshaped(editor, node, b, (*right, 1)) if len(right) == 1 else b
+    editor.replace(node.output, _reshaped(editor, node, editor.emit(node, "FusedMatMul", a, b), shape))
+
+
+def _reshaped(editor: Editor, anchor: Node, value: Value, shape: tuple[Dim, ...]) -> Value:
+    return editor.emit(anchor, "Reshape", value, attrs={"shape": shape})
+
+
+def _absorb(editor: Editor, node: Node) -> None:
+    """Read operands and write the result in the order in which they are stored."""
+    for index, name in ((0, "perm_a"), (1, "perm_b")):
+        _absorb_operand(editor, node, index, name)
+    reader = editor.only_reader(node.output)
+    perm = perm_of(reader) if reader is not None else None
+    if reader is not None and perm is not None:
+        attrs = _given({**node.attrs, "perm_y": compose(_perm(node, "perm_y"), perm)})
+        editor.replace(reader.output, editor.emit(reader, node.op, *node.inputs, attrs=attrs, name=node.name))
+
+
+def _given(attrs: Mapping[str, Attr]) -> dict[str, Attr]:
+    return {name: value for name, value in attrs.items() if value is not None}
+
+
+def _perm(node: Node, name: str) -> Perm | None:
+    perm = node.attrs.get(name)
+    return tuple(int(axis) for axis in perm) if isinstance(perm, tuple) else None  # type: ignore[arg-type]
+
+
+def _absorb_operand(editor: Editor, node: Node, index: int, name: str) -> None:
+    value, perm = node.inputs[index], _perm(node, name)
+    if value is None:
+        return
+    array = editor.array(value)
+    if array is not None and perm is not None:
+        _set_operand(editor, node, index, editor.constant(np.transpose(array, perm), value.name), name, None)
+        return
+    outer = perm_of(value.producer) if value.producer is not None else None
+    if outer is None or any(reader.op not in _PRODUCTS for reader in editor.readers(value)) or editor.is_output(value):
+        return
+    source = value.producer.inputs[0] if value.producer is not None else None
+    if source is not None:
+        _set_operand(editor, node, index, source, name, compose(outer, perm))
+
+
+def _set_operand(editor: Editor, node: Node, index: int, value: Value, name: str, perm: Perm | None) -> None:
+    node.attrs = _given({**node.attrs, name: perm})
+    inputs = list(node.inputs)
+    inputs[index] = value
+    editor.set_inputs(node, inputs)

@@ -1,0 +1,259 @@
+"""Images become channels-last: convolutions take and give N, D1.., C, and what lies between them follows.
+
+The walk is forward. For every converted value it remembers the channels-last twin; a reader that can work on the twin
+does, any other reads a Transpose back, which is made for each converted value and vanishes where nobody reads it. So
+transposes stay only at the borders of a region.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from core.ir.graph import Array, Attr, Graph, Node, Value
+from core.ops import registry
+from core.ops.conv import conv_pads
+from core.passes.base import PassResult, shape_of
+from core.passes.edit import Editor
+from core.passes.permutation import Perm, inverse, is_view, perm_of, permuted
+
+
+@dataclass(frozen=True)
+class ChannelsLast:
+    name: str = "layout"
+
+    def run(self, graph: Graph) -> PassResult:
+        walk = _Walk(Editor(graph))
+        for node in walk.editor.nodes():
+            walk.convert(node)
+        return walk.editor.finish()
+
+
+def last_perm(rank: int) -> Perm:
+    """From N, C, D1.. to N, D1.., C."""
+    return (0, *range(2, rank), 1)
+
+
+def first_perm(rank: int) -> Perm:
+    """From N, D1.., C to N, C, D1..."""
+    return (0, rank - 1, *range(1, rank - 1))
+
+
+@dataclass
+class _Walk:
+    """The state of one walk: `twins` maps a channels-first value to the same data channels-last."""
+
+    editor: Editor
+    twins: dict[Value, Value] = field(default_factory=dict)
+
+    def convert(self, node: Node) -> None:
+        if node.op == "Conv":
+            _convolution(self, node)
+        elif any(self.twin(value) is not None for value in node.inputs if value is not None):
+            self._follow(node)
+
+    def _follow(self, node: Node) -> None:
+        op = registry.get(node.op)
+        if node.op in _CONVERTERS:
+            _CONVERTERS[node.op](self, node)
+        elif "layout" in op.attrs:
+            _spatial(self, node)
+        elif op.is_elementwise:
+            _elementwise(self, node)
+
+    def twin(self, value: Value) -> Value | None:
+        """The channels-last form of a value if there is one already."""
+        if value in self.twins:
+            return self.twins[value]
+        source = value.producer.inputs[0] if value.producer is not None and value.producer.inputs else None
+        perm = perm_of(value.producer) if value.producer is not None else None
+        return source if perm is not None and len(perm) > 2 and perm == first_perm(len(perm)) else None
+
+    def last(self, value: Value, anchor: Node) -> Value:
+        """The channels-last form of a value, made by a transpose if need be."""
+        found = self.twin(value)
+        if found is None:
+            found = self.editor.emit(anchor, "Transpose", value, attrs={"perm": last_perm(len(value.shape))})
+            self.twins[value] = found
+        return found
+
+    def replace(self, node: Node, results: Sequence[Value]) -> None:
+        """The outputs of `node` are `results`, which are channels-last."""
+        for old, new in zip(node.outputs, results, strict=True):
+            back = self.editor.emit(node, "Transpose", new, attrs={"perm": first_perm(len(new.shape))})
+            self.twins[back] = new
+            self.editor.replace(old, back)
+
+
+Converter = Callable[[_Walk, Node], None]
+_CONVERTERS: dict[str, Converter] = {}
+
+
+def _converts(*ops: str) -> Callable[[Converter], Converter]:
+    def add(converter: Converter) -> Converter:
+        _CONVERTERS.update(dict.fromkeys(ops, converter))
+        return converter
+
+    return add
+
+
+def _convolution(walk: _Walk, node: Node) -> None:
+    """Conv with known weights becomes FusedConv, its padding made explicit."""
+    x, w = node.inputs[0], node.inputs[1]
+    if x is None or walk.editor.array(w) is None or shape_of(x) is None:
+        return
+    pads = conv_pads(registry.Infer(registry.get("Conv"), node, {}))
+    if pads is None:
+        return
+    rank = len(x.shape) - 2
+    attrs: dict[str, Attr] = {
+        "strides": _ints(node, "strides", rank),
+        "dilations": _ints(node, "dilations", rank),
+        "pads": (*(before for before, _ in pads), *(after for _, after in pads)),
+        "group": node.attrs.get("group", 1),
+        "layout": "NHWC",
+    }
+    walk.replace(node, [walk.editor.emit(node, "FusedConv", walk.last(x, node), w, node.input(2), attrs=attrs)])
+
+
+def _ints(node: Node, name: str, rank: int) -> tuple[Attr, ...]:
+    given = node.attrs.get(name)
+    return tuple(given) if isinstance(given, tuple) and given else (1,) * rank
+
+
+def _spatial(walk: _Walk, node: Node) -> None:
+    """Operators that know both layouts; only their first input and first output are images."""
+    x = node.inputs[0]
+    if x is None or walk.twin(x) is None or len(node.outputs) > 1 or node.attrs.get("layout", "NCHW") != "NCHW":
+        return
+    attrs = {**node.attrs, "layout": "NHWC"}
+    walk.replace(node, [walk.editor.emit(node, node.op, walk.last(x, node), *node.inputs[1:], attrs=attrs)])
+
+
+def _elementwise(walk: _Walk, node: Node) -> None:
+    shape = shape_of(node.output)
+    if shape is None or len(node.outputs) > 1:
+        return
+    inputs = [_operand(walk, node, value, len(shape)) for value in node.inputs]
+    if all(new is not None or old is None for new, old in zip(inputs, node.inputs, strict=True)):
+        walk.replace(node, [walk.editor.emit(node, node.op, *inputs, attrs=node.attrs)])
+
+
+def _operand(walk: _Walk, node: Node, value: Value | None, rank: int) -> Value | None:
+    """An operand that broadcasts to the channels-last result, or None when that takes more than a transpose."""
+    if value is None:
+        return None
+    array, shape = walk.editor.array(value), shape_of(value)
+    if array is not None:
+        return value if array.size == 1 else walk.editor.constant(permuted(array, last_perm(rank)), value.name)
+    if shape is None or len(shape) not in (0, rank):
+        return None
+    return value if len(shape) == 0 else walk.last(value, node)
+
+
+@_converts("Softmax", "LogSoftmax", "Hardmax", "LpNormalization", "Split")
+def _along_axis(walk: _Walk, node: Node) -> None:
+    x = node.inputs[0]
+    if x is None or len(node.inputs) != 1:
+        return
+    rank, default = len(x.shape), 0 if node.op == "Split" else -1
+    attrs = {**node.attrs, "axis": _moved(node.attrs.get("axis", default), rank)}
+    inputs = [walk.last(x, node)]
+    walk.replace(node, walk.editor.emit_many(node, node.op, inputs, len(node.outputs), attrs))
+
+
+@_converts("Concat")
+def _concat(walk: _Walk, node: Node) -> None:
+    values = [value for value in node.inputs if value is not None]
+    attrs = {**node.attrs, "axis": _moved(node.attrs["axis"], len(node.output.shape))}
+    inputs = [walk.last(value, node) for value in values]
+    walk.replace(node, [walk.editor.emit(node, "Concat", *inputs, attrs=attrs)])
+
+
+@_converts("Slice")
+def _slice(walk: _Walk, node: Node) -> None:
+    starts = node.attrs.get("starts")
+    if len(node.inputs) != 1 or not isinstance(starts, tuple) or node.inputs[0] is None:
+        return
+    axes = node.attrs.get("axes")
+    given = axes if isinstance(axes, tuple) else tuple(range(len(starts)))
+    _with_axes(walk, node, given)
+
+
+@_converts("Pad")
+def _pad(walk: _Walk, node: Node) -> None:
+    if len(node.inputs) != 1 or node.inputs[0] is None:
+        return
+    axes = node.attrs.get("axes")
+    _with_axes(walk, node, axes if isinstance(axes, tuple) else tuple(range(len(node.inputs[0].shape))))
+
+
+def _with_axes(walk: _Walk, node: Node, axes: Sequence[Attr]) -> None:
+    """The same node with its axes renamed."""
+    x = node.inputs[0]
+    if x is not None:
+        attrs = {**node.attrs, "axes": tuple(_moved(axis, len(x.shape)) for axis in axes)}
+        walk.replace(node, [walk.editor.emit(node, node.op, walk.last(x, node), attrs=attrs)])
+
+
+@_converts(*(name for name in registry.names() if name.startswith("Reduce")))
+def _reduce(walk: _Walk, node: Node) -> None:
+    """Without kept dimensions the result has no layout: fine when the axes that stay keep their order."""
+    x, axes = node.inputs[0], node.attrs.get("axes")
+    if x is None or len(node.inputs) != 1 or not isinstance(axes, tuple) or not axes:
+        return
+    rank = len(x.shape)
+    moved = tuple(sorted(_moved(axis, rank) for axis in axes))
+    attrs = {**node.attrs, "axes": moved}
+    staying = [axis for position, axis in enumerate(last_perm(rank)) if position not in moved]
+    if node.attrs.get("keepdims", 1):
+        walk.replace(node, [walk.editor.emit(node, node.op, walk.last(x, node), attrs=attrs)])
+    elif staying == sorted(staying):
+        walk.editor.replace(node.output, walk.editor.emit(node, node.op, walk.last(x, node), attrs=attrs))
+
+
+@_converts("Reshape")
+def _flatten(walk: _Walk, node: Node) -> None:
+    """An image flattened for matrix products: their constant weights take the order of its elements instead."""
+    x = node.inputs[0]
+    if x is None or walk.twin(x) is None or len(node.inputs) != 1:
+        return
+    readers = walk.editor.readers(node.output)
+    if not _is_flatten(x, node.output) or walk.editor.is_output(node.output):
+        return
+    if is_view(last_perm(len(x.shape)), x.shape) or not all(_has_weight(walk, node, reader) for reader in readers):
+        return
+    flat = walk.editor.emit(node, "Reshape", walk.last(x, node), attrs={"shape": node.attrs["shape"]})
+    for reader in readers:
+        weight = walk.editor.array(reader.inputs[1])
+        if weight is not None and reader.inputs[1] is not None:
+            reordered = walk.editor.constant(_reordered(weight, x), reader.inputs[1].name)
+            walk.editor.set_inputs(reader, [flat, reordered, *reader.inputs[2:]])
+
+
+def _is_flatten(x: Value, y: Value) -> bool:
+    known = all(isinstance(dim, int) for dim in x.shape[1:])
+    return len(y.shape) == 2 and y.shape[0] == x.shape[0] and known and len(x.shape) > 2
+
+
+def _has_weight(walk: _Walk, node: Node, reader: Node) -> bool:
+    """Whether `reader` is a product of the flattened image with a constant matrix."""
+    if reader.op != "FusedMatMul" or reader.inputs[0] is not node.output or node.output in reader.inputs[1:]:
+        return False
+    weight = walk.editor.array(reader.inputs[1])
+    plain = reader.attrs.get("perm_a") is None and reader.attrs.get("perm_b") is None
+    return plain and weight is not None and weight.ndim == 2
+
+
+def _reordered(weight: Array, image: Value) -> Array:
+    """Rows of a weight for elements in the order C, D1.., as rows for elements in the order D1.., C."""
+    dims = tuple(int(dim) for dim in image.shape[1:] if isinstance(dim, int))
+    rows = np.arange(weight.shape[0]).reshape(dims)
+    return weight[np.moveaxis(rows, 0, -1).reshape(-1)]
+
+
+def _moved(axis: Attr, rank: int) -> int:
+    """Where a channels-first axis lies channels-last."""
+    return inverse(last_perm(rank))[int(axis) % rank]  # type: ignore[arg-type]

@@ -1,0 +1,57 @@
+"""Permutations of axes, as Transpose has them: axis i of the result is axis perm[i] of the input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from core.ir.graph import Array, Node
+from core.ir.types import Dim
+from core.passes.base import shape_of
+
+Perm = tuple[int, ...]
+
+
+def perm_of(node: Node) -> Perm | None:
+    """The permutation of a Transpose; None for other nodes, or when the rank is not known."""
+    if node.op != "Transpose":
+        return None
+    perm, shape = node.attrs.get("perm"), shape_of(node.inputs[0])
+    if isinstance(perm, tuple):
+        return tuple(int(axis) for axis in perm)  # type: ignore[arg-type]
+    return tuple(range(len(shape)))[::-1] if shape is not None else None
+
+
+def compose(first: Sequence[int] | None, second: Sequence[int] | None) -> Perm | None:
+    """One permutation for `first` followed by `second`; None stands for the identity, in arguments and answer."""
+    if first is None or second is None:
+        chosen = first if second is None else second
+        return _reduced(tuple(chosen)) if chosen is not None else None
+    return _reduced(tuple(first[axis] for axis in second))
+
+
+def inverse(perm: Sequence[int]) -> Perm:
+    return tuple(perm.index(axis) for axis in range(len(perm)))
+
+
+def is_view(perm: Sequence[int], shape: Sequence[Dim]) -> bool:
+    """Whether only axes of extent 1 change their place among the others: the elements keep their order."""
+    moved = [axis for axis in perm if shape[axis] != 1]
+    return moved == sorted(moved)
+
+
+def permuted(array: Array, perm: Perm) -> Array:
+    """A constant that broadcasts to a tensor, for that tensor transposed; without needless leading axes."""
+    full = array.reshape((1,) * (len(perm) - array.ndim) + array.shape)
+    return trimmed_axes(np.transpose(full, perm))
+
+
+def trimmed_axes(array: Array) -> Array:
+    """The array without its leading axes of extent 1."""
+    leading = next((axis for axis, size in enumerate(array.shape) if size != 1), array.ndim)
+    return array.reshape(array.shape[leading:])
+
+
+def _reduced(perm: Perm) -> Perm | None:
+    return None if perm == tuple(range(len(perm))) else perm

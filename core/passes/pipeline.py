@@ -1,0 +1,93 @@
+"""The order of the passes, readable at a glance."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from core.errors import VerifyError
+from core.ir.graph import Graph
+from core.ir.verify import verify
+from core.passes.base import Pass, PassError
+from core.passes.bind_params import BindParams
+from core.passes.cse import CommonSubexpressions
+from core.passes.elementwise import FuseElementwise
+from core.passes.eliminate import Eliminate
+from core.passes.epilogue import FuseEpilogue
+from core.passes.fold_affine import FoldAffine
+from core.passes.fold_constants import FoldConstants
+from core.passes.gemm import FuseMatMul
+from core.passes.layout import ChannelsLast
+from core.passes.recompose import Recompose
+from core.passes.simplify import Simplify
+from core.passes.transposes import Transposes
+
+
+@dataclass(frozen=True)
+class Options:
+    """`channels_last`: whether images are laid out N, D1.., C. `fold_limit_bytes`: see `FoldConstants`."""
+
+    channels_last: bool = True
+    fold_limit_bytes: int = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """What one pass did: rewrites, nodes before and after, and how long it took."""
+
+    name: str
+    changed: int
+    nodes_before: int
+    nodes_after: int
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+
+def preparation(options: Options) -> list[Pass]:
+    """What the planner cannot do without: parameters and constants known, nothing dead."""
+    return [BindParams(), FoldConstants(options.fold_limit_bytes), Eliminate(), CommonSubexpressions()]
+
+
+def passes(options: Options) -> list[Pass]:
+    """The whole pipeline, in order."""
+    clean = preparation(options)
+    canonical: list[Pass] = [Simplify(), *clean]
+    algebra: list[Pass] = [FoldAffine(), Recompose(), Simplify()]
+    products: list[Pass] = [Transposes(), FuseMatMul()]
+    images: list[Pass] = [ChannelsLast(), Transposes(), FuseMatMul()] if options.channels_last else []
+    fusion: list[Pass] = [FuseEpilogue(), FuseElementwise(), FuseEpilogue()]
+    return [*clean, *canonical, *algebra, *products, *images, *clean, *fusion]
+
+
+def optimize(graph: Graph, options: Options = Options()) -> tuple[Graph, list[PassReport]]:
+    """An optimized copy of `graph`, and what each pass did to it. The graph given stays as it is.
+
+    PassError, naming the passes already run, when a pass fails or leaves a graph that does not verify.
+    """
+    return run_passes(graph, passes(options))
+
+
+def prepare(graph: Graph, options: Options = Options()) -> tuple[Graph, list[PassReport]]:
+    """`optimize` without the optimizations: every node stays what the model's author wrote."""
+    return run_passes(graph, preparation(options))
+
+
+def run_passes(graph: Graph, sequence: Sequence[Pass]) -> tuple[Graph, list[PassReport]]:
+    """`optimize` with a pipeline of one's own."""
+    graph = graph.clone()
+    reports: list[PassReport] = []
+    for step in sequence:
+        reports.append(_run(step, graph, reports))
+    return graph, reports
+
+
+def _run(step: Pass, graph: Graph, before: Sequence[PassReport]) -> PassReport:
+    nodes, start = len(graph.nodes), time.perf_counter()
+    try:
+        result = step.run(graph)
+        verify(graph, after=step.name)
+    except (VerifyError, ValueError, TypeError, KeyError, IndexError, AttributeError, AssertionError) as error:
+        done = ", ".join(report.name for report in before) or "none"
+        raise PassError(f"pass {step.name} failed ({error}); passes run before it: {done}") from error
+    return PassReport(step.name, result.changed, nodes, len(graph.nodes), time.perf_counter() - start, result.notes)

@@ -1,0 +1,139 @@
+"""Are the rows of a batch independent? A proof by data flow, from every input to every output.
+
+Batching puts the requests of several callers one after the other along the leading axis. That is right only if no
+output row depends on another caller's rows, nor on how many there are. Every operator has a rule (`OpDef.rows`); what
+has no rule, or breaks one, makes the answer no, and the reason names the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from core.ir.dim import SymDim, symbol, symbols
+from core.ir.graph import Array, Graph, Node, Value, node_reads
+from core.ops import registry
+from core.ops.inference import infer_graph
+from core.ops.registry import Mixes, RowAxis, describe
+from core.passes.base import shape_of
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInfo:
+    """Whether rows may be batched across callers. `symbol` names the leading dimension; `reason` says why (not)."""
+
+    batchable: bool
+    reason: str
+    symbol: str | None = None
+
+
+class _Mixed(Exception):
+    """The proof failed; the message says where."""
+
+
+def rows(graph: Graph) -> BatchInfo:
+    """The analysis of a whole model, on canonical operators (before or after any pass)."""
+    try:
+        batch = _leading_symbol(graph)
+        axes = _flow(graph, batch)
+        _check_outputs(graph, axes, batch)
+    except _Mixed as mixed:
+        return BatchInfo(False, str(mixed))
+    return BatchInfo(True, f"every row of every output depends on its own row of the inputs along '{batch}'", batch)
+
+
+def _leading_symbol(graph: Graph) -> str:
+    """The one symbol that every input leads with."""
+    if graph.states:
+        raise _Mixed(f"the model keeps state (%{graph.states[0].value.name}) from run to run")
+    if not graph.inputs:
+        raise _Mixed("the model has no inputs")
+    leading = {_leading(value) for value in graph.inputs}
+    if len(leading) > 1:
+        raise _Mixed(f"the inputs lead with different dimensions: {', '.join(sorted(leading))}")
+    batch = leading.pop()
+    for value in graph.inputs:
+        if any(batch in symbols(dim) for dim in value.shape[1:]):
+            raise _Mixed(f"input '{value.name}' has dimension '{batch}' more than once")
+    return batch
+
+
+def _leading(value: Value) -> str:
+    shape = shape_of(value)
+    if not shape or isinstance(shape[0], int) or not str(shape[0]).isidentifier():
+        raise _Mixed(f"input '{value.name}' ({value.type}) has no symbolic leading dimension")
+    return str(shape[0])
+
+
+def _flow(graph: Graph, batch: str) -> dict[Value, RowAxis]:
+    """The axis along which rows lie, for every value; None where the value is the same for all callers."""
+    known = infer_graph(graph)
+    axes: dict[Value, RowAxis] = dict.fromkeys(graph.constants, None)
+    axes.update(dict.fromkeys(graph.inputs, 0))
+    counts = {value for value, array in known.items() if _counts_rows(array, batch)}
+    for node in graph.nodes:
+        _check_counts(node, counts)
+        axes.update(zip(node.outputs, _node_rows(node, axes, known, batch), strict=False))
+    return axes
+
+
+def _counts_rows(array: Array, batch: str) -> bool:
+    """Whether a known value says how many rows there are."""
+    items = array.ravel().tolist() if array.dtype == object else []
+    return any(batch in symbols(item) for item in items if isinstance(item, SymDim))
+
+
+def _check_counts(node: Node, counts: set[Value]) -> None:
+    """The number of rows may serve to compute shapes, and as a parameter, never as data."""
+    params = registry.get(node.op).params.values()
+    for index, value in enumerate(node.inputs):
+        if value in counts and index not in params and not _stays_known(node, counts):
+            raise _Mixed(f"{describe(node)}: computes with the number of rows")
+    if any(value in counts for body in node.subgraphs for value in node_reads_of(body)):
+        raise _Mixed(f"{describe(node)}: computes with the number of rows")
+
+
+def _stays_known(node: Node, counts: set[Value]) -> bool:
+    """Shape arithmetic whose own result is known: it is checked where it is used."""
+    return registry.get(node.op).shape_arithmetic and all(value in counts for value in node.outputs)
+
+
+def node_reads_of(body: Graph) -> list[Value]:
+    """Every value that the nodes of a nested graph read."""
+    return [value for node in body.nodes for value in node_reads(node)]
+
+
+def _node_rows(node: Node, axes: dict[Value, RowAxis], known: dict[Value, Array], batch: str) -> Sequence[RowAxis]:
+    op = registry.get(node.op)
+    given = [axes.get(value) if value is not None else None for value in node.inputs]
+    if node.op in ("Shape", "Size"):
+        return [None]
+    if any(axes.get(value) is not None for body in node.subgraphs for value in node_reads_of(body)):
+        raise _Mixed(f"{describe(node)}: its nested graph reads values that differ from row to row")
+    if all(axis is None for axis in given):
+        return [_repeated(node, value, batch) for value in node.outputs]
+    answer = op.rows(registry.Infer(op, node, known, batch), given)
+    if isinstance(answer, Mixes):
+        raise _Mixed(f"{describe(node)}: {answer.reason}")
+    return answer
+
+
+def _repeated(node: Node, value: Value, batch: str) -> RowAxis:
+    """The axis of a value that is one constant row for each of the callers' rows."""
+    dims = shape_of(value) or ()
+    along = [axis for axis, dim in enumerate(dims) if batch in symbols(dim)]
+    if not along:
+        return None
+    if len(along) == 1 and dims[along[0]] == symbol(batch) and node.op in ("ConstantOfShape", "Expand"):
+        source = shape_of(node.inputs[0]) if node.op == "Expand" and node.inputs else ()
+        back = along[0] - len(dims)
+        if source is not None and (len(source) < -back or source[back] == 1):
+            return along[0]
+    raise _Mixed(f"{describe(node)}: its size depends on the number of rows")
+
+
+def _check_outputs(graph: Graph, axes: dict[Value, RowAxis], batch: str) -> None:
+    for value in graph.outputs:
+        shape = shape_of(value)
+        if axes.get(value) != 0 or not shape or shape[0] != symbol(batch):
+            raise _Mixed(f"output '{value.name}' ({value.type}) does not hold one row per row of the inputs")

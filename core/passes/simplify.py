@@ -1,0 +1,132 @@
+"""Algebraic rules, as data. Each is exact, or rounds once more or once less than the original.
+
+Nothing here assumes that numbers are finite: no rule turns x*0 into 0 or x-x into 0. Most rules bring equal things to
+one form (division by a constant is multiplication, views are Reshape), so that later passes know fewer forms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from core.ir.dim import symbols
+from core.ir.graph import Array, Graph, Node, Value
+from core.passes.base import PassResult, input_symbols, shape_of
+from core.passes.edit import Editor
+from core.passes.pattern import Match, Rewrite, Rule, apply, const, is_constant, op, var
+
+
+@dataclass(frozen=True)
+class Simplify:
+    name: str = "simplify"
+
+    def run(self, graph: Graph) -> PassResult:
+        editor = Editor(graph)
+        apply(editor, RULES)
+        for node in editor.nodes():
+            _view_as_reshape(editor, node)
+        return editor.finish()
+
+
+def _is_float(array: Array) -> bool:
+    return array.dtype.kind == "f" and array.size > 0
+
+
+def _invertible(array: Array) -> bool:
+    """Dividing by it is multiplying by its inverse, up to one rounding: neither overflows nor is denormal."""
+    if not _is_float(array):
+        return False
+    limits = np.finfo(array.dtype)
+    magnitude = np.abs(array)
+    return bool(np.all((magnitude >= 4 * limits.tiny) & (magnitude <= limits.max / 4)))
+
+
+def _moderate(array: Array) -> bool:
+    """Products of two such factors neither overflow nor vanish."""
+    return _is_float(array) and bool(np.all((np.abs(array) >= 1e-4) & (np.abs(array) <= 1e4)))
+
+
+def _is_one(array: Array) -> bool:
+    return _is_float(array) and is_constant(1)(array)
+
+
+def _as(operator: str) -> Rewrite:
+    """The same variable `x` through another operator."""
+    return lambda e, m: e.emit(m.root, operator, m["x"])
+
+
+def _keep(name: str) -> Rewrite:
+    return lambda e, m: m[name] if _can_keep(e, m, name) else None
+
+
+def _can_keep(e: Editor, m: Match, name: str) -> bool:
+    output = m.root.output
+    return m[name].type == output.type and (output not in e.graph.outputs or e.renamable(m[name]))
+
+
+def _times_inverse(e: Editor, m: Match) -> Value:
+    array = e.graph.constants[m["c"]]
+    return e.emit(m.root, "Mul", m["x"], e.constant((1.0 / array.astype(np.float64)).astype(array.dtype)))
+
+
+def _plus_negative(e: Editor, m: Match) -> Value:
+    return e.emit(m.root, "Add", m["x"], e.constant(np.negative(e.graph.constants[m["c"]])))
+
+
+def _merge_factors(e: Editor, m: Match) -> Value | None:
+    c, d = e.graph.constants[m["c"]], e.graph.constants[m["d"]]
+    if np.broadcast_shapes(c.shape, d.shape) not in (c.shape, d.shape):
+        return None  # the product would be larger than either factor
+    return e.emit(m.root, "Mul", m["x"], e.constant(c * d))
+
+
+def _square(e: Editor, m: Match) -> Value | None:
+    return e.emit(m.root, "Mul", m["x"], m["x"]) if m["x"].type == m.root.output.type else None
+
+
+def _clip_is_relu(e: Editor, m: Match) -> Value | None:
+    return e.emit(m.root, "Relu", m["x"]) if m["x"].type == m.root.output.type else None
+
+
+_X = var("x")
+
+RULES: list[Rule] = [
+    Rule("x/c -> x*(1/c)", op("Div", _X, const("c", _invertible)), _times_inverse),
+    Rule("x-c -> x+(-c)", op("Sub", _X, const("c", _is_float)), _plus_negative),
+    Rule("(x*c)*d -> x*(c*d)", op("Mul", op("Mul", _X, const("c", _moderate)), const("d", _moderate)), _merge_factors),
+    Rule("1/x", op("Div", const("", lambda a: a.shape == () and _is_one(a)), _X), _as("Reciprocal")),
+    Rule(
+        "x*(1/y) -> x/y",
+        op("Mul", _X, op("Reciprocal", var("y"))),
+        lambda e, m: e.emit(m.root, "Div", m["x"], m["y"]),
+    ),
+    Rule("x^2 -> x*x", op("Pow", _X, const("", is_constant(2))), _square),
+    Rule("-(-x)", op("Neg", op("Neg", _X)), _keep("x")),
+    Rule("not not x", op("Not", op("Not", _X)), _keep("x")),
+    Rule("relu(relu(x))", op("Relu", op("Relu", _X)), _as("Relu")),
+    Rule("max(x, 0) -> relu", op("Max", _X, const("", is_constant(0))), _clip_is_relu),
+]
+
+
+def _view_as_reshape(editor: Editor, node: Node) -> None:
+    """Flatten, Squeeze, Unsqueeze, and Reshape with 0 or -1, as one Reshape to the full shape; a chain becomes one."""
+    if not _is_view(node) or node.inputs[0] is None:
+        return
+    source, target = _origin(node.inputs[0]), shape_of(node.output)
+    if target is None or 0 in target or (node.attrs.get("shape") == target and source is node.inputs[0]):
+        return
+    if all(symbols(dim) <= input_symbols(editor.graph) for dim in target):
+        editor.replace(node.output, editor.emit(node, "Reshape", source, attrs={"shape": target}))
+
+
+def _is_view(node: Node | None) -> bool:
+    views = ("Flatten", "Squeeze", "Unsqueeze", "Reshape")
+    return node is not None and node.op in views and len(node.inputs) == 1
+
+
+def _origin(value: Value) -> Value:
+    """The value that a chain of views starts from."""
+    while value.producer is not None and _is_view(value.producer) and value.producer.inputs[0] is not None:
+        value = value.producer.inputs[0]
+    return value

@@ -1,0 +1,100 @@
+"""Transposes are merged, moved down through elementwise nodes so that they meet and cancel, or become views."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from core.ir.dim import symbols
+from core.ir.graph import Graph, Node, Value
+from core.ops import registry
+from core.passes.base import PassResult, input_symbols, shape_of
+from core.passes.edit import Editor
+from core.passes.permutation import Perm, compose, inverse, is_view, perm_of, permuted
+
+_ALONG_AXIS = frozenset({"Softmax", "LogSoftmax", "Hardmax", "LpNormalization"})
+
+
+@dataclass(frozen=True)
+class Transposes:
+    name: str = "transposes"
+
+    def run(self, graph: Graph) -> PassResult:
+        editor = Editor(graph)
+        while _sweep(editor):
+            pass
+        for node in editor.nodes():
+            _as_view(editor, node)
+        return editor.finish()
+
+
+def _sweep(editor: Editor) -> bool:
+    before = editor.changed
+    for node in editor.nodes():
+        if node.op == "Transpose":
+            _merge(editor, node)
+        elif len(node.outputs) == 1 and (registry.get(node.op).is_elementwise or node.op in _ALONG_AXIS):
+            _sink(editor, node)
+    return editor.changed > before
+
+
+def _merge(editor: Editor, node: Node) -> None:
+    """Two transposes in a row are one, or none."""
+    perm, source = perm_of(node), node.inputs[0]
+    before = perm_of(source.producer) if source is not None and source.producer is not None else None
+    if perm is None or before is None or source is None or source.producer is None:
+        return
+    origin, merged = source.producer.inputs[0], compose(before, perm)
+    if origin is None:
+        return
+    if merged is not None:
+        editor.replace(node.output, editor.emit(node, "Transpose", origin, attrs={"perm": merged}))
+    elif node.output not in editor.graph.outputs or editor.renamable(origin):
+        editor.replace(node.output, origin)
+
+
+def _sink(editor: Editor, node: Node) -> None:
+    """op(transpose(a), transpose(b), constant) = transpose(op(a, b, constant'))."""
+    perm = _common_perm(editor, node)
+    shape = shape_of(node.output)
+    if perm is None or shape is None or len(shape) != len(perm):
+        return
+    attrs = dict(node.attrs)
+    if node.op in _ALONG_AXIS:
+        attrs["axis"] = perm[_axis(node) % len(perm)]
+    inputs = [_before_transpose(editor, value, perm) for value in node.inputs]
+    inner = editor.emit(node, node.op, *inputs, attrs=attrs)
+    editor.replace(node.output, editor.emit(node, "Transpose", inner, attrs={"perm": perm}))
+
+
+def _axis(node: Node) -> int:
+    axis = node.attrs.get("axis", -1)
+    return axis if isinstance(axis, int) else -1
+
+
+def _common_perm(editor: Editor, node: Node) -> Perm | None:
+    """The permutation that every computed input comes through, when no other node reads the transposed values."""
+    found: set[Perm] = set()
+    for value in node.inputs:
+        if value is None or editor.array(value) is not None:
+            continue
+        perm = perm_of(value.producer) if value.producer is not None else None
+        if perm is None or editor.only_reader(value) is not node:
+            return None
+        found.add(perm)
+    return found.pop() if len(found) == 1 else None
+
+
+def _before_transpose(editor: Editor, value: Value | None, perm: Perm) -> Value | None:
+    array = editor.array(value)
+    if array is not None and value is not None:
+        return value if array.ndim == 0 else editor.constant(permuted(array, inverse(perm)), value.name)
+    return value.producer.inputs[0] if value is not None and value.producer is not None else None
+
+
+def _as_view(editor: Editor, node: Node) -> None:
+    """A transpose that keeps the order of the elements is a Reshape."""
+    perm, shape, target = perm_of(node), shape_of(node.inputs[0]), shape_of(node.output)
+    if perm is None or shape is None or target is None or 0 in target or not is_view(perm, shape):
+        return
+    if all(symbols(dim) <= input_symbols(editor.graph) for dim in target):
+        editor.replace(node.output, editor.emit(node, "Reshape", node.inputs[0], attrs={"shape": target}))

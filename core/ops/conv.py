@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from core.ir.dim import evaluate
 from core.ir.graph import Array
 from core.ir.types import Dim, TensorType, ValueType
 from core.ops.common import same_dtype
@@ -181,8 +182,8 @@ def _conv(c: Call, x: Any, w: Any, b: Any) -> Any:
     n, m = x.shape[0], w.shape[0]
     y = np.zeros((n, group, m // group, int(np.prod(out))), w.dtype)
     for tap, where in window.taps(out):
-        kernel = w[(..., *tap)].reshape(group, m // group, -1)
-        y += kernel @ padded[(..., *where)].reshape(n, group, w.shape[1], -1)
+        kernel = w[tap].reshape(group, m // group, -1)
+        y += kernel @ padded[where].reshape(n, group, w.shape[1], -1)
     return _with_bias(y.reshape(n, m, *out), b).astype(dtype, copy=False)
 
 
@@ -235,14 +236,14 @@ def _conv_transpose(c: Call, x: Any, w: Any, b: Any) -> Any:
     window = window_of(c, w.shape[2:])
     group, dtype, spatial = c.attr("group"), x.dtype, x.shape[2:]
     view = Infer(c.op, c.node, {})
-    out = [int(size) for size in _transposed_output(view, spatial, w.shape[2:])]  # type: ignore[call-overload]
+    out = [evaluate(size, {}) for size in _transposed_output(view, spatial, w.shape[2:])]
     full = _full_extent(window, spatial, _output_padding(c, len(spatial)))
     cuts = _transposed_cuts(c, window, full, out)
     n, m = x.shape[0], w.shape[1] * group
     rows = wide(x).reshape(n, group, -1, int(np.prod(spatial)))
     y = np.zeros((n, m, *(max(size, cut + kept) for size, cut, kept in zip(full, cuts, out, strict=True))), rows.dtype)
     for tap, where in window.taps(spatial):
-        kernel = wide(w)[(..., *tap)].reshape(group, -1, w.shape[1]).swapaxes(1, 2)
-        y[(..., *where)] += (kernel @ rows).reshape(n, m, *spatial)
-    kept = tuple(slice(cut, cut + size) for cut, size in zip(cuts, out, strict=True))
-    return _with_bias(y[(..., *kept)], b).astype(dtype, copy=False)
+        kernel = wide(w)[tap].reshape(group, -1, w.shape[1]).swapaxes(1, 2)
+        y[where] += (kernel @ rows).reshape(n, m, *spatial)
+    kept: Any = (..., *(slice(cut, cut + size) for cut, size in zip(cuts, out, strict=True)))
+    return _with_bias(y[kept], b).astype(dtype, copy=False)

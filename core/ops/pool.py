@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from core.ir.dim import evaluate
 from core.ir.graph import Array
 from core.ir.types import Dim, DType, TensorType, ValueType
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required, RowAxis, register
@@ -150,12 +151,12 @@ def _pooled_shape(c: Infer, first: Sequence[Dim]) -> tuple[Dim, ...]:
 def _placed(c: Call, shape: tuple[int, ...]) -> tuple[Window, tuple[int, ...]]:
     """The window, and the spatial output shape for a channels-first input of this shape."""
     dims = _pooled_shape(Infer(c.op, c.node, {}), shape)[2:]
-    return window_of(c, c.attr("kernel_shape")), tuple(int(dim) for dim in dims)  # type: ignore[call-overload]
+    return window_of(c, c.attr("kernel_shape")), tuple(evaluate(dim, {}) for dim in dims)
 
 
 def _window_sum(window: Window, x: Any, out: Sequence[int]) -> Any:
     padded = window.padded(x, out)
-    return sum(padded[(..., *where)] for _, where in window.taps(out))
+    return sum(padded[where] for _, where in window.taps(out))
 
 
 def _window_count(c: NodeView, window: Window, spatial: tuple[int, ...], out: Sequence[int]) -> Any:
@@ -176,7 +177,7 @@ def _window_max(c: Call, x: Any) -> Any:
     padded = window.padded(x, out, _lowest(x.dtype))
     y = np.full((*x.shape[:2], *out), _lowest(x.dtype), x.dtype)
     for _, where in window.taps(out):
-        np.maximum(y, padded[(..., *where)], out=y)
+        np.maximum(y, padded[where], out=y)
     return y
 
 
@@ -184,14 +185,14 @@ def _window_argmax(c: Call, x: Any) -> tuple[Any, Any]:
     """The greatest elements, and their positions within the image, row-major."""
     window, out = _placed(c, x.shape)
     padded = window.padded(x, out, _lowest(x.dtype))
-    position = np.arange(int(np.prod(x.shape[2:]))).reshape(1, 1, *x.shape[2:])
+    position: Any = np.arange(int(np.prod(x.shape[2:]))).reshape(1, 1, *x.shape[2:])
     position = window.padded(position, out, -1)
     y = np.full((*x.shape[:2], *out), _lowest(x.dtype), x.dtype)
-    taken = np.full(y.shape, -1)
+    taken: Any = np.full(y.shape, -1)
     for _, where in window.taps(out):
-        better = (padded[(..., *where)] > y) | ((taken < 0) & (position[(..., *where)] >= 0))
-        y = np.where(better, padded[(..., *where)], y)
-        taken = np.where(better, position[(..., *where)], taken)
+        better = (padded[where] > y) | ((taken < 0) & (position[where] >= 0))
+        y = np.where(better, padded[where], y)
+        taken = np.where(better, position[where], taken)
     return y, taken
 
 

@@ -94,14 +94,18 @@ class Window:
         )
         return tuple(((total + self.lower) // 2, total - (total + self.lower) // 2) for total in totals)
 
-    def taps(self, out: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-        """Each kernel element with the slices of the padded input that it meets, for an output of this size."""
+    def taps(self, out: Sequence[int]) -> Iterator[tuple[Any, Any]]:
+        """For each kernel element: its index, and that of the padded input's elements it meets for such an output.
+
+        Both index trailing (spatial) axes.
+        """
         for tap in np.ndindex(*self.kernel):
             starts = [t * d for t, d in zip(tap, self.dilations, strict=True)]
             spans = zip(starts, out, self.strides, strict=True)
-            yield tap, tuple(slice(start, start + (count - 1) * stride + 1, stride) for start, count, stride in spans)
+            where = (slice(start, start + (count - 1) * stride + 1, stride) for start, count, stride in spans)
+            yield (..., *tap), (..., *where)
 
-    def padded(self, x: Array, out: Sequence[int], fill: object = 0) -> Array:
+    def padded(self, x: Any, out: Sequence[int], fill: Any = 0) -> Any:
         """`x` (N, C, D1..) with as much of `fill` around it as an output of this size reads."""
         widths = [(0, 0), (0, 0)]
         pads = self.pads_for(x.shape[2:])
@@ -109,7 +113,7 @@ class Window:
             x.shape[2:], pads, out, self.strides, self.extents, strict=True
         ):
             widths.append((before, max((count - 1) * stride + extent - size - before, 0)))
-        return np.pad(x, widths, constant_values=fill) if any(map(any, widths)) else x  # type: ignore[call-overload]
+        return np.pad(x, widths, constant_values=fill) if any(map(any, widths)) else x
 
 
 def window_of(c: NodeView, kernel: Sequence[int], *, strides_default: Sequence[int] | None = None) -> Window:

@@ -1,0 +1,96 @@
+"""`AttributeProto` to attribute values."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import onnx
+
+from core.errors import ModelError, UnsupportedError
+from core.frontends.declared import Symbols, value_type
+from core.frontends.tensors import sparse_array, tensor_array
+from core.ir.graph import Attr, Graph
+from core.ir.types import TensorType
+from core.ops import registry
+
+_Proto = onnx.AttributeProto
+_SCALARS = {_Proto.FLOAT: "f", _Proto.INT: "i"}
+_LISTS = {_Proto.FLOATS: "floats", _Proto.INTS: "ints"}
+
+GraphReader = Callable[[onnx.GraphProto], Graph]
+
+
+def attribute_value(proto: onnx.AttributeProto, read_graph: GraphReader, where: str) -> Attr:
+    """The value of an attribute: a number, text, an array, a graph, a type, or a tuple of these."""
+    where = f"{where}, attribute '{proto.name}'"
+    if proto.type in _SCALARS:
+        scalar: Attr = getattr(proto, _SCALARS[proto.type])
+        return scalar
+    if proto.type in _LISTS:
+        return tuple(getattr(proto, _LISTS[proto.type]))
+    match proto.type:
+        case _Proto.STRING:
+            return _text(proto.s)
+        case _Proto.STRINGS:
+            return tuple(map(_text, proto.strings))
+        case _Proto.TENSOR:
+            return tensor_array(proto.t, where)
+        case _Proto.SPARSE_TENSOR:
+            return sparse_array(proto.sparse_tensor, where)
+        case _Proto.GRAPH:
+            return read_graph(proto.g)
+        case _Proto.TYPE_PROTO:
+            return _type(proto.tp, where)
+    kind = _Proto.AttributeType.Name(proto.type) if proto.type in _Proto.AttributeType.values() else proto.type
+    raise UnsupportedError(f"is of kind {kind}, expected numbers, text, a tensor, a graph or a type", where=where)
+
+
+def _text(data: bytes) -> str | bytes:
+    """Text attributes are bytes in the file; what is not UTF-8 stays bytes."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
+
+
+def _type(proto: onnx.TypeProto, where: str) -> TensorType:
+    type_ = value_type(proto, Symbols(), where)
+    if not isinstance(type_, TensorType):
+        raise UnsupportedError(f"is {type_}, expected a tensor type", where=where)
+    return type_
+
+
+def check_known(op: str, attrs: Mapping[str, Attr], where: str) -> dict[str, Attr]:
+    """The attributes that `op` has, in its newest form. ModelError for one the ONNX schema does not know;
+    UnsupportedError for one that Lathe does not, unless it has its default value.
+    """
+    definition = registry.get(op)
+    known, schema = {*definition.attrs, *definition.params}, _schema_attributes(op)
+    kept: dict[str, Attr] = {}
+    for name, value in attrs.items():
+        if schema is not None and name not in schema:
+            raise ModelError(f"has attribute '{name}', expected only {', '.join(schema) or 'none'}", where=where)
+        if name in known:
+            kept[name] = value
+        elif schema is None or schema[name] != value:
+            raise UnsupportedError(f"attribute '{name}' = {value!r} is not supported", where=where)
+    return kept
+
+
+@functools.cache
+def _schema_attributes(op: str) -> dict[str, Any] | None:
+    """The attributes of the newest ONNX schema with their defaults (None for none); None for no schema."""
+    try:
+        schema = onnx.defs.get_schema(op)
+    except onnx.defs.SchemaError:
+        return None
+    return {name: _default(attribute.default_value) for name, attribute in schema.attributes.items()}
+
+
+def _default(proto: onnx.AttributeProto) -> Any:
+    if not proto.name:
+        return None
+    value = onnx.helper.get_attribute_value(proto)
+    return value.decode() if isinstance(value, bytes) else (tuple(value) if isinstance(value, list) else value)

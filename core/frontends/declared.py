@@ -1,0 +1,138 @@
+"""Declared types: `TypeProto` to value types and back, and the symbols that stand for named dimensions."""
+
+from __future__ import annotations
+
+import keyword
+import re
+
+import onnx
+
+from core.errors import ModelError, UnsupportedError
+from core.frontends.tensors import element_type
+from core.ir.dim import SymDim, symbol
+from core.ir.types import Dim, OptionalType, SequenceType, TensorType, ValueType
+
+# A declared tensor that no machine can hold is refused where it is declared, symbols counted as 1.
+MAX_TENSOR_BYTES = 1 << 40
+_RESERVED = frozenset({"inf", "nan", "true", "false", "none", "type", "tensor", "graph"})  # words of the textual form
+
+
+class Symbols:
+    """One symbol per `dim_param` of a model; dimensions without a name get a new one."""
+
+    def __init__(self) -> None:
+        self._by_param: dict[str, SymDim] = {}
+        self._taken: set[str] = set()
+
+    def named(self, param: str) -> SymDim:
+        if param not in self._by_param:
+            self._by_param[param] = self.fresh(param)
+        return self._by_param[param]
+
+    def fresh(self, hint: str) -> SymDim:
+        """A symbol that no other dimension has, named after `hint` as far as an identifier can be."""
+        base = re.sub(r"[^A-Za-z0-9_]", "_", hint)
+        base = base if base.isidentifier() else f"d{base}"
+        base = f"{base}_" if keyword.iskeyword(base) or base in _RESERVED else base
+        name, count = base, 1
+        while name in self._taken:
+            count += 1
+            name = f"{base}_{count}"
+        self._taken.add(name)
+        return symbol(name)
+
+
+def value_type(proto: onnx.TypeProto, symbols: Symbols, name: str) -> ValueType:
+    """The type that the model declares for value `name`. ModelError when it is missing, malformed or unsupported."""
+    where = f"value '{name}'"
+    match proto.WhichOneof("value"):
+        case "tensor_type":
+            return _tensor_type(proto.tensor_type, symbols, name)
+        case "sequence_type":
+            return SequenceType(value_type(proto.sequence_type.elem_type, symbols, name))
+        case "optional_type":
+            return OptionalType(value_type(proto.optional_type.elem_type, symbols, name))
+        case None:
+            raise ModelError("has no declared type", where=where)
+        case kind:
+            raise UnsupportedError(f"has a {kind}, expected a tensor, a sequence or an optional", where=where)
+
+
+def _tensor_type(proto: onnx.TypeProto.Tensor, symbols: Symbols, name: str) -> TensorType:
+    where = f"value '{name}'"
+    dtype = element_type(proto.elem_type, where)
+    if not proto.HasField("shape"):
+        return TensorType(dtype, None)
+    type_ = TensorType(
+        dtype, tuple(_dim(dim, symbols, f"{name}_dim{i}", where) for i, dim in enumerate(proto.shape.dim))
+    )
+    check_size(type_, where)
+    return type_
+
+
+def _dim(proto: onnx.TensorShapeProto.Dimension, symbols: Symbols, hint: str, where: str) -> Dim:
+    if proto.dim_param:
+        return symbols.named(proto.dim_param)
+    if not proto.HasField("dim_value") or proto.dim_value == -1:  # -1: how some exporters write "any"
+        return symbols.fresh(hint)
+    if proto.dim_value < 0:
+        raise ModelError(f"has a dimension of {proto.dim_value}, expected at least 0", where=where)
+    return int(proto.dim_value)
+
+
+def check_size(type_: ValueType, where: str) -> None:
+    """ModelError when a tensor is larger than any memory, its symbols counted as 1."""
+    if not isinstance(type_, TensorType) or type_.shape is None:
+        return
+    if len(type_.shape) > 64:  # NumPy's own limit
+        raise UnsupportedError(f"rank is {len(type_.shape)}, expected at most 64", where=where)
+    nbytes = type_.dtype.itemsize
+    for dim in type_.shape:
+        nbytes *= dim if isinstance(dim, int) else 1
+    if nbytes > MAX_TENSOR_BYTES:
+        raise ModelError(f"{type_} has {nbytes} bytes, expected at most {MAX_TENSOR_BYTES}", where=where)
+
+
+def type_proto(type_: ValueType) -> onnx.TypeProto:
+    """The type as ONNX writes it; what is not a plain symbol or number stays open."""
+    proto = onnx.TypeProto()
+    match type_:
+        case SequenceType(element):
+            proto.sequence_type.elem_type.CopyFrom(type_proto(element))
+        case OptionalType(element):
+            proto.optional_type.elem_type.CopyFrom(type_proto(element))
+        case TensorType(dtype, shape):
+            proto.tensor_type.elem_type = dtype.onnx_code
+            for dim in shape or ():
+                _write_dim(proto.tensor_type.shape.dim.add(), dim)
+            if shape == ():
+                proto.tensor_type.shape.SetInParent()
+    return proto
+
+
+def _write_dim(proto: onnx.TensorShapeProto.Dimension, dim: Dim) -> None:
+    if isinstance(dim, int):
+        proto.dim_value = dim
+    elif str(dim).isidentifier():
+        proto.dim_param = str(dim)
+
+
+def agree(inferred: ValueType, declared: ValueType) -> bool:
+    """Whether a declared type can describe a value of the inferred one: symbols agree with anything."""
+    match inferred, declared:
+        case TensorType(), TensorType():
+            return inferred.dtype is declared.dtype and _shapes_agree(inferred, declared)
+        case SequenceType(a), SequenceType(b):
+            return agree(a, b)
+        case OptionalType(a), OptionalType(b):
+            return agree(a, b)
+    return False
+
+
+def _shapes_agree(inferred: TensorType, declared: TensorType) -> bool:
+    if inferred.shape is None or declared.shape is None:
+        return True
+    pairs = list(zip(inferred.shape, declared.shape, strict=False))
+    return len(inferred.shape) == len(declared.shape) and all(
+        not isinstance(a, int) or not isinstance(b, int) or a == b for a, b in pairs
+    )

@@ -1,0 +1,67 @@
+"""Bodies of functions: those a model brings along, and those that define ONNX operators in terms of others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+
+from core.errors import ModelError
+from core.frontends.declared import type_proto
+from core.ir.graph import Value
+
+
+def standard_body(proto: onnx.NodeProto, version: int, inputs: Sequence[Value | None]) -> onnx.FunctionProto | None:
+    """The function that defines an ONNX operator at this opset, or None when it is a primitive.
+
+    Some definitions depend on the types of the inputs.
+    """
+    schema = _schema(proto, version)
+    if schema is None:
+        return None
+    if schema.has_context_dependent_function:
+        types = [b"" if value is None else type_proto(value.type).SerializeToString() for value in inputs]
+        text = _context_dependent(schema, proto, types, version)
+    elif schema.has_function:
+        text = schema.get_function_with_opset_version(version)
+    else:
+        return None
+    return _completed(text, schema) if text else None
+
+
+def _schema(proto: onnx.NodeProto, version: int) -> Any:
+    try:
+        return onnx.defs.get_schema(proto.op_type, version, proto.domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _context_dependent(schema: Any, proto: onnx.NodeProto, types: list[bytes], version: int) -> bytes:
+    """The newest body not above `version`; the package raises on attributes its builders do not expect."""
+    usable = [v for v in schema.context_dependent_function_opset_versions if v <= version]
+    try:
+        text: bytes = schema.get_context_dependent_function_with_opset_version(
+            max(usable, default=version), proto.SerializeToString(), types
+        )
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise ModelError(f"the definition of {proto.op_type} does not apply: {error}", where=proto.name) from None
+    return text
+
+
+def _completed(text: bytes, schema: Any) -> onnx.FunctionProto:
+    """The function with the schema's defaults for the attributes that its nodes refer to."""
+    function = onnx.FunctionProto.FromString(text)
+    function.attribute_proto.extend(a.default_value for a in schema.attributes.values() if a.default_value.name)
+    function.attribute.extend(a.name for a in schema.attributes.values() if not a.default_value.name)
+    return function
+
+
+def check_attributes(function: onnx.FunctionProto, given: Mapping[str, Any], where: str) -> None:
+    """ModelError for an attribute that the function does not declare."""
+    declared = {*function.attribute, *(proto.name for proto in function.attribute_proto)}
+    unknown = sorted(given.keys() - declared)
+    if unknown:
+        raise ModelError(
+            f"has attribute {unknown[0]}, expected only {', '.join(sorted(declared)) or 'none'}", where=where
+        )

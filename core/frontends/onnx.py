@@ -1,0 +1,323 @@
+"""ONNX files to graphs: `load`.
+
+One walk in topological order. Every node is brought to the newest opset, unfolded when it calls a function, and typed
+at once, so that what depends on types (old axis rules, definitions by context) finds them known. The result holds
+only operators of `core.ops` in their newest form, and has been verified.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from core.errors import ModelError, UnsupportedError
+from core.frontends import opsets
+from core.frontends.attributes import attribute_value, check_known
+from core.frontends.declared import agree, value_type
+from core.frontends.functions import check_attributes, standard_body
+from core.frontends.opsets import OnnxNode
+from core.frontends.order import defined_names, in_order
+from core.frontends.proto import default_domain, function_table, opset_versions, parse_model, read_opsets
+from core.frontends.scope import Call, Emitter, Frame, Scope, Session, naming
+from core.frontends.tensors import sparse_array, tensor_array
+from core.ir.graph import Array, Attr, Graph, Value
+from core.ir.types import DType, TensorType, ValueType
+from core.ir.verify import verify
+from core.ops import registry
+
+_MAX_CALL_DEPTH = 32
+
+# Attributes of Constant, and the element type of those that are not tensors.
+_CONSTANTS = {
+    "value": None,
+    "sparse_value": None,
+    "value_float": DType.FLOAT32,
+    "value_floats": DType.FLOAT32,
+    "value_int": DType.INT64,
+    "value_ints": DType.INT64,
+    "value_string": DType.STRING,
+    "value_strings": DType.STRING,
+}
+
+Inputs = Sequence[Value | None]
+
+
+def load(source: str | os.PathLike[str] | bytes) -> Graph:
+    """The graph of an ONNX model, given as a path or as bytes; nothing outside the file is read.
+
+    ModelError names the node, operator and opset, what was expected and what came; UnsupportedError says the model is
+    valid but needs what Lathe lacks.
+    """
+    data = source if isinstance(source, bytes) else Path(source).read_bytes()
+    return import_model(parse_model(data))
+
+
+def import_model(model: onnx.ModelProto) -> Graph:
+    """The graph of a model that has passed the checks of `parse_model`."""
+    importer = _Importer(Session(set(defined_names(model.graph))), function_table(model))
+    graph = importer.model(model.graph, opset_versions(model))
+    verify(graph, "import")
+    return graph
+
+
+class _Importer:
+    """Imports the graphs of one model."""
+
+    def __init__(self, session: Session, functions: Mapping[tuple[str, str, str], onnx.FunctionProto]) -> None:
+        self.session = session
+        self.functions = functions
+
+    # Graphs
+
+    def model(self, proto: onnx.GraphProto, versions: Mapping[str, int]) -> Graph:
+        _refuse_duplicates([info.name for info in proto.input], "input")
+        _refuse_duplicates([info.name for info in proto.output], "output")
+        graph = Graph(proto.name or "graph")
+        frame = Frame(Emitter(graph, self.session), Scope(), versions, declared=_declared(proto))
+        self._contents(proto, frame, ())
+        graph.outputs = [self._model_output(info, frame) for info in proto.output]
+        if not graph.outputs:
+            raise ModelError("has no outputs, expected at least one", where=f"graph '{graph.name}'")
+        return graph
+
+    def body(self, proto: onnx.GraphProto, outer: Frame, arguments: Sequence[ValueType]) -> Graph:
+        """A nested graph. Its inputs have their declared types, or else those of `arguments`."""
+        graph = Graph(proto.name or "body")
+        call = replace(outer.call, results={}) if outer.call else None
+        emitter = Emitter(graph, self.session, outer.emitter.label)
+        frame = Frame(emitter, Scope(outer.scope), outer.opsets, call, _declared(proto))
+        self._contents(proto, frame, arguments)
+        graph.outputs = [_present(info.name, frame, f"graph '{graph.name}'") for info in proto.output]
+        return graph
+
+    def _contents(self, proto: onnx.GraphProto, frame: Frame, arguments: Sequence[ValueType]) -> None:
+        for tensor in proto.initializer:
+            self._initializer(tensor.name, tensor_array(tensor, "initializer"), frame)
+        for sparse in proto.sparse_initializer:
+            self._initializer(sparse.values.name, sparse_array(sparse, "sparse initializer"), frame)
+        for index, info in enumerate(proto.input):
+            # An input with an initializer has a default value: it is a constant here, as it always was before IR 4.
+            if info.name not in frame.scope.values:
+                self._input(info, frame, arguments[index] if index < len(arguments) else None)
+        self._nodes(proto.node, frame, f"graph '{proto.name}'")
+
+    def _initializer(self, name: str, array: Array, frame: Frame) -> None:
+        if not name:
+            raise ModelError("has no name", where="initializer")
+        frame.scope.define(name, frame.emitter.constant(array, frame.value_name(name)))
+
+    def _input(self, info: onnx.ValueInfoProto, frame: Frame, default: ValueType | None) -> None:
+        if not info.name:
+            raise ModelError("has no name", where="input")
+        if info.type.WhichOneof("value") is None and default is not None:
+            type_ = default
+        else:
+            type_ = value_type(info.type, self.session.symbols, info.name)
+        value = Value(frame.value_name(info.name), type_)
+        frame.scope.define(info.name, value)
+        frame.emitter.graph.inputs.append(value)
+
+    def _model_output(self, info: onnx.ValueInfoProto, frame: Frame) -> Value:
+        """An output of the model; ModelError when its declared type contradicts the inferred one."""
+        value = _present(info.name, frame, "output")
+        if info.type.WhichOneof("value") is not None:
+            declared = value_type(info.type, self.session.symbols, info.name)
+            if not agree(value.type, declared):
+                raise ModelError(
+                    f"is declared {declared}, its nodes make it {value.type}", where=f"output '{info.name}'"
+                )
+            _fill_in(value, declared)
+        return value
+
+    # Nodes
+
+    def _nodes(self, protos: Sequence[onnx.NodeProto], frame: Frame, where: str) -> None:
+        for proto in in_order(protos, where):
+            frame.emitter.label = frame.label(proto.name or next(filter(None, proto.output), "unnamed"))
+            self._node(proto, frame, f"node '{frame.emitter.label}' ({proto.op_type})")
+
+    def _node(self, proto: onnx.NodeProto, frame: Frame, where: str) -> None:
+        inputs = [frame.scope.read(name, where) if name else None for name in proto.input]
+        attrs = self._attributes(proto, inputs, frame, where)
+        domain = default_domain(proto.domain)
+        function = self.functions.get((domain, proto.op_type, proto.overload))
+        if function is not None:
+            self._call(function, proto, inputs, attrs, frame)
+        elif domain == "" and proto.op_type == "Constant":
+            self._constant(proto, attrs, frame, where)
+        else:
+            self._operator(proto, domain, inputs, attrs, frame)
+
+    def _operator(
+        self, proto: onnx.NodeProto, domain: str, inputs: Inputs, attrs: dict[str, Attr], frame: Frame
+    ) -> None:
+        where = f"node '{frame.emitter.label}' ({proto.op_type})"
+        version = frame.opsets.get(domain)
+        if version is None:
+            raise ModelError(f"is of domain '{domain}', of which the model imports no opset", where=where)
+        if _is_ours(proto.op_type, domain):
+            self._emit(
+                OnnxNode(proto.op_type, version, list(inputs), _outputs(proto), attrs, frame.emitter.label), frame
+            )
+            return
+        body = standard_body(proto, version, inputs) if domain == "" else None
+        if body is None:
+            place = f"domain '{domain or 'ai.onnx'}', opset {version}"
+            raise UnsupportedError(f"operator {proto.op_type} of {place} is not implemented", where=where)
+        self._call(body, proto, inputs, attrs, frame)
+
+    def _emit(self, node: OnnxNode, frame: Frame) -> None:
+        wanted, node.outputs = node.outputs, [frame.value_name(name) for name in node.outputs]
+        with naming(node.where):
+            values = opsets.modernize(frame.emitter, node)
+        if values is None:
+            attrs = check_known(node.op, node.attrs, node.where)
+            values = frame.emitter.emit(node.op, node.inputs, attrs, node.outputs, node.label)
+        for name, value in zip(wanted, values, strict=False):
+            if name:
+                self._define(name, value, frame)
+
+    def _define(self, name: str, value: Value, frame: Frame) -> None:
+        frame.scope.define(name, value)
+        if name in frame.declared and isinstance(value.type, TensorType) and value.type.shape is None:
+            declared = value_type(frame.declared[name], self.session.symbols, name)
+            if agree(value.type, declared):
+                _fill_in(value, declared)
+
+    def _constant(self, proto: onnx.NodeProto, attrs: Mapping[str, Attr], frame: Frame, where: str) -> None:
+        if len(attrs) != 1 or len(proto.output) != 1 or not proto.output[0]:
+            message = f"has {len(attrs)} attributes and {len(proto.output)} outputs, expected one each"
+            raise ModelError(message, where=where)
+        ((name, value),) = attrs.items()
+        if name not in _CONSTANTS:
+            raise ModelError(f"has attribute '{name}', expected one of {', '.join(_CONSTANTS)}", where=where)
+        dtype = _CONSTANTS[name]
+        array = np.asarray(value, dtype=dtype.numpy if dtype else None)
+        frame.scope.define(proto.output[0], frame.emitter.constant(array, frame.value_name(proto.output[0])))
+
+    # Functions
+
+    def _call(
+        self,
+        function: onnx.FunctionProto,
+        proto: onnx.NodeProto,
+        inputs: Inputs,
+        attrs: Mapping[str, Attr],
+        frame: Frame,
+    ) -> None:
+        """Import the body of a function in place of the node that calls it."""
+        label = frame.emitter.label
+        where = f"node '{label}' (function {function.name})"
+        inside = self._enter(function, proto, inputs, attrs, frame, where)
+        self._nodes(function.node, inside, where)
+        frame.emitter.label = label
+        for inner, outer in zip(function.output, proto.output, strict=False):
+            if outer:
+                self._define(outer, _result(inner, inside, where), frame)
+
+    def _enter(
+        self,
+        function: onnx.FunctionProto,
+        proto: onnx.NodeProto,
+        inputs: Inputs,
+        attrs: Mapping[str, Attr],
+        frame: Frame,
+        where: str,
+    ) -> Frame:
+        """The frame of a function's body: its arguments bound, its results named after the node's outputs."""
+        self.session.count_node()
+        depth = frame.call.depth + 1 if frame.call else 1
+        if depth > _MAX_CALL_DEPTH:
+            raise UnsupportedError(f"functions call each other more than {_MAX_CALL_DEPTH} deep", where=where)
+        if len(inputs) > len(function.input) or len(proto.output) > len(function.output):
+            got, expected = (len(inputs), len(proto.output)), (len(function.input), len(function.output))
+            raise ModelError(f"has (inputs, outputs) {got}, expected at most {expected}", where=where)
+        check_attributes(function, attrs, where)
+        defaults = {a.name: self._attribute(a, (), frame, where) for a in function.attribute_proto}
+        pairs = zip(function.output, proto.output, strict=False)
+        results = {inner: frame.value_name(outer) for inner, outer in pairs if outer}
+        call = Call(frame.emitter.label, {**defaults, **attrs}, results, depth)
+        versions = read_opsets(function.opset_import, where) or frame.opsets
+        inside = Frame(frame.emitter, Scope(), versions, call)
+        for index, name in enumerate(function.input):
+            inside.scope.define(name, inputs[index] if index < len(inputs) else None)
+        return inside
+
+    # Attributes
+
+    def _attributes(self, proto: onnx.NodeProto, inputs: Inputs, frame: Frame, where: str) -> dict[str, Attr]:
+        _refuse_duplicates([attribute.name for attribute in proto.attribute], "attribute", where)
+        found: dict[str, Attr] = {}
+        for attribute in proto.attribute:
+            if not attribute.ref_attr_name:
+                found[attribute.name] = self._attribute(attribute, _argument_types(proto, inputs), frame, where)
+            elif frame.call is None:
+                raise ModelError(f"attribute '{attribute.name}' refers to a function's, outside of one", where=where)
+            elif attribute.ref_attr_name in frame.call.attributes:
+                value = frame.call.attributes[attribute.ref_attr_name]
+                found[attribute.name] = value.clone() if isinstance(value, Graph) else value
+        return found
+
+    def _attribute(self, proto: onnx.AttributeProto, arguments: Sequence[ValueType], frame: Frame, where: str) -> Attr:
+        return attribute_value(proto, lambda graph: self.body(graph, frame, arguments), where)
+
+
+def _is_ours(op: str, domain: str) -> bool:
+    """Whether a file's operator is one of Lathe's, possibly in an older form. What only passes make is not."""
+    definition = registry.find(op)
+    if definition is None:
+        return domain == "" and opsets.has_adapter(op)
+    return definition.domain == domain and domain != "lathe"
+
+
+def _declared(proto: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
+    return {info.name: info.type for info in proto.value_info if info.type.WhichOneof("value") is not None}
+
+
+def _outputs(proto: onnx.NodeProto) -> list[str]:
+    """A node's outputs without the trailing ones that nothing can read."""
+    names = list(proto.output)
+    while len(names) > 1 and not names[-1]:
+        names.pop()
+    return names
+
+
+def _present(name: str, frame: Frame, where: str) -> Value:
+    value = frame.scope.read(name, where)
+    if value is None:
+        raise ModelError(f"reads '{name}', an argument that the call does not give", where=where)
+    return value
+
+
+def _result(inner: str, inside: Frame, where: str) -> Value:
+    """A function's result; one that only passes an argument through becomes a value of its own."""
+    value, name = _present(inner, inside, where), inside.value_name(inner)
+    return value if value.name == name else inside.emitter.emit("Identity", [value], {}, [name])[0]
+
+
+def _argument_types(proto: onnx.NodeProto, inputs: Inputs) -> list[ValueType]:
+    """Types of a body's inputs where the file gives none. Shapes may change from one iteration to the next."""
+    given = [value.type for value in inputs if value is not None]
+    open_ = [TensorType(type_.dtype, None) if isinstance(type_, TensorType) else type_ for type_ in given]
+    if proto.op_type == "Loop":  # the iteration number and the condition come first
+        return [TensorType(DType.INT64, ()), TensorType(DType.BOOL, ()), *open_[sum(map(bool, proto.input[:2])) :]]
+    return open_
+
+
+def _fill_in(value: Value, declared: ValueType) -> None:
+    """Keep a declared shape where inference does not even know the rank."""
+    if isinstance(value.type, TensorType) and value.type.shape is None:
+        value.type = declared
+
+
+def _refuse_duplicates(names: Sequence[str], kind: str, where: str = "") -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ModelError(f"{kind} '{name}' is given twice", where=where)
+        seen.add(name)

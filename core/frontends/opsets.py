@@ -1,0 +1,361 @@
+"""Older operator versions in terms of the newest: one small adapter for each change, in a table.
+
+`@before(version, *ops)` marks an adapter for nodes of an opset below `version`. A node passes through all that apply,
+oldest change first, so each adapter knows only its own step. It edits the node in place, or returns the values that
+take the place of the node's outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from core.errors import ModelError, UnsupportedError
+from core.frontends.scope import Emitter
+from core.ir.graph import Attr, Value
+from core.ir.types import DType, TensorType
+
+
+@dataclass
+class OnnxNode:
+    """A node as the file has it, on its way to the newest form."""
+
+    op: str
+    version: int  # the opset of its domain
+    inputs: list[Value | None]
+    outputs: list[str]  # "" where nothing reads the output
+    attrs: dict[str, Attr]
+    label: str
+
+    def input(self, index: int) -> Value | None:
+        return self.inputs[index] if index < len(self.inputs) else None
+
+    def set_input(self, index: int, value: Value | None) -> None:
+        self.inputs += [None] * (index + 1 - len(self.inputs))
+        self.inputs[index] = value
+
+    @property
+    def where(self) -> str:
+        return f"node '{self.label}' ({self.op}, opset {self.version})"
+
+    def required(self, index: int) -> Value:
+        value = self.input(index)
+        if value is None:
+            raise ModelError(f"input {index} is missing", where=self.where)
+        return value
+
+    def rank(self, index: int) -> int:
+        """The rank of an input that must be a tensor of known rank."""
+        type_ = self.required(index).type
+        if not isinstance(type_, TensorType) or type_.shape is None:
+            raise UnsupportedError(f"input {index} is {type_}: this old form needs its rank", where=self.where)
+        return len(type_.shape)
+
+
+ALWAYS = 1 << 30  # newer than any opset: the adapter applies to every version
+
+Adapter: TypeAlias = Callable[[Emitter, OnnxNode], Sequence[Value] | None]
+_ADAPTERS: dict[str, list[tuple[int, Adapter]]] = {}
+
+
+def before(version: int, *ops: str) -> Callable[[Adapter], Adapter]:
+    """Decorator: the adapter for these operators below opset `version`."""
+
+    def add(adapter: Adapter) -> Adapter:
+        for op in ops:
+            _ADAPTERS.setdefault(op, []).append((version, adapter))
+            _ADAPTERS[op].sort(key=lambda entry: entry[0])
+        return adapter
+
+    return add
+
+
+def has_adapter(op: str) -> bool:
+    return op in _ADAPTERS
+
+
+def adapted_below(op: str) -> list[int]:
+    """The versions at which the form of `op` changes in a way that an adapter covers."""
+    return [version for version, _ in _ADAPTERS.get(op, ())]
+
+
+def modernize(e: Emitter, node: OnnxNode) -> Sequence[Value] | None:
+    """Bring `node` to the newest form. Returns the values of its outputs when other nodes took its place."""
+    done: set[Adapter] = set()
+    while pending := [
+        entry for entry in _ADAPTERS.get(node.op, ()) if node.version < entry[0] and entry[1] not in done
+    ]:
+        done.add(pending[0][1])
+        replaced = pending[0][1](e, node)
+        if replaced is not None:
+            return replaced
+    return None
+
+
+def _ints(value: object) -> list[int]:
+    return [int(item) for item in value] if isinstance(value, tuple) else [int(value)]  # type: ignore[call-overload]
+
+
+def _attr_to_input(e: Emitter, node: OnnxNode, name: str, index: int, dtype: DType = DType.INT64) -> None:
+    """Move an attribute to an input as a constant vector."""
+    value: Any = node.attrs.pop(name, None)
+    if value is not None:
+        node.set_input(index, e.constant(value, dtype=dtype))
+
+
+# Elementwise operators before NumPy broadcasting and optional in-place hints.
+
+_ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Pow")
+_LOGIC = ("And", "Or", "Xor", "Equal", "Less", "Greater")
+_UNARY = (
+    "Abs", "Ceil", "Clip", "Dropout", "Elu", "Exp", "Floor", "HardSigmoid", "InstanceNormalization", "LeakyRelu", "Log",
+    "Neg", "Reciprocal", "Relu", "Selu", "Sigmoid", "Sqrt", "Tanh", "BatchNormalization", "PRelu",
+)  # fmt: skip
+
+
+@before(6, "Add", "Sub", "Mul", "Div", "Max", "Mean", "Min", "Sum", "Reshape", *_UNARY)
+def _drop_memory_hint(e: Emitter, node: OnnxNode) -> None:
+    node.attrs.pop("consumed_inputs", None)
+
+
+@before(6, "Selu")
+def _selu_constants(e: Emitter, node: OnnxNode) -> None:
+    node.attrs = {"alpha": 1.6732, "gamma": 1.0507, **node.attrs}
+
+
+@before(7, *_ARITHMETIC, *_LOGIC)
+def _one_sided_broadcast(e: Emitter, node: OnnxNode) -> None:
+    """B's axes meet A's from `axis` on: B gets axes of extent 1 behind its own."""
+    axis, enabled = node.attrs.pop("axis", None), node.attrs.pop("broadcast", 0)
+    if not enabled or axis is None:
+        return
+    (start,) = _ints(axis)
+    rank, inner = node.rank(0), node.rank(1)
+    behind = rank - (start % rank if rank else 0) - inner
+    if behind > 0:
+        axes = e.constant(range(inner, inner + behind), dtype=DType.INT64)
+        node.set_input(1, e("Unsqueeze", node.required(1), axes))
+
+
+@before(7, "PRelu")
+def _slope_per_channel(e: Emitter, node: OnnxNode) -> None:
+    """A vector of slopes belongs to axis 1."""
+    behind = node.rank(0) - 2
+    if node.rank(1) == 1 and node.required(1).shape != (1,) and behind > 0:
+        node.set_input(1, e("Unsqueeze", node.required(1), e.constant(range(1, 1 + behind), dtype=DType.INT64)))
+
+
+@before(6, "Cast")
+def _named_element_type(e: Emitter, node: OnnxNode) -> None:
+    """`to` was the name of the element type."""
+    name = node.attrs.get("to")
+    labels = {dtype.name: dtype.onnx_code for dtype in DType} | {"FLOAT": 1, "DOUBLE": 11}
+    if not isinstance(name, str) or name.upper() not in labels:
+        raise ModelError(f"attribute 'to' is {name!r}, expected the name of an element type", where=node.where)
+    node.attrs["to"] = labels[name.upper()]
+
+
+@before(11, "Clip")
+def _bounds_to_inputs(e: Emitter, node: OnnxNode) -> None:
+    dtype = node.required(0).dtype
+    for index, name in ((1, "min"), (2, "max")):
+        if (bound := node.attrs.pop(name, None)) is not None:
+            node.set_input(index, e.constant(bound, dtype=dtype))
+
+
+@before(12, "Dropout")
+def _inference_dropout(e: Emitter, node: OnnxNode) -> None:
+    """`ratio` concerns training only, which these versions asked of the whole run."""
+    node.attrs.pop("is_test", None)
+    node.attrs.pop("ratio", None)
+    if any(node.outputs[1:]):
+        raise UnsupportedError("reads the mask of an old Dropout", where=node.where)
+    del node.outputs[1:]
+
+
+# Axes, shapes and indices that were attributes.
+
+
+@before(13, "Squeeze", "Unsqueeze", "ReduceSum")
+@before(
+    18, "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
+    "ReduceSumSquare",
+)  # fmt: skip
+def _axes_to_input(e: Emitter, node: OnnxNode) -> None:
+    _attr_to_input(e, node, "axes", 1)
+
+
+@before(5, "Reshape")
+def _shape_to_input(e: Emitter, node: OnnxNode) -> None:
+    _attr_to_input(e, node, "shape", 1)
+
+
+@before(10, "Slice")
+def _ranges_to_inputs(e: Emitter, node: OnnxNode) -> None:
+    for index, name in ((1, "starts"), (2, "ends"), (3, "axes")):
+        _attr_to_input(e, node, name, index)
+
+
+@before(10, "TopK")
+def _count_to_input(e: Emitter, node: OnnxNode) -> None:
+    if "k" not in node.attrs:
+        raise ModelError("attribute 'k' is required", where=node.where)
+    node.set_input(1, e.constant(_ints(node.attrs.pop("k")), dtype=DType.INT64))
+
+
+@before(6, "Tile")
+def _repeats_of_one_axis(e: Emitter, node: OnnxNode) -> None:
+    tiles, axis = e.value_of(node.input(1)), e.value_of(node.input(2))
+    rank = node.rank(0)
+    if tiles is None or axis is None or tiles.size != 1 or axis.size != 1 or not 0 <= int(axis.item()) < rank:
+        raise UnsupportedError("tiles and axis must be known numbers, the axis within the input", where=node.where)
+    repeats = [int(tiles.item()) if i == int(axis.item()) else 1 for i in range(rank)]
+    node.inputs[1:] = [e.constant(repeats, dtype=DType.INT64)]
+
+
+@before(2, "Pad")
+def _renamed_paddings(e: Emitter, node: OnnxNode) -> None:
+    node.attrs["pads"] = node.attrs.pop("paddings", None)
+
+
+@before(11, "Pad")
+def _pads_to_inputs(e: Emitter, node: OnnxNode) -> None:
+    _attr_to_input(e, node, "pads", 1)
+    if (fill := node.attrs.pop("value", None)) is not None:
+        node.set_input(2, e.constant(fill, dtype=node.required(0).dtype))
+
+
+@before(2, "Split")
+def _split_first_axis(e: Emitter, node: OnnxNode) -> None:
+    node.attrs.setdefault("axis", 0)
+
+
+@before(13, "Split")
+def _split_sizes_to_input(e: Emitter, node: OnnxNode) -> None:
+    _attr_to_input(e, node, "split", 1)
+
+
+@before(18, "Split")
+def _split_evenly(e: Emitter, node: OnnxNode) -> None:
+    """Without sizes, the number of outputs said how many parts."""
+    if node.input(1) is None:
+        node.attrs["num_outputs"] = len(node.outputs)
+
+
+@before(4, "Concat")
+def _concat_channels(e: Emitter, node: OnnxNode) -> None:
+    node.attrs.setdefault("axis", 1)
+
+
+@before(11, "Scatter")
+def _renamed_scatter(e: Emitter, node: OnnxNode) -> None:
+    node.op = "ScatterElements"
+
+
+# Operators whose meaning changed.
+
+
+@before(13, "Softmax", "LogSoftmax", "Hardmax")
+def _flattened_softmax(e: Emitter, node: OnnxNode) -> Sequence[Value] | None:
+    """The axes from `axis` on were one; on the last axis old and new agree."""
+    (axis,), rank = _ints(node.attrs.pop("axis", 1)), node.rank(0)
+    if not -rank <= axis <= rank:
+        raise ModelError(f"axis {axis} is out of range for rank {rank}", where=node.where)
+    axis = axis + rank if axis < 0 else axis
+    if axis == rank - 1:
+        node.attrs["axis"] = -1
+        return None
+    x = node.required(0)
+    flat = e(node.op, e("Flatten", x, axis=axis), axis=-1)
+    return e.emit("Reshape", [flat, e("Shape", x)], {}, node.outputs, node.label)
+
+
+@before(7, "Gemm")
+def _gemm_broadcasts(e: Emitter, node: OnnxNode) -> None:
+    node.attrs.pop("broadcast", None)
+
+
+@before(14, "BatchNormalization")
+def _batch_norm_inference(e: Emitter, node: OnnxNode) -> None:
+    """Training was asked for by reading further outputs."""
+    node.attrs.pop("is_test", None)
+    if not node.attrs.pop("spatial", 1):
+        raise UnsupportedError("spatial is 0, expected statistics per channel", where=node.where)
+    if any(node.outputs[1:]):
+        raise UnsupportedError("reads the statistics of an old training form", where=node.where)
+    del node.outputs[1:]
+
+
+@before(21, "GroupNormalization")
+def _scale_per_channel(e: Emitter, node: OnnxNode) -> None:
+    """Scale and bias were per group."""
+    channels, (groups,) = node.required(0).shape[1], _ints(node.attrs.get("num_groups", 0))
+    if not isinstance(channels, int) or groups < 1 or channels % groups:
+        raise ModelError(f"num_groups is {groups}, expected a divisor of the {channels} channels", where=node.where)
+    for index in (1, 2):
+        column = e("Unsqueeze", node.required(index), e.constant([1], dtype=DType.INT64))
+        spread = e("Expand", column, e.constant([groups, channels // groups], dtype=DType.INT64))
+        node.set_input(index, e("Reshape", spread, e.constant([-1], dtype=DType.INT64)))
+
+
+@before(2, "LpPool", "GlobalLpPool")
+def _whole_norm(e: Emitter, node: OnnxNode) -> None:
+    """`p` was a float."""
+    power = node.attrs.get("p", 2)
+    if not isinstance(power, int | float) or power != int(power):
+        raise UnsupportedError(f"p is {power!r}, expected a whole number", where=node.where)
+    node.attrs["p"] = int(power)
+
+
+@before(20, "GridSample")
+def _renamed_modes(e: Emitter, node: OnnxNode) -> None:
+    mode: Any = node.attrs.get("mode", "bilinear")
+    node.attrs["mode"] = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
+
+
+@before(16, "RoiAlign")
+def _unaligned_rois(e: Emitter, node: OnnxNode) -> None:
+    node.attrs.setdefault("coordinate_transformation_mode", "output_half_pixel")
+
+
+@before(7, "RNN", "GRU", "LSTM")
+def _all_steps(e: Emitter, node: OnnxNode) -> None:
+    node.attrs.pop("output_sequence", None)
+
+
+# Resize and its forerunner.
+
+
+@before(7, "Upsample")
+def _scales_of_the_image(e: Emitter, node: OnnxNode) -> None:
+    scales = (1.0, 1.0, node.attrs.pop("height_scale", 1.0), node.attrs.pop("width_scale", 1.0))
+    node.attrs["scales"] = scales
+    mode: Any = node.attrs.get("mode", "nearest")
+    node.attrs["mode"] = {"bilinear": "linear"}.get(mode, mode)
+
+
+@before(9, "Upsample")
+def _scales_to_input(e: Emitter, node: OnnxNode) -> None:
+    _attr_to_input(e, node, "scales", 1, DType.FLOAT32)
+
+
+@before(ALWAYS, "Upsample")
+def _upsample_is_resize(e: Emitter, node: OnnxNode) -> None:
+    node.op, node.version = "Resize", 10
+
+
+@before(11, "Resize")
+def _resize_from_corner(e: Emitter, node: OnnxNode) -> None:
+    """Scales were the second input; coordinates were scaled from the corner and rounded down."""
+    node.inputs = [node.required(0), None, node.required(1)]
+    node.attrs.update(coordinate_transformation_mode="asymmetric", nearest_mode="floor")
+
+
+@before(ALWAYS, "Resize")
+def _drop_empty_parameters(e: Emitter, node: OnnxNode) -> None:
+    """An empty vector means an absent input."""
+    for index in (1, 2, 3):
+        array = e.value_of(node.input(index))
+        if array is not None and array.size == 0:
+            node.set_input(index, None)

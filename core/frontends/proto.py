@@ -1,0 +1,120 @@
+"""Bytes to a checked `ModelProto`: what can be refused before anything is imported.
+
+Nothing here follows a reference out of the file: external data is refused wherever a tensor can stand.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import onnx
+from google.protobuf.message import DecodeError, Message
+
+from core.errors import ModelError, UnsupportedError
+
+NEWEST_OPSET: int = onnx.defs.onnx_opset_version()
+NEWEST_IR: int = onnx.IR_VERSION
+_IR_WITH_OPSETS = 3  # older files name no opset and mean 1
+
+
+def parse_model(data: bytes) -> onnx.ModelProto:
+    """The model in `data`, whole-file checks passed. ModelError when it is malformed or holds what is never read."""
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except (DecodeError, ValueError) as error:
+        raise ModelError(f"the {len(data)} bytes are not an ONNX model: {_reason(error)}") from None
+    if not model.HasField("graph"):
+        raise ModelError(f"the {len(data)} bytes hold no ONNX graph")
+    if not 1 <= model.ir_version <= NEWEST_IR:
+        raise UnsupportedError(f"ir_version is {model.ir_version}, expected 1 to {NEWEST_IR}")
+    check_messages(model)
+    return model
+
+
+def opset_versions(model: onnx.ModelProto) -> dict[str, int]:
+    """The model's opset per domain ("" is the default domain)."""
+    if not model.opset_import and model.ir_version < _IR_WITH_OPSETS:
+        return {"": 1}
+    versions = read_opsets(model.opset_import, "model")
+    if not versions:
+        raise ModelError("the model imports no opset, expected at least the default domain")
+    return versions
+
+
+def read_opsets(imports: Any, where: str) -> dict[str, int]:
+    """Opset per domain of a model or function. ModelError for one imported twice or newer than any known."""
+    versions: dict[str, int] = {}
+    for entry in imports:
+        domain = default_domain(entry.domain)
+        if versions.setdefault(domain, entry.version) != entry.version:
+            raise ModelError(f"opset '{domain}' is imported as {versions[domain]} and {entry.version}", where=where)
+        if domain == "" and not 1 <= entry.version <= NEWEST_OPSET:
+            raise UnsupportedError(f"opset is {entry.version}, expected 1 to {NEWEST_OPSET}", where=where)
+    return versions
+
+
+def default_domain(domain: str) -> str:
+    """The default domain has two names."""
+    return "" if domain == "ai.onnx" else domain
+
+
+def function_table(model: onnx.ModelProto) -> Mapping[tuple[str, str, str], onnx.FunctionProto]:
+    """The model-local functions by (domain, name, overload)."""
+    table: dict[tuple[str, str, str], onnx.FunctionProto] = {}
+    for function in model.functions:
+        key = (default_domain(function.domain), function.name, function.overload)
+        if key in table:
+            raise ModelError(f"function '{function.name}' of domain '{function.domain}' is defined twice")
+        table[key] = function
+    return table
+
+
+def check_messages(model: Message) -> None:
+    """Checks on every message of the file: initializers, attributes, subgraphs, functions, sparse tensors, training
+    information. ModelError for data that lies outside the file, and for text that is not UTF-8.
+    """
+    for message in _messages(model):
+        for name in _fields(message.DESCRIPTOR).texts:
+            _check_text(getattr(message, name), name, message)
+        if isinstance(message, onnx.TensorProto) and (
+            message.data_location == onnx.TensorProto.EXTERNAL or message.external_data
+        ):
+            raise ModelError("its data lies outside the file, expected it inside", where=f"tensor '{message.name}'")
+
+
+def _check_text(value: Any, name: str, message: Message) -> None:
+    """Protobuf gives bytes where a string is not UTF-8."""
+    if isinstance(value, bytes) or (not isinstance(value, str) and any(isinstance(item, bytes) for item in value)):
+        raise ModelError(f"field '{name}' of a {message.DESCRIPTOR.name} is not UTF-8 text")
+
+
+def _messages(root: Message) -> Iterator[Message]:
+    """Every message in `root`, itself first."""
+    stack = [root]
+    while stack:
+        message = stack.pop()
+        yield message
+        for name, repeated in _fields(message.DESCRIPTOR).messages:
+            if repeated:
+                stack.extend(getattr(message, name))
+            elif message.HasField(name):
+                stack.append(getattr(message, name))
+
+
+class _Fields(NamedTuple):
+    messages: tuple[tuple[str, bool], ...]  # (name, repeated)
+    texts: tuple[str, ...]
+
+
+@functools.cache
+def _fields(descriptor: Any) -> _Fields:
+    """Which fields of a message type hold messages, and which hold text."""
+    messages = tuple((field.name, field.is_repeated) for field in descriptor.fields if field.message_type is not None)
+    return _Fields(messages, tuple(field.name for field in descriptor.fields if field.type == field.TYPE_STRING))
+
+
+def _reason(error: Exception) -> str:
+    return str(error).split("\n")[0] or type(error).__name__

@@ -1,0 +1,158 @@
+"""`TensorProto` to arrays, every size checked before anything is allocated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from core.errors import ModelError, UnsupportedError
+from core.ir.graph import Array
+from core.ir.types import DType
+
+_MAX_DENSE_BYTES = 1 << 28  # a sparse tensor is small in the file whatever it unfolds to
+
+_NIBBLES = (DType.INT4, DType.UINT4)
+_COMPLEX: dict[DType, np.dtype[Any]] = {DType.COMPLEX64: np.dtype(np.float32), DType.COMPLEX128: np.dtype(np.float64)}
+_BIT_PATTERNS = (
+    DType.FLOAT16, DType.BFLOAT16,
+    DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ,
+)  # fmt: skip
+_FIELDS = {
+    DType.FLOAT32: "float_data",
+    DType.COMPLEX64: "float_data",
+    DType.FLOAT64: "double_data",
+    DType.COMPLEX128: "double_data",
+    DType.INT64: "int64_data",
+    DType.UINT64: "uint64_data",
+    DType.UINT32: "uint64_data",
+    DType.STRING: "string_data",
+}  # the others use int32_data
+
+
+def tensor_array(tensor: onnx.TensorProto, where: str) -> Array:
+    """The tensor as a read-only array.
+
+    ModelError, naming `where`, for negative sizes, an unknown element type, or data that does not fill the shape.
+    """
+    where = f"{where}, tensor '{tensor.name}'" if tensor.name else where
+    if tensor.HasField("segment"):
+        raise UnsupportedError("it is stored in segments, expected one piece", where=where)
+    dtype, shape = element_type(tensor.data_type, where), checked_shape(tensor.dims, where)
+    if tensor.HasField("raw_data"):
+        array = _from_raw(tensor.raw_data, dtype, math.prod(shape), where)
+    else:
+        array = _from_typed(tensor, dtype, math.prod(shape), where)
+    array = array.reshape(shape)
+    array.setflags(write=False)
+    return array
+
+
+def element_type(code: int, where: str) -> DType:
+    """The element type of an ONNX code; UnsupportedError naming the code otherwise."""
+    try:
+        return DType.from_onnx(code)
+    except ValueError:
+        known = onnx.TensorProto.DataType.values()
+        name = onnx.TensorProto.DataType.Name(code) if code in known else "unknown"
+        raise UnsupportedError(f"element type {code} ({name}) is not supported", where=where) from None
+
+
+def checked_shape(dims: Sequence[int], where: str) -> tuple[int, ...]:
+    shape = tuple(dims)
+    if min(shape, default=0) < 0:
+        raise ModelError(f"shape is {list(shape)}, expected no negative sizes", where=where)
+    if len(shape) > 64:  # NumPy's own limit
+        raise UnsupportedError(f"rank is {len(shape)}, expected at most 64", where=where)
+    return shape
+
+
+def sparse_array(sparse: onnx.SparseTensorProto, where: str) -> Array:
+    """A sparse tensor as a dense array. Its indices are linear, [NNZ], or coordinates, [NNZ, rank]."""
+    values, indices = tensor_array(sparse.values, where), tensor_array(sparse.indices, where)
+    shape = checked_shape(sparse.dims, where)
+    if math.prod(shape) * values.itemsize > _MAX_DENSE_BYTES:
+        raise UnsupportedError(f"sparse tensor of shape {list(shape)} is too large to store densely", where=where)
+    if (
+        indices.dtype != np.int64
+        or values.ndim != 1
+        or indices.shape not in ((values.size,), (values.size, len(shape)))
+    ):
+        raise ModelError(
+            f"sparse indices are {indices.dtype}{list(indices.shape)} for {values.size} values", where=where
+        )
+    dense = np.zeros(shape, values.dtype)
+    limit = np.array(math.prod(shape) if indices.ndim == 1 else shape, np.int64)
+    if np.less(indices, 0).any() or np.greater_equal(indices, limit).any():
+        raise ModelError(f"sparse indices reach outside shape {list(shape)}", where=where)
+    if indices.ndim == 1:
+        dense.reshape(-1)[indices] = values
+    else:
+        dense[tuple(indices.T)] = values
+    dense.setflags(write=False)
+    return dense
+
+
+def _from_raw(data: bytes, dtype: DType, count: int, where: str) -> Array:
+    """Elements from little-endian bytes."""
+    if dtype is DType.STRING:
+        raise ModelError("strings are given as raw bytes, expected string_data", where=where)
+    expected = (count + 1) // 2 if dtype in _NIBBLES else count * dtype.itemsize
+    if len(data) != expected:
+        raise ModelError(f"has {len(data)} bytes of data, expected {expected} for {count} x {dtype}", where=where)
+    if dtype in _NIBBLES:
+        return _unpacked(np.frombuffer(data, np.uint8), dtype, count)
+    if dtype is DType.BOOL:
+        return np.frombuffer(data, np.uint8) != 0
+    return np.frombuffer(data, dtype.numpy.newbyteorder("<")).astype(dtype.numpy, copy=False)
+
+
+def _from_typed(tensor: onnx.TensorProto, dtype: DType, count: int, where: str) -> Array:
+    """Elements from the repeated field that belongs to the element type."""
+    field = _FIELDS.get(dtype, "int32_data")
+    items = getattr(tensor, field)
+    expected = (count + 1) // 2 if dtype in _NIBBLES else count * (2 if dtype in _COMPLEX else 1)
+    if len(items) != expected:
+        raise ModelError(f"has {len(items)} items in {field}, expected {expected} for {count} x {dtype}", where=where)
+    if dtype is DType.STRING:
+        return _strings(items, where)
+    if dtype in _COMPLEX:
+        return np.array(items, _COMPLEX[dtype]).view(dtype.numpy)
+    if field != "int32_data":
+        return (
+            _in_range(np.array(items, np.uint64), dtype, where)
+            if dtype is DType.UINT32
+            else np.array(items, dtype.numpy)
+        )
+    codes = np.array(items, np.int32)
+    if dtype in _NIBBLES:
+        return _unpacked(_in_range(codes, DType.UINT8, where), dtype, count)
+    if dtype in _BIT_PATTERNS:
+        bits = DType.UINT8 if dtype.itemsize == 1 else DType.UINT16
+        return _in_range(codes, bits, where).view(dtype.numpy)
+    return codes != 0 if dtype is DType.BOOL else _in_range(codes, dtype, where)
+
+
+def _in_range(codes: Any, dtype: DType, where: str) -> Any:
+    narrow = codes.astype(dtype.numpy)
+    if not np.array_equal(narrow, codes):
+        raise ModelError(f"has elements outside the range of {dtype}", where=where)
+    return narrow
+
+
+def _unpacked(packed: Any, dtype: DType, count: int) -> Array:
+    """4-bit elements, two to a byte, the lower half first."""
+    halves = np.stack([packed & 15, packed >> 4], axis=-1).reshape(-1)[:count].astype(np.int8)
+    return ((halves ^ 8) - 8 if dtype is DType.INT4 else halves).astype(dtype.numpy)
+
+
+def _strings(items: Sequence[bytes], where: str) -> Array:
+    array = np.empty(len(items), dtype=object)
+    try:
+        array[:] = [item.decode() for item in items]
+    except UnicodeDecodeError as error:
+        raise ModelError(f"has a string that is not UTF-8: {error.reason}", where=where) from None
+    return array

@@ -1,0 +1,30 @@
+"""Rules for every source file that a linter does not know."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+PRODUCT = ("core", "server", "loadtest", "tools")
+SOURCES = sorted(str(path.relative_to(PROJECT)) for folder in PRODUCT for path in (PROJECT / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_source_file_is_one_noun_and_finished(name: str) -> None:
+    text = (PROJECT / name).read_text()
+    assert len(text.splitlines()) <= 600, "a file past 600 lines is usually two nouns"
+    assert not re.search(r"\b(TODO|FIXME|XXX|NotImplementedError)\b", text), "no stubs"
+
+
+def test_every_package_of_the_product_has_an_init(project: Path) -> None:
+    """Without it setuptools would leave the folder out of the wheel."""
+    folders = {(project / name).parent for name in SOURCES}
+    assert [str(folder) for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+def test_the_checkout_stays_small(project: Path) -> None:
+    bundled = [path for path in (project / "model_repo").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in bundled) < 500_000

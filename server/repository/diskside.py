@@ -93,12 +93,14 @@ class DiskSide:
             lambda: {version: self.manifest(model, version) is not None for version in list(model.statuses)}
         )
         fresh = policy.unadopted(await self._state(model), manifested)
-        return [v for v in fresh if v not in model.failures and not (self._store.read_only and v in model.guests)]
+        if self._store.read_only:
+            fresh = [version for version in fresh if version not in model.guests]
+        model.untaken = set(fresh)
+        return [version for version in fresh if version not in model.failures]
 
     async def _load_wanted(self, model: LiveModel) -> None:
-        for version in policy.wanted(await self._state(model), model.statuses):
-            if version not in model.failures:
-                await self._try_to_load(model, version)
+        for version in policy.wanted(await self._state(model), model.candidates):
+            await self._try_to_load(model, version)
 
     async def _try_to_load(self, model: LiveModel, version: int) -> bool:
         try:
@@ -124,6 +126,7 @@ class DiskSide:
 
     async def _adopt(self, model: LiveModel, version: int, manifest: Manifest) -> None:
         """Write down that a hand-copied version is one of the repository's."""
+        model.untaken.discard(version)
         if self._store.read_only:
             model.show(await self._state(model))
             return

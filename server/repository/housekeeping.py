@@ -26,11 +26,11 @@ class Housekeeping:
 
     async def tidy(self, model: LiveModel) -> None:
         """Let go of what is not needed in memory, delete what retention does not keep, shrink the cache."""
-        keep = {*policy.wanted(model.aliases, model.statuses), *model.answering().values(), *+model.pinned}
+        keep = {*policy.wanted(model.aliases, model.candidates), *model.answering().values(), *+model.pinned}
         for version in [version for version in model.loaded if version not in keep]:
             self._loader.let_go(model, version)
         if self._store.read_only is None:
-            for version in policy.collectable(model.aliases, model.statuses, self._keep_versions):
+            for version in policy.collectable(model.aliases, model.candidates, self._keep_versions):
                 await self._collect(model, version)
         await asyncio.to_thread(self._cache.collect, self._loader.artifacts_in_use)
 
@@ -49,6 +49,7 @@ class Housekeeping:
         model.statuses.pop(version, None)
         model.failures.pop(version, None)
         model.guests.pop(version, None)
+        model.untaken.discard(version)
 
     async def _collect(self, model: LiveModel, version: int) -> None:
         try:

@@ -58,8 +58,9 @@ async def receive(store: Store, stream: AsyncIterable[bytes], max_bytes: int, sh
     """
     staging = await asyncio.to_thread(store.stage)
     try:
-        file = await asyncio.to_thread(staging.create, MODEL_FILE)
-        await _fill(file, stream, max_bytes)
+        with storage_errors("receiving the model file"):
+            file = await asyncio.to_thread(staging.create, MODEL_FILE)
+            await _fill(file, stream, max_bytes)
         _check(file.entry, sha256)
     except BaseException:
         await asyncio.shield(asyncio.to_thread(staging.discard))
@@ -83,8 +84,7 @@ async def _fill(file: StagedFile, stream: AsyncIterable[bytes], max_bytes: int) 
 async def _write(file: StagedFile, block: bytearray) -> None:
     if file.entry.size == 0:
         _check_start(bytes(block[:8]))
-    with storage_errors("receiving the model file"):
-        await asyncio.to_thread(file.write, bytes(block))
+    await asyncio.to_thread(file.write, bytes(block))
 
 
 def _check_start(start: bytes) -> None:

@@ -36,7 +36,13 @@ class LiveModel:
     loading: dict[int, asyncio.Task[Servable]] = field(default_factory=dict)
     pinned: Counter[int] = field(default_factory=Counter)  # versions an operation under way needs in memory
     guests: dict[int, Manifest] = field(default_factory=dict)  # taken from a repository that cannot be written
+    untaken: set[int] = field(default_factory=set)  # hand-copied folders the repository has not taken note of
     unloaded: bool = False  # by request, until a load request
+
+    @property
+    def candidates(self) -> set[int]:
+        """The versions that may be brought into memory."""
+        return self.statuses.keys() - self.untaken - self.failures.keys()
 
     def status(self, version: int) -> Status:
         """Return the state of a version on disk."""

@@ -138,6 +138,8 @@ class Loader:
         self._artifacts.pop(servable.ref, None)
         if model.statuses.get(version) == Status(State.DRAINING):
             model.advance(version, State.UNLOADED)
+            if model.registry.find(model.name) is not None:
+                model.show(model.aliases)
 
 
 def as_server_error(error: Exception) -> ServerError:

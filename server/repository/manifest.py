@@ -170,7 +170,7 @@ def verify_files(folder: Path, manifest: Manifest) -> None:
 def describe_folder(folder: Path) -> dict[str, FileEntry]:
     """Digest what a hand-copied version holds; raises CorruptVersion where it is not a flat folder of plain files."""
     entries = {}
-    for entry in os.scandir(folder):
+    for entry in list(os.scandir(folder)):
         if entry.name == MANIFEST:
             continue
         if names.FILE.fullmatch(entry.name) is None or not entry.is_file(follow_symlinks=False):

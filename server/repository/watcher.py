@@ -64,7 +64,8 @@ class Watcher:
     async def poll(self) -> None:
         """Look once, and act on what changed."""
         looks = await asyncio.to_thread(self._look)
-        changed = {name for name in self._looks.keys() | looks.keys() if self._looks.get(name) != looks.get(name)}
+        changed = {name for name in looks if self._looks.get(name) != looks[name]}
+        changed |= {model.name for model in self._rollout.catalog.models()} - looks.keys()
         still = {(name, version) for name, version in self._waiting if self.settled(name, version)}
         self._waiting -= still
         for name in sorted(changed):

@@ -1,0 +1,323 @@
+"""Versions come, go live, go back and go."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from server.errors import BadRequest, Conflict, NotFound, TooLarge, Unavailable, Unprocessable, UnsupportedMedia
+from server.repository.aliases import Aliases
+from server.repository.lifecycle import State
+from server.repository.store import Origin
+from tests.server.repository.world import World, files, run, toy, world
+
+NOBODY = Origin()
+
+
+async def three(w: World) -> None:
+    """Versions 1, 2, 3, each live in turn."""
+    for scale in (1.0, 2.0, 3.0):
+        await w.push(toy(scale), promote=True)
+
+
+def test_the_first_version_goes_live_and_later_ones_only_when_asked(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            assert (await w.push(toy(1.0))).version == 1
+            assert (await w.push(toy(2.0))).version == 2
+            assert (w.live(), w.scale(), w.scale("2")) == (1, 1.0, 2.0)
+            assert (await w.push(toy(3.0), promote=True)).version == 3
+            assert (w.live(), w.scale()) == (3, 3.0)
+
+    run(scenario())
+
+
+def test_rollback_walks_the_history_and_can_name_a_version(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await three(w)
+            walk = []
+            for to in (None, None, 3, 1):
+                await w.rollout.rollback("m", "live", to, NOBODY)
+                walk.append(w.live())
+            assert walk == [2, 1, 3, 1]
+            with pytest.raises(Conflict, match="first of the history"):
+                await w.rollout.rollback("m", "live", None, NOBODY)
+            with pytest.raises(Conflict, match="not in the history"):
+                await w.rollout.rollback("m", "live", 9, NOBODY)
+            assert w.live() == 1
+
+    run(scenario())
+
+
+def test_a_rollback_needs_no_loading(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await three(w)
+            await w.loader.settle()
+            loads = len(w.backend.loads)
+            await w.rollout.rollback("m", "live", None, NOBODY)
+            assert len(w.backend.loads) == loads
+
+    run(scenario())
+
+
+def test_a_move_after_a_rollback_forgets_what_lay_ahead(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await three(w)
+            await w.rollout.rollback("m", "live", 1, NOBODY)
+            await w.rollout.set_alias("m", "live", 3, NOBODY)
+            await w.rollout.rollback("m", "live", None, NOBODY)
+            assert w.live() == 1
+
+    run(scenario())
+
+
+def test_only_aliases_their_last_step_and_the_newest_stay_in_memory(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await three(w)
+            await w.push(toy(4.0))
+            await w.rollout.set_alias("m", "canary", 1, NOBODY)
+            await w.rollout.set_alias("m", "canary", 4, NOBODY)
+            await w.loader.settle()
+            assert {servable.ref.version for servable in w.registry.servables()} == {1, 2, 3, 4}
+            await w.rollout.set_alias("m", "canary", 3, NOBODY)
+            await w.loader.settle()
+            assert {servable.ref.version for servable in w.registry.servables()} == {2, 3, 4}
+            assert w.rollout.catalog.index()[0].status.state is State.UNLOADED
+            with pytest.raises(Unavailable, match="version 1 is unloaded"):
+                w.registry.resolve("m", "1")
+
+    run(scenario())
+
+
+def test_other_inputs_or_outputs_need_permission(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(1.0))
+            with pytest.raises(Conflict, match=r"FP32\[-1, 4\].*became.*FP32\[-1, 5\].*allow_signature_change"):
+                await w.push(toy(2.0, (-1, 5)), promote=True)
+            assert w.rollout.catalog.model("m").versions == (1,)
+            assert (await w.push(toy(2.0, (-1, 5)))).version == 2
+            with pytest.raises(Conflict, match="allow_signature_change"):
+                await w.rollout.set_alias("m", "live", 2, NOBODY)
+            await w.rollout.set_alias("m", "live", 2, NOBODY, allow_signature_change=True)
+            assert w.live() == 2
+            assert w.leftovers() == []
+
+    run(scenario())
+
+
+def test_a_bad_model_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(1.0))
+            with pytest.raises(Unprocessable, match="no operator 'Bad'"):
+                await w.push(b"\x08nonsense", promote=True)
+            with pytest.raises(Unprocessable, match="does not load"):
+                await w.push(toy(2.0, do="refuse to load"), promote=True)
+            assert w.live() == 1
+            assert (w.store.versions("m"), w.leftovers()) == ([1], [])
+            with pytest.raises(Unprocessable):
+                await w.push(b"\x08nonsense", "other")
+            assert [model.name for model in w.rollout.catalog.models()] == ["m"]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        (b"", BadRequest, "empty"),
+        (b"PK\x03\x04rest", UnsupportedMedia, "zip archive"),
+        (b"\x1f\x8b\x08rest", UnsupportedMedia, "gzip"),
+        (b"\x80\x04\x95rest", UnsupportedMedia, "pickle"),
+        (b"--boundary\r\n", UnsupportedMedia, "multipart"),
+        (b"\x08" * 2001, TooLarge, "larger than 2000 bytes"),
+    ],
+)
+def test_what_is_no_model_file_is_refused(content: bytes, error: type[Exception], message: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path, max_upload=2000) as w:
+            with pytest.raises(error, match=message):
+                await w.push(content)
+            assert (w.rollout.catalog.models(), w.leftovers()) == ([], [])
+
+    run(scenario())
+
+
+def test_a_digest_that_differs_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            with pytest.raises(BadRequest, match="Content-Digest says"):
+                await w.push(toy(), sha256="0" * 64)
+            assert w.leftovers() == []
+
+    run(scenario())
+
+
+def test_a_repeated_request_with_its_key_is_answered_without_a_second_version(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            first = await w.push(toy(1.0), key="abc")
+            again = await w.push(toy(1.0), key="abc")
+            assert (first.version, again.version, again.replayed) == (1, 1, True)
+            with pytest.raises(Unprocessable, match="another request"):
+                await w.push(toy(2.0), key="abc")
+            await w.push(toy(2.0), promote=True)
+            for _ in range(2):
+                await w.rollout.rollback("m", "live", None, Origin("", "back"))
+            assert (w.live(), w.store.versions("m")) == (1, [1, 2])
+
+    run(scenario())
+
+
+def test_two_requests_at_once_with_one_key_make_one_version(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            outcomes = await asyncio.gather(*(w.push(toy(1.0), key="abc") for _ in range(4)))
+            assert [outcome.version for outcome in outcomes] == [1, 1, 1, 1]
+            assert sum(outcome.replayed for outcome in outcomes) == 3
+
+    run(scenario())
+
+
+def test_a_compilation_under_way_does_not_hold_up_a_rollback(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await three(w)
+            w.stages.gate.clear()
+            slow = asyncio.create_task(w.push(toy(4.0), promote=True))
+            await asyncio.sleep(0.05)
+            await asyncio.wait_for(w.rollout.rollback("m", "live", None, NOBODY), 5)
+            assert w.live() == 2
+            w.stages.gate.set()
+            await slow
+            assert w.live() == 4
+
+    run(scenario())
+
+
+def test_an_uploader_who_leaves_halfway_leaves_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            w.stages.gate.clear()
+            upload = asyncio.create_task(w.push(toy(1.0)))
+            await asyncio.sleep(0.05)
+            upload.cancel()
+            w.stages.gate.set()
+            await w.loader.settle()
+            assert (w.live(), w.leftovers()) == (1, [])
+
+    run(scenario())
+
+
+def test_delete_refuses_what_an_alias_names_and_never_gives_its_number_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await three(w)
+            with pytest.raises(Conflict, match="'live' names"):
+                await w.rollout.delete("m", 3, NOBODY)
+            await w.rollout.delete("m", 2, NOBODY)
+            with pytest.raises(NotFound):
+                await w.rollout.delete("m", 2, NOBODY)
+            with pytest.raises(NotFound, match="'2'"):
+                w.registry.resolve("m", "2")
+            await w.rollout.rollback("m", "live", None, NOBODY)
+            assert w.live() == 1
+            await w.rollout.delete("m", 3, NOBODY)
+            assert (await w.push(toy(4.0))).version == 4
+            assert w.leftovers() == []
+
+    run(scenario())
+
+
+def test_retention_deletes_the_oldest_that_nothing_needs(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path, keep_versions=2) as w:
+            await three(w)
+            await w.rollout.set_alias("m", "pinned", 1, NOBODY)
+            for scale in (4.0, 5.0, 6.0, 7.0):
+                await w.push(toy(scale))
+            await w.loader.settle()
+            assert w.store.versions("m") == [1, 2, 3, 6, 7]
+            assert [r.version for r in await w.rollout.catalog.audit("m") if r.action == "delete"] == [4, 5]
+
+    run(scenario())
+
+
+def test_unload_and_load(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await three(w)
+            await w.rollout.unload("m")
+            await w.loader.settle()
+            assert w.backend.open_models == 0
+            with pytest.raises(Unavailable, match="unloaded"):
+                w.registry.resolve("m")
+            with pytest.raises(Conflict, match="load it first"):
+                await w.push(toy(4.0))
+            await w.rollout.load("m", {})
+            assert w.live() == 3
+            for missing in (w.rollout.load("none", {}), w.rollout.unload("none")):
+                with pytest.raises(NotFound, match="none"):
+                    await missing
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("parameter", ["file:1/model.onnx", "file:../../x", "config"])
+def test_what_a_load_call_brings_along_is_refused(parameter: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(1.0))
+            before = files(tmp_path)
+            with pytest.raises(Exception, match="not supported") as raised:
+                await w.rollout.load("m", {parameter: "aGVsbG8="})
+            assert getattr(raised.value, "http_status", None) == 501
+            assert files(tmp_path) == before
+
+    run(scenario())
+
+
+def test_a_restart_finds_everything_and_compiles_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await three(w)
+            await w.rollout.rollback("m", "live", None, NOBODY)
+        async with world(tmp_path) as w:
+            assert (w.live(), w.scale(), w.stages.runs) == (2, 2.0, [])
+            await w.rollout.rollback("m", "live", None, NOBODY)
+            assert w.live() == 1
+
+    run(scenario())
+
+
+def test_the_audit_says_who_did_what(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await three(w)
+            await w.rollout.rollback("m", "live", None, Origin("alice"))
+            records = await w.rollout.catalog.audit("m")
+            assert [(r.action, r.version, r.actor) for r in records] == [
+                ("publish", 1, "test"),
+                ("publish", 2, "test"),
+                ("publish", 3, "test"),
+                ("rollback", 2, "alice"),
+            ]
+
+    run(scenario())
+
+
+def test_a_history_keeps_its_place_when_a_version_goes() -> None:
+    state = Aliases()
+    for version in (1, 2, 1, 3):
+        state = state.moved("live", version)
+
+    alias = state.without_version(2).get("live")
+
+    assert (alias.history, alias.version, alias.previous) == ((1, 3), 3, 1)

@@ -1,0 +1,189 @@
+"""A repository with everything around it, in a few lines: toy models, a backend that scales, a compiler that copies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from server.errors import Unprocessable
+from server.repository.artifacts import ArtifactCache, BuildOptions
+from server.repository.builder import Builder
+from server.repository.fs import Fs
+from server.repository.housekeeping import Housekeeping
+from server.repository.live import LiveModels
+from server.repository.loader import Loader
+from server.repository.registry import Registry
+from server.repository.rollout import PublishOptions, Rollout, UploadLimits
+from server.repository.store import Origin, Outcome, Store
+from server.repository.watcher import Watcher
+from server.scheduling.pool import WorkerPool
+from server.scheduling.servable import ServableFactory
+from server.settings import Settings
+from server.telemetry.statistics import StatsBook
+from server.types import Tensors, TensorSpec
+
+T = TypeVar("T")
+
+
+def toy(scale: float = 2.0, shape: tuple[int, ...] = (-1, 4), **more: Any) -> bytes:
+    """A model file whose model multiplies by ``scale``."""
+    return b"\x08" + json.dumps({"scale": scale, "shape": shape, **more}).encode()
+
+
+@dataclass
+class ToyModel:
+    scale: float
+    shape: tuple[int, ...]
+    backend: ToyBackend
+    max_batch: int = 8
+    batchable: bool = True
+    batch_reason: str = "elementwise"
+    memory_bytes: int = 1
+    platform: str = "toy"
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        return (TensorSpec("x", "FP32", self.shape),)
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return (TensorSpec("y", "FP32", self.shape),)
+
+    def execute(self, inputs: Tensors) -> Tensors:
+        return {"y": np.asarray(inputs["x"] * np.float32(self.scale))}
+
+    def close(self) -> None:
+        self.backend.open_models -= 1
+
+
+@dataclass
+class ToyBackend:
+    open_models: int = 0
+    loads: list[Path] = field(default_factory=list)
+
+    def load(self, artifact: Path, threads: int | None) -> ToyModel:
+        model = json.loads((artifact / "toy.json").read_text())
+        self.loads.append(artifact)
+        if model.get("do") == "refuse to load":
+            raise Unprocessable("the artifact does not load")
+        self.open_models += 1
+        return ToyModel(model["scale"], tuple(model["shape"]), self)
+
+
+class ToyStages:
+    """Does in this process what the child processes do."""
+
+    def __init__(self) -> None:
+        self.runs: list[str] = []
+        self.gate = asyncio.Event()  # compilations wait for it
+        self.gate.set()
+
+    async def run(self, task: str, *arguments: str | Path) -> None:
+        self.runs.append(task)
+        if task == "compile":
+            await self.gate.wait()
+        self._stage(task, Path(arguments[0]), Path(arguments[1]))
+
+    def _stage(self, task: str, source: Path, out: Path) -> None:
+        out.mkdir()
+        if task == "compile":
+            shutil.copy(source / "graph.json", out / "toy.json")
+            return
+        try:
+            model = json.loads(source.read_bytes()[1:])
+        except ValueError:
+            raise Unprocessable("no operator 'Bad' in opset 21") from None
+        (out / "graph.json").write_text(json.dumps(model))
+
+
+@dataclass
+class World:
+    """One server process's side of a repository."""
+
+    root: Path
+    store: Store
+    registry: Registry
+    rollout: Rollout
+    watcher: Watcher
+    loader: Loader
+    backend: ToyBackend
+    stages: ToyStages
+    cache: ArtifactCache
+
+    async def push(self, content: bytes, name: str = "m", *, key: str | None = None, **options: Any) -> Outcome:
+        """Upload a model file."""
+        asked = PublishOptions(origin=Origin("test", key), **options)
+        return await self.rollout.publish(name, chunks(content), asked)
+
+    def scale(self, version: str = "", name: str = "m") -> float:
+        """Return what a request would be multiplied by, so which version answers."""
+        servable = self.registry.resolve(name, version)
+        return float(servable.model.execute({"x": np.ones((1, 4), np.float32)})["y"][0, 0])
+
+    def live(self, name: str = "m") -> int:
+        """Return the version that answers a request that names none."""
+        return self.registry.resolve(name).ref.version
+
+    def leftovers(self) -> list[str]:
+        """Return what staging, trash and the compiler's work folder still hold."""
+        staged = self.root.glob(".lathe/staging/*/*/*")
+        return [str(p) for p in (*staged, *self.root.glob(".lathe/trash/*"), *self.root.glob(".cache/work/*"))]
+
+
+@asynccontextmanager
+async def world(
+    root: Path, fs: Fs | None = None, *, keep_versions: int = 16, max_upload: int = 1 << 20, settle: float = 0.0
+) -> AsyncIterator[World]:
+    """Start the control side on a repository, and stop it in order."""
+    os.makedirs(root, exist_ok=True)
+    store, registry, backend, stages = Store(root, fs), Registry(), ToyBackend(), ToyStages()
+    cache = ArtifactCache(root / ".cache", 1 << 30)
+    settings, pool = Settings(), WorkerPool(1)
+    builder = Builder(stages, cache, backend, BuildOptions(8, "float32"))  # type: ignore[arg-type]
+    loader = Loader(store, builder, ServableFactory(settings, pool, StatsBook()))
+    models = LiveModels(registry)
+    housekeeping = Housekeeping(store, loader, cache, keep_versions)
+    rollout = Rollout(store, models, loader, housekeeping, UploadLimits(max_upload))
+    watcher = Watcher(store, rollout, 0.01, settle)
+    await rollout.open()
+    await asyncio.to_thread(cache.open)
+    await watcher.start()
+    try:
+        yield World(root, store, registry, rollout, watcher, loader, backend, stages, cache)
+    finally:
+        await rollout.stop()
+        await asyncio.to_thread(pool.close)
+    assert backend.open_models == 0, "a model was never closed"
+
+
+async def chunks(content: bytes, size: int = 1000) -> AsyncIterator[bytes]:
+    """Send bytes as a request's body comes in."""
+    for start in range(0, len(content), size):
+        yield content[start : start + size]
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a test's coroutine."""
+    return asyncio.run(work)
+
+
+def files(root: Path) -> list[Path]:
+    """Return all that lies in a folder."""
+    return sorted(root.rglob("*"))
+
+
+def copy_by_hand(root: Path, version: int, content: bytes, name: str = "m") -> Path:
+    """Put a version's folder there as a user with cp would."""
+    folder = root / name / str(version)
+    folder.mkdir(parents=True)
+    (folder / "model.onnx").write_bytes(content)
+    return folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from core.ir.types import TensorType
 from core.ir.verify import verify
 from core.kernels.cpu import object_for
 from core.ops.inference import infer_graph
-from core.passes.pipeline import optimize, prepare
+from core.passes.pipeline import PassReport, optimize, prepare
 from core.passes.rows import rows
 from core.plan.planner import make_plan, pack_weights
 from core.runtime import artifact
@@ -136,24 +136,21 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     # 1. the batch size becomes `n`, every other symbol a number
     graph = bind(graph, batching, binding)
     # 2. rewrite: fold, fuse, lay out
-    graph = (optimize_graph if options.optimize else prepare_graph)(graph)
+    graph, reports = (optimize if options.optimize else prepare)(graph)
     # 3. choose kernels, share memory, give addresses
     planned = make_plan(graph, host(), options.threads)
     # 4. native code for every distinct kernel, from the cache where it has been made before
     cache = object_cache(options.cache_dir)
     objects = {name: object_for(spec, host(), cache) for name, spec in planned.specs.items()}
     # 5. constants in the layouts the kernels want
-    return Compiled(planned.plan, objects, pack_weights(graph, planned.weights))
+    plan = replace(planned.plan, log=tuple(map(log_line, reports)))
+    return Compiled(plan, objects, pack_weights(graph, planned.weights))
 
 
-def optimize_graph(graph: Graph) -> Graph:
-    """All passes; the verifier runs between them."""
-    return optimize(graph)[0]
-
-
-def prepare_graph(graph: Graph) -> Graph:
-    """Only what the planner cannot do without."""
-    return prepare(graph)[0]
+def log_line(report: PassReport) -> str:
+    """What a pass did, without its time: equal inputs give equal artifacts."""
+    notes = f" ({'; '.join(report.notes)})" if report.notes else ""
+    return f"{report.name}: {report.changed} rewrites, {report.nodes_before} -> {report.nodes_after} nodes{notes}"
 
 
 def bind(graph: Graph, batching: BatchInfo, binding: Binding) -> Graph:

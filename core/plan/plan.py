@@ -97,6 +97,7 @@ class Plan:
     fallbacks: Graph = field(default_factory=Graph)  # the nodes that run on the reference, and their constants
     located: dict[str, tuple[Address, TensorType]] = field(default_factory=dict)  # values fallbacks touch, in memory
     copies: tuple[tuple[str, int], ...] = ()  # values that must be copied to a base (an output or a state) at the end
+    log: tuple[str, ...] = ()  # what the passes did, for people
 
     @property
     def flops(self) -> Affine:

@@ -27,6 +27,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "memory": [plan.memory.peak, plan.memory.lower_bound, plan.memory.unshared, plan.memory.weights],
         "located": {name: [_address(address), str(type_)] for name, (address, type_) in plan.located.items()},
         "copies": [list(copy) for copy in plan.copies],
+        "log": list(plan.log),
     }
 
 
@@ -53,6 +54,7 @@ def _plan(data: dict[str, Any], fallbacks: Graph) -> Plan:
         fallbacks=fallbacks,
         located={name: (_read_address(a), _tensor(t)) for name, (a, t) in data["located"].items()},
         copies=tuple((str(name), int(base)) for name, base in data["copies"]),
+        log=tuple(map(str, data["log"])),
     )
 
 

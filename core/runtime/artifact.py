@@ -174,7 +174,6 @@ def _description_to_json(description: Description) -> dict[str, Any]:
         "outputs": {name: str(type_) for name, type_ in description.outputs.items()},
         "batching": [batching.batchable, batching.reason, batching.symbol],
         "max_batch": description.max_batch,
-        "log": description.log,
     }
 
 
@@ -186,7 +185,6 @@ def _description_from_json(data: dict[str, Any]) -> Description:
             outputs={name: parse_type(text) for name, text in data["outputs"].items()},
             batching=BatchInfo(*data["batching"]),
             max_batch=int(data["max_batch"]),
-            log=str(data["log"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArtifactError(f"description is malformed: {type(error).__name__} {error}") from error

@@ -40,7 +40,6 @@ class Description:
     outputs: Mapping[str, ValueType]
     batching: BatchInfo
     max_batch: int
-    log: str = ""  # what the passes did
 
 
 Binding: TypeAlias = tuple[tuple[str, int], ...]  # values of the symbols other than the batch size, sorted by name
@@ -122,7 +121,7 @@ class Session:
 
     def explain(self) -> str:
         """What the passes did, which kernel runs each node, what falls back and why, and the memory it takes."""
-        lines = [f"model {self.description.name}", self.description.log.rstrip()]
+        lines = [f"model {self.description.name}"]
         lines.append(f"batching: {'yes' if self.batching.batchable else 'no'} - {self.batching.reason}")
         executables = {(): self._fixed} if self._fixed is not None else dict(self._special)
         if not executables:
@@ -131,7 +130,7 @@ class Session:
             if binding:
                 lines.append("for " + ", ".join(f"{name}={value}" for name, value in binding))
             lines += _explain_plan(executable)
-        return "\n".join(line for line in lines if line)
+        return "\n".join(lines)
 
     def close(self) -> None:
         """Free code and memory as soon as the runs in flight have ended."""
@@ -252,7 +251,7 @@ def _match(name: str, type_: TensorType, dim: Any, size: int, shape: tuple[int, 
 
 def _explain_plan(executable: Executable) -> list[str]:
     plan = executable.plan
-    lines = []
+    lines = ["passes:", *(f"  {line}" for line in plan.log), "kernels:"]
     for entry in plan.schedule:
         if isinstance(entry, Segment):
             for step in plan.steps[entry.first : entry.last]:

@@ -1,0 +1,98 @@
+"""Plans of small graphs: views cost nothing, in-place results share, outputs are written where they end up."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+import core.ops  # noqa: F401
+from core.codegen.target import host
+from core.ir.build import Builder
+from core.ir.graph import Graph
+from core.ir.types import DType, TensorType, symbol
+from core.plan.plan import ARENA, Fallback, Plan, Segment
+from core.plan.planner import make_plan, pack_weights
+from core.plan.serialize import plan_from_json, plan_to_json
+
+N = symbol("n")
+
+
+def graph_of(shape: tuple[object, ...] = (N, 16)) -> tuple[Builder, Graph]:
+    graph = Graph("g")
+    builder = Builder(graph)
+    builder.input("x", TensorType(DType.FLOAT32, shape))  # type: ignore[arg-type]
+    return builder, graph
+
+
+def plan_of(graph: Graph) -> Plan:
+    return make_plan(graph, host()).plan
+
+
+def test_a_chain_of_elementwise_nodes_runs_in_place() -> None:
+    b, graph = graph_of()
+    value = graph.inputs[0]
+    for op in ("Exp", "Relu", "Tanh", "Relu"):
+        value = b(op, value)
+    graph.outputs = [b("Exp", value)]
+    plan = plan_of(graph)
+    assert plan.memory.peak == 64 and len(plan.steps) == 5
+    assert {operand for step in plan.steps[1:-1] for operand in step.operands} == {plan.steps[1].operands[0]}
+
+
+def test_the_last_node_writes_the_output_and_the_first_reads_the_input() -> None:
+    b, graph = graph_of()
+    graph.outputs = [b("Relu", b("Exp", graph.inputs[0]))]
+    plan = plan_of(graph)
+    assert plan.steps[0].operands[0].base == plan.inputs[0].base
+    assert plan.steps[-1].operands[-1].base == plan.outputs[0].base
+    assert plan.copies == ()
+
+
+def test_a_reshape_is_a_view_even_of_an_output() -> None:
+    b, graph = graph_of((N, 4, 4))
+    graph.outputs = [b("Reshape", b("Relu", graph.inputs[0]), shape=(-1, 16))]
+    plan = plan_of(graph)
+    assert [step.op for step in plan.steps] == ["Relu"] and plan.copies == ()
+
+
+def test_a_value_read_later_is_not_overwritten() -> None:
+    b, graph = graph_of()
+    kept = b("Exp", graph.inputs[0])
+    other = b("Relu", kept)
+    graph.outputs = [b("Add", b("Tanh", other), kept)]
+    plan = plan_of(graph)
+    first, second = plan.steps[0].operands[-1], plan.steps[1].operands[-1]
+    assert first.base == second.base == ARENA and first != second
+
+
+def test_an_input_returned_as_output_is_copied() -> None:
+    _, graph = graph_of()
+    graph.outputs = [graph.inputs[0]]
+    assert plan_of(graph).copies == (("x", plan_of(graph).outputs[0].base),)
+
+
+def test_what_has_no_kernel_falls_back_with_a_reason() -> None:
+    b, graph = graph_of()
+    odd = b("NonZero", b("Relu", graph.inputs[0]))
+    graph.outputs = [odd]
+    plan = plan_of(graph)
+    assert [type(entry) for entry in plan.schedule] == [Segment, Fallback]
+    assert "only exists while the model runs" in plan.schedule[1].reason  # type: ignore[union-attr]
+
+
+def test_equal_constants_are_stored_once_and_aligned() -> None:
+    b, graph = graph_of()
+    w = b.constant(np.arange(16, dtype=np.float32), "w")
+    graph.outputs = [b("Add", b("Mul", graph.inputs[0], w), w)]
+    planned = make_plan(graph, host())
+    assert planned.plan.weights == 64
+    assert np.frombuffer(pack_weights(graph, planned.weights), np.float32).tolist() == list(range(16))
+
+
+def test_plans_survive_json() -> None:
+    b, graph = graph_of()
+    graph.outputs = [b("NonZero", b("Relu", graph.inputs[0])), b("Exp", graph.inputs[0])]
+    plan = plan_of(graph)
+    again = plan_from_json(json.loads(json.dumps(plan_to_json(plan))), plan.fallbacks)
+    assert again == plan

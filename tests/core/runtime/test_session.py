@@ -1,0 +1,148 @@
+"""Sessions: any batch size, clear errors, concurrency, state, shapes compiled on demand, closing."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import core
+from core.errors import FeedError, SessionClosed
+from core.ir.graph import Graph
+from tests.core.runtime import graphs
+
+
+def feed(rows: int, seed: int = 1) -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(seed).standard_normal((rows, 20), np.float32)}
+
+
+def check(graph: Graph, session: core.Session, feeds: dict[str, np.ndarray]) -> None:
+    got, want = session.run(feeds), core.interpret(graph, feeds)
+    assert got.keys() == want.keys()
+    for name in want:
+        np.testing.assert_allclose(got[name], want[name], rtol=2e-5, atol=2e-5)
+        assert got[name].dtype == want[name].dtype
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_one_session_serves_every_batch_size(threads: int) -> None:
+    graph = graphs.mlp(hidden=300)
+    session = core.compile(graph, threads=threads, max_batch=8)
+    for rows in (1, 2, 3, 7, 8, 33, 0, 200):
+        check(graph, session, feed(rows))
+
+
+def test_outputs_are_fresh_arrays() -> None:
+    session = core.compile(graphs.mlp(), threads=1)
+    first = session.run(feed(3))["add_2"]
+    kept = first.copy()
+    session.run(feed(3, seed=2))
+    np.testing.assert_array_equal(first, kept)
+
+
+@pytest.mark.parametrize(
+    ("feeds", "message"),
+    [
+        ({}, "input 'x' is missing; expected float32"),
+        ({"x": np.zeros((2, 20), np.float32), "z": np.zeros(1)}, "unknown input 'z'; the model has x"),
+        ({"x": np.zeros((2, 20), np.float64)}, "input 'x' has dtype float64, expected float32"),
+        ({"x": np.zeros((2, 21), np.float32)}, r"input 'x' has shape \[2, 21\], expected float32\[batch,20\]"),
+        ({"x": np.zeros(20, np.float32)}, r"input 'x' has shape \[20\]"),
+    ],
+)
+def test_bad_feeds_are_refused(feeds: dict[str, np.ndarray], message: str) -> None:
+    session = core.compile(graphs.mlp(), threads=1)
+    with pytest.raises(FeedError, match=message):
+        session.run(feeds)
+
+
+def test_strided_and_listed_feeds_are_made_contiguous() -> None:
+    graph = graphs.mlp()
+    session = core.compile(graph, threads=1)
+    wide = np.random.default_rng(0).standard_normal((6, 40), np.float32)
+    check(graph, session, {"x": wide[::2, ::2]})
+
+
+def test_many_threads_share_a_session() -> None:
+    graph = graphs.mlp(hidden=256)
+    session = core.compile(graph, threads=2)
+    feeds = [feed(rows, seed=rows) for rows in range(1, 9)]
+    wants = [core.interpret(graph, f)["add_2"] for f in feeds]
+
+    def run(index: int) -> None:
+        got = session.run(feeds[index % 8])["add_2"]
+        np.testing.assert_allclose(got, wants[index % 8], rtol=2e-5, atol=2e-5)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(run, range(1000)))
+
+
+def test_state_lives_between_runs() -> None:
+    session = core.compile(graphs.counter(), threads=1)
+    one = {"x": np.ones(4, np.float32)}
+    totals = [next(iter(session.run(one).values()))[0] for _ in range(4)]
+    assert totals == [1, 2, 3, 4]
+
+
+def test_other_symbols_are_compiled_on_demand() -> None:
+    graph = graphs.sequence()
+    session = core.compile(graph, threads=1)
+    assert "no shapes seen yet" in session.explain()
+    for rows, length in ((1, 5), (3, 5), (2, 17), (1, 1)):
+        check(graph, session, {"x": np.random.default_rng(0).standard_normal((rows, length, 8), np.float32)})
+    assert "length=17" in session.explain()
+
+
+def test_an_index_out_of_range_raises_and_the_session_lives_on() -> None:
+    session = core.compile(graphs.lookup(), threads=1)
+    assert "compiled, 0 on the reference" in session.explain()
+    with pytest.raises(FeedError, match="index out of range"):
+        session.run({"ids": np.array([0, 5])})
+    assert next(iter(session.run({"ids": np.array([4, -5])}).values())).tolist() == [[12, 13, 14], [0, 1, 2]]
+
+
+def test_a_closed_session_refuses_but_lets_runs_in_flight_end() -> None:
+    session = core.compile(graphs.mlp(), threads=1)
+    failures: list[Exception] = []
+
+    def run() -> None:
+        try:
+            while True:
+                session.run(feed(4))
+        except SessionClosed:
+            return
+        except Exception as error:  # what must not happen
+            failures.append(error)
+
+    runners = [threading.Thread(target=run) for _ in range(4)]
+    for runner in runners:
+        runner.start()
+    session.close()
+    for runner in runners:
+        runner.join(timeout=30)
+    assert not failures and not any(runner.is_alive() for runner in runners)
+    with pytest.raises(SessionClosed):
+        session.run(feed(1))
+
+
+def test_explain_names_kernels_memory_and_passes() -> None:
+    text = core.compile(graphs.mlp(), threads=1).explain()
+    for expected in ("passes:", "FusedMatMul", "memory: arena", "batching: yes", "0 on the reference"):
+        assert expected in text
+
+
+def test_unoptimized_sessions_agree() -> None:
+    graph = graphs.mlp()
+    check(graph, core.compile(graph, threads=1, optimize=False), feed(5))
+
+
+def test_a_profile_times_every_step(tmp_path: Path) -> None:
+    profile = core.compile(graphs.mlp(hidden=512), threads=2).profile(feed(256))
+    assert len(profile.nodes) >= 2 and all(node.nanoseconds > 0 for node in profile.nodes)
+    assert "GFLOP/s" in profile.table()
+    profile.chrome_trace(tmp_path / "trace.json")
+    assert len(json.loads((tmp_path / "trace.json").read_text())["traceEvents"]) == len(profile.nodes)

@@ -1,0 +1,65 @@
+"""The thread team: every thread takes part exactly once per job, nobody waits for ever, idle costs nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import core
+from core.runtime.cpus import available_cpus
+from core.runtime.team import team
+from tests.core.runtime import graphs
+
+
+@pytest.mark.parametrize("threads", [2, 3, 4])
+def test_more_threads_than_processors_still_end(threads: int) -> None:
+    graph = graphs.mlp(hidden=700)
+    session = core.compile(graph, threads=threads)
+    x = {"x": np.random.default_rng(0).standard_normal((300, 20), np.float32)}
+    want = core.interpret(graph, x)["add_2"]
+    for _ in range(30):
+        np.testing.assert_allclose(session.run(x)["add_2"], want, rtol=1e-4, atol=1e-4)
+
+
+def test_sessions_share_one_team_without_waiting_for_each_other() -> None:
+    big, small = core.compile(graphs.mlp(hidden=900), threads=2), core.compile(graphs.mlp(hidden=16), threads=2)
+    x = {"x": np.ones((400, 20), np.float32)}
+    with ThreadPoolExecutor(4) as pool:
+        runs = [pool.submit(session.run, x) for _ in range(50) for session in (big, small)]
+        assert all(np.isfinite(run.result(timeout=60)["add_2"]).all() for run in runs)
+
+
+def test_an_idle_team_burns_no_processor_time() -> None:
+    core.compile(graphs.mlp(hidden=700), threads=2).run({"x": np.ones((300, 20), np.float32)})
+    time.sleep(0.05)
+    before = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - before < 0.1
+
+
+def test_the_interpreter_runs_while_native_code_does() -> None:
+    session = core.compile(graphs.mlp(hidden=2000), threads=1)
+    x = {"x": np.ones((4000, 20), np.float32)}
+    ticks = 0
+    runner = threading.Thread(target=session.run, args=(x,))
+    runner.start()
+    while runner.is_alive():
+        ticks += 1
+        time.sleep(0.0005)
+    assert ticks > 2
+
+
+def test_the_team_grows_and_never_shrinks() -> None:
+    assert team(3).size >= 3 and team(1).size >= 3 and team(1) is team(2)
+
+
+def test_the_quota_of_a_container_is_respected(tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert available_cpus(tmp_path) == 1
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert available_cpus(tmp_path) == available_cpus(tmp_path / "none")

@@ -1,0 +1,68 @@
+"""Imports inside core/ go one way: a lower layer never imports a higher one."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+CORE = Path(__file__).resolve().parents[2] / "core"
+
+# In the order data flows; modules on one line may import each other.
+LAYERS = [
+    ["core.errors"],
+    ["core.ir"],
+    ["core.ops"],
+    ["core.frontends", "core.passes", "core.reference"],
+    ["core.kernels.target", "core.kernels.catalog"],
+    ["core.plan"],
+    ["core.codegen"],
+    ["core.kernels.cpu"],
+    ["core.runtime"],
+    ["core.compiler"],
+    ["core.children", "core.onnx_backend"],
+]
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+
+
+def layer(module: str) -> int | None:
+    """The rank of the layer that a module belongs to."""
+    return next((rank for name, rank in RANK.items() if module == name or module.startswith(name + ".")), None)
+
+
+def imports(path: Path) -> list[str]:
+    """Absolute names of core modules imported when the file itself is imported (not inside functions)."""
+    tree = ast.parse(path.read_text())
+    found = []
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("core"):
+            found += [f"{node.module}.{alias.name}" if node.module == "core" else node.module for alias in node.names]
+        elif isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name.startswith("core")]
+    return found
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in CORE.rglob("*.py") if path.parent != CORE or path.stem not in ("__init__",))
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(CORE)))
+def test_imports_only_from_lower_layers(path: Path) -> None:
+    name = "core." + ".".join(path.relative_to(CORE).with_suffix("").parts).removesuffix(".__init__")
+    own = layer(name)
+    if own is None:
+        assert name == "core.kernels", f"{name} belongs to no layer: add it to LAYERS"
+        return
+    for imported in imports(path):
+        rank = layer(imported)
+        assert rank is None or rank <= own, f"{name} imports {imported}, which lies above it"
+
+
+def test_product_code_imports_no_peer() -> None:
+    peers = {"onnxruntime", "openvino", "torch", "tritonclient", "sklearn"}
+    for path in [*CORE.rglob("*.py"), *(CORE.parent / "server").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {name.split(".")[0] for name in names} & peers, path

@@ -11,10 +11,18 @@ import numpy as np
 
 from core.ir.dim import floor_div
 from core.ir.graph import Node, Value
-from core.ir.types import Dim, DType
+from core.ir.types import Dim
 from core.kernels.catalog.attributes import attribute, axis_of, integers
 from core.kernels.catalog.base import VIEWS, In, KernelCall, KernelSpec, Operand, Out, Request, covers
-from core.kernels.catalog.nest import Nest, broadcast_strides, has_plannable_types, is_plannable, row_major, traffic
+from core.kernels.catalog.nest import (
+    Nest,
+    broadcast_strides,
+    has_plannable_types,
+    is_fixed_size,
+    is_plannable,
+    row_major,
+    traffic,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +64,7 @@ def _call(node: Node, pieces: Sequence[Piece], operands: Sequence[Operand], fill
 
 def _is_movable(node: Node) -> bool:
     """Whether elements are plain fixed-size bytes in shapes that can be planned."""
-    return has_plannable_types(node) and _has_bytes(node.output)
-
-
-def _has_bytes(value: Value) -> bool:
-    return value.dtype is not DType.STRING and value.dtype.itemsize in (1, 2, 4, 8)
+    return has_plannable_types(node) and is_fixed_size(node.output.dtype)
 
 
 def _moved(node: Node, extents: Sequence[Dim], strides: Sequence[Dim], offset: Dim = 0) -> KernelCall | None:
@@ -144,9 +148,8 @@ def tile(request: Request) -> KernelCall | None:
     if not _is_movable(node) or repeats is None:
         return None
     shape = _input(node).shape
-    pairs = [
-        ((times, 0), (extent, stride)) for times, extent, stride in zip(repeats, shape, row_major(shape), strict=True)
-    ]
+    dense = row_major(shape)
+    pairs = [((times, 0), (extent, step)) for times, extent, step in zip(repeats, shape, dense, strict=True)]
     loops = [loop for pair in pairs for loop in pair]
     return _moved(node, [extent for extent, _ in loops], [stride for _, stride in loops])
 

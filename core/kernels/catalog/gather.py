@@ -9,7 +9,7 @@ from core.ir.dim import product
 from core.ir.types import Dim, DType
 from core.kernels.catalog.attributes import attribute, axis_of
 from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Request, covers
-from core.kernels.catalog.nest import has_plannable_types
+from core.kernels.catalog.nest import has_plannable_types, is_fixed_size
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,7 @@ def gather(request: Request) -> KernelCall | None:
     x, indices = node.inputs[0], node.inputs[1]
     if x is None or indices is None or not has_plannable_types(node):
         return None
-    if (
-        indices.dtype not in (DType.INT32, DType.INT64)
-        or x.dtype is DType.STRING
-        or x.dtype.itemsize not in (1, 2, 4, 8)
-    ):
+    if indices.dtype not in (DType.INT32, DType.INT64) or not is_fixed_size(x.dtype):
         return None
     axis = axis_of(attribute(node, "axis"), len(x.shape))
     before, after = product(x.shape[:axis]), product(x.shape[axis + 1 :])

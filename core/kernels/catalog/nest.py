@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from core.ir.dim import SymDim
 from core.ir.graph import Node
-from core.ir.types import Dim, TensorType, ValueType
+from core.ir.types import Dim, DType, TensorType, ValueType
 
 BATCH = "n"
 
@@ -16,7 +16,7 @@ BATCH = "n"
 class Nest:
     """Perfectly nested loops, outermost first.
 
-    Loop k makes `extents[k]` steps; each moves operand i by `strides[i][k]` elements (0: broadcast, negative: backwards).
+    Loop k makes `extents[k]` steps; each moves operand i by `strides[i][k]` elements (0: it stands still).
     """
 
     extents: tuple[Dim, ...]
@@ -79,6 +79,11 @@ def is_plannable(dim: Dim) -> bool:
     if not isinstance(dim, SymDim):
         return True
     return all(atom == BATCH for monomial, _ in dim.terms for atom in monomial)
+
+
+def is_fixed_size(dtype: DType) -> bool:
+    """Whether elements are bytes of a size that registers have."""
+    return dtype is not DType.STRING and dtype.itemsize in (1, 2, 4, 8)
 
 
 def has_plannable_types(node: Node) -> bool:

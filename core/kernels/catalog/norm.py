@@ -20,14 +20,14 @@ _FLOPS_PER_ELEMENT = 8
 
 @dataclass(frozen=True)
 class LayerNormSpec(KernelSpec):
-    """Rows [rows, length] become (x - mean) / sqrt(variance + epsilon) * scale + bias; `centered` False is RMS: no mean.
+    """Rows [rows, length] become (x - mean) / sqrt(variance + epsilon) * scale + bias; not `centered`: without mean.
 
     Operands: x, scale, bias if any, y, mean [rows] if any, inverse deviation [rows] if any.
     """
 
     family: ClassVar[str] = "layernorm"
     rows: Dim
-    length: Dim
+    length: int
     epsilon: float
     centered: bool = True
     bias: bool = True
@@ -118,7 +118,7 @@ def _batch_norm_body(epsilon: float) -> Graph:
     scalar = TensorType(DType.FLOAT32, ())
     x, scale, bias, mean, variance = (Value(f"x{i}", scalar) for i in range(5))
     body = Graph("body", [x, scale, bias, mean, variance])
-    small = body.add_constant(np.float32(epsilon), "c0")
+    small = body.add_constant(np.asarray(epsilon, np.float32), "c0")
 
     def emit(op: str, *inputs: Value) -> Value:
         node = Node(op, list(inputs), [])

@@ -88,12 +88,8 @@ def _windows(node: Node, spatial: Sequence[Dim], results: Sequence[Dim]) -> tupl
     strides, dilations = (integers(node, name) or (1,) * rank for name in ("strides", "dilations"))
     pads = integers(node, "pads") or (0,) * (2 * rank)
     automatic = str(attribute(node, "auto_pad") or "NOTSET")
-    return tuple(
-        _with_padding(
-            Window(sizes[k], sizes[rank + k], kernel[k], strides[k], dilations[k], pads[k], pads[rank + k]), automatic
-        )
-        for k in range(rank)
-    )
+    columns = (sizes[:rank], sizes[rank:], kernel, strides, dilations, pads[:rank], pads[rank:])
+    return tuple(_with_padding(Window(*facts), automatic) for facts in zip(*columns, strict=True))
 
 
 def _with_padding(window: Window, automatic: str) -> Window:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
-
 from core.codegen.lang import Kernel, Pointer, Val
 from core.ir.types import DType
 from core.kernels.catalog.reduce import ArgReduceSpec
-from core.kernels.cpu.lanes import Chains
+from core.kernels.cpu.lanes import Chains, highest, lowest
 from core.kernels.cpu.nest import even_chunks, grain
 from core.kernels.target import Target
 
@@ -27,19 +23,11 @@ def generate(spec: ArgReduceSpec, target: Target) -> Kernel:
     return k
 
 
-def _extreme(dtype: DType, least: bool) -> float:
-    """What every element beats, or equals."""
-    if dtype.is_float:
-        return math.inf if least else -math.inf
-    limits = np.iinfo(dtype.numpy)
-    return int(limits.max if least else limits.min)
-
-
 def _rows(k: Kernel, spec: ArgReduceSpec, x: Pointer, y: Pointer) -> None:
     """Two passes along a row: the value, then where it first (or last) is. A NaN counts as the extreme, as in NumPy."""
     length = k.dim(spec.length)
     best = k.ops.min if spec.least else k.ops.max
-    values = Chains(k, spec.dtype, _extreme(spec.dtype, spec.least), best)
+    values = Chains(k, spec.dtype, highest(spec.dtype) if spec.least else lowest(spec.dtype), best)
     earlier = k.ops.max if spec.last else k.ops.min
     places = Chains(k, _I64, -1 if spec.last else _NOWHERE, earlier, count=2)
     steps = k.index(grain(spec.dtype.itemsize, 4)) // k.ops.max(length, 1)

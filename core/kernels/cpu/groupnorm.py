@@ -87,7 +87,7 @@ def _groups_last(k: Kernel, spec: GroupNormSpec, o: _Operands) -> None:
 def _over_pixels(
     k: Kernel, spec: GroupNormSpec, value_at: Callable[[Val], Callable[[Val, int, Val | None], Val]]
 ) -> Val:
-    """The sum of `value_at(row)(i, lanes, mask)` over all pixels (row: where its channels start) and channels of a group."""
+    """The sum of `value_at(row)(i, lanes, mask)` over a group; `row` is where a pixel starts."""
     chains = Chains(k, _F32, 0, k.ops.add, count=1 if spec.channels < 4 * k.lanes else 4)
     with k.fold(0, k.dim(spec.pixels), chains.start) as fold:
         value = value_at(fold.index * (spec.groups * spec.channels))

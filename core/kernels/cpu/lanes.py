@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from core.codegen.lang import Index, Kernel, Val
+from core.codegen.registers import is_signed
 from core.ir.types import DType
 from core.kernels.cpu.nest import has_masks
 
@@ -40,6 +42,20 @@ def tree(values: Sequence[Val], combine: Combine) -> Val:
         paired = [combine(a, b) for a, b in zip(level[::2], level[1::2], strict=False)]
         level = paired + level[len(paired) * 2 :]
     return level[0]
+
+
+def lowest(dtype: DType) -> float:
+    """What every element equals or exceeds."""
+    if dtype.is_float:
+        return -math.inf
+    return -(1 << (8 * dtype.itemsize - 1)) if is_signed(dtype) else 0
+
+
+def highest(dtype: DType) -> float:
+    """What no element exceeds."""
+    if dtype.is_float:
+        return math.inf
+    return -1 - int(lowest(dtype)) if is_signed(dtype) else (1 << (8 * dtype.itemsize)) - 1
 
 
 def larger(k: Kernel, a: Val, b: Val) -> Val:

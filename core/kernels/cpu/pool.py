@@ -7,13 +7,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from core.codegen.lang import Kernel, Pointer, Val
 from core.ir.types import Dim, DType
 from core.kernels.catalog.nest import row_major
 from core.kernels.catalog.pool import PoolSpec, Window
-from core.kernels.cpu.lanes import parts_of
+from core.kernels.cpu.lanes import lowest, parts_of
 from core.kernels.cpu.nest import even_chunks, grain
 from core.kernels.target import Target
 
@@ -99,12 +97,7 @@ def _each_block(k: Kernel, spec: PoolSpec, emit: Callable[[_Channels], None]) ->
 
 
 def _start(k: Kernel, spec: PoolSpec, channels: _Channels) -> list[Val]:
-    if spec.average:
-        identity: float = 0
-    elif spec.dtype.is_float:
-        identity = -math.inf
-    else:
-        identity = int(np.iinfo(spec.dtype.numpy).min)
+    identity = 0 if spec.average else lowest(spec.dtype)
     return [k.constant(identity, spec.dtype, channels.lanes)] * len(channels.masks)
 
 

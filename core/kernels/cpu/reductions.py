@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from core.codegen.lang import Kernel, Val
 from core.ir.types import DType
+from core.kernels.cpu.lanes import highest, lowest
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,7 @@ def passes(k: Kernel, kind: str, dtype: DType, count: Val, sweep: Callable[[Redu
 def _log_sum_exp(k: Kernel, dtype: DType, sweep: Callable[[Reduction], list[Val]]) -> list[Val]:
     """Relative to the greatest element, or to 0 where that is infinite: infinities then come out as they should."""
     greatest = sweep(_max(k, dtype))
-    shifts = [k.ops.select(k.ops.lt(k.ops.abs(value), math.inf), value, 0.0) for value in greatest]
+    shifts = [k.ops.select(k.ops.lt(k.ops.abs(value), highest(dtype)), value, 0.0) for value in greatest]
     sums = sweep(Reduction(0, k.ops.add, lambda value, i: k.ops.exp(value - shifts[i])))
     return [k.ops.log(total) + shift for total, shift in zip(sums, shifts, strict=True)]
 
@@ -65,11 +63,11 @@ def _product(k: Kernel, dtype: DType) -> Reduction:
 
 
 def _max(k: Kernel, dtype: DType) -> Reduction:
-    return Reduction(-math.inf if dtype.is_float else int(np.iinfo(dtype.numpy).min), k.ops.max)
+    return Reduction(lowest(dtype), k.ops.max)
 
 
 def _min(k: Kernel, dtype: DType) -> Reduction:
-    return Reduction(math.inf if dtype.is_float else int(np.iinfo(dtype.numpy).max), k.ops.min)
+    return Reduction(highest(dtype), k.ops.min)
 
 
 _REDUCTIONS: dict[str, Callable[[Kernel, DType], Reduction]] = {

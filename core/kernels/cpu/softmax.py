@@ -77,11 +77,11 @@ def _long_row(k: Kernel, length: Val, log: bool, x: Pointer, y: Pointer) -> None
         return total + sums.masked(power, mask)
 
     total = sums.over(length, add)
-    shift, scale = (k.ops.log(total), None) if log else (None, 1.0 / total)
+    last = k.ops.log(total) if log else 1.0 / total
 
     def finish(i: Val, lanes: int, mask: Val | None) -> None:
         value = y.load(i, lanes, mask)
-        y.store(value * scale if scale is not None else value - shift, i, mask)
+        y.store(value - last if log else value * last, i, mask)
 
     cover(k, length, finish, k.lanes, has_masks(k.target, [4]), unroll=4)
 

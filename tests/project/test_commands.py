@@ -1,0 +1,138 @@
+"""The commands of the documentation are run as they stand, against a real server."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+PAGES = ("README.md", "docs/getting-started.md", "docs/http-api.md")
+STARTED_ELSEWHERE = (
+    "make ",
+    "docker ",
+    "python3.11 -m venv",
+    ".venv/bin/pip",
+    ".venv/bin/lathe serve",
+    "python -m tools",
+)
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (PROJECT / page).read_text(), re.DOTALL | re.MULTILINE)
+
+
+def runnable(page: str) -> list[str]:
+    """Whole commands, continuation lines joined, without those that set up, serve, or take minutes."""
+    lines = [line for block in blocks(page, "sh") for line in split_commands(block)]
+    return [line for line in lines if not line.startswith(STARTED_ELSEWHERE) and "loadtest" not in line]
+
+
+def split_commands(block: str) -> list[str]:
+    """A quote that is still open, or a backslash, carries a command on to the next line."""
+    commands, command = [], ""
+    for line in block.splitlines():
+        command += line + "\n"
+        if command.count("'") % 2 == 0 and not line.endswith("\\"):
+            commands.append(command.strip())
+            command = ""
+    return [command for command in commands if command]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a reader has after cloning and `make serve`, with a model of their own."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in ("model_repo", "docs"):
+        shutil.copytree(PROJECT / name, folder / name)
+    shutil.copy(PROJECT / "model_repo/digits/1/model.onnx", folder / "mine.onnx")
+    shutil.copy(PROJECT / "model_repo/digits/1/model.onnx", folder / "model.onnx")
+    commands = folder / ".venv/bin"
+    commands.mkdir(parents=True)
+    for name, target in (("lathe", "-m server.cli"), ("curl", str(PROJECT / "tests/project/curl.py"))):
+        script = commands / name
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {target} "$@"\n')
+        script.chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def port(checkout: Path) -> Iterator[int]:
+    port = free_port()
+    shutil.copytree(checkout / "model_repo", checkout / "served")
+    command = [sys.executable, "-m", "server.cli", "serve", "--model-repo", "served", "--port", str(port)]
+    server = subprocess.Popen(command, cwd=checkout, env=environment(checkout, port))
+    try:
+        wait_ready(port, server)
+        yield port
+    finally:
+        server.terminate()
+        assert server.wait(30) == 0
+
+
+def environment(checkout: Path, port: int) -> dict[str, str]:
+    path = f"{checkout / '.venv/bin'}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(PROJECT), "LATHE_PORT": str(port)}
+
+
+def wait_ready(port: int, server: subprocess.Popen[bytes], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        assert server.poll() is None, "the server ended"
+        try:
+            if urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=2).status == 200:
+                return
+        except OSError:
+            time.sleep(0.1)
+    pytest.fail(f"not ready after {seconds} s")
+
+
+def run(command: list[str], checkout: Path, port: int) -> str:
+    done = subprocess.run(command, cwd=checkout, env=environment(checkout, port), capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_of_the_page_works(page: str, checkout: Path, port: int) -> None:
+    commands = runnable(page)
+    assert len(commands) >= 3
+    for command in commands:
+        run(["sh", "-c", command.replace("127.0.0.1:8080", f"127.0.0.1:{port}")], checkout, port)
+
+
+def test_the_client_example_prints_what_its_comment_says(checkout: Path, port: int) -> None:
+    run(
+        ["sh", "-c", f"lathe push digits model_repo/digits/2/model.onnx --promote --url http://127.0.0.1:{port}"],
+        checkout,
+        port,
+    )
+    (example,) = blocks("README.md", "python")
+    printed = run([sys.executable, "-c", example.replace("127.0.0.1:8080", f"127.0.0.1:{port}")], checkout, port)
+    (comment,) = re.findall(r"print\(.*#\s*(.*)$", example, re.MULTILINE)
+    assert printed.split()[1] == comment.split()[1] == "5"
+
+
+def test_a_rollback_changes_the_answer_as_the_readme_says(checkout: Path, port: int) -> None:
+    def ask(version: str) -> int:
+        url = f"http://127.0.0.1:{port}/v2/models/digits/versions/{version}/infer"
+        answer = orjson.loads(run(["curl", "-s", url, "-d", "@docs/digit.json"], checkout, port))
+        data = answer["outputs"][0]["data"]
+        return int(data.index(max(data)))
+
+    assert (ask("2"), ask("1")) == (5, 6)

@@ -8,6 +8,7 @@ import numpy as np
 
 from core.ir.graph import Array, Attr, Graph, Node, Value
 from core.ir.types import DType, TensorType
+from core.ops import registry
 from core.ops.inference import infer_node
 
 FUSED = "FusedElementwise"
@@ -68,7 +69,7 @@ class Body:
 
     def apply(self, op: str, inputs: Sequence[Value | None], attrs: Mapping[str, Attr] | None = None) -> Value:
         """One more node; returns its output."""
-        node = Node(op, list(inputs), [], dict(attrs or {}))
+        node = Node(op, _ordered(op, inputs), [], dict(attrs or {}))
         result = Value(f"v{self._count}", TensorType(DType.FLOAT32, ()), node)
         self._count += 1
         node.outputs = [result]
@@ -89,3 +90,14 @@ class Body:
         value = Value(f"c{len(self.graph.constants)}", TensorType(DType.from_numpy(array.dtype), ()))
         self.graph.constants[value] = number
         return value
+
+
+def _ordered(op: str, inputs: Sequence[Value | None]) -> list[Value | None]:
+    """Inputs of a commutative operator in one order: computed values, then inputs, then literals."""
+    if len(inputs) != 2 or not registry.get(op).commutative:
+        return list(inputs)
+    return sorted(inputs, key=_rank)
+
+
+def _rank(value: Value | None) -> tuple[int, int]:
+    return (-1, 0) if value is None else ("vxc".index(value.name[0]), int(value.name[1:]))

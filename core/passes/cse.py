@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -41,7 +42,10 @@ def _mergeable(editor: Editor, node: Node, twin: Node) -> bool:
 
 def _merge_constants(editor: Editor) -> None:
     first: dict[Hashable, Value] = {}
+    sampled = Counter(_sample(array) for array in editor.graph.constants.values())
     for value, array in list(editor.graph.constants.items()):
+        if sampled[_sample(array)] == 1:
+            continue
         twin = first.setdefault(_array_key(array), value)
         if twin is not value and value not in editor.graph.outputs:
             editor.replace(value, twin)
@@ -65,6 +69,12 @@ def _attr_key(attr: Attr) -> Hashable:
     if isinstance(attr, tuple | list):
         return tuple(_attr_key(item) for item in attr)
     return type(attr).__name__, repr(attr)  # repr keeps 0.0, -0.0, False and nan apart
+
+
+def _sample(array: Array) -> Hashable:
+    """Equal for equal arrays, and cheap: most large constants differ in it already."""
+    step = max(array.size // 16, 1)
+    return str(array.dtype), array.shape, array.flat[::step].tobytes() if array.dtype != object else b""
 
 
 def _array_key(array: Array) -> Hashable:

@@ -93,6 +93,8 @@ class Editor:
             state.update = new if state.update is old else state.update
         if old in self.graph.outputs:
             self._replace_output(old, new)
+        elif new.producer is not None and new.name.startswith(f"{old.name}_"):
+            old.name, new.name = new.name, old.name  # what was named after `old` for want of its name
         self._release(old.producer)
 
     def renamable(self, value: Value) -> bool:

@@ -72,7 +72,7 @@ def _flow(graph: Graph, batch: str) -> dict[Value, RowAxis]:
     axes.update(dict.fromkeys(graph.inputs, 0))
     counts = {value for value, array in known.items() if _counts_rows(array, batch)}
     for node in graph.nodes:
-        _check_counts(node, counts)
+        _check_counts(node, counts, known)
         axes.update(zip(node.outputs, _node_rows(node, axes, known, batch), strict=False))
     return axes
 
@@ -83,19 +83,19 @@ def _counts_rows(array: Array, batch: str) -> bool:
     return any(batch in symbols(item) for item in items if isinstance(item, SymDim))
 
 
-def _check_counts(node: Node, counts: set[Value]) -> None:
+def _check_counts(node: Node, counts: set[Value], known: dict[Value, Array]) -> None:
     """The number of rows may serve to compute shapes, and as a parameter, never as data."""
     params = registry.get(node.op).params.values()
     for index, value in enumerate(node.inputs):
-        if value in counts and index not in params and not _stays_known(node, counts):
+        if value in counts and index not in params and not _stays_known(node, known):
             raise _Mixed(f"{describe(node)}: computes with the number of rows")
     if any(value in counts for body in node.subgraphs for value in node_reads_of(body)):
         raise _Mixed(f"{describe(node)}: computes with the number of rows")
 
 
-def _stays_known(node: Node, counts: set[Value]) -> bool:
+def _stays_known(node: Node, known: dict[Value, Array]) -> bool:
     """Shape arithmetic whose own result is known: it is checked where it is used."""
-    return registry.get(node.op).shape_arithmetic and all(value in counts for value in node.outputs)
+    return registry.get(node.op).shape_arithmetic and all(value in known for value in node.outputs)
 
 
 def node_reads_of(body: Graph) -> list[Value]:

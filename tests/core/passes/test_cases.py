@@ -1,0 +1,84 @@
+"""Every pass against its before-and-after file; and every rewrite against the reference executor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.core.passes.case_files import CASES, Case, canonical, feeds, read_cases
+
+from core.ir.verify import verify
+from core.ops.inference import infer_graph
+from core.passes.base import Pass
+from core.passes.bind_params import BindParams
+from core.passes.cse import CommonSubexpressions
+from core.passes.elementwise import FuseElementwise
+from core.passes.eliminate import Eliminate
+from core.passes.epilogue import FuseEpilogue
+from core.passes.fold_affine import FoldAffine
+from core.passes.fold_constants import FoldConstants
+from core.passes.gemm import FuseMatMul
+from core.passes.layout import ChannelsLast
+from core.passes.recompose import Recompose
+from core.passes.simplify import Simplify
+from core.passes.transposes import Transposes
+from core.reference import interpret
+
+PASSES: dict[str, Pass] = {
+    p.name: p
+    for p in (
+        BindParams(),
+        FoldConstants(),
+        CommonSubexpressions(),
+        Eliminate(),
+        Simplify(),
+        FoldAffine(),
+        Recompose(),
+        Transposes(),
+        FuseMatMul(),
+        ChannelsLast(),
+        FuseEpilogue(),
+        FuseElementwise(),
+    )
+}
+ALL = [case for path in sorted(CASES.glob("*.lir")) for case in read_cases(path)]
+each_case = pytest.mark.parametrize("case", ALL, ids=[f"{case.name}: {case.title}" for case in ALL])
+
+
+def test_every_pass_has_cases() -> None:
+    assert {case.name for case in ALL} == set(PASSES)
+
+
+@each_case
+def test_rewrites_as_shown(case: Case) -> None:
+    graph = case.before.clone()
+    infer_graph(graph)
+    result = PASSES[case.name].run(graph)
+    verify(graph, after=case.name)
+    assert canonical(graph) == canonical(case.after)
+    assert bool(result.changed) == (canonical(case.before) != canonical(case.after))
+
+
+@each_case
+def test_keeps_types(case: Case) -> None:
+    graph = case.before.clone()
+    infer_graph(graph)
+    declared = {value.name: value.type for value in graph.outputs}
+    PASSES[case.name].run(graph)
+    infer_graph(graph)
+    assert {value.name: value.type for value in graph.outputs} == declared
+
+
+@each_case
+def test_keeps_results(case: Case) -> None:
+    given = feeds(case.before)
+    expected, got = interpret(case.before, given), interpret(case.after, given)
+    assert expected.keys() == got.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(got[name], array, rtol=1e-5, atol=1e-6)
+
+
+@each_case
+def test_is_idempotent(case: Case) -> None:
+    graph = case.after.clone()
+    infer_graph(graph)
+    assert PASSES[case.name].run(graph).changed == 0

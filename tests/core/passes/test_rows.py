@@ -1,0 +1,238 @@
+"""Which models may be batched across callers, and which must not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from core.ir.text import parse_graph
+from core.ops.inference import infer_graph
+from core.passes.pipeline import optimize
+from core.passes.rows import BatchInfo, rows
+from core.reference import interpret
+
+INDEPENDENT = {
+    "a perceptron": """
+        input %x : float32[n,4]
+        const %w : float32[4,2] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+        %h : float32[*] = MatMul(%x, %w)
+        %y : float32[*] = Softmax(%h) {axis = -1}
+        output %y""",
+    "rows folded with positions and unfolded again": """
+        input %x : float32[n,3,4]
+        const %w : float32[4,2] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+        %f : float32[*] = Reshape(%x) {shape = [-1, 4]}
+        %h : float32[*] = MatMul(%f, %w)
+        %y : float32[*] = Reshape(%h) {shape = [n, 3, 2]}
+        output %y""",
+    "rows moved away and back": """
+        input %x : float32[n,3,4]
+        %t : float32[*] = Transpose(%x) {perm = [1, 0, 2]}
+        %r : float32[*] = ReduceMax(%t) {axes = [0], keepdims = 1}
+        %y : float32[*] = Transpose(%r) {perm = [1, 0, 2]}
+        output %y""",
+    "a shape read from the input": """
+        input %x : float32[n,3,4]
+        const %zero : int64[] = [0]
+        const %axis : int64[1] = [0]
+        const %rest : int64[1] = [12]
+        %s : int64[*] = Shape(%x)
+        %g : int64[*] = Gather(%s, %zero) {axis = 0}
+        %u : int64[*] = Unsqueeze(%g, %axis)
+        %c : int64[*] = Concat(%u, %rest) {axis = 0}
+        %y : float32[*] = Reshape(%x, %c)
+        output %y""",
+    "zeros for every row": """
+        input %x : float32[n,4]
+        %z : float32[*] = ConstantOfShape() {shape = [n, 2]}
+        %y : float32[*] = Concat(%x, %z) {axis = 1}
+        output %y""",
+    "two inputs": """
+        input %x : float32[n,4]
+        input %k : int64[n]
+        const %table : float32[3,4] = [1.0, 2.0, 3.0, 4.0, 1.0, 2.0, 3.0, 4.0, 1.0, 2.0, 3.0, 4.0]
+        %e : float32[*] = Gather(%table, %k) {axis = 0}
+        %y : float32[*] = Add(%x, %e)
+        output %y""",
+}
+
+MIXING = {
+    "softmax over the batch": (
+        """
+        input %x : float32[n,4]
+        %y : float32[*] = Softmax(%x) {axis = 0} "over"
+        output %y""",
+        "node 'over' (Softmax)",
+    ),
+    "a sequence-first net": (
+        """
+        input %x : float32[n,4,4]
+        %a : float32[*] = Slice(%x) {starts = [0], ends = [1], axes = [0]} "first step"
+        %y : float32[*] = Add(%x, %a)
+        output %y""",
+        "node 'first step' (Slice)",
+    ),
+    "a reduction after a transpose": (
+        """
+        input %x : float32[n,3,4]
+        %t : float32[*] = Transpose(%x) {perm = [1, 0, 2]}
+        %r : float32[*] = ReduceSum(%t) {axes = [1], keepdims = 1} "sum"
+        %y : float32[*] = Add(%x, %r)
+        output %y""",
+        "node 'sum' (ReduceSum)",
+    ),
+    "statistics of the batch": (
+        """
+        input %x : float32[n,2,3]
+        const %c : float32[2] = [1.0, 1.0]
+        %y : float32[*], %m : float32[*], %v : float32[*] = BatchNormalization(%x, %c, %c, %c, %c) {training_mode = 1} "bn"
+        output %y""",
+        "node 'bn' (BatchNormalization)",
+    ),
+    "a mean over the batch": (
+        """
+        input %x : float32[n,4]
+        %m : float32[*] = ReduceMean(%x) {axes = [0], keepdims = 1} "mean"
+        %y : float32[*] = Sub(%x, %m)
+        output %y""",
+        "node 'mean' (ReduceMean)",
+    ),
+    "rows compared with each other": (
+        """
+        input %x : float32[n,4]
+        %t : float32[*] = Transpose(%x) {perm = [1, 0]}
+        %y : float32[*] = MatMul(%x, %t) "gram"
+        output %y""",
+        "node 'gram' (MatMul)",
+    ),
+    "a product over the rows": (
+        """
+        input %x : float32[n,4]
+        %t : float32[*] = Transpose(%x) {perm = [1, 0]}
+        %p : float32[*] = MatMul(%t, %x) "normal equations"
+        %y : float32[*] = MatMul(%x, %p)
+        output %y""",
+        "node 'normal equations' (MatMul)",
+    ),
+    "rows merged and split differently": (
+        """
+        input %x : float32[n,6]
+        %a : float32[*] = Reshape(%x) {shape = [2, 3*n]} "split"
+        %y : float32[*] = Reshape(%a) {shape = [n, 6]}
+        output %y""",
+        "node 'split' (Reshape)",
+    ),
+    "divided by the number of rows": (
+        """
+        input %x : float32[n,4]
+        const %zero : int64[] = [0]
+        %s : int64[*] = Shape(%x)
+        %g : int64[*] = Gather(%s, %zero) {axis = 0}
+        %f : float32[*] = Cast(%g) {to = 1} "count"
+        %y : float32[*] = Div(%x, %f)
+        output %y""",
+        "node 'count' (Cast): computes with the number of rows",
+    ),
+    "numbered rows": (
+        """
+        input %x : float32[n]
+        const %zero : int64[] = [0]
+        const %one : int64[] = [1]
+        %s : int64[*] = Shape(%x)
+        %g : int64[*] = Gather(%s, %zero) {axis = 0}
+        %r : int64[*] = Range(%zero, %g, %one) "numbers"
+        %y : float32[*] = Cast(%r) {to = 1}
+        output %y""",
+        "node 'numbers' (Range): computes with the number of rows",
+    ),
+    "an output without rows": (
+        """
+        input %x : float32[n,4]
+        %t : float32[*] = Transpose(%x) {perm = [1, 0]}
+        output %t""",
+        "output 't' (float32[4,n]) does not hold one row per row of the inputs",
+    ),
+    "a constant output": (
+        """
+        input %x : float32[n,4]
+        const %c : float32[2] = [1.0, 2.0]
+        output %c""",
+        "output 'c' (float32[2]) does not hold",
+    ),
+    "inputs of different length": (
+        """
+        input %x : float32[n,4]
+        input %z : float32[m,4]
+        %y : float32[*] = Relu(%x)
+        output %y""",
+        "the inputs lead with different dimensions: m, n",
+    ),
+    "a fixed batch": (
+        """
+        input %x : float32[8,4]
+        %y : float32[*] = Relu(%x)
+        output %y""",
+        "input 'x' (float32[8,4]) has no symbolic leading dimension",
+    ),
+    "as wide as there are rows": (
+        """
+        input %x : float32[n,n]
+        %y : float32[*] = Relu(%x)
+        output %y""",
+        "input 'x' has dimension 'n' more than once",
+    ),
+    "state": (
+        """
+        input %x : float32[n,4]
+        state %s : float32[4] = [0.0, 0.0, 0.0, 0.0] -> %next
+        %y : float32[*] = Add(%x, %s)
+        %next : float32[*] = Relu(%s)
+        output %y""",
+        "the model keeps state (%s)",
+    ),
+}
+
+
+def analysed(text: str) -> BatchInfo:
+    return rows(parse_graph("graph @g {" + text + "\n}"))
+
+
+@pytest.mark.parametrize("text", INDEPENDENT.values(), ids=INDEPENDENT)
+def test_independent_rows_are_proven(text: str) -> None:
+    info = analysed(text)
+    assert info.batchable, info.reason
+    assert info.symbol == "n"
+
+
+@pytest.mark.parametrize("text", INDEPENDENT.values(), ids=INDEPENDENT)
+def test_what_is_proven_is_true(text: str) -> None:
+    graph = parse_graph("graph @g {" + text + "\n}")
+    infer_graph(graph)
+    rng = np.random.default_rng(0)
+    first, second = (_rows_of(graph, rng, count) for count in (2, 3))
+    together = interpret(graph, {name: np.concatenate([first[name], second[name]]) for name in first})
+    for name, array in together.items():
+        apart = [interpret(graph, feeds)[name] for feeds in (first, second)]
+        np.testing.assert_allclose(array, np.concatenate(apart), rtol=1e-6)
+
+
+def _rows_of(graph, rng, count):  # type: ignore[no-untyped-def]
+    shapes = {value.name: (count, *value.shape[1:]) for value in graph.inputs}
+    dtypes = {value.name: value.dtype.numpy for value in graph.inputs}
+    return {name: rng.integers(0, 3, shape).astype(dtypes[name]) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize(("text", "reason"), MIXING.values(), ids=MIXING)
+def test_mixed_rows_are_refused_with_the_place(text: str, reason: str) -> None:
+    info = analysed(text)
+    assert not info.batchable
+    assert info.symbol is None
+    assert reason in info.reason
+
+
+def test_the_answer_for_an_optimized_graph_is_never_bolder() -> None:
+    """A pass may lose the proof, but what mixes rows still mixes them afterwards."""
+    for text, _ in MIXING.values():
+        graph = parse_graph("graph @g {" + text + "\n}")
+        infer_graph(graph)
+        assert not rows(optimize(graph)[0]).batchable

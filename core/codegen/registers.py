@@ -189,6 +189,15 @@ class Pointer:
         raw = self.kernel.call(name, type_, [addresses, align, active, ir.Constant(type_, None)])
         return self._from_memory(raw, lanes)
 
+    def scatter(self, value: Val, offsets: Val, mask: Val | None = None) -> None:
+        """Write the lanes of `value` (where `mask` is true) at a vector of int64 `offsets`."""
+        lanes, raw = value.lanes, self._to_memory(value)
+        addresses = self.kernel.builder.gep(self.ir, [offsets.ir], source_etype=memory_type(self.dtype))
+        addresses.type = ir.VectorType(ADDRESS, lanes)
+        active = mask.ir if mask is not None else ir.Constant(ir.VectorType(I1, lanes), [True] * lanes)
+        name = f"llvm.masked.scatter.v{lanes}{_suffix(raw.type.element)}.v{lanes}p0"
+        self.kernel.call(name, ir.VoidType(), [raw, addresses, ir.Constant(I32, self.dtype.itemsize), active])
+
     def prefetch(self, offset: Val | int = 0, *, write: bool = False) -> None:
         """Ask for the cache line at `offset`; never faults."""
         flags = [ir.Constant(I32, flag) for flag in (int(write), 3, 1)]

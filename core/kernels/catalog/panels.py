@@ -1,0 +1,122 @@
+"""Register tiles, and weights packed for them: what matrix products and convolutions share.
+
+A weight matrix [K, N] is cut into panels of `Tile.columns` columns, each stored [K][columns], the last one padded with
+zeros to whole vectors. A kernel keeps `rows` x `vectors` accumulators in registers while it walks down a panel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from core.ir.dim import affine
+from core.ir.graph import Array
+from core.ir.types import Dim
+from core.kernels.target import Target
+
+# Row counts per panel width in vectors that measured fast where 32, 16 and 16 registers hold the tile.
+_ROWS_32 = {1: (10, 8), 2: (10, 8, 7), 3: (9, 8, 7), 4: (6, 7, 5)}
+_ROWS_16 = {1: (10, 6), 2: (6, 5, 4), 3: (4, 3)}
+_ROWS_PLAIN = {1: (8, 6), 2: (6, 5, 4), 3: (3, 2)}
+_FMA_LATENCY = 4.0  # cycles; two start per cycle, and so do two loads
+_SAMPLE_BATCHES = (1, 2, 8, 32)  # where the cost of a tile is weighed when the row count depends on the batch
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """`rows` x `vectors` accumulators of `lanes` elements each."""
+
+    rows: int
+    vectors: int
+    lanes: int
+
+    @property
+    def columns(self) -> int:
+        return self.vectors * self.lanes
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.columns}"
+
+
+def choose_tile(target: Target, rows: Dim, columns: int) -> Tile:
+    """The tile for a product with so many rows and columns."""
+    table = _row_choices(target)
+    vectors = _panel_vectors(-(-columns // target.lanes), sorted(table))
+    counts = _sample_rows(rows)
+    best = min(
+        table[vectors], key=lambda height: sum(_cost(target, count, height, vectors) / count for count in counts)
+    )
+    return Tile(min(best, max(counts)), vectors, target.lanes)
+
+
+def tails(rows: Dim, height: int) -> tuple[int, ...]:
+    """Heights of the smaller tiles that can be needed below the last full one, the greatest first.
+
+    When few remainders occur each has its tile; otherwise powers of two add up to any.
+    """
+    form = affine(rows, "n")
+    if form is None:
+        remainders = set(range(1, height))
+    else:
+        remainders = {(form[0] * n + form[1]) % height for n in range(height)} - {0}
+    if len(remainders) <= 2:
+        return tuple(sorted(remainders, reverse=True))
+    return tuple(size for size in (8, 4, 2, 1) if size < height)
+
+
+def packed_size(depth: int, columns: int, tile: Tile) -> int:
+    """Elements of one packed matrix."""
+    return depth * -(-columns // tile.lanes) * tile.lanes
+
+
+def pack_panels(matrix: Array, tile: Tile) -> Array:
+    """[..., K, N] as panels, flattened behind the leading axes."""
+    *batch, depth, columns = matrix.shape
+    flat = matrix.reshape(-1, depth, columns)
+    padded = np.zeros((flat.shape[0], depth, packed_size(1, columns, tile)), matrix.dtype)
+    padded[..., :columns] = flat
+    cuts = range(0, padded.shape[2], tile.columns)
+    pieces = [padded[..., cut : cut + tile.columns].reshape(flat.shape[0], -1) for cut in cuts]
+    return np.concatenate(pieces, axis=1).reshape(*batch, -1)
+
+
+def _row_choices(target: Target) -> dict[int, tuple[int, ...]]:
+    if target.registers >= 32:
+        return _ROWS_32
+    return _ROWS_PLAIN if target.name == "plain" else _ROWS_16
+
+
+def _panel_vectors(total: int, widths: Iterable[int]) -> int:
+    """Panel width in vectors for a matrix `total` vectors wide: the last panel should be as full as can be."""
+    if total in widths:
+        return total
+    return max(widths, key=lambda width: (total % width == 0 and width > 2, total % width if width > 2 else 0, width))
+
+
+def _sample_rows(rows: Dim) -> tuple[int, ...]:
+    form = affine(rows, "n")
+    if form is None:
+        return (1024,)
+    return tuple(max(form[0] * n + form[1], 1) for n in _SAMPLE_BATCHES) if form[0] else (max(form[1], 1),)
+
+
+@lru_cache(maxsize=4096)
+def _cost(target: Target, rows: int, height: int, vectors: int) -> float:
+    """Cycles per step of K to cover `rows` with tiles of `height` and smaller ones."""
+    full, rest = divmod(rows, height)
+    cycles = full * _tile_cycles(target, height, vectors)
+    for size in (8, 4, 2, 1):
+        if size <= rest:
+            cycles += _tile_cycles(target, size, vectors)
+            rest -= size
+    return cycles
+
+
+def _tile_cycles(target: Target, rows: int, vectors: int) -> float:
+    products = rows * vectors
+    spare = target.registers - products - vectors
+    loads = vectors + (rows if spare > 0 else products)  # no register left for a broadcast: every product loads it
+    return max(products / 2, loads / 2, _FMA_LATENCY / 2)

@@ -238,5 +238,3 @@ def sigmoid(x: Array) -> Array:
 
 def hard_sigmoid(e: ScalarOps, x: Operand, alpha: float, beta: float) -> Operand:
     return e.min(e.max(e.add(e.mul(x, alpha), beta), 0.0), 1.0)
-
-

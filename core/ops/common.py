@@ -8,15 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from core.ir.dim import symbols
 from core.ir.graph import Array
 from core.ir.types import Dim, DType
 from core.ops.registry import Infer, Mixes, NodeView, RowAxis
 
 Shape = tuple[Dim, ...]
-
-# The symbol that the compiler gives to the leading dimension: how many rows callers bring together.
-ROW_SYMBOL = "n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +107,6 @@ def broadcast_rows(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mix
         if axis is None and shape is not None and len(shape) >= -back and shape[back] != 1:
             return Mixes("an input without rows varies along the row axis")
     return [rank + back] * len(c.node.outputs)
-
-
-def depends_on_rows(dim: Dim) -> bool:
-    """Whether an extent changes with the number of rows."""
-    return ROW_SYMBOL in symbols(dim)
 
 
 def rows_beside(c: Infer, axes: Sequence[RowAxis], touched: Collection[int]) -> Sequence[RowAxis] | Mixes:

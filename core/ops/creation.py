@@ -11,9 +11,9 @@ import numpy as np
 from core.ir.dim import Dim
 from core.ir.graph import Array
 from core.ir.types import DType, TensorType, ValueType
-from core.ops.common import Shape, as_dtype, depends_on_rows, same_dtype
+from core.ops.common import Shape, as_dtype, same_dtype
 from core.ops.inference import as_known
-from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, Runtime, register
+from core.ops.registry import Call, Infer, NodeView, OpDef, Runtime, register
 
 
 @register
@@ -31,7 +31,7 @@ class Constant(OpDef):
         given = {name: c.attr(name) for name in self.attrs if c.attr(name) is not None}
         if len(given) != 1:
             c.fail(f"has {len(given)} value attributes, expected 1")
-        (name, value), = given.items()
+        ((name, value),) = given.items()
         dtypes: dict[str, Any] = {"float": np.float32, "int": np.int64, "string": object}
         kind = name.removeprefix("value").strip("_").removesuffix("s")
         return np.asarray(value, dtypes.get(kind))
@@ -69,13 +69,6 @@ class ConstantOfShape(OpDef):
     def reference(self, c: Call, *_: Runtime) -> Array:
         fill = self.fill(c)
         return np.full(c.param("shape") or (), fill[0], fill.dtype)
-
-    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
-        """The same everywhere, so rows may be said to lie along the one axis that grows with them."""
-        growing = [axis for axis, dim in enumerate(c.node.output.tensor.shape or ()) if depends_on_rows(dim)]
-        if any(axis is not None for axis in axes) or len(growing) > 1:
-            return Mixes("its shape depends on the rows in more than one way")
-        return [growing[0] if growing else None]
 
 
 def unknown_shape(c: Infer, lengths: Shape | None) -> Shape | None:
@@ -118,10 +111,6 @@ class Range(OpDef):
             c.fail("delta is 0, expected any other number")
         count = max(0, ceil((last - first) / step))
         return (np.arange(count) * step + first).astype(start.dtype)
-
-    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
-        grows = any(depends_on_rows(dim) for dim in c.node.output.tensor.shape or ())
-        return Mixes("Range numbers the rows") if grows else super().rows(c, axes)
 
 
 @register
@@ -169,11 +158,6 @@ class Shape_(OpDef):
     def reference(self, c: Call, x: Array) -> Array:
         return np.array(x.shape[self._part(c)], np.int64)
 
-    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
-        shape = c.shape(0)
-        counted = shape is None or axes[0] in range(len(shape))[self._part(c)]
-        return Mixes("Shape counts the rows") if counted else [None]
-
 
 @register
 class Size(OpDef):
@@ -191,6 +175,3 @@ class Size(OpDef):
 
     def reference(self, c: Call, x: Array) -> Array:
         return np.array(x.size, np.int64)
-
-    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
-        return [None] if axes[0] is None else Mixes("Size counts the rows")

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from core.ir.dim import Dim, SymDim, floor_div, product
+from core.ir.dim import Dim, floor_div, product, symbols
 from core.ir.graph import Array
 from core.ir.types import TensorType, ValueType
 from core.ops.common import (
     Shape,
     broadcast_shapes,
-    depends_on_rows,
     normalize_axes,
     normalize_axis,
     rows_beside,
@@ -53,25 +52,27 @@ class SameElements(OpDef):
             return Mixes(f"the shape given to {c.op.name} has rows")
         if axes[0] is None:
             return [None]
-        axis = None if old is None or new is None else row_axis_after_reshape(old, axes[0], new)
+        axis = None if old is None or new is None else row_axis_after_reshape(old, axes[0], new, c.row_symbol)
         return Mixes(f"{c.op.name} spreads or joins rows") if axis is None else [axis]
 
 
-def row_axis_after_reshape(old: Shape, axis: int, new: Shape) -> int | None:
-    """Where rows along `axis` lie after a reshape: the axis with as many elements outside it and a whole number of
-    its steps per row (or rows per step, where the extents' symbols guarantee that callers bring whole steps)."""
+def row_axis_after_reshape(old: Shape, axis: int, new: Shape, row_symbol: str) -> int | None:
+    """Where rows along `axis` lie after a reshape: along the axis with as many elements outside it, if every row is a
+    whole number of its steps, or every step a whole number of rows and each caller brings whole steps."""
     outside = product(old[:axis])
     for candidate, extent in enumerate(new):
-        if product(new[:candidate]) == outside and _row_multiple(old[axis], extent):
+        if product(new[:candidate]) == outside and _divides_rows(old[axis], extent, row_symbol):
             return candidate
     return None
 
 
-def _row_multiple(old: Dim, new: Dim) -> bool:
-    if depends_on_rows(old) and not depends_on_rows(new):
-        return False
-    steps, rows = _exact_quotient(new, old), _exact_quotient(old, new)
-    return steps is not None or (rows is not None and isinstance(new, SymDim) and not depends_on_rows(rows))
+def _divides_rows(old: Dim, new: Dim, row_symbol: str) -> bool:
+    """Whether cutting `old` between callers' rows cuts `new` between its steps."""
+    steps_per_row = _exact_quotient(new, old)
+    if steps_per_row is not None:
+        return row_symbol not in symbols(steps_per_row)
+    rows_per_step = _exact_quotient(old, new)
+    return rows_per_step is not None and row_symbol in symbols(new) and row_symbol not in symbols(rows_per_step)
 
 
 def _exact_quotient(x: Dim, y: Dim) -> Dim | None:
@@ -336,18 +337,7 @@ class Expand(OpDef):
         old, new = c.shape(0), c.node.output.tensor.shape
         if old is None or new is None or any(axis is not None for axis in axes[1:]):
             return super().rows(c, axes)
-        if axes[0] is not None:
-            return [axes[0] + len(new) - len(old)]
-        return _copied_rows(c, old, new)
-
-
-def _copied_rows(c: Infer, old: Shape, new: Shape) -> Sequence[RowAxis] | Mixes:
-    """What is the same for all callers and gets one copy per row has its rows along that axis."""
-    aligned = (*(1,) * (len(new) - len(old)), *old)
-    copied = [axis for axis, dim in enumerate(new) if depends_on_rows(dim) and not depends_on_rows(aligned[axis])]
-    if len(copied) > 1:
-        return Mixes(f"{c.op.name} copies along two axes per row")
-    return [copied[0] if copied else None]
+        return [None if axes[0] is None else axes[0] + len(new) - len(old)]
 
 
 @register
@@ -378,12 +368,9 @@ class Tile(OpDef):
         return np.tile(x, repeats)
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
-        repeats, old = c.param("repeats"), c.shape(0)
-        if repeats is None or old is None:
+        repeats = c.param("repeats")
+        if repeats is None:
             return super().rows(c, axes)
-        copied = [dim for dim, times in zip(old, repeats, strict=True) if not isinstance(times, int)]
-        if axes[0] is None and all(dim == 1 for dim in copied):
-            return _copied_rows(c, old, c.node.output.tensor.dims)
         return rows_beside(c, axes, {axis for axis, times in enumerate(repeats) if times != 1})
 
 

@@ -75,11 +75,15 @@ class NodeView:
 
 
 class Infer(NodeView):
-    """The view given to `OpDef.infer`: types of the inputs, and values as far as they are known."""
+    """The view given to `OpDef.infer` and `OpDef.rows`: types of the inputs, and values as far as they are known.
 
-    def __init__(self, op: OpDef, node: Node, known: Mapping[Value, Array]) -> None:
+    `row_symbol` is the dimension that counts the rows callers bring together.
+    """
+
+    def __init__(self, op: OpDef, node: Node, known: Mapping[Value, Array], row_symbol: str = "n") -> None:
         super().__init__(op, node)
         self.known = known
+        self.row_symbol = row_symbol
 
     def tensor(self, index: int) -> TensorType:
         """The type of an input that must be present and a tensor."""

@@ -1,0 +1,89 @@
+"""Every case: the reference agrees with the oracle, and inference with the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from core.ir.dim import SymDim
+from core.ir.types import DType
+from core.ops import registry
+from tests.core.ops.cases import CASES, Case
+from tests.core.ops.harness import assert_close, graph_of, lathe, oracle
+
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
+
+
+@every_case
+def test_reference_agrees_with_the_oracle(case: Case) -> None:
+    for ours, theirs in zip(lathe(case), oracle(case), strict=True):
+        assert DType.from_numpy(ours.dtype) == DType.from_numpy(np.asarray(theirs).dtype)
+        assert_close(ours, theirs, case.tolerance)
+
+
+@every_case
+def test_inferred_types_are_those_of_the_results(case: Case) -> None:
+    for bind in (False, True):
+        graph = graph_of(case, bind=bind)
+        for value, array in zip(graph.outputs, lathe(case, bind=bind), strict=True):
+            assert value.dtype == DType.from_numpy(array.dtype)
+            assert value.tensor.rank == array.ndim
+            known = [(dim, size) for dim, size in zip(value.shape, array.shape, strict=True) if isinstance(dim, int)]
+            assert all(dim == size for dim, size in known)
+            assert len(known) == array.ndim or case.op in ("NonZero", "Compress", "Unique", "Range")
+
+
+@every_case
+def test_bound_parameters_give_the_same_results(case: Case) -> None:
+    for constant, bound in zip(lathe(case), lathe(case, bind=True), strict=True):
+        assert_close(constant, bound, 0)
+
+
+@every_case
+def test_a_symbolic_batch_infers_what_the_number_does(case: Case) -> None:
+    """With the leading extent as a symbol: its value put in gives the concrete types."""
+    first = next((i for i in range(len(case.inputs)) if _has_batch(case, i)), None)
+    if first is None:
+        return
+    from core.ir.dim import symbol
+
+    extent = case.inputs[first].shape[0]
+    shapes = {
+        i: (symbol("n"), *array.shape[1:])
+        for i, array in enumerate(case.inputs)
+        if _has_batch(case, i) and array.shape[0] == extent and array.ndim == case.inputs[first].ndim
+    }
+    symbolic, concrete = graph_of(case, shapes), graph_of(case)
+    for value, number in zip(symbolic.outputs, concrete.outputs, strict=True):
+        if value.tensor.symbols <= {"n"} and number.tensor.is_static:
+            assert value.tensor.substitute({"n": extent}) == number.type
+
+
+def _has_batch(case: Case, index: int) -> bool:
+    array = case.inputs[index]
+    return index not in case.param_indices and array is not None and array.ndim > 0 and array.shape[0] > 1
+
+
+def test_every_operator_of_these_families_has_a_case() -> None:
+    modules = (
+        "activation",
+        "creation",
+        "elementwise",
+        "indexing",
+        "logic",
+        "matmul",
+        "movement",
+        "order",
+        "reduce",
+        "slicing",
+        "softmax",
+    )
+    ours = {name for name in registry.names() if type(registry.get(name)).__module__.split(".")[-1] in modules}
+    assert ours - {case.op for case in CASES} == {"Scatter"}
+
+
+def test_data_dependent_extents_are_symbols() -> None:
+    case = next(case for case in CASES if case.op == "NonZero")
+    (value,) = graph_of(case).outputs
+    assert value.shape[0] == 2
+    assert isinstance(value.shape[1], SymDim)

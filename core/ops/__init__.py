@@ -15,6 +15,7 @@ from core.ops import (
     order,
     pool,
     reduce,
+    resize,
     slicing,
     softmax,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "order",
     "pool",
     "reduce",
+    "resize",
     "slicing",
     "softmax",
 ]

@@ -20,10 +20,10 @@ from core.reference import run_node
 OPSET = 22
 
 
-def onnx_run(
+def one_node_model(
     op: str, inputs: Sequence[Any], attrs: Mapping[str, Any], outputs: int = 1, opset: int = OPSET
-) -> list[Any]:
-    """The outputs that ONNX Runtime computes."""
+) -> onnx.ModelProto:
+    """A model of one node: inputs x0, x1 .. (None: absent), outputs y0, y1 .."""
     names = [f"x{i}" if array is not None else "" for i, array in enumerate(inputs)]
     given = {name: array for name, array in zip(names, inputs, strict=True) if name}
     results = [f"y{i}" for i in range(outputs)]
@@ -33,13 +33,21 @@ def onnx_run(
         [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in given.items()],
         [onnx.ValueInfoProto(name=name) for name in results],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+def onnx_run(
+    op: str, inputs: Sequence[Any], attrs: Mapping[str, Any], outputs: int = 1, opset: int = OPSET
+) -> list[Any]:
+    """The outputs that ONNX Runtime computes."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return list(session.run(results, given))
+    model = one_node_model(op, inputs, attrs, outputs, opset).SerializeToString()
+    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    feeds = {f"x{i}": array for i, array in enumerate(inputs) if array is not None}
+    return list(session.run(None, feeds))
 
 
 def make_node(op: str, inputs: Sequence[Any], attrs: Mapping[str, Any], outputs: int = 1) -> Node:
@@ -65,10 +73,15 @@ def lathe_run(op: str, inputs: Sequence[Any], attrs: Mapping[str, Any], outputs:
 
 
 def assert_like_onnx(
-    op: str, inputs: Sequence[Any], attrs: Mapping[str, Any], outputs: int = 1, tolerance: float = 1e-5
+    op: str,
+    inputs: Sequence[Any],
+    attrs: Mapping[str, Any],
+    outputs: int = 1,
+    tolerance: float = 1e-5,
+    opset: int = OPSET,
 ) -> list[Any]:
     """Lathe's reference agrees with ONNX Runtime, shapes and types included."""
-    ours, theirs = lathe_run(op, inputs, attrs, outputs), onnx_run(op, inputs, attrs, outputs)
+    ours, theirs = lathe_run(op, inputs, attrs, outputs), onnx_run(op, inputs, attrs, outputs, opset)
     for mine, expected in zip(ours, theirs, strict=True):
         assert (mine.dtype, mine.shape) == (expected.dtype, expected.shape)
         np.testing.assert_allclose(np.asarray(mine, float), np.asarray(expected, float), tolerance, tolerance)

@@ -1,0 +1,294 @@
+"""Resize: interpolation along one axis after the other.
+
+Coordinates are computed in float32, as ONNX Runtime does: with a scale such as 0.6 the pixel that `floor` picks
+depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from core.ir.graph import Array
+from core.ir.types import Dim, DType, TensorType, ValueType
+from core.ops.common import normalize_axis
+from core.ops.numeric import convert
+from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, register
+from core.ops.spatial import channels_last, first_shape, layout_shape, to_first, to_layout, wide
+
+_MODES = ("nearest", "linear", "cubic")
+_POLICIES = ("stretch", "not_larger", "not_smaller")
+_ONE = np.float32(1)
+_HALF = np.float32(0.5)
+
+Params = tuple[Any, ...]
+
+
+class Axis(NamedTuple):
+    """How one axis is resized."""
+
+    size: int
+    out: int
+    scale: Any  # float32
+    start: float  # the region of interest, of use in mode tf_crop_and_resize only
+    end: float
+
+    @property
+    def is_identity(self) -> bool:
+        return self.size == self.out and self.scale == 1 and (self.start, self.end) == (0, 1)
+
+
+class Samples(NamedTuple):
+    """For every output position the input positions it is made of, [out, taps], and their weights."""
+
+    indices: Array
+    weights: Array | None  # None: one tap, taken as it is
+    outside: Array | None = None  # which positions get the extrapolation value
+
+
+@register
+class Resize(OpDef):
+    """X at another size. `scales`, `sizes`, `roi` and `axes` count axes channels first whatever the layout."""
+
+    inputs = "X, roi?, scales?, sizes?"
+    outputs = "Y"
+    attrs = {
+        "antialias": 0, "axes": None, "coordinate_transformation_mode": "half_pixel", "cubic_coeff_a": -0.75,
+        "exclude_outside": 0, "extrapolation_value": 0.0, "keep_aspect_ratio_policy": "stretch", "mode": "nearest",
+        "nearest_mode": "round_prefer_floor", "layout": "NCHW",
+    }  # fmt: skip
+    params = {"roi": 1, "scales": 2, "sizes": 3}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        x = c.tensor(0)
+        _check(c)
+        if x.shape is None:
+            return [x]
+        shape = first_shape(c, x.shape) if channels_last(c) else x.shape
+        resized = _resized_shape(c, shape)
+        return [TensorType(x.dtype, layout_shape(c, resized))]
+
+    def reference(self, c: Call, x: Array, *_: Array | None) -> Array:
+        first = to_first(c, x)
+        y: Any = first
+        for number, axis in enumerate(_axes(c, first.shape)):
+            if not axis.is_identity:
+                y = _interpolate(y, number, _samples(c, axis), c.attr("extrapolation_value"))
+        return to_layout(c, _narrow(y, DType.from_numpy(x.dtype)))
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        if axes[0] is None:
+            return [None] if all(axis is None for axis in axes) else Mixes("a parameter differs from row to row")
+        if channels_last(c) and axes[0] != 0:
+            return Mixes("its rows do not lie along the batch axis")
+        roi_moves = c.attr("coordinate_transformation_mode") == "tf_crop_and_resize"
+        position = _resized_axes(c, c.tensor(0).rank)
+        if axes[0] in position and (roi_moves or not _is_kept(c, axes[0], position.index(axes[0]))):
+            return Mixes("it resizes the row axis")
+        return [axes[0]]
+
+
+def _check(c: Infer) -> None:
+    for name, allowed in (("mode", _MODES), ("keep_aspect_ratio_policy", _POLICIES), ("nearest_mode", tuple(_ROUND)),
+                          ("coordinate_transformation_mode", tuple(_COORDINATES))):  # fmt: skip
+        if c.attr(name) not in allowed:
+            c.fail(f"{name} is {c.attr(name)!r}, expected one of {', '.join(allowed)}")
+    if not c.has_param("scales") and not c.has_param("sizes"):
+        c.fail("neither scales nor sizes are given, expected one of them")
+
+
+def _resized_axes(c: NodeView, rank: int) -> list[int]:
+    """The axes that scales, sizes and roi speak of, in their order."""
+    named = c.attr("axes")
+    return list(range(rank)) if named is None else [normalize_axis(c, axis, rank) for axis in named]
+
+
+def _is_kept(c: Infer, axis: int, position: int) -> bool:
+    scales, sizes = c.param("scales"), c.param("sizes")
+    if scales:
+        return bool(scales[position] == 1)
+    return bool(sizes and c.attr("keep_aspect_ratio_policy") == "stretch" and sizes[position] == c.tensor(0).dims[axis])
+
+
+def _resized_shape(c: Infer, shape: Sequence[Dim]) -> tuple[Dim, ...]:
+    out = list(shape)
+    axes = _resized_axes(c, len(shape))
+    scales, sizes = c.param("scales"), c.param("sizes")
+    for name, values in (("scales", scales), ("sizes", sizes)):
+        if values and len(values) != len(axes):
+            c.fail(f"{name} has {len(values)} elements, expected {len(axes)}")
+    if sizes and c.attr("keep_aspect_ratio_policy") != "stretch":
+        sizes = _proportional(c, [shape[axis] for axis in axes], sizes)
+    for position, axis in enumerate(axes):
+        if scales:
+            out[axis] = _scaled(c, shape[axis], scales[position], axis)
+        else:
+            out[axis] = sizes[position] if sizes else c.fresh_dim(f"d{axis}")
+    if any(isinstance(size, int) and size < 0 for size in out):
+        c.fail(f"output would have shape {out}")
+    return tuple(out)
+
+
+def _scaled(c: Infer, size: Dim, scale: float, axis: int) -> Dim:
+    """floor(size * scale); exact on symbols for simple fractions."""
+    if not scale > 0 or scale > 1 << 20:
+        c.fail(f"scale is {scale}, expected a number above 0")
+    if isinstance(size, int):
+        return int(np.floor(np.float32(size) * np.float32(scale)))
+    fraction = Fraction(scale)
+    return size * fraction.numerator // fraction.denominator if fraction.denominator <= 64 else c.fresh_dim(f"d{axis}")
+
+
+def _proportional(c: Infer, dims: Sequence[Dim], sizes: Params) -> Params:
+    """Sizes of the input's proportions that stay within (or reach) the given ones."""
+    known = [dim for dim in dims if isinstance(dim, int) and dim > 0]
+    if len(known) < len(dims) or not all(isinstance(size, int) for size in sizes):
+        return tuple(c.fresh_dim(f"s{i}") for i in range(len(sizes)))
+    scale = _common_scale(c, known, sizes)
+    return tuple(int(scale * dim + 0.5) for dim in known)
+
+
+def _common_scale(c: NodeView, dims: Sequence[int], sizes: Params) -> float:
+    ratios = [size / dim for size, dim in zip(sizes, dims, strict=True)]
+    return min(ratios) if c.attr("keep_aspect_ratio_policy") == "not_larger" else max(ratios)
+
+
+def _axes(c: Call, shape: tuple[int, ...]) -> list[Axis]:
+    """What happens to each axis of an input of this shape."""
+    axes, roi = _resized_axes(c, len(shape)), c.param("roi") or ()
+    scales, sizes = c.param("scales"), c.param("sizes")
+    if not scales and not sizes:
+        c.fail("neither scales nor sizes are given, expected one of them")
+    result = [Axis(size, size, _ONE, 0.0, 1.0) for size in shape]
+    common = None
+    if sizes and c.attr("keep_aspect_ratio_policy") != "stretch":
+        common = _common_scale(c, [shape[axis] for axis in axes], sizes)
+    crops = c.attr("coordinate_transformation_mode") == "tf_crop_and_resize"
+    for position, axis in enumerate(axes):
+        region = (roi[position], roi[position + len(axes)]) if crops else (0.0, 1.0)
+        out, scale = _target(shape[axis], scales[position] if scales else None, sizes and sizes[position], common)
+        result[axis] = Axis(shape[axis], out, scale, *region)
+    return result
+
+
+def _target(size: int, scale: float | None, wanted: Any, common: float | None) -> tuple[int, Any]:
+    """The output size and the scale of one axis."""
+    if scale is not None:
+        return int(np.floor(np.float32(size) * np.float32(scale))), np.float32(scale)
+    if common is not None:
+        return int(common * size + 0.5), np.float32(common)
+    return int(wanted), np.float32(wanted) / np.float32(size)
+
+
+def _narrow(y: Any, dtype: DType) -> Array:
+    return np.asarray(y if DType.from_numpy(y.dtype) is dtype else convert(y, dtype))
+
+
+def _interpolate(x: Any, axis: int, samples: Samples, fill: float) -> Any:
+    if samples.weights is None:
+        y = np.take(x, samples.indices[:, 0], axis=axis)
+    else:
+        taps = np.take(wide(x) if x.dtype.kind in "fV" else x.astype(np.float32), samples.indices, axis=axis)
+        weights = samples.weights.astype(taps.dtype).reshape(*samples.indices.shape, *(1,) * (x.ndim - axis - 1))
+        y = (taps * weights).sum(axis=axis + 1)
+    if samples.outside is None:
+        return y
+    outside = samples.outside.reshape(-1, *(1,) * (x.ndim - axis - 1))
+    return np.where(outside, np.asarray(fill, y.dtype), y)
+
+
+# Coordinates of output positions in the input, per transformation mode.
+
+
+def _half_pixel(x: Any, a: Axis) -> Any:
+    return (x + _HALF) / a.scale - _HALF
+
+
+def _half_pixel_symmetric(x: Any, a: Axis) -> Any:
+    exact = a.scale * np.float32(a.size)
+    offset = np.float32(a.size) / 2 * (1 - np.float32(a.out) / exact)
+    return offset + (x + _HALF) / a.scale - _HALF
+
+
+def _pytorch_half_pixel(x: Any, a: Axis) -> Any:
+    return _half_pixel(x, a) if a.out > 1 else np.zeros_like(x)
+
+
+def _align_corners(x: Any, a: Axis) -> Any:
+    return x * np.float32(a.size - 1) / np.float32(a.out - 1) if a.out > 1 else np.zeros_like(x)
+
+
+def _asymmetric(x: Any, a: Axis) -> Any:
+    return x / a.scale
+
+
+def _tf_half_pixel_for_nn(x: Any, a: Axis) -> Any:
+    """Of opset 11 only."""
+    return (x + _HALF) / a.scale
+
+
+def _tf_crop_and_resize(x: Any, a: Axis) -> Any:
+    last, start, end = np.float32(a.size - 1), np.float32(a.start), np.float32(a.end)
+    if a.out > 1:
+        return start * last + x * (end - start) * last / np.float32(a.out - 1)
+    return np.full_like(x, (start + end) * last / 2)
+
+
+_COORDINATES: dict[str, Callable[[Any, Axis], Any]] = {
+    "half_pixel": _half_pixel,
+    "half_pixel_symmetric": _half_pixel_symmetric,
+    "pytorch_half_pixel": _pytorch_half_pixel,
+    "align_corners": _align_corners,
+    "asymmetric": _asymmetric,
+    "tf_half_pixel_for_nn": _tf_half_pixel_for_nn,
+    "tf_crop_and_resize": _tf_crop_and_resize,
+}
+_ROUND: dict[str, Callable[[Any], Any]] = {
+    "round_prefer_floor": lambda x: np.ceil(x - _HALF),
+    "round_prefer_ceil": lambda x: np.floor(x + _HALF),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
+
+
+def _samples(c: Call, axis: Axis) -> Samples:
+    mode = c.attr("coordinate_transformation_mode")
+    x = _COORDINATES[mode](np.arange(axis.out, dtype=np.float32), axis)
+    outside = (x < 0) | (x > axis.size - 1) if mode == "tf_crop_and_resize" else None
+    if c.attr("mode") == "nearest":
+        return Samples(_clamped(_ROUND[c.attr("nearest_mode")](x)[:, None], axis), None, outside)
+    low = np.floor(x)
+    first, weights = _weights(c, x - low, axis)
+    indices = low[:, None] + np.arange(first, first + weights.shape[1], dtype=np.float32)
+    if c.attr("exclude_outside"):
+        weights = np.where((indices < 0) | (indices > axis.size - 1), 0, weights)
+        weights = weights / weights.sum(axis=1, keepdims=True)
+    return Samples(_clamped(indices, axis), weights, outside)
+
+
+def _clamped(indices: Any, axis: Axis) -> Any:
+    """Positions past the border read the border."""
+    return np.clip(indices, 0, max(axis.size - 1, 0)).astype(np.int64)
+
+
+def _weights(c: NodeView, ratio: Any, axis: Axis) -> tuple[int, Any]:
+    """The first tap's distance from the position rounded down, and the weights, [out, taps].
+
+    With `antialias` the filter is stretched by 1/scale when the axis shrinks.
+    """
+    shrink = float(axis.scale) if c.attr("antialias") and axis.scale < 1 else 1.0
+    reach = 1 if c.attr("mode") == "linear" else 2
+    first = int(np.floor(-reach / shrink)) + 1
+    distance = np.abs(np.arange(first, 2 - first) - ratio[:, None].astype(np.float64)) * shrink
+    weights = np.maximum(1 - distance, 0) if reach == 1 else _cubic(distance, c.attr("cubic_coeff_a"))
+    return first, weights / weights.sum(axis=1, keepdims=True) if shrink < 1 else weights
+
+
+def _cubic(d: Any, a: float) -> Any:
+    """Cubic convolution: R. Keys, "Cubic convolution interpolation for digital image processing", 1981, equation 4."""
+    near = ((a + 2) * d - (a + 3)) * d * d + 1
+    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    return np.where(d <= 1, near, np.where(d < 2, far, 0))

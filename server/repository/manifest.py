@@ -20,7 +20,7 @@ from server.types import TensorSpec
 SCHEMA = 1
 MANIFEST = "manifest.json"
 MODEL_FILE = "model.onnx"
-METADATA_LIMIT = 64 << 10  # bytes of JSON
+METADATA_LIMIT = 16 << 10  # bytes of JSON
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 1 << 20
 

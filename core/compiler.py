@@ -143,7 +143,7 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     cache = object_cache(options.cache_dir)
     objects = {name: object_for(spec, host(), cache) for name, spec in planned.specs.items()}
     # 5. constants in the layouts the kernels want
-    plan = replace(planned.plan, log=tuple(map(log_line, reports)))
+    plan = replace(planned.plan, log=tuple(log_line(report) for report in reports if report.changed))
     return Compiled(plan, objects, pack_weights(graph, planned.weights))
 
 

@@ -1,6 +1,6 @@
 """The catalog of kernels: which nodes compiled code covers, with the facts the planner needs."""
 
-from core.kernels.catalog import copy, elementwise, gather, norm, pool, reduce, softmax
+from core.kernels.catalog import copy, elementwise, gather, gemm, norm, pool, reduce, softmax
 from core.kernels.catalog.base import (
     VIEWS,
     In,
@@ -31,6 +31,7 @@ __all__ = [
     "covers",
     "elementwise",
     "gather",
+    "gemm",
     "norm",
     "pool",
     "reduce",

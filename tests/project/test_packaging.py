@@ -84,3 +84,14 @@ def test_the_command_exists(pyproject: dict[str, Any]) -> None:
 
 def test_only_the_two_packages_are_shipped(pyproject: dict[str, Any]) -> None:
     assert pyproject["tool"]["setuptools"]["packages"]["find"]["include"] == ["core*", "server*"]
+
+
+def test_the_server_states_the_version_that_is_packaged(pyproject: dict[str, Any]) -> None:
+    from server.api.v2 import VERSION
+
+    assert pyproject["project"]["version"] == VERSION
+
+
+def test_both_packages_are_marked_as_typed(project: Path) -> None:
+    assert (project / "core/py.typed").exists()
+    assert (project / "server/py.typed").exists()

@@ -14,7 +14,7 @@ import numpy as np
 
 from core.ir.graph import Array, Graph
 from core.ir.types import TensorType, ValueType
-from core.ops.common import broadcast_shapes
+from core.ops.common import broadcast_shapes, wide
 from core.ops.elementwise import Elementwise
 from core.ops.registry import Call, Infer, NodeView, OpDef, Required, get, register
 from core.ops.scalar import Operand, ScalarOps
@@ -87,7 +87,8 @@ class FusedMatMul(OpDef):
         return [TensorType(epilogue_dtype(c, c.dtype(0)), shape)]
 
     def reference(self, c: Call, a: Array, b: Array, *extras: Array) -> Array:
-        product = np.matmul(_transposed(a, c.attr("perm_a")), _transposed(b, c.attr("perm_b")))
+        left, right = (_transposed(wide(x), c.attr(p)) for x, p in ((a, "perm_a"), (b, "perm_b")))
+        product = np.asarray(np.matmul(left, right)).astype(a.dtype, copy=False)
         return _transposed(apply_epilogue(c, product, extras), c.attr("perm_y"))
 
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from core.errors import LatheError
-from core.ir.graph import Graph, Value
+from core.ir.graph import Graph, Node, Value
 from core.ir.types import Dim, SymDim, TensorType
+from core.ops import registry
 
 
 class PassError(LatheError):
@@ -41,6 +42,12 @@ def shape_of(value: Value | None) -> tuple[Dim, ...] | None:
 def same_type(a: Value, b: Value) -> bool:
     """Whether two values are tensors of one element type and provably one shape."""
     return shape_of(a) is not None and a.type == b.type
+
+
+def is_elementwise(node: Node) -> bool:
+    """Whether every output element comes from the elements at its place in the inputs, all of which broadcast."""
+    # CastLike's second input gives a type, not elements; `simplify` makes it a Cast
+    return node.op != "CastLike" and registry.get(node.op).is_elementwise
 
 
 def input_symbols(graph: Graph) -> frozenset[str]:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from core.ir.graph import Graph, Node, Value
 from core.ir.types import DType, TensorType
-from core.ops import registry
-from core.passes.base import PassResult, shape_of
+from core.passes.base import PassResult, is_elementwise, shape_of
 from core.passes.bodies import FUSED, Body
 from core.passes.edit import Editor
 
@@ -74,7 +73,7 @@ def _is_candidate(node: Node) -> bool:
     values = [value for value in (*node.inputs, *node.outputs) if value is not None]
     typed = all(isinstance(value.type, TensorType) and value.dtype in _DTYPES for value in values)
     ready = all(shape_of(value) is not None for value in values)
-    return typed and ready and (node.op == FUSED or registry.get(node.op).is_elementwise)
+    return typed and ready and (node.op == FUSED or is_elementwise(node))
 
 
 def _is_number(editor: Editor, value: Value) -> bool:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from core.ir.graph import Graph, Node, Value
-from core.ops import registry
-from core.passes.base import PassResult
+from core.passes.base import PassResult, is_elementwise
 from core.passes.bodies import FUSED, Body
 from core.passes.edit import Editor
 from core.passes.permutation import trimmed_axes
@@ -51,7 +50,7 @@ class FuseEpilogue:
 
 
 def _joins(reader: Node, product: Node) -> bool:
-    elementwise = reader.op == FUSED or registry.get(reader.op).is_elementwise
+    elementwise = reader.op == FUSED or is_elementwise(reader)
     return elementwise and len(reader.outputs) == 1 and reader.output.type == product.output.type
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from core.ir.graph import Array, Attr, Graph, Node, Value
 from core.ops import registry
 from core.ops.conv import conv_pads
-from core.passes.base import PassResult, shape_of
+from core.passes.base import PassResult, is_elementwise, shape_of
 from core.passes.edit import Editor
 from core.passes.permutation import Perm, inverse, is_view, perm_of, permuted
 
@@ -60,7 +60,7 @@ class _Walk:
             _CONVERTERS[node.op](self, node)
         elif "layout" in op.attrs:
             _spatial(self, node)
-        elif op.is_elementwise:
+        elif is_elementwise(node):
             _elementwise(self, node)
 
     def twin(self, value: Value) -> Value | None:

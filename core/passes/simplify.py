@@ -85,7 +85,11 @@ def _square(e: Editor, m: Match) -> Value | None:
     return e.emit(m.root, "Mul", m["x"], m["x"]) if m["x"].type == m.root.output.type else None
 
 
-def _clip_is_relu(e: Editor, m: Match) -> Value | None:
+def _cast(e: Editor, m: Match) -> Value | None:
+    return e.emit(m.root, "Cast", m["x"], attrs={"to": m["like"].dtype.onnx_code})
+
+
+def _relu(e: Editor, m: Match) -> Value | None:
     return e.emit(m.root, "Relu", m["x"]) if m["x"].type == m.root.output.type else None
 
 
@@ -102,10 +106,11 @@ RULES: list[Rule] = [
         lambda e, m: e.emit(m.root, "Div", m["x"], m["y"]),
     ),
     Rule("x^2 -> x*x", op("Pow", _X, const("", is_constant(2))), _square),
+    Rule("cast like -> cast", op("CastLike", _X, var("like")), _cast),
     Rule("-(-x)", op("Neg", op("Neg", _X)), _keep("x")),
     Rule("not not x", op("Not", op("Not", _X)), _keep("x")),
     Rule("relu(relu(x))", op("Relu", op("Relu", _X)), _as("Relu")),
-    Rule("max(x, 0) -> relu", op("Max", _X, const("", is_constant(0))), _clip_is_relu),
+    Rule("max(x, 0) -> relu", op("Max", _X, const("", is_constant(0))), _relu),
 ]
 
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from core.ir.dim import symbols
 from core.ir.graph import Graph, Node, Value
-from core.ops import registry
-from core.passes.base import PassResult, input_symbols, shape_of
+from core.passes.base import PassResult, input_symbols, is_elementwise, shape_of
 from core.passes.edit import Editor
 from core.passes.permutation import Perm, compose, inverse, is_view, perm_of, permuted
 
@@ -32,7 +31,7 @@ def _sweep(editor: Editor) -> bool:
     for node in editor.nodes():
         if node.op == "Transpose":
             _merge(editor, node)
-        elif len(node.outputs) == 1 and (registry.get(node.op).is_elementwise or node.op in _ALONG_AXIS):
+        elif len(node.outputs) == 1 and (is_elementwise(node) or node.op in _ALONG_AXIS):
             _sink(editor, node)
     return editor.changed > before
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from core.ir.graph import Array, Graph
 from core.ir.text import parse_graph
 from core.ops.inference import infer_graph
-from core.passes.pipeline import optimize
 from core.passes.rows import BatchInfo, rows
 from core.reference import interpret
 
@@ -216,7 +216,7 @@ def test_what_is_proven_is_true(text: str) -> None:
         np.testing.assert_allclose(array, np.concatenate(apart), rtol=1e-6)
 
 
-def _rows_of(graph, rng, count):  # type: ignore[no-untyped-def]
+def _rows_of(graph: Graph, rng: np.random.Generator, count: int) -> dict[str, Array]:
     shapes = {value.name: (count, *value.shape[1:]) for value in graph.inputs}
     dtypes = {value.name: value.dtype.numpy for value in graph.inputs}
     return {name: rng.integers(0, 3, shape).astype(dtypes[name]) for name, shape in shapes.items()}
@@ -228,11 +228,3 @@ def test_mixed_rows_are_refused_with_the_place(text: str, reason: str) -> None:
     assert not info.batchable
     assert info.symbol is None
     assert reason in info.reason
-
-
-def test_the_answer_for_an_optimized_graph_is_never_bolder() -> None:
-    """A pass may lose the proof, but what mixes rows still mixes them afterwards."""
-    for text, _ in MIXING.values():
-        graph = parse_graph("graph @g {" + text + "\n}")
-        infer_graph(graph)
-        assert not rows(optimize(graph)[0]).batchable

@@ -8,7 +8,7 @@ from math import pi, sqrt
 import numpy as np
 
 from core.ir.graph import Array
-from core.ir.types import TensorType, ValueType
+from core.ir.types import DType, TensorType, ValueType
 from core.ops import scalar_math as sm
 from core.ops.common import NUMBER, broadcast_shapes, check_kind, same_dtype, wide
 from core.ops.elementwise import Elementwise, FloatUnary, Unary
@@ -225,8 +225,10 @@ class Shrink(Unary):
         return np.where(x < -lambd, x + bias, np.where(x > lambd, x - bias, 0)).astype(x.dtype)
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
-        bias, lambd = c.attr("bias"), c.attr("lambd")
-        above = e.select(e.lt(lambd, x[0]), e.sub(x[0], bias), e.const(0, e.dtype(x[0])))
+        bias, lambd, dtype = c.attr("bias"), c.attr("lambd"), e.dtype(x[0])
+        if dtype.is_integer:  # the bounds need not be whole numbers
+            return e.cast(self.scalar(e, c, e.cast(x[0], DType.FLOAT64)), dtype)
+        above = e.select(e.lt(lambd, x[0]), e.sub(x[0], bias), e.const(0.0, dtype))
         return e.select(e.lt(x[0], -lambd), e.add(x[0], bias), above)
 
 

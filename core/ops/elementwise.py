@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from core.ir.graph import Array
-from core.ir.types import TensorType, ValueType
+from core.ir.types import DType, TensorType, ValueType
 from core.ops import scalar_math as sm
 from core.ops.common import ANY, FLOAT, NUMBER, Kind, broadcast_rows, broadcast_shapes, check_kind, same_dtype, wide
 from core.ops.numeric import erf, int_pow, truncated_div
@@ -151,7 +151,10 @@ class Pow(Elementwise):
         return np.power(wide(x), wide(y).astype(wide(x).dtype)).astype(x.dtype)
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
-        return e.pow(x[0], e.cast(x[1], e.dtype(x[0])))
+        base, exponent = e.dtype(x[0]), e.dtype(x[1])
+        if base.is_integer and not exponent.is_integer:
+            return e.cast(e.pow(e.cast(x[0], DType.FLOAT64), e.cast(x[1], DType.FLOAT64)), base)
+        return e.pow(x[0], e.cast(x[1], base))
 
 
 @register
@@ -224,8 +227,10 @@ class Sign(Unary):
     ufunc = np.sign
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
-        negative = e.select(e.lt(x[0], 0), e.const(-1, e.dtype(x[0])), x[0])
-        return e.select(e.lt(0, x[0]), e.const(1, e.dtype(x[0])), negative)
+        dtype = e.dtype(x[0])
+        signed = not dtype.label.startswith("uint")
+        negative = e.select(e.lt(x[0], 0), e.const(-1, dtype), x[0]) if signed else x[0]
+        return e.select(e.lt(0, x[0]), e.const(1, dtype), negative)
 
 
 class FloatUnary(Unary):

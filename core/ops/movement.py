@@ -337,7 +337,10 @@ class Expand(OpDef):
         old, new = c.shape(0), c.node.output.tensor.shape
         if old is None or new is None or any(axis is not None for axis in axes[1:]):
             return super().rows(c, axes)
-        return [None if axes[0] is None else axes[0] + len(new) - len(old)]
+        if axes[0] is None:
+            return [None]
+        moved = axes[0] + len(new) - len(old)
+        return [moved] if new[moved] == old[axes[0]] else Mixes("Expand copies along the row axis")
 
 
 @register

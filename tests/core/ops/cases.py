@@ -93,7 +93,11 @@ def _arithmetic() -> list[Case]:
         case("Pow", floats(3, dtype=F64), vector(2, 3, 4, dtype=I32)),
     ]
     for op in ("Max", "Min", "Sum", "Mean"):
-        cases += [case(op, floats(2, 3), floats(3), floats(2, 1)), case(op, floats(4)), case(op, floats(3, dtype=F64), oracle="onnx")]
+        cases += [
+            case(op, floats(2, 3), floats(3), floats(2, 1)),
+            case(op, floats(4)),
+            case(op, floats(3, dtype=F64), oracle="onnx"),
+        ]
     for op in ("Max", "Min"):
         cases += [case(op, ints(2, 3), ints(3)), case(op, SPECIAL[:, None], SPECIAL)]
         cases += [
@@ -225,7 +229,8 @@ def _logic() -> list[Case]:
 def _products() -> list[Case]:
     shapes = [
         ((2, 3), (3, 4)), ((5, 2, 3), (3, 4)), ((5, 2, 3), (5, 3, 4)), ((2, 1, 2, 3), (4, 3, 5)), ((3,), (3, 4)),
-        ((2, 3), (3,)), ((3,), (3,)), ((3,), (2, 3, 4)), ((2, 2, 3), (3,)), ((0, 3), (3, 4)), ((2, 0), (0, 3)), ((1, 7, 13), (13, 17)),
+        ((2, 3), (3,)), ((3,), (3,)), ((3,), (2, 3, 4)), ((2, 2, 3), (3,)), ((0, 3), (3, 4)), ((2, 0), (0, 3)),
+        ((1, 7, 13), (13, 17)),
     ]  # fmt: skip
     a, b = floats(4, 3), floats(3, 5)
     return [

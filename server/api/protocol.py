@@ -32,6 +32,7 @@ HALF_CLOSE_GRACE = 0.05  # seconds in which work may begin for a client that has
 LINGER = 2.0  # seconds in which a refused client may still be sending and yet reads the reason
 STOP_GRACE = 5.0  # seconds a half-received request gets once the server stops
 FEW_CHUNKS, MEAN_CHUNK = 4096, 64  # beyond so many chunks they must have this many bytes on average
+_UPGRADING = (b"upgrade", b"connection", b"http2-settings")  # headers that offer another protocol
 BIG_PAYLOAD = 1 << 16  # bytes from which payloads are written as they are instead of joined
 
 
@@ -219,12 +220,21 @@ class LatheProtocol(HttpToolsProtocol):
             self.parser.feed_data(data)
             if self.in_head:
                 self._limit_head(self.size)
-        except httptools.HttpParserUpgrade:  # answered as if not asked for; what follows would be another protocol
-            self.deaf = True
-            if self.turns:
-                self._close_after(self.turns[-1])
+        except httptools.HttpParserUpgrade as upgrade:
+            self._decline_upgrade(data[upgrade.args[0] :])
         except (httptools.HttpParserError, ServerError):
             self.reject(self.refusal or BadRequest("request: expected HTTP/1.1, got something else"))
+
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """Answer as if no other protocol had been offered: parse the request again without that offer."""
+        if self.parser.get_method() == b"CONNECT":
+            self.reject(BadRequest("request: CONNECT is not supported"))
+            return
+        head = [b"%b %b HTTP/1.1\r\n" % (self.parser.get_method(), self.url)]
+        head += [b"%b: %b\r\n" % header for header in self.headers if header[0] not in _UPGRADING]
+        self.parser = httptools.HttpRequestParser(self)
+        self.in_message = False
+        self._parse(b"".join(head) + b"\r\n" + rest)
 
     def _refuse(self, error: ServerError) -> None:
         self.refusal = error  # the parser wraps whatever its callbacks raise
@@ -254,6 +264,8 @@ class LatheProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # the parser stops here; see _decline_upgrade
         self.in_head = False
         self.size = 0
         self._check_host()
@@ -272,7 +284,6 @@ class LatheProtocol(HttpToolsProtocol):
             self.parser.get_method() == b"POST"
             and is_infer_path(self.url)
             and self.parser.get_http_version() == "1.1"
-            and not self.parser.should_upgrade()
             and not (self.expect_100_continue and self.turns)  # 100 Continue must not overtake an answer
         )
 
@@ -320,6 +331,8 @@ class LatheProtocol(HttpToolsProtocol):
         self.body += body
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self.in_message = False
         self.size = 0
         self.raw_head = b""  # a further head in the same data does not start where it did

@@ -85,10 +85,10 @@ class Batcher:
             await self._drained.wait()
 
     def _submit_parts(self, entry: Entry) -> None:
-        parts = split(entry, self._max_rows, self.cancel)
         try:
-            for part in parts:
+            for part in split(entry, self._max_rows, self.cancel):
                 self.submit(part)
+                entry.parts.append(part)
         except ServerError:
             self.cancel(entry)
             raise

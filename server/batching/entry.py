@@ -38,7 +38,7 @@ class Entry:
         self.since = 0.0  # monotonic seconds; set when queued
         self.state = State.WAITING
         self.timer: TimerHandle | None = None
-        self.parts: list[Entry] = []  # of a request too large for one batch, which is then not queued itself
+        self.parts: list[Entry] = []  # queued in place of a request too large for one batch
 
     @property
     def rows(self) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -34,18 +35,12 @@ class Join:
             self._whole.finish({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
 
-def split(whole: Entry, max_rows: int, cancel: Callable[[Entry], None]) -> list[Entry]:
-    """Cut a request of independent rows into entries of at most ``max_rows``, which answer it together."""
+def split(whole: Entry, max_rows: int, cancel: Callable[[Entry], None]) -> Iterator[Entry]:
+    """Cut a request of independent rows into entries of at most ``max_rows`` which, all queued, answer it together."""
     rows, key = whole.group
     starts = range(0, rows, max_rows)
     join = Join(whole, len(starts), cancel)
     for index, start in enumerate(starts):
         end = min(start + max_rows, rows)
         inputs = {name: array[start:end] for name, array in whole.inputs.items()}
-        part = Entry(inputs, Group(end - start, key), _taker(join, index), whole.deadline)
-        whole.parts.append(part)
-    return whole.parts
-
-
-def _taker(join: Join, index: int) -> Callable[[Outcome], None]:
-    return lambda outcome: join.take(index, outcome)
+        yield Entry(inputs, Group(end - start, key), partial(join.take, index), whole.deadline)

@@ -41,8 +41,11 @@ class Running:
         return Raw(self.port)
 
     def ask(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Answer:
+        return self.ask_raw(request(method, path, body, headers))
+
+    def ask_raw(self, data: bytes) -> Answer:
         with self.connect() as raw:
-            raw.send(request(method, path, body, headers))
+            raw.send(data)
             return raw.answer()
 
     def infer(self, model: str, document: dict[str, Any], blobs: bytes = b"", **headers: str) -> Answer:
@@ -60,7 +63,7 @@ def serving(models: dict[str, FakeModel], transport: str = "direct", **settings:
     server = make_server(app, config, CONNECTIONS[transport])
     server.config.log_level = "error"
     server.config.configure_logging()
-    thread = threading.Thread(target=server.run)
+    thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     wait_for(lambda: server.started)
     try:

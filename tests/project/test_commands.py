@@ -64,7 +64,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(PROJECT / "model_repo/digits/1/model.onnx", folder / "model.onnx")
     commands = folder / ".venv/bin"
     commands.mkdir(parents=True)
-    for name, target in (("lathe", "-m server.cli"), ("curl", str(PROJECT / "tests/project/curl.py"))):
+    for name, target in (("lathe", "-c 'from server.cli import app; app()'"), ("curl", str(PROJECT / "tests/project/curl.py"))):
         script = commands / name
         script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {target} "$@"\n')
         script.chmod(0o755)
@@ -75,7 +75,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def port(checkout: Path) -> Iterator[int]:
     port = free_port()
     shutil.copytree(checkout / "model_repo", checkout / "served")
-    command = [sys.executable, "-m", "server.cli", "serve", "--model-repo", "served", "--port", str(port)]
+    command = [str(checkout / ".venv/bin/lathe"), "serve", "--model-repo", "served", "--port", str(port)]
     server = subprocess.Popen(command, cwd=checkout, env=environment(checkout, port))
     try:
         wait_ready(port, server)
@@ -87,7 +87,7 @@ def port(checkout: Path) -> Iterator[int]:
 
 def environment(checkout: Path, port: int) -> dict[str, str]:
     path = f"{checkout / '.venv/bin'}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "PYTHONPATH": str(PROJECT), "LATHE_PORT": str(port)}
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(PROJECT), "LATHE_URL": f"http://127.0.0.1:{port}"}
 
 
 def wait_ready(port: int, server: subprocess.Popen[bytes], seconds: float = 60) -> None:

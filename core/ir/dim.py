@@ -16,6 +16,9 @@ from typing import TypeAlias, Union
 
 Dim: TypeAlias = Union[int, "SymDim"]
 
+# Far beyond real models. A hostile one could square a dimension forty times over.
+_MAX_SIZE = 512
+
 
 @dataclass(frozen=True, slots=True)
 class FloorDiv:
@@ -35,10 +38,13 @@ Monomial: TypeAlias = tuple[Atom, ...]
 class SymDim:
     """A dimension that depends on symbols. Build with `symbol(name)` and arithmetic; immutable."""
 
-    __slots__ = ("_hash", "terms")
+    __slots__ = ("_hash", "size", "terms")
 
     def __init__(self, terms: Iterable[tuple[Monomial, int]]) -> None:
         self.terms: tuple[tuple[Monomial, int], ...] = tuple(sorted(terms, key=_term_order))
+        self.size = sum(1 + sum(map(_size, atoms)) for atoms, _ in self.terms)
+        if self.size > _MAX_SIZE:
+            raise ValueError(f"a dimension has {self.size} parts, expected at most {_MAX_SIZE}")
         self._hash = hash(self.terms)
 
     def __hash__(self) -> int:
@@ -213,6 +219,13 @@ def _terms(dim: Dim) -> tuple[tuple[Monomial, int], ...]:
     if isinstance(dim, SymDim):
         return dim.terms
     return (((), int(dim)),) if dim else ()
+
+
+def _size(atom: Atom) -> int:
+    """How many terms and atoms an atom is made of."""
+    if isinstance(atom, str):
+        return 1
+    return 1 + sum(side.size for side in (atom.numerator, atom.denominator) if isinstance(side, SymDim))
 
 
 def _make(total: dict[Monomial, int]) -> Dim:

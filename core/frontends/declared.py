@@ -9,7 +9,8 @@ import onnx
 
 from core.errors import ModelError, UnsupportedError
 from core.frontends.tensors import element_type
-from core.ir.dim import SymDim, symbol
+from core.ir.dim import SymDim, evaluate, symbol
+from core.ir.dim import symbols as symbols_of
 from core.ir.types import Dim, OptionalType, SequenceType, TensorType, ValueType
 
 # A declared tensor that no machine can hold is refused where it is declared, symbols counted as 1.
@@ -88,7 +89,7 @@ def check_size(type_: ValueType, where: str) -> None:
         raise UnsupportedError(f"rank is {len(type_.shape)}, expected at most 64", where=where)
     nbytes = type_.dtype.itemsize
     for dim in type_.shape:
-        nbytes *= dim if isinstance(dim, int) else 1
+        nbytes *= max(evaluate(dim, dict.fromkeys(symbols_of(dim), 1)), 0)
     if nbytes > MAX_TENSOR_BYTES:
         raise ModelError(f"{type_} has {nbytes} bytes, expected at most {MAX_TENSOR_BYTES}", where=where)
 

@@ -138,6 +138,7 @@ class _Importer:
 
     def _nodes(self, protos: Sequence[onnx.NodeProto], frame: Frame, where: str) -> None:
         for proto in in_order(protos, where):
+            self.session.count_node()
             frame.emitter.label = frame.label(proto.name or next(filter(None, proto.output), "unnamed"))
             self._node(proto, frame, f"node '{frame.emitter.label}' ({proto.op_type})")
 
@@ -230,7 +231,6 @@ class _Importer:
         where: str,
     ) -> Frame:
         """The frame of a function's body: its arguments bound, its results named after the node's outputs."""
-        self.session.count_node()
         depth = frame.call.depth + 1 if frame.call else 1
         if depth > _MAX_CALL_DEPTH:
             raise UnsupportedError(f"functions call each other more than {_MAX_CALL_DEPTH} deep", where=where)

@@ -29,13 +29,14 @@ class Session:
     symbols: Symbols = field(default_factory=Symbols)
     known: dict[Value, Array] = field(default_factory=dict)
     nodes: int = 0
+    used: dict[str, int] = field(default_factory=dict)  # how often a base was asked for
 
     def fresh(self, base: str) -> str:
         """A name that nothing in the file has: `base`, or `base_2` ..."""
-        name, count = base, 1
+        name = base
         while name in self.names:
-            count += 1
-            name = f"{base}_{count}"
+            self.used[base] = self.used.get(base, 1) + 1
+            name = f"{base}_{self.used[base]}"
         self.names.add(name)
         return name
 
@@ -105,15 +106,14 @@ class Emitter:
         label: str = "",
     ) -> list[Value]:
         """A node with outputs of these names, its types inferred. ModelError, naming the node, when it does not fit."""
-        self.session.count_node()
         node = Node(op, list(inputs), [], dict(attrs), label or self.label)
         node.outputs = [Value(name, _UNTYPED, node) for name in outputs]
         while node.inputs and node.inputs[-1] is None:
             node.inputs.pop()
         with naming(describe(node)):
             infer_node(node, self.session.known)
-        for value in node.outputs:
-            check_size(value.type, describe(node))
+            for value in node.outputs:
+                check_size(value.type, describe(node))
         self.graph.nodes.append(node)
         return node.outputs
 
@@ -126,7 +126,7 @@ def naming(where: str) -> Iterator[None]:
         yield
     except LatheError:
         raise
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MemoryError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MemoryError, RecursionError) as error:
         raise ModelError(f"is malformed: {type(error).__name__}: {error}", where=where) from error
 
 

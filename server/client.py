@@ -1,0 +1,263 @@
+"""A client for a Lathe server: manage versions, and infer with tensors in binary.
+
+with Client("http://127.0.0.1:8080") as lathe:
+    published = lathe.upload("digits", Path("model.onnx"), promote=True)
+    answer = lathe.infer("digits", {"image": array})
+    lathe.rollback("digits")
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+import numpy as np
+import orjson
+from pydantic import BaseModel
+
+from server.api.schemas import AliasState, AuditEntry, ModelState, Published, VersionDetail, VersionState
+from server.datatypes import NUMPY_OF, pack_strings, unpack_strings, wire_name
+from server.types import Array, Tensors
+
+Progress = Callable[[int, int], None]  # bytes sent so far, bytes in all
+M = TypeVar("M", bound=BaseModel)
+
+_CHUNK = 1 << 18
+_JSON_LENGTH = "inference-header-content-length"
+
+
+class ClientError(Exception):
+    """The server could not be reached, or its answer not be understood."""
+
+
+class ApiError(ClientError):
+    """The server refused."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a model answered, and which version did."""
+
+    model: str
+    version: int
+    outputs: Tensors
+
+
+class Client:
+    """One server. ``timeout`` (seconds) bounds every wait but that for an upload's compilation."""
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8080",
+        *,
+        timeout: float = 30.0,
+        upload_timeout: float = 1800.0,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._http = httpx.Client(base_url=url, timeout=timeout, transport=transport)
+        self._upload_timeout = upload_timeout
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    # models and versions
+
+    def ready(self) -> bool:
+        """Say whether the server wants requests; raises ClientError when it cannot be reached."""
+        return self._send("GET", "/v2/health/ready").status_code == 200
+
+    def models(self) -> list[ModelState]:
+        """List the models."""
+        return _many(ModelState, self._call("GET", "/api/v1/models"))
+
+    def model(self, model: str) -> ModelState:
+        """Return one model."""
+        return _one(ModelState, self._call("GET", _path(model)))
+
+    def versions(self, model: str) -> list[VersionState]:
+        """List a model's versions."""
+        return _many(VersionState, self._call("GET", _path(model, "versions")))
+
+    def version(self, model: str, version: int) -> VersionDetail:
+        """Return one version with its manifest."""
+        return _one(VersionDetail, self._call("GET", _path(model, "versions", version)))
+
+    def upload(
+        self,
+        model: str,
+        content: Path | bytes,
+        *,
+        promote: bool = False,
+        allow_signature_change: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+        key: str | None = None,
+        progress: Progress | None = None,
+    ) -> Published:
+        """Upload a model file; returns once it is compiled, loaded and durable. ``key`` makes repeating it harmless."""
+        size, digest = _measure(content)
+        headers = {
+            "content-type": "application/octet-stream",
+            "content-length": str(size),
+            "content-digest": f"sha-256=:{base64.b64encode(digest).decode()}:",
+            **_key(key),
+        }
+        query: dict[str, str] = {"promote": str(promote), "allow_signature_change": str(allow_signature_change)}
+        if metadata:
+            query["metadata"] = orjson.dumps(metadata).decode()
+        response = self._call(
+            "POST",
+            _path(model, "versions"),
+            content=_chunks(content, size, progress),
+            headers=headers,
+            params=query,
+            timeout=self._upload_timeout,
+        )
+        return _one(Published, response)
+
+    def delete(self, model: str, version: int, *, key: str | None = None) -> AuditEntry:
+        """Delete a version that no alias names."""
+        return _one(AuditEntry, self._call("DELETE", _path(model, "versions", version), headers=_key(key)))
+
+    def audit(self, model: str) -> list[AuditEntry]:
+        """List the changes of a model, oldest first."""
+        return _many(AuditEntry, self._call("GET", _path(model, "audit")))
+
+    # aliases
+
+    def set_alias(
+        self, model: str, alias: str, version: int, *, allow_signature_change: bool = False, key: str | None = None
+    ) -> AliasState:
+        """Let an alias name a version; returns once requests go there."""
+        asked = {"version": version, "allow_signature_change": allow_signature_change}
+        return _one(AliasState, self._call("PUT", _path(model, "aliases", alias), json=asked, headers=_key(key)))
+
+    def rollback(self, model: str, *, alias: str = "live", to: int | None = None, key: str | None = None) -> AliasState:
+        """Take an alias one step back, or to a version on its history; returns once requests go there."""
+        asked = {"alias": alias, "to": to}
+        return _one(AliasState, self._call("POST", _path(model, "rollback"), json=asked, headers=_key(key)))
+
+    # inference
+
+    def infer(self, model: str, inputs: Tensors, version: str | int = "") -> Answer:
+        """Run a model; ``version`` is a number or an alias, the live one without."""
+        at = f"/versions/{quote(str(version), safe='')}" if version != "" else ""
+        head, payload = _encode(inputs)
+        response = self._call(
+            "POST",
+            f"/v2/models/{quote(model, safe='')}{at}/infer",
+            content=head + payload,
+            headers={"content-type": "application/octet-stream", _JSON_LENGTH: str(len(head))},
+        )
+        return _decode(response)
+
+    # how
+
+    def _call(self, method: str, path: str, **options: Any) -> httpx.Response:
+        response = self._send(method, path, **options)
+        if response.is_success:
+            return response
+        try:
+            failure = response.json()
+            raise ApiError(response.status_code, failure.get("code", ""), failure["error"])
+        except (ValueError, KeyError, AttributeError):
+            raise ApiError(response.status_code, "", f"{method} {path}: HTTP {response.status_code}") from None
+
+    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        try:
+            return self._http.request(method, path, **options)
+        except httpx.HTTPError as error:
+            raise ClientError(f"{method} {path}: {error or type(error).__name__}") from error
+
+
+def _path(model: str, *parts: str | int) -> str:
+    return "/".join(["/api/v1/models", *(quote(str(part), safe="") for part in (model, *parts))])
+
+
+def _key(key: str | None) -> dict[str, str]:
+    return {"idempotency-key": key} if key is not None else {}
+
+
+def _one(kind: type[M], response: httpx.Response) -> M:
+    return kind.model_validate_json(response.content)
+
+
+def _many(kind: type[M], response: httpx.Response) -> list[M]:
+    return [kind.model_validate(item) for item in response.json()]
+
+
+def _measure(content: Path | bytes) -> tuple[int, bytes]:
+    if isinstance(content, bytes):
+        return len(content), hashlib.sha256(content).digest()
+    with content.open("rb") as file:
+        return content.stat().st_size, hashlib.file_digest(file, "sha256").digest()
+
+
+def _chunks(content: Path | bytes, size: int, progress: Progress | None) -> Iterator[bytes]:
+    sent = 0
+    for chunk in _pieces(content):
+        yield chunk
+        sent += len(chunk)
+        if progress is not None:
+            progress(sent, size)
+
+
+def _pieces(content: Path | bytes) -> Iterator[bytes]:
+    if isinstance(content, bytes):
+        for start in range(0, len(content), _CHUNK):
+            yield content[start : start + _CHUNK]
+        return
+    with content.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk
+
+
+def _encode(inputs: Tensors) -> tuple[bytes, bytes]:
+    """Return the JSON part and the tensors' bytes behind it."""
+    described, payloads = [], []
+    for name, array in inputs.items():
+        datatype = wire_name(array)
+        payload = pack_strings(array) if datatype == "BYTES" else np.ascontiguousarray(array).tobytes()
+        size = {"binary_data_size": len(payload)}
+        described.append({"name": name, "shape": array.shape, "datatype": datatype, "parameters": size})
+        payloads.append(payload)
+    head = orjson.dumps({"inputs": described, "parameters": {"binary_data_output": True}})
+    return head, b"".join(payloads)
+
+
+def _decode(response: httpx.Response) -> Answer:
+    length = int(response.headers.get(_JSON_LENGTH, len(response.content)))
+    head = orjson.loads(response.content[:length])
+    rest, outputs = memoryview(response.content)[length:], {}
+    for tensor in head["outputs"]:
+        size = tensor["parameters"]["binary_data_size"]
+        outputs[tensor["name"]] = _array(tensor, rest[:size])
+        rest = rest[size:]
+    return Answer(head["model_name"], int(head["model_version"]), outputs)
+
+
+def _array(tensor: Mapping[str, Any], data: memoryview) -> Array:
+    shape, datatype = tuple(tensor["shape"]), tensor["datatype"]
+    if datatype == "BYTES":
+        return unpack_strings(data, shape, int(np.prod(shape)), tensor["name"])
+    return np.frombuffer(data, NUMPY_OF[datatype]).reshape(shape)

@@ -14,6 +14,7 @@ from core.kernels.cpu.nest import even_chunks, grain, offsets_of
 from core.kernels.cpu.reductions import Reduction, passes
 from core.kernels.target import Target
 
+_BLOCK = 512  # rows that are summed apart, so that rounding errors do not grow with the number of rows
 _COLUMN_VECTORS = 8  # vectors of neighbouring results that one pass down the columns carries
 
 
@@ -115,14 +116,26 @@ def _columns(
     k: Kernel, spec: ReduceSpec, reduced: Nest, x: Pointer, lanes: int, masks: Sequence[Val | None]
 ) -> list[Val]:
     """The results of neighbouring columns, several vectors side by side."""
+    length, stride = k.dim(reduced.extents[-1]), k.dim(reduced.strides[0][-1])
+    outer = reduced.take(range(reduced.rank - 1))
 
     def sweep(r: Reduction) -> list[Val]:
-        def body(offset: Val, values: list[Val]) -> list[Val]:
-            rows = [x.load(offset + i * lanes, lanes, mask) for i, mask in enumerate(masks)]
-            prepared = [r.prepare(row, i) for i, row in enumerate(rows)]
-            return [r.combine(value, row) for value, row in zip(values, prepared, strict=True)]
-
         start = [k.constant(r.identity, spec.dtype, lanes)] * len(masks)
-        return _nested(k, reduced.extents, reduced.strides[0], k.index(0), start, body)
+
+        def rows(offset: Val, first: Val, last: Val) -> list[Val]:
+            with k.fold(first, last, start) as fold:
+                places = [offset + fold.index * stride + i * lanes for i in range(len(masks))]
+                loads = [x.load(place, lanes, mask) for place, mask in zip(places, masks, strict=True)]
+                prepared = [r.prepare(load, i) for i, load in enumerate(loads)]
+                fold.values = [r.combine(value, new) for value, new in zip(fold.values, prepared, strict=True)]
+            return fold.values
+
+        def block(offset: Val, totals: list[Val]) -> list[Val]:
+            with k.fold(0, length, totals, _BLOCK) as fold:
+                partial = rows(offset, fold.index, k.ops.min(fold.index + _BLOCK, length))
+                fold.values = [r.combine(total, part) for total, part in zip(fold.values, partial, strict=True)]
+            return fold.values
+
+        return _nested(k, outer.extents, outer.strides[0], k.index(0), start, block)
 
     return passes(k, spec.kind, spec.dtype, k.dim(spec.count), sweep)

@@ -1,0 +1,104 @@
+"""Kernels that move elements: every operator, each for every width of element."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.kernels.catalog import Request, select
+from core.kernels.target import Target
+from tests.core.kernels.harness import single_node
+from tests.core.kernels.sweep import each_target, kernel, normal, sweep, tensor
+
+WIDTHS = ("uint8", "int16", "float32", "int64")
+each_width = pytest.mark.parametrize("dtype", WIDTHS)
+
+
+@each_target
+@each_width
+@pytest.mark.parametrize("perm", list(itertools.permutations(range(3))), ids=str)
+def test_transpose_with_tails(target: Target, dtype: str, perm: tuple[int, ...]) -> None:
+    sweep("Transpose", f"{dtype}[n,17,33]", perm=perm, target=target, batches=(0, 1, 3))
+
+
+@each_target
+@pytest.mark.parametrize(
+    ("shape", "perm"),
+    [
+        ("n,3,7,9", (0, 2, 3, 1)),
+        ("n,7,9,3", (0, 3, 1, 2)),
+        ("n,64,5,5", (0, 2, 3, 1)),
+        ("n,5,7,9", (3, 0, 2, 1)),
+        ("n,12,4,32", (0, 2, 1, 3)),
+        ("n,1,5,1", (3, 2, 1, 0)),
+        ("n,0,5", (2, 1, 0)),
+        ("n", (0,)),
+    ],
+)
+def test_transposes_of_images_and_heads(target: Target, shape: str, perm: tuple[int, ...]) -> None:
+    sweep("Transpose", f"float32[{shape}]", perm=perm, target=target)
+
+
+def test_large_transposes_are_shared_out() -> None:
+    compiled = kernel("Transpose", "float32[n,300]", perm=(1, 0))
+    for threads in (1, 2, 3):
+        compiled.check(normal(compiled.graph.inputs[0].dtype, (501, 300)), threads=threads)
+
+
+MOVES: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
+    ("Concat", ("n,17", "n,3", "n,64"), {"axis": 1}),
+    ("Concat", ("n,17", "3,17"), {"axis": 0}),
+    ("Concat", ("n,5,17", "n,0,17", "n,2,17"), {"axis": -2}),
+    ("Slice", ("n,20,33",), {"starts": (1, -3), "ends": (19, 0), "axes": (1, 2), "steps": (2, -4)}),
+    ("Slice", ("n,20,33",), {"starts": (-30,), "ends": (99,), "axes": (1,)}),
+    ("Slice", ("n,20",), {"starts": (7,), "ends": (7,), "axes": (-1,)}),
+    ("Expand", ("n,1,7",), {"shape": (1, 5, 7)}),
+    ("Expand", ("n,1",), {"shape": (3, 1, 17)}),
+    ("Tile", ("n,3,5",), {"repeats": (1, 2, 3)}),
+    ("DepthToSpace", ("n,12,5,3",), {"blocksize": 2, "mode": "DCR"}),
+    ("DepthToSpace", ("n,12,5,3",), {"blocksize": 2, "mode": "CRD"}),
+    ("DepthToSpace", ("n,5,3,12",), {"blocksize": 2, "mode": "CRD", "layout": "NHWC"}),
+    ("SpaceToDepth", ("n,3,4,6",), {"blocksize": 2}),
+    ("SpaceToDepth", ("n,4,6,3",), {"blocksize": 2, "layout": "NHWC"}),
+    ("Reshape", ("n,4,6",), {"shape": (-1, 24)}),
+    ("Pad", ("n,6,7",), {"pads": (0, -1, 2, 0, 3, -2)}),
+    *(("Pad", ("n,6,7",), {"pads": (0, 1, 2, 0, 3, 4), "mode": m}) for m in ("constant", "edge", "reflect", "wrap")),
+]
+
+
+@each_target
+@pytest.mark.parametrize("move", MOVES, ids=lambda move: f"{move[0]}-{'-'.join(map(str, move[2].values()))}")
+def test_moves(target: Target, move: tuple[str, tuple[str, ...], dict[str, Any]]) -> None:
+    op, shapes, attrs = move
+    sweep(op, *(f"float32[{shape}]" for shape in shapes), target=target, **attrs)
+
+
+@each_target
+@pytest.mark.parametrize("dtype", ["uint8", "bool", "int16", "float16", "float64"])
+def test_moves_in_other_widths(target: Target, dtype: str) -> None:
+    def sweep_bits(op: str, *shapes: str, **attrs: Any) -> None:
+        sweep(op, *(f"{dtype}[{shape}]" for shape in shapes), target=target, batches=(5,), **attrs)
+
+    sweep_bits("Concat", "n,17", "n,3", axis=1)
+    sweep_bits("Slice", "n,20,33", starts=(1, -3), ends=(19, 0), axes=(1, 2), steps=(2, -4))
+    sweep_bits("Tile", "n,3,5", repeats=(1, 2, 3))
+    sweep_bits("Pad", "n,6,7", pads=(1, 2), axes=(1,), constant_value=np.ones((), tensor(f"{dtype}[]").dtype.numpy))
+
+
+@each_target
+def test_split_into_unequal_parts(target: Target) -> None:
+    sweep("Split", "float32[n,20]", axis=1, split=(3, 17, 0), outputs=3, target=target)
+    sweep("Split", "float32[n,20,3]", axis=-2, num_outputs=3, outputs=3, target=target)
+
+
+def test_large_concat_is_shared_out() -> None:
+    sweep("Concat", "float32[n,3,700]", "float32[n,1,700]", axis=1, target=kernel("Relu", "float32[n]").target,
+          batches=(1, 50, 200))  # fmt: skip
+
+
+def test_padding_beyond_one_reflection_is_left_to_the_reference() -> None:
+    graph = single_node("Pad", tensor("float32[n,3]"), pads=(0, 5, 0, 5), mode="wrap")
+    assert select(Request(graph.nodes[0], graph.constants, kernel("Relu", "float32[n]").target)) is None

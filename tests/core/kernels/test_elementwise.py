@@ -1,0 +1,143 @@
+"""Elementwise kernels: every operator, broadcast patterns, element types, fused bodies, in-place facts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.errors import ModelError
+from core.ir.build import Builder
+from core.ir.graph import Graph
+from core.ir.types import DType, TensorType
+from core.kernels.catalog import VIEWS, In, Out, Request, select
+from core.kernels.target import Target
+from core.ops import registry
+from tests.core.kernels.harness import single_node
+from tests.core.kernels.sweep import each_target, floats, kernel, normal, positive, sweep, tensor
+
+DTYPES = ("float32", "float64", "int32", "int64", "uint8", "int8", "bool")
+NEEDED: dict[str, dict[str, Any]] = {"Cast": {"to": DType.INT32}, "BitShift": {"direction": "RIGHT"}}
+OPERATORS = [
+    name for name in registry.names() if registry.get(name).is_elementwise and name not in {*VIEWS, "FusedElementwise"}
+]
+
+
+@each_target
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ("n", "n"),
+        ("n,7", "n,7"),
+        ("n,33", "33"),
+        ("n,5,3", "n,1,3"),
+        ("n,3,4,5", "3,1,1"),
+        ("n,1,17", "5,1"),
+        ("n,1", "1,70"),
+        ("3,n", "3,1"),
+        ("n,3", ""),
+        ("", ""),
+        ("n,0,3", "0,1"),
+        ("2,1,3,1,5", "n,1,4,1"),
+    ],
+)
+def test_broadcast_patterns(target: Target, shapes: tuple[str, str]) -> None:
+    sweep("Sub", *(f"float32[{shape}]" for shape in shapes), target=target)
+
+
+def _inputs(op: str, dtype: str) -> list[str] | None:
+    """Inputs of a type that the operator takes, of three shapes that broadcast; None when it does not take the type."""
+    least, most = registry.get(op).arity
+    shapes = ("n,7,5", "7,1", "5")[: max(least, 2) if most is None else least]
+    types = [f"{'bool' if op == 'Where' and i == 0 else dtype}[{shape}]" for i, shape in enumerate(shapes)]
+    try:
+        single_node(op, *(tensor(text) for text in types), **NEEDED.get(op, {}))
+    except ModelError:
+        return None
+    return types
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_every_operator_in_every_type(op: str) -> None:
+    from core.codegen.target import host
+
+    covered = [(dtype, inputs) for dtype in DTYPES if (inputs := _inputs(op, dtype)) is not None]
+    assert covered
+    for dtype, inputs in covered:
+        whole = dtype != "bool" and not dtype.startswith("float")
+        sample = positive if whole and op in ("Div", "Mod", "Pow") else normal
+        with np.errstate(all="ignore"):
+            attrs = NEEDED.get(op, {})
+            sweep(op, *inputs, target=host(), batches=(9,), sample=sample, tolerance=2e-6, **attrs)
+
+
+@each_target
+@pytest.mark.parametrize("source", DTYPES)
+@pytest.mark.parametrize("to", ["float32", "int64", "uint8", "bool"])
+def test_casts(target: Target, source: str, to: str) -> None:
+    sweep("Cast", f"{source}[n,7]", to=DType.parse(to), target=target, sample=positive, batches=(0, 5))
+
+
+@each_target
+def test_where_takes_three_patterns(target: Target) -> None:
+    sweep("Where", "bool[n,7]", "float32[7]", "float32[n,1]", target=target)
+
+
+def _body() -> Graph:
+    """(x, b) -> x * b + 1, relu of it."""
+    body = Graph("body")
+    build = Builder(body)
+    x, b = (build.input(name, TensorType(DType.FLOAT32, ())) for name in ("x", "b"))
+    total = build("Add", build("Mul", x, b), build.constant(np.float32(1)))
+    body.outputs = [total, build("Relu", total)]
+    return body
+
+
+@each_target
+def test_fused_body_with_two_outputs(target: Target) -> None:
+    sweep("FusedElementwise", "float32[n,33]", "float32[33]", body=_body(), outputs=2, target=target)
+
+
+def test_names_do_not_matter_to_the_code() -> None:
+    first, second = _body(), _body()
+    second.inputs[0].name, second.nodes[0].name = "other", "label"
+    specs = [
+        kernel("FusedElementwise", "float32[n]", "float32[n]", body=b, outputs=2).call.spec for b in (first, second)
+    ]
+    assert specs[0].key == specs[1].key
+
+
+def test_constants_of_one_element_become_code() -> None:
+    compiled = kernel("Mul", "float32[n,3]", np.full((1,), 2, np.float32))
+    assert compiled.call.operands == (In(0), Out(0))
+    compiled.check(floats(5, 3))
+
+
+def test_in_place_only_where_shapes_are_equal() -> None:
+    assert kernel("Add", "float32[n,3]", "float32[3]").call.inplace == (0,)
+    assert kernel("Add", "float32[n,3]", "float32[n,3]").call.inplace == (0, 1)
+    assert kernel("Equal", "float32[n,3]", "float32[n,3]").call.inplace == ()
+
+
+def test_neighbouring_loops_with_one_pattern_are_merged() -> None:
+    spec = kernel("Add", "float32[n,3,4,5]", "float32[4,5]").call.spec
+    assert spec.nest.rank == 2  # type: ignore[attr-defined]
+
+
+@each_target
+def test_large_tensors_are_shared_out(target: Target) -> None:
+    sweep("Exp", "float32[n,1000]", target=target, batches=(1, 201, 330))
+    sweep("Add", "float32[n,1]", "float32[1,200000]", target=target, batches=(1, 2, 3))
+
+
+@each_target
+def test_special_numbers_pass_through(target: Target) -> None:
+    compiled = kernel("Relu", "float32[n]", target=target)
+    special = np.array([np.nan, np.inf, -np.inf, -0.0, 1e-45, -1e-45], np.float32)
+    compiled.check(special)
+
+
+def test_types_outside_the_algebra_are_left_to_the_reference() -> None:
+    graph = single_node("Add", tensor("float16[n]"), tensor("float16[n]"))
+    assert select(Request(graph.nodes[0], graph.constants, kernel("Relu", "float32[n]").target)) is None

@@ -26,6 +26,12 @@ from core.runtime.team import team
 # Work (operations, see Plan.work) below which waking the team costs more than it saves: some tens of microseconds.
 _ALONE_BELOW = 4_000_000
 
+_FIRST_PORT = WEIGHTS + 1  # bases of inputs, then states, then outputs: the order of Plan's ports
+
+# Plain integers: a member of an IntEnum costs a lookup each time, and a run of a tiny model takes microseconds.
+_N, _FIRST, _LAST = int(ContextWord.N), int(ContextWord.FIRST), int(ContextWord.LAST)
+_THREADS, _TIMES = int(ContextWord.THREADS), int(ContextWord.TIMES)
+
 
 @dataclass(eq=False)
 class _Context:
@@ -60,6 +66,7 @@ class Executable:
         self._team = team(threads)
         self._work = plan.work
         self._shapes = [_shape_of(port) for port in plan.outputs]
+        self._whole = (0, len(plan.steps))
         self._simple = len(plan.schedule) == 1 and isinstance(plan.schedule[0], Segment) and not plan.copies
 
     def set_state(self, name: str, array: NDArray[Any]) -> None:
@@ -103,30 +110,34 @@ class Executable:
         self, context: _Context, n: int, inputs: Sequence[NDArray[Any]], times: NDArray[np.int64] | None
     ) -> list[Any]:
         bases = context.bases
-        for port, array in zip(self.plan.inputs, inputs, strict=True):
-            bases[port.base] = array.__array_interface__["data"][0]
-        for base, state in self._states.items():
+        base = _FIRST_PORT
+        for array in inputs:
+            bases[base] = address_of(array)
+            base += 1
+        for state in self._states.values():
             bases[base] = address_of(state)
+            base += 1
         outputs = [shape.allocate(n) if shape is not None else None for shape in self._shapes]
-        for port, output in zip(self.plan.outputs, outputs, strict=True):
+        for output in outputs:
             if output is not None:
-                bases[port.base] = output.__array_interface__["data"][0]
+                bases[base] = address_of(output)
+            base += 1
         words = context.words
-        words[ContextWord.N] = n
-        words[ContextWord.THREADS] = self._threads_for(n)
-        words[ContextWord.TIMES] = 0 if times is None else address_of(times)
+        words[_N] = n
+        words[_THREADS] = self._threads_for(n)
+        words[_TIMES] = 0 if times is None else address_of(times)
         if self._simple:
-            self._enter(context, self.plan.schedule[0])  # type: ignore[arg-type]
+            self._enter(context, *self._whole)
             return outputs
         return self._run_schedule(context, n, inputs, outputs)
 
     def _threads_for(self, n: int) -> int:
         return self.threads if self.threads > 1 and self._work.at(n) > _ALONE_BELOW else 1
 
-    def _enter(self, context: _Context, segment: Segment) -> None:
+    def _enter(self, context: _Context, first: int, last: int) -> None:
         words = context.words
-        words[ContextWord.FIRST] = segment.first
-        words[ContextWord.LAST] = segment.last
+        words[_FIRST] = first
+        words[_LAST] = last
         status = self._team.enter(context.address)
         if status:
             step = self.plan.steps[(status >> 8) - 1]
@@ -140,7 +151,7 @@ class Executable:
         boxed: dict[str, Any] = {port.name: array for port, array in zip(self.plan.inputs, inputs, strict=True)}
         for entry in self.plan.schedule:
             if isinstance(entry, Segment):
-                self._enter(context, entry)
+                self._enter(context, entry.first, entry.last)
             else:
                 self._run_fallback(context, n, entry, boxed)
         by_base = {port.base: index for index, port in enumerate(self.plan.outputs)}

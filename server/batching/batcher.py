@@ -90,7 +90,9 @@ class Batcher:
                 self.submit(part)
                 entry.parts.append(part)
         except ServerError:
-            self.cancel(entry)
+            entry.abandon()
+            for part in entry.parts:
+                self.cancel(part)
             raise
 
     def _check_deadline(self, entry: Entry, deadline: float, now: float) -> None:

@@ -17,8 +17,9 @@ from tests.server.data.running import Answer, Running, infer_request, request, r
 
 @pytest.fixture(scope="module", params=["direct", "asgi"])
 def server(request: pytest.FixtureRequest) -> Iterator[Running]:
-    echoes = {"text": echo("BYTES"), "flags": echo("BOOL"), "count": echo("INT8")}
-    with serving({"doubler": doubler(), "adder": adder(), **echoes}, request.param, max_body=200_000, max_inflated=300_000) as running:
+    models = {"doubler": doubler(), "adder": adder()}
+    models |= {"text": echo("BYTES"), "flags": echo("BOOL"), "count": echo("INT8")}
+    with serving(models, request.param, max_body=200_000, max_inflated=300_000) as running:
         yield running
 
 

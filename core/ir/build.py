@@ -43,9 +43,9 @@ class Builder:
         label = name or self.graph.fresh_name(op.lower())
         node = Node(op, _trimmed(inputs), [], dict(attrs), label)
         node.outputs = [Value(self._output_name(label, i), _UNTYPED, node) for i in range(outputs)]
-        self.graph.insert_before(self.anchor, node)
         self._known.update(self.graph.constants)
         _inference[0](node, self._known)
+        self.graph.insert_before(self.anchor, node)
         return node.outputs
 
     def __call__(self, op: str, *inputs: Value | None, name: str = "", **attrs: Attr) -> Value:

@@ -1,0 +1,97 @@
+"""Symbolic dimensions: algebra in one normal form, exact division, substitution, text."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.ir.dim import Dim, SymDim, affine, evaluate, floor_div, parse_dim, product, substitute, symbol, symbols
+
+N, H = symbol("n"), symbol("H")
+
+ENV = {"n": 5, "H": 7}
+leaves = st.one_of(st.integers(-6, 6), st.sampled_from([N, H]))
+OPERATIONS: list[Callable[[Any, Any], Any]] = [operator.add, operator.sub, operator.mul]
+
+
+def _combine(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.builds(lambda f, a, b: f(a, b), st.sampled_from(OPERATIONS), parts, parts) | st.builds(
+        floor_div, parts, st.integers(1, 5)
+    )
+
+
+dims = st.recursive(leaves, _combine, max_leaves=6)
+
+
+def test_equal_expressions_have_one_form() -> None:
+    assert (N + 1) * 2 - N == N + 2
+    assert hash(N * H) == hash(H * N)
+    assert N - N == 0
+    assert isinstance(N * 0, int)
+    assert (N + 3) - N == 3
+
+
+def test_division_is_exact_where_every_term_allows() -> None:
+    assert floor_div(6 * N * H, 3 * N) == 2 * H
+    assert floor_div(6 * N + 7, 3) == 2 * N + 2
+    assert floor_div(N * H, N * H) == 1
+    assert 12 * N % 4 == 0
+    assert str(floor_div(N, 2)) == "((n)//(2))"
+
+
+def test_division_that_is_not_exact_stays_a_quotient_until_it_is_known() -> None:
+    half = floor_div(N - 1, 2) + 1
+    assert [evaluate(half, {"n": n}) for n in range(1, 6)] == [1, 1, 2, 2, 3]
+    assert floor_div(2 * N, 4) == floor_div(N, 2)
+
+
+@given(dims, dims)
+def test_arithmetic_commutes_with_evaluation(a: Dim, b: Dim) -> None:
+    for apply in OPERATIONS:
+        assert evaluate(apply(a, b), ENV) == apply(evaluate(a, ENV), evaluate(b, ENV))
+
+
+@given(dims, st.integers(1, 6))
+def test_floor_division_commutes_with_evaluation(a: Dim, divisor: int) -> None:
+    assert evaluate(floor_div(a, divisor), ENV) == evaluate(a, ENV) // divisor
+
+
+@given(dims)
+def test_text_reads_back_equal(dim: Dim) -> None:
+    assert parse_dim(str(dim)) == dim
+
+
+@pytest.mark.parametrize("text", ["n + ", "f(n)", "n ** 2", "n / 2", "'n'", "n.shape", ""])
+def test_text_that_is_no_dimension_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"not a dimension|is not allowed in a dimension"):
+        parse_dim(text)
+
+
+def test_substitution_reaches_into_quotients() -> None:
+    dim = floor_div(N * H + 1, 2)
+    assert substitute(dim, {"H": 2}) == floor_div(2 * N + 1, 2)
+    assert substitute(dim, {"H": 3, "n": 3}) == 5
+    assert symbols(dim) == {"n", "H"}
+
+
+def test_a_missing_symbol_is_named() -> None:
+    with pytest.raises(KeyError, match="no value for H"):
+        evaluate(N + H, {"n": 1})
+
+
+def test_affine_form() -> None:
+    assert affine(3 * N + 4, "n") == (3, 4)
+    assert affine(7, "n") == (0, 7)
+    assert affine(N * N, "n") is None
+    assert affine(H, "n") is None
+
+
+def test_product_of_dimensions() -> None:
+    assert product([]) == 1
+    assert product([2, N, 3]) == 6 * N
+    assert isinstance(product([N, 4]), SymDim)

@@ -83,7 +83,7 @@ def _nested(
 
 def _across_rows(k: Kernel, spec: ReduceSpec, x: Pointer, y: Pointer) -> None:
     """Many neighbouring results at a time, each in its lane."""
-    kept, reduced = spec.nest.take(spec.kept), spec.nest.take(spec.reduced)
+    kept, reduced = spec.nest.take(spec.kept), spec.nest.take(spec.reduced).collapsed()
     lanes = max(1, k.target.vector_bytes // spec.dtype.itemsize)
     inner, last = kept.extents[-1], kept.rank - 1
     vectors = _vectors(inner, lanes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from core.ir.dim import SymDim
+from core.ir.dim import SymDim, symbol
 from core.ir.types import DType
 from core.ops import registry
 from tests.core.ops.cases import CASES, Case
@@ -45,8 +45,6 @@ def test_a_symbolic_batch_infers_what_the_number_does(case: Case) -> None:
     first = next((i for i in range(len(case.inputs)) if _has_batch(case, i)), None)
     if first is None:
         return
-    from core.ir.dim import symbol
-
     extent = case.inputs[first].shape[0]
     shapes = {
         i: (symbol("n"), *array.shape[1:])

@@ -1,0 +1,118 @@
+"""What an operator refuses, when typed and when run: the message names the node, what was expected and what came."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.errors import ModelError, UnsupportedError
+from core.ir.dim import symbol
+from core.ops import registry
+from tests.core.ops.cases import F32, I64, bools, case, floats, ints, scalar, vector
+from tests.core.ops.harness import graph_of, lathe, run
+
+ILL_TYPED = [
+    (case("Add", floats(3), ints(3)), "one element type, got A: float32, B: int64"),
+    (case("Add", floats(3), floats(4)), "shapes [3] and [4] do not broadcast"),
+    (case("Add", floats(3)), "has 1 inputs, expected 2"),
+    (case("Sum"), "has no inputs, expected at least 1"),
+    (case("Sqrt", ints(3)), "input 0 (X) is int64, expected a floating-point type"),
+    (case("And", ints(3), ints(3)), "input 0 (A) is int64, expected bool"),
+    (case("Where", floats(3), floats(3), floats(3)), "input 0 (condition) is float32, expected bool"),
+    (case("Gelu", floats(3), approximate="sigmoid"), "'approximate' is 'sigmoid', expected 'none' or 'tanh'"),
+    (case("BitShift", ints(3), ints(3), direction="UP"), "'direction' is 'UP', expected 'LEFT' or 'RIGHT'"),
+    (case("Cast", floats(3)), "attribute 'to' is required"),
+    (case("Clip", floats(3), floats(2)), "min is float32[2], expected a scalar"),
+    (case("PRelu", floats(3), floats(2, 3)), "slope float32[2,3] does not broadcast to X float32[3]"),
+    (case("MatMul", floats(2, 3), floats(4, 5)), "inner extents 3 and 4 differ"),
+    (case("MatMul", scalar(1.0), floats(4, 5)), "expected rank 1 or more"),
+    (
+        case("Gemm", floats(2, 3), floats(3, 5), floats(1, 2, 5)),
+        "C is float32[1,2,5], which does not broadcast to [2,5]",
+    ),
+    (case("Gemm", floats(2, 3, 1), floats(3, 5)), "A is float32[2,3,1], expected rank 2"),
+    (case("Softmax", floats(2, 3), axis=2), "axis 2 is out of range for rank 2"),
+    (case("ReduceSum", floats(2, 3), vector(0, -2)), "axes [0, 0] name an axis twice"),
+    (case("ArgMax", floats(2, 0), axis=1), "is empty, expected at least one element"),
+    (case("TopK", floats(2, 3), vector(4), outputs=2), "K is 4, expected 0 to 3"),
+    (case("Reshape", floats(2, 3), vector(4, 2)), "cannot give 6 elements of shape [2,3] the shape [4,2]"),
+    (case("Reshape", floats(2, 3), vector(4, -1)), "cannot give 6 elements of shape [2,3] the shape [4,-1]"),
+    (case("Reshape", floats(2, 3), vector(-1, -1)), "at most one -1"),
+    (case("Reshape", floats(2, 3), vector(1, 1, 0)), "copies extent 2 of an input of rank 2"),
+    (case("Squeeze", floats(2, 3), vector(1)), "its extent is 3, expected 1"),
+    (case("Transpose", floats(2, 3), perm=[0, 0]), "perm is [0, 0], expected a permutation of 0..1"),
+    (case("Concat", floats(2, 3), floats(2, 4), axis=0), "must agree except along axis 0, got [2,3], [2,4]"),
+    (case("Concat", floats(2, 3), floats(2), axis=0), "must have one rank, got [2,3], [2]"),
+    (case("Split", floats(4), vector(1, 2), outputs=2), "split is [1,2], which sums to 3, expected 4"),
+    (case("Split", floats(4), num_outputs=3, outputs=2), "num_outputs is 3, but the node has 2 outputs"),
+    (case("Slice", floats(4), vector(0), vector(4), vector(0), vector(0)), "a step is 0"),
+    (case("Slice", floats(4), vector(0), vector(4, 5)), "have 1, 2, 1 and 1 elements"),
+    (case("Pad", floats(4), vector(1)), "pads has 1 elements, expected 2"),
+    (case("Pad", floats(4), vector(-3, -3)), "crop more than there is"),
+    (
+        case("Pad", floats(4), vector(1, 1), mode="mirror"),
+        "'mode' is 'mirror', expected constant, reflect, edge or wrap",
+    ),
+    (case("Tile", floats(4), vector(2, 2)), "repeats is [2,2], expected 1 numbers"),
+    (case("DepthToSpace", floats(1, 6, 2, 2), blocksize=2), "an extent of 6 is not a multiple of 4"),
+    (case("ConstantOfShape", vector(-2)), "shape is [-2], expected extents of 0 or more"),
+    (case("Constant"), "has 0 value attributes, expected 1"),
+    (case("Gather", floats(3), floats(2)), "input 1 (indices) is float32, expected int32 or int64"),
+    (case("GatherElements", floats(3), ints(2, 3)), "expected one rank"),
+    (case("GatherND", floats(3), ints(2, 2)), "the indices reach past data's rank"),
+    (case("ScatterND", floats(3, 4), ints(2, 1), floats(2, 3)), "updates are float32[2,3], expected [2,4]"),
+    (case("ScatterElements", floats(3), ints(2), floats(2), reduction="mean"), "'reduction' is 'mean'"),
+    (case("OneHot", ints(3), scalar(4, I64), floats(3)), "values is float32[3], expected 2 elements"),
+    (case("Dropout", floats(3), scalar(0.5), scalar(True, np.bool_), outputs=2), "training mode is not supported"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "message"), ILL_TYPED, ids=[wrong.label for wrong, _ in ILL_TYPED])
+def test_ill_typed_nodes_are_refused_by_inference(wrong: Any, message: str) -> None:
+    with pytest.raises(ModelError) as error:
+        graph_of(wrong)
+    assert message in str(error.value)
+    assert f"node '{wrong.label}' ({wrong.op})" in error.value.where
+
+
+WRONG_DATA = [
+    (case("Gather", floats(3), vector(0, 3)), "index 3 is out of range for axis 0 of extent 3"),
+    (case("Gather", floats(2, 3), vector(-4), axis=1), "index -4 is out of range for axis 1 of extent 3"),
+    (case("GatherElements", floats(2, 3), vector([0, 2, 0])), "index 2 is out of range for axis 0 of extent 2"),
+    (case("GatherND", floats(2, 3), vector([0, 3])), "index 3 is out of range for axis 1 of extent 3"),
+    (case("ScatterElements", floats(3), vector(5), floats(1)), "index 5 is out of range"),
+    (case("ScatterND", floats(3), vector([-4]), floats(1)), "index -4 is out of range for axis 0 of extent 3"),
+    (case("Range", scalar(0, I64), scalar(3, I64), scalar(0, I64)), "delta is 0"),
+    (case("Compress", floats(3), bools(5)), "condition has 5 elements, expected at most 3"),
+    (case("ReverseSequence", floats(3, 2), vector(4, 1)), "sequence_lens has 1 to 4, expected 0 to 3"),
+    (case("Cast", np.array(["x"], object), to=7), "cannot cast to int64"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "message"), WRONG_DATA, ids=[wrong.label for wrong, _ in WRONG_DATA])
+def test_wrong_data_is_refused_when_it_runs(wrong: Any, message: str) -> None:
+    with pytest.raises(ModelError) as error:
+        lathe(wrong)
+    assert message in str(error.value)
+    assert wrong.op in error.value.where
+
+
+def test_an_unknown_operator_is_unsupported() -> None:
+    with pytest.raises(UnsupportedError, match="operator Frobnicate is not implemented"):
+        registry.get("Frobnicate")
+
+
+def test_an_operator_is_registered_once() -> None:
+    with pytest.raises(ValueError, match="operator Add is registered twice"):
+        registry.register(type("Add", (registry.OpDef,), {}))
+
+
+def test_a_shape_that_turns_out_wrong_is_refused_when_it_runs() -> None:
+    """The extents are symbols when typed: only the data tells that they do not fit."""
+    graph = graph_of(case("Reshape", floats(4, 3), vector(2, 6)), {0: (symbol("n"), 3)})
+    assert graph.outputs[0].shape == (2, 6)
+    assert run(graph, (floats(4, 3),))[0].shape == (2, 6)
+    with pytest.raises(ModelError, match=r"cannot give 15 elements of shape \[5,3\] the shape \[2,6\]"):
+        run(graph, (np.zeros((5, 3), F32),))

@@ -1,0 +1,132 @@
+"""Shapes computed by the model are known when it is compiled, symbols and all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.ir.build import Builder
+from core.ir.dim import Dim, floor_div, symbol
+from core.ir.graph import Graph, Value
+from core.ir.types import DType, TensorType
+from core.ops.inference import infer_graph
+
+N, S = symbol("n"), symbol("s")
+
+
+class World:
+    """A graph with one input, to build shape computations in."""
+
+    def __init__(self, *shape: Dim) -> None:
+        self.graph = Graph()
+        self.build = Builder(self.graph)
+        self.x = self.build.input("x", TensorType(DType.FLOAT32, shape))
+
+    def c(self, *items: Any) -> Value:
+        return self.build.constant(np.array(items, np.int64))
+
+    def scalar(self, item: int) -> Value:
+        return self.build.constant(np.array(item))
+
+    def known(self, value: Value) -> Any:
+        array = infer_graph(self.graph).get(value)
+        return None if array is None else array.tolist()
+
+
+def test_heads_are_split_for_attention_and_merged_again() -> None:
+    """What exporters write: Shape, Gather, Concat into Reshape; both batch and length stay symbols."""
+    w = World(N, S, 384)
+    shape = w.build("Shape", w.x)
+    batch, length = (w.build("Unsqueeze", w.build("Gather", shape, w.scalar(i)), w.c(0)) for i in (0, 1))
+    split = w.build("Concat", batch, length, w.c(12), w.c(32), axis=0)
+    heads = w.build("Transpose", w.build("Reshape", w.x, split), perm=(0, 2, 1, 3))
+    assert heads.shape == (N, 12, S, 32)
+    width = w.build("ReduceProd", w.build("Slice", w.build("Shape", heads), w.c(1), w.c(2)), keepdims=1)
+    joined = w.build("Concat", w.build("Shape", w.x, end=2), w.build("Mul", width, w.c(32)), axis=0)
+    assert w.known(joined) == [N, S, 384]
+    assert w.build("Reshape", heads, joined).shape == (N, S, 384)
+
+
+def test_expand_with_minus_one_where_equal() -> None:
+    """PyTorch's expand(-1, n): Where(Equal(shape, -1), 1, shape). A dimension is never -1."""
+    w = World(N, 3)
+    wanted = w.build("Concat", w.build("Shape", w.x, end=1), w.c(-1), axis=0)
+    ones = w.build("ConstantOfShape", w.c(2), value=np.ones(1, np.int64))
+    equal = w.build("Equal", wanted, w.build("Mul", ones, w.c(-1)))
+    assert w.known(equal) == [False, True]
+    shape = w.build("Where", equal, ones, wanted)
+    assert w.build("Expand", w.build.constant(np.zeros((1, 3), np.float32)), shape).shape == (N, 3)
+
+
+def test_what_depends_on_a_symbol_is_not_known() -> None:
+    w = World(N, 3)
+    shape = w.build("Shape", w.x)
+    for value in (
+        w.build("Equal", shape, w.c(2, 3)),
+        w.build("Greater", shape, w.c(1)),
+        w.build("Max", shape, w.c(2)),
+        w.build("Cast", shape, to=DType.FLOAT32),
+    ):
+        assert w.known(value) is None
+
+
+def test_symbols_divide_and_ranges_count() -> None:
+    w = World(4 * N, S)
+    rows, length = (w.build("Gather", w.build("Shape", w.x), w.c(i)) for i in (0, 1))
+    assert w.known(w.build("Div", rows, w.c(2))) == [2 * N]
+    assert w.known(w.build("Div", length, w.c(2))) == [floor_div(S, 2)]
+    scalar = w.build("Squeeze", length)
+    assert w.build("Range", w.scalar(0), scalar, w.scalar(1)).shape == (S,)
+    assert w.known(w.build("Size", w.x)) == 4 * N * S
+
+
+def test_numbers_without_symbols_are_plain_integers() -> None:
+    w = World(N, 6)
+    width = w.build("Gather", w.build("Shape", w.x), w.c(1))
+    known = infer_graph(w.graph)[width]
+    assert known.dtype == np.int64
+    assert w.known(w.build("Sqrt", w.build("Cast", width, to=DType.FLOAT32))) == pytest.approx([6**0.5])
+
+
+@pytest.mark.parametrize(
+    ("starts", "ends", "steps", "expected"),
+    [
+        (0, 2**63 - 1, 1, N),
+        (1, 2**63 - 1, 1, N - 1),
+        (0, -1, 1, N - 1),
+        (-2, 2**63 - 1, 1, 2),
+        (0, N, 1, N),
+        (0, 2**63 - 1, 2, floor_div(N + 1, 2)),
+    ],
+)
+def test_slices_of_a_symbolic_extent(starts: Any, ends: Any, steps: int, expected: Dim) -> None:
+    w = World(N, 4)
+    y = w.build("Slice", w.x, starts=(starts,), ends=(ends,), axes=(0,), steps=(steps,))
+    assert y.shape == (expected, 4)
+
+
+def test_a_length_that_may_be_clamped_gets_a_symbol_of_its_own() -> None:
+    w = World(N, 4)
+    y = w.build("Slice", w.x, starts=(0,), ends=(5,), axes=(0,))
+    assert "n" not in y.tensor.symbols
+    assert y.tensor.symbols
+
+
+def test_splits_and_pads_of_a_symbolic_extent() -> None:
+    w = World(4 * N, S)
+    halves = w.build.emit("Split", w.x, outputs=2, axis=0)
+    assert [y.shape for y in halves] == [(2 * N, S)] * 2
+    assert w.build("Pad", w.x, pads=(0, 1, 0, 2)).shape == (4 * N, S + 3)
+    assert w.build("Flatten", w.x, axis=0).shape == (1, 4 * N * S)
+    assert w.build("Reshape", w.x, shape=(-1, 2, S)).shape == (2 * N, 2, S)
+    assert w.build("Tile", w.x, repeats=(1, 3)).shape == (4 * N, 3 * S)
+
+
+def test_shapes_that_only_data_gives_keep_their_rank() -> None:
+    w = World(N, 4)
+    shape = w.build.input("shape", TensorType(DType.INT64, (3,)))
+    assert w.build("Reshape", w.x, shape).tensor.rank == 3
+    assert w.build("ConstantOfShape", shape).tensor.rank == 3
+    assert w.build("Expand", w.x, shape).tensor.rank == 3

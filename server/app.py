@@ -14,8 +14,13 @@ from server.api.errors import install_error_handlers
 from server.api.health import health_routes
 from server.api.hub import Hub
 from server.api.infer import InferService
+from server.api.models import models_routes
+from server.api.repository import ProtocolControl
 from server.api.v2 import VERSION, RepositoryControl, v2_routes
+from server.backends.graph import GraphBackend
 from server.dataplane import DataPlane, Resolver
+from server.repository.assembly import build_control
+from server.repository.registry import Registry
 from server.scheduling.pool import WorkerPool
 from server.scheduling.servable import ServableFactory
 from server.settings import Settings
@@ -40,6 +45,15 @@ class Engine:
         """Start the worker threads and connect the data plane to what the registry shows."""
         pool, book = WorkerPool(settings.workers), StatsBook()
         return cls(settings, pool, book, ServableFactory(settings, pool, book), DataPlane(registry))
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """Return the application that serves the repository named in the settings."""
+    registry = Registry()
+    engine = Engine.build(settings, registry)
+    control = build_control(settings, registry, GraphBackend(settings.cache_folder / "objects"), engine.factory)
+    routers = [models_routes(control.rollout, settings.max_upload)]
+    return assemble(engine, ProtocolControl(control.rollout), control.running, routers)
 
 
 def assemble(

@@ -37,7 +37,7 @@ class Batcher:
         self.stats = stats
         self.queue = Queue()
         self._pool = pool
-        self._inline_budget = inline_budget  # seconds
+        self._inline_budget = inline_budget if _has_known_shapes(model) else 0.0  # seconds
         self._loop = asyncio.get_running_loop()
         self._max_rows = model.max_batch if model.batchable else 1
         self._running = False
@@ -188,7 +188,7 @@ class Batcher:
 
     def _runs_here(self, batch: list[Entry]) -> bool:
         """Short work is done at once on this thread, unless a worker's run could make it wait for the compute team."""
-        if self._pool.busy or not self.cost.trusted:
+        if not self._inline_budget or self._pool.busy or not self.cost.trusted:
             return False
         return self.cost.predict(sum([entry.rows for entry in batch])) <= self._inline_budget
 
@@ -225,3 +225,8 @@ class Batcher:
             self._drained = None
 
 
+
+
+def _has_known_shapes(model: LoadedModel) -> bool:
+    """Whether every execution looks the same but for its rows; a shape seen first may have to be compiled."""
+    return all(-1 not in spec.shape[1 if model.batchable else 0 :] for spec in model.inputs)

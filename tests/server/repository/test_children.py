@@ -1,0 +1,178 @@
+"""What happens in a child process stays there: limits, crashes and refusals become clear errors."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from server.children import Children, Limits
+from server.errors import Internal, Overloaded, ServerError, StorageFull, TooLarge, Unprocessable
+from server.repository.artifacts import ArtifactCache, BuildOptions
+from server.repository.builder import Builder
+from tests.server.repository.world import ToyBackend, toy
+
+STAGES = ("tests.server.repository.fake_stages",)
+ROOMY = Limits(seconds=30, memory=1 << 30)
+
+
+def parse(folder: Path, content: bytes, limits: Limits = ROOMY) -> None:
+    """Run the parser's stage on a model file."""
+    (folder / "model.onnx").write_bytes(content)
+    asyncio.run(Children(limits, STAGES).run("parse", folder / "model.onnx", folder / "ir"))
+
+
+def test_a_stage_leaves_its_result(tmp_path: Path) -> None:
+    parse(tmp_path, toy())
+    assert (tmp_path / "ir" / "graph.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("do", "error", "message"),
+    [
+        ("crash", Unprocessable, "SIGSEGV"),
+        ("break", Internal, "server's log"),
+        ("fill the disk", StorageFull, "full"),
+        ("ask for too much memory", TooLarge, "memory"),
+    ],
+)
+def test_what_goes_wrong_is_told(do: str, error: type[ServerError], message: str, tmp_path: Path) -> None:
+    with pytest.raises(error, match=message) as raised:
+        parse(tmp_path, toy(do=do))
+    assert "/" not in raised.value.message
+    assert "Traceback" not in raised.value.message
+
+
+def test_a_refusal_is_passed_on_without_the_servers_paths(tmp_path: Path) -> None:
+    with pytest.raises(Unprocessable) as raised:
+        parse(tmp_path, b"\x08nonsense")
+    assert raised.value.message == "model.onnx: no operator 'Bad' in opset 21"
+
+
+def test_a_child_that_takes_too_long_is_killed_with_all_it_started(tmp_path: Path) -> None:
+    for do in ("sleep", "start a child"):
+        started = time.monotonic()
+        with pytest.raises(TooLarge, match=r"longer than 0\.7 s"):
+            parse(tmp_path, toy(do=do), Limits(seconds=0.7, memory=1 << 30))
+        assert time.monotonic() - started < 5
+    assert "sleep 61.0427" not in running_commands()
+
+
+def test_a_child_that_takes_too_much_memory_is_killed(tmp_path: Path) -> None:
+    with pytest.raises(TooLarge, match="more than 200 MiB"):
+        parse(tmp_path, toy(do="eat memory"), Limits(seconds=30, memory=200 << 20))
+
+
+def test_a_cancelled_caller_takes_the_child_along(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(toy(do="start a child"))
+
+    async def scenario() -> None:
+        children = Children(ROOMY, STAGES)
+        task = asyncio.create_task(children.run("parse", tmp_path / "model.onnx", tmp_path / "ir"))
+        await until(lambda: "sleep 61.0427" in running_commands())
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(scenario())
+    assert "sleep 61.0427" not in running_commands()
+
+
+def test_only_so_many_run_at_once_and_only_so_many_wait(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(toy(do="sleep"))
+
+    async def scenario() -> None:
+        children = Children(Limits(seconds=30, memory=1 << 30, processes=1, waiting=2), STAGES)
+        tasks = [
+            asyncio.create_task(children.run("parse", tmp_path / "model.onnx", tmp_path / str(n))) for n in range(2)
+        ]
+        await until(lambda: len(children_of(tmp_path)) == 1)
+        with pytest.raises(Overloaded, match="2 models are waiting"):
+            await children.run("parse", tmp_path / "model.onnx", tmp_path / "third")
+        assert len(children_of(tmp_path)) == 1
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+def test_a_child_sees_none_of_the_servers_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LATHE_SECRET", "hidden")
+    (tmp_path / "model.onnx").write_bytes(toy(do="sleep"))
+
+    async def scenario() -> bytes:
+        children = Children(ROOMY, STAGES)
+        task = asyncio.create_task(children.run("parse", tmp_path / "model.onnx", tmp_path / "ir"))
+        await until(lambda: [os.getpriority(os.PRIO_PROCESS, pid) for pid in children_of(tmp_path)] == [19])
+        environment = environment_of(*children_of(tmp_path))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return environment
+
+    assert b"hidden" not in asyncio.run(scenario())
+
+
+def test_a_model_is_compiled_once_however_many_ask(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(toy(3.0))
+
+    async def scenario() -> list[Path]:
+        cache = ArtifactCache(tmp_path / "cache", 1 << 30)
+        cache.open()
+        builder = Builder(Children(ROOMY, STAGES), cache, ToyBackend(), BuildOptions(8, "float32"))
+        return await asyncio.gather(*(builder.compile(tmp_path / "model.onnx", "0" * 64) for _ in range(5)))
+
+    artifacts = asyncio.run(scenario())
+
+    assert len(set(artifacts)) == 1
+    assert {path.name for path in artifacts[0].iterdir()} == {"toy.json", "weights.bin", "digests.json"}
+    assert list((tmp_path / "cache" / "work").iterdir()) == []
+
+
+def test_other_options_are_another_artifact(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(toy(3.0))
+
+    async def scenario(options: BuildOptions) -> Path:
+        cache = ArtifactCache(tmp_path / "cache", 1 << 30)
+        cache.open()
+        builder = Builder(Children(ROOMY, STAGES), cache, ToyBackend(), options)
+        return await builder.compile(tmp_path / "model.onnx", "0" * 64)
+
+    assert asyncio.run(scenario(BuildOptions(8, "float32"))) != asyncio.run(scenario(BuildOptions(16, "float32")))
+
+
+def processes() -> dict[int, str]:
+    """Return the command lines of all processes."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+            except OSError:
+                continue  # it has ended
+    return found
+
+
+def running_commands() -> set[str]:
+    return set(processes().values())
+
+
+def children_of(folder: Path) -> list[int]:
+    """Return the processes at work on files of a test's folder."""
+    return [pid for pid, command in processes().items() if str(folder) in command]
+
+
+def environment_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/environ").read_bytes()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for it, for at most ten seconds."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)

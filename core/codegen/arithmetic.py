@@ -356,7 +356,7 @@ def _is_number(x: Val) -> bool:
     """Whether a constant is known not to be NaN."""
     if not isinstance(x.ir, ir.Constant):
         return False
-    parts = x.ir.constant if isinstance(x.ir.constant, list) else [x.ir.constant]
+    parts = [part.constant for part in x.ir.constant] if isinstance(x.ir.constant, list) else [x.ir.constant]
     return all(isinstance(part, int | float) and part == part for part in parts)
 
 

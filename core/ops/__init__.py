@@ -3,6 +3,7 @@
 from core.ir.build import set_inference
 from core.ops import (
     activation,
+    control,
     conv,
     creation,
     elementwise,
@@ -25,6 +26,7 @@ set_inference(infer_node)
 
 __all__ = [
     "activation",
+    "control",
     "conv",
     "creation",
     "elementwise",

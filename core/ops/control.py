@@ -1,0 +1,126 @@
+"""Control flow: operators that run nested graphs, which may use values of the graphs around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from core.ir.dim import Dim
+from core.ir.graph import Array, Graph
+from core.ir.types import DType, SequenceType, TensorType, ValueType
+from core.ops.inference import infer_graph
+from core.ops.registry import Call, Infer, OpDef, Required, Runtime, register
+
+
+def common_type(c: Infer, label: str, a: ValueType, b: ValueType) -> ValueType:
+    """A type that covers both: extents that differ become a symbol, ranks that differ an unknown shape."""
+    if isinstance(a, SequenceType) and isinstance(b, SequenceType):
+        return SequenceType(common_type(c, label, a.element, b.element))
+    if not isinstance(a, TensorType) or not isinstance(b, TensorType) or a.dtype != b.dtype:
+        if a != b:
+            c.fail(f"{label} is {a} on one path and {b} on another")
+        return a
+    if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
+        return TensorType(a.dtype, None)
+    pairs = enumerate(zip(a.shape, b.shape, strict=True))
+    return TensorType(a.dtype, tuple(x if x == y else c.fresh_dim(f"{label}_{i}") for i, (x, y) in pairs))
+
+
+@register
+class If(OpDef):
+    """The outputs of one of two graphs without inputs."""
+
+    inputs = "cond"
+    outputs = "*outputs"
+    attrs = {"then_branch": Required("graph"), "else_branch": Required("graph")}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        if c.dtype(0) is not DType.BOOL:
+            c.fail(f"cond is {c.tensor(0)}, expected bool")
+        branches: list[Graph] = [c.attr("then_branch"), c.attr("else_branch")]
+        for branch in branches:
+            infer_graph(branch, dict(c.known))
+        counts = [len(branch.outputs) for branch in branches]
+        if set(counts) != {len(c.node.outputs)}:
+            c.fail(f"its branches have {counts[0]} and {counts[1]} outputs, expected {len(c.node.outputs)}")
+        pairs = zip(branches[0].outputs, branches[1].outputs, strict=True)
+        return [common_type(c, f"output{i}", a.type, b.type) for i, (a, b) in enumerate(pairs)]
+
+    def reference(self, c: Call, cond: Array) -> tuple[Runtime, ...]:
+        if cond.size != 1:
+            c.fail(f"cond has {cond.size} elements, expected 1")
+        return tuple(c.run_graph(c.attr("then_branch" if cond.all() else "else_branch"), []))
+
+
+@register
+class Loop(OpDef):
+    """Runs `body` at most M times while its condition holds.
+
+    The body maps (iteration number, condition, carried values) to (condition, carried values, scan outputs); what it
+    scans is stacked over the iterations.
+    """
+
+    inputs = "M?, cond?, *v_initial"
+    outputs = "*v_final_and_scan_outputs"
+    attrs = {"body": Required("graph")}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        body: Graph = c.attr("body")
+        initial = [value.type for value in c.node.inputs[2:] if value is not None]
+        if len(body.inputs) != 2 + len(initial) or len(body.outputs) != 1 + len(c.node.outputs):
+            c.fail(
+                f"its body has {len(body.inputs)} inputs and {len(body.outputs)} outputs, "
+                f"expected {2 + len(initial)} and {1 + len(c.node.outputs)}"
+            )
+        carried = _fixed_point(c, body, initial)
+        scanned = [value.type for value in body.outputs[1 + len(carried) :]]
+        return [*carried, *(self._stacked(c, type_) for type_ in scanned)]
+
+    def _stacked(self, c: Infer, type_: ValueType) -> ValueType:
+        if not isinstance(type_, TensorType):
+            return c.fail(f"a scan output is {type_}, expected a tensor")
+        trips: Dim = c.fresh_dim("trips")
+        return TensorType(type_.dtype, None if type_.shape is None else (trips, *type_.shape))
+
+    def reference(self, c: Call, limit: Array | None = None, cond: Array | None = None, *initial: Runtime) -> Any:
+        body: Graph = c.attr("body")
+        carried, going, scanned = list(initial), cond is None or bool(cond.all()), list[list[Array]]()
+        for trip in self._trips(limit):
+            if not going:
+                break
+            results = c.run_graph(body, [np.array(trip), np.array(True), *carried])
+            going, carried = bool(np.all(results[0])), results[1 : 1 + len(initial)]
+            scanned.append(results[1 + len(initial) :])
+        columns = range(1 + len(initial), len(body.outputs))
+        return (*carried, *(_stack(body.outputs[at].type, [row[i] for row in scanned]) for i, at in enumerate(columns)))
+
+    def _trips(self, limit: Array | None) -> Iterator[int]:
+        return iter(count() if limit is None else range(int(limit.reshape(()))))
+
+
+def _fixed_point(c: Infer, body: Graph, initial: Sequence[ValueType]) -> list[ValueType]:
+    """Types of the carried values that hold before and after every iteration: each round only widens them, so that
+    it ends after at most two widenings per axis."""
+    carried = list(initial)
+    while True:
+        types = [TensorType(DType.INT64, ()), TensorType(DType.BOOL, ()), *carried]
+        for value, type_ in zip(body.inputs, types, strict=True):
+            value.type = type_
+        infer_graph(body, dict(c.known))
+        after = [value.type for value in body.outputs[1 : 1 + len(carried)]]
+        wider = [common_type(c, f"carried{i}", a, b) for i, (a, b) in enumerate(zip(carried, after, strict=True))]
+        if wider == carried:
+            return carried
+        carried = wider
+
+
+def _stack(type_: ValueType, rows: Sequence[Array]) -> Array:
+    if rows:
+        return np.stack(rows)
+    if not isinstance(type_, TensorType):
+        raise TypeError(f"a scan output is {type_}, expected a tensor")
+    inner = tuple(dim if isinstance(dim, int) else 0 for dim in type_.shape or ())
+    return np.zeros((0, *inner), type_.dtype.numpy)

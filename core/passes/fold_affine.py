@@ -1,6 +1,7 @@
 """A constant factor and offset per channel after a linear node become part of its weights.
 
 conv(x, W, b) * s + t = conv(x, W*s, b*s + t), with s and t one number per output channel; likewise for Gemm and MatMul.
+So does a factor before it, one number per input channel (an offset would not: padding adds zeros after it).
 A BatchNormalization with known statistics is such a factor and offset; where nothing linear precedes it, it is
 written as Mul and Add, which later become part of an elementwise kernel.
 """
@@ -37,6 +38,8 @@ class FoldAffine:
         editor = Editor(graph)
         for node in editor.nodes():
             _fold(editor, node)
+        for node in editor.nodes():
+            _fold_before(editor, node)
         for node in editor.nodes():
             if node.op == "BatchNormalization":
                 _lower_normalization(editor, node)
@@ -171,6 +174,52 @@ def _rebuilt(editor: Editor, node: Node, anchor: Node, weight: Channel, offset: 
     has_bias = node.input(2) is not None or bool(np.any(offset))
     bias = editor.constant(offset.astype(np.float32), "bias") if has_bias else None
     return editor.emit(anchor, node.op, node.inputs[0], new_weight, bias, name=node.name, attrs=node.attrs)
+
+
+def _fold_before(editor: Editor, linear: Node) -> None:
+    """A factor of the input moves into the weights."""
+    x = linear.inputs[0] if linear.op in ("Conv", "Gemm", "MatMul") else None
+    weight = editor.array(linear.inputs[1]) if x is not None else None
+    if x is None or weight is None or x.producer is None or x.producer.op != "Mul" or editor.only_reader(x) is None:
+        return
+    source, factor = _split_factor(editor, x.producer)
+    if source is None or factor is None or source.type != x.type or weight.dtype != np.float32:
+        return
+    scaled = _scale_inputs(linear, weight, factor)
+    if scaled is not None:
+        new = editor.constant(scaled.astype(np.float32), "weight")
+        editor.set_inputs(linear, [source, new, *linear.inputs[2:]])
+
+
+def _split_factor(editor: Editor, node: Node) -> tuple[Value | None, Array | None]:
+    """The two operands of a product with a constant: what varies, and the constant."""
+    a, b = node.inputs
+    if editor.array(a) is not None:
+        a, b = b, a
+    return a, editor.array(b)
+
+
+def _scale_inputs(linear: Node, weight: Array, factor: Array) -> Array | None:
+    """The weights of a linear node whose input has been multiplied by `factor`; None when it is not per channel."""
+    x = linear.inputs[0]
+    found = _channels_of(factor.astype(np.float64), len(x.shape)) if x is not None else None
+    if x is None or found is None or factor.dtype != np.float32:
+        return None
+    axis, values = found
+    if linear.op == "Conv":
+        return _scale_groups(linear, weight, values) if values.size == 1 or axis == 1 else None
+    if weight.ndim != 2 or linear.attrs.get("transA", 0) or (values.size > 1 and axis != len(x.shape) - 1):
+        return None
+    return weight * (values if linear.attrs.get("transB", 0) else values.reshape(-1, 1))
+
+
+def _scale_groups(conv: Node, weight: Array, values: Channel) -> Array:
+    """Each group of a convolution's weights, scaled by its own input channels."""
+    groups = int(conv.attrs.get("group", 1))  # type: ignore[arg-type]
+    channels = np.broadcast_to(values, (groups * weight.shape[1],)).reshape(groups, 1, weight.shape[1], 1)
+    return (weight.reshape(groups, -1, weight.shape[1], int(np.prod(weight.shape[2:]))) * channels).reshape(
+        weight.shape
+    )
 
 
 def _lower_normalization(editor: Editor, node: Node) -> None:

@@ -19,9 +19,11 @@ from core.passes.edit import Editor
 
 @dataclass(frozen=True)
 class FoldConstants:
-    """`limit_bytes`: a larger result is folded only if it is at most `growth` times its inputs."""
+    """A result of more than `growth` times its inputs is folded up to `limit_bytes`, or `limit_copies` when it only
+    repeats its input: repeating while running reads less memory."""
 
-    limit_bytes: int = 1 << 20
+    limit_bytes: int = 1 << 26
+    limit_copies: int = 1 << 20
     growth: int = 4
     name: str = "fold_constants"
 
@@ -47,7 +49,8 @@ class FoldConstants:
     def _is_small(self, node: Node, inputs: Sequence[Array | None]) -> bool:
         given = sum(array.nbytes for array in inputs if array is not None)
         made = sum(_nbytes(value.type) for value in node.outputs)
-        return made <= max(self.limit_bytes, self.growth * given)
+        limit = self.limit_copies if node.op in ("Expand", "Tile") else self.limit_bytes
+        return made <= max(limit, self.growth * given)
 
 
 def _is_foldable(node: Node) -> bool:

@@ -29,7 +29,7 @@ class Options:
     """`channels_last`: whether images are laid out N, D1.., C. `fold_limit_bytes`: see `FoldConstants`."""
 
     channels_last: bool = True
-    fold_limit_bytes: int = 1 << 20
+    fold_limit_bytes: int = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def passes(options: Options) -> list[Pass]:
     """The whole pipeline, in order."""
     clean = preparation(options)
     canonical: list[Pass] = [Simplify(), *clean]
-    algebra: list[Pass] = [FoldAffine(), Recompose(), Simplify()]
+    algebra: list[Pass] = [Recompose(), FoldAffine(), Simplify()]
     products: list[Pass] = [Transposes(), FuseMatMul()]
     images: list[Pass] = [ChannelsLast(), Transposes(), FuseMatMul()] if options.channels_last else []
     fusion: list[Pass] = [FuseEpilogue(), FuseElementwise(), FuseEpilogue()]

@@ -12,7 +12,7 @@ import numpy as np
 
 from core.ir.dim import symbols
 from core.ir.graph import Array, Graph, Node, Value
-from core.passes.base import PassResult, input_symbols, shape_of
+from core.passes.base import PassResult, input_symbols, is_elementwise, shape_of
 from core.passes.edit import Editor
 from core.passes.pattern import Match, Rewrite, Rule, apply, const, is_constant, op, var
 
@@ -26,6 +26,7 @@ class Simplify:
         apply(editor, RULES)
         for node in editor.nodes():
             _view_as_reshape(editor, node)
+            _read_before_expand(editor, node)
         return editor.finish()
 
 
@@ -123,6 +124,21 @@ def _view_as_reshape(editor: Editor, node: Node) -> None:
         return
     if all(symbols(dim) <= input_symbols(editor.graph) for dim in target):
         editor.replace(node.output, editor.emit(node, "Reshape", source, attrs={"shape": target}))
+
+
+def _read_before_expand(editor: Editor, node: Node) -> None:
+    """An elementwise node broadcasts by itself."""
+    if not is_elementwise(node) or shape_of(node.output) is None:
+        return
+    inputs = [_unexpanded(value) for value in node.inputs]
+    shapes = [shape_of(value) for value in inputs if value is not None]
+    if inputs != node.inputs and node.output.shape in shapes:
+        editor.set_inputs(node, inputs)
+
+
+def _unexpanded(value: Value | None) -> Value | None:
+    producer = value.producer if value is not None else None
+    return producer.inputs[0] if producer is not None and producer.op == "Expand" else value
 
 
 def _is_view(node: Node | None) -> bool:

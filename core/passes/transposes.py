@@ -92,6 +92,8 @@ def _before_transpose(editor: Editor, value: Value | None, perm: Perm) -> Value 
 
 def _as_view(editor: Editor, node: Node) -> None:
     """A transpose that keeps the order of the elements is a Reshape."""
+    if node.op != "Transpose":
+        return
     perm, shape, target = perm_of(node), shape_of(node.inputs[0]), shape_of(node.output)
     if perm is None or shape is None or target is None or 0 in target or not is_view(perm, shape):
         return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.core.passes.case_files import CASES, Case, canonical, feeds, read_cases
 
 from core.ir.verify import verify
 from core.ops.inference import infer_graph
@@ -22,6 +21,7 @@ from core.passes.recompose import Recompose
 from core.passes.simplify import Simplify
 from core.passes.transposes import Transposes
 from core.reference import interpret
+from tests.core.passes.case_files import CASES, Case, canonical, feeds, read_cases
 
 PASSES: dict[str, Pass] = {
     p.name: p

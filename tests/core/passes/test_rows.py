@@ -85,7 +85,8 @@ MIXING = {
         """
         input %x : float32[n,2,3]
         const %c : float32[2] = [1.0, 1.0]
-        %y : float32[*], %m : float32[*], %v : float32[*] = BatchNormalization(%x, %c, %c, %c, %c) {training_mode = 1} "bn"
+        %y : float32[*], %m : float32[*], %v : float32[*] =
+            BatchNormalization(%x, %c, %c, %c, %c) {training_mode = 1} "bn"
         output %y""",
         "node 'bn' (BatchNormalization)",
     ),

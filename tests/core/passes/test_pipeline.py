@@ -1,0 +1,247 @@
+"""The whole pipeline: what typical networks become, what it guarantees, how it reports and fails."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.frontends.onnx import load
+from core.ir.build import Builder
+from core.ir.dim import symbol
+from core.ir.graph import Graph, Node, Value, captures
+from core.ir.text import parse_graph, print_graph
+from core.ir.types import DType, TensorType
+from core.ir.verify import verify
+from core.passes.base import PassError, PassResult
+from core.passes.bind_params import BindParams
+from core.passes.eliminate import Eliminate
+from core.passes.fold_constants import FoldConstants
+from core.passes.pipeline import Options, optimize, prepare, run_passes
+from core.reference import interpret
+from tests.core.passes.case_files import feeds, operators
+
+DIGITS = Path(__file__).parents[3] / "model_repo" / "digits" / "1" / "model.onnx"
+RNG = np.random.default_rng(0)
+
+
+def weight(b: Builder, *shape: int) -> Value:
+    return b.constant(RNG.standard_normal(shape).astype(np.float32))
+
+
+def image_net() -> Graph:
+    """Convolution, batch normalization, a residual block with a projection, pooling and a classifier."""
+    b = Builder(Graph("net"))
+    x = b.input("x", TensorType(DType.FLOAT32, (symbol("n"), 3, 8, 8)))
+    stem = b("Relu", _normalized(b, b("Conv", x, weight(b, 4, 3, 3, 3), pads=(1, 1, 1, 1)), 4))
+    inner = b("Relu", _normalized(b, b("Conv", stem, weight(b, 4, 4, 1, 1)), 4))
+    inner = _normalized(b, b("Conv", inner, weight(b, 8, 4, 3, 3), pads=(1, 1, 1, 1)), 8)
+    shortcut = _normalized(b, b("Conv", stem, weight(b, 8, 4, 1, 1)), 8)
+    block = b("Relu", b("Add", inner, shortcut))
+    pooled = b("MaxPool", block, kernel_shape=(2, 2), strides=(2, 2))
+    flat = b("Flatten", pooled, axis=1)
+    b.graph.outputs = [b("Gemm", flat, weight(b, 10, 128), weight(b, 10), transB=1, name="y")]
+    return b.graph
+
+
+def _normalized(b: Builder, x: Value, channels: int) -> Value:
+    variance = b.constant(RNG.uniform(0.5, 2.0, channels).astype(np.float32))
+    return b("BatchNormalization", x, *(weight(b, channels) for _ in range(3)), variance)
+
+
+def encoder() -> Graph:
+    """One transformer layer as PyTorch exports it, with the normalization spelled out."""
+    b = Builder(Graph("encoder"))
+    x = b.input("x", TensorType(DType.FLOAT32, (symbol("n"), 5, 8)))
+    q, k, v = (_heads(b, _linear(b, x, 8, 8)) for _ in range(3))
+    q, v = (b("Transpose", value, perm=(0, 2, 1, 3)) for value in (q, v))
+    scores = b("Div", b("MatMul", q, b("Transpose", k, perm=(0, 2, 3, 1))), b.constant(np.float32(2.0)))
+    context = b("Transpose", b("MatMul", b("Softmax", scores, axis=-1), v), perm=(0, 2, 1, 3))
+    merged = b("Reshape", context, b.constant(np.array([0, 0, -1])))
+    x = _layer_norm(b, b("Add", x, _linear(b, merged, 8, 8)))
+    hidden = _gelu(b, _linear(b, x, 8, 16))
+    x = _layer_norm(b, b("Add", x, _linear(b, hidden, 16, 8)))
+    b.graph.outputs = [b("ReduceMean", x, b.constant(np.array([1])), keepdims=0, name="y")]
+    return b.graph
+
+
+def _linear(b: Builder, x: Value, inputs: int, outputs: int) -> Value:
+    return b("Add", weight(b, outputs), b("MatMul", x, weight(b, inputs, outputs)))
+
+
+def _heads(b: Builder, x: Value) -> Value:
+    return b("Reshape", x, b.constant(np.array([0, 0, 2, 4])))
+
+
+def _layer_norm(b: Builder, x: Value) -> Value:
+    last = b.constant(np.array([-1]))
+    centred = b("Sub", x, b("ReduceMean", x, last, keepdims=1))
+    variance = b("ReduceMean", b("Pow", centred, b.constant(np.float32(2.0))), last, keepdims=1)
+    normal = b("Div", centred, b("Sqrt", b("Add", variance, b.constant(np.float32(1e-5)))))
+    return b("Add", b("Mul", normal, weight(b, 8)), weight(b, 8))
+
+
+def _gelu(b: Builder, x: Value) -> Value:
+    erf = b("Erf", b("Div", x, b.constant(np.float32(1.4142135))))
+    return b("Mul", b("Mul", x, b("Add", erf, b.constant(np.float32(1.0)))), b.constant(np.float32(0.5)))
+
+
+def assert_same_results(graph: Graph, optimized: Graph) -> None:
+    given = feeds(graph)
+    expected, got = interpret(graph, given), interpret(optimized, given)
+    for name, array in expected.items():
+        np.testing.assert_allclose(got[name], array, rtol=1e-4, atol=1e-5 * float(np.abs(array).max()))
+
+
+def test_an_image_network_becomes_convolutions_with_epilogues() -> None:
+    graph = image_net()
+    optimized, _ = optimize(graph)
+    # Transpose: the border; Reshape: the flattened image, whose order went into the classifier's weight
+    assert operators(optimized) == {"Transpose": 1, "FusedConv": 4, "MaxPool": 1, "Reshape": 1, "FusedMatMul": 1}
+    assert optimized.nodes[0].op == "Transpose"
+    assert_same_results(graph, optimized)
+
+
+def test_an_encoder_layer_becomes_products_norms_and_one_softmax() -> None:
+    graph = encoder()
+    optimized, _ = optimize(graph)
+    assert operators(optimized) == {
+        "FusedMatMul": 8,
+        "Reshape": 4,
+        "Softmax": 1,
+        "LayerNormalization": 2,
+        "ReduceMean": 1,
+    }
+    assert_same_results(graph, optimized)
+
+
+def test_the_bundled_model_is_all_fused() -> None:
+    graph = load(DIGITS)
+    optimized, _ = optimize(graph)
+    assert operators(optimized).keys() <= {"FusedConv", "FusedMatMul", "MaxPool", "Reshape", "Softmax"}
+    assert_same_results(graph, optimized)
+
+
+def test_names_and_types_of_inputs_and_outputs_stay() -> None:
+    graph = image_net()
+    optimized, _ = optimize(graph)
+    for before, after in ((graph.inputs, optimized.inputs), (graph.outputs, optimized.outputs)):
+        assert [(v.name, v.type) for v in before] == [(v.name, v.type) for v in after]
+
+
+def test_the_callers_graph_is_not_edited() -> None:
+    graph = encoder()
+    text = print_graph(graph)
+    optimize(graph)
+    assert print_graph(graph) == text
+
+
+def test_preparation_only_binds_and_cleans() -> None:
+    prepared, reports = prepare(encoder())
+    assert [report.name for report in reports] == ["bind_params", "fold_constants", "eliminate", "cse"]
+    assert operators(prepared)["MatMul"] == 8
+    assert all(len(node.inputs) == 1 for node in prepared.nodes if node.op == "Reshape")
+
+
+def test_equal_epilogues_have_equal_text_so_that_kernels_are_shared() -> None:
+    optimized, _ = optimize(encoder())
+    residuals = [node for node in optimized.nodes if node.op == "FusedMatMul" and len(node.inputs) == 4]
+    first, second = (print_graph(node.attrs["epilogue"]) for node in residuals)  # type: ignore[arg-type]
+    assert first == second
+
+
+def test_channels_last_can_be_left_out() -> None:
+    optimized, _ = optimize(image_net(), Options(channels_last=False))
+    assert operators(optimized)["Conv"] == 4
+    assert "Transpose" not in operators(optimized)
+
+
+def test_nan_and_infinity_come_through() -> None:
+    graph = encoder()
+    optimized, _ = optimize(graph)
+    x = feeds(graph)["x"].astype(np.float32)
+    x[0, 0, 0], x[1, 2, 3] = np.nan, np.inf
+    with np.errstate(all="ignore"):
+        expected, got = interpret(graph, {"x": x})["y"], interpret(optimized, {"x": x})["y"]
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(expected))
+    np.testing.assert_allclose(got[2], expected[2], rtol=1e-4, atol=1e-4)
+
+
+def test_what_cannot_be_folded_fails_when_it_runs() -> None:
+    graph = parse_graph(
+        """graph @g {
+          input %x : float32[n]
+          const %table : float32[2] = [1.0, 2.0]
+          const %index : int64[1] = [5]
+          %g : float32[1] = Gather(%table, %index) {axis = 0}
+          %y : float32[n] = Add(%x, %g)
+          output %y
+        }"""
+    )
+    assert operators(optimize(graph)[0]) == {"Gather": 1, "Add": 1}
+
+
+def test_state_is_kept() -> None:
+    graph = parse_graph(
+        """graph @counter {
+          input %x : float32[4]
+          state %s : float32[4] = [0.0, 0.0, 0.0, 0.0] -> %next
+          %a : float32[4] = Identity(%s)
+          %y : float32[4] = Add(%x, %a)
+          %next : float32[4] = Identity(%y)
+          output %y
+        }"""
+    )
+    optimized, _ = optimize(graph)
+    assert operators(optimized) == {"Add": 1}
+    assert optimized.states[0].update is optimized.outputs[0]
+
+
+def test_nested_graphs_read_the_replacement_of_what_they_captured() -> None:
+    graph = parse_graph(
+        """graph @g {
+          input %x : float32[n,4]
+          input %p : bool[]
+          %a : float32[n,4] = Identity(%x)
+          %b : float32[n,4] = Relu(%a)
+          %y : float32[n,4] = If(%p) {else_branch = graph @no {
+              %e : float32[n,4] = Neg(%b)
+              output %e
+            }, then_branch = graph @yes {
+              %t : float32[n,4] = Exp(%a)
+              output %t
+            }}
+          output %y
+        }"""
+    )
+    Eliminate().run(graph)
+    verify(graph)
+    assert operators(graph) == {"Relu": 1, "If": 1}
+    assert captures(graph.nodes[1].subgraphs[1]) == [graph.inputs[0]]
+
+
+@dataclass(frozen=True)
+class Breaks:
+    """A pass with a bug: its node reads a value that nothing defines."""
+
+    name: str = "breaks"
+
+    def run(self, graph: Graph) -> PassResult:
+        ghost = Value("ghost", TensorType(DType.FLOAT32, ()))
+        graph.nodes.append(Node("Relu", [ghost], [Value("r", ghost.type)]))
+        return PassResult(1)
+
+
+def test_a_broken_pass_is_named_with_the_passes_before_it() -> None:
+    with pytest.raises(PassError, match=r"pass breaks failed .*%ghost.*before it: bind_params, fold_constants"):
+        run_passes(image_net(), [BindParams(), FoldConstants(), Breaks()])
+
+
+def test_reports_say_what_changed() -> None:
+    _, reports = optimize(encoder())
+    notes = {report.name: report.notes for report in reports if report.notes}
+    assert "Gelu: 1" in notes["recompose"]
+    assert "LayerNormalization: 2" in notes["recompose"]
+    assert all(report.seconds >= 0 and report.nodes_after <= 2 * report.nodes_before for report in reports)

@@ -14,6 +14,7 @@ from core.kernels.target import Target
 
 _F32 = DType.FLOAT32
 _COST = 8  # operations for one element
+_CHAINS = 4  # sums side by side, so that additions need not wait for each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +57,12 @@ def _short_row(k: Kernel, spec: LayerNormSpec, o: _Operands, x: Pointer, y: Poin
     row = [x.load(part.start, part.lanes, part.mask) for part in parts]
     mean = k.constant(0, _F32)
     if spec.centered:
-        mean = _total(k, row) / spec.length
+        mean = _total(k, row) * (1.0 / spec.length)
         row = [v - mean for v in row]
         row = [v if p.mask is None else k.ops.select(p.mask, v, 0.0) for p, v in zip(parts, row, strict=True)]
-    deviation = _inverse_deviation(k, spec, _total(k, [v * v for v in row]))
+    deviation = _inverse_deviation(k, spec, k.ops.sum(_sum_of_squares(k, row)))
     for part, value in zip(parts, row, strict=True):
-        result = value * deviation * o.scale.load(part.start, part.lanes, part.mask)
-        if o.bias is not None:
-            result = result + o.bias.load(part.start, part.lanes, part.mask)
+        result = _scaled(k, o, value * deviation, part.start, part.lanes, part.mask)
         y.store(result, part.start, part.mask)
     return mean, deviation
 
@@ -72,8 +71,22 @@ def _total(k: Kernel, row: Sequence[Val]) -> Val:
     return k.ops.sum(tree(row, k.ops.add)) if row else k.constant(0, _F32)
 
 
+def _sum_of_squares(k: Kernel, row: Sequence[Val]) -> Val:
+    """Lane by lane, in four chains."""
+    chains = [v * v for v in row[:_CHAINS]]
+    for i, v in enumerate(row[_CHAINS:]):
+        chains[i % _CHAINS] = k.ops.fma(v, v, chains[i % _CHAINS])
+    return tree(chains, k.ops.add)
+
+
+def _scaled(k: Kernel, o: _Operands, value: Val, start: Val | int, lanes: int, mask: Val | None) -> Val:
+    """The normalised value times scale plus bias."""
+    scale = o.scale.load(start, lanes, mask)
+    return value * scale if o.bias is None else k.ops.fma(value, scale, o.bias.load(start, lanes, mask))
+
+
 def _inverse_deviation(k: Kernel, spec: LayerNormSpec, squares: Val) -> Val:
-    return 1.0 / k.ops.sqrt(squares / spec.length + k.constant(spec.epsilon, _F32))
+    return 1.0 / k.ops.sqrt(squares * (1.0 / spec.length) + k.constant(spec.epsilon, _F32))
 
 
 def _long_row(k: Kernel, spec: LayerNormSpec, o: _Operands, x: Pointer, y: Pointer) -> tuple[Val, Val]:
@@ -81,10 +94,7 @@ def _long_row(k: Kernel, spec: LayerNormSpec, o: _Operands, x: Pointer, y: Point
     deviation = _inverse_deviation(k, spec, squares_of(k, x, spec.length, mean))
 
     def finish(i: Val, lanes: int, mask: Val | None) -> None:
-        result = (x.load(i, lanes, mask) - mean) * deviation * o.scale.load(i, lanes, mask)
-        if o.bias is not None:
-            result = result + o.bias.load(i, lanes, mask)
-        y.store(result, i, mask)
+        y.store(_scaled(k, o, (x.load(i, lanes, mask) - mean) * deviation, i, lanes, mask), i, mask)
 
     cover(k, spec.length, finish, k.lanes, has_masks(k.target, [4]), unroll=4)
     return mean, deviation

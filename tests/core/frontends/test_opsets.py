@@ -100,7 +100,7 @@ BY_HAND: dict[str, tuple[int, list[onnx.NodeProto], dict[str, Any], Any]] = {
     "GlobalLpPool-1": (1, [N("GlobalLpPool", ["x"], ["y"], p=2.0)], {}, np.sqrt((X**2).sum((2, 3), keepdims=True))),
     "BatchNormalization-1": (
         1, [N("BatchNormalization", ["x", "c", "c", "c", "v"], ["y"], is_test=1, epsilon=0.0, consumed_inputs=[0, 0])],
-        {"c": per, "v": per * per}, (X - per[:, None, None]) / np.abs(per[:, None, None]) * per[:, None, None] + per[:, None, None],
+        {"c": per, "v": per * per}, (X - per[:, None, None]) * np.sign(per)[:, None, None] + per[:, None, None],
     ),
 }  # fmt: skip
 

@@ -158,6 +158,12 @@ class Pointer:
         """The same address, of other elements."""
         return Pointer(self.kernel, self.ir, dtype)
 
+    def distance_from(self, origin: Pointer) -> Val:
+        """How many elements this address lies behind `origin`; the two must be whole elements apart."""
+        b = self.kernel.builder
+        apart = b.sub(b.ptrtoint(self.ir, I64), b.ptrtoint(origin.ir, I64))
+        return Val(self.kernel, b.sdiv(apart, ir.Constant(I64, self.dtype.itemsize)), DType.INT64)
+
     def load(self, offset: Val | int = 0, lanes: int = 1, mask: Val | None = None) -> Val:
         """`lanes` consecutive elements; where `mask` is false nothing is read and the lane is zero."""
         address = self.at(offset).ir

@@ -1,6 +1,6 @@
 """The catalog of kernels: which nodes compiled code covers, with the facts the planner needs."""
 
-from core.kernels.catalog import copy, elementwise, gather, gemm, norm, pool, reduce, softmax
+from core.kernels.catalog import conv, copy, depthwise, elementwise, gather, gemm, norm, pool, reduce, softmax
 from core.kernels.catalog.base import (
     VIEWS,
     In,
@@ -27,10 +27,13 @@ __all__ = [
     "Request",
     "Scratch",
     "Status",
+    "conv",
     "copy",
     "covers",
+    "depthwise",
     "elementwise",
     "gather",
+    "gemm",
     "gemm",
     "norm",
     "pool",

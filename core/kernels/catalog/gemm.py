@@ -18,7 +18,6 @@ from core.kernels.catalog.nest import Nest, broadcast_strides, has_plannable_typ
 from core.kernels.catalog.panels import Tile, choose_tile, pack_panels, packed_size
 
 F32 = DType.FLOAT32
-Strides = tuple[Dim, ...]
 
 
 @dataclass(frozen=True)
@@ -58,67 +57,73 @@ class GemmSpec(KernelSpec):
         return not self.packed and self.b_steps[1] != 1 and self.columns > 1
 
 
+@dataclass(frozen=True)
+class _Matrices:
+    """An operand as the product sees it: [batch..., rows, columns]."""
+
+    shape: tuple[Dim, ...]
+    strides: tuple[Dim, ...]
+
+    def along(self, batch: Sequence[Dim]) -> tuple[Dim, ...]:
+        """Strides along the batch axes of the product: 0 where the operand is repeated."""
+        missing = len(batch) - (len(self.shape) - 2)
+        pairs = zip(self.shape[:-2], self.strides[:-2], batch[missing:], strict=True)
+        return (*(0,) * missing, *(0 if extent == 1 and full != 1 else s for extent, s, full in pairs))
+
+
 @covers("FusedMatMul", "MatMul")
 def gemm(request: Request) -> KernelCall | None:
     """None for other element types, unplannable shapes, or a depth or width that depends on the batch."""
     node = request.node
-    if not has_plannable_types(node) or not _is_covered(node):
+    if not _is_covered(node):
         return None
-    a, b = node.inputs[0], node.inputs[1]
-    if a is None or b is None:
+    a, b, shape = _matrices(node, 0), _matrices(node, 1), _product_shape(node)
+    y_strides = _unpermuted(row_major(node.output.shape), _perm(node, "perm_y"))
+    steps = (a.strides[-1], *b.strides[-2:], y_strides[-1], a.shape[-1], b.shape[-1])
+    a_step, k_step, j_step, y_step, depth, columns = (step if isinstance(step, int) else -1 for step in steps)
+    if -1 in (a_step, k_step, j_step, y_step, depth, columns):
         return None
-    a_shape, a_strides = _permuted(a, node.attrs.get("perm_a"))
-    b_shape, b_strides = _permuted(b, node.attrs.get("perm_b"))
-    depth, columns = a_shape[-1], b_shape[-1]
-    steps = (a_strides[-1], *b_strides[-2:])
-    if not isinstance(depth, int) or not isinstance(columns, int) or not all(isinstance(s, int) for s in steps):
-        return None
-    batch = _broadcast(a_shape[:-2], b_shape[:-2])
-    shape = (*batch, a_shape[-2], columns)
-    y_strides = _unpermuted(row_major(node.output.shape), node.attrs.get("perm_y"))
-    if not isinstance(y_strides[-1], int):
-        return None
-    constant = request.constant(1)
-    tile = choose_tile(request.target, a_shape[-2] if len(b_shape) > 2 else product(shape[:-1]), columns)
-    b_batch = b_strides[:-2]
-    if constant is not None:
-        b_batch = tuple(s * packed_size(depth, columns, tile) for s in row_major(b_shape[:-2]))
-    extras = [(i, value) for i, value in enumerate(node.inputs[2:], start=2) if value is not None]
-    extra_strides = [broadcast_strides(value.shape, shape) for _, value in extras]
-    rows_of = [
-        (*_spread(a_shape[:-2], a_strides[:-2], batch), a_strides[-2]),
-        (*_spread(b_shape[:-2], b_batch, batch), 0),
-        *(strides[:-1] for strides in extra_strides),
+    tile = choose_tile(request.target, a.shape[-2] if len(b.shape) > 2 else product(shape[:-1]), columns)
+    packed = request.constant(1) is not None
+    if packed:
+        size = packed_size(depth, columns, tile)
+        b = _Matrices(b.shape, (*(s * size for s in row_major(b.shape[:-2])), *b.strides[-2:]))
+    extras = {i: broadcast_strides(value.shape, shape) for i, value in _extras(node).items()}
+    batch = shape[:-2]
+    walks = (
+        (*a.along(batch), a.strides[-2]),
+        (*b.along(batch), 0),
+        *(strides[:-1] for strides in extras.values()),
         y_strides[:-1],
-    ]
-    nest = _rows_last(Nest(shape[:-1], tuple(tuple(s) for s in rows_of)).collapsed())
+    )
     epilogue = node.attrs.get("epilogue")
     spec = GemmSpec(
-        nest, depth, columns, steps[0], (steps[1], steps[2]), tuple(int(bool(s[-1])) for s in extra_strides), y_strides[-1],
-        constant is not None, bodies.canonical(epilogue, {}) if isinstance(epilogue, Graph) else None,
-        tuple(value.dtype for _, value in extras), node.output.dtype,
-        tile,
-    )  # fmt: skip
-    return KernelCall(
-        spec, _operands(spec, constant, node, [i for i, _ in extras]),
-        inplace=tuple(
-            i for (i, v), s in zip(extras, extra_strides, strict=True)
-            if s == y_strides and _same_bytes(v, node) and v is not a and v is not b
-        ),
-        flops=product(shape) * depth * 2, bytes=traffic(node),
-    )  # fmt: skip
+        nest=_rows_last(Nest(shape[:-1], walks).collapsed()),
+        depth=depth,
+        columns=columns,
+        a_step=a_step,
+        b_steps=(k_step, j_step),
+        extra_steps=tuple(int(strides[-1] != 0) for strides in extras.values()),
+        y_step=y_step,
+        packed=packed,
+        epilogue=bodies.canonical(epilogue, {}) if isinstance(epilogue, Graph) else None,
+        extra_dtypes=tuple(value.dtype for value in _extras(node).values()),
+        dtype=node.output.dtype,
+        tile=tile,
+    )
+    replaceable = [i for i, strides in extras.items() if strides == y_strides and _can_be_replaced(node, i)]
+    flops = product(shape) * depth * 2
+    return KernelCall(spec, _operands(spec, node), tuple(replaceable), flops=flops, bytes=traffic(node))
 
 
-def _operands(spec: GemmSpec, constant: Array | None, node: Node, extras: Sequence[int]) -> tuple[Operand, ...]:
+def _operands(spec: GemmSpec, node: Node) -> tuple[Operand, ...]:
     """A, B, the extras, Y, and scratch for a panel where B must be gathered."""
-    perm = node.attrs.get("perm_b")
     b: Operand = In(1)
-    if constant is not None:
-        b = Packed(
-            1, f"panels{spec.tile.columns}x{spec.tile.lanes}{perm or ''}", partial(_pack, perm=perm, tile=spec.tile)
-        )
+    if spec.packed:
+        perm, tile = _perm(node, "perm_b"), spec.tile
+        b = Packed(1, f"panels{tile.columns}x{tile.lanes}{perm or ''}", partial(_pack, perm=perm, tile=tile))
     scratch = (Scratch(spec.depth * spec.tile.columns * F32.itemsize),) if spec.repacks else ()
-    return (In(0), b, *(In(i) for i in extras), Out(0), *scratch)
+    return (In(0), b, *(In(i) for i in _extras(node)), Out(0), *scratch)
 
 
 def _pack(array: Array, perm: tuple[int, ...] | None, tile: Tile) -> Array:
@@ -126,41 +131,41 @@ def _pack(array: Array, perm: tuple[int, ...] | None, tile: Tile) -> Array:
 
 
 def _is_covered(node: Node) -> bool:
+    if not has_plannable_types(node) or None in node.inputs[:2]:
+        return False
     epilogue = node.attrs.get("epilogue")
     if epilogue is not None and not (isinstance(epilogue, Graph) and bodies.is_scalar(epilogue)):
         return False
-    matrices = node.inputs[:2]
-    return all(value is not None and value.dtype is F32 and len(value.shape) >= 2 for value in matrices)
+    return all(value is not None and value.dtype is F32 and len(value.shape) >= 2 for value in node.inputs[:2])
 
 
-def _permuted(value: Value, perm: object) -> tuple[tuple[Dim, ...], Strides]:
-    """Shape and strides of an operand as the product sees it."""
-    shape, strides = value.shape, row_major(value.shape)
-    if not isinstance(perm, tuple):
-        return shape, strides
-    return tuple(shape[axis] for axis in perm), tuple(strides[axis] for axis in perm)
+def _matrices(node: Node, index: int) -> _Matrices:
+    value = node.inputs[index]
+    if value is None:
+        raise ValueError(f"{node} has no input {index}")
+    perm = _perm(node, ("perm_a", "perm_b")[index]) or tuple(range(len(value.shape)))
+    strides = row_major(value.shape)
+    return _Matrices(tuple(value.shape[axis] for axis in perm), tuple(strides[axis] for axis in perm))
 
 
-def _unpermuted(strides: Strides, perm: object) -> Strides:
-    """Strides of the product's axes, given those of the transposed output."""
-    if not isinstance(perm, tuple):
-        return strides
-    return tuple(strides[perm.index(axis)] for axis in range(len(perm)))
+def _extras(node: Node) -> dict[int, Value]:
+    """The further inputs of the epilogue, by index."""
+    return {i: value for i, value in enumerate(node.inputs) if i >= 2 and value is not None}
 
 
-def _broadcast(a: Sequence[Dim], b: Sequence[Dim]) -> tuple[Dim, ...]:
-    rank = max(len(a), len(b))
-    pairs = zip((*(1,) * (rank - len(a)), *a), (*(1,) * (rank - len(b)), *b), strict=True)
-    return tuple(right if left == 1 else left for left, right in pairs)
+def _perm(node: Node, name: str) -> tuple[int, ...] | None:
+    perm = node.attrs.get(name)
+    return tuple(int(axis) for axis in perm) if isinstance(perm, tuple | list) else None  # type: ignore[arg-type]
 
 
-def _spread(shape: Sequence[Dim], strides: Sequence[Dim], batch: Sequence[Dim]) -> Strides:
-    """Strides along the batch axes: 0 where the operand is repeated."""
-    missing = len(batch) - len(shape)
-    own = [
-        0 if extent == 1 and full != 1 else s for extent, s, full in zip(shape, strides, batch[missing:], strict=True)
-    ]
-    return (*(0,) * missing, *own)
+def _product_shape(node: Node) -> tuple[Dim, ...]:
+    """The shape of the product, before `perm_y`."""
+    return _unpermuted(node.output.shape, _perm(node, "perm_y"))
+
+
+def _unpermuted(of_output: tuple[Dim, ...], perm: tuple[int, ...] | None) -> tuple[Dim, ...]:
+    """What belongs to the product's axes, given what belongs to those of the transposed output."""
+    return of_output if perm is None else tuple(of_output[perm.index(axis)] for axis in range(len(perm)))
 
 
 def _rows_last(nest: Nest) -> Nest:
@@ -170,5 +175,8 @@ def _rows_last(nest: Nest) -> Nest:
     return Nest((*nest.extents, 1), tuple((*strides, 0) for strides in nest.strides))
 
 
-def _same_bytes(value: Value, node: Node) -> bool:
-    return value.shape == node.output.shape and value.dtype.itemsize == node.output.dtype.itemsize
+def _can_be_replaced(node: Node, index: int) -> bool:
+    """Whether the output may take over the buffer of an extra: it has room, and nothing else reads it here."""
+    value, y = node.inputs[index], node.output
+    read_elsewhere = any(value is other for i, other in enumerate(node.inputs) if i != index)
+    return value is not None and value.dtype.itemsize == y.dtype.itemsize and not read_elsewhere

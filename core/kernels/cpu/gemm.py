@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from core.codegen.lang import Kernel, Val
 from core.codegen.registers import Pointer
+from core.ir.dim import product
 from core.ir.types import DType
 from core.kernels.catalog.gemm import GemmSpec
-from core.kernels.catalog.panels import tails
-from core.kernels.cpu import microkernel
+from core.kernels.cpu.microkernel import accumulate, each_panel, each_tile, zeros
 from core.kernels.cpu.nest import offsets_of
+from core.kernels.cpu.results import Results
 from core.kernels.cpu.tile import transpose_rows
 from core.kernels.target import Target
 
 F32 = DType.FLOAT32
-_TASKS_PER_THREAD = 4
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where the operands of one task begin: a batch entry, at the first row and the first column of the panel."""
-
-    a: Pointer
-    b: Pointer
-    extras: tuple[Pointer, ...]
-    y: Pointer
 
 
 def generate(spec: GemmSpec, target: Target) -> Kernel:
@@ -39,109 +27,51 @@ class _Gemm:
         self.spec = spec
         self.kernel = k = Kernel(spec, target)
         self.lanes = spec.tile.lanes
-        extras = len(spec.extra_dtypes)
-        self.operands = [
-            k.operand(0, F32),
-            k.operand(1, F32),
-            *(k.operand(2 + i, dtype) for i, dtype in enumerate(spec.extra_dtypes)),
-            k.operand(2 + extras, spec.dtype),
-        ]
-        self.scratch = (
-            k.scratch(3 + extras, spec.depth * spec.tile.columns * F32.itemsize, F32) if spec.repacks else None
-        )
-        self.rows = k.dim(spec.rows)
-        self._tasks()
+        dtypes = (F32, F32, *spec.extra_dtypes, spec.dtype)
+        self.operands = [k.operand(i, dtype) for i, dtype in enumerate(dtypes)]
+        if spec.repacks:
+            self.scratch = k.scratch(len(dtypes), spec.depth * spec.tile.columns * F32.itemsize, F32)
+        self.batch = spec.nest.take(range(spec.nest.rank - 1))
+        self.moves = [k.dim(stride) for stride in spec.nest.loop(spec.nest.rank - 1)]
+        each_panel(k, k.dim(product(self.batch.extents)), spec.columns, spec.rows, spec.tile, self._panel)
 
-    def _tasks(self) -> None:
-        """A task is a batch entry, a panel and a block of rows."""
-        k, spec = self.kernel, self.spec
-        batch = spec.nest.take(range(spec.nest.rank - 1))
-        entries = k.index(1)
-        for extent in batch.extents:
-            entries = entries * k.dim(extent)
-        full, rest = divmod(spec.columns, spec.tile.columns)
-        panels = full + bool(rest)
-        block = self._block_rows(entries * panels)
-        with k.parallel(entries, panels, (self.rows + block - 1) // block) as (entry, panel, part):
-            offsets = offsets_of(k, batch, entry)
-            start = part * block
-            stop = k.ops.min(start + block, self.rows)
-            if full:
-                with k.when(panel < full):
-                    self._panel(offsets, panel, start, stop, spec.tile.columns)
-            if rest:
-                with k.when(panel.equals(full)):
-                    self._panel(offsets, k.index(full), start, stop, rest)
-
-    def _block_rows(self, panels: Val) -> Val:
-        """All rows for a thread alone; for a team, blocks of whole tiles that give each thread several tasks."""
-        k, height = self.kernel, self.spec.tile.rows
-        wanted = k.ops.max((k.threads * _TASKS_PER_THREAD + panels - 1) // panels, 1)
-        wanted = k.ops.select(k.threads.equals(1), 1, wanted)
-        tiles = (self.rows + (height - 1)) // height
-        return k.ops.max((tiles + wanted - 1) // wanted, 1) * height
-
-    def _panel(self, offsets: list[Val], panel: Val, start: Val, stop: Val, columns: int) -> None:
-        """Rows `start` to `stop` of one panel that has so many columns."""
+    def _panel(self, entry: Val, panel: Val, columns: int, start: Val, stop: Val) -> None:
+        """Rows `start` to `stop` of one panel of one product."""
         k, spec = self.kernel, self.spec
         first = panel * spec.tile.columns
+        offsets = offsets_of(k, self.batch, entry)
         a, b, *rest = (pointer.at(offset) for pointer, offset in zip(self.operands, offsets, strict=True))
-        steps = (*spec.extra_steps, spec.y_step)
-        *extras, y = (pointer.at(first * step) for pointer, step in zip(rest, steps, strict=True))
         b = b.at(first * (spec.depth if spec.packed else spec.b_steps[1]))
-        if self.scratch is not None:
-            self._gather_panel(b, self.scratch, columns)
+        if spec.repacks:
+            self._gather_panel(b, columns)
             b = self.scratch
-        place = _Place(a, b, tuple(extras), y)
-        height = spec.tile.rows
-        full = start + (stop - start) // height * height
-        with k.loop(start, full, height) as row:
-            self._tile(place, row, height, columns)
-        heights = tails(spec.rows, height)
-        powers = len(heights) > 2
-        microkernel.each_tail(k, full, stop, heights, powers, lambda row, size: self._tile(place, row, size, columns))
+        results = Results(k, spec.epilogue, tuple(rest), (*spec.extra_steps, spec.y_step)).at_column(first)
 
-    def _tile(self, place: _Place, row: Val, height: int, columns: int) -> None:
-        k, spec = self.kernel, self.spec
-        vectors = -(-columns // self.lanes)
-        tail = columns % self.lanes
-        mask = k.lane_mask(tail, self.lanes) if tail else None
-        moves = [k.dim(stride) for stride in spec.nest.loop(spec.nest.rank - 1)]
-        a_rows = [place.a.at((row + r) * moves[0]) for r in range(height)]
-        padded = spec.packed or spec.repacks
-        panel_step = vectors * self.lanes if padded else spec.b_steps[0]
-        grid = microkernel.accumulate(
-            k, microkernel.zeros(k, height, vectors, self.lanes), a_rows, spec.a_step, place.b, panel_step, spec.depth,
-            None if padded else mask,
-        )  # fmt: skip
-        for r in range(height):
-            for v in range(vectors):
-                self._store(place, row + r, moves, v, grid[r][v], mask if v == vectors - 1 else None)
+        def tile(row: Val, height: int) -> None:
+            self._tile(a, b, results, row, height, columns)
 
-    def _store(self, place: _Place, row: Val, moves: list[Val], v: int, value: Val, mask: Val | None) -> None:
-        """The epilogue of one vector of results."""
-        spec, at = self.spec, v * self.lanes
-        extras = [
-            self._load(pointer.at(row * move), at, step, mask)
-            for pointer, move, step in zip(place.extras, moves[2:-1], spec.extra_steps, strict=True)
-        ]
-        result = microkernel.apply_epilogue(self.kernel, spec.epilogue, value, extras)
-        y = place.y.at(row * moves[-1])
-        if spec.y_step == 1:
-            y.store(result, at, mask)
+        each_tile(k, start, stop, spec.rows, spec.tile.rows, tile)
+
+    def _tile(self, a: Pointer, b: Pointer, results: Results, row: Val, height: int, columns: int) -> None:
+        k, spec, lanes = self.kernel, self.spec, self.lanes
+        vectors, tail = -(-columns // lanes), columns % lanes
+        mask = k.lane_mask(tail, lanes) if tail else None
+        sources = [a.at((row + r) * self.moves[0]) for r in range(height)]
+        grid = zeros(k, height, vectors, lanes)
+        if spec.packed or spec.repacks:
+            grid = accumulate(k, grid, sources, spec.a_step, b, vectors * lanes, spec.depth)
         else:
-            y.scatter(result, (self.kernel.lane_numbers(self.lanes) + at) * spec.y_step, mask)
+            grid = accumulate(k, grid, sources, spec.a_step, b, spec.b_steps[0], spec.depth, mask)
+        offsets = [[(row + r) * move for move in self.moves[2:]] for r in range(height)]
+        results.store(grid, offsets, mask)
 
-    def _load(self, pointer: Pointer, at: int, step: int, mask: Val | None) -> Val:
-        return pointer.load(at, self.lanes, mask) if step else pointer.load().splat(self.lanes)
-
-    def _gather_panel(self, b: Pointer, panel: Pointer, columns: int) -> None:
+    def _gather_panel(self, b: Pointer, columns: int) -> None:
         """Copy a panel of B, whose columns are not neighbours, into the packed layout."""
         k, (k_step, j_step) = self.kernel, self.spec.b_steps
         width = -(-columns // self.lanes) * self.lanes
         for first in range(0, width, self.lanes):
             count = min(self.lanes, columns - first)
-            source, target = b.at(first * j_step), panel.at(first)
+            source, target = b.at(first * j_step), self.scratch.at(first)
             if k_step == 1:
                 self._transpose(source, target, j_step, count, width)
                 continue

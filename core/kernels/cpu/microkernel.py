@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from core.codegen.lang import Index, Kernel, Val
+from core.codegen.lang import Kernel, Val
 from core.codegen.registers import Pointer
-from core.ir.graph import Graph
-from core.ir.types import DType
-from core.ops.fused import scalar_body
+from core.ir.types import Dim, DType
+from core.kernels.catalog.panels import Tile, tails
 
 Grid: TypeAlias = list[list[Val]]  # [rows][vectors]
 
 _BUSY = 8  # products that must be independent to keep two pipelines of latency 4 busy
+_TASKS_PER_THREAD = 4
 _BODY = 112  # products in the loop body: enough to hide the loop, few enough for the instruction cache
 
 
@@ -63,23 +63,50 @@ def accumulate(
     return _regrid(_joined(k, values, chains), width)
 
 
-def each_tail(
-    k: Kernel, start: Index, stop: Val, heights: Sequence[int], powers: bool, emit: Callable[[Val, int], None]
-) -> None:
-    """Cover the rows left below the last full tile: one tile of the height that fits, or powers of two in turn."""
-    at = k.index(start)
-    rest = stop - at
-    for height in heights:
-        needed = k.ops.bit_and(rest, height).equals(height) if powers else rest.equals(height)
-        with k.when(needed):
-            emit(at, height)
+def each_tile(k: Kernel, start: Val, stop: Val, rows: Dim, height: int, emit: Callable[[Val, int], None]) -> None:
+    """Cover the rows `start` to `stop` of `rows` by tiles: `emit(row, height)`. `start` is a multiple of `height`.
+
+    Below the last full tile comes one of the height that fits, or powers of two in turn where many heights can occur.
+    """
+    full = start + (stop - start) // height * height
+    with k.loop(start, full, height) as row:
+        emit(row, height)
+    rest, heights = stop - full, tails(rows, height)
+    powers = len(heights) > 2
+    for size in heights:
+        with k.when(k.ops.bit_and(rest, size).equals(size) if powers else rest.equals(size)):
+            emit(full, size)
         if powers:
-            at = at + k.ops.bit_and(rest, height)
+            full = full + k.ops.bit_and(rest, size)
 
 
-def apply_epilogue(k: Kernel, body: Graph | None, value: Val, extras: Sequence[Val]) -> Val:
-    """The value to store for one vector of accumulators."""
-    return value if body is None else k.ops.splat(scalar_body(k.ops, body, [value, *extras])[0], value.lanes)
+def each_panel(
+    k: Kernel, entries: Val, columns: int, rows: Dim, tile: Tile, emit: Callable[[Val, Val, int, Val, Val], None]
+) -> None:
+    """Share a product out in tasks: `emit(entry, panel, columns, start, stop)` does some rows of one panel.
+
+    A thread alone takes all rows of a panel at once; a team shares them in blocks of whole tiles, several per thread.
+    """
+    full, rest = divmod(columns, tile.columns)
+    panels = full + bool(rest)
+    count = k.dim(rows)
+    block = _block_rows(k, count, entries * panels, tile.rows)
+    with k.parallel(entries, panels, (count + block - 1) // block) as (entry, panel, part):
+        start = part * block
+        stop = k.ops.min(start + block, count)
+        if full:
+            with k.when(panel < full):
+                emit(entry, panel, tile.columns, start, stop)
+        if rest:
+            with k.when(panel.equals(full)):
+                emit(entry, k.index(full), rest, start, stop)
+
+
+def _block_rows(k: Kernel, rows: Val, panels: Val, height: int) -> Val:
+    wanted = k.ops.max((k.threads * _TASKS_PER_THREAD + panels - 1) // panels, 1)
+    wanted = k.ops.select(k.threads.equals(1), 1, wanted)
+    tiles = (rows + (height - 1)) // height
+    return k.ops.max((tiles + wanted - 1) // wanted, 1) * height
 
 
 def _advanced(rows: Sequence[Pointer], by: Val) -> list[Pointer]:

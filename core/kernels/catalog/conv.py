@@ -1,0 +1,247 @@
+"""Convolutions of channels-last images with constant weights: `FusedConv` and `Conv` of float32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import ClassVar
+
+import numpy as np
+
+from core.ir.graph import Array, Graph, Node, Value
+from core.ir.types import Dim, DType, TensorType
+from core.kernels.catalog import body as bodies
+from core.kernels.catalog.attributes import attribute
+from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Packed, Request, Scratch, covers
+from core.kernels.catalog.gemm import GemmSpec
+from core.kernels.catalog.nest import Nest, broadcast_strides, has_plannable_types, row_major, traffic
+from core.kernels.catalog.panels import Tile, choose_tile, pack_panels
+from core.kernels.catalog.pool import Window
+from core.kernels.target import Target
+from core.ops import registry
+from core.ops.conv import conv_pads
+from core.ops.registry import Infer
+
+F32 = DType.FLOAT32
+_FEW_CHANNELS = 16  # below, a pixel's channels are too short a run: whole rows of the window are gathered first
+_POINTER_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Finish:
+    """What happens to a result on its way to memory.
+
+    `pixels` walks the output's batch and spatial axes with the extra inputs and Y as operands; `extra_steps` says how
+    each extra moves from one channel to the next.
+    """
+
+    epilogue: Graph | None
+    pixels: Nest
+    extra_steps: tuple[int, ...]
+    extra_dtypes: tuple[DType, ...]
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class ConvSpec(KernelSpec):
+    """Implicit matrix product: rows are output pixels, columns output channels, depth is (window place, channel).
+
+    `gathers`: each tile of pixels first copies its windows into rows; otherwise a table says where the window of each
+    pixel meets the image, place by place, and places outside point at zeros.
+    """
+
+    family: ClassVar[str] = "conv"
+    batch: Dim
+    windows: tuple[Window, ...]
+    groups: int
+    channels: int  # input channels of a group
+    columns: int  # output channels of a group
+    finish: Finish
+    gathers: bool
+    tile: Tile
+
+    @property
+    def taps(self) -> int:
+        """Places in the window."""
+        return prod(window.kernel for window in self.windows)
+
+    @property
+    def depth(self) -> int:
+        return self.taps * self.channels
+
+    @property
+    def pixels(self) -> Dim:
+        """Output pixels of the whole batch."""
+        return self.batch * prod(window.count for window in self.windows)
+
+    @property
+    def padded(self) -> bool:
+        """Whether a window can reach outside the image."""
+        return any(window.inside != (0, window.count) for window in self.windows)
+
+    @property
+    def run(self) -> int:
+        """Elements of one row of a window, neighbours in the image."""
+        return self.windows[-1].kernel * self.channels
+
+    @property
+    def row_elements(self) -> int:
+        """Room for one gathered window: the last run may write a whole vector beyond its end."""
+        return (-(-self.depth // self.tile.lanes) + 1) * self.tile.lanes
+
+    @property
+    def summary(self) -> str:
+        kernel = "x".join(str(window.kernel) for window in self.windows)
+        return f"conv {kernel} {self.tile}, {'gathered windows' if self.gathers else 'implicit'}"
+
+
+@covers("FusedConv", "Conv")
+def conv(request: Request) -> KernelCall | None:
+    """None for channels-first images, computed weights, unknown image sizes, other types, and depthwise ones."""
+    node = request.node
+    weight = request.constant(1)
+    windows = windows_of(node)
+    if weight is None or windows is None or not is_covered(node) or is_depthwise(node, weight, windows):
+        return None
+    x, y, groups = _value(node, 0), node.output, int(attribute(node, "group"))
+    channels, columns = weight.shape[1], weight.shape[0] // groups
+    finish = finish_of(node)
+    pixels = x.shape[0] * prod(window.count for window in windows)
+    tile = choose_tile(request.target, pixels, columns)
+    pack = Packed(1, f"conv{tile.columns}x{tile.lanes}g{groups}", partial(_pack, groups=groups, tile=tile))
+    call = partial(
+        KernelCall,
+        inplace=inplace_extras(node),
+        flops=y.tensor.size * (2 * weight[0].size),
+        bytes=traffic(node),
+    )
+    extras = [In(i) for i in extra_indices(node)]
+    if groups == 1 and all(w == Window(w.size, w.size, 1, 1, w.dilation, 0, 0) for w in windows):
+        spec = _pointwise(finish, pixels, channels, columns, tile)
+        return call(spec, (In(0), pack, *extras, Out(0)))
+    gathers = groups == 1 and channels < _FEW_CHANNELS and windows[-1].dilation == 1
+    full = ConvSpec(x.shape[0], windows, groups, channels, columns, finish, gathers, tile)
+    return call(full, (In(0), pack, *extras, Out(0), Scratch(_scratch_bytes(full, request.target))))
+
+
+def _pointwise(finish: Finish, pixels: Dim, channels: int, columns: int, tile: Tile) -> KernelSpec:
+    """A 1x1 convolution is a matrix product over pixels."""
+    extents = finish.pixels.extents
+    dense = row_major(extents)
+    strides = (tuple(s * channels for s in dense), (0,) * len(extents), *finish.pixels.strides)
+    nest = Nest(extents, strides).collapsed()
+    return GemmSpec(
+        nest, channels, columns, 1, (columns, 1), finish.extra_steps, 1, True, finish.epilogue,
+        finish.extra_dtypes, finish.dtype, tile,
+    )  # fmt: skip
+
+
+def _scratch_bytes(spec: ConvSpec, target: Target) -> int:
+    """Gathered windows of a tile; or the table of places, and a pixel of zeros."""
+    if spec.gathers:
+        return spec.tile.rows * spec.row_elements * F32.itemsize
+    zeros = -(-spec.channels // spec.tile.lanes) * target.vector_bytes
+    return spec.taps * table_lanes(spec.tile) * _POINTER_BYTES + zeros
+
+
+def table_lanes(tile: Tile) -> int:
+    """Entries per place in the table: the tile's rows, rounded up to a power of two."""
+    return 1 << max(tile.rows - 1, 1).bit_length()
+
+
+def _pack(weight: Array, groups: int, tile: Tile) -> Array:
+    """[O, I/groups, K...] as panels of [(K..., I/groups), O/groups] per group."""
+    columns = weight.shape[0] // groups
+    last = np.moveaxis(weight, 1, -1).reshape(groups, columns, -1)
+    return pack_panels(np.swapaxes(last, 1, 2), tile)
+
+
+def is_covered(node: Node) -> bool:
+    """Whether the node is a channels-last float32 convolution whose epilogue can be generated."""
+    epilogue = node.attrs.get("epilogue")
+    if epilogue is not None and not (isinstance(epilogue, Graph) and bodies.is_scalar(epilogue)):
+        return False
+    matrices = [value for value in node.inputs[:3] if value is not None]
+    return attribute(node, "layout") == "NHWC" and all(value.dtype is F32 for value in matrices)
+
+
+def is_depthwise(node: Node, weight: Array, windows: tuple[Window, ...]) -> bool:
+    """Whether every channel is convolved for itself, over one or two axes: see `core.kernels.catalog.depthwise`."""
+    groups = int(attribute(node, "group"))
+    return len(windows) <= 2 and groups > 1 and weight.shape[:2] == (groups, 1)
+
+
+def windows_of(node: Node) -> tuple[Window, ...] | None:
+    """The window's way along every spatial axis; None when an image size is not a number."""
+    x, w = node.inputs[0], node.inputs[1]
+    if x is None or w is None or not has_plannable_types(node) or attribute(node, "layout") != "NHWC":
+        return None
+    sizes, counts, kernels = x.shape[1:-1], node.output.shape[1:-1], w.shape[2:]
+    pads = conv_pads(Infer(registry.get(node.op), node, {}))
+    strides, dilations = (attribute(node, name) or (1,) * len(sizes) for name in ("strides", "dilations"))
+    windows = []
+    for size, count, kernel, stride, dilation, pad in zip(
+        sizes, counts, kernels, strides, dilations, pads or (), strict=False
+    ):
+        if not isinstance(size, int) or not isinstance(count, int) or not isinstance(kernel, int):
+            return None
+        windows.append(Window(size, count, kernel, stride, dilation, *pad))
+    return tuple(windows) if len(windows) == len(sizes) else None
+
+
+def extra_indices(node: Node) -> list[int]:
+    """The inputs that the epilogue reads: the bias, then the extras."""
+    return [i for i, value in enumerate(node.inputs) if i >= 2 and value is not None]
+
+
+def finish_of(node: Node) -> Finish:
+    """The epilogue with the bias as its first extra input."""
+    values = [_value(node, i) for i in extra_indices(node)]
+    shape = node.output.shape
+    strides = [broadcast_strides(value.shape, shape) for value in values]
+    pixels = Nest(shape[:-1], (*(s[:-1] for s in strides), row_major(shape)[:-1])).collapsed()
+    body = node.attrs.get("epilogue")
+    epilogue = body if isinstance(body, Graph) else None
+    if node.input(2) is not None:
+        epilogue = with_bias(epilogue)
+    return Finish(
+        bodies.canonical(epilogue, {}) if epilogue is not None else None,
+        pixels, tuple(int(bool(s[-1])) for s in strides), tuple(value.dtype for value in values), node.output.dtype,
+    )  # fmt: skip
+
+
+def with_bias(body: Graph | None) -> Graph:
+    """A body that first adds its second input."""
+    scalar = TensorType(F32, ())
+    value, bias = Value("x", scalar), Value("bias", scalar)
+    node = Node("Add", [value, bias], [])
+    node.outputs = [Value("biased", scalar, node)]
+    if body is None:
+        return Graph("body", [value, bias], [node.output], [node])
+    copy = body.clone()
+    first, *rest = copy.inputs
+    copy.replace_uses({first: node.output})
+    copy.inputs = [value, bias, *rest]
+    copy.nodes.insert(0, node)
+    return copy
+
+
+def inplace_extras(node: Node) -> tuple[int, ...]:
+    """Extras that have the output's shape: each element is read right before the result takes its place."""
+    y, read_elsewhere = node.output, node.inputs[:2]
+    return tuple(
+        i
+        for i in extra_indices(node)
+        if i > 2
+        and (value := _value(node, i)).shape == y.shape
+        and value.dtype.itemsize == y.dtype.itemsize
+        and not any(value is other for other in read_elsewhere)
+    )
+
+
+def _value(node: Node, index: int) -> Value:
+    value = node.inputs[index]
+    if value is None:
+        raise ValueError(f"{node} has no input {index}")
+    return value

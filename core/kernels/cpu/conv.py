@@ -1,0 +1,166 @@
+"""Convolutions as implicit matrix products: tiles of output pixels against panels of weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from core.codegen.lang import Kernel, Val
+from core.codegen.registers import Pointer
+from core.ir.types import DType
+from core.kernels.catalog.conv import ConvSpec, table_lanes
+from core.kernels.catalog.panels import packed_size
+from core.kernels.cpu.microkernel import Grid, accumulate, each_panel, each_tile, zeros
+from core.kernels.cpu.nest import offsets_of
+from core.kernels.cpu.results import Results
+from core.kernels.target import Target
+
+F32, I64 = DType.FLOAT32, DType.INT64
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """One panel of the weights of one group, with the image's channels and the results that belong to it."""
+
+    image: Pointer
+    weights: Pointer
+    results: Results
+    columns: int
+
+
+def generate(spec: ConvSpec, target: Target) -> Kernel:
+    return _Conv(spec, target).kernel
+
+
+class _Conv:
+    """Writes the kernel of one spec."""
+
+    def __init__(self, spec: ConvSpec, target: Target) -> None:
+        self.spec = spec
+        self.kernel = k = Kernel(spec, target)
+        self.lanes, self.entries = spec.tile.lanes, table_lanes(spec.tile)
+        dtypes = (F32, F32, *spec.finish.extra_dtypes, spec.finish.dtype)
+        operands = [k.operand(i, dtype) for i, dtype in enumerate(dtypes)]
+        self.image, self.weights = operands[:2]
+        self.results = Results(k, spec.finish.epilogue, tuple(operands[2:]), (*spec.finish.extra_steps, 1))
+        self._scratch(len(operands))
+        each_panel(k, k.index(spec.groups), spec.columns, spec.pixels, spec.tile, self._panel)
+
+    def _scratch(self, index: int) -> None:
+        """Rows for gathered windows; or the table of places with a pixel of zeros behind it."""
+        k, spec = self.kernel, self.spec
+        if spec.gathers:
+            self.rows = k.scratch(index, spec.tile.rows * spec.row_elements * F32.itemsize, F32)
+            return
+        entries = spec.taps * self.entries
+        room = -(-spec.channels // self.lanes) * self.lanes
+        self.table = k.scratch(index, entries * I64.itemsize + room * F32.itemsize, I64)
+        self.zeros = self.table.at(entries).view(F32)
+        if spec.padded:
+            with k.loop(0, room, self.lanes) as i:
+                self.zeros.store(k.zeros(F32, self.lanes), i)
+
+    def _panel(self, group: Val, panel: Val, columns: int, start: Val, stop: Val) -> None:
+        """Pixels `start` to `stop` of one panel."""
+        k, spec = self.kernel, self.spec
+        first = panel * spec.tile.columns
+        weights = self.weights.at(group * packed_size(spec.depth, spec.columns, spec.tile) + first * spec.depth)
+        results = self.results.at_column(group * spec.columns + first)
+        place = _Panel(self.image.at(group * spec.channels), weights, results, columns)
+
+        def tile(pixel: Val, height: int) -> None:
+            self._tile(place, pixel, height)
+
+        each_tile(k, start, stop, spec.pixels, spec.tile.rows, tile)
+
+    def _tile(self, place: _Panel, pixel: Val, height: int) -> None:
+        k, lanes = self.kernel, self.lanes
+        vectors, tail = -(-place.columns // lanes), place.columns % lanes
+        grid = zeros(k, height, vectors, lanes)
+        grid = self._gathered(place, grid, pixel) if self.spec.gathers else self._implicit(place, grid, pixel)
+        offsets = [offsets_of(k, self.spec.finish.pixels, pixel + r) for r in range(height)]
+        place.results.store(grid, offsets, k.lane_mask(tail, lanes) if tail else None)
+
+    # Windows found through a table
+
+    def _implicit(self, place: _Panel, grid: Grid, pixel: Val) -> Grid:
+        k, spec = self.kernel, self.spec
+        height, width = len(grid), len(grid[0]) * self.lanes
+        self._fill_table(place.image, pixel)
+        flat = [value for row in grid for value in row]
+        with k.fold(0, spec.taps, flat) as fold:
+            sources = [self._source(place.image, fold.index, r) for r in range(height)]
+            panel = place.weights.at(fold.index * (spec.channels * width))
+            carried = [fold.values[r * len(grid[0]) : (r + 1) * len(grid[0])] for r in range(height)]
+            rows = accumulate(k, carried, sources, 1, panel, width, spec.channels)
+            fold.values = [value for row in rows for value in row]
+        return [fold.values[r * len(grid[0]) : (r + 1) * len(grid[0])] for r in range(height)]
+
+    def _source(self, image: Pointer, tap: Val, row: int) -> Pointer:
+        return image.at(self.table.load(tap * self.entries + row))
+
+    def _fill_table(self, image: Pointer, pixel: Val) -> None:
+        """For each place of the window and each pixel of the tile: the offset of the channels it meets."""
+        k, spec = self.kernel, self.spec
+        outside = self.zeros.distance_from(image)
+        numbers = k.lane_numbers(self.entries)
+        batch, *places = k.unravel((numbers + pixel).cast(DType.INT32), [0, *(w.count for w in spec.windows)])
+        corners = [place * w.stride - w.before for place, w in zip(places, spec.windows, strict=True)]
+        for tap in range(spec.taps):
+            offset, inside = batch.cast(I64), None
+            for corner, w, step in zip(corners, spec.windows, self._tap_steps(tap), strict=True):
+                at = corner + step * w.dilation
+                offset = offset * w.size + at.cast(I64)
+                if w.inside != (0, w.count):
+                    within = (at >= 0) & (at < w.size)
+                    inside = within if inside is None else inside & within
+            offset = offset * (spec.channels * spec.groups)
+            if inside is not None:
+                offset = k.ops.select(inside, offset, outside)
+            self.table.store(offset, tap * self.entries)
+
+    def _tap_steps(self, tap: int) -> list[int]:
+        """The place number `tap` of the window, axis by axis."""
+        steps: list[int] = []
+        for window in reversed(self.spec.windows):
+            tap, step = divmod(tap, window.kernel)
+            steps.insert(0, step)
+        return steps
+
+    # Windows copied into rows
+
+    def _gathered(self, place: _Panel, grid: Grid, pixel: Val) -> Grid:
+        k, spec = self.kernel, self.spec
+        with k.loop(0, len(grid)) as r:
+            self._gather_window(place.image, self.rows.at(r * spec.row_elements), pixel + r)
+        sources = [self.rows.at(r * spec.row_elements) for r in range(len(grid))]
+        return accumulate(k, grid, sources, 1, place.weights, len(grid[0]) * self.lanes, spec.depth)
+
+    def _gather_window(self, image: Pointer, row: Pointer, pixel: Val) -> None:
+        """Copy one window, run by run; what lies outside the image becomes zero."""
+        k, spec = self.kernel, self.spec
+        batch, *places = k.unravel(pixel, [0, *(w.count for w in spec.windows)])
+        *outer, last = [place * w.stride - w.before for place, w in zip(places, spec.windows, strict=True)]
+        inner = spec.windows[-1]
+        first = k.ops.max(k.index(0) - last, 0) * spec.channels
+        after = k.ops.min(k.index(inner.size) - last, inner.kernel) * spec.channels
+        runs = spec.taps // inner.kernel
+        for run in range(runs):
+            offset, end = batch, after
+            for corner, w, step in zip(outer, spec.windows[:-1], self._tap_steps(run * inner.kernel), strict=False):
+                at = corner + step * w.dilation
+                offset = offset * w.size + at
+                if w.inside != (0, w.count):
+                    end = k.ops.select((at >= 0) & (at < w.size), end, 0)
+            source = image.at((offset * inner.size + last) * spec.channels)
+            self._copy_run(source, row.at(run * spec.run), first, end)
+
+    def _copy_run(self, source: Pointer, target: Pointer, first: Val, end: Val) -> None:
+        """Elements `first` to `end` of a run, zeros around them. Writes whole vectors: the next run covers the rest."""
+        k, lanes = self.kernel, self.lanes
+        for at in range(0, self.spec.run, lanes):
+            count = min(lanes, self.spec.run - at)
+            if self.spec.padded:
+                mask = k.lane_mask(end - at, lanes) & ~k.lane_mask(first - at, lanes)
+            else:
+                mask = k.lane_mask(count, lanes)
+            target.store(source.load(at, lanes, mask), at)

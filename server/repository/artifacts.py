@@ -34,7 +34,7 @@ class BuildOptions:
 
     max_batch: int
     precision: str
-    threads: int | None = None
+    threads: int
 
 
 def key_of(digest: str, options: BuildOptions) -> str:
@@ -91,7 +91,7 @@ class ArtifactCache:
         if not folder.is_dir():
             return None
         if not _is_sound(folder):
-            shutil.rmtree(folder, ignore_errors=True)
+            self.drop(key)
             return None
         with contextlib.suppress(OSError):
             os.utime(folder)  # the time of last use, for collect()
@@ -108,6 +108,10 @@ class ArtifactCache:
         if found is None:
             raise OSError(None, "the compiled model could not be kept")
         return found
+
+    def drop(self, key: str) -> None:
+        """Remove an artifact that is of no use."""
+        shutil.rmtree(self._path(key), ignore_errors=True)
 
     def collect(self, in_use: Collection[Path]) -> None:
         """Delete the artifacts unused for longest until the rest fits."""

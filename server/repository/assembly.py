@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from core.runtime.cpus import available_cpus
 from server.backends.base import Backend
 from server.children import Children, Limits
 from server.repository.artifacts import ArtifactCache, BuildOptions
@@ -59,7 +60,7 @@ def build_control(
     store = Store(settings.model_repo, fs)
     cache = ArtifactCache(settings.cache_folder, settings.max_cache)
     limits = Limits(settings.child_timeout, settings.child_memory, settings.child_processes)
-    options = BuildOptions(settings.max_batch, settings.precision, settings.threads)
+    options = BuildOptions(settings.max_batch, settings.precision, settings.threads or available_cpus())
     builder = Builder(children or Children(limits), cache, backend, options)
     loader = Loader(store, builder, servables)
     models = LiveModels(registry)

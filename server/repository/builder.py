@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +15,20 @@ import numpy as np
 from server.backends.base import Backend, LoadedModel
 from server.children import Children
 from server.datatypes import NUMPY_OF
+from server.errors import Unprocessable
 from server.repository.artifacts import ArtifactCache, BuildOptions, key_of
 from server.repository.store import storage_error
 from server.types import Array, TensorSpec
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A model in memory, and the artifact it came from."""
+
+    artifact: Path
+    model: LoadedModel
 
 
 class Builder:
@@ -27,16 +41,30 @@ class Builder:
         self._options = options
         self._busy: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def compile(self, model_file: Path, digest: str) -> Path:
-        """Return the artifact of a model file whose sha256 is ``digest``; raises ServerError."""
+    async def build(self, model_file: Path, digest: str, loading: Callable[[], None] = lambda: None) -> Built:
+        """Bring a model file whose sha256 is ``digest`` into memory; ``loading`` is told when it is compiled.
+
+        An artifact of the cache that does not load (another machine's, another release's) is compiled again.
+        Raises ServerError.
+        """
         key = key_of(digest, self._options)
+        artifact, fresh = await self._artifact(model_file, key)
+        loading()
+        try:
+            return Built(artifact, await asyncio.to_thread(self._load, artifact))
+        except Unprocessable as error:
+            if fresh:
+                raise
+            log.warning("a compiled model of the cache does not load, so it is compiled again: %s", error.message)
+        await asyncio.to_thread(self._cache.drop, key)
+        artifact, _ = await self._artifact(model_file, key)
+        return Built(artifact, await asyncio.to_thread(self._load, artifact))
+
+    async def _artifact(self, model_file: Path, key: str) -> tuple[Path, bool]:
+        """Return the artifact, and whether it was compiled just now."""
         async with self._busy[key]:
             found = await asyncio.to_thread(self._cache.find, key)
-            return found or await self._make(model_file, key)
-
-    async def load(self, artifact: Path) -> LoadedModel:
-        """Bring an artifact into memory and run it once; raises ServerError."""
-        return await asyncio.to_thread(self._load, artifact)
+            return (found, False) if found else (await self._make(model_file, key), True)
 
     async def _make(self, model_file: Path, key: str) -> Path:
         try:
@@ -55,9 +83,7 @@ class Builder:
     def _flags(self) -> list[str]:
         options = self._options
         flags = ["--max-batch", str(options.max_batch), "--precision", options.precision]
-        if options.threads is not None:
-            flags += ["--threads", str(options.threads)]
-        return [*flags, "--cache", str(self._cache.objects)]
+        return [*flags, "--threads", str(options.threads), "--cache", str(self._cache.objects)]
 
     def _load(self, artifact: Path) -> LoadedModel:
         model = self._backend.load(artifact, self._options.threads)

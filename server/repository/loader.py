@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from server.backends.base import LoadedModel
 from server.errors import Internal, NotFound, ServerError, Unprocessable
 from server.repository.aliases import DamagedDocument
-from server.repository.builder import Builder
+from server.repository.builder import Builder, Built
 from server.repository.lifecycle import State, Status
 from server.repository.live import LiveModel
 from server.repository.manifest import MODEL_FILE, CorruptVersion, Manifest, verify_files
@@ -55,16 +55,15 @@ class Loader:
             model.loading[version] = self.spawn(self._load(model, version))
         return await asyncio.shield(model.loading[version])
 
-    async def prepare(self, file: Path, digest: str) -> tuple[Path, LoadedModel]:
-        """Return artifact and loaded model of a file that is no version yet."""
-        artifact = await self._builder.compile(file, digest)
-        return artifact, await self._builder.load(artifact)
+    async def prepare(self, file: Path, digest: str) -> Built:
+        """Bring a file into memory that is no version yet."""
+        return await self._builder.build(file, digest)
 
-    def enter(self, model: LiveModel, version: int, artifact: Path, loaded: LoadedModel) -> Servable:
+    def enter(self, model: LiveModel, version: int, built: Built) -> Servable:
         """Make a loaded model answer by its number (from the next :meth:`LiveModel.show` on)."""
         ref = ModelRef(model.name, version)
-        servable = model.loaded[version] = self._servables.make(ref, loaded)
-        self._artifacts[ref] = artifact
+        servable = model.loaded[version] = self._servables.make(ref, built.model)
+        self._artifacts[ref] = built.artifact
         model.failures.pop(version, None)
         model.advance(version, State.READY)
         return servable
@@ -113,16 +112,16 @@ class Loader:
         model.advance(version, State.COMPILING)
         try:
             manifest = await asyncio.to_thread(self._verified, model, version, folder)
-            artifact = await self._builder.compile(folder / MODEL_FILE, manifest.digest)
-            model.advance(version, State.LOADING)
-            loaded = await self._builder.load(artifact)
+            built = await self._builder.build(
+                folder / MODEL_FILE, manifest.digest, lambda: model.advance(version, State.LOADING)
+            )
         except Exception as error:  # whatever it is, the version that answers now goes on
             failure = as_server_error(error)
             log.warning("%s:%d cannot be loaded: %s", model.name, version, failure.message)
             model.fail(version, failure)
             model.show(model.aliases)
             raise failure from error
-        servable = self.enter(model, version, artifact, loaded)
+        servable = self.enter(model, version, built)
         model.show(model.aliases)
         return servable
 

@@ -10,15 +10,14 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
 
-from server.backends.base import LoadedModel
 from server.errors import Conflict, NotFound, Unavailable, Unsupported
 from server.repository import names
 from server.repository.aliases import Aliases
+from server.repository.builder import Built
 from server.repository.catalog import Catalog, IndexEntry
 from server.repository.diskside import DiskSide, Settled, always
 from server.repository.housekeeping import Housekeeping
@@ -116,18 +115,16 @@ class Rollout:
             if (found := await self._replay(model, options.origin)) is not None:
                 return found
             file = upload.staging.path / MODEL_FILE
-            artifact, loaded = await self._loader.prepare(file, upload.entry.sha256)
-            outcome = await self._enter(model, upload, options, artifact, loaded)
+            built = await self._loader.prepare(file, upload.entry.sha256)
+            outcome = await self._enter(model, upload, options, built)
         finally:
             await asyncio.to_thread(upload.staging.discard)
         self._loader.spawn(self._housekeeping.tidy(model))
         return outcome
 
-    async def _enter(
-        self, model: LiveModel, upload: Upload, options: PublishOptions, artifact: Path, loaded: LoadedModel
-    ) -> Outcome:
+    async def _enter(self, model: LiveModel, upload: Upload, options: PublishOptions, built: Built) -> Outcome:
         """Make the version durable and show it; the loaded model is closed if that is refused."""
-        signature = Signature.of(loaded.inputs, loaded.outputs)
+        signature = Signature.of(built.model.inputs, built.model.outputs)
         manifest = Manifest(upload.staging.entries, now(), signature, options.metadata)
         change = self._arrival(model, signature, options)
         entered = False
@@ -137,14 +134,14 @@ class Rollout:
                     self._store.publish, model.name, upload.staging, manifest, change, options.origin
                 )
                 if not outcome.replayed:
-                    self._loader.enter(model, outcome.version, artifact, loaded)
+                    self._loader.enter(model, outcome.version, built)
                     entered = True
                     self._models.keep(model)
                     model.show(outcome.record.state)
             return outcome
         finally:
             if not entered:
-                await asyncio.to_thread(loaded.close)
+                await asyncio.to_thread(built.model.close)
 
     def _arrival(self, model: LiveModel, signature: Signature, options: PublishOptions) -> Change:
         def change(state: Aliases) -> Aliases:

@@ -13,7 +13,7 @@ import pytest
 from server.children import Children, Limits
 from server.errors import Internal, Overloaded, ServerError, StorageFull, TooLarge, Unprocessable
 from server.repository.artifacts import ArtifactCache, BuildOptions
-from server.repository.builder import Builder
+from server.repository.builder import Builder, Built
 from tests.server.repository.world import ToyBackend, toy
 
 STAGES = ("tests.server.repository.fake_stages",)
@@ -120,16 +120,15 @@ def test_a_child_sees_none_of_the_servers_secrets(tmp_path: Path, monkeypatch: p
 def test_a_model_is_compiled_once_however_many_ask(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(toy(3.0))
 
-    async def scenario() -> list[Path]:
+    async def scenario() -> list[Built]:
         cache = ArtifactCache(tmp_path / "cache", 1 << 30)
         cache.open()
-        builder = Builder(Children(ROOMY, STAGES), cache, ToyBackend(), BuildOptions(8, "float32"))
-        return await asyncio.gather(*(builder.compile(tmp_path / "model.onnx", "0" * 64) for _ in range(5)))
+        builder = Builder(Children(ROOMY, STAGES), cache, ToyBackend(), BuildOptions(8, "float32", 1))
+        return await asyncio.gather(*(builder.build(tmp_path / "model.onnx", "0" * 64) for _ in range(5)))
 
-    artifacts = asyncio.run(scenario())
+    (artifact,) = {built.artifact for built in asyncio.run(scenario())}
 
-    assert len(set(artifacts)) == 1
-    assert {path.name for path in artifacts[0].iterdir()} == {"toy.json", "weights.bin", "digests.json"}
+    assert {path.name for path in artifact.iterdir()} == {"toy.json", "weights.bin", "digests.json"}
     assert list((tmp_path / "cache" / "work").iterdir()) == []
 
 
@@ -140,9 +139,9 @@ def test_other_options_are_another_artifact(tmp_path: Path) -> None:
         cache = ArtifactCache(tmp_path / "cache", 1 << 30)
         cache.open()
         builder = Builder(Children(ROOMY, STAGES), cache, ToyBackend(), options)
-        return await builder.compile(tmp_path / "model.onnx", "0" * 64)
+        return (await builder.build(tmp_path / "model.onnx", "0" * 64)).artifact
 
-    assert asyncio.run(scenario(BuildOptions(8, "float32"))) != asyncio.run(scenario(BuildOptions(16, "float32")))
+    assert asyncio.run(scenario(BuildOptions(8, "float32", 1))) != asyncio.run(scenario(BuildOptions(8, "float32", 2)))
 
 
 def processes() -> dict[int, str]:

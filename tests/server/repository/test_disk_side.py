@@ -210,6 +210,18 @@ def test_an_artifact_others_may_write_is_not_used(tmp_path: Path) -> None:
     run(scenario())
 
 
+def test_an_artifact_that_does_not_load_here_is_compiled_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(2.0))
+            await w.rollout.unload("m")
+            w.backend.refusals, before = 1, len(w.stages.runs)
+            await w.rollout.load("m", {})
+            assert (w.live(), w.stages.runs[before:]) == (1, ["parse", "compile"])
+
+    run(scenario())
+
+
 def test_the_cache_keeps_what_is_in_use(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:

@@ -68,12 +68,14 @@ class ToyModel:
 @dataclass
 class ToyBackend:
     open_models: int = 0
+    refusals: int = 0  # loads still to be refused
     loads: list[Path] = field(default_factory=list)
 
     def load(self, artifact: Path, threads: int | None) -> ToyModel:
         model = json.loads((artifact / "toy.json").read_text())
         self.loads.append(artifact)
-        if model.get("do") == "refuse to load":
+        if model.get("do") == "refuse to load" or self.refusals:
+            self.refusals = max(0, self.refusals - 1)
             raise Unprocessable("the artifact does not load")
         self.open_models += 1
         return ToyModel(model["scale"], tuple(model["shape"]), self)
@@ -148,7 +150,7 @@ async def world(
     store, registry, backend, stages = Store(root, fs), Registry(), ToyBackend(), ToyStages()
     cache = ArtifactCache(root / ".cache", 1 << 30)
     settings, pool = Settings(), WorkerPool(1)
-    builder = Builder(stages, cache, backend, BuildOptions(8, "float32"))  # type: ignore[arg-type]
+    builder = Builder(stages, cache, backend, BuildOptions(8, "float32", 1))  # type: ignore[arg-type]
     loader = Loader(store, builder, ServableFactory(settings, pool, StatsBook()))
     models = LiveModels(registry)
     housekeeping = Housekeeping(store, loader, cache, keep_versions)

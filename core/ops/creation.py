@@ -90,7 +90,7 @@ class Range(OpDef):
     def infer(self, c: Infer) -> Sequence[ValueType]:
         dtype = same_dtype(c, range(3))
         for index in range(3):
-            if c.shape(index) not in (None, (), (1,)):
+            if any(dim != 1 for dim in c.shape(index) or () if isinstance(dim, int)):
                 c.fail(f"{c.op.input_name(index)} is {c.tensor(index)}, expected a scalar")
         values = [c.value(index) for index in range(3)]
         start, limit, delta = (None if value is None else value.ravel().tolist()[0] for value in values)

@@ -12,6 +12,7 @@ from core.ops import registry
 
 # Shape arithmetic concerns vectors as long as a rank; larger tensors are data and would only slow the analysis down.
 _LARGEST_KNOWN = 256
+_SHAPE_TYPES = (DType.INT64, DType.INT32, DType.BOOL, DType.FLOAT32)
 
 
 def infer_graph(graph: Graph, known: dict[Value, Array] | None = None) -> dict[Value, Array]:
@@ -51,15 +52,21 @@ def check_arity(node: Node, op: registry.OpDef) -> None:
 
 
 def _infer_values(op: registry.OpDef, node: Node, known: dict[Value, Array]) -> None:
-    output = node.outputs[0]
-    small = isinstance(output.type, TensorType) and output.type.is_static and _count(output.type) <= _LARGEST_KNOWN
-    if not small or output.dtype not in (DType.INT64, DType.INT32, DType.BOOL, DType.FLOAT32):
+    if not all(_is_small(output) for output in node.outputs):
         return
     array = op.known(registry.Infer(op, node, known))
+    arrays = [] if array is None else [array]
     if array is None and all(value is None or value in known for value in node.inputs):
-        array = _evaluate(op, node, [known[value] if value is not None else None for value in node.inputs])
-    if array is not None:
-        known[output] = array
+        arrays = _evaluate(op, node, [known[value] if value is not None else None for value in node.inputs])
+    known.update(zip(node.outputs, arrays, strict=False))
+
+
+def _is_small(output: Value) -> bool:
+    """Whether a value is worth knowing: small, and of a type that shapes are computed in."""
+    if not isinstance(output.type, TensorType) or output.dtype not in _SHAPE_TYPES:
+        return False
+    size = output.type.size if output.type.shape is not None else None
+    return isinstance(size, int) and size <= _LARGEST_KNOWN
 
 
 def as_known(dims: tuple[object, ...]) -> Array:
@@ -71,19 +78,26 @@ def as_known(dims: tuple[object, ...]) -> Array:
     return np.array(dims, dtype=np.int64)
 
 
-def _evaluate(op: registry.OpDef, node: Node, inputs: list[Array | None]) -> Array | None:
+def _evaluate(op: registry.OpDef, node: Node, inputs: list[Array | None]) -> list[Array]:
+    """The outputs, or none of them when the operator cannot compute with symbols (compare them, say)."""
     try:
         with np.errstate(all="ignore"):
             result = op.reference(registry.Call(op, node, inputs), *inputs)
     except (TypeError, ValueError, IndexError, AttributeError, ModelError):
-        return None  # the operator cannot compute with symbols (a comparison, say): its value stays unknown
-    array = np.asarray(result[0] if isinstance(result, tuple) else result)
-    declared = node.outputs[0].dtype
-    if array.dtype == object:
-        if declared not in (DType.INT64, DType.INT32) or not _all_dims(array):
-            return None
-        return array if _any_symbol(array) else array.astype(declared.numpy)
-    return array if array.dtype == declared.numpy else None
+        return []
+    results = result if isinstance(result, tuple) else (result,)
+    arrays = [_normalized(np.asarray(item), output.dtype) for item, output in zip(results, node.outputs, strict=False)]
+    known = [array for array in arrays if array is not None]
+    return known if len(known) == len(arrays) else []
+
+
+def _normalized(array: Array, declared: DType) -> Array | None:
+    """Dimensions as an object array only where there is a symbol; None for what is no value of the declared type."""
+    if array.dtype != object:
+        return array if array.dtype == declared.numpy else None
+    if declared not in (DType.INT64, DType.INT32) or not _all_dims(array):
+        return None
+    return array if _any_symbol(array) else array.astype(declared.numpy)
 
 
 def _all_dims(array: Array) -> bool:
@@ -92,8 +106,3 @@ def _all_dims(array: Array) -> bool:
 
 def _any_symbol(array: Array) -> bool:
     return any(isinstance(item, SymDim) for item in array.ravel().tolist())
-
-
-def _count(type_: TensorType) -> int:
-    size = type_.size
-    return size if isinstance(size, int) else _LARGEST_KNOWN + 1

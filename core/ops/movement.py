@@ -268,7 +268,7 @@ class Split(OpDef):
     outputs = "*outputs"
     attrs = {"axis": 0, "num_outputs": None}
     params = {"split": 1}
-    shape_arithmetic = False
+    shape_arithmetic = True
 
     def sizes(self, c: Infer | Call, extent: Dim) -> list[Dim] | None:
         count, given = len(c.node.outputs), c.param("split")
@@ -439,13 +439,18 @@ class DepthToSpace(Blocks):
 
 @register
 class SpaceToDepth(Blocks):
+    """The inverse of DepthToSpace with the same `mode`."""
+
+    attrs = {**Blocks.attrs, "mode": "DCR"}
+
     def new_shape(self, c: NodeView, shape: Shape, block: int) -> Shape:
         n, ch, h, w = shape
         return n, ch * (block * block), self.exact(c, h, block), self.exact(c, w, block)
 
     def move(self, c: NodeView, x: Array, block: int) -> Array:
         n, ch, h, w = x.shape
-        parts = x.reshape(n, ch, h // block, block, w // block, block).transpose(0, 3, 5, 1, 2, 4)
+        order = (0, 1, 3, 5, 2, 4) if c.attr("mode") == "CRD" else (0, 3, 5, 1, 2, 4)
+        parts = x.reshape(n, ch, h // block, block, w // block, block).transpose(order)
         return parts.reshape(n, ch * block * block, h // block, w // block)
 
 

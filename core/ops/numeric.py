@@ -58,15 +58,17 @@ def int_pow(x: Array, y: Array) -> Array:
 def convert(x: Array, dtype: DType, saturate: bool = True) -> Array:
     """`x` as another element type, as Cast does it.
 
-    Floats become integers by truncation towards zero, saturated at the ends of the range; NaN becomes 0. Integers wrap
-    around. `saturate` clamps what overflows an 8-bit float to its greatest finite value, infinities included.
+    Floats become integers by truncation towards zero, saturated at the ends of the range (4-bit types wrap around, as
+    ONNX has it); NaN becomes 0. Integers wrap around. `saturate` clamps what overflows an 8-bit float to its greatest
+    finite value, infinities included.
     """
     if x.dtype == object or x.dtype.kind in "US":
         return _from_strings(x, dtype)
     if dtype is DType.STRING:
         return np.array([_text(item) for item in x.ravel().tolist()], dtype=object).reshape(x.shape)
     if dtype.is_integer and DType.from_numpy(x.dtype).is_float:
-        return _float_to_int(x, dtype)
+        four_bits = dtype in (DType.INT4, DType.UINT4)
+        return _float_to_int(x, DType.INT32).astype(dtype.numpy) if four_bits else _float_to_int(x, dtype)
     if dtype.is_float and dtype.itemsize == 1 and saturate:
         limit = float(_limits(dtype).max)
         return np.clip(x.astype(np.float32), -limit, limit).astype(dtype.numpy)

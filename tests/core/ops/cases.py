@@ -219,6 +219,7 @@ def _logic() -> list[Case]:
         case("Cast", np.array(["7", "-2"], object), to=TensorProto.INT64),
         case("Cast", ints(4), to=TensorProto.STRING),
         case("Cast", vector(300, -300, 511), to=TensorProto.INT8),
+        case("Cast", floats(9, low=-20, high=20), to=TensorProto.INT4, oracle="onnx"),
         case("Cast", floats(6, low=-900, high=900), to=TensorProto.FLOAT8E4M3FN, oracle="onnx"),
         case("Cast", floats(6, low=-900, high=900), to=TensorProto.BFLOAT16, oracle="onnx"),
         case("CastLike", floats(3, 4), ints(1, dtype=I32)),
@@ -344,6 +345,7 @@ def _movement() -> list[Case]:
         case("Tile", floats(2, 3), vector(0, 2)),
         *(case("DepthToSpace", floats(2, 12, 3, 2), blocksize=2, mode=mode) for mode in ("DCR", "CRD")),
         case("SpaceToDepth", floats(2, 3, 4, 6), blocksize=2),
+        case("SpaceToDepth", floats(2, 3, 4, 6), blocksize=2, mode="CRD", oracle="onnx"),
     ]
 
 

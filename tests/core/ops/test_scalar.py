@@ -20,7 +20,7 @@ ELEMENTWISE = [
     for case in CASES
     if registry.get(case.op).is_elementwise
     and all(array is None or array.dtype.name in _WIDE for array in case.inputs)
-    and case.attrs.get("to") not in (8, 16, 17)
+    and case.attrs.get("to") not in (8, 16, 17, 22)
 ]
 
 

@@ -82,6 +82,12 @@ def test_symbols_divide_and_ranges_count() -> None:
     assert w.known(w.build("Size", w.x)) == 4 * N * S
 
 
+def test_a_shape_may_be_split() -> None:
+    w = World(N, S, 6)
+    parts = w.build.emit("Split", w.build("Shape", w.x), outputs=3, axis=0)
+    assert [w.known(part) for part in parts] == [[N], [S], [6]]
+
+
 def test_numbers_without_symbols_are_plain_integers() -> None:
     w = World(N, 6)
     width = w.build("Gather", w.build("Shape", w.x), w.c(1))

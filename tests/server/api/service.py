@@ -1,0 +1,66 @@
+"""A whole server on 127.0.0.1, in a thread: the real data path and repository, toy models and a toy compiler."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from server.api.models import models_routes
+from server.api.repository import ProtocolControl
+from server.app import Engine, assemble
+from server.client import Client
+from server.repository.assembly import build_control
+from server.repository.fs import Fs
+from server.repository.registry import Registry
+from server.serve import make_server
+from server.settings import Settings
+from tests.server.repository.world import ToyBackend, ToyStages
+
+
+@dataclass
+class Service:
+    """A server at work."""
+
+    url: str
+    root: Path
+    stages: ToyStages
+
+    def client(self) -> Client:
+        return Client(self.url)
+
+
+@contextmanager
+def service(root: Path, fs: Fs | None = None, **settings: Any) -> Iterator[Service]:
+    """Serve a repository until the end of the block."""
+    root.mkdir(exist_ok=True)
+    config = Settings(port=0, model_repo=root, drain_timeout=2, poll_interval=0.05, **settings)
+    registry, backend, stages = Registry(), ToyBackend(), ToyStages()
+    engine = Engine.build(config, registry)
+    control = build_control(config, registry, backend, engine.factory, stages, fs)  # type: ignore[arg-type]
+    routes = models_routes(control.rollout, config.max_upload)
+    server = make_server(assemble(engine, ProtocolControl(control.rollout), control.running, [routes]), config)
+    server.config.log_level = "error"
+    server.config.configure_logging()
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    until(lambda: server.started)
+    try:
+        yield Service(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", root, stages)
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+    assert backend.open_models == 0
+
+
+def until(condition: Any, seconds: float = 10) -> None:
+    """Return once it holds; fails the test when it does not in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.005)

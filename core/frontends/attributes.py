@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import reprlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import onnx
 
 from core.errors import ModelError, UnsupportedError
@@ -63,8 +65,10 @@ def _type(proto: onnx.TypeProto, where: str) -> TensorType:
 
 
 def check_known(op: str, attrs: Mapping[str, Attr], where: str) -> dict[str, Attr]:
-    """The attributes that `op` has, in its newest form. ModelError for one the ONNX schema does not know;
-    UnsupportedError for one that Lathe does not, unless it has its default value.
+    """The attributes that `op` has, in its newest form.
+
+    ModelError for one that the ONNX schema does not know or whose kind is another; UnsupportedError for one that Lathe
+    does not know, unless it has its default value.
     """
     definition = registry.get(op)
     known, schema = {*definition.attrs, *definition.params}, _schema_attributes(op)
@@ -72,21 +76,47 @@ def check_known(op: str, attrs: Mapping[str, Attr], where: str) -> dict[str, Att
     for name, value in attrs.items():
         if schema is not None and name not in schema:
             raise ModelError(f"has attribute '{name}', expected only {', '.join(schema) or 'none'}", where=where)
+        if schema is not None and not _is_kind(value, schema[name].kind):
+            raise ModelError(f"attribute '{name}' is {reprlib.repr(value)}, expected {schema[name].kind}", where=where)
         if name in known:
             kept[name] = value
-        elif schema is None or schema[name] != value:
-            raise UnsupportedError(f"attribute '{name}' = {value!r} is not supported", where=where)
+        elif schema is None or schema[name].default != value:
+            raise UnsupportedError(f"attribute '{name}' = {reprlib.repr(value)} is not supported", where=where)
     return kept
 
 
+class _Declared(NamedTuple):
+    kind: str  # "INT", "FLOATS" ...
+    default: Any
+
+
 @functools.cache
-def _schema_attributes(op: str) -> dict[str, Any] | None:
-    """The attributes of the newest ONNX schema with their defaults (None for none); None for no schema."""
+def _schema_attributes(op: str) -> dict[str, _Declared] | None:
+    """The attributes of the newest ONNX schema; None when there is no schema."""
     try:
         schema = onnx.defs.get_schema(op)
     except onnx.defs.SchemaError:
         return None
-    return {name: _default(attribute.default_value) for name, attribute in schema.attributes.items()}
+    attributes: dict[str, Any] = schema.attributes
+    return {name: _Declared(each.type.name, _default(each.default_value)) for name, each in attributes.items()}
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "INT": (int,),
+    "FLOAT": (float, int),
+    "STRING": (str, bytes),
+    "TENSOR": (np.ndarray,),
+    "SPARSE_TENSOR": (np.ndarray,),
+    "GRAPH": (Graph,),
+    "TYPE_PROTO": (TensorType,),
+}
+
+
+def _is_kind(value: Attr, kind: str) -> bool:
+    if kind in _KINDS:
+        return isinstance(value, _KINDS[kind])
+    item = kind.removesuffix("S")
+    return isinstance(value, tuple) and all(isinstance(each, _KINDS.get(item, (object,))) for each in value)
 
 
 def _default(proto: onnx.AttributeProto) -> Any:

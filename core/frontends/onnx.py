@@ -31,6 +31,7 @@ from core.ir.verify import verify
 from core.ops import registry
 
 _MAX_CALL_DEPTH = 32
+_MAX_BODY_DEPTH = 8  # the types of a loop's body are inferred several times, so nested loops multiply
 
 # Attributes of Constant, and the element type of those that are not tensors.
 _CONSTANTS = {
@@ -87,6 +88,8 @@ class _Importer:
 
     def body(self, proto: onnx.GraphProto, outer: Frame, arguments: Sequence[ValueType]) -> Graph:
         """A nested graph. Its inputs have their declared types, or else those of `arguments`."""
+        if outer.scope.depth >= _MAX_BODY_DEPTH:
+            raise UnsupportedError(f"graphs are nested more than {_MAX_BODY_DEPTH} deep", where=outer.emitter.label)
         graph = Graph(proto.name or "body")
         call = replace(outer.call, results={}) if outer.call else None
         emitter = Emitter(graph, self.session, outer.emitter.label)

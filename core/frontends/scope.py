@@ -67,6 +67,10 @@ class Scope:
             scope = scope.outer
         raise ModelError(f"reads '{name}', which nothing defines", where=where)
 
+    @property
+    def depth(self) -> int:
+        return 0 if self.outer is None else 1 + self.outer.depth
+
     def sees(self, name: str) -> bool:
         return name in self.values or (self.outer is not None and self.outer.sees(name))
 

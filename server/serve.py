@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +24,11 @@ class LatheServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
         self._app = app
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        gc.collect()
+        gc.freeze()  # what is there now stays; scanning it again would only stall requests
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._app.state.plane.draining = True

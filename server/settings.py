@@ -33,7 +33,7 @@ class Settings(BaseSettings):
     # batching and admission
     workers: int = Field(2, ge=1, le=64, description="Threads that run batches, so also how many models run at once.")
     inline_budget_us: int = Field(
-        500,
+        1000,
         ge=0,
         description="Batches expected to take at most this many microseconds run on the event loop's own thread, "
         "which saves two thread switches; 0 turns it off.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from array import array
 from itertools import chain
 from typing import Any
 
@@ -15,10 +16,11 @@ from server.errors import BadRequest
 from server.types import Array
 
 _INTEGERS = frozenset({int})
+_FLOATS = frozenset({"FP32", "FP64"})
 _TAKES: dict[str, frozenset[type]] = {
     "BOOL": frozenset({bool}),
     "BYTES": frozenset({str}),
-    **dict.fromkeys(("FP32", "FP64"), frozenset({int, float})),
+    **dict.fromkeys(_FLOATS, frozenset({int, float})),
     **dict.fromkeys((f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)), _INTEGERS),
 }
 _NAMES = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", type(None): "null", list: "a list"}
@@ -58,6 +60,8 @@ def to_array(data: object, datatype: str, shape: tuple[int, ...], field: str) ->
     if datatype == "BYTES":
         return object_array(map(to_bytes, flat), shape)
     try:
+        if datatype in _FLOATS:  # array.array reads Python floats twice as fast as NumPy
+            return np.frombuffer(array("d", flat), np.float64).astype(NUMPY_OF[datatype]).reshape(shape)
         return np.array(flat, dtype=NUMPY_OF[datatype]).reshape(shape)
     except OverflowError:
         raise BadRequest(f"{field}.data: a value is out of the range of {datatype}") from None
@@ -76,14 +80,14 @@ def _flatten(data: object, shape: tuple[int, ...], field: str) -> list[Any]:
     return level
 
 
-def from_array(array: Array, datatype: str, field: str) -> list[Any]:
+def from_array(tensor: Array, datatype: str, field: str) -> list[Any]:
     """Turn an array into a flat list for JSON; raises BadRequest for what JSON cannot carry."""
     if datatype in BINARY_ONLY:
         raise BadRequest(f"{field}: {datatype} is answered as binary data only, JSON was asked for")
     if datatype != "BYTES":
-        return array.ravel().tolist()
+        return tensor.ravel().tolist()
     try:
-        return [to_bytes(element).decode() for element in array.ravel().tolist()]
+        return [to_bytes(element).decode() for element in tensor.ravel().tolist()]
     except UnicodeDecodeError:
         raise BadRequest(f"{field}: holds bytes that are no UTF-8 text; ask for binary data") from None
 
@@ -94,12 +98,12 @@ def dump(document: dict[str, Any], arrays: list[tuple[dict[str, Any], Array, str
     Numbers that JSON has no word for are written as NaN and Infinity, which is what Triton's clients read.
     """
     finite = True
-    for owner, array, datatype in arrays:
-        if array.dtype.kind == "f" and datatype not in BINARY_ONLY:
-            finite = finite and bool(np.isfinite(array).all())
-            owner["data"] = np.ascontiguousarray(array).reshape(-1)
+    for owner, tensor, datatype in arrays:
+        if tensor.dtype.kind == "f" and datatype not in BINARY_ONLY:
+            finite = finite and bool(np.isfinite(tensor).all())
+            owner["data"] = np.ascontiguousarray(tensor).reshape(-1)
         else:
-            owner["data"] = from_array(array, datatype, f"output {owner['name']!r}")
+            owner["data"] = from_array(tensor, datatype, f"output {owner['name']!r}")
     if finite:
         return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-    return json.dumps(document, separators=(",", ":"), default=lambda array: array.tolist()).encode()
+    return json.dumps(document, separators=(",", ":"), default=lambda tensor: tensor.tolist()).encode()

@@ -1,0 +1,113 @@
+"""Lathe's own engine behind the server: compiled models answer as ONNX Runtime does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import core
+from core.children import main as child
+from server.backends.graph import GraphBackend, GraphModel
+from server.errors import BadRequest, Unprocessable
+from tests.server.data.fakes import FakeModel
+from tests.server.data.running import infer_request, rows, serving, tensor_of
+
+
+def dense(inner: str | int = 4, softmax_axis: int = 1) -> bytes:
+    """y = softmax(x @ w + b): independent rows, unless the softmax runs over the batch."""
+    generator = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array(generator.standard_normal((4, 3)).astype(np.float32), "w"),
+        numpy_helper.from_array(generator.standard_normal(3).astype(np.float32), "b"),
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["xw"]),
+        helper.make_node("Add", ["xw", "b"], ["z"]),
+        helper.make_node("Softmax", ["z"], ["y"], axis=softmax_axis),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", inner])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])
+    graph = helper.make_graph(nodes, "dense", [x], [y], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+    return model.SerializeToString()
+
+
+def load(model: bytes, folder: Path) -> GraphModel:
+    (folder / "model.onnx").write_bytes(model)
+    assert child(["parse", str(folder / "model.onnx"), str(folder / "ir")]) == 0
+    assert child(["compile", str(folder / "ir"), str(folder / "artifact"), "--threads", "1", "--max-batch", "8"]) == 0
+    return GraphBackend().load(folder / "artifact", 1)
+
+
+def test_a_compiled_model_says_what_it_takes_and_answers(tmp_path: Path) -> None:
+    model = load(dense(), tmp_path)
+    try:
+        assert [spec.describe() for spec in model.inputs] == [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]
+        assert (model.batchable, model.max_batch) == (True, 8)
+        assert model.memory_bytes > 0
+        oracle = onnxruntime.InferenceSession(dense())
+        for count in (1, 3, 8):
+            x = np.random.default_rng(count).standard_normal((count, 4)).astype(np.float32)
+            np.testing.assert_allclose(model.execute({"x": x})["y"], oracle.run(None, {"x": x})[0], atol=1e-6)
+        with pytest.raises(BadRequest):
+            model.execute({"x": np.zeros((1, 5), np.float32)})
+    finally:
+        model.close()
+
+
+def test_views_into_a_body_may_lie_anywhere(tmp_path: Path) -> None:
+    model = load(dense(), tmp_path)
+    x = rows(2)
+    try:
+        for offset in range(5):
+            view = np.ndarray((2, 4), np.float32, b"-" * offset + x.tobytes(), offset)
+            np.testing.assert_array_equal(model.execute({"x": view})["y"], model.execute({"x": x})["y"])
+    finally:
+        model.close()
+
+
+def test_served_over_http_batches_equal_solo_runs(tmp_path: Path) -> None:
+    """Rows answered out of a shared batch are those of a run alone."""
+    model = load(dense(), tmp_path)
+    inputs = [rows(1, start=index / 10) for index in range(20)]
+    alone = [model.execute({"x": x})["y"] for x in inputs]
+    with serving({"dense": _recorded(model)}) as running, running.connect() as raw:
+        raw.send(b"".join(infer_request("dense", x) for x in inputs))
+        for expected in alone:
+            np.testing.assert_allclose(tensor_of(raw.answer()), expected, atol=1e-5)
+
+
+def test_a_softmax_over_the_batch_is_never_batched(tmp_path: Path) -> None:
+    model = load(dense(softmax_axis=0), tmp_path)
+    assert not model.batchable
+    recorded = _recorded(model)
+    with serving({"mixer": recorded}) as running, running.connect() as raw:
+        raw.send(infer_request("mixer", rows(2)) * 10)
+        for _ in range(10):
+            np.testing.assert_allclose(tensor_of(raw.answer()).sum(axis=0), 1, rtol=1e-5)
+    assert recorded.batches == [2] * 10
+
+
+def test_a_damaged_artifact_is_refused(tmp_path: Path) -> None:
+    load(dense(), tmp_path).close()
+    for file in (tmp_path / "artifact").iterdir():
+        file.write_bytes(file.read_bytes()[:-1])
+        break
+    with pytest.raises(Unprocessable, match="cannot be loaded"):
+        GraphBackend().load(tmp_path / "artifact", 1)
+    with pytest.raises(Unprocessable):
+        GraphBackend().load(tmp_path / "nowhere", 1)
+    assert core.errors.ArtifactError
+
+
+def _recorded(model: GraphModel) -> FakeModel:
+    """The compiled model inside one that records its executions."""
+    return FakeModel(
+        model.execute, model.inputs, model.outputs, batchable=model.batchable, max_batch=model.max_batch
+    )

@@ -1,0 +1,58 @@
+"""What is counted, under the names that dashboards know."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.server.data.fakes import FakeModel, doubler
+from tests.server.data.running import Running, infer_request, rows, serving
+
+
+class Scrape:
+    """One exposition; a sample is looked up by its exact name and some of its labels."""
+
+    def __init__(self, running: Running) -> None:
+        answer = running.ask("GET", "/metrics")
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        self.text = answer.body.decode()
+        assert list(text_string_to_metric_families(self.text))  # well-formed
+
+    def get(self, name: str, **labels: str) -> float:
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        lines = [line for line in self.text.splitlines() if line.split("{")[0].split(" ")[0] == name]
+        found = [float(line.split(" ")[-1]) for line in lines if all(label in line for label in wanted)]
+        assert len(found) == 1, (name, labels, lines)
+        return found[0]
+
+
+def test_tritons_names_and_lathes_histograms() -> None:
+    model = doubler()
+    with serving({"doubler": model}) as running:
+        for count in (1, 2, 5):
+            assert running.ask_raw(infer_request("doubler", rows(count))).status == 200
+        model.function = lambda tensors: {}[0]
+        assert running.ask_raw(infer_request("doubler", rows(1))).status == 500
+        scrape = Scrape(running)
+    assert scrape.get("nv_inference_request_success", model="doubler", version="1") == 3
+    assert scrape.get("nv_inference_request_failure", model="doubler", reason="internal") == 1
+    assert scrape.get("nv_inference_count") == 8
+    assert scrape.get("nv_inference_exec_count") == 4
+    assert scrape.get("nv_inference_pending_request_count") == 0
+    for step in ("request", "queue", "compute_input", "compute_infer", "compute_output"):
+        assert scrape.get(f"nv_inference_{step}_duration_us") >= 0
+    assert scrape.get("lathe_batch_rows_count") == 3
+    assert scrape.get("lathe_batch_rows_bucket", le="2") == 2
+    assert scrape.get("lathe_batch_rows_sum") == 8
+    assert scrape.get("lathe_queue_seconds_count") == 4
+    assert scrape.get("lathe_batches_released_total", reason="idle") == 4
+    assert scrape.get("lathe_model_memory_bytes") == FakeModel.memory_bytes
+    assert scrape.get("process_open_fds") > 0
+
+
+def test_statistics_outlive_a_reload() -> None:
+    with serving({"doubler": doubler()}) as running:
+        assert running.ask_raw(infer_request("doubler", rows(1))).status == 200
+        assert running.ask("POST", "/v2/repository/models/doubler/unload").status == 200
+        assert Scrape(running).get("nv_inference_request_success") == 1
+        stats = running.ask("GET", "/v2/models/doubler/stats").json["model_stats"][0]
+        assert stats["inference_stats"]["success"]["count"] == 1

@@ -6,13 +6,15 @@ import statistics
 from pathlib import Path
 
 import orjson
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from loadtest.page import cells, page
 from loadtest.scenario import Report
+from loadtest.stats import by_powers
 
-COLUMNS = ("phase", "offered/s", "answers/s", "p50", "p90", "p99", "p99.9 ms", "refused", "failed")
+COLUMNS = ("phase", "due/s", "done/s", "p50", "p90", "p99", "p99.9", "refused", "failed")
 
 
 def show(report: Report, console: Console) -> None:
@@ -20,7 +22,7 @@ def show(report: Report, console: Console) -> None:
     console.print(phases_table(report))
     for phase in report.phases:
         if phase.batches:
-            sizes = "  ".join(f"{size}: {count}" for size, count in phase.batches.items())
+            sizes = "  ".join(f"{size}: {count}" for size, count in by_powers(phase.batches).items())
             console.print(f"[dim]{phase.name}: batches by size[/dim]  {sizes}")
         if phase.complaints:
             console.print(f"[red]{phase.name}: {phase.complaints}[/red]")
@@ -32,7 +34,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def phases_table(report: Report) -> Table:
-    table = Table(title=report.scenario, title_justify="left")
+    table = Table(title=f"{report.scenario}, latency in ms", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for column in COLUMNS:
         table.add_column(column, justify="left" if column == "phase" else "right")
     for phase in report.phases:
@@ -41,7 +43,7 @@ def phases_table(report: Report) -> Table:
 
 
 def calls_table(report: Report) -> Table:
-    table = Table(title="control-plane calls, ms", title_justify="left")
+    table = Table(title="control-plane calls, ms", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for column in ("call", "count", "median", "worst"):
         table.add_column(column, justify="left" if column == "call" else "right")
     for kind, times in report.calls_ms.items():

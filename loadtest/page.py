@@ -19,8 +19,11 @@ table { border-collapse: collapse; margin: 1rem 0 2rem; font-variant-numeric: ta
 th, td { padding: .25rem .8rem; text-align: right; border-bottom: 1px solid var(--grid); }
 th:first-child, td:first-child { text-align: left; }
 .held { color: #059669; } .broken { color: #dc2626; font-weight: 600; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 2rem; }
-svg { width: 100%; } svg text { font-size: 11px; fill: var(--soft); } .grid { stroke: var(--grid); }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(520px, 1fr)); gap: 2rem; }
+figure { margin: 0; } svg { width: 100%; } svg text { font-size: 12px; fill: var(--soft); }
+.grid { stroke: var(--grid); }
+ul { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; color: var(--soft); }
+.key { width: .7rem; margin-right: .4rem; }
 """
 
 TAIL = ((0.0, "0"), (1.0, "90"), (2.0, "99"), (3.0, "99.9"), (4.0, "99.99"), (5.0, "99.999"))  # nines -> percentile
@@ -48,7 +51,7 @@ def verdicts(report: Report) -> str:
 
 
 def phase_table(phases: list[Phase]) -> str:
-    head = ("phase", "offered/s", "answers/s", "p50 ms", "p90 ms", "p99 ms", "p99.9 ms", "refused", "failed")
+    head = ("phase", "due/s", "done/s", "p50 ms", "p90 ms", "p99 ms", "p99.9 ms", "refused", "failed")
     rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells(phase)) + "</tr>" for phase in phases)
     return f"<table><tr>{''.join(f'<th>{name}</th>' for name in head)}</tr>{rows}</table>"
 

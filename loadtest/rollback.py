@@ -107,7 +107,8 @@ def judge(switcher: Switcher, options: Options) -> None:
     report.promise(f"{options.requests} requests or more", phase.sent >= options.requests, f"{phase.sent} sent")
     report.promise("no request fails or is refused", phase.accepted == phase.sent, f"{phase.accepted} accepted")
     unseen = set(switcher.oracle.expected) - set(switcher.oracle.seen)
-    report.promise("every version answered", not unseen, f"{len(switcher.oracle.seen)} versions, unseen {unseen or 0}")
+    seen = f"{len(switcher.oracle.seen)} of {len(switcher.oracle.expected)} versions"
+    report.promise("every version answered", not unseen, seen)
     median = statistics.median(report.calls_ms["rollback"])
     count = len(report.calls_ms["rollback"])
     report.promise(f"rollback within {ROLLBACK_MS:g} ms", median <= ROLLBACK_MS, f"median {median:.1f} ms of {count}")

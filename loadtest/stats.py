@@ -95,6 +95,15 @@ class Phase:
     complaints: dict[str, int]
 
 
+def by_powers(batches: dict[int, int]) -> dict[str, int]:
+    """Executions by batch size, gathered as 1, 2, 3-4, 5-8, ..."""
+    gathered: Counter[int] = Counter()
+    for size, count in batches.items():
+        gathered[(size - 1).bit_length()] += count
+    names = {power: str(2**power) if power < 2 else f"{2 ** (power - 1) + 1}-{2**power}" for power in gathered}
+    return {names[power]: gathered[power] for power in sorted(gathered)}
+
+
 def percentile(values: Floats, p: float) -> float:
     """The smallest value that at least p percent of all values do not exceed (nearest rank, never interpolated)."""
     rank = max(1, math.ceil(p / 100 * len(values) - 1e-9))
@@ -109,13 +118,11 @@ def curve(values: Floats) -> list[tuple[float, float]]:
     return [(float(100 * (1 - 10**-n)), percentile(values, 100 * (1 - 10**-n))) for n in nines]
 
 
-def timeline(log: Log, step: float = 1.0) -> list[tuple[float, float, float]]:
-    """Accepted answers/s and p99 for every `step` seconds of intended time."""
-    if not log.accepted.any():
-        return []
+def timeline(log: Log, seconds: float, step: float = 1.0) -> list[tuple[float, float, float]]:
+    """Accepted answers/s and p99 for every whole `step` of intended time."""
     due, latency = log.due[log.accepted], log.latency_ms[log.accepted]
     slots = (due // step).astype(int)
-    found = ((s, latency[slots == s]) for s in range(slots.min(), slots.max() + 1))
+    found = ((s, latency[slots == s]) for s in range(int(seconds // step)))
     return [(s * step, len(ms) / step, percentile(ms, 99)) for s, ms in found if len(ms)]
 
 
@@ -142,7 +149,7 @@ def summarise(name: str, log: Log, seconds: float, batches: dict[int, int] | Non
         lateness_p99_ms=percentile(lateness, 99) if len(lateness) else math.nan,
         batches=batches or {},
         curve=curve(latency[accepted]),
-        timeline=timeline(log),
+        timeline=timeline(log, seconds),
         complaints=dict(Counter(map(describe, log.status[failed & (log.status != WRONG)])) + log.complaints),
     )
 

@@ -93,11 +93,11 @@ def svg(parts: Sequence[str], label: str) -> str:
 
 
 def curves(lines: Sequence[Line], x: Axis, y: Axis, dots: bool = False) -> str:
-    """One polyline (or one row of dots) per line, with a legend when there are several."""
+    """One polyline (or one row of dots) per line, and a legend when there are several."""
     draw = _dots if dots else _polyline
-    parts = frame(x, y) + _legend([name for name, _ in lines])
+    parts = frame(x, y)
     parts += [draw(points, x, y, COLOURS[i % len(COLOURS)]) for i, (_, points) in enumerate(lines) if points]
-    return svg(parts, f"{y.label} by {x.label}")
+    return svg(parts, f"{y.label} by {x.label}") + legend([name for name, _ in lines])
 
 
 def _polyline(points: Points, x: Axis, y: Axis, colour: str) -> str:
@@ -110,15 +110,13 @@ def _dots(points: Points, x: Axis, y: Axis, colour: str) -> str:
     return "".join(f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="2.5" fill="{colour}"/>' for cx, cy in places)
 
 
-def _legend(names: Sequence[str]) -> list[str]:
+def legend(names: Sequence[str]) -> str:
+    """The colours of `curves`, as HTML below the plot; nothing for a single line."""
     if len(names) < 2:
-        return []
-    parts = []
-    for i, name in enumerate(names):
-        at = TOP + 12 + 15 * i
-        parts.append(f'<rect x="{LEFT + 8}" y="{at - 8}" width="10" height="10" fill="{COLOURS[i % len(COLOURS)]}"/>')
-        parts.append(text(LEFT + 23, at + 1, name, "start"))
-    return parts
+        return ""
+    square = '<svg class="key" viewBox="0 0 1 1"><rect width="1" height="1" fill="{}"/></svg>'
+    entries = (f"<li>{square.format(COLOURS[i % len(COLOURS)])}{escape(name)}</li>" for i, name in enumerate(names))
+    return f"<ul>{''.join(entries)}</ul>"
 
 
 def bars(values: dict[str, float], x_label: str, y_label: str) -> str:

@@ -27,7 +27,7 @@ def report() -> Report:
     log.done[:] = log.due + np.linspace(0.001, 0.02, 300)
     log.status[:] = 200
     made = Report("steady", {"url": "http://h:1", "rate": 100.0, "seconds": None})
-    made.phases = [summarise("<100/s>", log, 3.0, {1: 200, 8: 12})]
+    made.phases = [summarise("<100/s>", log, 3.0, {1: 200, 5: 4, 8: 12})]
     made.calls_ms = {"rollback": [1.0, 3.0, 200.0]}
     made.promise("no request fails", True, "0 of 300 failed")
     return made
@@ -35,7 +35,7 @@ def report() -> Report:
 
 def test_the_page_is_well_formed_and_loads_nothing(report: Report) -> None:
     html = page(report)
-    drawings = re.findall(r"<svg.*?</svg>", html, re.DOTALL)
+    drawings = re.findall(r'<svg viewBox="0 0 640.*?</svg>', html, re.DOTALL)
     assert len(drawings) == 5  # distribution, answers/s, p99, batches, calls
     for drawing in drawings:
         ElementTree.fromstring(drawing)
@@ -54,7 +54,7 @@ def test_saved_json_holds_every_figure(report: Report, tmp_path: Path) -> None:
     data, html = save(report, tmp_path / "new")
     loaded = json.loads(data.read_text())
     assert loaded["phases"][0]["latency"]["p50"] == pytest.approx(report.phases[0].latency.p50)
-    assert loaded["phases"][0]["batches"] == {"1": 200, "8": 12}
+    assert loaded["phases"][0]["batches"] == {"1": 200, "5": 4, "8": 12}
     assert loaded["calls_ms"]["rollback"] == [1.0, 3.0, 200.0]
     assert loaded["verdicts"] == [{"promise": "no request fails", "held": True, "measured": "0 of 300 failed"}]
     assert html.read_text() == page(report)
@@ -70,7 +70,7 @@ def test_the_terminal_shows_figures_batches_calls_and_promises(report: Report) -
     console = Console(record=True, width=140, file=io.StringIO())
     show(report, console)
     text = console.export_text()
-    assert "8: 12" in text
+    assert "1: 200  5-8: 16" in text
     assert re.search(r"rollback\s.*3\s.*3\.0\s.*200\.0", text)
     assert "broken rollback within 50 ms: median 60.0 ms" in text
     assert not report.held

@@ -215,6 +215,32 @@ def _reduce(walk: _Walk, node: Node) -> None:
 
 
 @_converts("Reshape")
+def _reshape(walk: _Walk, node: Node) -> None:
+    if not _shuffle(walk, node):
+        _flatten(walk, node)
+
+
+def _shuffle(walk: _Walk, split: Node) -> bool:
+    """Channels in groups, interleaved: split, swap and merge the last axis instead of the second."""
+    x, swap = split.inputs[0], walk.editor.only_reader(split.output)
+    merge = walk.editor.only_reader(swap.output) if swap is not None else None
+    if x is None or swap is None or merge is None or len(split.inputs) != 1 or merge.op != "Reshape":
+        return False
+    parts, rank = split.output.shape, len(x.shape)
+    spatial = x.shape[2:]
+    if len(parts) != rank + 1 or (parts[0], parts[3:]) != (x.shape[0], spatial) or merge.output.type != x.type:
+        return False
+    if perm_of(swap) != (0, 2, 1, *range(3, rank + 1)):
+        return False
+    shape: tuple[Attr, ...] = (x.shape[0], *spatial, parts[1], parts[2])
+    perm = (*range(rank - 1), rank, rank - 1)
+    parted = walk.editor.emit(split, "Reshape", walk.last(x, split), attrs={"shape": shape})
+    swapped = walk.editor.emit(swap, "Transpose", parted, attrs={"perm": perm})
+    merged_shape: tuple[Attr, ...] = (x.shape[0], *spatial, x.shape[1])
+    walk.replace(merge, [walk.editor.emit(merge, "Reshape", swapped, attrs={"shape": merged_shape})])
+    return True
+
+
 def _flatten(walk: _Walk, node: Node) -> None:
     """An image flattened for matrix products: their constant weights take the order of its elements instead."""
     x = node.inputs[0]

@@ -6,12 +6,14 @@ one form (division by a constant is multiplication, views are Reshape), so that 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from core.ir.dim import symbols
 from core.ir.graph import Array, Graph, Node, Value
+from core.ir.types import Dim
 from core.passes.base import PassResult, input_symbols, is_elementwise, shape_of
 from core.passes.edit import Editor
 from core.passes.pattern import Match, Rewrite, Rule, apply, const, is_constant, op, var
@@ -27,6 +29,7 @@ class Simplify:
         for node in editor.nodes():
             _view_as_reshape(editor, node)
             _read_before_expand(editor, node)
+            _unflatten(editor, node)
         return editor.finish()
 
 
@@ -82,6 +85,15 @@ def _merge_factors(e: Editor, m: Match) -> Value | None:
     return e.emit(m.root, "Mul", m["x"], e.constant(c * d))
 
 
+def _factor_after(e: Editor, m: Match) -> Value | None:
+    """A number that scales an operand of a product scales the product: there it costs nothing, or meets another."""
+    factor = e.graph.constants[m["c"]]
+    if factor.size != 1 or len(m["a"].shape) < 2 or len(m["b"].shape) < 2:
+        return None
+    product = e.emit(m.root, "MatMul", m["a"], m["b"])
+    return e.emit(m.root, "Mul", product, e.constant(factor.reshape(())))
+
+
 def _square(e: Editor, m: Match) -> Value | None:
     return e.emit(m.root, "Mul", m["x"], m["x"]) if m["x"].type == m.root.output.type else None
 
@@ -95,11 +107,14 @@ def _relu(e: Editor, m: Match) -> Value | None:
 
 
 _X = var("x")
+_SCALE = const("c", _moderate)
 
 RULES: list[Rule] = [
     Rule("x/c -> x*(1/c)", op("Div", _X, const("c", _invertible)), _times_inverse),
     Rule("x-c -> x+(-c)", op("Sub", _X, const("c", _is_float)), _plus_negative),
     Rule("(x*c)*d -> x*(c*d)", op("Mul", op("Mul", _X, const("c", _moderate)), const("d", _moderate)), _merge_factors),
+    Rule("(a*c)@b -> (a@b)*c", op("MatMul", op("Mul", var("a"), _SCALE), var("b")), _factor_after),
+    Rule("a@(b*c) -> (a@b)*c", op("MatMul", var("a"), op("Mul", var("b"), _SCALE)), _factor_after),
     Rule("1/x", op("Div", const("", lambda a: a.shape == () and _is_one(a)), _X), _as("Reciprocal")),
     Rule(
         "x*(1/y) -> x/y",
@@ -120,9 +135,9 @@ def _view_as_reshape(editor: Editor, node: Node) -> None:
     if not _is_view(node) or node.inputs[0] is None:
         return
     source, target = _origin(node.inputs[0]), shape_of(node.output)
-    if target is None or 0 in target or (node.attrs.get("shape") == target and source is node.inputs[0]):
+    if target is None or (node.attrs.get("shape") == target and source is node.inputs[0]):
         return
-    if all(symbols(dim) <= input_symbols(editor.graph) for dim in target):
+    if _expressible(editor, target):
         editor.replace(node.output, editor.emit(node, "Reshape", source, attrs={"shape": target}))
 
 
@@ -151,3 +166,46 @@ def _origin(value: Value) -> Value:
     while value.producer is not None and _is_view(value.producer) and value.producer.inputs[0] is not None:
         value = value.producer.inputs[0]
     return value
+
+
+def _unflatten(editor: Editor, node: Node) -> None:
+    """A product of rows that were folded into a matrix, and are unfolded after it, needs no folding:
+    reshape(gemm(reshape(x, [-1, k]), w, b), [.., n]) = reshape(x, [.., k]) @ w + b."""
+    reader, folded = editor.only_reader(node.output), _folded_rows(node)
+    if folded is None or folded.producer is None or reader is None or reader.op != "Reshape":
+        return
+    shape, weight, bias = shape_of(reader.output), _plain_weight(editor, node), node.input(2)
+    if weight is None or not shape or shape[-1] != node.output.shape[-1] or not _expressible(editor, shape):
+        return
+    rows = editor.emit(reader, "Reshape", _origin(folded), attrs={"shape": (*shape[:-1], folded.shape[-1])})
+    result = editor.emit(reader, "MatMul", rows, weight, name=node.name)
+    if bias is not None:
+        result = editor.emit(reader, "Add", result, bias, name=node.name)
+    editor.replace(reader.output, result)
+
+
+def _expressible(editor: Editor, shape: Sequence[Dim]) -> bool:
+    """Whether a Reshape may name this shape: no 0, which means something else there, and only the inputs' symbols."""
+    free = input_symbols(editor.graph)
+    return 0 not in shape and all(symbols(dim) <= free for dim in shape)
+
+
+def _folded_rows(node: Node) -> Value | None:
+    """The first operand of a product, when it is a matrix that a view made."""
+    folded = node.inputs[0] if node.op in ("Gemm", "MatMul") else None
+    if folded is None or not _is_view(folded.producer) or node.attrs.get("transA", 0):
+        return None
+    return folded if len(shape_of(folded) or ()) == 2 else None
+
+
+def _plain_weight(editor: Editor, node: Node) -> Value | None:
+    """The matrix by which a node multiplies, when it does nothing else but add a row."""
+    weight, bias = node.inputs[1], shape_of(node.input(2))
+    if any(node.attrs.get(name, 1.0) != 1.0 for name in ("alpha", "beta")) or len(shape_of(weight) or ()) != 2:
+        return None
+    if bias is not None and len(bias) == 2 and bias[0] != 1:
+        return None
+    array = editor.array(weight)
+    if not node.attrs.get("transB", 0):
+        return weight
+    return editor.constant(array.T, weight.name) if array is not None and weight is not None else None

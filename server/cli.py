@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from server.client import Client
 
 app = typer.Typer(help="Serve ONNX models, compiled to native code.", no_args_is_help=True, add_completion=False)
-console = Console()
-complaints = Console(stderr=True)
+console = Console(markup=False, highlight=False)
+complaints = Console(stderr=True, markup=False, highlight=False)
 
 ModelFile = Annotated[Path, typer.Argument(help="An ONNX file.", exists=True, dir_okay=False, readable=True)]
 Url = Annotated[str, typer.Option(help="The server.", envvar="LATHE_URL")]
@@ -98,7 +98,7 @@ def inspect(
         console.print(", ".join(f"{op} x{count}" for op, count in counts.most_common()))
         if explain:
             with _compiled(model, None, 32) as session:
-                console.print(session.explain(), markup=False, highlight=False)
+                console.print(session.explain())
 
 
 @app.command()
@@ -244,5 +244,5 @@ def _progress() -> Iterator[Progress]:
 
 
 def _fail(message: str) -> typer.Exit:
-    complaints.print(f"error: {message}", markup=False, highlight=False, style="red", soft_wrap=True)
+    complaints.print(f"error: {message}", style="red", soft_wrap=True)
     return typer.Exit(1)

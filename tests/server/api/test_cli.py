@@ -1,0 +1,148 @@
+"""The command line, as users call it: the real compiler, the real server, the bundled model."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from server.cli import app
+from server.client import Client
+from tests.server.api.service import until
+
+PROJECT = Path(__file__).parents[3]
+DIGITS = PROJECT / "model_repo" / "digits"
+SMALL, GOOD = str(DIGITS / "1" / "model.onnx"), str(DIGITS / "2" / "model.onnx")
+
+
+def lathe(*arguments: str, fails: bool = False) -> str:
+    """Run a command in this process; return what it printed."""
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+    assert (result.exit_code != 0) == fails, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compiled models, shared by this file's servers."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    """A copy of the bundled repository, which is not to be written."""
+    shutil.copytree(PROJECT / "model_repo", tmp_path / "repo", ignore=shutil.ignore_patterns(".*"))
+    return tmp_path / "repo"
+
+
+@contextmanager
+def server_process(repo: Path, cache: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Run ``lathe serve`` in a process of its own until the end of the block."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-c", "from server.cli import app; app()", "serve"]
+    process = subprocess.Popen(
+        [*command, "--model-repo", str(repo), "--port", str(port), "--threads", "1"],
+        cwd=PROJECT,
+        env={**os.environ, "LATHE_CACHE_DIR": str(cache)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until(lambda: process.poll() is not None or is_ready(url), 60)
+        yield process, url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/v2/health/ready").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_inspect_says_what_a_model_is() -> None:
+    output = lathe("inspect", GOOD, "--explain")
+    assert "image" in output
+    assert "float32[batch,1,8,8]" in output
+    assert "batching: yes" in output
+
+
+def test_run_and_bench(tmp_path: Path) -> None:
+    np.savez(tmp_path / "in.npz", image=np.zeros((3, 1, 8, 8), np.float32))
+    assert "[3, 10]" in lathe("run", GOOD, "--inputs", str(tmp_path / "in.npz"), "--threads", "1")
+    assert "[5, 10]" in lathe("run", GOOD, "--batch", "5", "--threads", "1")
+    output = lathe("bench", GOOD, "--batches", "1,4", "--seconds", "0.05", "--threads", "1")
+    assert "rows/s" in output
+    assert output.count(" ms") == 4
+
+
+def test_what_is_wrong_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "bad.onnx").write_bytes(b"no model")
+    for command in ("run", "inspect", "bench"):
+        output = lathe(command, str(tmp_path / "bad.onnx"), fails=True)
+        assert "error: " in output
+        assert "Traceback" not in output
+    np.savez(tmp_path / "in.npz", wrong=np.zeros(3))
+    assert "image" in lathe("run", GOOD, "--inputs", str(tmp_path / "in.npz"), fails=True)
+    assert "expected numbers" in lathe("bench", GOOD, "--batches", "one", fails=True)
+    assert "no such folder" in lathe("serve", "--model-repo", str(tmp_path / "none"), fails=True)
+    assert "error: " in lathe("push", "m", GOOD, "--url", "http://127.0.0.1:1", fails=True)
+    assert "error: " in lathe("rollback", "m", "--url", "http://127.0.0.1:1", fails=True)
+
+
+def test_push_and_roll_back_against_a_server(repo: Path, cache: Path) -> None:
+    image = np.zeros((1, 1, 8, 8), np.float32)
+    with server_process(repo, cache) as (process, url), Client(url) as client:
+        assert client.infer("digits", {"image": image}).version == 2
+        assert "version 3 is ready, not live yet" in lathe("push", "digits", SMALL, "--url", url)
+        assert "version 4 is ready, live" in lathe("push", "digits", SMALL, "--promote", "--url", url)
+        assert client.infer("digits", {"image": image}).version == 4
+        assert "live is version 2" in lathe("rollback", "digits", "--url", url)
+        assert "live is version 1" in lathe("rollback", "digits", "--to", "1", "--url", url)
+        small = client.infer("digits", {"image": image})
+        assert small.version == 1
+        np.testing.assert_array_equal(
+            small.outputs["probabilities"], client.infer("digits", {"image": image}, 4).outputs["probabilities"]
+        )
+        assert "version 1 is ready, live" in lathe("push", "new", GOOD, "--url", url)
+        assert client.model("new").answering == {"live": 1}
+        (repo / "bad.onnx").write_bytes(b"\x08\x07no model")
+        assert "error: " in lathe("push", "digits", str(repo / "bad.onnx"), "--url", url, fails=True)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+def test_killed_while_it_compiles_it_is_ready_again_within_five_seconds(repo: Path, cache: Path) -> None:
+    with server_process(repo, cache) as (process, url), Client(url) as client:
+        client.rollback("digits")
+        client.upload("digits", Path(SMALL), key="pushed")
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as connection:
+            head = b"POST /api/v1/models/digits/versions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+            connection.sendall(head + b"\x08" * 500)
+            until(lambda: list(repo.glob(".lathe/staging/*/*/model.onnx")))
+            process.kill()
+            process.wait()
+    started = time.monotonic()
+    with server_process(repo, cache) as (_, url), Client(url) as client:
+        assert time.monotonic() - started < 5
+        assert client.infer("digits", {"image": np.zeros((1, 1, 8, 8), np.float32)}).version == 1
+        assert client.upload("digits", Path(SMALL), key="pushed").replayed
+        assert client.model("digits").versions == [1, 2, 3]
+        assert not list(repo.glob(".lathe/staging/*/*/*"))

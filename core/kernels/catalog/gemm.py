@@ -80,9 +80,10 @@ def gemm(request: Request) -> KernelCall | None:
     a, b, shape = _matrices(node, 0), _matrices(node, 1), _product_shape(node)
     y_strides = _unpermuted(row_major(node.output.shape), _perm(node, "perm_y"))
     steps = (a.strides[-1], *b.strides[-2:], y_strides[-1], a.shape[-1], b.shape[-1])
-    a_step, k_step, j_step, y_step, depth, columns = (step if isinstance(step, int) else -1 for step in steps)
-    if -1 in (a_step, k_step, j_step, y_step, depth, columns):
+    known = [step for step in steps if isinstance(step, int)]
+    if len(known) < len(steps):
         return None
+    a_step, k_step, j_step, y_step, depth, columns = known
     tile = choose_tile(request.target, a.shape[-2] if len(b.shape) > 2 else product(shape[:-1]), columns)
     packed = request.constant(1) is not None
     if packed:
@@ -102,7 +103,7 @@ def gemm(request: Request) -> KernelCall | None:
         depth=depth,
         columns=columns,
         a_step=a_step,
-        b_steps=(k_step, j_step),
+        b_steps=(columns, 1) if packed else (k_step, j_step),
         extra_steps=tuple(int(strides[-1] != 0) for strides in extras.values()),
         y_step=y_step,
         packed=packed,

@@ -14,7 +14,7 @@ import ctypes
 import functools
 import mmap
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from core.codegen.target import host
 from core.ir.build import Builder
 from core.ir.dim import evaluate
 from core.ir.graph import Array, Graph, Value
-from core.ir.types import TensorType
+from core.ir.types import DType, TensorType
 from core.kernels.catalog import In, KernelCall, Out, Packed, Request, Scratch, select
 from core.kernels.cpu import object_for
 from core.kernels.target import Target
@@ -107,6 +107,15 @@ class NodeKernel:
         for thread in team:
             thread.join()
         self.status = int(counter[1])
+
+
+def scalar_body(inputs: int, write: Callable[..., Value], dtype: DType = DType.FLOAT32) -> Graph:
+    """An epilogue over `inputs` scalars: `write(builder, *inputs)` returns its result."""
+    graph = Graph("body")
+    builder = Builder(graph)
+    values = [builder.input(f"x{i}", TensorType(dtype, ())) for i in range(inputs)]
+    graph.outputs = [write(builder, *values)]
+    return graph
 
 
 def single_node(op: str, *inputs: TensorType | Array | None, outputs: int = 1, **attrs: Any) -> Graph:

@@ -1,0 +1,141 @@
+"""Convolutions against NumPy: every window, tails, groups, epilogues; any n with one compiled kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.codegen.target import host, plain, x86_64_v3
+from core.ir.build import Builder
+from core.ir.graph import Array, Value
+from core.ir.types import DType, TensorType, symbol
+from core.kernels.catalog import Request, select
+from core.kernels.target import Target
+from tests.core.kernels.harness import NodeKernel, scalar_body, single_node
+
+F32 = DType.FLOAT32
+N = symbol("n")
+TARGETS = {"host": host(), "x86-64-v3": x86_64_v3(), "plain": plain()}
+
+
+def floats(*shape: int) -> Array:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def image(*dims: Any) -> TensorType:
+    return TensorType(F32, (N, *dims))
+
+
+def convolution(
+    size: tuple[int, ...],
+    channels: int,
+    outputs: int,
+    kernel: tuple[int, ...],
+    *extras: Any,
+    bias: bool = True,
+    group: int = 1,
+    target: Target | None = None,
+    **attrs: Any,
+) -> NodeKernel:
+    weight = floats(outputs, channels // group, *kernel)
+    return NodeKernel(
+        "FusedConv", image(*size, channels), weight, floats(outputs) if bias else None, *extras,
+        layout="NHWC", group=group, target=target, **attrs,
+    )  # fmt: skip
+
+
+def check(kernel: NodeKernel, *batches: int, threads: int = 1) -> None:
+    shape = kernel.graph.inputs[0].shape[1:]
+    for n in batches:
+        kernel.check(floats(n, *shape), threads=threads, atol=1e-4)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("channels", [1, 3, 6, 16, 20])
+@pytest.mark.parametrize("outputs", [1, 7, 33])
+def test_channel_tails(channels: int, outputs: int) -> None:
+    check(convolution((7, 9), channels, outputs, (3, 3), pads=(1, 1, 1, 1)), 1, 3, threads=2)
+
+
+@pytest.mark.parametrize("channels", [3, 16], ids=["gathered", "implicit"])
+@pytest.mark.parametrize(
+    ("kernel", "attrs"),
+    [
+        ((5, 5), {}),
+        ((1, 3), {"pads": (0, 1, 0, 1)}),
+        ((3, 2), {"strides": (2, 3), "pads": (0, 1, 2, 0)}),
+        ((3, 3), {"dilations": (2, 2), "pads": (2, 2, 2, 2)}),
+        ((3, 3), {"dilations": (3, 1), "pads": (1, 0, 1, 0)}),
+        ((7, 7), {"strides": (2, 2), "pads": (3, 3, 3, 3)}),
+        ((2, 2), {"strides": (4, 4), "pads": (1, 1, 1, 1)}),
+    ],
+)
+def test_windows(channels: int, kernel: tuple[int, ...], attrs: dict[str, Any]) -> None:
+    check(convolution((9, 8), channels, 10, kernel, **attrs), 2)
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+@pytest.mark.parametrize("channels", [2, 17])
+def test_targets_and_threads(target: Target, channels: int) -> None:
+    kernel = convolution((6, 7), channels, 19, (3, 3), pads=(1, 1, 1, 1), target=target)
+    check(kernel, 1, 3, threads=3)
+
+
+@pytest.mark.parametrize("group", [2, 4])
+@pytest.mark.parametrize("outputs", [8, 36])
+def test_groups(group: int, outputs: int) -> None:
+    check(convolution((5, 6), 8, outputs, (3, 3), pads=(1, 1, 1, 1), group=group), 1, 2, threads=2)
+
+
+def test_one_by_one_is_a_matrix_product() -> None:
+    kernel = convolution((5, 7), 20, 33, (1, 1))
+    assert kernel.call.spec.family == "gemm"
+    check(kernel, 1, 3)
+    strided = convolution((5, 7), 20, 33, (1, 1), strides=(2, 2))
+    assert strided.call.spec.family == "conv"
+    check(strided, 1, 3)
+
+
+@pytest.mark.parametrize("size", [(11,), (3, 4, 5)])
+@pytest.mark.parametrize("channels", [3, 18])
+def test_other_ranks(size: tuple[int, ...], channels: int) -> None:
+    rank = len(size)
+    check(convolution(size, channels, 9, (3,) * rank, pads=(1,) * (2 * rank), strides=(2,) * rank), 2)
+
+
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 3)])
+@pytest.mark.parametrize("shape", [(N, 5, 6, 9), (N, 1, 1, 9), (9,), (1,), (5, 6, 9), (N, 5, 6, 1), (6, 1)])
+def test_extra_inputs_of_every_broadcast_pattern(kernel: tuple[int, int], shape: tuple[Any, ...]) -> None:
+    def write(b: Builder, value: Value, extra: Value) -> Value:
+        return b("Relu", b("Add", value, extra))
+
+    pads = (kernel[0] // 2,) * 4
+    extra = TensorType(F32, shape)
+    node = convolution((5, 6), 4, 9, kernel, extra, pads=pads, epilogue=scalar_body(2, write))
+    for n in (1, 3):
+        node.check(floats(n, 5, 6, 4), floats(*(n if d is N else d for d in shape)), threads=n, atol=1e-4)
+
+
+def test_only_a_residual_of_full_shape_may_be_replaced_in_place() -> None:
+    add = scalar_body(3, lambda b, x, y, z: b("Add", b("Add", x, y), z))
+    node = convolution((5, 6), 4, 9, (3, 3), image(5, 6, 9), image(1, 1, 9), pads=(1, 1, 1, 1), epilogue=add)
+    assert node.call.inplace == (3,)
+
+
+def test_without_bias_or_epilogue() -> None:
+    check(convolution((6, 6), 16, 16, (3, 3), bias=False), 2)
+    check(convolution((6, 6), 16, 16, (1, 1), bias=False), 2)
+
+
+def test_plain_convolutions_are_covered_too() -> None:
+    kernel = NodeKernel("Conv", image(6, 6, 5), floats(4, 5, 3, 3), floats(4), layout="NHWC", auto_pad="SAME_UPPER")
+    check(kernel, 2)
+
+
+def test_what_the_kernel_cannot_do_is_declined() -> None:
+    first = single_node("Conv", TensorType(F32, (N, 5, 6, 6)), floats(4, 5, 3, 3))
+    computed = single_node("Conv", image(6, 6, 5), TensorType(F32, (4, 5, 3, 3)), layout="NHWC")
+    free = single_node("Conv", image(symbol("h"), 6, 5), floats(4, 5, 3, 3), layout="NHWC")
+    for graph in (first, computed, free):
+        assert select(Request(graph.nodes[0], graph.constants, host())) is None

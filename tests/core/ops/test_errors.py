@@ -33,6 +33,13 @@ ILL_TYPED = [
         "C is float32[1,2,5], which does not broadcast to [2,5]",
     ),
     (case("Gemm", floats(2, 3, 1), floats(3, 5)), "A is float32[2,3,1], expected rank 2"),
+    (
+        case("Einsum", floats(2, 3), floats(4, 5), equation="ij,jk"),
+        "axis 'j' of equation 'ij,jk' is 3 in one input and 4",
+    ),
+    (case("Einsum", floats(2, 3), equation="ijk->i"), "has a term 'ijk' for a tensor of rank 2"),
+    (case("Einsum", floats(2, 3), equation="ij,jk"), "has 2 terms for 1 inputs"),
+    (case("Einsum", floats(2, 3), equation="ij->k"), "names an axis of the output that no input has"),
     (case("Softmax", floats(2, 3), axis=2), "axis 2 is out of range for rank 2"),
     (case("ReduceSum", floats(2, 3), vector(0, -2)), "axes [0, 0] name an axis twice"),
     (case("ArgMax", floats(2, 0), axis=1), "is empty, expected at least one element"),

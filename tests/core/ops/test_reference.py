@@ -66,6 +66,7 @@ def test_every_operator_of_these_families_has_a_case() -> None:
     modules = (
         "activation",
         "creation",
+        "einsum",
         "elementwise",
         "indexing",
         "logic",

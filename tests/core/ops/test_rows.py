@@ -90,6 +90,8 @@ def test_rows_that_are_said_to_stay_apart_do(op: str, bind: bool) -> None:
         ("MatMul", ((4, 3), (3, 4)), {}, [0, 1]),
         ("MatMul", ((3, 4), (4, 3)), {}, [1, 0]),
         ("Gemm", ((3, 4), (3, 5)), {"transA": 1}, [0, 0]),
+        ("Einsum", ((4, 3), (4, 5)), {"equation": "bi,bj->ij"}, [0, 0]),
+        ("Einsum", ((4, 3), (4, 5)), {"equation": "bi,bj->bij"}, [0, None]),
         ("Concat", ((4, 3), (4, 3)), {"axis": 0}, [0, 0]),
         ("Concat", ((4, 3), (4, 2)), {"axis": 1}, [0, None]),
         ("Slice", ((4, 3),), {"starts": (1,), "ends": (3,), "axes": (0,)}, [0]),

@@ -1,0 +1,94 @@
+"""Einsum: products summed over the axes that the result does not name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from core.ir.dim import Dim
+from core.ir.graph import Array
+from core.ir.types import TensorType, ValueType
+from core.ops.common import NUMBER, check_kind, same_dtype, wide
+from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required, RowAxis, register
+
+# An axis by its letter, or by its place from the right among those that an ellipsis stands for.
+Label: TypeAlias = str | int
+
+
+@register
+class Einsum(OpDef):
+    """`equation` as NumPy's einsum reads it, with or without an arrow and ellipses."""
+
+    inputs = "*Inputs"
+    outputs = "Output"
+    attrs = {"equation": Required("text")}
+
+    def terms(self, c: NodeView) -> tuple[list[str], str]:
+        """The inputs' terms and the output's. Without an arrow: what an ellipsis stands for, then the letters that
+        occur once, sorted."""
+        text: str = c.attr("equation").replace(" ", "")
+        left, arrow, right = text.partition("->")
+        if not arrow:
+            once = sorted(letter for letter in set(left) if letter.isalpha() and left.count(letter) == 1)
+            right = ("..." if "..." in left else "") + "".join(once)
+        return left.split(","), right
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        dtype = same_dtype(c, range(len(c.node.inputs)))
+        check_kind(c, 0, NUMBER)
+        terms, output = self.terms(c)
+        shapes = [c.shape(i) for i in range(len(c.node.inputs))]
+        if len(terms) != len(shapes):
+            c.fail(f"equation '{c.attr('equation')}' has {len(terms)} terms for {len(shapes)} inputs")
+        extents: dict[Label, Dim] = {}
+        for term, shape in zip(terms, shapes, strict=True):
+            if shape is None:
+                return [TensorType(dtype, None)]
+            for label, dim in zip(_labels(c, term, len(shape)), shape, strict=True):
+                extents[label] = _agreed(c, label, extents.get(label, 1), dim)
+        hidden = sum(isinstance(label, int) for label in extents)
+        labels = _labels(c, output, len(output.replace("...", "")) + hidden * ("..." in output))
+        if not set(labels) <= extents.keys():
+            c.fail(f"equation '{c.attr('equation')}' names an axis of the output that no input has")
+        return [TensorType(dtype, tuple(extents[label] for label in labels))]
+
+    def reference(self, c: Call, *inputs: Array) -> Array:
+        result = np.einsum(c.attr("equation").replace(" ", ""), *map(wide, inputs))
+        return np.asarray(result).astype(inputs[0].dtype)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        """The row axis needs one label, that every input with rows and the output have and no other input."""
+        terms, output = self.terms(c)
+        ranks = [len(c.tensor(i).dims) for i in range(len(axes))]
+        labels = [_labels(c, term, rank) for term, rank in zip(terms, ranks, strict=True)]
+        found = {term[axis] for term, axis in zip(labels, axes, strict=True) if axis is not None}
+        if not found:
+            return [None]
+        row = found.pop()
+        result = _labels(c, output, c.node.output.tensor.rank)
+        shared = all((row in term) == (axis is not None) for term, axis in zip(labels, axes, strict=True))
+        if found or not shared or result.count(row) != 1 or any(term.count(row) > 1 for term in labels):
+            return Mixes("Einsum sums over the row axis, or not all its operands have rows along one axis")
+        return [result.index(row)]
+
+
+def _labels(c: NodeView, term: str, rank: int) -> list[Label]:
+    """One label per axis; axes under an ellipsis count from the right, -1 being the last."""
+    before, ellipsis, after = term.partition("...")
+    hidden = rank - len(before) - len(after)
+    if not (before + after).isalpha() and before + after:
+        c.fail(f"equation '{c.attr('equation')}' has a term '{term}', expected letters and at most one '...'")
+    if hidden < 0 or (hidden > 0 and not ellipsis):
+        c.fail(f"equation '{c.attr('equation')}' has a term '{term}' for a tensor of rank {rank}")
+    return [*before, *range(-hidden, 0), *after]
+
+
+def _agreed(c: NodeView, label: Label, x: Dim, y: Dim) -> Dim:
+    """The extent of a label that has two; an extent of 1 broadcasts."""
+    if isinstance(x, int) and isinstance(y, int) and x != y and 1 not in (x, y):
+        c.fail(f"axis '{label}' of equation '{c.attr('equation')}' is {x} in one input and {y} in another")
+    if x == 1:
+        return y
+    return x if isinstance(x, int) or y == 1 else y

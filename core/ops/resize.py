@@ -91,6 +91,11 @@ class Resize(OpDef):
         return [axes[0]]
 
 
+def samples_by_axis(c: Call, shape: Sequence[int]) -> list[Samples | None]:
+    """What the output positions of each axis, channels first, are made of; None where an axis stays as it is."""
+    return [None if axis.is_identity else _samples(c, axis) for axis in _axes(c, tuple(shape))]
+
+
 def _check(c: Infer) -> None:
     for name, allowed in (("mode", _MODES), ("keep_aspect_ratio_policy", _POLICIES), ("nearest_mode", tuple(_ROUND)),
                           ("coordinate_transformation_mode", tuple(_COORDINATES))):  # fmt: skip

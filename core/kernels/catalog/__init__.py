@@ -1,6 +1,6 @@
 """The catalog of kernels: which nodes compiled code covers, with the facts the planner needs."""
 
-from core.kernels.catalog import conv, copy, depthwise, elementwise, gather, gemm, norm, pool, reduce, softmax
+from core.kernels.catalog import conv, copy, depthwise, elementwise, gather, gemm, norm, pool, reduce, resize, softmax
 from core.kernels.catalog.base import (
     VIEWS,
     In,
@@ -17,27 +17,7 @@ from core.kernels.catalog.base import (
 )
 
 __all__ = [
-    "VIEWS",
-    "In",
-    "KernelCall",
-    "KernelSpec",
-    "Operand",
-    "Out",
-    "Packed",
-    "Request",
-    "Scratch",
-    "Status",
-    "conv",
-    "copy",
-    "covers",
-    "depthwise",
-    "elementwise",
-    "gather",
-    "gemm",
-    "gemm",
-    "norm",
-    "pool",
-    "reduce",
-    "select",
-    "softmax",
+    "VIEWS", "In", "KernelCall", "KernelSpec", "Operand", "Out", "Packed", "Request", "Scratch", "Status",
+    "conv", "copy", "covers", "depthwise", "elementwise", "gather", "gemm", "norm", "pool", "reduce", "resize",
+    "select", "softmax",
 ]  # fmt: skip

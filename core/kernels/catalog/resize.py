@@ -1,0 +1,82 @@
+"""Resize of images: every result is a weighted sum of a few rows times a few columns, known at compile time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from core.ir.graph import Array, Node
+from core.ir.types import Dim, DType
+from core.kernels.catalog.attributes import attribute
+from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Request, covers
+from core.kernels.catalog.nest import has_plannable_types, traffic
+from core.ops import registry
+from core.ops.registry import Call
+from core.ops.resize import Samples, samples_by_axis
+
+
+@dataclass(frozen=True, eq=False)
+class Taps:
+    """For every result along one axis of `size` places, which it is made of: int64 and float32 [results, taps]."""
+
+    size: int
+    indices: Array
+    weights: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Results, taps."""
+        return self.indices.shape
+
+
+@dataclass(frozen=True)
+class ResizeSpec(KernelSpec):
+    """Float32 images [batch, height, width, channels], or [batch, height, width] when there is one channel."""
+
+    family: ClassVar[str] = "resize"
+    batch: Dim
+    rows: Taps
+    columns: Taps
+    channels: int
+
+    @property
+    def summary(self) -> str:
+        return f"resize({self.rows.shape[1]}x{self.columns.shape[1]} taps, {self.channels} channels)"
+
+
+@covers("Resize")
+def resize(request: Request) -> KernelCall | None:
+    """None unless exactly the two spatial axes of float32 images of known size change."""
+    node = request.node
+    x = node.inputs[0]
+    if x is None or not has_plannable_types(node) or x.dtype is not DType.FLOAT32 or len(x.shape) != 4:
+        return None
+    last = attribute(node, "layout") == "NHWC"
+    height, width, channels = (x.shape[1], x.shape[2], x.shape[3]) if last else (x.shape[2], x.shape[3], x.shape[1])
+    if any(value is not None for value in node.inputs[1:]) or not isinstance(height, int) or not isinstance(width, int):
+        return None
+    axes = _taps(node, (1, channels if isinstance(channels, int) else 1, height, width))
+    if axes is None or not isinstance(channels, int):
+        return None
+    batch = x.shape[0] if last else x.shape[0] * channels
+    spec = ResizeSpec(batch, *axes, channels if last else 1)
+    flops = node.output.tensor.size * (2 * axes[0].shape[1] * axes[1].shape[1])
+    return KernelCall(spec, (In(0), Out()), flops=flops, bytes=traffic(node))
+
+
+def _taps(node: Node, shape: Sequence[int]) -> tuple[Taps, Taps] | None:
+    """The taps of both spatial axes; None when another axis changes or something lies outside the image."""
+    call = Call(registry.get(node.op), node, [], symbols={"n": 1})
+    n, c, rows, columns = samples_by_axis(call, shape)
+    if n is not None or c is not None or any(s is not None and s.outside is not None for s in (rows, columns)):
+        return None
+    return _axis_taps(shape[2], rows), _axis_taps(shape[3], columns)
+
+
+def _axis_taps(size: int, samples: Samples | None) -> Taps:
+    indices = np.arange(size)[:, None] if samples is None else samples.indices
+    weights = np.ones(indices.shape) if samples is None or samples.weights is None else samples.weights
+    return Taps(size, np.asarray(indices, np.int64), np.asarray(weights, np.float32))

@@ -1,0 +1,109 @@
+"""Resize: tables of taps in the code; vectors over channels, or over a line of results when there is one channel."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import llvmlite.ir as ir
+
+from core.codegen.lang import Kernel, Pointer, Val
+from core.codegen.registers import element_type
+from core.ir.graph import Array
+from core.ir.types import DType
+from core.kernels.catalog.resize import ResizeSpec, Taps
+from core.kernels.cpu.nest import cover, even_chunks, grain, has_masks
+from core.kernels.target import Target
+
+_F32, _I64 = DType.FLOAT32, DType.INT64
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Taps as constants of the module, tap by tap, so that neighbouring results lie side by side."""
+
+    results: int
+    taps: int
+    indices: Pointer
+    weights: Pointer
+
+    def at(self, result: Val, tap: int, lanes: int = 1, mask: Val | None = None) -> tuple[Val, Val]:
+        """Where a tap of these results is, and its weight."""
+        place = result + tap * self.results
+        return self.indices.load(place, lanes, mask), self.weights.load(place, lanes, mask)
+
+
+def generate(spec: ResizeSpec, target: Target) -> Kernel:
+    k = Kernel(spec, target)
+    x, y = k.operand(0, _F32), k.operand(1, _F32)
+    rows, columns = _table(k, "rows", spec.rows), _table(k, "columns", spec.columns)
+    width = spec.columns.size * spec.channels
+    line = columns.results * spec.channels
+    steps = grain(8, 2 * rows.taps * columns.taps) // max(line, 1)
+    with even_chunks(k, k.dim(spec.batch) * rows.results, steps) as (start, stop), k.loop(start, stop) as item:
+        image, row = item // max(rows.results, 1), item % max(rows.results, 1)
+        taps = [rows.at(row, tap) for tap in range(rows.taps)]
+        sources = [(x.at((image * spec.rows.size + index) * width), weight) for index, weight in taps]
+        if spec.channels == 1:
+            _line(k, columns, sources, y.at(item * line))
+        else:
+            with k.loop(0, columns.results) as column:
+                _pixel(k, spec, columns, column, sources, y.at(item * line + column * spec.channels))
+    return k
+
+
+def _table(k: Kernel, name: str, taps: Taps) -> _Table:
+    results, count = taps.shape
+    indices, weights = (
+        _constant(k, f"{name}.indices", taps.indices.T, _I64),
+        _constant(k, f"{name}.weights", taps.weights.T, _F32),
+    )
+    return _Table(results, count, indices, weights)
+
+
+def _constant(k: Kernel, name: str, array: Array, dtype: DType) -> Pointer:
+    """An array in the module's read-only data."""
+    values = array.ravel().tolist()
+    type_ = ir.ArrayType(element_type(dtype), len(values))
+    variable = ir.GlobalVariable(k.module, type_, f"{k.symbol}.{name}")
+    variable.linkage, variable.global_constant = "internal", True
+    variable.initializer = ir.Constant(type_, values)
+    return Pointer(k, k.builder.bitcast(variable, ir.PointerType()), dtype)
+
+
+def _pixel(
+    k: Kernel, spec: ResizeSpec, columns: _Table, column: Val, sources: list[tuple[Pointer, Val]], y: Pointer
+) -> None:
+    """All channels of one place."""
+    taps = [columns.at(column, tap) for tap in range(columns.taps)]
+    corners = [
+        (source.at(index * spec.channels), row_weight * weight)
+        for (source, row_weight), (index, weight) in itertools.product(sources, taps)
+    ]
+
+    def step(i: Val, lanes: int, mask: Val | None) -> None:
+        total = None
+        for source, weight in corners:
+            part = source.load(i, lanes, mask)
+            total = part * weight if total is None else k.ops.fma(part, weight, total)
+        if total is not None:
+            y.store(total, i, mask)
+
+    cover(k, spec.channels, step, k.lanes, has_masks(k.target, [4]))
+
+
+def _line(k: Kernel, columns: _Table, sources: list[tuple[Pointer, Val]], y: Pointer) -> None:
+    """Neighbouring places of an image of one channel, gathered."""
+
+    def step(i: Val, lanes: int, mask: Val | None) -> None:
+        total = None
+        for tap in range(columns.taps):
+            indices, weights = columns.at(i, tap, lanes, mask)
+            for source, row_weight in sources:
+                part = source.load(indices) if lanes == 1 else source.gather(indices, mask)
+                weight = weights * row_weight
+                total = part * weight if total is None else k.ops.fma(part, weight, total)
+        if total is not None:
+            y.store(total, i, mask)
+
+    cover(k, columns.results, step, k.lanes, has_masks(k.target, [4, 8]))

@@ -1,0 +1,40 @@
+"""Resize of images in both layouts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.kernels.catalog import Request, select
+from core.kernels.target import Target
+from tests.core.kernels.harness import single_node
+from tests.core.kernels.sweep import each_target, kernel, sweep, tensor
+
+WAYS: list[dict[str, Any]] = [
+    {"mode": "nearest", "scales": (1.0, 1.0, 2.0, 2.0), "coordinate_transformation_mode": "asymmetric"},
+    {"mode": "nearest", "scales": (1.0, 1.0, 0.6, 1.7), "nearest_mode": "floor"},
+    {"mode": "linear", "scales": (1.0, 1.0, 2.0, 3.0)},
+    {"mode": "linear", "sizes": (9, 23), "axes": (2, 3), "coordinate_transformation_mode": "align_corners"},
+    {"mode": "linear", "sizes": (3, 4), "axes": (2, 3), "antialias": 1},
+    {"mode": "cubic", "scales": (1.0, 1.0, 1.5, 0.8)},
+]
+
+
+@each_target
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values())))
+def test_ways(target: Target, way: dict[str, Any]) -> None:
+    sweep("Resize", "float32[n,3,7,20]", target=target, batches=(0, 2), **way)
+    sweep("Resize", "float32[n,7,5,19]", target=target, batches=(0, 2), layout="NHWC", **way)
+
+
+def test_large_images_are_shared_out() -> None:
+    compiled = kernel("Resize", "float32[n,32,32,16]", layout="NHWC", mode="linear", scales=(1.0, 1.0, 4.0, 4.0))
+    for threads in (1, 3):
+        compiled.check(np.ones((2, 32, 32, 16), np.float32), threads=threads)
+
+
+def test_resized_channels_are_left_to_the_reference() -> None:
+    graph = single_node("Resize", tensor("float32[n,3,7,20]"), scales=(1.0, 2.0, 1.0, 1.0))
+    assert select(Request(graph.nodes[0], graph.constants, kernel("Relu", "float32[n]").target)) is None

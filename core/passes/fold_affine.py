@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from core.ir.graph import Array, Graph, Node, Value
 from core.passes.base import PassResult, shape_of
 from core.passes.edit import Editor
+from core.passes.pattern import Match, Rule, apply, const, op, var
 
 Channel = NDArray[np.float64]
 
@@ -38,6 +39,7 @@ class FoldAffine:
         editor = Editor(graph)
         for node in editor.nodes():
             _fold(editor, node)
+        apply(editor, FACTORS)
         for node in editor.nodes():
             _fold_before(editor, node)
         for node in editor.nodes():
@@ -174,6 +176,27 @@ def _rebuilt(editor: Editor, node: Node, anchor: Node, weight: Channel, offset: 
     has_bias = node.input(2) is not None or bool(np.any(offset))
     bias = editor.constant(offset.astype(np.float32), "bias") if has_bias else None
     return editor.emit(anchor, node.op, node.inputs[0], new_weight, bias, name=node.name, attrs=node.attrs)
+
+
+def _factor_after(e: Editor, m: Match) -> Value | None:
+    """A number that scales an operand of a product scales the product: there it becomes part of the epilogue."""
+    factor = e.graph.constants[m["c"]]
+    if len(m["a"].shape) < 2 or len(m["b"].shape) < 2 or e.array(m["a"]) is not None or e.array(m["b"]) is not None:
+        return None
+    product = e.emit(m.root, "MatMul", m["a"], m["b"])
+    return e.emit(m.root, "Mul", product, e.constant(factor.reshape(())))
+
+
+def _is_moderate_number(array: Array) -> bool:
+    """One number, far enough from the limits that it does not matter when it is multiplied by."""
+    return array.size == 1 and array.dtype == np.float32 and 1e-4 <= abs(array.item()) <= 1e4
+
+
+_NUMBER = const("c", _is_moderate_number)
+FACTORS = [
+    Rule("(a*c)@b -> (a@b)*c", op("MatMul", op("Mul", var("a"), _NUMBER), var("b")), _factor_after),
+    Rule("a@(b*c) -> (a@b)*c", op("MatMul", var("a"), op("Mul", var("b"), _NUMBER)), _factor_after),
+]
 
 
 def _fold_before(editor: Editor, linear: Node) -> None:

@@ -41,6 +41,27 @@ def is_view(perm: Sequence[int], shape: Sequence[Dim]) -> bool:
     return moved == sorted(moved)
 
 
+def split_axes(source: Sequence[Dim], target: Sequence[Dim]) -> list[list[int]] | None:
+    """For each axis of `source` the axes of `target` that it is split into; None when a view joins axes."""
+    parts: list[list[int]] = []
+    at = 0
+    for size in source:
+        part: list[int] = []
+        extent: Dim = 1
+        while extent != size and at < len(target):
+            extent = extent * target[at]
+            part.append(at)
+            at += 1
+        if extent != size:
+            return None
+        parts.append(part)
+    rest = range(at, len(target))
+    if not parts or any(target[axis] != 1 for axis in rest):
+        return None
+    parts[-1] += rest
+    return parts
+
+
 def permuted(array: Array, perm: Perm) -> Array:
     """A constant that broadcasts to a tensor, for that tensor transposed; without needless leading axes."""
     full = array.reshape((1,) * (len(perm) - array.ndim) + array.shape)

@@ -85,15 +85,6 @@ def _merge_factors(e: Editor, m: Match) -> Value | None:
     return e.emit(m.root, "Mul", m["x"], e.constant(c * d))
 
 
-def _factor_after(e: Editor, m: Match) -> Value | None:
-    """A number that scales an operand of a product scales the product: there it costs nothing, or meets another."""
-    factor = e.graph.constants[m["c"]]
-    if factor.size != 1 or len(m["a"].shape) < 2 or len(m["b"].shape) < 2:
-        return None
-    product = e.emit(m.root, "MatMul", m["a"], m["b"])
-    return e.emit(m.root, "Mul", product, e.constant(factor.reshape(())))
-
-
 def _square(e: Editor, m: Match) -> Value | None:
     return e.emit(m.root, "Mul", m["x"], m["x"]) if m["x"].type == m.root.output.type else None
 
@@ -107,14 +98,11 @@ def _relu(e: Editor, m: Match) -> Value | None:
 
 
 _X = var("x")
-_SCALE = const("c", _moderate)
 
 RULES: list[Rule] = [
     Rule("x/c -> x*(1/c)", op("Div", _X, const("c", _invertible)), _times_inverse),
     Rule("x-c -> x+(-c)", op("Sub", _X, const("c", _is_float)), _plus_negative),
     Rule("(x*c)*d -> x*(c*d)", op("Mul", op("Mul", _X, const("c", _moderate)), const("d", _moderate)), _merge_factors),
-    Rule("(a*c)@b -> (a@b)*c", op("MatMul", op("Mul", var("a"), _SCALE), var("b")), _factor_after),
-    Rule("a@(b*c) -> (a@b)*c", op("MatMul", var("a"), op("Mul", var("b"), _SCALE)), _factor_after),
     Rule("1/x", op("Div", const("", lambda a: a.shape == () and _is_one(a)), _X), _as("Reciprocal")),
     Rule(
         "x*(1/y) -> x/y",

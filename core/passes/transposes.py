@@ -8,7 +8,7 @@ from core.ir.dim import symbols
 from core.ir.graph import Graph, Node, Value
 from core.passes.base import PassResult, input_symbols, is_elementwise, shape_of
 from core.passes.edit import Editor
-from core.passes.permutation import Perm, compose, inverse, is_view, perm_of, permuted
+from core.passes.permutation import Perm, compose, inverse, is_view, perm_of, permuted, split_axes
 
 _ALONG_AXIS = frozenset({"Softmax", "LogSoftmax", "Hardmax", "LpNormalization"})
 
@@ -31,14 +31,22 @@ def _sweep(editor: Editor) -> bool:
     for node in editor.nodes():
         if node.op == "Transpose":
             _merge(editor, node)
+        elif node.op == "Reshape":
+            _sink_through_split(editor, node)
+        elif node.op == "Gather":
+            _sink_through_choice(editor, node)
         elif len(node.outputs) == 1 and (is_elementwise(node) or node.op in _ALONG_AXIS):
             _sink(editor, node)
     return editor.changed > before
 
 
 def _merge(editor: Editor, node: Node) -> None:
-    """Two transposes in a row are one, or none."""
+    """Two transposes in a row are one, or none; and one that does nothing is none."""
     perm, source = perm_of(node), node.inputs[0]
+    if perm is not None and source is not None and compose(perm, None) is None:
+        if node.output not in editor.graph.outputs or editor.renamable(source):
+            editor.replace(node.output, source)
+        return
     before = perm_of(source.producer) if source is not None and source.producer is not None else None
     if perm is None or before is None or source is None or source.producer is None:
         return
@@ -59,15 +67,50 @@ def _sink(editor: Editor, node: Node) -> None:
         return
     attrs = dict(node.attrs)
     if node.op in _ALONG_AXIS:
-        attrs["axis"] = perm[_axis(node) % len(perm)]
+        attrs["axis"] = perm[_axis(node, -1) % len(perm)]
     inputs = [_before_transpose(editor, value, perm) for value in node.inputs]
     inner = editor.emit(node, node.op, *inputs, attrs=attrs)
     editor.replace(node.output, editor.emit(node, "Transpose", inner, attrs={"perm": perm}))
 
 
-def _axis(node: Node) -> int:
-    axis = node.attrs.get("axis", -1)
-    return axis if isinstance(axis, int) else -1
+def _sink_through_split(editor: Editor, node: Node) -> None:
+    """A view that splits axes, or drops axes of extent 1, does so as well before the transpose."""
+    x, target = node.inputs[0], shape_of(node.output)
+    perm = perm_of(x.producer) if x is not None and x.producer is not None else None
+    if x is None or x.producer is None or perm is None or target is None or editor.only_reader(x) is not node:
+        return
+    source = x.producer.inputs[0]
+    parts = split_axes(x.shape, target)
+    if source is None or parts is None or node.attrs.get("shape") != target:
+        return
+    order = [axis for before in inverse(perm) for axis in parts[before]]  # the target's axes as the source has them
+    view = editor.emit(node, "Reshape", source, attrs={"shape": tuple(target[axis] for axis in order)})
+    editor.replace(node.output, editor.emit(node, "Transpose", view, attrs={"perm": inverse(order)}))
+
+
+def _sink_through_choice(editor: Editor, node: Node) -> None:
+    """One slice of a transposed tensor is a slice of the tensor, when all its readers take one slice."""
+    x = node.inputs[0]
+    perm = perm_of(x.producer) if x is not None and x.producer is not None else None
+    if x is None or x.producer is None or perm is None or editor.is_output(x):
+        return
+    if not all(_takes_slice(editor, reader, x) for reader in editor.readers(x)):
+        return
+    axis = _axis(node, 0) % len(perm)
+    rest = [before for i, before in enumerate(perm) if i != axis]
+    inner = editor.emit(node, "Gather", x.producer.inputs[0], node.inputs[1], attrs={"axis": perm[axis]})
+    order = tuple(sorted(rest).index(before) for before in rest)
+    editor.replace(node.output, editor.emit(node, "Transpose", inner, attrs={"perm": order}))
+
+
+def _takes_slice(editor: Editor, reader: Node, x: Value) -> bool:
+    index = editor.array(reader.inputs[1]) if reader.op == "Gather" and reader.inputs[0] is x else None
+    return index is not None and index.ndim == 0
+
+
+def _axis(node: Node, default: int) -> int:
+    axis = node.attrs.get("axis", default)
+    return axis if isinstance(axis, int) else default
 
 
 def _common_perm(editor: Editor, node: Node) -> Perm | None:

@@ -44,6 +44,9 @@ class Settings(BaseSettings):
     # HTTP
     max_body: int = Field(64 * MIB, ge=1, description="Largest body of an inference or JSON request.")
     max_inflated: int = Field(256 * MIB, ge=1, description="Largest body once a compressed request is inflated.")
+    max_receiving: int = Field(
+        1 * GIB, ge=1 * MIB, description="Bytes of half-received bodies held at once, all connections together."
+    )
     max_header: int = Field(32 * KIB, ge=1 * KIB, description="Largest request line and headers together.")
     header_timeout: float = Field(10.0, gt=0, description="Time to receive a request's head, from its first byte.")
     body_timeout: float = Field(60.0, gt=0, description="Time to receive the body of an inference or JSON request.")

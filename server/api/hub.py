@@ -7,6 +7,7 @@ from typing import Protocol
 
 from server.api.callhead import CallHead
 from server.api.infer import InferService
+from server.errors import Overloaded
 from server.settings import Settings
 
 TICK = 0.25  # seconds between sweeps; the resolution of every connection deadline
@@ -30,6 +31,7 @@ class Hub:
         self.connections: set[Connection] = set()
         self.now = 0.0  # the loop's time, at most one tick old
         self.heads: dict[bytes, CallHead] = {}
+        self.held = 0  # bytes of bodies that are not complete yet
         self._default: list[tuple[bytes, bytes]] | None = None
         self._default_head = b""
         self._timer: asyncio.TimerHandle | None = None
@@ -59,6 +61,13 @@ class Hub:
             if len(self.heads) >= _HEADS:
                 self.heads.clear()
             self.heads[raw] = head
+
+    def hold(self, size: int) -> None:
+        """Count bytes kept for an unfinished body; raises Overloaded when all connections together hold too much."""
+        self.held += size
+        limit = self.settings.max_receiving
+        if self.held > limit:
+            raise Overloaded(f"the server holds {limit} bytes of unfinished requests; come back later", retry_after=1)
 
     def default_head(self, headers: list[tuple[bytes, bytes]]) -> bytes:
         """Return the header lines every answer has; uvicorn replaces the list once a second."""

@@ -90,6 +90,7 @@ class LatheProtocol(HttpToolsProtocol):
         self.hub.connections.discard(self)
         turns, self.turns = self.turns, deque()
         self.deaf = True
+        self._take_body()
         for turn in turns:
             if isinstance(turn, AsgiTurn):
                 _disconnect(turn.cycle)
@@ -191,23 +192,33 @@ class LatheProtocol(HttpToolsProtocol):
             call = self._open(head)
             if after > len(data):
                 self.deadline = self.hub.now + self.hub.settings.body_timeout
-                self.receiving, self.body, self.missing = call, bytearray(data[end:]), after - len(data)
-                return b""
+                self.receiving, self.missing = call, after - end
+                return self._collect(data[end:])
             self.deadline = math.inf
             call.start(data[end:after])
             data = data[after:]
         return data
 
     def _collect(self, data: bytes) -> bytes:
-        if len(data) < self.missing:
-            self.body += data
-            self.missing -= len(data)
+        part = data[: self.missing]
+        try:
+            self._keep(part)
+        except ServerError as error:
+            self.reject(error)
             return b""
-        self.body += data[: self.missing]
-        rest = data[self.missing :]
-        self.missing = 0
-        self._received()
-        return rest
+        self.missing -= len(part)
+        if self.missing == 0:
+            self._received()
+        return data[len(part) :]
+
+    def _keep(self, part: bytes) -> None:
+        self.body += part
+        self.hub.hold(len(part))
+
+    def _take_body(self) -> bytearray:
+        body, self.body = self.body, bytearray()
+        self.hub.held -= len(body)
+        return body
 
     def _parse(self, data: bytes) -> None:
         self.raw_head = b""
@@ -298,7 +309,6 @@ class LatheProtocol(HttpToolsProtocol):
             raise
         self.deadline = self.hub.now + settings.body_timeout
         call = self.receiving = self._open(head)
-        self.body = bytearray()
         if not self.parser.should_keep_alive():
             self.final = call
         elif self.expect_100_continue:
@@ -328,7 +338,10 @@ class LatheProtocol(HttpToolsProtocol):
             return
         if self.size > self.hub.settings.max_body:
             self._refuse(TooLarge(f"body: expected at most {self.hub.settings.max_body} bytes, got more"))
-        self.body += body
+        try:
+            self._keep(body)
+        except ServerError as error:
+            self._refuse(error)
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -344,8 +357,8 @@ class LatheProtocol(HttpToolsProtocol):
             self._received()
 
     def _received(self) -> None:
-        call, body = self.receiving, self.body
-        self.receiving, self.body = None, bytearray()
+        call, self.receiving = self.receiving, None
+        body = self._take_body()
         self.deadline = math.inf
         if call is not None:
             call.start(body)
@@ -434,6 +447,7 @@ class LatheProtocol(HttpToolsProtocol):
             return
         call = self.receiving or self._open(CallHead(model=""))
         self.receiving = None
+        self._take_body()
         self.in_message = True  # the rest of it may still be coming
         self.final = call
         call.refuse(error)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from server.api.hub import Hub
 from server.api.protocol import LatheProtocol
 from server.app import Engine
 from server.serve import LatheServer, make_server
@@ -36,6 +37,11 @@ class Running:
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def hub(self) -> Hub:
+        """What the direct path's connections share."""
+        return next(connection.hub for connection in self.server.server_state.connections)
 
     def connect(self) -> Raw:
         return Raw(self.port)

@@ -331,12 +331,13 @@ def test_a_half_closed_client_is_answered(server: Running) -> None:
             assert raw.is_closed()
 
 
+@pytest.mark.parametrize("transport", ["direct", "asgi"])
 @pytest.mark.parametrize("reset", [True, False], ids=["reset", "closed"])
-def test_work_of_a_client_that_left_is_not_executed(gated: tuple[Running, FakeModel], reset: bool) -> None:
-    running, model = gated
-    servable = running.registry.resolve("doubler")
+def test_work_of_a_client_that_left_is_not_executed(transport: str, reset: bool) -> None:
+    model = doubler()
     model.gate.clear()
-    with running.connect() as stays:
+    with serving({"doubler": model}, transport, inline_budget_us=0) as running, running.connect() as stays:
+        servable = running.registry.resolve("doubler")
         stays.send(infer_request("doubler", rows(1)))
         wait_for(model.entered.is_set)
         for _ in range(5):

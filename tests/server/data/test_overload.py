@@ -44,6 +44,26 @@ def test_one_models_full_queue_is_not_anothers() -> None:
             assert first.answer().status == 200
 
 
+def test_unfinished_bodies_are_bounded_over_all_connections() -> None:
+    data = infer_request("doubler", rows(40_000))
+    with serving({"doubler": doubler(max_batch=65536)}, max_receiving=1 << 20) as running:
+        assert running.ask_raw(data).status == 200
+        with running.connect() as first, running.connect() as second:
+            first.send(data[:-100])
+            hub = running.hub
+            wait_for(lambda: hub.held > 600_000)
+            second.send(data)
+            answer = second.answer()
+            assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+            first.send(data[-100:])
+            np.testing.assert_array_equal(tensor_of(first.answer()), rows(40_000) * 2)
+        wait_for(lambda: hub.held == 0)
+        with running.connect() as leaves:
+            leaves.send(data[:-100])
+            wait_for(lambda: hub.held > 600_000)
+        wait_for(lambda: hub.held == 0)
+
+
 def test_silent_and_trickling_clients_do_not_slow_the_others() -> None:
     """Two hundred of each; all are gone after the header deadline."""
     with serving({"doubler": doubler()}, header_timeout=1) as running:

@@ -50,6 +50,19 @@ def is_elementwise(node: Node) -> bool:
     return node.op != "CastLike" and registry.get(node.op).is_elementwise
 
 
+def is_view_node(node: Node | None) -> bool:
+    """Whether a node gives its input another shape and leaves the elements in order."""
+    views = ("Flatten", "Squeeze", "Unsqueeze", "Reshape")
+    return node is not None and node.op in views and len(node.inputs) == 1
+
+
+def view_origin(value: Value) -> Value:
+    """The value that a chain of views starts from."""
+    while is_view_node(value.producer) and value.producer is not None and value.producer.inputs[0] is not None:
+        value = value.producer.inputs[0]
+    return value
+
+
 def input_symbols(graph: Graph) -> frozenset[str]:
     """Symbols that are whole dimensions of the graph's inputs: known as soon as the model is fed."""
     dims = (dim for value in graph.inputs for dim in shape_of(value) or ())

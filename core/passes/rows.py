@@ -16,6 +16,9 @@ from core.ops import registry
 from core.ops.inference import infer_graph
 from core.ops.registry import Mixes, RowAxis, describe
 from core.passes.base import shape_of
+from core.passes.pipeline import Options, preparation, run_passes
+from core.passes.simplify import Simplify
+from core.passes.transposes import Transposes
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,20 @@ class _Mixed(Exception):
 
 
 def rows(graph: Graph) -> BatchInfo:
-    """The analysis of a whole model, on canonical operators (before or after any pass)."""
+    """The analysis of a whole model.
+
+    What fails as the model is written (rows interleaved with positions for a product, say) may be plain after its
+    transposes and views have been brought together; that computes the same, so a proof of it is as good.
+    """
+    found = _proof(graph)
+    if found.batchable or not graph.inputs or graph.states:
+        return found
+    simplified, _ = run_passes(graph, [*preparation(Options()), Simplify(), Transposes()])
+    again = _proof(simplified)
+    return again if again.batchable else found
+
+
+def _proof(graph: Graph) -> BatchInfo:
     try:
         batch = _leading_symbol(graph)
         axes = _flow(graph, batch)

@@ -14,7 +14,7 @@ import numpy as np
 from core.ir.dim import symbols
 from core.ir.graph import Array, Graph, Node, Value
 from core.ir.types import Dim
-from core.passes.base import PassResult, input_symbols, is_elementwise, shape_of
+from core.passes.base import PassResult, input_symbols, is_elementwise, is_view_node, shape_of, view_origin
 from core.passes.edit import Editor
 from core.passes.pattern import Match, Rewrite, Rule, apply, const, is_constant, op, var
 
@@ -120,9 +120,9 @@ RULES: list[Rule] = [
 
 def _view_as_reshape(editor: Editor, node: Node) -> None:
     """Flatten, Squeeze, Unsqueeze, and Reshape with 0 or -1, as one Reshape to the full shape; a chain becomes one."""
-    if not _is_view(node) or node.inputs[0] is None:
+    if not is_view_node(node) or node.inputs[0] is None:
         return
-    source, target = _origin(node.inputs[0]), shape_of(node.output)
+    source, target = view_origin(node.inputs[0]), shape_of(node.output)
     if target is None or (node.attrs.get("shape") == target and source is node.inputs[0]):
         return
     if _expressible(editor, target):
@@ -144,18 +144,6 @@ def _unexpanded(value: Value | None) -> Value | None:
     return producer.inputs[0] if producer is not None and producer.op == "Expand" else value
 
 
-def _is_view(node: Node | None) -> bool:
-    views = ("Flatten", "Squeeze", "Unsqueeze", "Reshape")
-    return node is not None and node.op in views and len(node.inputs) == 1
-
-
-def _origin(value: Value) -> Value:
-    """The value that a chain of views starts from."""
-    while value.producer is not None and _is_view(value.producer) and value.producer.inputs[0] is not None:
-        value = value.producer.inputs[0]
-    return value
-
-
 def _unflatten(editor: Editor, node: Node) -> None:
     """A product of rows that were folded into a matrix, and are unfolded after it, needs no folding:
     reshape(gemm(reshape(x, [-1, k]), w, b), [.., n]) = reshape(x, [.., k]) @ w + b."""
@@ -165,7 +153,7 @@ def _unflatten(editor: Editor, node: Node) -> None:
     shape, weight, bias = shape_of(reader.output), _plain_weight(editor, node), node.input(2)
     if weight is None or not shape or shape[-1] != node.output.shape[-1] or not _expressible(editor, shape):
         return
-    rows = editor.emit(reader, "Reshape", _origin(folded), attrs={"shape": (*shape[:-1], folded.shape[-1])})
+    rows = editor.emit(reader, "Reshape", view_origin(folded), attrs={"shape": (*shape[:-1], folded.shape[-1])})
     result = editor.emit(reader, "MatMul", rows, weight, name=node.name)
     if bias is not None:
         result = editor.emit(reader, "Add", result, bias, name=node.name)
@@ -181,7 +169,7 @@ def _expressible(editor: Editor, shape: Sequence[Dim]) -> bool:
 def _folded_rows(node: Node) -> Value | None:
     """The first operand of a product, when it is a matrix that a view made."""
     folded = node.inputs[0] if node.op in ("Gemm", "MatMul") else None
-    if folded is None or not _is_view(folded.producer) or node.attrs.get("transA", 0):
+    if folded is None or not is_view_node(folded.producer) or node.attrs.get("transA", 0):
         return None
     return folded if len(shape_of(folded) or ()) == 2 else None
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from core.ir.dim import symbols
 from core.ir.graph import Graph, Node, Value
-from core.passes.base import PassResult, input_symbols, is_elementwise, shape_of
+from core.ir.types import Dim
+from core.passes.base import PassResult, input_symbols, is_elementwise, shape_of, view_origin
 from core.passes.edit import Editor
 from core.passes.permutation import Perm, compose, inverse, is_view, perm_of, permuted, split_axes
 
@@ -84,8 +85,12 @@ def _sink_through_split(editor: Editor, node: Node) -> None:
     if source is None or parts is None or node.attrs.get("shape") != target:
         return
     order = [axis for before in inverse(perm) for axis in parts[before]]  # the target's axes as the source has them
-    view = editor.emit(node, "Reshape", source, attrs={"shape": tuple(target[axis] for axis in order)})
+    view = _viewed(editor, node, view_origin(source), tuple(target[axis] for axis in order))
     editor.replace(node.output, editor.emit(node, "Transpose", view, attrs={"perm": inverse(order)}))
+
+
+def _viewed(editor: Editor, anchor: Node, value: Value, shape: tuple[Dim, ...]) -> Value:
+    return value if value.shape == shape else editor.emit(anchor, "Reshape", value, attrs={"shape": shape})
 
 
 def _sink_through_choice(editor: Editor, node: Node) -> None:

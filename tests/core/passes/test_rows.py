@@ -47,6 +47,20 @@ INDEPENDENT = {
         %z : float32[*] = ConstantOfShape() {shape = [n, 2]}
         %y : float32[*] = Concat(%x, %z) {axis = 1}
         output %y""",
+    "rows interleaved with positions, as in PyTorch's attention": """
+        input %x : float32[n,3,4]
+        const %w : float32[2,4] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+        %t : float32[*] = Transpose(%x) {perm = [1, 0, 2]}
+        %f : float32[*] = Reshape(%t) {shape = [-1, 4]}
+        %g : float32[*] = Gemm(%f, %w) {transB = 1}
+        %u : float32[*] = Reshape(%g) {shape = [3, n, 2]}
+        %y : float32[*] = Transpose(%u) {perm = [1, 0, 2]}
+        output %y""",
+    "a view there and back": """
+        input %x : float32[n,6]
+        %a : float32[*] = Reshape(%x) {shape = [2, 3*n]}
+        %y : float32[*] = Reshape(%a) {shape = [n, 6]}
+        output %y""",
     "two inputs": """
         input %x : float32[n,4]
         input %k : int64[n]
@@ -119,7 +133,8 @@ MIXING = {
         """
         input %x : float32[n,6]
         %a : float32[*] = Reshape(%x) {shape = [2, 3*n]} "split"
-        %y : float32[*] = Reshape(%a) {shape = [n, 6]}
+        %t : float32[*] = Transpose(%a) {perm = [1, 0]}
+        %y : float32[*] = Reshape(%t) {shape = [n, 6]}
         output %y""",
         "node 'split' (Reshape)",
     ),

@@ -9,20 +9,22 @@ import onnx
 
 from core.errors import ModelError
 from core.frontends.declared import type_proto
-from core.ir.graph import Value
+from core.ir.graph import Attr, Value
 
 
-def standard_body(proto: onnx.NodeProto, version: int, inputs: Sequence[Value | None]) -> onnx.FunctionProto | None:
+def standard_body(
+    proto: onnx.NodeProto, version: int, inputs: Sequence[Value | None], attrs: Mapping[str, Attr]
+) -> onnx.FunctionProto | None:
     """The function that defines an ONNX operator at this opset, or None when it is a primitive.
 
-    Some definitions depend on the types of the inputs.
+    Some definitions depend on the types of the inputs and on the attributes, whose values are in `attrs`.
     """
     schema = _schema(proto, version)
     if schema is None:
         return None
     if schema.has_context_dependent_function:
         types = [b"" if value is None else type_proto(value.type).SerializeToString() for value in inputs]
-        text = _context_dependent(schema, proto, types, version)
+        text = _context_dependent(schema, _resolved(proto, attrs), types, version)
     elif schema.has_function:
         text = schema.get_function_with_opset_version(version)
     else:
@@ -47,6 +49,19 @@ def _context_dependent(schema: Any, proto: onnx.NodeProto, types: list[bytes], v
     except (RuntimeError, ValueError, TypeError) as error:
         raise ModelError(f"the definition of {proto.op_type} does not apply: {error}", where=proto.name) from None
     return text
+
+
+def _resolved(proto: onnx.NodeProto, attrs: Mapping[str, Attr]) -> onnx.NodeProto:
+    """The node with the values in place of references to a function's attributes."""
+    copy = onnx.NodeProto()
+    copy.CopyFrom(proto)
+    del copy.attribute[:]
+    for attribute in proto.attribute:
+        if not attribute.ref_attr_name:
+            copy.attribute.append(attribute)
+        elif isinstance(value := attrs.get(attribute.name), int | float | str | bytes | tuple):
+            copy.attribute.append(onnx.helper.make_attribute(attribute.name, value, attr_type=attribute.type))
+    return copy
 
 
 def _completed(text: bytes, schema: Any) -> onnx.FunctionProto:

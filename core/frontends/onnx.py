@@ -169,7 +169,7 @@ class _Importer:
                 OnnxNode(proto.op_type, version, list(inputs), _outputs(proto), attrs, frame.emitter.label), frame
             )
             return
-        body = standard_body(proto, version, inputs) if domain == "" else None
+        body = standard_body(proto, version, inputs, attrs) if domain == "" else None
         if body is None:
             place = f"domain '{domain or 'ai.onnx'}', opset {version}"
             raise UnsupportedError(f"operator {proto.op_type} of {place} is not implemented", where=where)

@@ -54,11 +54,16 @@ def _line(k: Kernel, spec: PoolSpec, x: Pointer, y: Pointer, outer: Sequence[Val
     for place, window in zip(outer, spec.windows, strict=False):
         inside = inside & (place >= window.inside[0]) & (place < window.inside[1])
     begin, end = k.ops.select(inside, k.index(first), 0), k.ops.select(inside, k.index(last), 0)
-    ranges = [(k.index(0), begin, False), (begin, end, True), (end, k.index(spec.windows[-1].count), False)]
-    for low, high, unrolled in ranges:
-        if first < last or not unrolled:
-            with k.loop(low, high) as place:
-                _result(k, spec, x, y.at(place * k.dim(spec.channels)), [*outer, place], strides, unrolled)
+    count = spec.windows[-1].count
+
+    def result(place: Val, unrolled: bool) -> None:
+        _result(k, spec, x, y.at(place * k.dim(spec.channels)), [*outer, place], strides, unrolled)
+
+    with k.loop(0, begin + (count - end)) as border:
+        result(k.ops.select(border < begin, border, border - begin + end), unrolled=False)
+    if first < last:
+        with k.loop(begin, end) as place:
+            result(place, unrolled=True)
 
 
 def _result(

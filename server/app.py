@@ -19,6 +19,7 @@ from server.api.repository import ProtocolControl
 from server.api.v2 import VERSION, RepositoryControl, v2_routes
 from server.backends.graph import GraphBackend
 from server.dataplane import DataPlane, Resolver
+from server.repository.artifacts import usable_folder
 from server.repository.assembly import build_control
 from server.repository.registry import Registry
 from server.scheduling.pool import WorkerPool
@@ -49,6 +50,7 @@ class Engine:
 
 def create_app(settings: Settings) -> FastAPI:
     """Return the application that serves the repository named in the settings."""
+    settings = settings.model_copy(update={"cache_dir": usable_folder(settings.cache_folder)})
     registry = Registry()
     engine = Engine.build(settings, registry)
     control = build_control(settings, registry, GraphBackend(settings.cache_folder / "objects"), engine.factory)

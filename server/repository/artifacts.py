@@ -6,13 +6,16 @@ taken from a version's folder and never from the network. Losing it costs a comp
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
+import logging
 import os
 import platform
 import secrets
 import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -26,6 +29,9 @@ from server.repository.manifest import digest_file
 
 _DIGESTS = "digests.json"
 _ABANDONED = 3600.0  # seconds after which nobody compiles there any more
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,19 @@ def _processor() -> str:
             if line.startswith(("flags", "Features")):
                 return line
     return platform.processor()
+
+
+def usable_folder(wanted: Path) -> Path:
+    """Return the folder if the cache can be there, else (a read-only mount) a temporary one until the process ends."""
+    try:
+        wanted.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=wanted):
+            return wanted
+    except OSError as error:
+        log.warning("the cache folder cannot be written (%s): models are compiled anew at each start", error.strerror)
+    temporary = Path(tempfile.mkdtemp(prefix="lathe-cache-"))
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    return temporary
 
 
 class ArtifactCache:

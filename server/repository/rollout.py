@@ -81,10 +81,10 @@ class Rollout:
         """Finish what a crash left half done; quick. Nothing is in memory yet."""
         await asyncio.to_thread(self._store.open)
 
-    async def load_all(self, settled: Settled = always) -> None:
+    async def load_all(self) -> None:
         """Bring every model's wanted versions into memory; what cannot be loaded is noted in the index."""
         models = await asyncio.to_thread(self._store.models)
-        await asyncio.gather(*(self.sync(model, settled) for model in models))
+        await asyncio.gather(*(self.sync(model) for model in models))
 
     async def stop(self) -> None:
         """Let everything go; requests in flight end first."""

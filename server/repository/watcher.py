@@ -48,9 +48,9 @@ class Watcher:
         self._retried = time.monotonic()
 
     async def start(self) -> None:
-        """Take the first look, and bring what it finds into memory."""
+        """Take the first look, and bring what it finds into memory; folders copied in before are taken as they are."""
         self._looks = await asyncio.to_thread(self._look)
-        await self._rollout.load_all(self.settled)
+        await self._rollout.load_all()
 
     async def run(self) -> None:
         """Look for ever; a look that fails is followed by the next."""

@@ -34,6 +34,9 @@ def _sweep(editor: Editor) -> bool:
             _merge(editor, node)
         elif node.op == "Reshape":
             _sink_through_split(editor, node)
+            _batch_first(editor, node)
+        elif node.op == "MatMul":
+            _sink_through_product(editor, node)
         elif node.op == "Gather":
             _sink_through_choice(editor, node)
         elif len(node.outputs) == 1 and (is_elementwise(node) or node.op in _ALONG_AXIS):
@@ -87,6 +90,38 @@ def _sink_through_split(editor: Editor, node: Node) -> None:
     order = [axis for before in inverse(perm) for axis in parts[before]]  # the target's axes as the source has them
     view = _viewed(editor, node, view_origin(source), tuple(target[axis] for axis in order))
     editor.replace(node.output, editor.emit(node, "Transpose", view, attrs={"perm": inverse(order)}))
+
+
+def _batch_first(editor: Editor, node: Node) -> None:
+    """A view that joins axes after a transpose which put the batch elsewhere: join first, and move the batch then.
+
+    With the batch first in memory no other stride depends on its size, and products of attention layers that compute
+    position-first get their transposes cancelled.
+    """
+    x, target = node.inputs[0], shape_of(node.output)
+    perm = perm_of(x.producer) if x is not None and x.producer is not None else None
+    if x is None or x.producer is None or perm is None or target is None or editor.only_reader(x) is not node:
+        return
+    parts, source = split_axes(target, x.shape), x.producer.inputs[0]
+    place = perm.index(0)
+    if not parts or source is None or [place] not in parts or perm[0] == 0 or node.attrs.get("shape") != target:
+        return
+    at = parts.index([place])
+    moved = editor.emit(node, "Transpose", source, attrs={"perm": (0, *(axis for axis in perm if axis != 0))})
+    joined = _viewed(editor, node, moved, (target[at], *target[:at], *target[at + 1 :]))
+    back = (*range(1, at + 1), 0, *range(at + 1, len(target)))
+    editor.replace(node.output, editor.emit(node, "Transpose", joined, attrs={"perm": back}))
+
+
+def _sink_through_product(editor: Editor, node: Node) -> None:
+    """transpose(x) @ w = transpose(x @ w), where w is a constant matrix and the last axis stays the last."""
+    x, weight = node.inputs[0], editor.array(node.inputs[1])
+    perm = perm_of(x.producer) if x is not None and x.producer is not None else None
+    if x is None or x.producer is None or perm is None or weight is None or weight.ndim != 2:
+        return
+    if perm[-1] == len(perm) - 1 and editor.only_reader(x) is node:
+        product = editor.emit(node, "MatMul", x.producer.inputs[0], node.inputs[1])
+        editor.replace(node.output, editor.emit(node, "Transpose", product, attrs={"perm": perm}))
 
 
 def _viewed(editor: Editor, anchor: Node, value: Value, shape: tuple[Dim, ...]) -> Value:

@@ -16,7 +16,7 @@ from core.kernels.catalog.attributes import attribute
 from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Packed, Request, Scratch, covers
 from core.kernels.catalog.gemm import GemmSpec
 from core.kernels.catalog.nest import Nest, broadcast_strides, has_plannable_types, row_major, traffic
-from core.kernels.catalog.panels import Tile, choose_tile, pack_panels
+from core.kernels.catalog.panels import Tile, choose_tile, is_deferred, pack_panels
 from core.kernels.catalog.pool import Window
 from core.kernels.target import Target
 from core.ops import registry
@@ -41,6 +41,10 @@ class Finish:
     extra_steps: tuple[int, ...]
     extra_dtypes: tuple[DType, ...]
     dtype: DType
+
+    @property
+    def deferred(self) -> bool:
+        return is_deferred(self.epilogue, self.dtype, 1)
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ def conv(request: Request) -> KernelCall | None:
     pack = Packed(1, f"conv{tile.columns}x{tile.lanes}g{groups}", partial(_pack, groups=groups, tile=tile))
     call = partial(
         KernelCall,
-        inplace=inplace_extras(node),
+        inplace=() if finish.deferred else inplace_extras(node),
         flops=y.tensor.size * (2 * weight[0].size),
         bytes=traffic(node),
     )

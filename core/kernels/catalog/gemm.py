@@ -15,7 +15,7 @@ from core.ir.types import Dim, DType
 from core.kernels.catalog import body as bodies
 from core.kernels.catalog.base import In, KernelCall, KernelSpec, Operand, Out, Packed, Request, Scratch, covers
 from core.kernels.catalog.nest import Nest, broadcast_strides, has_plannable_types, row_major, traffic
-from core.kernels.catalog.panels import Tile, choose_tile, pack_panels, packed_size
+from core.kernels.catalog.panels import Tile, choose_tile, is_deferred, pack_panels, packed_size
 
 F32 = DType.FLOAT32
 
@@ -50,6 +50,10 @@ class GemmSpec(KernelSpec):
     @property
     def rows(self) -> Dim:
         return self.nest.extents[-1]
+
+    @property
+    def deferred(self) -> bool:
+        return is_deferred(self.epilogue, self.dtype, self.y_step)
 
     @property
     def repacks(self) -> bool:
@@ -112,7 +116,9 @@ def gemm(request: Request) -> KernelCall | None:
         dtype=node.output.dtype,
         tile=tile,
     )
-    replaceable = [i for i, strides in extras.items() if strides == y_strides and _can_be_replaced(node, i)]
+    replaceable = [
+        i for i, strides in extras.items() if strides == y_strides and not spec.deferred and _can_be_replaced(node, i)
+    ]
     flops = product(shape) * depth * 2
     return KernelCall(spec, _operands(spec, node), tuple(replaceable), flops=flops, bytes=traffic(node))
 

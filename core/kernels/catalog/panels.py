@@ -13,14 +13,18 @@ from functools import lru_cache
 import numpy as np
 
 from core.ir.dim import affine
-from core.ir.graph import Array
-from core.ir.types import Dim
+from core.ir.graph import Array, Graph
+from core.ir.types import Dim, DType
+from core.kernels.catalog import body as bodies
 from core.kernels.target import Target
 
+RowChoices = dict[int, tuple[int, ...]]
+
 # Row counts per panel width in vectors that measured fast where 32, 16 and 16 registers hold the tile.
-_ROWS_32 = {1: (10, 8), 2: (10, 8, 7), 3: (9, 8, 7), 4: (6, 7, 5)}
-_ROWS_16 = {1: (10, 6), 2: (6, 5, 4), 3: (4, 3)}
-_ROWS_PLAIN = {1: (8, 6), 2: (6, 5, 4), 3: (3, 2)}
+_ROWS_32: RowChoices = {1: (10, 8), 2: (10, 8, 7), 3: (9, 8, 7), 4: (6, 7, 5)}
+_ROWS_16: RowChoices = {1: (10, 6), 2: (6, 5, 4), 3: (4, 3)}
+_ROWS_PLAIN: RowChoices = {1: (8, 6), 2: (5, 4)}
+_SHORT_EPILOGUE = 8  # additions
 _FMA_LATENCY = 4.0  # cycles; two start per cycle, and so do two loads
 _SAMPLE_BATCHES = (1, 2, 8, 32)  # where the cost of a tile is weighed when the row count depends on the batch
 
@@ -83,7 +87,15 @@ def pack_panels(matrix: Array, tile: Tile) -> Array:
     return np.concatenate(pieces, axis=1).reshape(*batch, -1)
 
 
-def _row_choices(target: Target) -> dict[int, tuple[int, ...]]:
+def is_deferred(epilogue: Graph | None, dtype: DType, step: int) -> bool:
+    """Whether an epilogue runs over a finished block of rows instead of inside every tile.
+
+    One copy of long code is enough; the results wait in the output meanwhile, so nothing else may lie in its buffer.
+    """
+    return epilogue is not None and bodies.cost(epilogue) > _SHORT_EPILOGUE and dtype is DType.FLOAT32 and step == 1
+
+
+def _row_choices(target: Target) -> RowChoices:
     if target.registers >= 32:
         return _ROWS_32
     return _ROWS_PLAIN if target.name == "plain" else _ROWS_16

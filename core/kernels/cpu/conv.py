@@ -41,7 +41,8 @@ class _Conv:
         dtypes = (F32, F32, *spec.finish.extra_dtypes, spec.finish.dtype)
         operands = [k.operand(i, dtype) for i, dtype in enumerate(dtypes)]
         self.image, self.weights = operands[:2]
-        self.results = Results(k, spec.finish.epilogue, tuple(operands[2:]), (*spec.finish.extra_steps, 1))
+        finish = spec.finish
+        self.results = Results(k, finish.epilogue, tuple(operands[2:]), (*finish.extra_steps, 1), finish.deferred)
         self._scratch(len(operands))
         each_panel(k, k.index(spec.groups), spec.columns, spec.pixels, spec.tile, self._panel)
 
@@ -71,13 +72,18 @@ class _Conv:
             self._tile(place, pixel, height)
 
         each_tile(k, start, stop, spec.pixels, spec.tile.rows, tile)
+        results.finish(start, stop, columns, self.lanes, self._offsets)
+
+    def _offsets(self, pixel: Val) -> list[Val]:
+        """Where the extras and Y are at a pixel."""
+        return offsets_of(self.kernel, self.spec.finish.pixels, pixel)
 
     def _tile(self, place: _Panel, pixel: Val, height: int) -> None:
         k, lanes = self.kernel, self.lanes
         vectors, tail = -(-place.columns // lanes), place.columns % lanes
         grid = zeros(k, height, vectors, lanes)
         grid = self._gathered(place, grid, pixel) if self.spec.gathers else self._implicit(place, grid, pixel)
-        offsets = [offsets_of(k, self.spec.finish.pixels, pixel + r) for r in range(height)]
+        offsets = [self._offsets(pixel + r) for r in range(height)]
         place.results.store(grid, offsets, k.lane_mask(tail, lanes) if tail else None)
 
     # Windows found through a table

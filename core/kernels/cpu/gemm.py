@@ -45,12 +45,19 @@ class _Gemm:
         if spec.repacks:
             self._gather_panel(b, columns)
             b = self.scratch
-        results = Results(k, spec.epilogue, tuple(rest), (*spec.extra_steps, spec.y_step)).at_column(first)
+        results = Results(k, spec.epilogue, tuple(rest), (*spec.extra_steps, spec.y_step), spec.deferred).at_column(
+            first
+        )
 
         def tile(row: Val, height: int) -> None:
             self._tile(a, b, results, row, height, columns)
 
         each_tile(k, start, stop, spec.rows, spec.tile.rows, tile)
+        results.finish(start, stop, columns, self.lanes, self._offsets)
+
+    def _offsets(self, row: Val) -> list[Val]:
+        """Where the extras and Y are in a row."""
+        return [row * move for move in self.moves[2:]]
 
     def _tile(self, a: Pointer, b: Pointer, results: Results, row: Val, height: int, columns: int) -> None:
         k, spec, lanes = self.kernel, self.spec, self.lanes
@@ -62,8 +69,7 @@ class _Gemm:
             grid = accumulate(k, grid, sources, spec.a_step, b, vectors * lanes, spec.depth)
         else:
             grid = accumulate(k, grid, sources, spec.a_step, b, spec.b_steps[0], spec.depth, mask)
-        offsets = [[(row + r) * move for move in self.moves[2:]] for r in range(height)]
-        results.store(grid, offsets, mask)
+        results.store(grid, [self._offsets(row + r) for r in range(height)], mask)
 
     def _gather_panel(self, b: Pointer, columns: int) -> None:
         """Copy a panel of B, whose columns are not neighbours, into the packed layout."""

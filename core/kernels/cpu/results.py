@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from core.codegen.lang import Kernel, Val
@@ -22,18 +23,34 @@ class Results:
     epilogue: Graph | None
     operands: tuple[Pointer, ...]
     steps: tuple[int, ...]
+    deferred: bool = False  # tiles store sums as they are, and `finish` runs the epilogue over whole rows
 
     def at_column(self, first: Val) -> Results:
         """The same, seen from column `first`."""
         moved = tuple(p.at(first * step) for p, step in zip(self.operands, self.steps, strict=True))
-        return Results(self.kernel, self.epilogue, moved, self.steps)
+        return dataclasses.replace(self, operands=moved)
 
     def store(self, grid: Sequence[Sequence[Val]], rows: Sequence[Sequence[Val]], mask: Val | None) -> None:
         """Finish and store a tile. `rows[r]` holds each operand's offset in row r; `mask` guards the last vector."""
         for values, offsets in zip(grid, rows, strict=True):
             places = [p.at(offset) for p, offset in zip(self.operands, offsets, strict=True)]
             for v, value in enumerate(values):
-                self._finish(value, places, v * value.lanes, mask if v == len(values) - 1 else None)
+                last = mask if v == len(values) - 1 else None
+                if self.deferred:
+                    places[-1].store(value, v * value.lanes, last)
+                else:
+                    self._finish(value, places, v * value.lanes, last)
+
+    def finish(self, start: Val, stop: Val, columns: int, lanes: int, offsets: Callable[[Val], list[Val]]) -> None:
+        """Run a deferred epilogue over the rows `start` to `stop`; `offsets(row)` says where each operand is."""
+        if not self.deferred:
+            return
+        k = self.kernel
+        with k.loop(start, stop) as row:
+            places = [p.at(offset) for p, offset in zip(self.operands, offsets(row), strict=True)]
+            for at in range(0, columns, lanes):
+                mask = k.lane_mask(columns - at, lanes) if columns - at < lanes else None
+                self._finish(places[-1].load(at, lanes, mask), places, at, mask)
 
     def _finish(self, value: Val, places: Sequence[Pointer], at: int, mask: Val | None) -> None:
         k, lanes = self.kernel, value.lanes

@@ -139,3 +139,17 @@ def test_what_the_kernel_cannot_do_is_declined() -> None:
     free = single_node("Conv", image(symbol("h"), 6, 5), floats(4, 5, 3, 3), layout="NHWC")
     for graph in (first, computed, free):
         assert select(Request(graph.nodes[0], graph.constants, host())) is None
+
+
+def test_long_epilogues_run_over_finished_rows_and_never_in_place() -> None:
+    def write(b: Builder, value: Value, residual: Value) -> Value:
+        return b("Add", b("Tanh", value), b("Mul", residual, residual))
+
+    for kernel, family in (((3, 3), "conv"), ((1, 1), "gemm")):
+        node = convolution(
+            (5, 6), 4, 21, kernel, image(5, 6, 21), pads=(kernel[0] // 2,) * 4,
+            epilogue=scalar_body(2, write),
+        )  # fmt: skip
+        assert (node.call.spec.family, node.call.inplace) == (family, ())
+        for n in (1, 3):
+            node.check(floats(n, 5, 6, 4), floats(n, 5, 6, 21), threads=n)

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 
 from core.errors import ModelError, UnsupportedError
-from core.frontends import opsets
+from core.frontends import contrib, opsets
 from core.frontends.attributes import attribute_value, check_known
 from core.frontends.declared import agree, value_type
 from core.frontends.functions import check_attributes, standard_body
@@ -164,10 +164,9 @@ class _Importer:
         version = frame.opsets.get(domain)
         if version is None:
             raise ModelError(f"is of domain '{domain}', of which the model imports no opset", where=where)
-        if _is_ours(proto.op_type, domain):
-            self._emit(
-                OnnxNode(proto.op_type, version, list(inputs), _outputs(proto), attrs, frame.emitter.label), frame
-            )
+        if _is_ours(proto.op_type, domain) or (domain == contrib.DOMAIN and contrib.find_lowering(proto.op_type)):
+            label = frame.emitter.label
+            self._emit(OnnxNode(proto.op_type, version, list(inputs), _outputs(proto), attrs, label, domain), frame)
             return
         body = standard_body(proto, version, inputs, attrs) if domain == "" else None
         if body is None:
@@ -178,7 +177,8 @@ class _Importer:
     def _emit(self, node: OnnxNode, frame: Frame) -> None:
         wanted, node.outputs = node.outputs, [frame.value_name(name) for name in node.outputs]
         with naming(node.where):
-            values = opsets.modernize(frame.emitter, node)
+            lowering = contrib.find_lowering(node.op) if node.domain == contrib.DOMAIN else opsets.modernize
+            values = lowering(frame.emitter, node) if lowering else None
         if values is None:
             attrs = check_known(node.op, node.attrs, node.where)
             values = frame.emitter.emit(node.op, node.inputs, attrs, node.outputs, node.label)

@@ -27,6 +27,7 @@ class OnnxNode:
     outputs: list[str]  # "" where nothing reads the output
     attrs: dict[str, Attr]
     label: str
+    domain: str = ""
 
     def input(self, index: int) -> Value | None:
         return self.inputs[index] if index < len(self.inputs) else None

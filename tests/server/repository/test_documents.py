@@ -1,0 +1,267 @@
+"""The documents of a repository read strictly, its log survives what a crash or a bad disk does to it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.errors import BadRequest, Conflict
+from server.repository import names, policy
+from server.repository.aliases import HISTORY_LIMIT, Alias, Aliases, DamagedDocument
+from server.repository.fs import Fs
+from server.repository.journal import REMEMBERED, Journal, Record, last_record
+from server.repository.lifecycle import IllegalTransition, State, Status
+from server.repository.manifest import CorruptVersion, FileEntry, Manifest, Signature, describe_folder, verify_files
+from server.types import TensorSpec
+
+PLAIN: dict[str, Any] = {"schema": 1, "files": {"model.onnx": {"sha256": "a" * 64, "size": 3}}}
+
+
+def test_a_manifest_reads_as_it_was_written() -> None:
+    signature = Signature.of((TensorSpec("x", "FP32", (-1, 4)),), (TensorSpec("y", "INT64", ()),))
+    manifest = Manifest({"model.onnx": FileEntry("a" * 64, 3)}, "2026-01-01T00:00:00Z", signature, {"accuracy": 0.9})
+    assert Manifest.from_json(json.loads(manifest.dump())) == manifest
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": 2},
+        {"files": {}},
+        {"files": {"other.onnx": PLAIN["files"]["model.onnx"]}},
+        {"files": {"model.onnx": {"sha256": "A" * 64, "size": 3}}},
+        {"files": {"model.onnx": {"sha256": "a" * 64, "size": -1}}},
+        {"files": {**PLAIN["files"], "../x": PLAIN["files"]["model.onnx"]}},
+        {"files": {**PLAIN["files"], "manifest.json": PLAIN["files"]["model.onnx"]}},
+        {"created": 5},
+        {"metadata": []},
+        {"inputs": [{"name": "x"}], "outputs": []},
+        {"inputs": [{"name": "x", "datatype": "FP32", "shape": ["n"]}], "outputs": []},
+        {"inputs": []},
+        {"surprise": 1},
+    ],
+)
+def test_a_manifest_that_breaks_a_rule_is_refused(change: dict[str, Any]) -> None:
+    Manifest.from_json(PLAIN)
+    with pytest.raises(DamagedDocument, match=r"manifest"):
+        Manifest.from_json({**PLAIN, **change})
+
+
+def test_signatures_differ_by_anything_a_caller_sees_but_order() -> None:
+    a, b = TensorSpec("a", "FP32", (-1, 4)), TensorSpec("b", "FP32", (-1, 4))
+    assert Signature.of((a, b), ()) == Signature.of((b, a), ())
+    others = [TensorSpec("c", "FP32", (-1, 4)), TensorSpec("a", "FP64", (-1, 4)), TensorSpec("a", "FP32", (-1, 5))]
+    assert all(Signature.of((a,), ()) != Signature.of((other,), ()) for other in others)
+
+
+def test_every_flipped_byte_of_a_file_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "model.onnx"
+    file.write_bytes(bytes(range(40)))
+    manifest = Manifest(describe_folder(tmp_path))
+    verify_files(tmp_path, manifest)
+    for position in range(40):
+        content = bytearray(range(40))
+        content[position] ^= 1
+        file.write_bytes(content)
+        with pytest.raises(CorruptVersion, match=r"'model\.onnx' has sha256"):
+            verify_files(tmp_path, manifest)
+    file.unlink()
+    with pytest.raises(CorruptVersion, match="cannot be read"):
+        verify_files(tmp_path, manifest)
+
+
+def document(name: str = "live", **alias: object) -> dict[str, object]:
+    """An aliases document of one alias that names version 1, but for what is said."""
+    return {
+        "schema": 1,
+        "generation": 1,
+        "high_water": 1,
+        "aliases": {name: {"version": 1, "history": [1], "position": 0, **alias}},
+    }
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        None,
+        [],
+        {**document(), "schema": 2},
+        {**document(), "generation": -1},
+        {**document(), "high_water": "1"},
+        document("../x"),
+        document(history=[]),
+        document(position=1),
+        document(position=-1),
+        document(version=2),
+        document(version=0, history=[0]),
+        document(version=True, history=[True]),
+    ],
+)
+def test_aliases_that_break_a_rule_are_refused(broken: object) -> None:
+    assert Aliases.from_json(document()).version("live") == 1
+    with pytest.raises(DamagedDocument):
+        Aliases.from_json(broken)
+
+
+MOVES = st.lists(st.one_of(st.integers(1, 5), st.just("back")), max_size=30)
+
+
+@given(MOVES)
+def test_an_alias_walks_like_a_browser(moves: list[int | str]) -> None:
+    """Compared with two stacks, the textbook's way."""
+    state, behind, now = Aliases(), list[int](), 0
+    for move in moves:
+        if isinstance(move, int):
+            state = state.moved("live", move)
+            if now and move != now:
+                behind.append(now)
+            now = move
+        elif behind:
+            state, now = state.rolled_back("live", None), behind.pop()
+        elif now:
+            with pytest.raises(Conflict):
+                state.rolled_back("live", None)
+        assert (state.version("live") or 0) == now
+        assert Aliases.from_json(json.loads(json.dumps(state.to_json()))) == state
+
+
+@given(MOVES, st.integers(1, 5))
+def test_a_deleted_version_leaves_the_history_and_nothing_else_moves(moves: list[int | str], gone: int) -> None:
+    state = Aliases()
+    for move in moves:
+        if isinstance(move, int):
+            state = state.moved("live", move)
+    if state.version("live") in (None, gone):
+        return
+    alias = state.without_version(gone).get("live")
+    assert alias.version == state.version("live")
+    assert gone not in alias.history
+    assert all(a != b for a, b in zip(alias.history, alias.history[1:], strict=False))
+
+
+def test_a_history_does_not_grow_for_ever() -> None:
+    state = Aliases()
+    for turn in range(3 * HISTORY_LIMIT):
+        state = state.moved("live", 1 + turn % 2)
+    assert len(state.get("live").history) == HISTORY_LIMIT
+    assert state.rolled_back("live", None).version("live") == 1
+
+
+@pytest.mark.parametrize("name", ["m", "M-1", "a.b_c", "1", "x" * 128])
+def test_good_names(name: str) -> None:
+    assert names.check_model(name) == name
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".m", "-m", "_m", "a/b", "a\\b", "a b", "a\n", "a\0", "é", "x" * 129])
+def test_bad_names(name: str) -> None:
+    for check in (names.check_model, names.check_file, names.check_alias):
+        with pytest.raises(BadRequest, match="expected"):
+            check(name)
+
+
+@pytest.mark.parametrize("text", ["", "0", "01", "-1", "1.0", "1e3", "９", "9" * 10, "1\n", "live"])
+def test_bad_versions(text: str) -> None:
+    with pytest.raises(BadRequest, match="version"):
+        names.check_version(text)
+
+
+def record(generation: int, **more: Any) -> Record:
+    return Record("2026-01-01T00:00:00Z", "publish", Aliases(generation), generation, **more)
+
+
+def written(path: Path, count: int) -> Journal:
+    journal = Journal(Fs(), path)
+    for generation in range(1, count + 1):
+        journal.append(record(generation, key=f"k{generation}", fingerprint="f"))
+    return journal
+
+
+def test_a_log_reads_as_it_was_written_and_another_reader_follows(tmp_path: Path) -> None:
+    writer = written(tmp_path / "log", 2)
+    reader = Journal(Fs(), tmp_path / "log")
+    assert [r.generation for r in reader.snapshot()] == [1, 2]
+    writer.append(record(3))
+    assert reader.snapshot() == writer.snapshot()
+    assert reader.find_key("k2") == writer.records[1]
+    assert last_record(tmp_path / "log") == writer.last
+
+
+def test_a_log_cut_anywhere_loses_its_last_record_only(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    written(path, 3)
+    content = path.read_bytes()
+    start = content.rstrip(b"\n").rindex(b"\n") + 1
+    for end in range(start, len(content)):
+        path.write_bytes(content[:end])
+        journal = Journal(Fs(), path)
+        assert [r.generation for r in journal.snapshot()] == [1, 2]
+        assert (last_record(path) or record(0)).generation == 2
+        journal.append(record(7))
+        assert [r.generation for r in Journal(Fs(), path).snapshot()] == [1, 2, 7]
+
+
+def test_a_flipped_byte_in_the_middle_keeps_the_rest_for_a_person_to_see(tmp_path: Path) -> None:
+    path = tmp_path / "m.log"
+    written(path, 3)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    journal = Journal(Fs(), path)
+    journal.append(record(4))
+    assert [r.generation for r in Journal(Fs(), path).snapshot()] == [4]
+    (kept,) = tmp_path.glob("m.damaged-*")
+    assert kept.read_bytes() == content
+
+
+def test_a_log_remembers_only_so_much(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"".join(record(n, key=f"k{n}", fingerprint="f").dump() for n in range(1, REMEMBERED + 3)))
+    journal = Journal(Fs(), path)
+    assert len(journal.snapshot()) == REMEMBERED
+    assert (journal.find_key("k2"), journal.find_key("k3")) == (None, journal.records[0])
+
+
+def test_states_follow_each_other_as_drawn() -> None:
+    status = Status()
+    for state in (State.COMPILING, State.LOADING, State.READY, State.DRAINING, State.UNLOADED, State.COMPILING):
+        status = status.to(state)
+    assert status.to(State.FAILED, "why") == Status(State.FAILED, "why")
+    with pytest.raises(IllegalTransition, match="compiling -> ready"):
+        status.to(State.READY)
+
+
+def aliases(**histories: tuple[int, ...]) -> Aliases:
+    return Aliases(aliases={name: Alias(history, len(history) - 1) for name, history in histories.items()})
+
+
+def test_policy_wants_live_first_then_other_aliases_then_rollbacks_then_the_newest() -> None:
+    state = aliases(canary=(2, 4), live=(1, 3))
+    assert policy.wanted(state, {1, 2, 3, 4, 5, 9}) == [3, 4, 1, 2, 9]
+    assert policy.wanted(state, {1, 4}) == [4, 1]
+    assert policy.wanted(Aliases(), set()) == []
+
+
+def test_policy_lets_the_old_answer_until_the_new_is_there() -> None:
+    state = aliases(live=(1, 2, 3))
+    assert policy.answering(state, "live", {1, 2, 3}, 2) == 3
+    assert policy.answering(state, "live", {1, 2}, 2) == 2
+    assert policy.answering(state, "live", {1, 9}, 9) == 9
+    assert policy.answering(state, "live", {1, 2}, None) == 2
+    assert policy.answering(state, "live", set(), 2) is None
+
+
+def test_policy_deletes_the_oldest_beyond_what_is_kept_and_needed() -> None:
+    state = aliases(live=(1, 2, 5), canary=(3,))
+    assert policy.collectable(state, {1, 2, 3, 4, 5, 6, 7}, keep=2) == [1, 4]
+    assert policy.collectable(state, {2, 3, 5}, keep=1) == []
+
+
+def test_policy_takes_in_what_is_new() -> None:
+    state = aliases(live=(2,)).raised(3)
+    assert policy.unadopted(state, {1: True, 2: True, 3: False, 4: True, 5: False}) == [5, 4, 3]
+    assert policy.unadopted(Aliases(), {1: True, 2: False}) == [2, 1]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from core.codegen.lang import Kernel, Pointer, Val
 from core.ir.types import DType
 from core.kernels.catalog.norm import GroupNormSpec
-from core.kernels.cpu.lanes import Chains
+from core.kernels.cpu.lanes import Chains, Part, parts_of
 from core.kernels.cpu.layernorm import squares_of, sum_of
 from core.kernels.cpu.nest import cover, even_chunks, has_masks
 from core.kernels.target import Target
 
 _F32 = DType.FLOAT32
+_MOST_VECTORS = 4  # vectors of neighbouring channels that are normalised together
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,26 +113,55 @@ def _scaled(
 
 
 def _instances_last(k: Kernel, spec: GroupNormSpec, o: _Operands) -> None:
-    """Every channel for itself: neighbouring channels side by side in a vector."""
-    pixels = k.dim(spec.pixels)
-    blocks = -(-spec.groups // k.lanes)
-    count = pixels.cast(_F32)
-    with k.parallel(k.dim(spec.batch), blocks) as (image, block):
-        channel = block * k.lanes
-        begin = image * pixels * spec.groups + channel
-        mask = None if spec.groups % k.lanes == 0 else k.lane_mask(k.index(spec.groups) - channel, k.lanes)
-        x, y = o.x.at(begin), o.y.at(begin)
-        mean = _down(k, spec, x, mask, lambda acc, v: acc + v) / count
-        squares = _down(k, spec, x, mask, lambda acc, v: acc + (v - mean) * (v - mean))
-        factor = o.scale.load(channel, k.lanes, mask) * _inverse(k, spec, squares, count)
-        shift = o.bias.load(channel, k.lanes, mask)
-        with k.loop(0, pixels) as pixel:
-            value = x.load(pixel * spec.groups, k.lanes, mask)
-            y.store((value - mean) * factor + shift, pixel * spec.groups, mask)
+    """Every channel for itself: neighbouring channels side by side, a few vectors at a time."""
+    width = k.lanes * min(_MOST_VECTORS, -(-spec.groups // k.lanes))
+    whole = spec.groups // width
+    with k.parallel(k.dim(spec.batch), -(-spec.groups // width)) as (image, block):
+        channel = block * width
+        begin = image * k.dim(spec.pixels) * spec.groups + channel
+        here = _Operands(o.x.at(begin), o.scale.at(channel), o.bias.at(channel), o.y.at(begin))
+        with k.when(block < whole):
+            _columns(k, spec, here, parts_of(k, width))
+        if spec.groups % width:
+            with k.when(block >= whole):
+                _columns(k, spec, here, parts_of(k, spec.groups % width))
 
 
-def _down(k: Kernel, spec: GroupNormSpec, x: Pointer, mask: Val | None, add: Callable[[Val, Val], Val]) -> Val:
-    """Fold a column of vectors."""
-    with k.fold(0, k.dim(spec.pixels), [k.zeros(_F32, k.lanes)]) as fold:
-        fold.values = [add(fold.values[0], x.load(fold.index * spec.groups, k.lanes, mask))]
-    return fold.values[0]
+def _columns(k: Kernel, spec: GroupNormSpec, o: _Operands, parts: Sequence[Part]) -> None:
+    """The channels of `parts`, all pixels, in three passes."""
+    count = k.dim(spec.pixels).cast(_F32)
+    zero = [k.zeros(_F32, k.lanes)] * len(parts)
+    sums = _down(k, spec, o.x, parts, zero, lambda total, value, _: total + value)
+    means = [total / count for total in sums]
+
+    def square(total: Val, value: Val, i: int) -> Val:
+        centered = value - means[i]
+        return k.ops.fma(centered, centered, total)
+
+    squares = _down(k, spec, o.x, parts, zero, square)
+    factors = [
+        o.scale.load(part.start, part.lanes, part.mask) * _inverse(k, spec, total, count)
+        for part, total in zip(parts, squares, strict=True)
+    ]
+    shifts = [o.bias.load(part.start, part.lanes, part.mask) for part in parts]
+    with k.loop(0, k.dim(spec.pixels)) as pixel:
+        for part, mean, factor, shift in zip(parts, means, factors, shifts, strict=True):
+            place = pixel * spec.groups + part.start
+            value = o.x.load(place, part.lanes, part.mask)
+            o.y.store(k.ops.fma(value - mean, factor, shift), place, part.mask)
+
+
+def _down(
+    k: Kernel,
+    spec: GroupNormSpec,
+    x: Pointer,
+    parts: Sequence[Part],
+    start: Sequence[Val],
+    add: Callable[[Val, Val, int], Val],
+) -> list[Val]:
+    """Fold columns of vectors, pixel by pixel."""
+    with k.fold(0, k.dim(spec.pixels), start) as fold:
+        place = fold.index * spec.groups
+        values = [x.load(place + part.start, part.lanes, part.mask) for part in parts]
+        fold.values = [add(t, v, i) for i, (t, v) in enumerate(zip(fold.values, values, strict=True))]
+    return fold.values

@@ -74,9 +74,9 @@ def test_global_pooling(target: Target, shape: str, layout: str) -> None:
 
 
 @each_target
-@pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
-@pytest.mark.parametrize("last", [0, 1])
-@pytest.mark.parametrize("dtype", ["float32", "int32"])
+@pytest.mark.parametrize(
+    ("op", "last", "dtype"), [("ArgMax", 0, "float32"), ("ArgMin", 1, "float32"), ("ArgMax", 1, "int32")]
+)
 def test_index_of_the_extreme(target: Target, op: str, last: int, dtype: str) -> None:
     for axis in (0, 1, -1):
         attrs = {"axis": axis, "select_last_index": last, "keepdims": 0}

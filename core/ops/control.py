@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from core.errors import ModelError
 from core.ir.dim import Dim
 from core.ir.graph import Array, Graph
 from core.ir.types import DType, SequenceType, TensorType, ValueType
@@ -41,18 +42,35 @@ class If(OpDef):
         if c.dtype(0) is not DType.BOOL:
             c.fail(f"cond is {c.tensor(0)}, expected bool")
         branches: list[Graph] = [c.attr("then_branch"), c.attr("else_branch")]
-        for branch in branches:
-            infer_graph(branch, dict(c.known))
+        possible = _possible(c, branches)
         counts = [len(branch.outputs) for branch in branches]
         if set(counts) != {len(c.node.outputs)}:
             c.fail(f"its branches have {counts[0]} and {counts[1]} outputs, expected {len(c.node.outputs)}")
-        pairs = zip(branches[0].outputs, branches[1].outputs, strict=True)
+        pairs = zip(possible[0].outputs, possible[-1].outputs, strict=True)
         return [common_type(c, f"output{i}", a.type, b.type) for i, (a, b) in enumerate(pairs)]
 
     def reference(self, c: Call, cond: Array) -> tuple[Runtime, ...]:
         if cond.size != 1:
             c.fail(f"cond has {cond.size} elements, expected 1")
         return tuple(c.run_graph(c.attr("then_branch" if cond.all() else "else_branch"), []))
+
+
+def _possible(c: Infer, branches: Sequence[Graph]) -> list[Graph]:
+    """The branches whose nodes fit the values they read. One that does not is never taken: it serves another rank.
+
+    ModelError when none fits.
+    """
+    fitting: list[Graph] = []
+    refused: list[ModelError] = []
+    for branch in branches:
+        try:
+            infer_graph(branch, dict(c.known))
+            fitting.append(branch)
+        except ModelError as error:
+            refused.append(error)
+    if not fitting:
+        raise refused[0]
+    return fitting
 
 
 @register

@@ -83,6 +83,19 @@ class Editor:
             self._readers.setdefault(value, []).append(node)
         return node.outputs
 
+    def splice(self, anchor: Node, body: Graph) -> list[Value]:
+        """The nodes and constants of a nested graph without inputs, copied before `anchor`; returns its outputs."""
+        body = body.clone()
+        for value in body.values():
+            value.name = self._fresh(value.name)
+        self.graph.constants.update(body.constants)
+        self._known.update(body.constants)
+        for node in body.nodes:
+            self.graph.insert_before(anchor, node)
+            for value in node_reads(node):
+                self._readers.setdefault(value, []).append(node)
+        return body.outputs
+
     def replace(self, old: Value, new: Value) -> None:
         """Every reader of `old` reads `new` instead; what only served `old` vanishes. Outputs keep their names."""
         self.changed += 1

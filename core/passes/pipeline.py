@@ -18,6 +18,7 @@ from core.passes.epilogue import FuseEpilogue
 from core.passes.fold_affine import FoldAffine
 from core.passes.fold_constants import FoldConstants
 from core.passes.gemm import FuseMatMul
+from core.passes.inline_if import InlineIf
 from core.passes.layout import ChannelsLast
 from core.passes.recompose import Recompose
 from core.passes.simplify import Simplify
@@ -46,7 +47,7 @@ class PassReport:
 
 def preparation(options: Options) -> list[Pass]:
     """What the planner cannot do without: parameters and constants known, nothing dead."""
-    return [BindParams(), FoldConstants(options.fold_limit_bytes), Eliminate(), CommonSubexpressions()]
+    return [BindParams(), FoldConstants(options.fold_limit_bytes), InlineIf(), Eliminate(), CommonSubexpressions()]
 
 
 def passes(options: Options) -> list[Pass]:

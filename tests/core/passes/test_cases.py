@@ -16,6 +16,7 @@ from core.passes.epilogue import FuseEpilogue
 from core.passes.fold_affine import FoldAffine
 from core.passes.fold_constants import FoldConstants
 from core.passes.gemm import FuseMatMul
+from core.passes.inline_if import InlineIf
 from core.passes.layout import ChannelsLast
 from core.passes.recompose import Recompose
 from core.passes.simplify import Simplify
@@ -28,6 +29,7 @@ PASSES: dict[str, Pass] = {
     for p in (
         BindParams(),
         FoldConstants(),
+        InlineIf(),
         CommonSubexpressions(),
         Eliminate(),
         Simplify(),

@@ -48,9 +48,7 @@ class LatheServer(uvicorn.Server):
                 signal.signal(sig, handler)
 
 
-def make_server(
-    app: FastAPI, settings: Settings, connection: type[HttpToolsProtocol] = LatheProtocol
-) -> LatheServer:
+def make_server(app: FastAPI, settings: Settings, connection: type[HttpToolsProtocol] = LatheProtocol) -> LatheServer:
     """Return a server for the application, by default with Lathe's connection class."""
     config = uvicorn.Config(
         app,

@@ -50,9 +50,7 @@ def to_array(data: object, datatype: str, shape: tuple[int, ...], field: str) ->
         raise BadRequest(f"{field}.data: {datatype} is sent as binary data only, got JSON")
     flat = _flatten(data, shape, field)
     if len(flat) != math.prod(shape):
-        raise BadRequest(
-            f"{field}.data: expected {math.prod(shape)} elements for shape {list(shape)}, got {len(flat)}"
-        )
+        raise BadRequest(f"{field}.data: expected {math.prod(shape)} elements for shape {list(shape)}, got {len(flat)}")
     kinds = set(map(type, flat)) - _TAKES[datatype]
     if kinds:
         got = ", ".join(sorted(_NAMES.get(kind, kind.__name__) for kind in kinds))

@@ -225,8 +225,6 @@ class Batcher:
             self._drained = None
 
 
-
-
 def _has_known_shapes(model: LoadedModel) -> bool:
     """Whether every execution looks the same but for its rows; a shape seen first may have to be compiled."""
     return all(-1 not in spec.shape[1 if model.batchable else 0 :] for spec in model.inputs)

@@ -78,9 +78,7 @@ class _LatheCollector(Collector):
         queue = HistogramMetricFamily("lathe_queue_seconds", "Time requests waited", labels=_LABELS)
         compute = HistogramMetricFamily("lathe_compute_seconds", "Time of executions", labels=_LABELS)
         batch = HistogramMetricFamily("lathe_batch_rows", "Rows per execution", labels=_LABELS)
-        released = CounterMetricFamily(
-            "lathe_batches_released", "Why batches were let go", labels=(*_LABELS, "reason")
-        )
+        released = CounterMetricFamily("lathe_batches_released", "Why batches were let go", labels=(*_LABELS, "reason"))
         cancelled = CounterMetricFamily("lathe_requests_cancelled", "Requests whose caller left", labels=_LABELS)
         for page in self._book.all():
             labels = (page.ref.name, str(page.ref.version))

@@ -184,9 +184,7 @@ def test_inputs_that_disagree_about_rows(server: Running) -> None:
 @pytest.mark.parametrize("wrap", [gzip.compress, zlib.compress], ids=["gzip", "deflate"])
 def test_compressed_bombs_stop_at_the_cap(server: Running, wrap: Any) -> None:
     coding = "gzip" if wrap is gzip.compress else "deflate"
-    answer = server.ask(
-        "POST", "/v2/models/doubler/infer", wrap(b" " * 50_000_000), {"Content-Encoding": coding}
-    )
+    answer = server.ask("POST", "/v2/models/doubler/infer", wrap(b" " * 50_000_000), {"Content-Encoding": coding})
     assert (answer.status, answer.error) == (413, "body: expected at most 300000 bytes once inflated, got more")
 
 

@@ -108,6 +108,4 @@ def test_a_damaged_artifact_is_refused(tmp_path: Path) -> None:
 
 def _recorded(model: GraphModel) -> FakeModel:
     """The compiled model inside one that records its executions."""
-    return FakeModel(
-        model.execute, model.inputs, model.outputs, batchable=model.batchable, max_batch=model.max_batch
-    )
+    return FakeModel(model.execute, model.inputs, model.outputs, batchable=model.batchable, max_batch=model.max_batch)

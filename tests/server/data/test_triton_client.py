@@ -186,9 +186,7 @@ def test_log_and_trace_settings(client: triton.InferenceServerClient) -> None:
         ({"timeout": 1}, "timeout"),
     ],
 )
-def test_errors_reach_the_client(
-    client: triton.InferenceServerClient, arguments: dict[str, Any], message: str
-) -> None:
+def test_errors_reach_the_client(client: triton.InferenceServerClient, arguments: dict[str, Any], message: str) -> None:
     client.infer("doubler", [tensor("x", rows(1), "FP32")])  # so that its cost is known
     with pytest.raises(InferenceServerException, match=message):
         client.infer(**{"model_name": "doubler", "inputs": [tensor("x", rows(1), "FP32")], **arguments})

@@ -1,40 +1,60 @@
 """Offsets in the arena: greedy by size (Pisarchyk & Lee 2020, "Efficient Memory Management for Deep Neural Net Inference").
 
-Constant-size buffers come first, those proportional to the batch size behind them, so that every offset is `a*n + b`
-and one plan serves every batch size.
+Buffers proportional to the batch size come first; constant-size ones go into gaps that they leave, or behind them. A
+gap between two such buffers grows with `n`, so what fits in it for n = 1 fits for every n: every offset is `a*n + b`.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from core.plan.liveness import Affine, Buffer
 
 
 def place(buffers: list[Buffer]) -> Affine:
-    """Give every buffer an offset such that buffers alive together do not overlap. Returns the arena's size."""
-    constant = [buffer for buffer in buffers if not buffer.size.a]
+    """Give every buffer an offset such that buffers alive together do not overlap for any n >= 1. Returns the size."""
     rows = [buffer for buffer in buffers if buffer.size.a]
-    base = _place_by(constant, lambda size: size.b, lambda at: Affine(b=at))
-    extent = _place_by(rows, lambda size: size.a, lambda at: Affine(at, base))
-    return Affine(extent, base)
+    constant = [buffer for buffer in buffers if not buffer.size.a]
+    extent = _place_rows(rows)
+    tail = _place_constant(constant, rows, extent)
+    return Affine(extent, tail)
 
 
-def _place_by(buffers: list[Buffer], extent: Callable[[Affine], int], offset: Callable[[int], Affine]) -> int:
+def _place_rows(buffers: list[Buffer]) -> int:
     """Place the largest first, each at the lowest gap that fits among the placed buffers it lives together with."""
-    placed: list[tuple[int, Buffer]] = []
-    for buffer in sorted(buffers, key=lambda b: (-extent(b.size), b.first)):
-        size = extent(buffer.size)
-        neighbours = sorted(((at, b) for at, b in placed if b.overlaps(buffer)), key=lambda pair: pair[0])
-        at = _lowest_gap([(start, start + extent(b.size)) for start, b in neighbours], size)
-        buffer.offset = offset(at)
-        placed.append((at, buffer))
-    return max((at + extent(b.size) for at, b in placed), default=0)
+    placed: list[Buffer] = []
+    for buffer in sorted(buffers, key=lambda b: (-b.size.a, b.first)):
+        taken = sorted(_span(other) for other in placed if other.overlaps(buffer))
+        buffer.offset = Affine(a=_lowest_gap(taken, buffer.size.a))
+        placed.append(buffer)
+    return max((_span(buffer)[1] for buffer in placed), default=0)
 
 
-def _lowest_gap(taken: list[tuple[int, int]], size: int) -> int:
-    """The smallest start of `size` free bytes, given taken intervals sorted by start."""
-    at = 0
+def _place_constant(buffers: list[Buffer], rows: list[Buffer], extent: int) -> int:
+    """Place constant-size buffers, the largest first; returns how far they reach beyond the rows' extent.
+
+    Each is anchored at the last end of any row buffer before it. Later buffers have later anchors, so that what is in
+    order for n = 1 stays in order.
+    """
+    starts = {0, extent, *(_span(row)[1] for row in rows)}
+    placed: list[Buffer] = []
+    for buffer in sorted(buffers, key=lambda b: (-b.size.b, b.first)):
+        taken = sorted(_span(other) for other in [*rows, *placed] if other.overlaps(buffer))
+        at = _lowest_gap(taken, buffer.size.b)
+        if at + buffer.size.b > extent:  # no gap among the rows: behind everything
+            at = _lowest_gap([span for span in taken if span[1] > extent], buffer.size.b, extent)
+        base = max(start for start in starts if start <= at)
+        buffer.offset = Affine(base, at - base)
+        placed.append(buffer)
+    return max([extent, *(_span(buffer)[1] for buffer in placed)]) - extent
+
+
+def _span(buffer: Buffer) -> tuple[int, int]:
+    """Where a placed buffer lies for n = 1."""
+    start = buffer.offset.at(1) if buffer.offset is not None else 0
+    return start, start + buffer.size.at(1)
+
+
+def _lowest_gap(taken: list[tuple[int, int]], size: int, at: int = 0) -> int:
+    """The smallest start, from `at` on, of `size` free bytes, given taken intervals sorted by start."""
     for start, end in taken:
         if at + size <= start:
             break

@@ -153,8 +153,11 @@ class _Planner:
                 self.calls[node] = call
 
     def _is_view(self, node: Node) -> bool:
+        """Whether the output is the input's bytes, for every batch size."""
         source = node.input(0)
-        return node.op in VIEWS and len(node.outputs) == 1 and source is not None and plannable(source)
+        if node.op not in VIEWS or len(node.outputs) != 1 or source is None or not plannable(source):
+            return False
+        return plannable(node.output) and source.tensor.nbytes == node.output.tensor.nbytes
 
     # -- where values live ----------------------------------------------------------------------------------------
 

@@ -75,9 +75,12 @@ def _moved(node: Node, extents: Sequence[Dim], strides: Sequence[Dim], offset: D
 
 @covers(*VIEWS)
 def duplicate(request: Request) -> KernelCall | None:
-    """A view that must have memory of its own (an output of the graph) is one dense copy."""
+    """A view that must have memory of its own (an output of the graph) is one dense copy.
+
+    None for a Reshape whose sizes only agree for some batch sizes: the reference checks those when the model runs.
+    """
     node = request.node
-    if not _is_movable(node) or len(node.outputs) > 1:
+    if not _is_movable(node) or len(node.outputs) > 1 or _input(node).tensor.size != node.output.tensor.size:
         return None
     return _moved(node, (node.output.tensor.size,), (1,))
 

@@ -96,3 +96,10 @@ def test_plans_survive_json() -> None:
     plan = plan_of(graph)
     again = plan_from_json(json.loads(json.dumps(plan_to_json(plan))), plan.fallbacks)
     assert again == plan
+
+
+def test_a_reshape_that_only_fits_some_batch_sizes_is_no_view() -> None:
+    b, graph = graph_of((N, 12))
+    graph.outputs = [b("Reshape", b("Relu", graph.inputs[0]), shape=(2, 6))]
+    plan = plan_of(graph)
+    assert [entry.op for entry in plan.schedule if isinstance(entry, Fallback)] == ["Reshape"]

@@ -11,6 +11,7 @@ from core.kernels.catalog.norm import GroupNormSpec
 from core.kernels.cpu.lanes import Chains, Part, parts_of
 from core.kernels.cpu.layernorm import squares_of, sum_of
 from core.kernels.cpu.nest import cover, even_chunks, has_masks
+from core.kernels.cpu.tile import shuffle
 from core.kernels.target import Target
 
 _F32 = DType.FLOAT32
@@ -30,8 +31,8 @@ def generate(spec: GroupNormSpec, target: Target) -> Kernel:
     operands = _Operands(*(k.operand(i, _F32) for i in range(4)))
     if not spec.last:
         _channels_first(k, spec, operands)
-    elif spec.channels == 1:
-        _instances_last(k, spec, operands)
+    elif spec.channels <= k.lanes and spec.channels & (spec.channels - 1) == 0:
+        _vectors_last(k, spec, operands)
     else:
         _groups_last(k, spec, operands)
     return k
@@ -112,27 +113,28 @@ def _scaled(
     cover(k, spec.channels, step, k.lanes, has_masks(k.target, [4]))
 
 
-def _instances_last(k: Kernel, spec: GroupNormSpec, o: _Operands) -> None:
-    """Every channel for itself: neighbouring channels side by side, a few vectors at a time."""
-    width = k.lanes * min(_MOST_VECTORS, -(-spec.groups // k.lanes))
-    whole = spec.groups // width
-    with k.parallel(k.dim(spec.batch), -(-spec.groups // width)) as (image, block):
+def _vectors_last(k: Kernel, spec: GroupNormSpec, o: _Operands) -> None:
+    """A vector holds whole groups (often of one channel): a few vectors of neighbouring channels at a time."""
+    channels = spec.groups * spec.channels
+    width = k.lanes * min(_MOST_VECTORS, -(-channels // k.lanes))
+    whole = channels // width
+    with k.parallel(k.dim(spec.batch), -(-channels // width)) as (image, block):
         channel = block * width
-        begin = image * k.dim(spec.pixels) * spec.groups + channel
+        begin = image * k.dim(spec.pixels) * channels + channel
         here = _Operands(o.x.at(begin), o.scale.at(channel), o.bias.at(channel), o.y.at(begin))
         with k.when(block < whole):
             _columns(k, spec, here, parts_of(k, width))
-        if spec.groups % width:
+        if channels % width:
             with k.when(block >= whole):
-                _columns(k, spec, here, parts_of(k, spec.groups % width))
+                _columns(k, spec, here, parts_of(k, channels % width))
 
 
 def _columns(k: Kernel, spec: GroupNormSpec, o: _Operands, parts: Sequence[Part]) -> None:
     """The channels of `parts`, all pixels, in three passes."""
-    count = k.dim(spec.pixels).cast(_F32)
+    count = (k.dim(spec.pixels) * spec.channels).cast(_F32)
     zero = [k.zeros(_F32, k.lanes)] * len(parts)
     sums = _down(k, spec, o.x, parts, zero, lambda total, value, _: total + value)
-    means = [total / count for total in sums]
+    means = [_over_group(k, total, spec.channels) / count for total in sums]
 
     def square(total: Val, value: Val, i: int) -> Val:
         centered = value - means[i]
@@ -140,15 +142,24 @@ def _columns(k: Kernel, spec: GroupNormSpec, o: _Operands, parts: Sequence[Part]
 
     squares = _down(k, spec, o.x, parts, zero, square)
     factors = [
-        o.scale.load(part.start, part.lanes, part.mask) * _inverse(k, spec, total, count)
+        o.scale.load(part.start, part.lanes, part.mask) * _inverse(k, spec, _over_group(k, total, spec.channels), count)
         for part, total in zip(parts, squares, strict=True)
     ]
     shifts = [o.bias.load(part.start, part.lanes, part.mask) for part in parts]
     with k.loop(0, k.dim(spec.pixels)) as pixel:
         for part, mean, factor, shift in zip(parts, means, factors, shifts, strict=True):
-            place = pixel * spec.groups + part.start
+            place = pixel * (spec.groups * spec.channels) + part.start
             value = o.x.load(place, part.lanes, part.mask)
             o.y.store(k.ops.fma(value - mean, factor, shift), place, part.mask)
+
+
+def _over_group(k: Kernel, total: Val, channels: int) -> Val:
+    """The sum over the lanes of a group, in each of its lanes."""
+    distance = 1
+    while distance < channels:
+        total = total + shuffle(k, total, total, [lane ^ distance for lane in range(total.lanes)])
+        distance *= 2
+    return total
 
 
 def _down(
@@ -161,7 +172,7 @@ def _down(
 ) -> list[Val]:
     """Fold columns of vectors, pixel by pixel."""
     with k.fold(0, k.dim(spec.pixels), start) as fold:
-        place = fold.index * spec.groups
+        place = fold.index * (spec.groups * spec.channels)
         values = [x.load(place + part.start, part.lanes, part.mask) for part in parts]
         fold.values = [add(t, v, i) for i, (t, v) in enumerate(zip(fold.values, values, strict=True))]
     return fold.values

@@ -34,10 +34,10 @@ def _exchange(k: Kernel, upper: Val, lower: Val, distance: int) -> tuple[Val, Va
     lanes = upper.lanes
     to_upper = [lane if lane & distance == 0 else lanes + lane - distance for lane in range(lanes)]
     to_lower = [lane + distance if lane & distance == 0 else lanes + lane for lane in range(lanes)]
-    return _shuffle(k, upper, lower, to_upper), _shuffle(k, upper, lower, to_lower)
+    return shuffle(k, upper, lower, to_upper), shuffle(k, upper, lower, to_lower)
 
 
-def _shuffle(k: Kernel, a: Val, b: Val, lanes: Sequence[int]) -> Val:
+def shuffle(k: Kernel, a: Val, b: Val, lanes: Sequence[int]) -> Val:
     """Lanes chosen from `a` (0, 1, ...) and from `b` (counted on)."""
     chosen = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), list(lanes))
     return Val(k, k.builder.shuffle_vector(a.ir, b.ir, chosen), a.dtype, len(lanes))

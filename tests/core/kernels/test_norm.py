@@ -43,7 +43,7 @@ def test_channels_first(target: Target, shape: str) -> None:
 
 
 @each_target
-@pytest.mark.parametrize("shape", ["n,5,7,12", "n,3,3,36", "n,9,80"])
+@pytest.mark.parametrize("shape", ["n,5,7,12", "n,3,3,36", "n,9,80", "n,4,32"])
 def test_channels_last(target: Target, shape: str) -> None:
     channels = int(shape.split(",")[-1])
     inputs = (f"float32[{shape}]", floats(channels), floats(channels))

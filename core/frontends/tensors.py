@@ -15,11 +15,11 @@ from core.ir.types import DType
 
 _MAX_DENSE_BYTES = 1 << 28  # a sparse tensor is small in the file whatever it unfolds to
 
-_NIBBLES = (DType.INT4, DType.UINT4)
 _COMPLEX: dict[DType, np.dtype[Any]] = {DType.COMPLEX64: np.dtype(np.float32), DType.COMPLEX128: np.dtype(np.float64)}
 _BIT_PATTERNS = (
     DType.FLOAT16, DType.BFLOAT16,
-    DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ,
+    DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ, DType.FLOAT8E8M0,
+    DType.FLOAT6E2M3, DType.FLOAT6E3M2,
 )  # fmt: skip
 _FIELDS = {
     DType.FLOAT32: "float_data",
@@ -100,10 +100,10 @@ def _from_raw(data: bytes, dtype: DType, count: int, where: str) -> Array:
     """Elements from little-endian bytes."""
     if dtype is DType.STRING:
         raise ModelError("strings are given as raw bytes, expected string_data", where=where)
-    expected = (count + 1) // 2 if dtype in _NIBBLES else count * dtype.itemsize
+    expected = (count * dtype.bits + 7) // 8
     if len(data) != expected:
         raise ModelError(f"has {len(data)} bytes of data, expected {expected} for {count} x {dtype}", where=where)
-    if dtype in _NIBBLES:
+    if dtype.bits < 8:
         return _unpacked(np.frombuffer(data, np.uint8), dtype, count)
     if dtype is DType.BOOL:
         return np.frombuffer(data, np.uint8) != 0
@@ -114,7 +114,8 @@ def _from_typed(tensor: onnx.TensorProto, dtype: DType, count: int, where: str) 
     """Elements from the repeated field that belongs to the element type."""
     field = _FIELDS.get(dtype, "int32_data")
     items = getattr(tensor, field)
-    expected = (count + 1) // 2 if dtype in _NIBBLES else count * (2 if dtype in _COMPLEX else 1)
+    packed = dtype.bits in (2, 4)  # those of 6 bits are packed in raw data only
+    expected = (count * dtype.bits + 7) // 8 if packed else count * (2 if dtype in _COMPLEX else 1)
     if len(items) != expected:
         raise ModelError(f"has {len(items)} items in {field}, expected {expected} for {count} x {dtype}", where=where)
     if dtype is DType.STRING:
@@ -128,7 +129,7 @@ def _from_typed(tensor: onnx.TensorProto, dtype: DType, count: int, where: str) 
             else np.array(items, dtype.numpy)
         )
     codes = np.array(items, np.int32)
-    if dtype in _NIBBLES:
+    if packed:
         return _unpacked(_in_range(codes, DType.UINT8, where), dtype, count)
     if dtype in _BIT_PATTERNS:
         bits = DType.UINT8 if dtype.itemsize == 1 else DType.UINT16
@@ -144,9 +145,13 @@ def _in_range(codes: Any, dtype: DType, where: str) -> Any:
 
 
 def _unpacked(packed: Any, dtype: DType, count: int) -> Array:
-    """4-bit elements, two to a byte, the lower half first."""
-    halves = np.stack([packed & 15, packed >> 4], axis=-1).reshape(-1)[:count].astype(np.int8)
-    return ((halves ^ 8) - 8 if dtype is DType.INT4 else halves).astype(dtype.numpy)
+    """Elements narrower than a byte, the lowest bits first."""
+    bits = np.unpackbits(packed, bitorder="little")[: count * dtype.bits].reshape(count, dtype.bits)
+    codes: Any = np.packbits(bits, axis=1, bitorder="little").reshape(count)
+    if dtype.is_float:
+        return codes.view(dtype.numpy)
+    sign = 1 << (dtype.bits - 1) if dtype.label.startswith("int") else 0
+    return ((codes.astype(np.int8) ^ sign) - sign).astype(dtype.numpy)
 
 
 def _strings(items: Sequence[bytes], where: str) -> Array:

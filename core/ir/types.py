@@ -40,6 +40,12 @@ class DType(Enum):
     FLOAT8E5M2FNUZ = ("float8e5m2fnuz", np.dtype(ml_dtypes.float8_e5m2fnuz), 20, "")
     UINT4 = ("uint4", np.dtype(ml_dtypes.uint4), 21, "")
     INT4 = ("int4", np.dtype(ml_dtypes.int4), 22, "")
+    FLOAT4E2M1 = ("float4e2m1", np.dtype(ml_dtypes.float4_e2m1fn), 23, "")
+    FLOAT8E8M0 = ("float8e8m0", np.dtype(ml_dtypes.float8_e8m0fnu), 24, "")
+    UINT2 = ("uint2", np.dtype(ml_dtypes.uint2), 25, "")
+    INT2 = ("int2", np.dtype(ml_dtypes.int2), 26, "")
+    FLOAT6E2M3 = ("float6e2m3", np.dtype(ml_dtypes.float6_e2m3fn), 27, "")
+    FLOAT6E3M2 = ("float6e3m2", np.dtype(ml_dtypes.float6_e3m2fn), 28, "")
 
     def __init__(self, label: str, numpy: np.dtype[np.generic], onnx_code: int, triton: str) -> None:
         self.label = label
@@ -54,6 +60,11 @@ class DType(Enum):
     def itemsize(self) -> int:
         """Bytes of one element in memory (an object pointer for strings)."""
         return self.numpy.itemsize
+
+    @property
+    def bits(self) -> int:
+        """Bits of one element in a file; in memory the narrow ones take a byte."""
+        return _NARROW_BITS.get(self.label, 8 * self.itemsize)
 
     @property
     def is_float(self) -> bool:
@@ -87,6 +98,7 @@ class DType(Enum):
         return _BY_ONNX[code]
 
 
+_NARROW_BITS = {"uint2": 2, "int2": 2, "uint4": 4, "int4": 4, "float4e2m1": 4, "float6e2m3": 6, "float6e3m2": 6}
 _BY_LABEL = {dtype.label: dtype for dtype in DType}
 _BY_NUMPY = {dtype.numpy: dtype for dtype in DType}
 _BY_ONNX = {dtype.onnx_code: dtype for dtype in DType}

@@ -298,7 +298,7 @@ class Cast(Elementwise):
         if x.dtype == object and dtype.is_integer and _symbolic(x):
             return x
         try:
-            return convert(x, dtype, bool(c.attr("saturate")))
+            return convert(x, dtype, bool(c.attr("saturate")), c.attr("round_mode"))
         except ValueError as error:
             return c.fail(f"cannot cast to {dtype}: {error}")
 
@@ -318,7 +318,7 @@ class CastLike(Elementwise):
         return [TensorType(c.dtype(1), c.shape(0))]
 
     def reference(self, c: Call, x: Array, like: Array) -> Array:
-        return convert(x, DType.from_numpy(like.dtype), bool(c.attr("saturate")))
+        return convert(x, DType.from_numpy(like.dtype), bool(c.attr("saturate")), c.attr("round_mode"))
 
     def rows(self, c: Infer, axes: Sequence[int | None]) -> Sequence[int | None]:
         return [axes[0]]

@@ -55,24 +55,38 @@ def int_pow(x: Array, y: Array) -> Array:
     return convert(np.power(x.astype(np.float64), y.astype(np.float64)), DType.from_numpy(x.dtype))
 
 
-def convert(x: Array, dtype: DType, saturate: bool = True) -> Array:
+def convert(x: Array, dtype: DType, saturate: bool = True, round_mode: str = "up") -> Array:
     """`x` as another element type, as Cast does it.
 
-    Floats become integers by truncation towards zero, saturated at the ends of the range (4-bit types wrap around, as
-    ONNX has it); NaN becomes 0. Integers wrap around. `saturate` clamps what overflows an 8-bit float to its greatest
-    finite value, infinities included.
+    Floats become integers by truncation towards zero, saturated at the ends of the range (types of less than a byte
+    wrap around, as ONNX has it); NaN becomes 0. Integers wrap around. `saturate` clamps what overflows an 8-bit float
+    to its greatest finite value, infinities included. `round_mode` ("up", "down", "nearest") concerns float8e8m0 only.
     """
     if x.dtype == object or x.dtype.kind in "US":
         return _from_strings(x, dtype)
     if dtype is DType.STRING:
         return np.array([_text(item) for item in x.ravel().tolist()], dtype=object).reshape(x.shape)
     if dtype.is_integer and DType.from_numpy(x.dtype).is_float:
-        four_bits = dtype in (DType.INT4, DType.UINT4)
-        return _float_to_int(x, DType.INT32).astype(dtype.numpy) if four_bits else _float_to_int(x, dtype)
+        return _float_to_int(x, dtype if dtype.bits >= 8 else DType.INT32).astype(dtype.numpy)
+    if dtype is DType.FLOAT8E8M0:
+        return _power_of_two(x.astype(np.float32), saturate, round_mode)
     if dtype.is_float and dtype.itemsize == 1 and saturate:
         limit = float(_limits(dtype).max)
         return np.clip(x.astype(np.float32), -limit, limit).astype(dtype.numpy)
     return x.astype(dtype.numpy)
+
+
+def _power_of_two(x: Any, saturate: bool, round_mode: str) -> Array:
+    """float32 as float8e8m0, which is float32's exponent alone: the sign is lost; infinities and NaN become NaN."""
+    if round_mode not in ("up", "down", "nearest"):
+        raise ValueError(f"round_mode is {round_mode!r}, expected up, down or nearest")
+    pattern = x.view(np.uint32)
+    exponent, fraction = (pattern >> 23) & 0xFF, pattern & 0x7FFFFF
+    half = 0x400000
+    up = fraction > 0 if round_mode == "up" else (fraction > half) | ((fraction == half) & (exponent > 0))
+    up &= (round_mode != "down") & (exponent < 0xFF) & ~(saturate & (exponent == 0xFE))
+    code: Any = (exponent + up).astype(np.uint8)
+    return code.view(DType.FLOAT8E8M0.numpy)
 
 
 def _float_to_int(x: Array, dtype: DType) -> Array:

@@ -1,6 +1,19 @@
 """The catalog of kernels: which nodes compiled code covers, with the facts the planner needs."""
 
-from core.kernels.catalog import conv, copy, depthwise, elementwise, gather, gemm, norm, pool, reduce, resize, softmax
+from core.kernels.catalog import (
+    conv,
+    copy,
+    depthwise,
+    elementwise,
+    gather,
+    gemm,
+    norm,
+    pool,
+    reduce,
+    resize,
+    softmax,
+    winograd,
+)
 from core.kernels.catalog.base import (
     VIEWS,
     In,
@@ -20,4 +33,5 @@ __all__ = [
     "VIEWS", "In", "KernelCall", "KernelSpec", "Operand", "Out", "Packed", "Request", "Scratch", "Status",
     "conv", "copy", "covers", "depthwise", "elementwise", "gather", "gemm", "norm", "pool", "reduce", "resize",
     "select", "softmax",
+    "winograd",
 ]  # fmt: skip

@@ -26,6 +26,7 @@ from core.ops.registry import Infer
 F32 = DType.FLOAT32
 _FEW_CHANNELS = 16  # below, a pixel's channels are too short a run: whole rows of the window are gathered first
 _POINTER_BYTES = 8
+_WINOGRAD_SIZE = 12  # least results along an axis
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,9 @@ def conv(request: Request) -> KernelCall | None:
     node = request.node
     weight = request.constant(1)
     windows = windows_of(node)
-    if weight is None or windows is None or not is_covered(node) or is_depthwise(node, weight, windows):
+    if weight is None or windows is None or not is_covered(node):
+        return None
+    if is_depthwise(node, weight, windows) or is_winograd(node, weight, windows, request.target):
         return None
     x, y, groups = _value(node, 0), node.output, int(attribute(node, "group"))
     channels, columns = weight.shape[1], weight.shape[0] // groups
@@ -174,6 +177,18 @@ def is_depthwise(node: Node, weight: Array, windows: tuple[Window, ...]) -> bool
     """Whether every channel is convolved for itself, over one or two axes: see `core.kernels.catalog.depthwise`."""
     groups = int(attribute(node, "group"))
     return len(windows) <= 2 and groups > 1 and weight.shape[:2] == (groups, 1)
+
+
+def is_winograd(node: Node, weight: Array, windows: tuple[Window, ...], target: Target) -> bool:
+    """Whether Winograd's algorithm wins (`core.kernels.catalog.winograd`): many tiles, whole vectors of channels.
+
+    Its weights take four times the room, which small images do not repay.
+    """
+    columns, channels = weight.shape[:2]
+    shaped = all((w.kernel, w.stride, w.dilation) == (3, 1, 1) and w.count >= _WINOGRAD_SIZE for w in windows)
+    whole = channels % target.lanes == 0 and columns % target.lanes == 0 and min(channels, columns) >= 32
+    suits = len(windows) == 2 and shaped and whole and int(attribute(node, "group")) == 1
+    return suits and is_covered(node) and target.lanes >= 8 and not finish_of(node).deferred
 
 
 def windows_of(node: Node) -> tuple[Window, ...] | None:

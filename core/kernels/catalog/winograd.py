@@ -1,0 +1,99 @@
+"""3x3 convolutions by Winograd's F(4x4, 3x3): a quarter of the multiplications (Lavin and Gray, 2015)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+
+from core.ir.dim import product
+from core.ir.graph import Array
+from core.ir.types import Dim, DType
+from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Packed, Request, Scratch, covers
+from core.kernels.catalog.conv import Finish, extra_indices, finish_of, inplace_extras, is_winograd, windows_of
+from core.kernels.catalog.nest import traffic
+from core.kernels.catalog.panels import Tile, choose_tile, pack_panels
+from core.kernels.catalog.pool import Window
+
+OUTPUT = 4  # results of a tile along an axis
+INPUT = 6  # places of the image that they need
+PRODUCTS = INPUT * INPUT
+TABLE_LANES = 8  # entries of a line in the table of places: INPUT, rounded up to a vector
+_BLOCK = 24  # tiles of a task: few enough that both intermediates stay near, enough to use the weights well
+
+# Rows of the transforms of image, weights and results.
+IMAGE = ((4, 0, -5, 0, 1, 0), (0, -4, -4, 1, 1, 0), (0, 4, -4, -1, 1, 0),
+         (0, -2, -1, 2, 1, 0), (0, 2, -1, -2, 1, 0), (0, 4, 0, -5, 0, 1))  # fmt: skip
+RESULT = ((1, 1, 1, 1, 1, 0), (0, 1, -1, 2, -2, 0), (0, 1, 1, 4, 4, 0), (0, 1, -1, 8, -8, 1))
+_WEIGHT = ((1 / 4, 0, 0), (-1 / 6, -1 / 6, -1 / 6), (-1 / 6, 1 / 6, -1 / 6),
+           (1 / 24, 1 / 12, 1 / 6), (1 / 24, -1 / 12, 1 / 6), (0, 0, 1))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class WinogradSpec(KernelSpec):
+    """A task transforms up to `block` tiles of the image, multiplies, and transforms back, all in its scratch."""
+
+    family: ClassVar[str] = "winograd"
+    batch: Dim
+    windows: tuple[Window, Window]
+    channels: int
+    columns: int
+    finish: Finish
+    tile: Tile
+    block: int
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Tiles of an image along its two axes; the last ones may reach beyond the result."""
+        lines, columns = (-(-window.count // OUTPUT) for window in self.windows)
+        return lines, columns
+
+    @property
+    def tiles(self) -> Dim:
+        return self.batch * product(self.grid)
+
+    @property
+    def scratch_elements(self) -> int:
+        """Both intermediates, [36][block][channels] and [36][block][columns]; the table of places; a pixel of zeros."""
+        table = 2 * INPUT * TABLE_LANES  # of int64
+        return PRODUCTS * self.block * (self.channels + self.columns) + table + self.channels
+
+    @property
+    def summary(self) -> str:
+        return f"conv 3x3 winograd 4x4 {self.tile}"
+
+
+@covers("FusedConv", "Conv")
+def winograd(request: Request) -> KernelCall | None:
+    """For the convolutions that `core.kernels.catalog.conv.is_winograd` picks."""
+    node, weight, windows = request.node, request.constant(1), windows_of(request.node)
+    if weight is None or windows is None or not is_winograd(node, weight, windows, request.target):
+        return None
+    columns, channels = weight.shape[:2]
+    batch, finish = node.output.shape[0], finish_of(node)
+    tile = choose_tile(request.target, _BLOCK, columns)
+    lines, places = windows
+    spec = WinogradSpec(batch, (lines, places), channels, columns, finish, tile, _BLOCK)
+    pack_weights = Packed(1, f"winograd{tile.columns}x{tile.lanes}", partial(pack, tile=tile))
+    return KernelCall(
+        spec,
+        (
+            In(0),
+            pack_weights,
+            *(In(i) for i in extra_indices(node)),
+            Out(0),
+            Scratch(spec.scratch_elements * DType.FLOAT32.itemsize),
+        ),
+        inplace=inplace_extras(node),
+        flops=node.output.tensor.size * (2 * weight[0].size),
+        bytes=traffic(node),
+    )
+
+
+def pack(weight: Array, tile: Tile) -> Array:
+    """[O, I, 3, 3] as panels of 36 transformed matrices [I, O]."""
+    g = np.array(_WEIGHT, np.float64)
+    transformed = np.einsum("ia,ocab,jb->ijco", g, weight.astype(np.float64), g, optimize=True)
+    return pack_panels(transformed.reshape(PRODUCTS, *transformed.shape[2:]).astype(np.float32), tile)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from core.codegen.lang import Kernel, Pointer, Val
 from core.ir.dim import product
 from core.ir.types import Dim
 from core.kernels.catalog.copy import CopySpec, Piece
+from core.kernels.catalog.nest import Nest
 from core.kernels.cpu.nest import cover, each_row, even_chunks, grain, has_masks, offsets_of, unsigned
 from core.kernels.cpu.tile import tile_side, transpose_rows
 from core.kernels.target import Target
 
 _SMALL = 1 << 18  # bytes that a thread moves alone: sharing them out would cost more
 _MOST_SLICES = 64
+_LONG_ROW = 1 << 14  # elements
 _ZERO: Dim = 0
 
 
@@ -38,7 +41,7 @@ def _shared(k: Kernel, spec: CopySpec, piece: Piece) -> None:
 
 def _in_slices(k: Kernel, spec: CopySpec) -> None:
     """Several pieces: task t of T copies slice t of each, so that all threads write near each other."""
-    movers = [_mover(k, spec, piece) for piece in spec.pieces]
+    movers = [_mover(k, spec, _with_short_rows(piece)) for piece in spec.pieces]
     moved = sum((product(piece.nest.extents) for piece in spec.pieces), start=_ZERO) * spec.itemsize
     parts = k.ops.min(k.ops.max(k.dim(moved) // _SMALL, 1), _MOST_SLICES)
     parts = k.ops.select(k.threads.equals(1), k.index(1), parts)
@@ -50,6 +53,16 @@ def _in_slices(k: Kernel, spec: CopySpec) -> None:
 def _mover(k: Kernel, spec: CopySpec, piece: Piece) -> _Row | _Swap:
     axis = swapped_axis(piece)
     return _Row(k, spec, piece) if axis is None else _Swap(k, spec, piece, axis)
+
+
+def _with_short_rows(piece: Piece) -> Piece:
+    """The same copy with rows that can be shared out even where there are few."""
+    nest, length = piece.nest, piece.nest.extents[-1]
+    if not isinstance(length, int) or length <= _LONG_ROW or swapped_axis(piece) is not None:
+        return piece
+    part = next((size for size in range(_LONG_ROW, _LONG_ROW // 16, -1) if length % size == 0), length)
+    strides = tuple((*steps[:-1], steps[-1] * part, steps[-1]) for steps in nest.strides)
+    return replace(piece, nest=Nest((*nest.extents[:-1], length // part, part), strides))
 
 
 def swapped_axis(piece: Piece) -> int | None:

@@ -11,7 +11,7 @@ import pytest
 from core.kernels.catalog import Request, select
 from core.kernels.target import Target
 from tests.core.kernels.harness import single_node
-from tests.core.kernels.sweep import each_target, kernel, normal, sweep, tensor
+from tests.core.kernels.sweep import each_target, floats, kernel, normal, sweep, tensor
 
 WIDTHS = ("uint8", "int16", "float32", "int64")
 each_width = pytest.mark.parametrize("dtype", WIDTHS)
@@ -97,6 +97,12 @@ def test_split_into_unequal_parts(target: Target) -> None:
 def test_large_concat_is_shared_out() -> None:
     sweep("Concat", "float32[n,3,700]", "float32[n,1,700]", axis=1, target=kernel("Relu", "float32[n]").target,
           batches=(1, 50, 200))  # fmt: skip
+
+
+def test_concat_of_few_long_rows_is_shared_out() -> None:
+    compiled = kernel("Concat", "float32[n,3,20480]", "float32[n,1,20480]", axis=1)
+    for threads in (1, 2, 3):
+        compiled.check(floats(2, 3, 20480), floats(2, 1, 20480), threads=threads)
 
 
 def test_padding_beyond_one_reflection_is_left_to_the_reference() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -56,19 +57,26 @@ def choose_tile(target: Target, rows: Dim, columns: int) -> Tile:
     return Tile(min(best, max(counts)), vectors, target.lanes)
 
 
-def tails(rows: Dim, height: int) -> tuple[int, ...]:
-    """Heights of the smaller tiles that can be needed below the last full one, the greatest first.
+class Tails(NamedTuple):
+    """Heights of the smaller tiles below the last full one, the greatest first.
 
-    When few remainders occur each has its tile; otherwise powers of two add up to any.
+    `additive`: those that add up to the remainder are used; otherwise the one that equals it.
     """
+
+    heights: tuple[int, ...]
+    additive: bool
+
+
+def tails(rows: Dim, height: int) -> Tails:
+    """When few remainders can occur each has its tile; otherwise powers of two add up to any."""
     form = affine(rows, "n")
     if form is None:
         remainders = set(range(1, height))
     else:
         remainders = {(form[0] * n + form[1]) % height for n in range(height)} - {0}
     if len(remainders) <= 2:
-        return tuple(sorted(remainders, reverse=True))
-    return tuple(size for size in (8, 4, 2, 1) if size < height)
+        return Tails(tuple(sorted(remainders, reverse=True)), additive=False)
+    return Tails(tuple(size for size in (8, 4, 2, 1) if size < height), additive=True)
 
 
 def packed_size(depth: int, columns: int, tile: Tile) -> int:

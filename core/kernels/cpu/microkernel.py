@@ -71,12 +71,11 @@ def each_tile(k: Kernel, start: Val, stop: Val, rows: Dim, height: int, emit: Ca
     full = start + (stop - start) // height * height
     with k.loop(start, full, height) as row:
         emit(row, height)
-    rest, heights = stop - full, tails(rows, height)
-    powers = len(heights) > 2
+    rest, (heights, additive) = stop - full, tails(rows, height)
     for size in heights:
-        with k.when(k.ops.bit_and(rest, size).equals(size) if powers else rest.equals(size)):
+        with k.when(k.ops.bit_and(rest, size).equals(size) if additive else rest.equals(size)):
             emit(full, size)
-        if powers:
+        if additive:
             full = full + k.ops.bit_and(rest, size)
 
 

@@ -44,6 +44,14 @@ def test_targets_and_threads(target: Target, columns: int) -> None:
         kernel.check(floats(n, 19), threads=threads)
 
 
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+@pytest.mark.parametrize("columns", [10, 84, 120])
+def test_every_count_of_rows_below_two_tiles(target: Target, columns: int) -> None:
+    kernel = NodeKernel("FusedMatMul", tensor(N, 8), floats(8, columns), target=target)
+    for n in range(1, 21):
+        kernel.check(floats(n, 8))
+
+
 def test_rows_are_a_multiple_of_n() -> None:
     kernel = NodeKernel("FusedMatMul", tensor(N, 7, 20), floats(20, 40))
     for n in (1, 4, 9):

@@ -15,7 +15,7 @@ from server.backends.base import LoadedModel
 from server.batching.admission import Admission
 from server.batching.cost import CostModel
 from server.batching.entry import Entry, State
-from server.batching.execution import Ran, run_entries
+from server.batching.execution import Ran, run
 from server.batching.queue import Queue
 from server.batching.split import split
 from server.errors import DeadlineExceeded, ServerError
@@ -43,6 +43,7 @@ class Batcher:
         self._running = False
         self._woken = False
         self._drained: asyncio.Event | None = None
+        self._rows = 0  # waiting or running
 
     # requests come in, and may leave early
 
@@ -60,6 +61,7 @@ class Batcher:
             self.stats.refused(error.code)
             raise
         entry.since = now
+        self._rows += entry.rows
         self.queue.push(entry)
         if not (self._woken or self._running):
             self._woken = True
@@ -96,9 +98,17 @@ class Batcher:
             raise
 
     def _check_deadline(self, entry: Entry, deadline: float, now: float) -> None:
-        if now + self.cost.predict(entry.rows) > deadline:
-            raise DeadlineExceeded("the request's timeout is shorter than its execution is expected to take")
+        if now + self._expected(entry.rows) > deadline:
+            raise DeadlineExceeded(
+                "the request's timeout is shorter than its wait and execution are expected to take",
+                retry_after=self.admission.retry_after(now),
+            )
         entry.timer = self._loop.call_later(max(0.0, deadline - now), self._expire, entry)
+
+    def _expected(self, rows: int) -> float:
+        """Return the seconds until ``rows`` more have been answered, behind all that is here, in full batches."""
+        batches, rest = divmod(self._rows + rows, self._max_rows)
+        return batches * self.cost.predict(self._max_rows) + (self.cost.predict(rest) if rest else 0.0)
 
     def _expire(self, entry: Entry) -> None:
         if entry.state is State.WAITING:  # a running one is answered, late or not
@@ -123,12 +133,14 @@ class Batcher:
             return
         for entry in batch:
             entry.state = State.RUNNING
+        # the tensors are taken now: an entry whose caller leaves meanwhile lets go of its own
+        work = partial(run, self.model, [entry.inputs for entry in batch], [entry.rows for entry in batch])
         if self._runs_here(batch):
-            self._answer(batch, run_entries(self.model, batch))
+            self._answer(batch, work())
             self._wake()
         else:
             self._running = True
-            self._pool.submit(partial(run_entries, self.model, batch), partial(self._back, batch))
+            self._pool.submit(work, partial(self._back, batch))
 
     def _wake(self) -> None:
         if len(self.queue) and not self._woken:
@@ -219,6 +231,7 @@ class Batcher:
 
     def _leave(self, entries: list[Entry]) -> None:
         for entry in entries:
+            self._rows -= entry.rows
             self.admission.leave(entry.nbytes)
         if self._drained is not None and not self.admission.items:
             self._drained.set()

@@ -8,7 +8,7 @@ from time import monotonic
 import numpy as np
 
 from server.backends.base import LoadedModel
-from server.batching.entry import Entry, Outcome
+from server.batching.entry import Outcome
 from server.errors import Internal, ServerError
 from server.types import Tensors
 
@@ -41,11 +41,6 @@ def run(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> Ran:
         outcomes = [_failure(error)] if len(inputs) == 1 else [_alone(model, one) for one in inputs]
         gathered, executed = started, monotonic()
     return Ran(outcomes, sum(rows), executions, started, gathered, executed, monotonic())
-
-
-def run_entries(model: LoadedModel, entries: list[Entry]) -> Ran:
-    """Execute the entries of one batch."""
-    return run(model, [entry.inputs for entry in entries], [entry.rows for entry in entries])
 
 
 def _alone(model: LoadedModel, inputs: Tensors) -> Outcome:

@@ -357,6 +357,46 @@ def test_a_deadline_that_cannot_be_met_is_refused_before_work() -> None:
     assert len(model.batches) == 1
 
 
+def test_a_deadline_that_the_queue_ahead_makes_impossible_is_refused_at_the_door() -> None:
+    model = doubler(max_batch=2)
+    model.function = lambda tensors: (time.sleep(0.02 * len(tensors["x"])), {"y": tensors["x"]})[1]
+
+    async def scene(bench: Bench) -> None:
+        for count in (1, 2, 1, 2):
+            await bench.y(rows(count))
+        ahead = [await bench.hold(), *(bench.submit(rows(1))[1] for _ in range(9))]  # 10 rows: about 0.2 s
+        with pytest.raises(DeadlineExceeded) as refused:
+            bench.submit(rows(1), timeout=0.1)
+        assert refused.value.retry_after is not None
+        patient = bench.submit(rows(1), timeout=5)[1]
+        model.gate.set()
+        assert all(isinstance(outcome, dict) for outcome in await asyncio.gather(*ahead, patient))
+        await bench.submit(rows(1), timeout=0.1)[1]  # the queue is empty again
+
+    play(scene, model)
+
+
+def test_a_caller_that_leaves_before_a_worker_begins_does_not_spoil_the_batch() -> None:
+    model = doubler()
+
+    async def scene(bench: Bench) -> None:
+        free = threading.Event()
+        for _ in range(2):  # both workers
+            bench.pool.submit(lambda: free.wait(10), lambda _: None)
+        leaving, _ = bench.submit(rows(1))
+        _, staying = bench.submit(rows(1, start=5))
+        await asyncio.sleep(0.01)  # the batch is formed, and waits for a worker
+        bench.batcher.cancel(leaving)
+        free.set()
+        outcome = await staying
+        assert isinstance(outcome, dict)
+        np.testing.assert_array_equal(outcome["y"], rows(1, start=5) * 2)
+
+    bench = play(scene, model)
+    assert model.batches == [2]
+    assert bench.stats.failures == {}
+
+
 def test_a_near_deadline_makes_the_batch_smaller() -> None:
     model = doubler(max_batch=8)
     model.function = lambda tensors: (time.sleep(0.02 * len(tensors["x"])), {"y": tensors["x"]})[1]

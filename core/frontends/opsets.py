@@ -325,6 +325,11 @@ def _all_steps(e: Emitter, node: OnnxNode) -> None:
     node.attrs.pop("output_sequence", None)
 
 
+@before(9, "Scan")
+def _scan_over_a_batch(e: Emitter, node: OnnxNode) -> None:
+    node.op = "BatchedScan"
+
+
 # Resize and its forerunner.
 
 

@@ -18,6 +18,7 @@ from core.ops import (
     pool,
     reduce,
     resize,
+    scan,
     slicing,
     softmax,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "pool",
     "reduce",
     "resize",
+    "scan",
     "slicing",
     "softmax",
 ]

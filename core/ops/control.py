@@ -93,7 +93,8 @@ class Loop(OpDef):
                 f"its body has {len(body.inputs)} inputs and {len(body.outputs)} outputs, "
                 f"expected {2 + len(initial)} and {1 + len(c.node.outputs)}"
             )
-        carried = _fixed_point(c, body, initial)
+        trip_and_condition = [TensorType(DType.INT64, ()), TensorType(DType.BOOL, ())]
+        carried = fixed_point(c, body, initial, before=trip_and_condition, skip=1)
         scanned = [value.type for value in body.outputs[1 + len(carried) :]]
         return [*carried, *(self._stacked(c, type_) for type_ in scanned)]
 
@@ -119,17 +120,27 @@ class Loop(OpDef):
         return iter(count() if limit is None else range(int(limit.reshape(()))))
 
 
-def _fixed_point(c: Infer, body: Graph, initial: Sequence[ValueType]) -> list[ValueType]:
+def fixed_point(
+    c: Infer,
+    body: Graph,
+    initial: Sequence[ValueType],
+    before: Sequence[ValueType] = (),
+    after: Sequence[ValueType] = (),
+    skip: int = 0,
+) -> list[ValueType]:
     """Types of the carried values that hold before and after every iteration: each round only widens them, so that
-    it ends after at most two widenings per axis."""
+    it ends after at most two widenings per axis.
+
+    `before` and `after` are the types of the body's inputs around the carried ones; `skip` is the number of its outputs
+    before them. The body's types are set.
+    """
     carried = list(initial)
     while True:
-        types = [TensorType(DType.INT64, ()), TensorType(DType.BOOL, ()), *carried]
-        for value, type_ in zip(body.inputs, types, strict=True):
+        for value, type_ in zip(body.inputs, [*before, *carried, *after], strict=True):
             value.type = type_
         infer_graph(body, dict(c.known))
-        after = [value.type for value in body.outputs[1 : 1 + len(carried)]]
-        wider = [common_type(c, f"carried{i}", a, b) for i, (a, b) in enumerate(zip(carried, after, strict=True))]
+        results = [value.type for value in body.outputs[skip : skip + len(carried)]]
+        wider = [common_type(c, f"carried{i}", a, b) for i, (a, b) in enumerate(zip(carried, results, strict=True))]
         if wider == carried:
             return carried
         carried = wider

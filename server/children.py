@@ -68,14 +68,7 @@ class Children:
             self._waiting -= 1
 
     async def _run(self, task: str, arguments: list[str]) -> None:
-        process = await asyncio.create_subprocess_exec(
-            *self._command(task, arguments),
-            stdin=DEVNULL,
-            stdout=PIPE,
-            stderr=PIPE,
-            env=_environment(),
-            start_new_session=True,
-        )
+        process = await self._start(task, arguments)
         answer = asyncio.gather(_read(process.stdout), _read(process.stderr), process.wait())
         try:
             await self._watch(process, answer, task)
@@ -84,6 +77,26 @@ class Children:
             output, complaint, _ = await answer
         if process.returncode:
             raise _error(task, process.returncode, output, complaint, arguments)
+
+    async def _start(self, task: str, arguments: list[str]) -> Process:
+        """Start the child in a session of its own, so that all it starts can be killed with it."""
+        starting = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                *self._command(task, arguments),
+                stdin=DEVNULL,
+                stdout=PIPE,
+                stderr=PIPE,
+                env=_environment(),
+                start_new_session=True,
+            )
+        )
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:  # asyncio itself would kill the child alone, and wait for what it started
+            process = await starting
+            _kill(process)
+            await process.communicate()
+            raise
 
     def _command(self, task: str, arguments: list[str]) -> list[str]:
         memory = str(self._limits.memory + _ADDRESS_SPACE)

@@ -9,16 +9,18 @@ import onnx
 
 from core.errors import ModelError
 from core.frontends.declared import type_proto
+from core.frontends.proto import default_domain
 from core.ir.graph import Attr, Value
 
 
 def standard_body(
-    proto: onnx.NodeProto, version: int, inputs: Sequence[Value | None], attrs: Mapping[str, Attr]
+    proto: onnx.NodeProto, opsets: Mapping[str, int], inputs: Sequence[Value | None], attrs: Mapping[str, Attr]
 ) -> onnx.FunctionProto | None:
-    """The function that defines an ONNX operator at this opset, or None when it is a primitive.
+    """The function that defines an ONNX operator at the model's opsets, or None when it is a primitive.
 
     Some definitions depend on the types of the inputs and on the attributes, whose values are in `attrs`.
     """
+    version = opsets[default_domain(proto.domain)]
     schema = _schema(proto, version)
     if schema is None:
         return None
@@ -29,7 +31,7 @@ def standard_body(
         text = schema.get_function_with_opset_version(version)
     else:
         return None
-    return _completed(text, schema) if text else None
+    return _completed(text, schema, opsets) if text else None
 
 
 def _schema(proto: onnx.NodeProto, version: int) -> Any:
@@ -64,9 +66,13 @@ def _resolved(proto: onnx.NodeProto, attrs: Mapping[str, Attr]) -> onnx.NodeProt
     return copy
 
 
-def _completed(text: bytes, schema: Any) -> onnx.FunctionProto:
-    """The function with the schema's defaults for the attributes that its nodes refer to."""
+def _completed(text: bytes, schema: Any, opsets: Mapping[str, int]) -> onnx.FunctionProto:
+    """The function with the schema's defaults for the attributes that its nodes refer to, and the model's opsets for
+    domains of which it names none (preview operators use the default one so)."""
     function = onnx.FunctionProto.FromString(text)
+    named = {default_domain(entry.domain) for entry in function.opset_import}
+    missing = [(domain, version) for domain, version in opsets.items() if domain not in named]
+    function.opset_import.extend(onnx.helper.make_opsetid(*each) for each in missing)
     function.attribute_proto.extend(a.default_value for a in schema.attributes.values() if a.default_value.name)
     function.attribute.extend(a.name for a in schema.attributes.values() if not a.default_value.name)
     return function

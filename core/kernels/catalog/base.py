@@ -5,10 +5,10 @@ takes, what memory it needs besides, and what it costs. The only symbol left in 
 
 Every kernel is one native function `void kernel(i8** operands, i64 n, i64 tid, i64 threads, i64* counter)`: `operands`
 are the addresses in the order of `KernelCall.operands`; all threads of a run call it with their own `tid`, and share
-the zeroed `counter` to hand out tiles. It returns when this thread finds no more work; the tape puts a barrier after it.
+the zeroed `counter` to hand out tiles. It returns when this thread finds no more work; the tape then has a barrier.
 
-`counter` points to a cache line of eight words: word 0 hands out tasks; word 1 is the step's status, which a kernel sets
-to a `Status` when it meets data it must refuse (it still never reads or writes out of bounds); the run then raises.
+`counter` points to a cache line of eight words: word 0 hands out tasks; word 1 is the step's status, which a kernel
+sets to a `Status` when it meets data it must refuse (it never reads or writes out of bounds); then the run raises.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """The address of `nbytes` of scratch per thread (contiguous: thread t owns [t*nbytes, (t+1)*nbytes)), 64-byte aligned.
+    """The address of `nbytes` of scratch per thread, 64-byte aligned (thread t owns bytes [t*nbytes, (t+1)*nbytes)).
 
     `shared=True`: one block for all threads together.
     """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import llvmlite.ir as ir
 
 from core.codegen import vmath
-from core.codegen.registers import I1, I32, Val, element_type, is_signed, register_type
+from core.codegen.registers import I32, Val, is_signed, register_type
 from core.codegen.target import has_fma
 from core.ir.types import DType
 
@@ -358,6 +358,3 @@ def _is_number(x: Val) -> bool:
         return False
     parts = [part.constant for part in x.ir.constant] if isinstance(x.ir.constant, list) else [x.ir.constant]
     return all(isinstance(part, int | float) and part == part for part in parts)
-
-
-__all__ = ["I1", "Arithmetic", "element_type"]

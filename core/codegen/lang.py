@@ -26,7 +26,7 @@ import llvmlite.ir as ir
 from core.codegen.arithmetic import Arithmetic
 from core.codegen.registers import ADDRESS, I64, Pointer, Val, element_type, register_type
 from core.ir.dim import FloorDiv
-from core.ir.types import Dim, DType, SymDim
+from core.ir.types import Dim, DType
 from core.kernels.catalog.base import KernelSpec, Status
 from core.kernels.target import Target
 
@@ -281,11 +281,6 @@ def symbol_of(spec: KernelSpec) -> str:
     return spec.symbol
 
 
-def size_of(dims: Sequence[Dim]) -> Dim:
-    """How many elements a shape has."""
-    return prod(dims, start=1)
-
-
 def _literal(value: float | int | bool, dtype: DType) -> float | int:
     return float(value) if dtype.is_float else int(value)
 
@@ -295,4 +290,4 @@ def _check_same_type(a: Val, b: Val) -> None:
         raise TypeError(f"a loop or branch carries {a.dtype} x {a.lanes}, but was given {b.dtype} x {b.lanes}")
 
 
-__all__ = ["Fold", "Index", "Kernel", "Pointer", "SymDim", "Val", "size_of", "symbol_of"]
+__all__ = ["Fold", "Index", "Kernel", "Pointer", "Val", "symbol_of"]

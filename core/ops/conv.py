@@ -44,7 +44,7 @@ class Conv(OpDef):
         return [TensorType(dtype, conv_shape(c))]
 
     def reference(self, c: Call, x: Array, w: Array, b: Array | None = None, *_: Array) -> Array:
-        return to_layout(c, _conv(c, to_first(c, x), w, b))
+        return to_layout(c, convolve(c, to_first(c, x), w, b))
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
         return batch_rows(c, axes)
@@ -107,7 +107,14 @@ class ConvTranspose(OpDef):
 
 def conv_shape(c: Infer) -> tuple[Dim, ...] | None:
     """The output shape of a convolution, in the node's layout."""
-    x, w = c.shape(0), c.shape(1)
+    shape, w = convolved_shape(c, c.shape(0), c.shape(1)), c.shape(1)
+    if w is not None:
+        _check_bias(c, w[0])
+    return shape
+
+
+def convolved_shape(c: Infer, x: Sequence[Dim] | None, w: Sequence[Dim] | None) -> tuple[Dim, ...] | None:
+    """The output shape for operands of these shapes; ModelError when they do not fit."""
     if x is None or w is None:
         return None
     n, channels, *spatial = first_shape(c, x)
@@ -115,7 +122,6 @@ def conv_shape(c: Infer) -> tuple[Dim, ...] | None:
     _check_weight(c, w, len(spatial), channels, w[1] * group if len(w) > 1 else 0)
     if isinstance(w[0], int) and w[0] % group:
         c.fail(f"W has {w[0]} output channels, not divisible by group {group}")
-    _check_bias(c, w[0])
     window = window_of(c, kernel_of(c, w))
     return layout_shape(c, (n, w[0], *window_output(c, window, spatial)))
 
@@ -173,7 +179,7 @@ def _check_bias(c: Infer, channels: Dim) -> None:
         c.fail(f"B is {c.tensor(2)}, expected [{channels}]")
 
 
-def _conv(c: Call, x: Any, w: Any, b: Any) -> Any:
+def convolve(c: Call, x: Any, w: Any, b: Any) -> Any:
     """Channels-first convolution: for each kernel element, a (group, M/g, C/g) by (n, group, C/g, pixels) product."""
     window = window_of(c, w.shape[2:])
     group, dtype = c.attr("group"), x.dtype

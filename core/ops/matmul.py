@@ -22,36 +22,45 @@ class MatMul(OpDef):
     def infer(self, c: Infer) -> Sequence[ValueType]:
         dtype = same_dtype(c, (0, 1))
         check_kind(c, 0, NUMBER)
-        a, b = c.shape(0), c.shape(1)
-        if a is None or b is None:
-            return [TensorType(dtype, None)]
-        if not a or not b:
-            c.fail(f"cannot multiply {c.tensor(0)} by {c.tensor(1)}: expected rank 1 or more")
-        return [TensorType(dtype, self._product_shape(c, a, b))]
-
-    def _product_shape(self, c: Infer, a: Shape, b: Shape) -> Shape:
-        left, right = (a if len(a) > 1 else (1, *a)), (b if len(b) > 1 else (*b, 1))
-        if isinstance(left[-1], int) and isinstance(right[-2], int) and left[-1] != right[-2]:
-            c.fail(f"cannot multiply {c.tensor(0)} by {c.tensor(1)}: inner extents {left[-1]} and {right[-2]} differ")
-        batch = broadcast_shapes(c, [left[:-2], right[:-2]]) or ()
-        return (*batch, *((left[-2],) if len(a) > 1 else ()), *((right[-1],) if len(b) > 1 else ()))
+        return [TensorType(dtype, product_shape(c, c.shape(0), c.shape(1)))]
 
     def reference(self, c: Call, a: Array, b: Array) -> Array:
         return np.asarray(np.matmul(wide(a), wide(b))).astype(a.dtype)
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
         """Rows may lie along the rows of A, the columns of B, or a batch axis of either that broadcasts."""
-        if axes[0] is None and axes[1] is None:
-            return [None]
-        a, b = c.shape(0), c.shape(1)
-        if a is None or b is None or min(len(a), len(b)) < 2:
-            return _vector_rows(a, b, axes)
-        rank, back = max(len(a), len(b)), [_from_end(axes[0], a), _from_end(axes[1], b)]
-        if back == [-2, None]:
-            return [rank - 2]
-        if back == [None, -1]:
-            return [rank - 1]
-        return _batch_rows(a, b, back, rank)
+        return product_rows(c.shape(0), c.shape(1), axes)
+
+
+def product_shape(c: Infer, a: Shape | None, b: Shape | None) -> Shape | None:
+    """The shape of NumPy's matmul; ModelError when the operands do not fit."""
+    if a is None or b is None:
+        return None
+    if not a or not b:
+        c.fail(f"cannot multiply {_text(a)} by {_text(b)}: expected rank 1 or more")
+    left, right = (a if len(a) > 1 else (1, *a)), (b if len(b) > 1 else (*b, 1))
+    if isinstance(left[-1], int) and isinstance(right[-2], int) and left[-1] != right[-2]:
+        c.fail(f"cannot multiply {_text(a)} by {_text(b)}: inner extents {left[-1]} and {right[-2]} differ")
+    batch = broadcast_shapes(c, [left[:-2], right[:-2]]) or ()
+    return (*batch, *((left[-2],) if len(a) > 1 else ()), *((right[-1],) if len(b) > 1 else ()))
+
+
+def _text(shape: Shape) -> str:
+    return "[" + ",".join(map(str, shape)) + "]"
+
+
+def product_rows(a: Shape | None, b: Shape | None, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+    """How the rows of two operands move through NumPy's matmul."""
+    if axes[0] is None and axes[1] is None:
+        return [None]
+    if a is None or b is None or min(len(a), len(b)) < 2:
+        return _vector_rows(a, b, axes)
+    rank, back = max(len(a), len(b)), [_from_end(axes[0], a), _from_end(axes[1], b)]
+    if back == [-2, None]:
+        return [rank - 2]
+    if back == [None, -1]:
+        return [rank - 1]
+    return _batch_rows(a, b, back, rank)
 
 
 def _vector_rows(a: Shape | None, b: Shape | None, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:

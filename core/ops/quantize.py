@@ -1,0 +1,148 @@
+"""Quantization: real numbers as small integers (or floats) times a scale, and products of such numbers.
+
+A scale is one number, one per index of an axis, or one per block along an axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from core.ir.graph import Array
+from core.ir.types import DType, TensorType, ValueType
+from core.ops.common import FLOAT, Kind, as_dtype, check_kind, normalize_axis, rows_beside
+from core.ops.numeric import convert
+from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, register
+
+_STORED = frozenset(
+    DType.parse(label)
+    for label in (
+        "uint2", "int2", "uint4", "int4", "uint8", "int8", "uint16", "int16", "float4e2m1", "float6e2m3", "float6e3m2",
+        "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz",
+    )
+)  # fmt: skip
+QUANTIZED = Kind("a quantized type", _STORED)
+_REAL = Kind("a floating-point type or int32", FLOAT.members | {DType.INT32})
+_DEQUANTIZABLE = Kind("a quantized type or int32", _STORED | {DType.INT32})
+SCALE = Kind("a type of scales", FLOAT.members | {DType.FLOAT8E8M0})
+
+
+@register
+class QuantizeLinear(OpDef):
+    """saturate(round(x / y_scale) + y_zero_point), halves to even. The division is done in `precision`, or in the
+    scale's type."""
+
+    inputs = "x, y_scale, y_zero_point?"
+    outputs = "y"
+    attrs = {"axis": 1, "block_size": 0, "output_dtype": 0, "precision": 0, "saturate": 1}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        check_kind(c, 0, _REAL)
+        check_kind(c, 1, SCALE)
+        _check_scale(c)
+        dtype = as_dtype(c, c.attr("output_dtype")) if c.attr("output_dtype") else None
+        if c.has_input(2):
+            point = check_kind(c, 2, QUANTIZED)
+            if dtype not in (None, point):
+                c.fail(f"output_dtype is {dtype}, y_zero_point is {point}")
+            dtype = point
+        return [TensorType(dtype or DType.UINT8, c.shape(0))]
+
+    def reference(self, c: Call, x: Array, scale: Array, point: Array | None = None) -> Array:
+        code, declared = c.attr("precision"), c.attr("output_dtype")
+        precision = as_dtype(c, code).numpy if code else scale.dtype
+        if precision == DType.FLOAT8E8M0.numpy:
+            precision = x.dtype
+        ratio = x.astype(precision) / _spread(c, scale, x.shape).astype(precision)
+        shift = None if point is None else _spread(c, point, x.shape)
+        default = as_dtype(c, declared) if declared else DType.UINT8
+        dtype = default if point is None else DType.from_numpy(point.dtype)
+        if dtype.is_float:
+            shifted = ratio if shift is None else ratio.astype(np.float32) + shift.astype(np.float32)
+            return convert(shifted.astype(np.float32), dtype, bool(c.attr("saturate")))
+        return saturated(np.rint(ratio.astype(np.float64)), 0 if shift is None else shift.astype(np.int64), dtype)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        return _scaled_rows(c, axes)
+
+
+@register
+class DequantizeLinear(OpDef):
+    """(x - x_zero_point) * x_scale, computed in float32."""
+
+    inputs = "x, x_scale, x_zero_point?"
+    outputs = "y"
+    attrs = {"axis": 1, "block_size": 0, "output_dtype": 0}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        dtype, scale = check_kind(c, 0, _DEQUANTIZABLE), check_kind(c, 1, SCALE)
+        if c.has_input(2) and c.dtype(2) is not dtype:
+            c.fail(f"x is {dtype}, x_zero_point is {c.dtype(2)}, expected one element type")
+        _check_scale(c)
+        code = c.attr("output_dtype")
+        return [TensorType(as_dtype(c, code) if code else scale, c.shape(0))]
+
+    def reference(self, c: Call, x: Array, scale: Array, point: Array | None = None) -> Array:
+        wider = np.float32 if DType.from_numpy(x.dtype).is_float else np.int64
+        distance = x.astype(wider)
+        if point is not None:
+            distance = distance - _spread(c, point, x.shape).astype(wider)
+        code = c.attr("output_dtype")
+        exact = np.float64 if scale.dtype == np.float64 else np.float32
+        y = distance.astype(exact) * _spread(c, scale, x.shape).astype(exact)
+        return y.astype(as_dtype(c, code).numpy if code else scale.dtype)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        return _scaled_rows(c, axes)
+
+
+def saturated(rounded: Any, point: Any, dtype: DType) -> Array:
+    """Whole numbers of float64 plus a zero point, clamped to the range of an integer type; NaN becomes 0."""
+    low, high = integer_range(dtype)
+    return np.clip(np.nan_to_num(rounded, posinf=2.0**40, neginf=-(2.0**40)) + point, low, high).astype(dtype.numpy)
+
+
+def integer_range(dtype: DType) -> tuple[int, int]:
+    if dtype.label.startswith("int"):
+        return -(1 << (dtype.bits - 1)), (1 << (dtype.bits - 1)) - 1
+    return 0, (1 << dtype.bits) - 1
+
+
+def _check_scale(c: Infer) -> None:
+    """ModelError unless the scale is one number, a vector along the axis, or blocks along it."""
+    x, scale, block = c.shape(0), c.shape(1), c.attr("block_size")
+    if block < 0:
+        c.fail(f"block_size is {block}, expected at least 0")
+    if x is None or scale is None or _is_one_number(scale):
+        return
+    axis = normalize_axis(c, c.attr("axis"), len(x))
+    if block and len(scale) != len(x):
+        c.fail(f"the scale is {c.tensor(1)}, expected rank {len(x)} for blocks")
+    if not block and len(scale) != 1:
+        c.fail(f"the scale is {c.tensor(1)}, expected a number or a vector")
+    if not block and isinstance(scale[0], int) and isinstance(x[axis], int) and scale[0] != x[axis]:
+        c.fail(f"the scale has {scale[0]} elements, axis {axis} of the input {x[axis]}")
+
+
+def _is_one_number(shape: Sequence[Any]) -> bool:
+    return all(dim == 1 for dim in shape) and len(shape) <= 1
+
+
+def _spread(c: NodeView, values: Any, shape: tuple[int, ...]) -> Any:
+    """Scales or zero points as an array that broadcasts to the input's shape."""
+    if _is_one_number(values.shape):
+        return values.reshape(())
+    axis = normalize_axis(c, c.attr("axis"), len(shape))
+    if c.attr("block_size"):
+        repeated = np.repeat(values, c.attr("block_size"), axis).take(range(shape[axis]), axis)
+        return repeated if repeated.shape == shape else c.fail(f"blocks of shape {values.shape} do not cover {shape}")
+    return values.reshape(-1, *(1,) * (len(shape) - axis - 1))
+
+
+def _scaled_rows(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+    x, scale = c.shape(0), c.shape(1)
+    if x is None or scale is None or len(scale) > 1:
+        return Mixes("its scales may differ along the row axis") if axes[0] is not None else [None]
+    return rows_beside(c, axes, set() if _is_one_number(scale) else {normalize_axis(c, c.attr("axis"), len(x))})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from server.api.protocol import LatheProtocol
 from server.settings import Settings
 
+SWITCH = 0.001  # seconds a worker with a finished batch waits at most for the interpreter of a busy event loop
+
 
 class LatheServer(uvicorn.Server):
     """uvicorn's server with an orderly end: unready at the first signal, and a stop on request is a success."""
@@ -27,6 +30,7 @@ class LatheServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        sys.setswitchinterval(SWITCH)
         gc.collect()
         gc.freeze()  # what is there now stays; scanning it again would only stall requests
 

@@ -1,15 +1,18 @@
 """One version's queue and what leaves it: no waiting while idle, the largest fitting batch under load.
 
 Everything here runs on the event loop; only the execution itself may happen on a worker thread. At most one batch
-of a version runs at a time, so what arrives meanwhile forms the next one.
+of a version runs at a time, so what arrives meanwhile forms the next one. Once that one is full it cannot grow any
+more: it is staged beside the running one, so that the worker goes on without waiting for a busy event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
+from collections import deque
+from collections.abc import Iterator
 from time import monotonic, time
+from typing import NamedTuple
 
 from server.backends.base import LoadedModel
 from server.batching.admission import Admission
@@ -22,7 +25,17 @@ from server.errors import DeadlineExceeded, ServerError
 from server.scheduling.pool import WorkerPool
 from server.telemetry.statistics import Statistics
 
+HEADROOM = 1.2  # on the expected wait: who would be answered only just in time is better told so at once
+
 log = logging.getLogger("lathe.batching")
+
+
+class Finished(NamedTuple):
+    """A batch as it was formed, the entries of it that were run, and what came of them."""
+
+    batch: list[Entry]
+    entries: list[Entry]
+    ran: Ran | None  # None: all callers had left
 
 
 class Batcher:
@@ -40,7 +53,8 @@ class Batcher:
         self._inline_budget = inline_budget if _has_known_shapes(model) else 0.0  # seconds
         self._loop = asyncio.get_running_loop()
         self._max_rows = model.max_batch if model.batchable else 1
-        self._running = False
+        self._running = False  # a worker has this batcher's job
+        self._staged: deque[list[Entry]] = deque()  # batches the worker has yet to take, at most one
         self._woken = False
         self._drained: asyncio.Event | None = None
         self._rows = 0  # waiting or running
@@ -63,7 +77,7 @@ class Batcher:
         entry.since = now
         self._rows += entry.rows
         self.queue.push(entry)
-        if not (self._woken or self._running):
+        if not self._woken and (not self._running or self._is_next_full()):
             self._woken = True
             self._loop.call_soon(self._next)
 
@@ -107,8 +121,10 @@ class Batcher:
 
     def _expected(self, rows: int) -> float:
         """Return the seconds until ``rows`` more have been answered, behind all that is here, in full batches."""
+        if not self._rows:
+            return self.cost.predict(rows)
         batches, rest = divmod(self._rows + rows, self._max_rows)
-        return batches * self.cost.predict(self._max_rows) + (self.cost.predict(rest) if rest else 0.0)
+        return HEADROOM * (batches * self.cost.predict(self._max_rows) + (self.cost.predict(rest) if rest else 0.0))
 
     def _expire(self, entry: Entry) -> None:
         if entry.state is State.WAITING:  # a running one is answered, late or not
@@ -126,33 +142,66 @@ class Batcher:
     # batches go out
 
     def _next(self) -> None:
-        """Run the next batch, here if it is expected to be short, else on a worker."""
+        """Run the next batch, here if it is expected to be short, else on a worker; or stage it there."""
         self._woken = False
+        if self._running and not self._is_next_full():
+            return
         batch = self._form()
         if not batch:
             return
-        for entry in batch:
-            entry.state = State.RUNNING
-        # the tensors are taken now: an entry whose caller leaves meanwhile lets go of its own
-        work = partial(run, self.model, [entry.inputs for entry in batch], [entry.rows for entry in batch])
-        if self._runs_here(batch):
-            self._answer(batch, work())
+        if not self._running and self._runs_here(batch):
+            self._back(self._run(batch))
             self._wake()
-        else:
+            return
+        for entry in batch:
+            entry.state = State.STAGED
+        self._staged.append(batch)
+        if not self._running:
             self._running = True
-            self._pool.submit(work, partial(self._back, batch))
+            self._pool.submit(self._work, self._back, self._ended)
+
+    def _is_next_full(self) -> bool:
+        return not self._staged and len(self.queue) >= self._max_rows
 
     def _wake(self) -> None:
         if len(self.queue) and not self._woken:
             self._woken = True
             self._loop.call_soon(self._next)
 
-    def _back(self, batch: list[Entry], ran: Ran) -> None:
-        """A worker is done: give it the next batch first, then answer this one."""
-        self._running = False
-        if len(self.queue):
+    def _work(self) -> Iterator[Finished]:
+        """On a worker: run what is staged."""
+        while self._staged:
+            yield self._run(self._staged.popleft())
+
+    def _run(self, batch: list[Entry]) -> Finished:
+        """Run a batch without those whose callers have left by now; from here on leaving makes no difference."""
+        tensors = [entry.inputs for entry in batch]  # taken before looking: who leaves is first marked, then emptied
+        present = [index for index, entry in enumerate(batch) if entry.state is not State.DONE]
+        entries = [batch[index] for index in present]
+        for entry in entries:
+            entry.start()
+        if not entries:
+            return Finished(batch, entries, None)
+        return Finished(
+            batch, entries, run(self.model, [tensors[index] for index in present], [entry.rows for entry in entries])
+        )
+
+    def _back(self, finished: Finished) -> None:
+        """A batch is done: let the next one be staged first, then answer this one."""
+        if self._running and self._is_next_full():
             self._next()
-        self._answer(batch, ran)
+        if finished.ran is not None:
+            self._answer(finished.entries, finished.ran)
+        self._leave(finished.batch)
+
+    def _ended(self) -> None:
+        """The worker found nothing staged any more."""
+        self._running = False
+        if self._staged:  # staged since it looked
+            self._running = True
+            self._pool.submit(self._work, self._back, self._ended)
+        elif len(self.queue):
+            self._next()
 
     def _form(self) -> list[Entry]:
         """Take the next batch, small enough for the nearest deadline in it."""
@@ -213,7 +262,6 @@ class Batcher:
                 entry.finish(outcome)
             except Exception:
                 log.exception("an answer could not be delivered")
-        self._leave(batch)
         self.admission.drain.add(len(batch), ran.scattered)
 
     def _record(self, batch: list[Entry], ran: Ran) -> None:

@@ -15,10 +15,11 @@ Done: TypeAlias = Callable[[Outcome], None]
 
 
 class State(Enum):
-    """WAITING -> RUNNING -> DONE, or WAITING -> DONE when cancelled, expired or refused."""
+    """WAITING -> STAGED -> RUNNING -> DONE; cancelling, expiring and refusing go to DONE at once."""
 
     WAITING = auto()  # in a queue; may still be taken out
-    RUNNING = auto()  # part of a batch
+    STAGED = auto()  # part of the batch that runs next
+    RUNNING = auto()
     DONE = auto()  # answered, or given up by its caller
 
 
@@ -50,7 +51,12 @@ class Entry:
         """Whether no part of it has begun to run."""
         if self.parts:
             return all(part.is_waiting for part in self.parts)
-        return self.state is State.WAITING
+        return self.state in (State.WAITING, State.STAGED)
+
+    def start(self) -> None:
+        """Note that it runs, unless its caller has left."""
+        if self.state is State.STAGED:
+            self.state = State.RUNNING
 
     def finish(self, outcome: Outcome) -> None:
         """Hand the outcome over, unless the caller left before."""

@@ -5,32 +5,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
 
 log = logging.getLogger("lathe.workers")
 
-Job = Callable[[], Any]
-Done = Callable[[Any], None]
+Job = Callable[[], Iterator[Any]]  # its results; runs on a worker, must not raise
+Result = Callable[[Any], None]
+Ended = Callable[[], None]
 
 
 class WorkerPool:
-    """A fixed number of threads; each job's result comes back to the event loop in one call."""
+    """A fixed number of threads; each result comes back to the event loop in one call."""
 
     def __init__(self, threads: int) -> None:
-        self.busy = 0  # jobs handed out and not yet back; kept on the event loop
-        self._jobs: SimpleQueue[tuple[asyncio.AbstractEventLoop, Job, Done] | None] = SimpleQueue()
+        self.busy = 0  # jobs handed out and not yet ended; kept on the event loop
+        self._jobs: SimpleQueue[tuple[asyncio.AbstractEventLoop, Job, Result, Ended] | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, name=f"lathe-worker-{index}", daemon=True) for index in range(threads)
         ]
         for thread in self._threads:
             thread.start()
 
-    def submit(self, job: Job, done: Done) -> None:
-        """Run ``job`` on a worker, then ``done(result)`` on the running loop; a job must not raise."""
+    def submit(self, job: Job, result: Result, ended: Ended) -> None:
+        """Run ``job`` on a worker; on the running loop ``result`` takes each result, then ``ended`` is called."""
         self.busy += 1
-        self._jobs.put((asyncio.get_running_loop(), job, done))
+        self._jobs.put((asyncio.get_running_loop(), job, result, ended))
 
     def close(self) -> None:
         """Let the threads end after what they were given; returns once they did."""
@@ -41,14 +42,16 @@ class WorkerPool:
 
     def _work(self) -> None:
         while (item := self._jobs.get()) is not None:
-            loop, job, done = item
-            result = job()
+            loop, job, result, ended = item
             try:
-                loop.call_soon_threadsafe(self._back, done, result)
-            except RuntimeError:  # the loop closed while the job ran
+                for value in job():
+                    loop.call_soon_threadsafe(result, value)
+                    del value  # nothing of a batch outlives it while this thread waits
+                loop.call_soon_threadsafe(self._end, ended)
+            except RuntimeError:  # the loop closed meanwhile
                 log.warning("a batch ended after the event loop had closed")
-            del item, job, done, result  # nothing of a batch outlives it while this thread waits
+            del item, loop, job, result, ended
 
-    def _back(self, done: Done, result: Any) -> None:
+    def _end(self, ended: Ended) -> None:
         self.busy -= 1
-        done(result)
+        ended()

@@ -133,9 +133,10 @@ def application(settings: Settings, models: dict[str, FakeModel]) -> tuple[Any, 
     engine = Engine.build(settings, registry)
 
     @asynccontextmanager
-    async def running() -> AsyncIterator[None]:
+    async def running(loaded: Callable[[], None]) -> AsyncIterator[None]:
         for name, model in models.items():
             registry.add(engine.factory.make(ModelRef(name, 1), model))
+        loaded()
         yield
         await asyncio.gather(*(servable.retire() for servable in registry.servables()))
 

@@ -382,7 +382,7 @@ def test_a_caller_that_leaves_before_a_worker_begins_does_not_spoil_the_batch() 
     async def scene(bench: Bench) -> None:
         free = threading.Event()
         for _ in range(2):  # both workers
-            bench.pool.submit(lambda: free.wait(10), lambda _: None)
+            bench.pool.submit(lambda: iter([free.wait(10)]), lambda _: None, lambda: None)
         leaving, _ = bench.submit(rows(1))
         _, staying = bench.submit(rows(1, start=5))
         await asyncio.sleep(0.01)  # the batch is formed, and waits for a worker
@@ -393,8 +393,34 @@ def test_a_caller_that_leaves_before_a_worker_begins_does_not_spoil_the_batch() 
         np.testing.assert_array_equal(outcome["y"], rows(1, start=5) * 2)
 
     bench = play(scene, model)
-    assert model.batches == [2]
+    assert model.batches == [1]
     assert bench.stats.failures == {}
+
+
+def test_a_full_batch_is_staged_behind_the_running_one() -> None:
+    """The worker has its next batch at hand, however busy the event loop; who leaves it then still costs nothing."""
+    model = doubler(max_batch=4)
+
+    async def scene(bench: Bench) -> None:
+        first = await bench.hold()
+        waiting = [bench.submit(rows(1, start=index)) for index in range(10)]
+        await asyncio.sleep(0.01)
+        assert len(bench.batcher.queue) == 6  # four are staged
+        bench.batcher.cancel(waiting[1][0])
+        bench.batcher.cancel(waiting[8][0])
+        model.gate.set()
+        time.sleep(0.1)  # noqa: ASYNC251  (the loop is busy)
+        assert model.batches == [1, 3]
+        await first
+        for index, (_, future) in enumerate(waiting):
+            if index not in (1, 8):
+                outcome = await future
+                assert isinstance(outcome, dict)
+                np.testing.assert_array_equal(outcome["y"], rows(1, start=index) * 2)
+
+    bench = play(scene, model)
+    assert model.batches == [1, 3, 4, 1]
+    assert bench.stats.cancelled == 2
 
 
 def test_a_near_deadline_makes_the_batch_smaller() -> None:

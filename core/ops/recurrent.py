@@ -1,0 +1,265 @@
+"""Recurrent layers: RNN, GRU and LSTM, in one or both directions.
+
+Shapes with layout 0: X [T, B, I], W [D, G*H, I], R [D, G*H, H], B [D, 2*G*H], sequence_lens [B], initial states
+[D, B, H], Y [T, D, B, H], final states [D, B, H], for D directions and G gates. With layout 1 the batch comes first:
+X [B, T, I], Y [B, T, D, H], states [B, D, H].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+
+from core.ir.graph import Array
+from core.ir.types import Dim, DType, TensorType, ValueType
+from core.ops.common import FLOAT, check_kind, wide
+from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, register
+
+Activation: TypeAlias = Callable[[Any], Any]
+States: TypeAlias = tuple[Any, ...]  # the hidden state [B, H], and an LSTM's cell state
+
+_DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
+
+
+def _sigmoid(x: Any, alpha: float, beta: float) -> Any:
+    return 1 / (1 + np.exp(-x))
+
+
+# Name -> (function of x, alpha and beta; the default of alpha, of beta; None: the function has no such parameter).
+_ACTIVATIONS: dict[str, tuple[Callable[[Any, float, float], Any], float | None, float | None]] = {
+    "relu": (lambda x, a, b: np.maximum(x, 0), None, None),
+    "tanh": (lambda x, a, b: np.tanh(x), None, None),
+    "sigmoid": (_sigmoid, None, None),
+    "softsign": (lambda x, a, b: x / (1 + np.abs(x)), None, None),
+    "softplus": (lambda x, a, b: np.logaddexp(x, 0), None, None),
+    "elu": (lambda x, a, b: np.where(x < 0, a * np.expm1(x), x), 1.0, None),
+    "leakyrelu": (lambda x, a, b: np.where(x < 0, a * x, x), 0.01, None),
+    "thresholdedrelu": (lambda x, a, b: np.where(x > a, x, 0), 1.0, None),
+    "affine": (lambda x, a, b: a * x + b, 1.0, 0.0),
+    "hardsigmoid": (lambda x, a, b: np.clip(a * x + b, 0, 1), 0.2, 0.5),
+    "scaledtanh": (lambda x, a, b: a * np.tanh(b * x), 1.0, 1.0),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The weights and activations of one direction, the gates side by side: w [I, G*H], r [H, G*H], biases [G*H]."""
+
+    w: Any
+    r: Any
+    w_bias: Any
+    r_bias: Any
+    peepholes: Any  # [3, H] in the order i, o, f; None but for LSTM
+    activations: Sequence[Activation]
+
+    @property
+    def hidden(self) -> int:
+        return int(self.r.shape[0])
+
+    def gates(self, x: Any, h: Any) -> list[Any]:
+        """The weighted sums of all gates, [B, H] each."""
+        total = x @ self.w + h @ self.r + self.w_bias + self.r_bias
+        return np.split(total, total.shape[1] // self.hidden, axis=1)
+
+
+class Recurrent(OpDef):
+    """Family base: `step` is one time step of one direction."""
+
+    inputs = "X, W, R, B?, sequence_lens?, initial_h?"
+    outputs = "Y, Y_h"
+    attrs = {
+        "activations": None, "activation_alpha": None, "activation_beta": None, "clip": None, "direction": "forward",
+        "hidden_size": None, "layout": 0,
+    }  # fmt: skip
+    gates: ClassVar[int]
+    defaults: ClassVar[tuple[str, ...]]  # the activations of one direction
+    states: ClassVar[int] = 1
+
+    def step(self, c: NodeView, cell: Cell, x: Any, states: States) -> States:
+        """The next states from x [B, I] and the states."""
+        raise NotImplementedError
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        dtype = check_kind(c, 0, FLOAT)
+        directions = _directions(c)
+        _activations(c, self.defaults, directions)
+        if c.attr("layout") not in (0, 1):
+            c.fail(f"layout is {c.attr('layout')}, expected 0 or 1")
+        if c.has_input(4) and c.dtype(4) is not DType.INT32:
+            c.fail(f"sequence_lens is {c.tensor(4)}, expected int32")
+        x, r = c.shape(0), c.shape(2)
+        if x is None or r is None:
+            return [TensorType(dtype, None)] * (1 + self.states)
+        if len(x) != 3 or len(r) != 3:
+            c.fail(f"X is {c.tensor(0)} and R is {c.tensor(2)}, expected rank 3")
+        hidden = r[2]
+        self._check_weights(c, directions, x[2], hidden)
+        steps, batch = (x[1], x[0]) if c.attr("layout") else (x[0], x[1])
+        state = (batch, directions, hidden) if c.attr("layout") else (directions, batch, hidden)
+        y = (batch, steps, directions, hidden) if c.attr("layout") else (steps, directions, batch, hidden)
+        return [TensorType(dtype, y), *[TensorType(dtype, state)] * self.states]
+
+    def _check_weights(self, c: Infer, directions: int, size: Dim, hidden: Dim) -> None:
+        declared = c.attr("hidden_size")
+        if declared is not None and declared != hidden:
+            c.fail(f"hidden_size is {declared}, R has {hidden}")
+        rows = self.gates * hidden
+        expected = {1: (directions, rows, size), 2: (directions, rows, hidden), 3: (directions, 2 * rows)}
+        for index, dims in expected.items():
+            shape = c.shape(index) if c.has_input(index) else None
+            if shape is not None and not _fits(shape, dims):
+                c.fail(f"{c.op.input_name(index)} is {c.tensor(index)}, expected [{','.join(map(str, dims))}]")
+
+    def reference(self, c: Call, *inputs: Array | None) -> tuple[Array, ...]:
+        given: list[Any] = [*inputs, *[None] * (8 - len(inputs))]
+        x, w, r, b, lengths, *initial = given
+        batch_first = bool(c.attr("layout"))
+        data = wide(x).swapaxes(0, 1) if batch_first else wide(x)
+        starts = [_initial(c, state, data, r) for state in initial[: self.states]]
+        peepholes = initial[self.states] if self.states == 2 else None
+        results = []
+        for direction, backward in enumerate(_backwards(c)):
+            cell = self._cell(c, direction, w, r, b, peepholes)
+            results.append(self._run(c, cell, data, tuple(start[direction] for start in starts), lengths, backward))
+        y = np.stack([rows for rows, _ in results], axis=1)
+        states = [np.stack([final[i] for _, final in results]) for i in range(self.states)]
+        if batch_first:
+            y, states = y.transpose(2, 0, 1, 3), [state.swapaxes(0, 1) for state in states]
+        return tuple(array.astype(x.dtype) for array in (y, *states))
+
+    def _cell(self, c: Call, direction: int, w: Any, r: Any, b: Any, peepholes: Any) -> Cell:
+        width = w.shape[1]
+        bias = np.zeros(2 * width, wide(w).dtype) if b is None else wide(b)[direction]
+        along = None if peepholes is None else wide(peepholes)[direction].reshape(3, -1)
+        functions = _activations(c, self.defaults, len(_backwards(c)))
+        mine = functions[direction * len(self.defaults) :][: len(self.defaults)]
+        return Cell(wide(w)[direction].T, wide(r)[direction].T, bias[:width], bias[width:], along, mine)
+
+    def _run(
+        self, c: Call, cell: Cell, data: Any, states: States, lengths: Array | None, backward: bool
+    ) -> tuple[Any, States]:
+        """The hidden state after every step [T, B, H], zero past an item's length, and the final states."""
+        order = range(len(data))
+        y = np.zeros((len(data), *states[0].shape), data.dtype)
+        for t in reversed(order) if backward else order:
+            active = np.ones((data.shape[1], 1), bool) if lengths is None else (t < lengths)[:, None]
+            following = self.step(c, cell, data[t], states)
+            states = tuple(np.where(active, new, old) for new, old in zip(following, states, strict=True))
+            y[t] = np.where(active, states[0], 0)
+        return y, states
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        """The batch axis; sequence lengths and initial states must come with their rows."""
+        if all(axis is None for axis in axes):
+            return [None] * len(c.node.outputs)
+        batch = 0 if c.attr("layout") else 1
+        given = (*axes, *(None,) * (8 - len(axes)))
+        own = {0: batch, 4: 0, **{5 + i: batch for i in range(self.states)}}
+        if any(given[i] != axis for i, axis in own.items() if c.has_input(i)) or any(
+            axis is not None for i, axis in enumerate(given) if i not in own
+        ):
+            return Mixes("its inputs do not all have their rows along the batch axis")
+        return ([0, 0, 0] if batch == 0 else [2, 1, 1])[: len(c.node.outputs)]
+
+
+@register
+class RNN(Recurrent):
+    gates = 1
+    defaults = ("Tanh",)
+
+    def step(self, c: NodeView, cell: Cell, x: Any, states: States) -> States:
+        (gate,) = cell.gates(x, states[0])
+        return (cell.activations[0](gate),)
+
+
+@register
+class GRU(Recurrent):
+    """Gates in the order z (update), r (reset), h (hidden)."""
+
+    attrs = {**Recurrent.attrs, "linear_before_reset": 0}
+    gates = 3
+    defaults = ("Sigmoid", "Tanh")
+
+    def step(self, c: NodeView, cell: Cell, x: Any, states: States) -> States:
+        (h,), (f, g) = states, cell.activations
+        update, reset, _ = cell.gates(x, h)
+        update, reset = f(update), f(reset)
+        last = slice(2 * cell.hidden, None)
+        r, bias = cell.r[:, last], cell.r_bias[last]
+        if c.attr("linear_before_reset"):
+            recurrent = reset * (h @ r + bias)
+        else:
+            recurrent = (reset * h) @ r + bias
+        hidden = g(x @ cell.w[:, last] + cell.w_bias[last] + recurrent)
+        return ((1 - update) * hidden + update * h,)
+
+
+@register
+class LSTM(Recurrent):
+    """Gates in the order i (input), o (output), f (forget), c (cell); `input_forget` makes f = 1 - i."""
+
+    inputs = f"{Recurrent.inputs}, initial_c?, P?"
+    outputs = "Y, Y_h, Y_c"
+    attrs = {**Recurrent.attrs, "input_forget": 0}
+    gates = 4
+    defaults = ("Sigmoid", "Tanh", "Tanh")
+    states = 2
+
+    def step(self, c: NodeView, cell: Cell, x: Any, states: States) -> States:
+        (h, memory), (f, g, out) = states, cell.activations
+        peep_in, peep_out, peep_forget = (0, 0, 0) if cell.peepholes is None else cell.peepholes
+        enter, leave, forget, candidate = cell.gates(x, h)
+        enter = f(enter + peep_in * memory)
+        forget = 1 - enter if c.attr("input_forget") else f(forget + peep_forget * memory)
+        memory = forget * memory + enter * g(candidate)
+        return f(leave + peep_out * memory) * out(memory), memory
+
+
+def _directions(c: NodeView) -> int:
+    direction = c.attr("direction")
+    if direction not in _DIRECTIONS:
+        c.fail(f"direction is {direction!r}, expected one of {', '.join(_DIRECTIONS)}")
+    return _DIRECTIONS[direction]
+
+
+def _backwards(c: NodeView) -> tuple[bool, ...]:
+    """Whether time runs backward, for each direction."""
+    return {"forward": (False,), "reverse": (True,)}.get(c.attr("direction"), (False, True))
+
+
+def _fits(shape: Sequence[Dim], expected: Sequence[Dim]) -> bool:
+    if len(shape) != len(expected):
+        return False
+    pairs = zip(shape, expected, strict=True)
+    return all(a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int))
+
+
+def _initial(c: Call, state: Array | None, data: Any, r: Array) -> Any:
+    """Initial states as [D, B, H]; zeros where none are given."""
+    if state is None:
+        return np.zeros((r.shape[0], data.shape[1], r.shape[2]), data.dtype)
+    return wide(state).swapaxes(0, 1) if c.attr("layout") else wide(state)
+
+
+def _activations(c: NodeView, defaults: tuple[str, ...], directions: int) -> list[Activation]:
+    """The activations of all directions. Alphas and betas go, in order, to those that have such a parameter."""
+    names = c.attr("activations") or defaults * directions
+    if len(names) < len(defaults) * directions:
+        c.fail(f"has {len(names)} activations, expected {len(defaults) * directions}")
+    alphas, betas = iter(c.attr("activation_alpha") or ()), iter(c.attr("activation_beta") or ())
+    return [_activation(c, name, alphas, betas) for name in names[: len(defaults) * directions]]
+
+
+def _activation(c: NodeView, name: str, alphas: Iterator[float], betas: Iterator[float]) -> Activation:
+    if name.lower() not in _ACTIVATIONS:
+        c.fail(f"activation {name!r} is not known, expected one of {', '.join(_ACTIVATIONS)}")
+    function, alpha, beta = _ACTIVATIONS[name.lower()]
+    a = 0.0 if alpha is None else next(alphas, alpha)
+    b = 0.0 if beta is None else next(betas, beta)
+    limit = c.attr("clip")
+    if limit is None:
+        return lambda x: function(x, a, b)
+    return lambda x: function(np.clip(x, -limit, limit), a, b)

@@ -28,7 +28,7 @@ from server.settings import Settings
 from server.telemetry.metrics import CONTENT_TYPE, Metrics
 from server.telemetry.statistics import StatsBook
 
-Running = Callable[[], AbstractAsyncContextManager[None]]
+Running = Callable[[Callable[[], None]], AbstractAsyncContextManager[None]]  # tells when all is loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,7 @@ def assemble(
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         hub.start()
-        async with running():
-            plane.started = True
+        async with running(plane.start):
             yield {"hub": hub}
             plane.draining = True
         hub.stop()

@@ -35,6 +35,10 @@ class DataPlane:
         self.draining = False  # set at the first signal to stop: not ready any more, but still answering
         self.started = False  # set once the repository's live versions are loaded
 
+    def start(self) -> None:
+        """Say that the live versions are loaded."""
+        self.started = True
+
     @property
     def ready(self) -> bool:
         """Whether new callers should come here."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ from server.repository.store import Store
 from server.repository.watcher import Watcher
 from server.settings import Settings
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Control:
@@ -33,12 +36,14 @@ class Control:
     cache: ArtifactCache
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Recover, load what is live, watch the repository until left; then let everything go."""
+    async def running(self, loaded: Callable[[], None]) -> AsyncIterator[None]:
+        """Recover; then load what is live, say so, and watch the repository until left; last, let everything go.
+
+        Loading goes on after entering, so that a server whose models still compile is alive and can be stopped.
+        """
         await self.rollout.open()
         await asyncio.to_thread(self.cache.open)
-        await self.watcher.start()
-        watching = asyncio.create_task(self.watcher.run())
+        watching = asyncio.create_task(self._load_and_watch(loaded))
         try:
             yield
         finally:
@@ -46,6 +51,14 @@ class Control:
             with contextlib.suppress(asyncio.CancelledError):
                 await watching
             await self.rollout.stop()
+
+    async def _load_and_watch(self, loaded: Callable[[], None]) -> None:
+        try:
+            await self.watcher.start()
+            loaded()
+            await self.watcher.run()
+        except Exception:
+            log.exception("the model repository is no longer watched")
 
 
 def build_control(

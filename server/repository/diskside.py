@@ -72,6 +72,8 @@ class DiskSide:
         self._models.forget(model)
 
     async def _follow(self, model: LiveModel, settled: Settled) -> None:
+        if model.registry.find(model.name) is None:  # so that it is known, if not answering, while it loads
+            model.show(await self._state(model))
         if not model.unloaded:
             for version in await self._fresh(model):
                 if settled(model.name, version):

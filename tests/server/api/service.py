@@ -35,11 +35,13 @@ class Service:
 
 
 @contextmanager
-def service(root: Path, fs: Fs | None = None, **settings: Any) -> Iterator[Service]:
-    """Serve a repository until the end of the block."""
+def service(root: Path, fs: Fs | None = None, *, held: bool = False, **settings: Any) -> Iterator[Service]:
+    """Serve a repository until the end of the block; ``held``: the compiler waits for the gate."""
     root.mkdir(exist_ok=True)
     config = Settings(port=0, model_repo=root, drain_timeout=2, poll_interval=0.05, **settings)
     registry, backend, stages = Registry(), ToyBackend(), ToyStages()
+    if held:
+        stages.gate.clear()
     engine = Engine.build(config, registry)
     control = build_control(config, registry, backend, engine.factory, stages, fs)  # type: ignore[arg-type]
     routes = models_routes(control.rollout, config.max_upload)
@@ -49,8 +51,11 @@ def service(root: Path, fs: Fs | None = None, **settings: Any) -> Iterator[Servi
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     until(lambda: server.started)
+    running = Service(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", root, stages)
     try:
-        yield Service(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", root, stages)
+        with running.client() as client:
+            until(lambda: held or client.ready())
+        yield running
     finally:
         server.should_exit = True
         thread.join(20)

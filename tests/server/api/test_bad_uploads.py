@@ -41,6 +41,7 @@ def client(repo: Path) -> Iterator[Client]:
     thread.start()
     until(lambda: server.started, 60)
     with Client(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", timeout=60) as connected:
+        until(connected.ready, 60)
         yield connected
     server.should_exit = True
     thread.join(20)
@@ -137,10 +138,16 @@ def test_it_is_refused_clearly_and_the_server_goes_on(name: str, client: Client,
     assert word in str(error)
     for leak in (str(repo), "/tmp", ".py", "Traceback", "0x"):
         assert leak not in str(error)
-    with pytest.raises(ApiError):
-        client.upload("fresh", content)
     assert client.infer("digits", {"image": IMAGE}).version == 1
     assert client.model("digits").versions == [1]
     assert [model.name for model in client.models()] == ["digits"]
     assert not list(repo.glob(".lathe/staging/*/*/*"))
+
+
+def test_a_bad_first_version_makes_no_model(client: Client, repo: Path) -> None:
+    with pytest.raises(ApiError):
+        client.upload("fresh", b"hello world")
     assert not (repo / "fresh").exists()
+    with pytest.raises(ApiError) as missing:
+        client.model("fresh")
+    assert missing.value.status == 404

@@ -18,7 +18,7 @@ import pytest
 from server.client import ApiError, Client, ClientError
 from tests.server.api.service import Service, service, until
 from tests.server.repository.disk import ReadOnlyFs
-from tests.server.repository.world import toy
+from tests.server.repository.world import copy_by_hand, toy
 
 ROW = np.ones((1, 4), np.float32)
 
@@ -321,6 +321,21 @@ def test_the_protocols_own_calls(served: Service) -> None:
     refused = httpx.post(f"{served.url}/v2/repository/models/m/load", json=override)
     assert refused.status_code == 501
     assert b"9.0" not in b"".join(path.read_bytes() for path in served.root.rglob("*") if path.is_file())
+
+
+def test_a_server_whose_models_still_compile_is_alive_and_says_why_it_does_not_answer(tmp_path: Path) -> None:
+    root = tmp_path / "repo"
+    copy_by_hand(root, 1, toy(2.0))
+    with service(root, held=True) as running, running.client() as client:
+        until(client.models)
+        assert httpx.get(f"{running.url}/v2/health/live").status_code == 200
+        assert not client.ready()
+        with pytest.raises(ApiError, match="not loaded") as waiting:
+            client.infer("m", {"x": ROW})
+        assert waiting.value.status == 503
+        running.stages.gate.set()
+        until(client.ready)
+        assert client.infer("m", {"x": ROW}).version == 1
 
 
 def test_openapi_describes_every_route_and_error(served: Service) -> None:

@@ -23,8 +23,9 @@ from core.runtime.memory import address_of, aligned_bytes, aligned_words, array_
 from core.runtime.native import ContextWord
 from core.runtime.team import team
 
-# Work (operations, see Plan.work) below which waking the team costs more than it saves: some tens of microseconds.
-_ALONE_BELOW = 4_000_000
+# Work (operations, see Plan.work) below which a run stays on the caller's thread. A sleeping worker takes 60 to 170
+# microseconds to wake (measured), so a run shorter than about twice that gains nothing and takes a processor from others.
+_ALONE_BELOW = 48_000_000
 
 _FIRST_PORT = WEIGHTS + 1  # bases of inputs, then states, then outputs: the order of Plan's ports
 
@@ -106,13 +107,12 @@ class Executable:
 
     # -- one run --------------------------------------------------------------------------------------------------
 
-    def _run(
-        self, context: _Context, n: int, inputs: Sequence[NDArray[Any]], times: NDArray[np.int64] | None
-    ) -> list[Any]:
+    def _run(self, context: _Context, n: int, inputs: Sequence[Any], times: NDArray[np.int64] | None) -> list[Any]:
         bases = context.bases
         base = _FIRST_PORT
         for array in inputs:
-            bases[base] = address_of(array)
+            # Sequences and optionals are lists or None: only the references read them.
+            bases[base] = address_of(array) if isinstance(array, np.ndarray) else 0
             base += 1
         for state in self._states.values():
             bases[base] = address_of(state)
@@ -144,9 +144,7 @@ class Executable:
             reason = Status(status & 0xFF).name.lower().replace("_", " ")
             raise FeedError(f"node '{step.label}' ({step.op}): {reason}")
 
-    def _run_schedule(
-        self, context: _Context, n: int, inputs: Sequence[NDArray[Any]], outputs: list[Any]
-    ) -> list[Any]:
+    def _run_schedule(self, context: _Context, n: int, inputs: Sequence[Any], outputs: list[Any]) -> list[Any]:
         """Native segments and reference nodes in turn, then what has to be copied out."""
         boxed: dict[str, Any] = {port.name: array for port, array in zip(self.plan.inputs, inputs, strict=True)}
         for entry in self.plan.schedule:
@@ -172,9 +170,17 @@ class Executable:
         environment.update(graph.constants)
         arguments = [environment[v] if v is not None else None for v in node.inputs]
         for value, result in zip(node.outputs, run_node(node, arguments, environment, {"n": n}), strict=False):
-            boxed[value.name] = result
+            boxed[value.name] = self._kept(context, result)
             if value.name in self.plan.located:
                 np.copyto(self._view(context, n, value.name), result)
+
+    def _kept(self, context: _Context, result: Any) -> Any:
+        """The result, without views of memory that later steps write to or that goes away with the model."""
+        if isinstance(result, list):
+            return [self._kept(context, item) for item in result]
+        blocks = (context.arena, self._weights, *self._states.values())
+        passing = isinstance(result, np.ndarray) and any(np.may_share_memory(result, block) for block in blocks)
+        return result.copy() if passing else result
 
     def _read(self, context: _Context, n: int, name: str, boxed: Mapping[str, Any]) -> Any:
         return boxed[name] if name in boxed else self._view(context, n, name)

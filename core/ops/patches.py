@@ -1,0 +1,116 @@
+"""Windows put back in place: Col2Im and MaxUnpool; and the determinant of matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from core.ir.graph import Array
+from core.ir.types import Dim, TensorType, ValueType
+from core.ops.common import FLOAT, check_kind, rows_beside, wide
+from core.ops.registry import Call, Infer, Mixes, OpDef, Required, RowAxis, Runtime, register
+from core.ops.spatial import batch_rows, window_of
+
+
+@register
+class Col2Im(OpDef):
+    """Adds up the columns [N, C * block, windows] of an image where their windows overlap."""
+
+    inputs = "input, image_shape, block_shape"
+    outputs = "output"
+    attrs = {"dilations": None, "pads": None, "strides": None, "auto_pad": "NOTSET"}
+    params = {"image_shape": 1, "block_shape": 2}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        x, image, block = c.tensor(0), c.param("image_shape"), c.param("block_shape")
+        if x.shape is None or image is None or block is None:
+            return [TensorType(x.dtype, None)]
+        if len(x.shape) != 3 or len(image) != len(block):
+            shapes = f"image_shape is {list(image)}, block_shape {list(block)}"
+            c.fail(f"input is {x}, {shapes}: expected rank 3, and one length of the others")
+        channels = x.shape[1] // prod(block) if isinstance(x.shape[1], int) else c.fresh_dim("channels")
+        if isinstance(x.shape[1], int) and x.shape[1] % prod(block):
+            c.fail(f"input has {x.shape[1]} rows, not divisible by a block of {prod(block)}")
+        return [TensorType(x.dtype, (x.shape[0], channels, *image))]
+
+    def reference(self, c: Call, x: Array, *_: Runtime) -> Array:
+        image, block = c.param("image_shape") or (), c.param("block_shape") or ()
+        window = window_of(c, block)
+        pads = window.pads_for(image)
+        padded = [size + before + after for size, (before, after) in zip(image, pads, strict=True)]
+        spans = zip(padded, window.extents, window.strides, strict=True)
+        out = [(size - extent) // stride + 1 for size, extent, stride in spans]
+        if prod(out) != x.shape[2]:
+            c.fail(f"input has {x.shape[2]} windows, the image {prod(out)}")
+        columns = wide(x).reshape(len(x), -1, *block, *out)
+        y = np.zeros((len(x), columns.shape[1], *padded), columns.dtype)
+        for tap, where in window.taps(out):
+            y[where] += columns[(slice(None), slice(None), *tap[1:])]
+        inside: Any = (slice(before, before + size) for size, (before, _) in zip(image, pads, strict=True))
+        kept: Any = (..., *inside)
+        return y[kept].astype(x.dtype)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        return batch_rows(c, axes)
+
+
+@register
+class MaxUnpool(OpDef):
+    """The inverse of MaxPool as far as there is one: elements of X go where I says in the flattened output, zero
+    elsewhere. A greater `output_shape` leaves further zeros at the end of the axes."""
+
+    inputs = "X, I, output_shape?"
+    outputs = "output"
+    attrs = {"kernel_shape": Required("ints"), "pads": None, "strides": None, "dilations": None, "auto_pad": "NOTSET"}
+    params = {"output_shape": 2}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        x = c.tensor(0)
+        if x.shape is None or len(x.shape) != len(c.attr("kernel_shape")) + 2:
+            return [x] if x.shape is None else c.fail(f"X is {x}, expected rank {len(c.attr('kernel_shape')) + 2}")
+        if c.has_param("output_shape"):
+            given = c.param("output_shape")
+            return [TensorType(x.dtype, tuple(given or (c.fresh_dim(f"d{i}") for i in range(len(x.shape)))))]
+        return [TensorType(x.dtype, self._natural(c, x.shape))]
+
+    def _natural(self, c: Infer | Call, shape: Sequence[Any]) -> tuple[Dim, ...]:
+        """The output shape of which X is the pooled one."""
+        window = window_of(c, c.attr("kernel_shape"))
+        axes = zip(shape[2:], window.strides, window.kernel, window.pads or (), strict=True)
+        return (*shape[:2], *((n - 1) * stride + kernel - sum(pads) for n, stride, kernel, pads in axes))
+
+    def reference(self, c: Call, x: Array, indices: Array, *_: Runtime) -> Array:
+        natural: Any = self._natural(c, x.shape)
+        if np.any((indices < 0) | (indices >= prod(natural))):
+            c.fail(f"an index lies outside the {prod(natural)} elements of the output")
+        flat = np.zeros(prod(natural), x.dtype)
+        flat[indices.reshape(-1)] = x.reshape(-1)
+        y = flat.reshape(natural)
+        wanted = c.param("output_shape") or natural
+        if any(size < own for size, own in zip(wanted, natural, strict=True)):
+            c.fail(f"output_shape is {list(wanted)}, expected at least {list(natural)}")
+        return np.pad(y, [(0, size - own) for size, own in zip(wanted, natural, strict=True)])
+
+
+@register
+class Det(OpDef):
+    """The determinants of matrices in the last two axes."""
+
+    inputs = "X"
+    outputs = "Y"
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        dtype, shape = check_kind(c, 0, FLOAT), c.shape(0)
+        if shape is not None and (len(shape) < 2 or shape[-1] != shape[-2]):
+            c.fail(f"X is {c.tensor(0)}, expected square matrices")
+        return [TensorType(dtype, None if shape is None else shape[:-2])]
+
+    def reference(self, c: Call, x: Array) -> Array:
+        return np.asarray(np.linalg.det(wide(x))).astype(x.dtype)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        rank = len(c.shape(0) or ())
+        return rows_beside(c, axes, {rank - 1, rank - 2})

@@ -30,7 +30,9 @@ class AliasMove(Asked):
     """Where an alias shall go."""
 
     version: int = Version
-    allow_signature_change: bool = Field(default=False, strict=True, description="Permit other inputs or outputs than now.")
+    allow_signature_change: bool = Field(
+        default=False, strict=True, description="Permit other inputs or outputs than now."
+    )
 
 
 class RollbackAsked(Asked):
@@ -38,7 +40,11 @@ class RollbackAsked(Asked):
 
     alias: str = Field(default=LIVE, description="The alias to take back.")
     to: int | None = Field(
-        default=None, ge=1, lt=10**9, strict=True, description="A version on the alias's history; without it the one before."
+        default=None,
+        ge=1,
+        lt=10**9,
+        strict=True,
+        description="A version on the history; without it the one before.",
     )
 
 

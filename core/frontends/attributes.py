@@ -14,7 +14,7 @@ from core.errors import ModelError, UnsupportedError
 from core.frontends.declared import Symbols, value_type
 from core.frontends.tensors import sparse_array, tensor_array
 from core.ir.graph import Attr, Graph
-from core.ir.types import TensorType
+from core.ir.types import OptionalType, SequenceType, TensorType
 from core.ops import registry
 
 _Proto = onnx.AttributeProto
@@ -44,7 +44,7 @@ def attribute_value(proto: onnx.AttributeProto, read_graph: GraphReader, where: 
         case _Proto.GRAPH:
             return read_graph(proto.g)
         case _Proto.TYPE_PROTO:
-            return _type(proto.tp, where)
+            return value_type(proto.tp, Symbols(), where)
     kind = _Proto.AttributeType.Name(proto.type) if proto.type in _Proto.AttributeType.values() else proto.type
     raise UnsupportedError(f"is of kind {kind}, expected numbers, text, a tensor, a graph or a type", where=where)
 
@@ -57,13 +57,6 @@ def _text(data: bytes) -> str | bytes:
         return data
 
 
-def _type(proto: onnx.TypeProto, where: str) -> TensorType:
-    type_ = value_type(proto, Symbols(), where)
-    if not isinstance(type_, TensorType):
-        raise UnsupportedError(f"is {type_}, expected a tensor type", where=where)
-    return type_
-
-
 def check_known(op: str, attrs: Mapping[str, Attr], where: str) -> dict[str, Attr]:
     """The attributes that `op` has, in its newest form.
 
@@ -71,7 +64,7 @@ def check_known(op: str, attrs: Mapping[str, Attr], where: str) -> dict[str, Att
     does not know, unless it has its default value.
     """
     definition = registry.get(op)
-    known, schema = {*definition.attrs, *definition.params}, _schema_attributes(op)
+    known, schema = {*definition.attrs, *definition.params}, _schema_attributes(op, definition.domain)
     kept: dict[str, Attr] = {}
     for name, value in attrs.items():
         if schema is not None and name not in schema:
@@ -91,10 +84,10 @@ class _Declared(NamedTuple):
 
 
 @functools.cache
-def _schema_attributes(op: str) -> dict[str, _Declared] | None:
+def _schema_attributes(op: str, domain: str) -> dict[str, _Declared] | None:
     """The attributes of the newest ONNX schema; None when there is no schema."""
     try:
-        schema = onnx.defs.get_schema(op)
+        schema = onnx.defs.get_schema(op, domain)
     except onnx.defs.SchemaError:
         return None
     attributes: dict[str, Any] = schema.attributes
@@ -108,7 +101,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "TENSOR": (np.ndarray,),
     "SPARSE_TENSOR": (np.ndarray,),
     "GRAPH": (Graph,),
-    "TYPE_PROTO": (TensorType,),
+    "TYPE_PROTO": (TensorType, SequenceType, OptionalType),
 }
 
 

@@ -127,6 +127,10 @@ def agree(inferred: ValueType, declared: ValueType) -> bool:
             return agree(a, b)
         case OptionalType(a), OptionalType(b):
             return agree(a, b)
+        case OptionalType(a), b:  # what a loop carries may be empty only before its first iteration
+            return agree(a, b)
+        case a, OptionalType(b):
+            return agree(a, b)
     return False
 
 

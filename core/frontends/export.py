@@ -11,7 +11,7 @@ from core.frontends.declared import type_proto
 from core.frontends.proto import NEWEST_OPSET
 from core.ir.dim import SymDim
 from core.ir.graph import Array, Attr, Graph, Node, Value
-from core.ir.types import DType
+from core.ir.types import DType, OptionalType, SequenceType, TensorType
 from core.ops import registry
 
 _IR_VERSION = 10
@@ -22,8 +22,20 @@ def export(graph: Graph, opset: int = NEWEST_OPSET) -> bytes:
     if graph.states:
         raise UnsupportedError("has state, which ONNX cannot express", where=f"graph '{graph.name}'")
     proto = _graph(graph)
-    model = helper.make_model(proto, opset_imports=[helper.make_opsetid("", opset)], ir_version=_IR_VERSION)
+    imports = [helper.make_opsetid("", opset)]
+    imports += [helper.make_opsetid(domain, _version(domain)) for domain in sorted(_domains(graph))]
+    model = helper.make_model(proto, opset_imports=imports, ir_version=_IR_VERSION)
     return bytes(model.SerializeToString())
+
+
+def _domains(graph: Graph) -> set[str]:
+    """The domains of its operators, besides the default one."""
+    domains = {registry.get(node.op).domain for node in graph.nodes} - {""}
+    return domains.union(*(_domains(body) for node in graph.nodes for body in node.subgraphs))
+
+
+def _version(domain: str) -> int:
+    return int(onnx.defs.onnx_ml_opset_version()) if domain == "ai.onnx.ml" else 1
 
 
 def _graph(graph: Graph) -> onnx.GraphProto:
@@ -48,7 +60,7 @@ def _tensor(array: Array, name: str) -> onnx.TensorProto:
 def _node(node: Node, tensors: list[onnx.TensorProto]) -> onnx.NodeProto:
     """The node; parameters that became attributes are inputs again, their constants added to `tensors`."""
     op, where = registry.get(node.op), registry.describe(node)
-    if op.domain:
+    if op.domain == "lathe":
         raise UnsupportedError(f"is of domain '{op.domain}', which ONNX does not have", where=where)
     if node.attrs.get("layout") == "NHWC":
         raise UnsupportedError("has its channels last, which ONNX does not have", where=where)
@@ -59,7 +71,7 @@ def _node(node: Node, tensors: list[onnx.TensorProto]) -> onnx.NodeProto:
             inputs += [""] * (index + 1 - len(inputs))
             inputs[index] = f"{node.outputs[0].name}/{name}"
             tensors.append(_tensor(_parameter(attrs.pop(name), where), inputs[index]))
-    proto = helper.make_node(node.op, inputs, [value.name for value in node.outputs], node.name)
+    proto = helper.make_node(node.op, inputs, [value.name for value in node.outputs], node.name, domain=op.domain)
     proto.attribute.extend(_attribute(name, value, where) for name, value in attrs.items())
     return proto
 
@@ -80,6 +92,8 @@ def _attribute(name: str, value: Attr, where: str) -> onnx.AttributeProto:
             return helper.make_attribute(name, _tensor(value, name))
         case DType():
             return helper.make_attribute(name, value.onnx_code)
+        case TensorType() | SequenceType() | OptionalType():
+            return helper.make_attribute(name, type_proto(value))
         case ():
             return helper.make_attribute(name, (), attr_type=onnx.AttributeProto.INTS)
         case int() | float() | str() | bytes() | tuple():

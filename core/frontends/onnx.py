@@ -26,7 +26,7 @@ from core.frontends.proto import default_domain, function_table, opset_versions,
 from core.frontends.scope import Call, Emitter, Frame, Scope, Session, naming
 from core.frontends.tensors import sparse_array, tensor_array
 from core.ir.graph import Array, Attr, Graph, Value
-from core.ir.types import DType, TensorType, ValueType
+from core.ir.types import DType, SequenceType, TensorType, ValueType
 from core.ir.verify import verify
 from core.ops import registry
 
@@ -311,6 +311,8 @@ def _argument_types(proto: onnx.NodeProto, inputs: Inputs) -> list[ValueType]:
     open_ = [TensorType(type_.dtype, None) if isinstance(type_, TensorType) else type_ for type_ in given]
     if proto.op_type == "Loop":  # the iteration number and the condition come first
         return [TensorType(DType.INT64, ()), TensorType(DType.BOOL, ()), *open_[sum(map(bool, proto.input[:2])) :]]
+    if proto.op_type == "SequenceMap":  # the body takes one element of each sequence
+        return [type_.element if isinstance(type_, SequenceType) else type_ for type_ in open_]
     return open_
 
 

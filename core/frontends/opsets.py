@@ -170,9 +170,16 @@ def _inference_dropout(e: Emitter, node: OnnxNode) -> None:
     """`ratio` concerns training only, which these versions asked of the whole run."""
     node.attrs.pop("is_test", None)
     node.attrs.pop("ratio", None)
-    if any(node.outputs[1:]):
-        raise UnsupportedError("reads the mask of an old Dropout", where=node.where)
-    del node.outputs[1:]
+
+
+@before(10, "Dropout")
+def _mask_of_the_data_type(e: Emitter, node: OnnxNode) -> Sequence[Value] | None:
+    """The mask had the element type of the data."""
+    if not any(node.outputs[1:]):
+        return None
+    x, (name, mask_name, *_) = node.required(0), node.outputs
+    y, mask = e.emit("Dropout", [x], {}, [name, e.session.fresh(f"{mask_name}.bool")], node.label)
+    return [y, *e.emit("Cast", [mask], {"to": x.dtype.onnx_code}, [mask_name])]
 
 
 # Axes, shapes and indices that were attributes.

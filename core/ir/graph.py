@@ -18,7 +18,7 @@ from core.ir.types import Dim, DType, TensorType, ValueType
 
 Array: TypeAlias = NDArray[Any]
 Attr: TypeAlias = Union[
-    int, float, str, bytes, bool, DType, SymDim, TensorType, "Graph", Array, tuple["Attr", ...], None
+    int, float, str, bytes, bool, DType, SymDim, ValueType, "Graph", Array, tuple["Attr", ...], None
 ]
 
 

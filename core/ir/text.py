@@ -28,7 +28,7 @@ import numpy as np
 from core.errors import ModelError
 from core.ir.dim import SymDim, parse_dim
 from core.ir.graph import Array, Attr, Graph, Node, State, Value
-from core.ir.types import DType, TensorType, parse_type
+from core.ir.types import DType, OptionalType, SequenceType, TensorType, parse_type
 
 INLINE_LIMIT = 32
 _ALIGNMENT = 64
@@ -117,7 +117,7 @@ def _attr(attr: Attr, weights: Weights | None, indent: str) -> str:
             return "none"
         case DType():
             return f"type {attr}"
-        case TensorType():
+        case TensorType() | SequenceType() | OptionalType():
             return f"type {attr}"
         case Graph():
             return "\n".join(_graph_lines(attr, weights, indent)).lstrip()
@@ -339,7 +339,7 @@ class _Parser:
         if token.text == "type":
             self._take()
             text = self._type_text(*stops)
-            return parse_type(text) if "[" in text else DType.parse(text)  # type: ignore[return-value]
+            return parse_type(text) if "[" in text else DType.parse(text)
         if token.text == "tensor":
             self._take()
             start = self._take().start

@@ -11,13 +11,16 @@ import numpy as np
 from core.errors import ModelError
 from core.ir.dim import Dim
 from core.ir.graph import Array, Graph
-from core.ir.types import DType, SequenceType, TensorType, ValueType
+from core.ir.types import DType, OptionalType, SequenceType, TensorType, ValueType
 from core.ops.inference import infer_graph
 from core.ops.registry import Call, Infer, OpDef, Required, Runtime, register
 
 
 def common_type(c: Infer, label: str, a: ValueType, b: ValueType) -> ValueType:
     """A type that covers both: extents that differ become a symbol, ranks that differ an unknown shape."""
+    if isinstance(a, OptionalType) or isinstance(b, OptionalType):
+        contents = (x.element if isinstance(x, OptionalType) else x for x in (a, b))
+        return OptionalType(common_type(c, label, *contents))
     if isinstance(a, SequenceType) and isinstance(b, SequenceType):
         return SequenceType(common_type(c, label, a.element, b.element))
     if not isinstance(a, TensorType) or not isinstance(b, TensorType) or a.dtype != b.dtype:

@@ -90,7 +90,7 @@ def _square(e: Editor, m: Match) -> Value | None:
 
 
 def _cast(e: Editor, m: Match) -> Value | None:
-    return e.emit(m.root, "Cast", m["x"], attrs={"to": m["like"].dtype.onnx_code})
+    return e.emit(m.root, "Cast", m["x"], attrs={**m.root.attrs, "to": m["like"].dtype.onnx_code})
 
 
 def _relu(e: Editor, m: Match) -> Value | None:

@@ -31,10 +31,14 @@ def aligned_words(count: int) -> NDArray[np.int64]:
 def address_of(array: NDArray[Any]) -> int:
     """The address of an array's first element.
 
-    The buffer protocol is five times faster than `__array_interface__`, but only for writable bytes that exist.
+    The buffer protocol is five times faster than `__array_interface__`, but only for writable bytes that exist, of
+    the element types that NumPy itself has.
     """
     if array.flags.writeable and array.size and array.flags.c_contiguous:
-        return _addressof(_first_byte(array))
+        try:
+            return _addressof(_first_byte(array))
+        except ValueError:
+            pass
     return int(array.__array_interface__["data"][0])
 
 

@@ -114,12 +114,20 @@ def test_before_onnx_runtime(name: str) -> None:
     np.testing.assert_allclose(result, expected, 1e-4, 1e-5)
 
 
+@pytest.mark.parametrize(("opset", "dtype"), [(9, np.float32), (10, np.bool_)])
+def test_the_mask_of_an_old_dropout_keeps_everything(opset: int, dtype: Any) -> None:
+    proto = model([N("Dropout", ["x"], ["y", "m"], ratio=0.5)], {"x": X.shape}, ["y", "m"], opset=opset)
+    result = ours(proto, {"x": X})
+    np.testing.assert_array_equal(result["y"], X)
+    np.testing.assert_array_equal(result["m"], np.ones(X.shape))
+    assert result["m"].dtype == dtype
+
+
 @pytest.mark.parametrize(
     ("opset", "node", "message"),
     [
         (8, N("BatchNormalization", ["x", "c", "c", "c", "c"], ["y"], spatial=0), "spatial is 0"),
         (9, N("BatchNormalization", ["x", "c", "c", "c", "c"], ["y", "m"]), "statistics of an old training form"),
-        (9, N("Dropout", ["x"], ["y", "m"]), "reads the mask of an old Dropout"),
         (9, N("TopK", ["x"], ["y"]), "attribute 'k' is required"),
         (5, N("Cast", ["x"], ["y"], to="REAL"), "'to' is 'REAL', expected the name of an element type"),
         (9, N("Softmax", ["x"], ["y"], axis=5), "axis 5 is out of range for rank 4"),

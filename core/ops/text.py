@@ -1,0 +1,129 @@
+"""Operators on strings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from core.ir.graph import Array
+from core.ir.types import Dim, DType, TensorType, ValueType
+from core.ops.common import Kind, broadcast_rows, broadcast_shapes, check_kind, rows_beside
+from core.ops.registry import Call, Infer, Mixes, OpDef, Required, RowAxis, register
+
+STRING = Kind("string", frozenset({DType.STRING}))
+
+
+def strings(items: Sequence[str], shape: Sequence[int]) -> Array:
+    """An array of strings; NumPy keeps them as objects."""
+    array = np.empty(len(items), object)
+    array[:] = items
+    return array.reshape(tuple(shape))
+
+
+@register
+class StringConcat(OpDef):
+    """Pairs of strings joined, with broadcasting."""
+
+    inputs = "X, Y"
+    outputs = "Z"
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        check_kind(c, 0, STRING)
+        check_kind(c, 1, STRING)
+        return [TensorType(DType.STRING, broadcast_shapes(c, [c.shape(0), c.shape(1)]))]
+
+    def reference(self, c: Call, x: Array, y: Array) -> Array:
+        pairs = np.broadcast(x, y)
+        return strings([str(a) + str(b) for a, b in pairs], pairs.shape)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        return broadcast_rows(c, axes)
+
+
+@register
+class StringSplit(OpDef):
+    """Parts of each string along a new last axis, filled up with empty strings, and how many parts there are.
+
+    Without a delimiter, runs of white space separate and what surrounds the string is dropped.
+    """
+
+    inputs = "X"
+    outputs = "Y, Z"
+    attrs = {"delimiter": None, "maxsplit": None}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        check_kind(c, 0, STRING)
+        shape = c.shape(0)
+        parts = None if shape is None else (*shape, c.fresh_dim("parts"))
+        return [TensorType(DType.STRING, parts), TensorType(DType.INT64, shape)]
+
+    def reference(self, c: Call, x: Array) -> tuple[Array, Array]:
+        limit = c.attr("maxsplit")
+        found = [str(item).split(c.attr("delimiter") or None, -1 if limit is None else limit) for item in x.ravel()]
+        counts = np.array([len(parts) for parts in found], np.int64)
+        widest = int(counts.max(initial=0))
+        filled = [part for parts in found for part in (*parts, *[""] * (widest - len(parts)))]
+        return strings(filled, (*x.shape, widest)), counts.reshape(x.shape)
+
+
+@register
+class RegexFullMatch(OpDef):
+    """Whether each string as a whole matches `pattern`."""
+
+    inputs = "X"
+    outputs = "Y"
+    attrs = {"pattern": Required("text")}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        check_kind(c, 0, STRING)
+        self._compiled(c)
+        return [TensorType(DType.BOOL, c.shape(0))]
+
+    def _compiled(self, c: Infer | Call) -> re.Pattern[str]:
+        try:
+            return re.compile(c.attr("pattern"))
+        except re.error as error:
+            return c.fail(f"pattern {c.attr('pattern')!r} is not a regular expression: {error}")
+
+    def reference(self, c: Call, x: Array) -> Array:
+        pattern = self._compiled(c)
+        return np.array([pattern.fullmatch(str(item)) is not None for item in x.ravel()], np.bool_).reshape(x.shape)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        return rows_beside(c, axes, ())
+
+
+_CHANGES: dict[str, Callable[[str], str]] = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
+
+
+@register
+class StringNormalizer(OpDef):
+    """The strings that are not in `stopwords`, in lower or upper case if asked for; one empty string if none is left.
+
+    `locale` has no effect: case follows the Unicode tables.
+    """
+
+    inputs = "X"
+    outputs = "Y"
+    attrs = {"case_change_action": "NONE", "is_case_sensitive": 0, "locale": None, "stopwords": ()}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        check_kind(c, 0, STRING)
+        if c.attr("case_change_action") not in _CHANGES:
+            c.fail(f"case_change_action is {c.attr('case_change_action')!r}, expected one of {', '.join(_CHANGES)}")
+        shape = c.shape(0)
+        if shape is None:
+            return [TensorType(DType.STRING, None)]
+        if not (len(shape) == 1 or (len(shape) == 2 and shape[0] == 1)):
+            c.fail(f"X is {c.tensor(0)}, expected [C] or [1,C]")
+        kept: Dim = c.fresh_dim("kept") if c.attr("stopwords") or shape[-1] == 0 else shape[-1]
+        return [TensorType(DType.STRING, (*shape[:-1], kept))]
+
+    def reference(self, c: Call, x: Array) -> Array:
+        compared = str if c.attr("is_case_sensitive") else str.lower
+        stopwords = {compared(word) for word in c.attr("stopwords")}
+        change = _CHANGES[c.attr("case_change_action")]
+        kept = [change(str(item)) for item in x.ravel() if compared(str(item)) not in stopwords] or [""]
+        return strings(kept, (*x.shape[:-1], len(kept)))

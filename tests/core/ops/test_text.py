@@ -1,0 +1,98 @@
+"""Operators on strings against ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+import core
+from core.errors import ModelError
+from tests.core.ops.whole import agree, model
+
+N = helper.make_node
+
+
+def texts(*items: Any) -> Any:
+    return np.array(items, object)
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        (texts("a", "bc"), texts("-x", "")),
+        (texts(["a"], ["b"]), texts("1", "2", "3")),
+        (texts("naïve"), texts(" ☃")),
+        (np.empty((0, 2), object), texts("b")),
+    ],
+)
+def test_concat_broadcasts(x: Any, y: Any) -> None:
+    agree([N("StringConcat", ["x", "y"], ["z"])], {"x": x, "y": y}, "z")
+
+
+@pytest.mark.parametrize("attrs", [{}, {"delimiter": ""}, {"delimiter": "-"}, {"delimiter": "-", "maxsplit": 1}])
+def test_split(attrs: dict[str, Any]) -> None:
+    x = texts(["a-b-c", "  hello   world "], ["a", "--"])
+    agree([N("StringSplit", ["x"], ["parts", "counts"], **attrs)], {"x": x}, "parts", "counts")
+
+
+@pytest.mark.parametrize(("delimiter", "parts"), [("-", [[""]]), ("", [[]])])
+def test_split_of_an_empty_string(delimiter: str, parts: list[list[str]]) -> None:
+    """As ONNX's own reference has it: an empty string is one part between delimiters, and no word."""
+    data = model([N("StringSplit", ["x"], ["y", "n"], delimiter=delimiter)], {"x": texts("")}, ["y", "n"])
+    result = core.interpret(core.load(data), {"x": texts("")})
+    assert result["y"].tolist() == parts
+    assert result["n"].tolist() == [len(parts[0])]
+
+
+@pytest.mark.parametrize("pattern", [r"www\.[\w.-]+\.\bcom\b", r"(\W|^)[\w.\-]{0,25}@(yahoo|gmail)\.com(\W|$)", ""])
+def test_regular_expressions_match_whole_strings(pattern: str) -> None:
+    x = texts(["www.google.com", "www.facebook.com!"], ["account@gmail.com", ""])
+    agree([N("RegexFullMatch", ["x"], ["y"], pattern=pattern)], {"x": x}, "y")
+
+
+@pytest.mark.parametrize("change", ["NONE", "LOWER", "UPPER"])
+@pytest.mark.parametrize("sensitive", [0, 1])
+@pytest.mark.parametrize("x", [texts("Monday", "tuesday", "MONDAY"), texts(["monday", "Sunday"]), texts("monday")])
+def test_normalizer(change: str, sensitive: int, x: Any) -> None:
+    attrs = {"case_change_action": change, "is_case_sensitive": sensitive, "stopwords": ["monday", "Tuesday"]}
+    agree([N("StringNormalizer", ["x"], ["y"], locale="C", **attrs)], {"x": x}, "y")
+
+
+NUMBERS = {
+    "ngram_counts": [0, 4],
+    "ngram_indexes": [0, 1, 2, 3, 4, 5, 6],
+    "pool_int64s": [2, 3, 5, 4, 5, 6, 7, 8, 6, 7],
+}
+WORDS = {"ngram_counts": [0, 2, 4], "ngram_indexes": [2, 0, 3, 1], "pool_strings": ["a", "b", "a", "b", "b", "b", "a"]}
+ROWS = np.int64([[1, 1, 3, 3, 3, 7, 5], [8, 6, 7, 5, 6, 8, 5]])
+
+
+@pytest.mark.parametrize("mode", ["TF", "IDF", "TFIDF"])
+@pytest.mark.parametrize(("shortest", "longest", "skips"), [(1, 1, 0), (2, 2, 0), (2, 2, 5), (1, 2, 3)])
+@pytest.mark.parametrize("x", [ROWS, ROWS[1].astype(np.int32)])
+def test_ngrams_of_numbers(mode: str, shortest: int, longest: int, skips: int, x: Any) -> None:
+    lengths = {"min_gram_length": shortest, "max_gram_length": longest, "max_skip_count": skips}
+    weights = {"weights": [0.5, 1.0, 2.0, 3.0, 0.25, 1.5, 7.0]}
+    agree([N("TfIdfVectorizer", ["x"], ["y"], mode=mode, **NUMBERS, **lengths, **weights)], {"x": x}, "y")
+
+
+def test_ngrams_of_words() -> None:
+    lengths = {"min_gram_length": 1, "max_gram_length": 3, "max_skip_count": 1}
+    node = N("TfIdfVectorizer", ["x"], ["y"], mode="TF", **WORDS, **lengths)
+    agree([node], {"x": texts(["a", "b", "b", "a"], ["b", "b", "a", "c"])}, "y")
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (N("RegexFullMatch", ["x"], ["y"], pattern="("), "is not a regular expression"),
+        (N("StringNormalizer", ["x"], ["y"], case_change_action="TITLE"), "expected one of NONE, LOWER, UPPER"),
+        (N("StringConcat", ["x", "n"], ["y"]), "is int64, expected string"),
+    ],
+)
+def test_what_is_refused_at_load(node: Any, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        core.load(model([node], {"x": texts("a"), "n": np.int64([1])}, ["y"]))

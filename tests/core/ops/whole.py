@@ -1,0 +1,61 @@
+"""Small ONNX models with sequences or strings, run by Lathe's references, by its compiled path, and by ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import helper
+
+import core
+from core.ir.types import DType
+
+
+def model(nodes: Sequence[onnx.NodeProto], feeds: Mapping[str, Any], outputs: Sequence[str]) -> bytes:
+    """A model whose inputs have the types of the feeds; a list is a sequence of tensors of any shape."""
+    inputs = [onnx.ValueInfoProto(name=name, type=_type(feed)) for name, feed in feeds.items()]
+    graph = helper.make_graph(nodes, "g", inputs, [onnx.ValueInfoProto(name=name) for name in outputs])
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("ai.onnx.ml", 5)]
+    return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString())
+
+
+def _type(feed: Any) -> onnx.TypeProto:
+    if isinstance(feed, list):
+        return helper.make_sequence_type_proto(helper.make_tensor_type_proto(_code(feed[0]), None))
+    return helper.make_tensor_type_proto(_code(feed), feed.shape)
+
+
+def _code(array: Any) -> int:
+    return DType.from_numpy(array.dtype).onnx_code
+
+
+def agree(nodes: Sequence[onnx.NodeProto], feeds: Mapping[str, Any], *outputs: str) -> list[Any]:
+    """Lathe's outputs, interpreted and compiled, which are ONNX Runtime's."""
+    data = model(nodes, feeds, outputs)
+    session = ort.InferenceSession(data, providers=["CPUExecutionProvider"])
+    theirs = session.run(list(outputs), dict(feeds))
+    interpreted = core.interpret(core.load(data), feeds)
+    compiled = core.compile(data, threads=1).run(feeds)
+    for ours in (interpreted, compiled):
+        for name, expected in zip(outputs, theirs, strict=True):
+            same(ours[name], expected)
+    return [compiled[name] for name in outputs]
+
+
+def same(ours: Any, theirs: Any) -> None:
+    """Equal values, shapes and element types; sequences element by element."""
+    if isinstance(theirs, list):
+        assert isinstance(ours, list)
+        assert len(ours) == len(theirs)
+        for mine, other in zip(ours, theirs, strict=True):
+            same(mine, other)
+        return
+    other = np.asarray(theirs)
+    assert (ours.dtype, ours.shape) == (other.dtype, other.shape)
+    if other.dtype == object:
+        assert ours.tolist() == other.tolist()
+    else:
+        np.testing.assert_allclose(ours, other, 1e-6)

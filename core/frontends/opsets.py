@@ -337,6 +337,11 @@ def _scan_over_a_batch(e: Emitter, node: OnnxNode) -> None:
     node.op = "BatchedScan"
 
 
+@before(20, "DFT")
+def _transformed_axis(e: Emitter, node: OnnxNode) -> None:
+    node.set_input(2, e.constant(_ints(node.attrs.pop("axis", 1))[0], dtype=DType.INT64))
+
+
 # Resize and its forerunner.
 
 

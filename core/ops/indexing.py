@@ -345,3 +345,46 @@ class Unique(OpDef):
             y, first, counts = np.take(y, order, 0 if axis is None else axis), first[order], counts[order]
             inverse = np.argsort(order)[inverse]
         return y, first, inverse, counts
+
+
+@register
+class TensorScatter(OpDef):
+    """past_cache with `update` written along `axis` from write_indices[n] on (0 when absent) for each batch item n.
+
+    In mode "circular" positions past the end go on from the start.
+    """
+
+    inputs = "past_cache, update, write_indices?"
+    outputs = "present_cache"
+    attrs = {"axis": -2, "mode": "linear"}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        same_dtype(c, (0, 1))
+        if c.attr("mode") not in ("linear", "circular"):
+            c.fail(f"mode is {c.attr('mode')!r}, expected linear or circular")
+        cache, update = c.shape(0), c.shape(1)
+        if cache is not None and update is not None:
+            axis = normalize_axis(c, c.attr("axis"), len(cache))
+            if axis == 0 or len(update) != len(cache):
+                c.fail(f"axis is {axis}, update {c.tensor(1)}: expected an axis after the batch, and the cache's rank")
+        return [c.tensor(0)]
+
+    def reference(self, c: Call, cache: Array, update: Array, starts: Array | None = None) -> Array:
+        axis = normalize_axis(c, c.attr("axis"), cache.ndim)
+        result, size = cache.copy(), cache.shape[axis]
+        for item in range(len(cache)):
+            first = 0 if starts is None else int(starts[item])
+            positions = first + np.arange(update.shape[axis])
+            positions = positions % size if c.attr("mode") == "circular" else positions
+            if len(positions) and (positions.min() < 0 or positions.max() >= size):
+                c.fail(f"writes at {positions.min()} to {positions.max()}, the cache has {size} positions")
+            where: Any = (slice(None),) * (axis - 1)
+            result[item][(*where, positions)] = update[item]
+        return result
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        if all(axis is None for axis in axes):
+            return [None]
+        if any(axes[i] != 0 for i in range(len(axes)) if c.has_input(i)):
+            return Mixes("its cache, update and positions do not all have their rows along the batch axis")
+        return [0]

@@ -307,6 +307,27 @@ class Cast(Elementwise):
 
 
 @register
+class BitCast(OpDef):
+    """The same bits as another element type of the same width."""
+
+    inputs = "input"
+    outputs = "output"
+    attrs = {"to": Required("element type")}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        source, target = c.dtype(0), as_dtype(c, c.attr("to"))
+        if DType.STRING in (source, target) or source.bits != target.bits:
+            c.fail(f"input is {source}, expected an element type as wide as {target}")
+        return [TensorType(target, c.shape(0))]
+
+    def reference(self, c: Call, x: Array) -> Array:
+        return np.ascontiguousarray(x).view(as_dtype(c, c.attr("to")).numpy).reshape(x.shape)
+
+    def rows(self, c: Infer, axes: Sequence[int | None]) -> Sequence[int | None]:
+        return list(axes)
+
+
+@register
 class CastLike(Elementwise):
     """The importer makes it a Cast; only the element type of `target_type` counts."""
 
@@ -347,29 +368,6 @@ class Identity(OpDef):
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return x[0]
-
-
-@register
-class Dropout(OpDef):
-    """At inference: the data unchanged, and a mask that keeps everything."""
-
-    inputs = "data, ratio?, training_mode?"
-    outputs = "output, mask"
-    attrs = {"seed": None}
-    params = {"ratio": 1, "training_mode": 2}
-
-    def infer(self, c: Infer) -> Sequence[ValueType]:
-        if any(c.param("training_mode") or ()):
-            c.unsupported("dropout in training mode is not supported")
-        return [c.tensor(0), TensorType(DType.BOOL, c.shape(0))]
-
-    def reference(self, c: Call, x: Array, *_: Runtime) -> tuple[Array, Array]:
-        if any(c.param("training_mode") or ()):
-            c.unsupported("dropout in training mode is not supported")
-        return x, np.ones(x.shape, np.bool_)
-
-    def rows(self, c: Infer, axes: Sequence[int | None]) -> Sequence[int | None]:
-        return [axes[0]] * len(c.node.outputs)
 
 
 def dims_equal(x: Dim, y: Dim) -> bool:

@@ -133,7 +133,7 @@ Selector: TypeAlias = Callable[[Request], KernelCall | None]
 _SELECTORS: dict[str, list[Selector]] = {}
 
 # Operators whose output is the input's bytes under another shape: no kernel, the planner makes a view.
-VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"})
+VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
 
 
 def covers(*ops: str) -> Callable[[Selector], Selector]:

@@ -1,0 +1,156 @@
+"""Random numbers. The same `seed` gives the same numbers each time; without one they differ from run to run.
+
+They come from `numpy.random.RandomState`, whose streams NumPy keeps the same in every release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from core.ir.graph import Array
+from core.ir.types import DType, TensorType, ValueType
+from core.ops.common import FLOAT, as_dtype, check_kind, wide
+from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required, RowAxis, register
+
+_SEED = {"seed": None}
+
+
+def generator(c: NodeView) -> np.random.RandomState:
+    """The source of an operator's numbers."""
+    seed = c.attr("seed")
+    return np.random.RandomState(None if seed is None else int(seed) % (1 << 32))
+
+
+class Random(OpDef):
+    """Family base: numbers of the element type `dtype`, drawn anew at every run."""
+
+    pure = False
+    outputs = "output"
+
+    def draw(self, c: NodeView, shape: tuple[int, ...]) -> Any:
+        raise NotImplementedError
+
+
+class Shaped(Random):
+    """Family base: the shape is an attribute."""
+
+    inputs = ""
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        return [TensorType(as_dtype(c, c.attr("dtype")), tuple(c.attr("shape")))]
+
+    def reference(self, c: Call, *_: Array) -> Array:
+        return np.asarray(self.draw(c, tuple(c.attr("shape")))).astype(as_dtype(c, c.attr("dtype")).numpy)
+
+
+class Alike(Random):
+    """Family base: the shape is the input's, and the element type too unless `dtype` names another."""
+
+    inputs = "input"
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        type_, dtype = c.tensor(0), c.attr("dtype")
+        return [TensorType(type_.dtype if dtype is None else as_dtype(c, dtype), type_.shape)]
+
+    def reference(self, c: Call, x: Array) -> Array:
+        dtype = c.attr("dtype")
+        return np.asarray(self.draw(c, x.shape)).astype(x.dtype if dtype is None else as_dtype(c, dtype).numpy)
+
+
+def _normal(c: NodeView, shape: tuple[int, ...]) -> Any:
+    return generator(c).normal(c.attr("mean"), c.attr("scale"), shape)
+
+
+def _uniform(c: NodeView, shape: tuple[int, ...]) -> Any:
+    return generator(c).uniform(c.attr("low"), c.attr("high"), shape)
+
+
+@register
+class RandomNormal(Shaped):
+    attrs = {**_SEED, "shape": Required("ints"), "dtype": 1, "mean": 0.0, "scale": 1.0}
+
+    def draw(self, c: NodeView, shape: tuple[int, ...]) -> Any:
+        return _normal(c, shape)
+
+
+@register
+class RandomUniform(Shaped):
+    attrs = {**_SEED, "shape": Required("ints"), "dtype": 1, "low": 0.0, "high": 1.0}
+
+    def draw(self, c: NodeView, shape: tuple[int, ...]) -> Any:
+        return _uniform(c, shape)
+
+
+@register
+class RandomNormalLike(Alike):
+    attrs = {**_SEED, "dtype": None, "mean": 0.0, "scale": 1.0}
+
+    def draw(self, c: NodeView, shape: tuple[int, ...]) -> Any:
+        return _normal(c, shape)
+
+
+@register
+class RandomUniformLike(Alike):
+    attrs = {**_SEED, "dtype": None, "low": 0.0, "high": 1.0}
+
+    def draw(self, c: NodeView, shape: tuple[int, ...]) -> Any:
+        return _uniform(c, shape)
+
+
+@register
+class Multinomial(Random):
+    """Classes drawn `sample_size` times for each row of unnormalized log-probabilities [N, classes]."""
+
+    inputs = "input"
+    attrs = {**_SEED, "dtype": 6, "sample_size": 1}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        check_kind(c, 0, FLOAT)
+        dtype, shape = as_dtype(c, c.attr("dtype")), c.shape(0)
+        if dtype not in (DType.INT32, DType.INT64) or c.attr("sample_size") < 1:
+            c.fail(f"dtype is {dtype}, sample_size {c.attr('sample_size')}, expected int32 or int64 and at least 1")
+        if shape is not None and len(shape) != 2:
+            c.fail(f"input is {c.tensor(0)}, expected rank 2")
+        return [TensorType(dtype, None if shape is None else (shape[0], c.attr("sample_size")))]
+
+    def reference(self, c: Call, x: Array) -> Array:
+        scores = x.astype(np.float64)
+        shares = np.cumsum(np.exp(scores - scores.max(axis=1, keepdims=True)), axis=1)
+        points = generator(c).uniform(size=(len(x), c.attr("sample_size"))) * shares[:, -1:]
+        drawn = [np.searchsorted(row, mine, side="right") for row, mine in zip(shares, points, strict=True)]
+        return np.array(drawn).reshape(len(x), -1).astype(as_dtype(c, c.attr("dtype")).numpy)
+
+
+@register
+class Dropout(OpDef):
+    """At inference the data unchanged, and a mask that keeps everything. In training each element becomes zero with
+    probability `ratio`, and the others grow so that their mean stays."""
+
+    inputs = "data, ratio?, training_mode?"
+    outputs = "output, mask"
+    attrs = {**_SEED}
+    pure = False
+    params = {"ratio": 1, "training_mode": 2}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        return [c.tensor(0), TensorType(DType.BOOL, c.shape(0))]
+
+    def reference(self, c: Call, x: Array, *_: Any) -> tuple[Array, Array]:
+        ratio = float((c.param("ratio") or (0.5,))[0])
+        if not any(c.param("training_mode") or ()) or ratio == 0:
+            return x, np.ones(x.shape, np.bool_)
+        if not 0 <= ratio < 1:
+            c.fail(f"ratio is {ratio}, expected at least 0 and below 1")
+        kept: Any = generator(c).uniform(0, 1, x.shape) >= ratio
+        return (kept * wide(x) * (1 / (1 - ratio))).astype(x.dtype), kept
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        if axes[0] is not None and self._may_train(c):
+            return Mixes("its random mask depends on where a row lies")
+        return [axes[0]] * len(c.node.outputs)
+
+    def _may_train(self, c: Infer) -> bool:
+        return c.has_param("training_mode") and any(c.param("training_mode") or (True,))

@@ -1,0 +1,167 @@
+"""Signals: Fourier transforms and mel filters. Complex numbers lie in a last axis of two, (real, imaginary)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from core.ir.graph import Array
+from core.ir.types import Dim, TensorType, ValueType
+from core.ops.common import FLOAT, as_dtype, check_kind, normalize_axis, rows_beside, wide
+from core.ops.registry import Call, Infer, Mixes, OpDef, RowAxis, Runtime, register
+from core.ops.spatial import batch_rows
+
+
+@register
+class DFT(OpDef):
+    """The discrete Fourier transform along `axis` of [.., 1 or 2], zero-padded or cut to `dft_length`.
+
+    `onesided` keeps the first half of the spectrum of a real signal; with `inverse` it takes one and gives [.., 1].
+    """
+
+    inputs = "input, dft_length?, axis?"
+    outputs = "output"
+    attrs = {"inverse": 0, "onesided": 0}
+    params = {"dft_length": 1, "axis": 2}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        dtype, shape = check_kind(c, 0, FLOAT), c.shape(0)
+        if shape is None or (c.has_param("axis") and c.param("axis") is None):
+            return [TensorType(dtype, None)]
+        axis = self._axis(c, len(shape))
+        if shape[-1] not in (1, 2):
+            c.fail(f"input is {c.tensor(0)}, expected a last axis of 1 or 2")
+        length = self._length(c, shape[axis])
+        halved = c.attr("onesided") and not c.attr("inverse")
+        dims = [*shape[:-1], 1 if c.attr("onesided") and c.attr("inverse") else 2]
+        dims[axis] = length // 2 + 1 if halved else length
+        return [TensorType(dtype, tuple(dims))]
+
+    def _axis(self, c: Infer | Call, rank: int) -> int:
+        axis = normalize_axis(c, (c.param("axis") or (-2,))[0], rank)
+        return axis if axis < rank - 1 else int(c.fail(f"axis is {axis}, expected one before the last"))
+
+    def _length(self, c: Infer | Call, size: Any) -> Any:
+        given = c.param("dft_length")
+        if given is not None:
+            return given[0]
+        if isinstance(c, Infer) and c.has_param("dft_length"):
+            return c.fresh_dim("length")
+        return 2 * (size - 1) if c.attr("inverse") and c.attr("onesided") else size
+
+    def reference(self, c: Call, x: Array, *_: Runtime) -> Array:
+        axis = self._axis(c, x.ndim)
+        length = int(self._length(c, x.shape[axis]))
+        signal = _complex(wide(x))
+        if c.attr("inverse") and c.attr("onesided"):
+            return np.asarray(np.fft.irfft(signal, length, axis)[..., None]).astype(x.dtype)
+        spectrum = (np.fft.ifft if c.attr("inverse") else np.fft.fft)(signal, length, axis)
+        if c.attr("onesided"):
+            spectrum = np.take(spectrum, range(length // 2 + 1), axis)
+        return _pairs(spectrum, x.dtype)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        shape = c.shape(0)
+        if shape is None or (c.has_param("axis") and c.param("axis") is None):
+            return super().rows(c, axes)
+        return rows_beside(c, axes, {self._axis(c, len(shape)), len(shape) - 1})
+
+
+@register
+class STFT(OpDef):
+    """Fourier transforms of windowed frames of signals [N, L, 1 or 2]: [N, frames, bins, 2]."""
+
+    inputs = "signal, frame_step, window?, frame_length?"
+    outputs = "output"
+    attrs = {"onesided": 1}
+    params = {"frame_step": 1, "frame_length": 3}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        dtype, shape = check_kind(c, 0, FLOAT), c.shape(0)
+        step, length = c.param("frame_step"), self._frame_length(c)
+        if shape is None:
+            return [TensorType(dtype, None)]
+        if len(shape) != 3 or shape[2] not in (1, 2):
+            c.fail(f"signal is {c.tensor(0)}, expected [N,L,1] or [N,L,2]")
+        if step is not None and (not isinstance(step[0], int) or step[0] < 1):
+            c.fail(f"frame_step is {step[0]}, expected at least 1")
+        if step is None or length is None:
+            return [TensorType(dtype, (shape[0], c.fresh_dim("frames"), c.fresh_dim("bins"), 2))]
+        frames = (shape[1] - length) // step[0] + 1
+        return [TensorType(dtype, (shape[0], frames, length // 2 + 1 if c.attr("onesided") else length, 2))]
+
+    def _frame_length(self, c: Infer) -> Dim | None:
+        if c.has_param("frame_length"):
+            return (c.param("frame_length") or (None,))[0]
+        if c.has_input(2):
+            window = c.shape(2)
+            return None if window is None else window[0]
+        shape = c.shape(0)
+        return None if shape is None else shape[1]
+
+    def reference(self, c: Call, signal: Array, *rest: Array | None) -> Array:
+        window = rest[1] if len(rest) > 1 else None
+        (step,) = c.param("frame_step") or (1,)
+        default = signal.shape[1] if window is None else len(window)
+        (length,) = c.param("frame_length") or (default,)
+        if window is not None and len(window) != length:
+            c.fail(f"window has {len(window)} elements, frame_length is {length}")
+        samples = _complex(wide(signal))
+        starts = np.arange(0, samples.shape[1] - length + 1, step)
+        frames: Any = samples[:, starts[:, None] + np.arange(length)]
+        spectrum = np.fft.fft(frames if window is None else frames * wide(window), axis=-1)
+        return _pairs(spectrum[..., : length // 2 + 1] if c.attr("onesided") else spectrum, signal.dtype)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        return batch_rows(c, axes)
+
+
+@register
+class MelWeightMatrix(OpDef):
+    """Triangular filters [dft_length // 2 + 1, num_mel_bins], their edges equally far apart on the mel scale."""
+
+    inputs = "num_mel_bins, dft_length, sample_rate, lower_edge_hertz, upper_edge_hertz"
+    outputs = "output"
+    attrs = {"output_datatype": 1}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        bins, length = (c.value(index) for index in (0, 1))
+        rows: Dim = c.fresh_dim("bins") if length is None else length.reshape(-1)[0].item() // 2 + 1
+        columns: Dim = c.fresh_dim("mels") if bins is None else bins.reshape(-1)[0].item()
+        return [TensorType(as_dtype(c, c.attr("output_datatype")), (rows, columns))]
+
+    def reference(self, c: Call, *inputs: Array) -> Array:
+        mels, length, rate, low, high = (x.reshape(()).item() for x in inputs)
+        edges = _mel_edges(mels, length, rate, low, high)
+        rows = length // 2 + 1
+        if edges.min() < 0 or edges[:-1].max() >= rows or edges[-1] > rows:
+            c.fail(f"its edges lie in bins {edges.min()} to {edges.max()}, expected 0 to {rows - 1}")
+        bins, weights = np.arange(rows), np.zeros((rows, mels))
+        for i in range(mels):
+            left, centre, right = edges[i : i + 3]
+            if left == centre:
+                weights[centre, i] = 1
+            else:
+                rising = (bins >= left) & (bins <= centre)
+                weights[rising, i] = (bins[rising] - left) / (centre - left)
+            falling = (bins >= centre) & (bins < right)
+            weights[falling, i] = (right - bins[falling]) / max(right - centre, 1)
+        return weights.astype(as_dtype(c, c.attr("output_datatype")).numpy)
+
+
+def _mel_edges(mels: int, length: int, rate: int, low: float, high: float) -> Any:
+    """Edges of the filters as bins of the spectrum, two more than filters."""
+    first, last = (2595 * np.log10(1 + edge / 700) for edge in (low, high))
+    mel = first + np.arange(mels + 2) * ((last - first) / (mels + 2))
+    return ((length + 1) * (700 * (10 ** (mel / 2595) - 1)) // rate).astype(np.int64)
+
+
+def _complex(x: Any) -> Any:
+    """[.., 1] as real, [.., 2] as complex numbers [..]."""
+    return x[..., 0] if x.shape[-1] == 1 else x[..., 0] + 1j * x[..., 1]
+
+
+def _pairs(x: Any, dtype: Any) -> Array:
+    return np.stack([x.real, x.imag], axis=-1).astype(dtype)

@@ -21,7 +21,7 @@ class Col2Im(OpDef):
 
     inputs = "input, image_shape, block_shape"
     outputs = "output"
-    attrs = {"dilations": None, "pads": None, "strides": None, "auto_pad": "NOTSET"}
+    attrs = {"dilations": None, "pads": None, "strides": None}
     params = {"image_shape": 1, "block_shape": 2}
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
@@ -64,7 +64,7 @@ class MaxUnpool(OpDef):
 
     inputs = "X, I, output_shape?"
     outputs = "output"
-    attrs = {"kernel_shape": Required("ints"), "pads": None, "strides": None, "dilations": None, "auto_pad": "NOTSET"}
+    attrs = {"kernel_shape": Required("ints"), "pads": None, "strides": None}
     params = {"output_shape": 2}
 
     def infer(self, c: Infer) -> Sequence[ValueType]:

@@ -223,7 +223,13 @@ def _pytorch_half_pixel(x: Any, a: Axis) -> Any:
 
 
 def _align_corners(x: Any, a: Axis) -> Any:
-    return x * np.float32(a.size - 1) / np.float32(a.out - 1) if a.out > 1 else np.zeros_like(x)
+    return x * np.float32(a.size - 1) / (_length(a) - 1) if a.out > 1 else np.zeros_like(x)
+
+
+def _length(a: Axis) -> Any:
+    """The output's length before it was rounded down: ONNX aligns the corners of size * scale, be it whole or not."""
+    exact = a.scale * np.float32(a.size)
+    return exact if exact > a.out * (1 + 1e-5) else np.float32(a.out)
 
 
 def _asymmetric(x: Any, a: Axis) -> Any:

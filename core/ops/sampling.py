@@ -206,10 +206,7 @@ class DeformConv(OpDef):
 
     inputs = "X, W, offset, B?, mask?"
     outputs = "Y"
-    attrs = {
-        "dilations": None, "group": 1, "kernel_shape": None, "offset_group": 1, "pads": None, "strides": None,
-        "auto_pad": "NOTSET",
-    }  # fmt: skip
+    attrs = {"dilations": None, "group": 1, "kernel_shape": None, "offset_group": 1, "pads": None, "strides": None}
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         dtype, x, w = check_kind(c, 0, FLOAT), c.shape(0), c.shape(1)

@@ -11,10 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import onnx
+from onnx import helper
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 import core
+from core.frontends.proto import newest_opset
+from core.ir.types import DType
 from core.runtime.session import Session
 
 
@@ -25,7 +29,10 @@ class LatheRep(BackendRep):
         self.session = session
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Outputs in the model's order. `inputs` is one array, a sequence in the model's order, or a mapping."""
+        """Outputs in the model's order. `inputs` is one array, a sequence in the model's order, or a mapping.
+
+        An ONNX sequence is a list of arrays, an absent optional None; element types NumPy lacks are those of ml_dtypes.
+        """
         feeds = inputs if isinstance(inputs, Mapping) else dict(zip(self.session.inputs, _listed(inputs), strict=False))
         return tuple(self.session.run(feeds).values())
 
@@ -56,11 +63,14 @@ class LatheBackend(Backend):
         outputs_info: Sequence[tuple[Any, tuple[int, ...]]] | None = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """Run one node of the default domain on arrays; the result's fields are its outputs."""
+        """Run one node on arrays and lists of arrays, at its domain's newest opset unless `opset_version` is given; the
+        result's fields are its outputs."""
         names = [name for name in node.input if name]
         arrays = _listed(inputs)
         model = _single_node_model(node, dict(zip(names, arrays, strict=True)), kwargs.get("opset_version"))
-        return namedtupledict("Outputs", list(node.output))(*cls.prepare(model, device).run(arrays))
+        return namedtupledict("Outputs", [name for name in node.output if name])(
+            *cls.prepare(model, device).run(arrays)
+        )
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
@@ -72,16 +82,24 @@ def _listed(inputs: Any) -> list[Any]:
 
 
 def _single_node_model(node: onnx.NodeProto, arrays: Mapping[str, Any], opset: int | None) -> onnx.ModelProto:
-    from onnx import helper, numpy_helper
-
-    inputs = [
-        helper.make_tensor_value_info(name, numpy_helper.from_array(array).data_type, array.shape)
-        for name, array in arrays.items()
-    ]
-    outputs = [helper.make_empty_tensor_value_info(name) for name in node.output if name]
+    inputs = [onnx.ValueInfoProto(name=name, type=_type_of(value)) for name, value in arrays.items()]
+    outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
     graph = helper.make_graph([node], "node", inputs, outputs)
-    version = opset or onnx.defs.onnx_opset_version()
+    version = opset or newest_opset(node.domain)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid(node.domain, version)])
+
+
+def _type_of(value: Any) -> onnx.TypeProto:
+    """The type of a tensor, or of a list of tensors of one element type."""
+    if isinstance(value, list):
+        if not value:
+            raise ValueError("an empty list does not tell the type of its elements")
+        return helper.make_sequence_type_proto(helper.make_tensor_type_proto(_code(value[0]), None))
+    return helper.make_tensor_type_proto(_code(value), np.shape(value))
+
+
+def _code(value: Any) -> int:
+    return DType.from_numpy(np.asarray(value).dtype).onnx_code
 
 
 is_compatible = LatheBackend.is_compatible

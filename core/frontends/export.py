@@ -8,7 +8,7 @@ from onnx import helper, numpy_helper
 
 from core.errors import UnsupportedError
 from core.frontends.declared import type_proto
-from core.frontends.proto import NEWEST_OPSET
+from core.frontends.proto import NEWEST_OPSET, newest_opset
 from core.ir.dim import SymDim
 from core.ir.graph import Array, Attr, Graph, Node, Value
 from core.ir.types import DType, OptionalType, SequenceType, TensorType
@@ -23,7 +23,7 @@ def export(graph: Graph, opset: int = NEWEST_OPSET) -> bytes:
         raise UnsupportedError("has state, which ONNX cannot express", where=f"graph '{graph.name}'")
     proto = _graph(graph)
     imports = [helper.make_opsetid("", opset)]
-    imports += [helper.make_opsetid(domain, _version(domain)) for domain in sorted(_domains(graph))]
+    imports += [helper.make_opsetid(domain, newest_opset(domain)) for domain in sorted(_domains(graph))]
     model = helper.make_model(proto, opset_imports=imports, ir_version=_IR_VERSION)
     return bytes(model.SerializeToString())
 
@@ -32,10 +32,6 @@ def _domains(graph: Graph) -> set[str]:
     """The domains of its operators, besides the default one."""
     domains = {registry.get(node.op).domain for node in graph.nodes} - {""}
     return domains.union(*(_domains(body) for node in graph.nodes for body in node.subgraphs))
-
-
-def _version(domain: str) -> int:
-    return int(onnx.defs.onnx_ml_opset_version()) if domain == "ai.onnx.ml" else 1
 
 
 def _graph(graph: Graph) -> onnx.GraphProto:

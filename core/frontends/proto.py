@@ -56,6 +56,13 @@ def read_opsets(imports: Any, where: str) -> dict[str, int]:
     return versions
 
 
+def newest_opset(domain: str) -> int:
+    """The newest opset of an ONNX domain."""
+    if domain == "ai.onnx.ml":
+        return int(onnx.defs.onnx_ml_opset_version())
+    return NEWEST_OPSET if default_domain(domain) == "" else 1
+
+
 def default_domain(domain: str) -> str:
     """The default domain has two names."""
     return "" if domain == "ai.onnx" else domain

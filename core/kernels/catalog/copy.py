@@ -103,10 +103,10 @@ def blocks(request: Request) -> KernelCall | None:
     if not _is_movable(node) or len(_input(node).shape) != 4:
         return None
     size, last = attribute(node, "blocksize"), attribute(node, "layout") == "NHWC"
-    image = node.output.shape if node.op == "DepthToSpace" else _input(node).shape
     depth = _input(node).shape if node.op == "DepthToSpace" else node.output.shape
-    to_space = _depth_to_space(depth, size, last, attribute(node, "mode") or "DCR")
-    extents, strides = to_space if node.op == "DepthToSpace" else _inverse(to_space, image, size, last)
+    mode = attribute(node, "mode") or "DCR"
+    to_space = _depth_to_space(depth, size, last, mode)
+    extents, strides = to_space if node.op == "DepthToSpace" else _inverse(to_space, last, mode)
     return _moved(node, extents, strides)
 
 
@@ -125,13 +125,14 @@ def _depth_to_space(depth: Sequence[Dim], size: int, last: bool, mode: str) -> t
 
 
 def _inverse(
-    to_space: tuple[tuple[Dim, ...], tuple[Dim, ...]], image: Sequence[Dim], size: int, last: bool
+    to_space: tuple[tuple[Dim, ...], tuple[Dim, ...]], last: bool, mode: str
 ) -> tuple[tuple[Dim, ...], tuple[Dim, ...]]:
     """The opposite copy: loops in the depth tensor's order with strides that walk the image."""
     extents, _ = to_space
     dense = row_major(extents)
     n, c, h, row, w, column = (0, 5, 1, 2, 3, 4) if last else range(6)
-    order = (n, h, w, row, column, c) if last else (n, row, column, c, h, w)
+    channels = (row, column, c) if mode == "DCR" else (c, row, column)
+    order = (n, h, w, *channels) if last else (n, *channels, h, w)
     return tuple(extents[k] for k in order), tuple(dense[k] for k in order)
 
 

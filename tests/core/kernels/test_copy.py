@@ -63,6 +63,8 @@ MOVES: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
     ("DepthToSpace", ("n,5,3,12",), {"blocksize": 2, "mode": "CRD", "layout": "NHWC"}),
     ("SpaceToDepth", ("n,3,4,6",), {"blocksize": 2}),
     ("SpaceToDepth", ("n,4,6,3",), {"blocksize": 2, "layout": "NHWC"}),
+    ("SpaceToDepth", ("n,3,4,6",), {"blocksize": 2, "mode": "CRD"}),
+    ("SpaceToDepth", ("n,4,6,3",), {"blocksize": 2, "mode": "CRD", "layout": "NHWC"}),
     ("Reshape", ("n,4,6",), {"shape": (-1, 24)}),
     ("Pad", ("n,6,7",), {"pads": (0, -1, 2, 0, 3, -2)}),
     *(("Pad", ("n,6,7",), {"pads": (0, 1, 2, 0, 3, 4), "mode": m}) for m in ("constant", "edge", "reflect", "wrap")),

@@ -1,0 +1,47 @@
+"""The cases of ONNX's backend test suite over `core.onnx_backend`: the compiled path, its fallbacks included."""
+
+from __future__ import annotations
+
+import unittest
+import warnings
+from collections.abc import Callable
+from functools import cache
+
+with warnings.catch_warnings():
+    # The package computes the expected values of its cases when it is imported, some of them not finite.
+    warnings.simplefilter("ignore")
+    import onnx.backend.test
+
+    import core.onnx_backend
+
+# Every so manieth case of the sorted names is run by `make test`; the names of an operator's cases stand together.
+STRIDE = 7
+
+
+@cache
+def cases() -> dict[str, Callable[[], None]]:
+    """What to call for each case, by the name without its device. Other devices than the CPU are left out."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        groups = onnx.backend.test.BackendTest(core.onnx_backend, __name__).test_cases
+    found = {}
+    for group in groups.values():
+        for name in unittest.defaultTestLoader.getTestCaseNames(group):
+            if name.endswith("_cpu"):
+                found[name.removesuffix("_cpu")] = _runner(group, name)
+    return dict(sorted(found.items()))
+
+
+def _runner(group: type[unittest.TestCase], name: str) -> Callable[[], None]:
+    def run() -> None:
+        try:
+            getattr(group(name), name)()
+        except unittest.SkipTest as reason:  # how the runner says that the backend does not take the model
+            raise AssertionError(f"{name} is not compatible: {reason}") from None
+
+    return run
+
+
+def sample(offset: int) -> list[str]:
+    """A fixed part of the cases."""
+    return list(cases())[offset::STRIDE]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from core.errors import FeedError, ModelError
-from core.ir.dim import SymDim
+from core.ir.dim import SymDim, affine, symbols
 from core.ir.graph import Array, Graph, Node, Value
 from core.ir.types import TensorType
 from core.ops import registry
@@ -27,47 +27,66 @@ def interpret(graph: Graph, feeds: Mapping[str, Any]) -> dict[str, Any]:
     for name in feeds.keys() - {value.name for value in graph.inputs}:
         raise FeedError(f"unknown input '{name}'; the model has {', '.join(v.name for v in graph.inputs) or 'none'}")
     environment.update({state.value: state.initial for state in graph.states})
-    symbols = bind_symbols(graph.inputs, environment)
-    run_nodes(graph, environment, symbols)
+    run_nodes(graph, environment, bind_symbols(graph.inputs, environment))
     return {value.name: environment[value] for value in graph.outputs}
 
 
-def run_nodes(graph: Graph, environment: dict[Value, Any], symbols: Mapping[str, int]) -> None:
-    """Execute all nodes of a graph whose inputs are bound in `environment`, binding the values they define."""
+def run_nodes(graph: Graph, environment: dict[Value, Any], known: dict[str, int]) -> None:
+    """Execute all nodes of a graph whose inputs are bound in `environment`, binding the values they define, and the
+    symbols that their shapes show in `known`."""
     environment.update(graph.constants)
     for node in graph.nodes:
-        results = run_node(node, [environment[v] if v is not None else None for v in node.inputs], environment, symbols)
+        results = run_node(node, [environment[v] if v is not None else None for v in node.inputs], environment, known)
         environment.update(zip(node.outputs, results, strict=False))
+        learn_symbols(node, results, known)
 
 
 def run_node(
-    node: Node, inputs: Sequence[Any], environment: Mapping[Value, Any], symbols: Mapping[str, int]
+    node: Node, inputs: Sequence[Any], environment: Mapping[Value, Any], known: Mapping[str, int]
 ) -> list[Any]:
     """The outputs of one node; `environment` supplies what its bodies capture."""
 
     def run_body(body: Graph, arguments: Sequence[Any]) -> list[Any]:
         inner = dict(environment)
         inner.update(zip(body.inputs, arguments, strict=True))
-        run_nodes(body, inner, symbols)
+        run_nodes(body, inner, dict(known))  # what a symbol of the body means may change with every iteration
         return [inner[value] for value in body.outputs]
 
     op = registry.get(node.op)
     with np.errstate(all="ignore"):  # infinities and NaN are results like any other
-        result = op.reference(registry.Call(op, node, inputs, run_body, symbols), *inputs)
+        result = op.reference(registry.Call(op, node, inputs, run_body, known), *inputs)
     results = list(result) if isinstance(result, tuple) else [result]
     return [_as_declared(node, value, array) for value, array in zip(node.outputs, results, strict=False)]
 
 
 def bind_symbols(values: Sequence[Value], environment: Mapping[Value, Any]) -> dict[str, int]:
-    """Values of the symbols that name whole dimensions of the given tensors."""
+    """Values of the symbols in the shapes of the given tensors. FeedError when two dimensions disagree."""
     bound: dict[str, int] = {}
     for value in values:
-        if not isinstance(value.type, TensorType) or value.type.shape is None:
-            continue
-        for dim, size in zip(value.type.shape, np.shape(environment[value]), strict=True):
-            if isinstance(dim, SymDim) and bound.setdefault(str(dim), size) != size:
-                raise FeedError(f"dimension {dim} is {bound[str(dim)]} in one input and {size} in '{value.name}'")
+        for name, size in _solutions(value, environment[value]):
+            if bound.setdefault(name, size) != size:
+                raise FeedError(f"dimension {name} is {bound[name]} in one input and {size} in '{value.name}'")
     return bound
+
+
+def learn_symbols(node: Node, results: Sequence[Any], known: dict[str, int]) -> None:
+    """Note what a node's results say of symbols that no input shows, such as how many elements are not zero."""
+    for value, result in zip(node.outputs, results, strict=False):
+        for name, size in _solutions(value, result):
+            known.setdefault(name, size)
+
+
+def _solutions(value: Value, array: Any) -> list[tuple[str, int]]:
+    """The extents of a tensor solved for the symbols of its declared shape, where a dimension has just one."""
+    if not isinstance(value.type, TensorType) or value.type.shape is None or np.ndim(array) != len(value.type.shape):
+        return []  # among others the values of fused bodies, which are declared of rank 0
+    found = []
+    for dim, size in zip(value.type.shape, np.shape(array), strict=True):
+        names = tuple(symbols(dim))
+        parts = affine(dim, names[0]) if len(names) == 1 else None
+        if parts is not None:
+            found.append((names[0], (size - parts[1]) // parts[0]))
+    return found
 
 
 def _checked(value: Value, feed: Any) -> Any:

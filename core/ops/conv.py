@@ -185,11 +185,11 @@ def convolve(c: Call, x: Any, w: Any, b: Any) -> Any:
     group, dtype = c.attr("group"), x.dtype
     out = _conv_output(window, x.shape[2:])
     padded, w = window.padded(wide(x), out), wide(w)
-    n, m = x.shape[0], w.shape[0]
+    n, m, depth = x.shape[0], w.shape[0], w.shape[1]
     y = np.zeros((n, group, m // group, int(np.prod(out))), w.dtype)
     for tap, where in window.taps(out):
-        kernel = w[tap].reshape(group, m // group, -1)
-        y += kernel @ padded[where].reshape(n, group, w.shape[1], -1)
+        kernel = w[tap].reshape(group, m // group, depth)
+        y += kernel @ padded[where].reshape(n, group, depth, y.shape[3])
     return _with_bias(y.reshape(n, m, *out), b).astype(dtype, copy=False)
 
 
@@ -246,10 +246,10 @@ def _conv_transpose(c: Call, x: Any, w: Any, b: Any) -> Any:
     full = _full_extent(window, spatial, _output_padding(c, len(spatial)))
     cuts = _transposed_cuts(c, window, full, out)
     n, m = x.shape[0], w.shape[1] * group
-    rows = wide(x).reshape(n, group, -1, int(np.prod(spatial)))
+    rows = wide(x).reshape(n, group, x.shape[1] // group, int(np.prod(spatial)))
     y = np.zeros((n, m, *(max(size, cut + kept) for size, cut, kept in zip(full, cuts, out, strict=True))), rows.dtype)
     for tap, where in window.taps(spatial):
-        kernel = wide(w)[tap].reshape(group, -1, w.shape[1]).swapaxes(1, 2)
+        kernel = wide(w)[tap].reshape(group, w.shape[0] // group, w.shape[1]).swapaxes(1, 2)
         y[where] += (kernel @ rows).reshape(n, m, *spatial)
     kept: Any = (..., *(slice(cut, cut + size) for cut, size in zip(cuts, out, strict=True)))
     return _with_bias(y[kept], b).astype(dtype, copy=False)

@@ -119,6 +119,9 @@ class Reshape(SameElements):
                 c.fail(f"cannot give {total} elements of shape {_text(shape)} the shape {_text(wanted)}")
             return wanted
         if known == 0:
+            declared = c.declared_shape() if isinstance(c, Call) else None
+            if declared is not None:  # an empty batch: what inference found for every batch size
+                return declared
             c.fail(f"the -1 in shape {_text(wanted)} is not determined: the other extents multiply to 0")
         if isinstance(total, int) and isinstance(known, int) and total % known:
             c.fail(f"cannot give {total} elements of shape {_text(shape)} the shape {_text(wanted)}")

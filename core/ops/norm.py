@@ -91,7 +91,8 @@ class GroupNormalization(OpDef):
 
     def reference(self, c: Call, x: Array, scale: Array, bias: Array) -> Array:
         first = wide(to_first(c, x))
-        grouped = first.reshape(first.shape[0], c.attr("num_groups"), -1)
+        groups, elements = c.attr("num_groups"), int(np.prod(first.shape[1:]))
+        grouped = first.reshape(len(first), groups, elements // groups)  # an empty batch leaves no -1 to find
         normal = _normalized(grouped, (2,), c.attr("epsilon"))[0].reshape(first.shape)
         return to_layout(c, _scaled(normal, scale, bias).astype(x.dtype))
 

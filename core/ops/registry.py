@@ -151,6 +151,14 @@ class Call(NodeView):
         array = self.inputs[index] if index < len(self.inputs) else None
         return None if array is None else _flat(array)
 
+    def declared_shape(self, index: int = 0) -> tuple[int, ...] | None:
+        """The inferred shape of an output in numbers; None when it depends on symbols that nothing has shown yet."""
+        type_ = self.node.outputs[index].type
+        try:
+            return type_.evaluate(self._symbols) if isinstance(type_, TensorType) and type_.shape is not None else None
+        except KeyError:
+            return None
+
     def run_graph(self, body: Graph, inputs: Sequence[Runtime]) -> list[Runtime]:
         """Execute a nested graph with the given inputs; captured values are bound already."""
         if self._run_graph is None:

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,17 @@ from core.ir.graph import Graph, Node, Value, node_reads
 from core.ir.types import TensorType
 from core.kernels.catalog import Status
 from core.plan.plan import ARENA, WEIGHTS, Fallback, Plan, Port, Segment
-from core.reference import run_node
+from core.reference import learn_symbols, run_node
 from core.runtime.memory import address_of, aligned_bytes, aligned_words, array_at
 from core.runtime.native import ContextWord
 from core.runtime.team import team
 
 # Work (operations, see Plan.work) below which a run stays on the caller's thread. A sleeping worker takes 60 to 170
 # microseconds to wake (measured), so a run shorter than about twice that gains nothing and takes a processor from others.
+# When runs follow each other closely, the workers are awake, and only the barriers have to be worth it.
 _ALONE_BELOW = 48_000_000
+_ALONE_BELOW_IN_A_ROW = 2_000_000
+_IN_A_ROW_NS = 15_000  # less than a worker waits before it goes to sleep
 
 _FIRST_PORT = WEIGHTS + 1  # bases of inputs, then states, then outputs: the order of Plan's ports
 
@@ -132,13 +136,21 @@ class Executable:
         return self._run_schedule(context, n, inputs, outputs)
 
     def _threads_for(self, n: int) -> int:
-        return self.threads if self.threads > 1 and self._work.at(n) > _ALONE_BELOW else 1
+        if self.threads == 1:
+            return 1
+        work = self._work.at(n)
+        if work <= _ALONE_BELOW_IN_A_ROW:
+            return 1
+        in_a_row = work <= _ALONE_BELOW and perf_counter_ns() - self._team.ended < _IN_A_ROW_NS
+        return self.threads if in_a_row or work > _ALONE_BELOW else 1
 
     def _enter(self, context: _Context, first: int, last: int) -> None:
         words = context.words
         words[_FIRST] = first
         words[_LAST] = last
         status = self._team.enter(context.address)
+        if self.threads > 1:
+            self._team.ended = perf_counter_ns()
         if status:
             step = self.plan.steps[(status >> 8) - 1]
             reason = Status(status & 0xFF).name.lower().replace("_", " ")
@@ -147,11 +159,12 @@ class Executable:
     def _run_schedule(self, context: _Context, n: int, inputs: Sequence[Any], outputs: list[Any]) -> list[Any]:
         """Native segments and reference nodes in turn, then what has to be copied out."""
         boxed: dict[str, Any] = {port.name: array for port, array in zip(self.plan.inputs, inputs, strict=True)}
+        symbols = {"n": n}
         for entry in self.plan.schedule:
             if isinstance(entry, Segment):
                 self._enter(context, entry.first, entry.last)
             else:
-                self._run_fallback(context, n, entry, boxed)
+                self._run_fallback(context, symbols, entry, boxed)
         by_base = {port.base: index for index, port in enumerate(self.plan.outputs)}
         updates: list[tuple[int, NDArray[Any]]] = []
         for name, base in self.plan.copies:
@@ -163,13 +176,18 @@ class Executable:
         self._states.update(updates)
         return outputs
 
-    def _run_fallback(self, context: _Context, n: int, entry: Fallback, boxed: dict[str, Any]) -> None:
-        graph = self.plan.fallbacks
+    def _run_fallback(
+        self, context: _Context, symbols: dict[str, int], entry: Fallback, boxed: dict[str, Any]
+    ) -> None:
+        """Run one node on its reference; `symbols` receives what its results show."""
+        graph, n = self.plan.fallbacks, symbols["n"]
         node = graph.nodes[entry.index]
         environment: dict[Value, Any] = {v: self._read(context, n, v.name, boxed) for v in _reads(node, graph)}
         environment.update(graph.constants)
         arguments = [environment[v] if v is not None else None for v in node.inputs]
-        for value, result in zip(node.outputs, run_node(node, arguments, environment, {"n": n}), strict=False):
+        results = run_node(node, arguments, environment, symbols)
+        learn_symbols(node, results, symbols)
+        for value, result in zip(node.outputs, results, strict=False):
             boxed[value.name] = self._kept(context, result)
             if value.name in self.plan.located:
                 np.copyto(self._view(context, n, value.name), result)

@@ -102,7 +102,8 @@ def each_panel(
 
 
 def _block_rows(k: Kernel, rows: Val, panels: Val, height: int) -> Val:
-    wanted = k.ops.max((k.threads * _TASKS_PER_THREAD + panels - 1) // panels, 1)
+    some = k.ops.max(panels, 1)  # an empty batch has none
+    wanted = k.ops.max((k.threads * _TASKS_PER_THREAD + some - 1) // some, 1)
     wanted = k.ops.select(k.threads.equals(1), 1, wanted)
     tiles = (rows + (height - 1)) // height
     return k.ops.max((tiles + wanted - 1) // wanted, 1) * height

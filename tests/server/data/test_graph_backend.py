@@ -38,6 +38,26 @@ def dense(inner: str | int = 4, softmax_axis: int = 1) -> bytes:
     return model.SerializeToString()
 
 
+def recurrent() -> bytes:
+    """y = the states of a GRU over x [steps, 1 sequence, 4]: the leading dimension is time, not a batch."""
+    generator = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array(generator.standard_normal(shape).astype(np.float32), name)
+        for name, shape in (("w", (1, 9, 4)), ("r", (1, 9, 3)))
+    ]
+    nodes = [
+        helper.make_node("GRU", ["x", "w", "r"], ["all"], hidden_size=3),
+        helper.make_node("Squeeze", ["all", "axes"], ["y"]),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["steps", 1, 4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["steps", 3])
+    axes = numpy_helper.from_array(np.array([1, 2]), "axes")
+    graph = helper.make_graph(nodes, "recurrent", [x], [y], [*weights, axes])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+    return model.SerializeToString()
+
+
 def load(model: bytes, folder: Path) -> GraphModel:
     (folder / "model.onnx").write_bytes(model)
     assert child(["parse", str(folder / "model.onnx"), str(folder / "ir")]) == 0
@@ -92,6 +112,19 @@ def test_a_softmax_over_the_batch_is_never_batched(tmp_path: Path) -> None:
         for _ in range(10):
             np.testing.assert_allclose(tensor_of(raw.answer()).sum(axis=0), 1, rtol=1e-5)
     assert recorded.batches == [2] * 10
+
+
+def test_a_sequence_first_recurrent_net_is_never_batched(tmp_path: Path) -> None:
+    model = load(recurrent(), tmp_path)
+    assert not model.batchable and "GRU" in model.batch_reason
+    recorded = _recorded(model)
+    x = np.random.default_rng(1).standard_normal((3, 1, 4)).astype(np.float32)
+    expected = onnxruntime.InferenceSession(recurrent()).run(None, {"x": x})[0]
+    with serving({"recurrent": recorded}) as running, running.connect() as raw:
+        raw.send(infer_request("recurrent", x) * 10)
+        for _ in range(10):
+            np.testing.assert_allclose(tensor_of(raw.answer()), expected, atol=1e-6)
+    assert recorded.batches == [3] * 10
 
 
 def test_a_damaged_artifact_is_refused(tmp_path: Path) -> None:

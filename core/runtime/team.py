@@ -29,6 +29,7 @@ class Team:
         self._workers: list[threading.Thread] = []
         self._growing = threading.Lock()
         self.address = int(self._block.ctypes.data)
+        self.ended = 0  # when the last run ended, by perf_counter_ns; see Executable
         self._work = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(self._library.address("work"))
         self._stop = ctypes.CFUNCTYPE(None, ctypes.c_int64)(self._library.address("stop"))
         enter = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(self._library.address("enter"))

@@ -104,7 +104,8 @@ class Det(OpDef):
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         dtype, shape = check_kind(c, 0, FLOAT), c.shape(0)
-        if shape is not None and (len(shape) < 2 or shape[-1] != shape[-2]):
+        square = shape is None or (len(shape) >= 2 and len({dim for dim in shape[-2:] if isinstance(dim, int)}) < 2)
+        if not square:
             c.fail(f"X is {c.tensor(0)}, expected square matrices")
         return [TensorType(dtype, None if shape is None else shape[:-2])]
 

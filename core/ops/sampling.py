@@ -100,7 +100,8 @@ class GridSample(OpDef):
         position = (numbers + 1) / 2 * (size - 1) if aligned else ((numbers + 1) * size - 1) / 2
         if c.attr("mode") == "nearest":
             position = np.rint(position)
-        position = _padded(position, size, padding, aligned)
+        if c.attr("mode") != "cubic":  # whose neighbours are brought inside one by one
+            position = _padded(position, size, padding, aligned)
         return [(np.rint(_padded(p, size, padding, aligned)), w) for p, w in _MODES[c.attr("mode")](position)]
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:

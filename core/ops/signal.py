@@ -125,15 +125,17 @@ class MelWeightMatrix(OpDef):
     inputs = "num_mel_bins, dft_length, sample_rate, lower_edge_hertz, upper_edge_hertz"
     outputs = "output"
     attrs = {"output_datatype": 1}
+    params = {name.strip(): index for index, name in enumerate(inputs.split(","))}
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
-        bins, length = (c.value(index) for index in (0, 1))
-        rows: Dim = c.fresh_dim("bins") if length is None else length.reshape(-1)[0].item() // 2 + 1
-        columns: Dim = c.fresh_dim("mels") if bins is None else bins.reshape(-1)[0].item()
+        bins, length = c.param("num_mel_bins"), c.param("dft_length")
+        rows: Dim = c.fresh_dim("bins") if length is None else length[0] // 2 + 1
+        columns: Dim = c.fresh_dim("mels") if bins is None else bins[0]
         return [TensorType(as_dtype(c, c.attr("output_datatype")), (rows, columns))]
 
-    def reference(self, c: Call, *inputs: Array) -> Array:
-        mels, length, rate, low, high = (x.reshape(()).item() for x in inputs)
+    def reference(self, c: Call, *_: Runtime) -> Array:
+        given: list[Any] = [c.param(name) for name in self.params]
+        mels, length, rate, low, high = (value[0] for value in given)
         edges = _mel_edges(mels, length, rate, low, high)
         rows = length // 2 + 1
         if edges.min() < 0 or edges[:-1].max() >= rows or edges[-1] > rows:

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from server.settings import Settings
+from tools import make_coverage
 
 CONFIGURATION = Path("docs/configuration.md")
 
@@ -51,6 +52,7 @@ def shown(default: Any) -> str:
 
 def main() -> None:
     CONFIGURATION.write_text(configuration())
+    make_coverage.main()
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ _CONSTANTS = {
     "value_strings": DType.STRING,
 }
 
-_STANDARD = ("", "ai.onnx.preview")  # domains whose operators may be defined by others, in a function body
+STANDARD_DOMAINS = ("", "ai.onnx.preview")  # domains whose operators may be defined by others, in a function body
 
 Inputs = Sequence[Value | None]
 
@@ -170,7 +170,7 @@ class _Importer:
             label = frame.emitter.label
             self._emit(OnnxNode(proto.op_type, version, list(inputs), _outputs(proto), attrs, label, domain), frame)
             return
-        body = standard_body(proto, frame.opsets, inputs, attrs) if domain in _STANDARD else None
+        body = standard_body(proto, frame.opsets, inputs, attrs) if domain in STANDARD_DOMAINS else None
         if body is None:
             place = f"domain '{domain or 'ai.onnx'}', opset {version}"
             raise UnsupportedError(f"operator {proto.op_type} of {place} is not implemented", where=where)

@@ -156,6 +156,11 @@ def select(request: Request) -> KernelCall | None:
     return None
 
 
+def families(op: str) -> tuple[str, ...]:
+    """The families of kernels that answer for an operator."""
+    return tuple(dict.fromkeys(each.__module__.rpartition(".")[2] for each in _SELECTORS.get(op, ())))
+
+
 def _key(value: Any) -> str:
     match value:
         case Graph():

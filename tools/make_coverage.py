@@ -1,0 +1,130 @@
+"""Writes core/ops/COVERAGE.md from the operator table, the catalog of kernels and ONNX's schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import onnx
+
+import core  # noqa: F401  (registers operators and kernels)
+from core.frontends import opsets
+from core.frontends.onnx import STANDARD_DOMAINS
+from core.ir.types import DType
+from core.kernels.catalog.base import VIEWS, families
+from core.ops import registry
+
+COVERAGE = Path("core/ops/COVERAGE.md")
+
+HEAD = """\
+# Operators
+
+<!-- Written by `make docs` from the code (tools/make_coverage.py); a test fails when the two differ. -->
+
+ONNX {version}: {own} operators have a reference of their own, {defined} run through the definition that ONNX gives
+them, {older} rewritten on import as others, {missing} missing.
+
+- **Opsets**: the versions at which the operator changed. All of them import, and become the newest form.
+- **Element types**: those that the standard allows for the first input (for the output of an operator without inputs).
+- **Reference**: *own*: NumPy code in `core/ops`; *definition*: its ONNX function body, imported in its place;
+  *rewritten*: other operators take its place.
+- **Compiled**: the family of kernels in `core/kernels/catalog` that takes it, for the shapes and element types (float32
+  first) that its selector names; *view*: it costs nothing; -: it runs on the reference, unless its value is known when
+  the model is compiled. `explain()` says which of them happens, node by node.
+"""
+
+TABLE = """
+## {domain}
+
+| Operator | Opsets | Element types | Reference | Compiled |
+|---|---|---|---|---|
+"""
+
+# What only the passes make out of an operator has the kernels.
+FUSED = {"Gemm": "FusedMatMul", "MatMul": "FusedMatMul", "Conv": "FusedConv"}
+
+
+class Row(NamedTuple):
+    """One operator of one domain."""
+
+    domain: str
+    name: str
+    opsets: tuple[int, ...]
+    types: str
+    reference: str
+    compiled: str
+
+
+def coverage() -> str:
+    """The page."""
+    rows = list(_rows())
+    count = [row.reference for row in rows].count
+    head = HEAD.format(
+        version=onnx.__version__,
+        own=count("own"),
+        defined=count("definition"),
+        older=count("rewritten"),
+        missing=count("missing"),
+    )
+    return head + "".join(_table(domain, group) for domain, group in groupby(rows, key=lambda row: row.domain))
+
+
+def _table(domain: str, rows: Iterable[Row]) -> str:
+    lines = (
+        f"| {r.name} | {', '.join(map(str, r.opsets))} | {r.types} | {r.reference} | {r.compiled} |\n" for r in rows
+    )
+    return TABLE.format(domain=domain or "ai.onnx") + "".join(lines)
+
+
+def _rows() -> Iterator[Row]:
+    history: dict[tuple[str, str], list[Any]] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        history.setdefault((schema.domain, schema.name), []).append(schema)
+    for (domain, name), schemas in sorted(history.items()):
+        newest = max(schemas, key=lambda schema: schema.since_version)
+        versions = tuple(sorted({schema.since_version for schema in schemas}))
+        yield Row(domain, name, versions, _types(newest), _reference(newest), _compiled(newest))
+
+
+def _types(schema: Any) -> str:
+    """The element types of the first input, or else of the first output, in the order of `DType`."""
+    parameters = [*schema.inputs, *schema.outputs]
+    texts = {str(text) for text in parameters[0].types} if parameters else set()
+    allowed = {text[text.rfind("(") + 1 : text.find(")")] for text in texts}
+    found = [dtype.label for dtype in DType if _onnx_label(dtype) in allowed]
+    containers = [kind for kind in ("seq", "optional", "map") if any(text.startswith(kind) for text in texts)]
+    named = "all" if len(found) == len(DType) else ", ".join(found)
+    return named + (f" ({', '.join(containers)})" if containers else "")
+
+
+def _onnx_label(dtype: DType) -> str:
+    return {"float32": "float", "float64": "double"}.get(dtype.label, dtype.label)
+
+
+def _reference(schema: Any) -> str:
+    definition = registry.find(schema.name)
+    if definition is not None and definition.domain == schema.domain:
+        return "own"
+    if schema.name == "Constant" or (schema.domain == "" and opsets.has_adapter(schema.name)):
+        return "rewritten"
+    if schema.domain in STANDARD_DOMAINS and (schema.has_function or schema.has_context_dependent_function):
+        return "definition"
+    return "missing"
+
+
+def _compiled(schema: Any) -> str:
+    if _reference(schema) != "own":
+        return "-"
+    if schema.name in VIEWS:
+        return "view"
+    return ", ".join(families(FUSED.get(schema.name, schema.name))) or "-"
+
+
+def main() -> None:
+    COVERAGE.write_text(coverage())
+
+
+if __name__ == "__main__":
+    main()

@@ -29,7 +29,9 @@ from core.runtime import artifact
 from core.runtime.artifact import Compiled
 from core.runtime.cpus import available_cpus
 from core.runtime.executable import Executable
-from core.runtime.session import BatchInfo, Binding, Description, Session
+from core.runtime.memory import aligned_bytes
+from core.runtime.session import BatchInfo, Description, Session
+from core.runtime.shapes import Binding
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +205,6 @@ def _open_cache(path: Path, required: bool) -> ObjectCache | None:
 
 
 def _aligned(weights: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    from core.runtime.memory import aligned_bytes
-
     block = aligned_bytes(weights.nbytes)
     block[:] = weights
     return block

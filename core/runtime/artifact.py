@@ -32,7 +32,8 @@ from core.ir.types import parse_type
 from core.plan.plan import Plan
 from core.plan.serialize import plan_from_json, plan_to_json
 from core.runtime.executable import Executable
-from core.runtime.session import BatchInfo, Binding, Description, Session
+from core.runtime.session import BatchInfo, Description, Session
+from core.runtime.shapes import Binding
 
 SCHEMA = 1
 _INDEX = "artifact.json"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from core.ir.types import TensorType, ValueType
 from core.plan.plan import Fallback, Memory, Segment
 from core.runtime.executable import Executable
 from core.runtime.profile import NodeTime, Profile
+from core.runtime.shapes import Binding, Shapes
 
 # Shapes beyond the batch size get an executable each; the ones not used for longest are dropped.
 _SPECIALISATIONS = 8
@@ -42,9 +42,6 @@ class Description:
     max_batch: int
 
 
-Binding: TypeAlias = tuple[tuple[str, int], ...]  # values of the symbols other than the batch size, sorted by name
-
-
 class Session:
     """A compiled model. `run` may be called from any number of threads at once."""
 
@@ -56,10 +53,8 @@ class Session:
     ) -> None:
         """`fixed` is the executable of a model without other symbols; `specialise` makes one for given values."""
         self.description = description
-        self._specialise = specialise
         self._fixed = fixed
-        self._special: OrderedDict[Binding, Executable] = OrderedDict()
-        self._lock = threading.Lock()
+        self._shapes = Shapes(specialise, _SPECIALISATIONS)
         self._closed = False
         self._checks = [_Check.of(name, type_, description.batching.symbol) for name, type_ in self.inputs.items()]
         self._quick = fixed is not None and all(check is not None for check in self._checks)
@@ -86,8 +81,8 @@ class Session:
     @property
     def memory(self) -> Memory | None:
         """What the plan needs; None before the first shapes of a model with several symbols are known."""
-        executable = self._fixed or next(reversed(self._special.values()), None)
-        return executable.plan.memory if executable is not None else None
+        executables = [self._fixed] if self._fixed is not None else list(self._shapes.made().values())
+        return executables[-1].plan.memory if executables else None
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Outputs by name for inputs by name, as NumPy arrays.
@@ -95,35 +90,25 @@ class Session:
         FeedError when an input is missing, unknown, or does not fit its type; SessionClosed after `close`.
         """
         bound = self._bind_quickly(feeds) if self._quick else None
-        if bound is None:
-            executable, n, arrays = self._bind(feeds)
+        if bound is not None:
+            results = self._fixed.run(*bound)  # type: ignore[union-attr]
         else:
-            executable = self._fixed  # type: ignore[assignment]
-            n, arrays = bound
-        return dict(zip(self._output_names, executable.run(n, arrays), strict=True))
+            n, arrays, binding = self._bind(feeds)
+            with self._executable(binding) as executable:
+                results = executable.run(n, arrays)
+        return dict(zip(self._output_names, results, strict=True))
 
     def profile(self, feeds: Mapping[str, Any], runs: int = 10) -> Profile:
         """Median time of every native step over some runs."""
-        executable, n, arrays = self._bind(feeds)
-        steps = executable.plan.steps
-        samples = np.zeros((runs, len(steps)), np.int64)
-        executable.run(n, arrays)
-        for index in range(runs):
-            stamps = np.zeros(len(steps) + 1, np.int64)
-            executable.run(n, arrays, stamps)
-            samples[index] = np.diff(stamps)
-        medians = np.median(samples, axis=0).astype(np.int64)
-        nodes = tuple(
-            NodeTime(s.label, s.op, s.summary, s.outputs, int(t), s.flops.at(n), s.bytes.at(n))
-            for s, t in zip(steps, medians, strict=True)
-        )
-        return Profile(nodes, runs, executable.threads)
+        n, arrays, binding = self._bind(feeds)
+        with self._executable(binding) as executable:
+            return _profile(executable, n, arrays, runs)
 
     def explain(self) -> str:
         """What the passes did, which kernel runs each node, what falls back and why, and the memory it takes."""
         lines = [f"model {self.description.name}"]
         lines.append(f"batching: {'yes' if self.batching.batchable else 'no'} - {self.batching.reason}")
-        executables = {(): self._fixed} if self._fixed is not None else dict(self._special)
+        executables: dict[Binding, Executable] = {(): self._fixed} if self._fixed is not None else self._shapes.made()
         if not executables:
             lines.append("no shapes seen yet: the model is compiled for each combination of its other dimensions")
         for binding, executable in executables.items():
@@ -134,12 +119,10 @@ class Session:
 
     def close(self) -> None:
         """Free code and memory as soon as the runs in flight have ended."""
-        with self._lock:
-            self._closed = True
-            executables = [*self._special.values(), *([self._fixed] if self._fixed is not None else [])]
-            self._special.clear()
-        for executable in executables:
-            executable.close()
+        self._closed = True
+        self._shapes.close()
+        if self._fixed is not None:
+            self._fixed.close()
 
     def __enter__(self) -> Session:
         return self
@@ -169,7 +152,7 @@ class Session:
             arrays.append(array)
         return max(n, 1) if n < 0 else n, arrays
 
-    def _bind(self, feeds: Mapping[str, Any]) -> tuple[Executable, int, list[NDArray[Any]]]:
+    def _bind(self, feeds: Mapping[str, Any]) -> tuple[int, list[NDArray[Any]], Binding]:
         if self._closed:
             raise SessionClosed("the session is closed")
         for name in feeds.keys() - self.inputs.keys():
@@ -181,18 +164,15 @@ class Session:
                 raise FeedError(f"input '{name}' is missing; expected {type_}")
             arrays.append(_checked(name, type_, feeds[name], values))
         n = values.pop(self.batching.symbol, 1) if self.batching.symbol else 1
-        return self._executable(tuple(sorted(values.items()))), n, arrays
+        return n, arrays, tuple(sorted(values.items()))
 
-    def _executable(self, binding: Binding) -> Executable:
+    @contextmanager
+    def _executable(self, binding: Binding) -> Iterator[Executable]:
         if self._fixed is not None:
-            return self._fixed
-        with self._lock:
-            if binding not in self._special:
-                self._special[binding] = self._specialise(binding)
-                if len(self._special) > _SPECIALISATIONS:
-                    self._special.popitem(last=False)[1].close()
-            self._special.move_to_end(binding)
-            return self._special[binding]
+            yield self._fixed
+        else:
+            with self._shapes.use(binding) as executable:
+                yield executable
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +227,22 @@ def _match(name: str, type_: TensorType, dim: Any, size: int, shape: tuple[int, 
         raise FeedError(f"input '{name}' has shape {list(shape)}, expected {type_}")
     if values.setdefault(symbol, value) != value:
         raise FeedError(f"dimension {symbol} is {values[symbol]} in one input and {value} in '{name}'")
+
+
+def _profile(executable: Executable, n: int, arrays: list[NDArray[Any]], runs: int) -> Profile:
+    steps = executable.plan.steps
+    samples = np.zeros((runs, len(steps)), np.int64)
+    executable.run(n, arrays)
+    for index in range(runs):
+        stamps = np.zeros(len(steps) + 1, np.int64)
+        executable.run(n, arrays, stamps)
+        samples[index] = np.diff(stamps)
+    medians = np.median(samples, axis=0).astype(np.int64)
+    nodes = tuple(
+        NodeTime(s.label, s.op, s.summary, s.outputs, int(t), s.flops.at(n), s.bytes.at(n))
+        for s, t in zip(steps, medians, strict=True)
+    )
+    return Profile(nodes, runs, executable.threads)
 
 
 def _explain_plan(executable: Executable) -> list[str]:

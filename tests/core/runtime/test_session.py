@@ -146,3 +146,45 @@ def test_a_profile_times_every_step(tmp_path: Path) -> None:
     assert "GFLOP/s" in profile.table()
     profile.chrome_trace(tmp_path / "trace.json")
     assert len(json.loads((tmp_path / "trace.json").read_text())["traceEvents"]) == len(profile.nodes)
+
+
+def test_shapes_dropped_while_they_run_disturb_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.runtime.session._SPECIALISATIONS", 1)  # every other length drops one that is in use
+    graph = graphs.sequence()
+    session = core.compile(graph, threads=1)
+    feeds = [{"x": np.random.default_rng(i).standard_normal((3, 4 + i, 8), np.float32)} for i in range(3)]
+    wants = [next(iter(core.interpret(graph, f).values())) for f in feeds]
+
+    def run(index: int) -> None:
+        got = next(iter(session.run(feeds[index % 3]).values()))
+        np.testing.assert_allclose(got, wants[index % 3], rtol=2e-5, atol=2e-5)
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(run, range(120)))
+    assert session.explain().count("for length=") == 1
+    session.close()
+    with pytest.raises(SessionClosed):
+        session.run(feeds[0])
+
+
+def test_a_shape_being_compiled_holds_up_no_other() -> None:
+    graph = graphs.sequence()
+    session = core.compile(graph, threads=1)
+    ready, slow = {"x": np.ones((1, 4, 8), np.float32)}, {"x": np.ones((1, 5, 8), np.float32)}
+    session.run(ready)
+    compiling, go_on = threading.Event(), threading.Event()
+    make = session._shapes._make
+
+    def wait(binding: tuple[tuple[str, int], ...]) -> object:
+        compiling.set()
+        assert go_on.wait(30)
+        return make(binding)
+
+    session._shapes._make = wait  # type: ignore[assignment]
+    waiting = threading.Thread(target=session.run, args=(slow,))
+    waiting.start()
+    assert compiling.wait(30)
+    session.run(ready)
+    go_on.set()
+    waiting.join(30)
+    assert "length=5" in session.explain()

@@ -143,6 +143,8 @@ def _spread(c: NodeView, values: Any, shape: tuple[int, ...]) -> Any:
 
 def _scaled_rows(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
     x, scale = c.shape(0), c.shape(1)
+    if all(axis is None for axis in axes):
+        return [None]
     if x is None or scale is None or len(scale) > 1:
-        return Mixes("its scales may differ along the row axis") if axes[0] is not None else [None]
+        return Mixes("its scales may differ along the row axis")
     return rows_beside(c, axes, set() if _is_one_number(scale) else {normalize_axis(c, c.attr("axis"), len(x))})

@@ -17,7 +17,8 @@ ARENA, WEIGHTS = 0, 1  # the first bases; model inputs, states and outputs follo
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`bases[base] + a*n + b`, in bytes."""
+    """`bases[base] + a*n + b`, in bytes. An empty batch has the addresses of n = 1: only from there on do buffers that
+    are not proportional to n keep clear of the others."""
 
     base: int
     offset: Affine = Affine()

@@ -205,7 +205,7 @@ class Executable:
 
     def _view(self, context: _Context, n: int, name: str) -> NDArray[Any]:
         address, type_ = self.plan.located[name]
-        at = int(context.bases[address.base]) + address.offset.at(n)
+        at = int(context.bases[address.base]) + address.offset.at(max(n, 1))
         return array_at(at, type_.dtype.numpy, type_.evaluate({"n": n}))
 
     # -- contexts -------------------------------------------------------------------------------------------------

@@ -231,7 +231,8 @@ out:
 define internal void @bind(ptr %context) {{
 entry:
   %np = getelementptr i64, ptr %context, i64 {ContextWord.N}
-  %n = load i64, ptr %np
+  %rows = load i64, ptr %np
+  %n = call i64 @llvm.smax.i64(i64 %rows, i64 1)
   %sp = getelementptr i64, ptr %context, i64 {ContextWord.SLOTS}
   %slots = load ptr, ptr %sp
   %kp = getelementptr i64, ptr %context, i64 {ContextWord.SLOT_COUNT}
@@ -416,4 +417,5 @@ define void @stop(ptr %team) {{
 }}
 
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
+declare i64 @llvm.smax.i64(i64, i64)
 """

@@ -12,7 +12,9 @@ import pytest
 
 import core
 from core.errors import FeedError, SessionClosed
+from core.ir.build import Builder
 from core.ir.graph import Graph
+from core.ir.types import DType, TensorType
 from tests.core.runtime import graphs
 
 
@@ -188,3 +190,19 @@ def test_a_shape_being_compiled_holds_up_no_other() -> None:
     go_on.set()
     waiting.join(30)
     assert "length=5" in session.explain()
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+def test_an_empty_batch_keeps_what_does_not_depend_on_it(optimize: bool) -> None:
+    graph = Graph("rest")
+    b = Builder(graph)
+    x = b.input("x", TensorType(DType.FLOAT32, (graphs.N, 6)))
+    fixed = b.input("fixed", TensorType(DType.FLOAT32, (3, 6)))
+    both = [b("Softmax", b("Concat", x, b("Mul", fixed, fixed), axis=0), axis=axis) for axis in (0, 1)]
+    far = b("Softmax", b("CumSum", both[0], axis=0), axis=1)  # the sum runs on the reference
+    graph.outputs = [b("Softmax", b("Add", far, both[1]), axis=1), b("Softmax", fixed, axis=0)]
+    session = core.compile(graph, threads=1, optimize=optimize)
+    rng = np.random.default_rng(0)
+    for rows in (0, 1, 2):
+        feeds = {"x": rng.standard_normal((rows, 6), np.float32), "fixed": rng.standard_normal((3, 6), np.float32)}
+        check(graph, session, feeds)

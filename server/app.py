@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Response
 
+from server.api.asgi import HeadAsGet
 from server.api.errors import install_error_handlers
 from server.api.health import health_routes
 from server.api.hub import Hub
@@ -75,7 +76,8 @@ def assemble(
         hub.stop()
         await asyncio.to_thread(engine.pool.close)
 
-    app = FastAPI(title="Lathe", version=VERSION, lifespan=lifespan)
+    app = FastAPI(title="Lathe", version=VERSION, lifespan=lifespan, redirect_slashes=False)
+    app.add_middleware(HeadAsGet)
     app.state.plane = plane
     install_error_handlers(app)
     app.include_router(health_routes(plane))

@@ -65,7 +65,12 @@ class DataPlane:
         if any(output.classes for output in requested):
             raise BadRequest("outputs: classification belongs to the wire protocol")
         answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        entry = Entry(request.inputs, group, answered.set_result, request.deadline)
+
+        def answer(outcome: Outcome) -> None:
+            if not answered.done():  # else cancelled, and this task is about to hear of it
+                answered.set_result(outcome)
+
+        entry = Entry(request.inputs, group, answer, request.deadline)
         servable.batcher.submit(entry)
         try:
             outcome = await answered

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api.callhead import call_head
 from server.api.infer import InferCall, InferService
@@ -14,6 +14,19 @@ from server.errors import ServerError, TooLarge
 
 class ClientLeft(Exception):
     """The connection ended before the request was complete."""
+
+
+class HeadAsGet:
+    """Answers HEAD as it would GET; the server leaves the body out."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, HEAD under its other name."""
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await self._app(scope, receive, send)
 
 
 class InferEndpoint:

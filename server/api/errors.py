@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import orjson
+from collections.abc import Mapping
+
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -38,7 +39,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def _translate(request: Request, error: HTTPException) -> ServerError:
-    path = request.url.path
+    path = request.scope["path"]  # request.url is built from the Host header, which may say anything
     if error.status_code == 404:
         return NotFound(f"{request.method} {path}: there is no such route")
     if error.status_code == 405:
@@ -46,15 +47,7 @@ def _translate(request: Request, error: HTTPException) -> ServerError:
     return BadRequest(str(error.detail))
 
 
-def _response(request: Request, error: Exception, headers: object = None) -> Response:
-    reply = error_reply(error)
-    text = reply.text
-    if request.url.path.startswith("/api/"):
-        code = error.code if isinstance(error, ServerError) else "internal"
-        text = orjson.dumps(orjson.loads(text) | {"code": code})
-    response = Response(text, reply.status, media_type="application/json")
-    for name, value in reply.headers[2:]:
-        response.headers[name.decode()] = value.decode()
-    if isinstance(headers, dict):
-        response.headers.update(headers)
-    return response
+def _response(request: Request, error: Exception, headers: Mapping[str, str] | None = None) -> Response:
+    reply = error_reply(error, request.scope["path"])
+    extra = {name.decode(): value.decode() for name, value in reply.headers}
+    return Response(reply.text, reply.status, extra | dict(headers or {}))

@@ -41,9 +41,9 @@ class InferCall:
         except Exception as error:
             self.refuse(error)
 
-    def refuse(self, error: Exception) -> None:
-        """Answer with an error."""
-        self.reply = error_reply(error)
+    def refuse(self, error: Exception, path: bytes = b"") -> None:
+        """Answer with an error, in the words of the path it was meant for."""
+        self.reply = error_reply(error, path)
         self.deliver(self)
 
     def cancel(self) -> None:
@@ -59,9 +59,7 @@ class InferCall:
     def _submit(self, body: bytes | bytearray) -> None:
         head = self.head
         self.servable = servable = self.service.plane.resolve(head.model, head.version)
-        if servable.wire is None:
-            servable.wire = Codec(servable.ref, servable.signature)
-        self.codec = servable.wire
+        self.codec = codec_of(servable)
         if head.encoding:
             body = inflate(body, head.encoding, self.service.settings.max_inflated)
         if head.json_bytes is not None and head.json_bytes > len(body):
@@ -70,8 +68,7 @@ class InferCall:
                 f"got {head.json_bytes}"
             )
         self.wire, tensors = self.codec.decode(body, head.json_bytes)
-        deadline = None if self.wire.timeout is None else monotonic() + self.wire.timeout
-        self.entry = Entry(tensors, self.wire.group, self._finish, deadline)
+        self.entry = Entry(tensors, self.wire.group, self._finish, deadline_of(self.wire))
         servable.batcher.submit(self.entry)
 
     def _finish(self, outcome: Outcome) -> None:
@@ -106,6 +103,18 @@ class InferCall:
             kind = _binary_kind(text)
         headers = (*kind, (b"content-encoding", coding), (b"content-length", b"%d" % len(body)))
         return Reply(200, headers, body, render(headers, body))
+
+
+def codec_of(servable: Servable) -> Codec:
+    """Return what reads and writes this version's wire format."""
+    if servable.wire is None:
+        servable.wire = Codec(servable.ref, servable.signature)
+    return servable.wire
+
+
+def deadline_of(head: Head) -> float | None:
+    """Return when a request arriving now wants to be answered, in monotonic seconds."""
+    return None if head.timeout is None else monotonic() + head.timeout
 
 
 Deliver: TypeAlias = Callable[[InferCall], None]

@@ -32,6 +32,7 @@ HALF_CLOSE_GRACE = 0.05  # seconds in which work may begin for a client that has
 LINGER = 2.0  # seconds in which a refused client may still be sending and yet reads the reason
 STOP_GRACE = 5.0  # seconds a half-received request gets once the server stops
 FEW_CHUNKS, MEAN_CHUNK = 4096, 64  # beyond so many chunks they must have this many bytes on average
+MANAGEMENT_BODY = 1 << 20  # bytes of a management call's JSON
 _UPGRADING = (b"upgrade", b"connection", b"http2-settings")  # headers that offer another protocol
 BIG_PAYLOAD = 1 << 16  # bytes from which payloads are written as they are instead of joined
 
@@ -65,12 +66,14 @@ class LatheProtocol(HttpToolsProtocol):
         self.write_deadline = math.inf
         self.last_seen = self.hub.now
         # the message being received
+        self.url = b""
         self.in_message = self.in_head = False
         self.receiving: InferCall | None = None
         self.receiving_cycle: RequestResponseCycle | None = None
         self.body = bytearray()
         self.missing = 0  # bytes of a body that is collected without the parser
         self.size = self.chunks = 0
+        self.most: float = 0  # bytes its body may have; uploads are bounded where they are received
         self.raw_head: bytes = b""
         self.refusal: ServerError | None = None
 
@@ -192,6 +195,7 @@ class LatheProtocol(HttpToolsProtocol):
             call = self._open(head)
             if after > len(data):
                 self.deadline = self.hub.now + self.hub.settings.body_timeout
+                self.url = b""
                 self.receiving, self.missing = call, after - end
                 return self._collect(data[end:])
             self.deadline = math.inf
@@ -308,6 +312,7 @@ class LatheProtocol(HttpToolsProtocol):
             self._refuse(error)
             raise
         self.deadline = self.hub.now + settings.body_timeout
+        self.most = settings.max_body
         call = self.receiving = self._open(head)
         if not self.parser.should_keep_alive():
             self.final = call
@@ -318,8 +323,11 @@ class LatheProtocol(HttpToolsProtocol):
 
     def _begin_asgi(self) -> None:
         settings = self.hub.settings
-        uploads = self.url.startswith(b"/api/")
+        path = self.url.partition(b"?")[0]
+        manages = path.startswith(b"/api/")
+        uploads = manages and self.parser.get_method() == b"POST" and path.endswith(b"/versions")
         self.deadline = self.hub.now + (settings.upload_timeout if uploads else settings.body_timeout)
+        self.most = math.inf if uploads else MANAGEMENT_BODY if manages else settings.max_body
         self.cycle = None  # type: ignore[assignment]  # the turns keep the order, not uvicorn's own pipeline
         super().on_headers_complete()
         self.receiving_cycle = self.cycle
@@ -333,11 +341,11 @@ class LatheProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self.size += len(body)
+        if self.size > self.most:
+            self._refuse(TooLarge(f"body: expected at most {self.most} bytes, got more"))
         if self.receiving is None:
             super().on_body(body)
             return
-        if self.size > self.hub.settings.max_body:
-            self._refuse(TooLarge(f"body: expected at most {self.hub.settings.max_body} bytes, got more"))
         try:
             self._keep(body)
         except ServerError as error:
@@ -450,7 +458,7 @@ class LatheProtocol(HttpToolsProtocol):
         self._take_body()
         self.in_message = True  # the rest of it may still be coming
         self.final = call
-        call.refuse(error)
+        call.refuse(error, self.url)
 
     def _withdraw(self, cycle: RequestResponseCycle) -> bool:
         """Take a half-received request away from the application; False when it has begun to answer."""

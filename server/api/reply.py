@@ -39,12 +39,18 @@ def json_reply(status: int, text: bytes, extra: tuple[Header, ...] = ()) -> Repl
     return Reply(status, headers, text, render(headers, text))
 
 
-def error_reply(error: Exception) -> Reply:
-    """Return ``{"error": ...}``; of an unforeseen exception the caller learns nothing but that it happened."""
+def error_reply(error: Exception, path: bytes | str = "") -> Reply:
+    """Return ``{"error": ...}``, below /api with its ``code``.
+
+    Of an unforeseen exception the caller learns nothing but that it happened.
+    """
     if not isinstance(error, ServerError):
         log.error("unforeseen error", exc_info=error)
         error = Internal("an internal error happened; the server's log has it")
     extra: tuple[Header, ...] = ()
     if error.retry_after is not None:
         extra = ((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after))),)
-    return json_reply(error.http_status, orjson.dumps({"error": error.message}), extra)
+    document = {"error": error.message}
+    if path[:5] in ("/api/", b"/api/"):
+        document["code"] = error.code
+    return json_reply(error.http_status, orjson.dumps(document), extra)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import socket
 import threading
@@ -210,6 +211,27 @@ def test_an_alias_is_moved_by_a_version_number_only(body: bytes, served: Service
         assert status == 400, answer
         assert b'"error"' in answer
         assert client.model("m").generation == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("PUT", "aliases/live"), ("POST", "rollback"), ("DELETE", "versions/1"), ("POST", "elsewhere")]
+)
+def test_a_management_call_of_any_length_is_cut_short(method: str, path: str, served: Service) -> None:
+    """Only an upload may be large, and that goes to the disk."""
+    head = f"{method} /api/v1/models/m/{path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
+    with socket.create_connection(_address(served), timeout=10) as connection:
+        connection.sendall(head.encode())
+        with contextlib.suppress(ConnectionError):
+            for _ in range(1000):
+                connection.sendall(chunk)
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            while part := connection.recv(65536):
+                answer += part
+    if path in ("aliases/live", "rollback"):  # the others answer without waiting for a body
+        assert answer.startswith(b"HTTP/1.1 413")
+        assert b'"code":"too_large"' in answer
 
 
 def test_what_is_not_there(client: Client) -> None:

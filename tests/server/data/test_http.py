@@ -1,0 +1,85 @@
+"""What HTTP asks of a server beside the protocol: methods, hosts, and paths that are almost right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tests.server.data.fakes import doubler
+from tests.server.data.running import Raw, Running, infer_request, request, rows, serving, tensor_of
+
+
+@pytest.fixture(scope="module", params=["direct", "asgi"])
+def server(request: pytest.FixtureRequest) -> Iterator[Running]:
+    with serving({"doubler": doubler()}, request.param) as running:
+        yield running
+
+
+def head_of_answer(raw: Raw) -> bytes:
+    """Read an answer without a body; whatever followed would be in the buffer."""
+    while b"\r\n\r\n" not in raw.buffer:
+        raw.buffer += raw.socket.recv(65536)
+    head, raw.buffer = raw.buffer.split(b"\r\n\r\n", 1)
+    return head
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/v2", 200), ("/v2/health/live", 200), ("/v2/models/doubler", 200), ("/v2/models/nobody", 404), ("/v3", 404)],
+)
+def test_head_is_get_without_the_body(server: Running, path: str, status: int) -> None:
+    expected = server.ask("GET", path)
+    with server.connect() as raw:
+        raw.send(request("HEAD", path))
+        head = head_of_answer(raw)
+        assert int(head.split()[1]) == expected.status == status
+        assert f"content-length: {len(expected.body)}".encode() in head
+        raw.send(infer_request("doubler", rows(1)))  # the connection is where it should be
+        np.testing.assert_array_equal(tensor_of(raw.answer()), rows(1) * 2)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("POST", "/v2", "GET"),
+        ("DELETE", "/v2/models/doubler", "GET"),
+        ("PUT", "/v2/models/doubler/infer", "POST"),
+        ("GET", "/v2/repository/index", "POST"),
+    ],
+)
+def test_a_wrong_method_is_told_the_right_one(server: Running, method: str, path: str, allowed: str) -> None:
+    answer = server.ask(method, path)
+    assert (answer.status, answer.headers["allow"]) == (405, allowed)
+    assert f"{path}: method {method} is not allowed" in answer.error
+
+
+@pytest.mark.parametrize("host", ["test/api/v1?", "[", "a b", "x@y:z", ""])
+def test_the_host_header_decides_nothing(server: Running, host: str) -> None:
+    """Neither which route is meant, nor what an error says, nor whether there is one."""
+    for path, status in (("/nowhere", 404), ("/v2", 200), ("/v2/health/ready/", 404)):
+        answer = server.ask("GET", path, headers={"Host": host})
+        assert answer.status == status
+        if status == 404:
+            assert answer.error == f"GET {path}: there is no such route"
+
+
+def test_no_answer_leads_elsewhere(server: Running) -> None:
+    """A slash too many is a path that is not there, and no redirect to whatever Host says."""
+    answer = server.ask("GET", "/v2/", headers={"Host": "evil.example"})
+    assert answer.status == 404
+    assert "location" not in answer.headers
+
+
+@pytest.mark.parametrize("target", ["http://other/v2", "/v2?x=1", "/v2#part", "/%76%32"])
+def test_forms_of_a_target(server: Running, target: str) -> None:
+    assert server.ask("GET", target).json["name"] == "lathe"
+
+
+@pytest.mark.parametrize("target", ["*", "v2", "/\xff", "http://[/v2"])
+def test_targets_that_are_none(target: str) -> None:
+    with serving({"doubler": doubler()}) as running, running.connect() as raw:
+        raw.send(f"GET {target} HTTP/1.1\r\nHost: a\r\n\r\n".encode("latin-1"))
+        assert raw.answer().status in (400, 404)
+        assert running.ask("GET", "/v2").status == 200

@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from core.codegen.cache import ObjectCache
 from core.codegen.jit import Library
 from core.codegen.target import host
@@ -24,7 +22,7 @@ from core.kernels.cpu import object_for
 from core.ops.inference import infer_graph
 from core.passes.pipeline import PassReport, optimize, prepare
 from core.passes.rows import rows
-from core.plan.planner import make_plan, pack_weights
+from core.plan.planner import fill_weights, make_plan
 from core.runtime import artifact
 from core.runtime.artifact import Compiled
 from core.runtime.cpus import available_cpus
@@ -84,7 +82,8 @@ def load_compiled(
     """A session from an artifact folder, without compiling.
 
     A model with symbolic dimensions besides the batch size compiles for each new combination when it first meets it.
-    ArtifactError when the artifact is damaged or was made for another machine, version or number of threads.
+    `threads` defaults to the processors this process may use, and is at most what the artifact was compiled for.
+    ArtifactError when the artifact is damaged or was made for another machine or version.
     """
 
     def specialise(graph: Graph, stored: dict[str, Any], binding: Binding) -> Executable:
@@ -126,10 +125,9 @@ def describe(graph: Graph, options: Options) -> Description:
 def executable(graph: Graph, options: Options, batching: BatchInfo, binding: Binding) -> Executable:
     """Compile for one set of shapes and load the result."""
     compiled = build(graph, options, batching, binding)
-    weights = np.frombuffer(compiled.weights, np.uint8)
-    loaded = Executable(compiled.plan, Library(compiled.objects), _aligned(weights), options.threads)
-    for state in graph.states:
-        loaded.set_state(state.value.name, state.initial)
+    loaded = Executable(compiled.plan, Library(compiled.objects), compiled.weights, options.threads)
+    for name, initial in compiled.states.items():
+        loaded.set_state(name, initial)
     return loaded
 
 
@@ -146,7 +144,10 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     objects = {name: object_for(spec, host(), cache) for name, spec in planned.specs.items()}
     # 5. constants in the layouts the kernels want
     plan = replace(planned.plan, log=tuple(log_line(report) for report in reports if report.changed))
-    return Compiled(plan, objects, pack_weights(graph, planned.weights))
+    weights = aligned_bytes(plan.weights)
+    fill_weights(planned, weights)
+    states = {state.value.name: state.initial for state in graph.states}
+    return Compiled(plan, objects, weights, states)
 
 
 def log_line(report: PassReport) -> str:
@@ -202,12 +203,6 @@ def _open_cache(path: Path, required: bool) -> ObjectCache | None:
         if required:
             raise
         return None
-
-
-def _aligned(weights: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    block = aligned_bytes(weights.nbytes)
-    block[:] = weights
-    return block
 
 
 def _fixed_only(binding: Binding) -> Executable:

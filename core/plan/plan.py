@@ -99,6 +99,7 @@ class Plan:
     located: dict[str, tuple[Address, TensorType]] = field(default_factory=dict)  # values fallbacks touch, in memory
     copies: tuple[tuple[str, int], ...] = ()  # values that must be copied to a base (an output or a state) at the end
     log: tuple[str, ...] = ()  # what the passes did, for people
+    threads: int = 1  # scratch memory is for so many: no more may take part in a run
 
     @property
     def flops(self) -> Affine:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from core.ir.graph import Array, Graph, Node, Value, captures, node_reads
 from core.ir.types import DType, TensorType
@@ -38,14 +39,12 @@ class WeightItem:
     """One array of the weight block: a constant as it is, or in a kernel's layout."""
 
     offset: int
-    nbytes: int
-    value: Value
-    pack: Callable[[Array], Array] | None
+    data: Array
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The plan, what code it needs, and how to make its weight block."""
+    """The plan, what code it needs, and the parts of its weight block."""
 
     plan: Plan
     specs: dict[str, KernelSpec]
@@ -57,12 +56,14 @@ def make_plan(graph: Graph, target: Target, threads: int = 1) -> Planned:
     return _Planner(graph, target, threads).plan()
 
 
-def pack_weights(graph: Graph, items: tuple[WeightItem, ...]) -> bytes:
-    """The bytes of the weight block."""
-    block = bytearray(max((item.offset + item.nbytes for item in items), default=0))
-    for item in items:
-        block[item.offset : item.offset + item.nbytes] = _packed(graph, item.value, item.pack).tobytes()
-    return bytes(block)
+def fill_weights(planned: Planned, block: NDArray[np.uint8]) -> None:
+    """Write the weight block into `block` of `plan.weights` bytes; what lies between items becomes zero."""
+    end = 0
+    for item in planned.weights:
+        block[end : item.offset] = 0
+        end = item.offset + item.data.nbytes
+        block[item.offset : end] = item.data.reshape(-1).view(np.uint8)
+    block[end:] = 0
 
 
 def plannable(value: Value) -> bool:
@@ -134,6 +135,7 @@ class _Planner:
             fallbacks=self._fallback_graph(),
             located=located,
             copies=self._copies(),
+            threads=self.threads,
         )
         specs = {call.spec.symbol: call.spec for call in self.calls.values()}
         return Planned(plan, specs, tuple(self.items.values()))
@@ -226,7 +228,9 @@ class _Planner:
         call = self.calls.get(node)
         for index, operand in enumerate(call.operands if call else ()):
             if isinstance(operand, Scratch):
-                size = exact_affine(operand.nbytes) or Affine()
+                size = exact_affine(operand.nbytes)
+                if size is None:
+                    raise ValueError(f"scratch of {node.op} '{node.name}' is {operand.nbytes} bytes, expected a*n + b")
                 copies = 1 if operand.shared else self.threads
                 buffer = Buffer(aligned(Affine(size.a * copies, size.b * copies)), position, position)
                 self.buffers.append(buffer)
@@ -245,9 +249,10 @@ class _Planner:
 
     def _weight(self, value: Value, key: str, pack: Callable[[Array], Array] | None) -> WeightItem:
         if (value, key) not in self.items:
-            nbytes = _packed(self.graph, value, pack).nbytes
-            self.items[value, key] = WeightItem(self.weight_bytes, nbytes, value, pack)
-            self.weight_bytes += -(-nbytes // ALIGNMENT) * ALIGNMENT
+            array = self.graph.constants[value]
+            data = np.ascontiguousarray(array if pack is None else pack(array))
+            self.items[value, key] = WeightItem(self.weight_bytes, data)
+            self.weight_bytes += -(-data.nbytes // ALIGNMENT) * ALIGNMENT
         return self.items[value, key]
 
     # -- the tape -------------------------------------------------------------------------------------------------
@@ -345,11 +350,6 @@ def _present(node: Node, index: int) -> Value:
     if value is None:
         raise ValueError(f"the kernel of {node.op} '{node.name}' reads input {index}, which is absent")
     return value
-
-
-def _packed(graph: Graph, value: Value, pack: Callable[[Array], Array] | None) -> Array:
-    array = graph.constants[value]
-    return np.ascontiguousarray(array if pack is None else pack(array))
 
 
 def _all_reads(node: Node) -> list[Value]:

@@ -10,7 +10,7 @@ from core.ir.types import TensorType, parse_type
 from core.plan.liveness import Affine
 from core.plan.plan import Address, Fallback, Memory, Plan, Port, Segment, Step
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
@@ -28,6 +28,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "located": {name: [_address(address), str(type_)] for name, (address, type_) in plan.located.items()},
         "copies": [list(copy) for copy in plan.copies],
         "log": list(plan.log),
+        "threads": plan.threads,
     }
 
 
@@ -55,6 +56,7 @@ def _plan(data: dict[str, Any], fallbacks: Graph) -> Plan:
         located={name: (_read_address(a), _tensor(t)) for name, (a, t) in data["located"].items()},
         copies=tuple((str(name), int(base)) for name, base in data["copies"]),
         log=tuple(map(str, data["log"])),
+        threads=int(data["threads"]),
     )
 
 

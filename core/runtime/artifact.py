@@ -4,6 +4,7 @@
     code.bin        object files one after the other
     weights.bin     the weight block, memory-mapped when loaded
     fallbacks.*     graph and constants of nodes that run on the reference
+    states.*        initial values of the model's state
     source.*        the graph itself, only for models compiled per shape
 
 The code in an artifact is native code. It is used only when this user owns the files, nobody else can write to them,
@@ -16,26 +17,27 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from core.codegen.jit import Library, generator_version, llvm_version
 from core.codegen.target import host
 from core.errors import ArtifactError
-from core.ir.graph import Graph
+from core.ir.graph import Array, Graph, Value
 from core.ir.text import Weights, parse_graph, print_graph
-from core.ir.types import parse_type
+from core.ir.types import DType, TensorType, parse_type
 from core.plan.plan import Plan
 from core.plan.serialize import plan_from_json, plan_to_json
 from core.runtime.executable import Executable
 from core.runtime.session import BatchInfo, Description, Session
 from core.runtime.shapes import Binding
 
-SCHEMA = 1
+SCHEMA = 2
 _INDEX = "artifact.json"
 _LARGEST_INDEX = 64 << 20
 
@@ -46,13 +48,14 @@ class Compiled:
 
     plan: Plan
     objects: dict[str, bytes]  # symbol -> object file
-    weights: bytes
+    weights: NDArray[np.uint8]
+    states: Mapping[str, Array] = field(default_factory=dict)  # initial values
 
 
 def save(folder: Path, description: Description, options: dict[str, Any], content: Compiled | Graph) -> None:
     """Write an artifact into a new folder: compiled code, or for a model compiled per shape its graph."""
     folder.mkdir(mode=0o700, parents=True)
-    files: dict[str, bytes] = {}
+    files: dict[str, bytes | memoryview] = {}
     index: dict[str, Any] = {
         "schema": SCHEMA,
         "target": host().key,
@@ -64,8 +67,9 @@ def save(folder: Path, description: Description, options: dict[str, Any], conten
     if isinstance(content, Compiled):
         index["plan"] = plan_to_json(content.plan)
         index["code"], files["code.bin"] = _join(content.objects)
-        files["weights.bin"] = content.weights
+        files["weights.bin"] = memoryview(content.weights)
         _add_graph(files, "fallbacks", content.plan.fallbacks)
+        _add_graph(files, "states", _as_constants(content.states))
     else:
         _add_graph(files, "source", content)
     index["files"] = {name: {"bytes": len(data), "sha256": _digest(data)} for name, data in files.items()}
@@ -75,7 +79,9 @@ def save(folder: Path, description: Description, options: dict[str, Any], conten
 
 
 def load(folder: Path, threads: int, specialise: Callable[[Graph, dict[str, Any], Binding], Executable]) -> Session:
-    """A session from an artifact. `specialise` compiles further shapes of a model that needs it.
+    """A session from an artifact, run by up to `threads` threads, but no more than it was compiled for.
+
+    `specialise` compiles further shapes of a model that needs it.
 
     ArtifactError when the folder is missing, damaged, not this user's, or made for another target or version.
     """
@@ -93,6 +99,9 @@ def load(folder: Path, threads: int, specialise: Callable[[Graph, dict[str, Any]
     code = _bytes(folder, index, "code.bin")
     objects = {symbol: bytes(code[start : start + size]) for symbol, (start, size) in index["code"].items()}
     fixed = Executable(plan, Library(objects), _bytes(folder, index, "weights.bin"), threads)
+    states = parse_graph(_text(folder, index, "states.lir"), _bytes(folder, index, "states.bin"))
+    for value, initial in states.constants.items():
+        fixed.set_state(value.name, initial)
     return Session(description, _never_specialise, fixed)
 
 
@@ -109,13 +118,21 @@ def _join(objects: dict[str, bytes]) -> tuple[dict[str, tuple[int, int]], bytes]
     return places, b"".join(objects[symbol] for symbol in sorted(objects))
 
 
-def _add_graph(files: dict[str, bytes], name: str, graph: Graph) -> None:
+def _as_constants(arrays: Mapping[str, Array]) -> Graph:
+    """A graph that only holds arrays."""
+    constants = {
+        Value(name, TensorType(DType.from_numpy(array.dtype), array.shape)): array for name, array in arrays.items()
+    }
+    return Graph("states", constants=constants)
+
+
+def _add_graph(files: dict[str, bytes | memoryview], name: str, graph: Graph) -> None:
     weights = Weights()
     files[f"{name}.lir"] = print_graph(graph, weights).encode()
     files[f"{name}.bin"] = weights.tobytes()
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(path: Path, data: bytes | memoryview) -> None:
     with open(path, "xb") as file:
         file.write(data)
         file.flush()

@@ -54,8 +54,9 @@ class Executable:
     """Runs a plan. `close` frees code, weights and arenas once the last run in flight has ended."""
 
     def __init__(self, plan: Plan, library: Library, weights: NDArray[np.uint8], threads: int) -> None:
+        """At most `threads` take part in a run, and no more than the plan has memory for."""
         self.plan = plan
-        self.threads = threads
+        self.threads = threads = min(threads, plan.threads)
         self._library = library
         self._weights = weights
         self._functions = np.array([library.address(step.symbol) for step in plan.steps], np.int64)

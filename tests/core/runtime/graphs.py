@@ -59,3 +59,13 @@ def lookup() -> Graph:
     table = b.constant(np.arange(15, dtype=np.float32).reshape(5, 3), "table")
     graph.outputs = [b("Gather", table, ids, axis=0)]
     return graph
+
+
+def convolution() -> Graph:
+    """[batch, 16, 32, 32], 3x3: kernels of convolutions use scratch memory of their own per thread."""
+    graph = Graph("convolution")
+    b = Builder(graph)
+    x = b.input("x", TensorType(DType.FLOAT32, (N, 16, 32, 32)))
+    w = b.constant(np.random.default_rng(0).standard_normal((16, 16, 3, 3), np.float32))
+    graph.outputs = [b("Conv", x, w, pads=(1, 1, 1, 1))]
+    return graph

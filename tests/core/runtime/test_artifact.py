@@ -22,7 +22,9 @@ def made(folder: Path, graph: core.Graph | None = None) -> Path:
     return folder / "artifact"
 
 
-def test_a_loaded_artifact_answers_like_the_session_it_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loaded_artifact_answers_like_the_session_it_came_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = made(tmp_path)
 
     def refuse(*_: object) -> bytes:
@@ -31,7 +33,9 @@ def test_a_loaded_artifact_answers_like_the_session_it_came_from(tmp_path: Path,
     monkeypatch.setattr(compiler, "object_for", refuse)
     x = {"x": np.random.default_rng(0).standard_normal((5, 20), np.float32)}
     with core.load_compiled(folder, threads=1) as session:
-        np.testing.assert_allclose(session.run(x)["add_2"], core.interpret(graphs.mlp(), x)["add_2"], rtol=2e-5, atol=2e-5)
+        np.testing.assert_allclose(
+            session.run(x)["add_2"], core.interpret(graphs.mlp(), x)["add_2"], rtol=2e-5, atol=2e-5
+        )
         assert session.batching.batchable and session.max_batch == 8
 
 
@@ -102,3 +106,20 @@ def test_saving_over_an_artifact_is_refused(tmp_path: Path) -> None:
     folder = made(tmp_path)
     with pytest.raises(FileExistsError):
         artifact.save(folder, None, {}, graphs.mlp())  # type: ignore[arg-type]
+
+
+def test_state_starts_from_its_initial_value(tmp_path: Path) -> None:
+    one = {"x": np.ones(4, np.float32)}
+    with core.load_compiled(made(tmp_path, graphs.counter()), threads=1) as session:
+        totals = [next(iter(session.run(one).values()))[0] for _ in range(3)]
+    assert totals == [1, 2, 3]
+
+
+def test_no_more_threads_take_part_than_the_plan_has_scratch_for(tmp_path: Path) -> None:
+    graph = graphs.convolution()
+    folder = made(tmp_path, graph)  # for one thread
+    x = {"x": np.random.default_rng(0).standard_normal((4, 16, 32, 32), np.float32)}
+    with core.load_compiled(folder, threads=3) as session:
+        assert session.profile(x).threads == 1
+        for name, want in core.interpret(graph, x).items():
+            np.testing.assert_allclose(session.run(x)[name], want, rtol=1e-3, atol=1e-3)

@@ -94,6 +94,7 @@ def winograd(request: Request) -> KernelCall | None:
 
 def pack(weight: Array, tile: Tile) -> Array:
     """[O, I, 3, 3] as panels of 36 transformed matrices [I, O]."""
-    g = np.array(_WEIGHT, np.float64)
-    transformed = np.einsum("ia,ocab,jb->ijco", g, weight.astype(np.float64), g, optimize=True)
-    return pack_panels(transformed.reshape(PRODUCTS, *transformed.shape[2:]).astype(np.float32), tile)
+    outputs, inputs = weight.shape[:2]
+    both = np.kron(_WEIGHT, _WEIGHT)  # [36, 9]: the transform of rows and of columns in one product
+    transformed = both @ weight.reshape(-1, 9).T.astype(np.float64)
+    return pack_panels(transformed.astype(np.float32).reshape(PRODUCTS, outputs, inputs).swapaxes(1, 2), tile)

@@ -81,7 +81,7 @@ class FusedMatMul(OpDef):
     def infer(self, c: Infer) -> Sequence[ValueType]:
         a, b = (_permuted(c.tensor(i).dims, c.attr(p)) for i, p in ((0, "perm_a"), (1, "perm_b")))
         if len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
-            c.fail(f"cannot multiply [{','.join(map(str, a))}] by [{','.join(map(str, b))}]")
+            c.fail(f"cannot multiply {_text(a)} by {_text(b)}")
         batch = broadcast_shapes(c, [a[:-2], b[:-2]]) or ()
         shape = _permuted((*batch, a[-2], b[-1]), c.attr("perm_y"))
         return [TensorType(epilogue_dtype(c, c.dtype(0)), shape)]
@@ -90,6 +90,41 @@ class FusedMatMul(OpDef):
         left, right = (_transposed(wide(x), c.attr(p)) for x, p in ((a, "perm_a"), (b, "perm_b")))
         product = np.asarray(np.matmul(left, right)).astype(a.dtype, copy=False)
         return _transposed(apply_epilogue(c, product, extras), c.attr("perm_y"))
+
+
+@register
+class FusedAttention(OpDef):
+    """Scaled dot-product attention with strided operands; the scores never leave the cache.
+
+    Y = transpose(softmax(epilogue(Q' @ K', *extras)) @ V', perm_y), where Q', K' and V' are the operands transposed by
+    perm_q, perm_k and perm_v (None is the identity), so K' is [..., width, keys]. Extras (scale, masks) broadcast to
+    the scores [..., queries, keys]; softmax goes over the keys.
+    """
+
+    domain = "lathe"
+    inputs = "Q, K, V, *extras"
+    outputs = "Y"
+    attrs = {"perm_q": None, "perm_k": None, "perm_v": None, "perm_y": None, "epilogue": None}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        q, k, v = (_permuted(c.tensor(i).dims, c.attr(p)) for i, p in enumerate(("perm_q", "perm_k", "perm_v")))
+        if min(len(q), len(k), len(v)) < 2 or q[-1] != k[-2] or k[-1] != v[-2]:
+            c.fail(f"cannot attend with queries {_text(q)} to keys {_text(k)} and values {_text(v)}")
+        batch = broadcast_shapes(c, [q[:-2], k[:-2], v[:-2]]) or ()
+        shape = _permuted((*batch, q[-2], v[-1]), c.attr("perm_y"))
+        return [TensorType(epilogue_dtype(c, c.dtype(0)), shape)]
+
+    def reference(self, c: Call, q: Array, k: Array, v: Array, *extras: Array) -> Array:
+        perms = (c.attr("perm_q"), c.attr("perm_k"), c.attr("perm_v"))
+        left, right, values = (_transposed(wide(x), perm) for x, perm in zip((q, k, v), perms, strict=True))
+        scores = apply_epilogue(c, np.asarray(np.matmul(left, right)).astype(q.dtype, copy=False), extras)
+        powers = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
+        result = np.asarray(np.matmul(wide(powers / powers.sum(-1, keepdims=True)), values))
+        return _transposed(result.astype(q.dtype, copy=False), c.attr("perm_y"))
+
+
+def _text(shape: Any) -> str:
+    return "[" + ",".join(map(str, shape)) + "]"
 
 
 def _permuted(shape: Any, perm: Sequence[int] | None) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from core.errors import VerifyError
 from core.ir.graph import Graph
 from core.ir.verify import verify
+from core.passes.attention import FuseAttention
 from core.passes.base import Pass, PassError
 from core.passes.bind_params import BindParams
 from core.passes.cse import CommonSubexpressions
@@ -57,7 +58,7 @@ def passes(options: Options) -> list[Pass]:
     algebra: list[Pass] = [Recompose(), FoldAffine(), Simplify()]
     products: list[Pass] = [Transposes(), FuseMatMul()]
     images: list[Pass] = [ChannelsLast(), Transposes(), FuseMatMul()] if options.channels_last else []
-    fusion: list[Pass] = [FuseEpilogue(), FuseElementwise(), FuseEpilogue()]
+    fusion: list[Pass] = [FuseEpilogue(), FuseElementwise(), FuseEpilogue(), FuseAttention()]
     return [*clean, *canonical, *algebra, *products, *images, *clean, *fusion]
 
 

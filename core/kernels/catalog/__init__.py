@@ -1,9 +1,11 @@
 """The catalog of kernels: which nodes compiled code covers, with the facts the planner needs."""
 
 from core.kernels.catalog import (
+    attention,
     conv,
     copy,
     depthwise,
+    direct,
     elementwise,
     gather,
     gemm,
@@ -31,7 +33,7 @@ from core.kernels.catalog.base import (
 
 __all__ = [
     "VIEWS", "In", "KernelCall", "KernelSpec", "Operand", "Out", "Packed", "Request", "Scratch", "Status",
-    "conv", "copy", "covers", "depthwise", "elementwise", "gather", "gemm", "norm", "pool", "reduce", "resize",
-    "select", "softmax",
+    "attention", "conv", "copy", "covers", "depthwise", "direct", "elementwise", "gather", "gemm", "norm", "pool", "reduce",
+    "resize", "select", "softmax",
     "winograd",
 ]  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -14,6 +13,7 @@ from core.ir.graph import Array, Graph, Node, Value
 from core.ir.types import Dim, DType
 from core.kernels.catalog import body as bodies
 from core.kernels.catalog.base import In, KernelCall, KernelSpec, Operand, Out, Packed, Request, Scratch, covers
+from core.kernels.catalog.matrices import Matrices, perm_attribute, unpermuted
 from core.kernels.catalog.nest import Nest, broadcast_strides, has_plannable_types, row_major, traffic
 from core.kernels.catalog.panels import Tile, choose_tile, is_deferred, pack_panels, packed_size
 
@@ -61,28 +61,14 @@ class GemmSpec(KernelSpec):
         return not self.packed and self.b_steps[1] != 1 and self.columns > 1
 
 
-@dataclass(frozen=True)
-class _Matrices:
-    """An operand as the product sees it: [batch..., rows, columns]."""
-
-    shape: tuple[Dim, ...]
-    strides: tuple[Dim, ...]
-
-    def along(self, batch: Sequence[Dim]) -> tuple[Dim, ...]:
-        """Strides along the batch axes of the product: 0 where the operand is repeated."""
-        missing = len(batch) - (len(self.shape) - 2)
-        pairs = zip(self.shape[:-2], self.strides[:-2], batch[missing:], strict=True)
-        return (*(0,) * missing, *(0 if extent == 1 and full != 1 else s for extent, s, full in pairs))
-
-
 @covers("FusedMatMul", "MatMul")
 def gemm(request: Request) -> KernelCall | None:
     """None for other element types, unplannable shapes, or a depth or width that depends on the batch."""
     node = request.node
     if not _is_covered(node):
         return None
-    a, b, shape = _matrices(node, 0), _matrices(node, 1), _product_shape(node)
-    y_strides = _unpermuted(row_major(node.output.shape), _perm(node, "perm_y"))
+    a, b, shape = _operand(node, 0), _operand(node, 1), _product_shape(node)
+    y_strides = unpermuted(row_major(node.output.shape), perm_attribute(node, "perm_y"))
     steps = (a.strides[-1], *b.strides[-2:], y_strides[-1], a.shape[-1], b.shape[-1])
     known = [step for step in steps if isinstance(step, int)]
     if len(known) < len(steps):
@@ -92,7 +78,7 @@ def gemm(request: Request) -> KernelCall | None:
     packed = request.constant(1) is not None
     if packed:
         size = packed_size(depth, columns, tile)
-        b = _Matrices(b.shape, (*(s * size for s in row_major(b.shape[:-2])), *b.strides[-2:]))
+        b = Matrices(b.shape, (*(s * size for s in row_major(b.shape[:-2])), *b.strides[-2:]))
     extras = {i: broadcast_strides(value.shape, shape) for i, value in _extras(node).items()}
     batch = shape[:-2]
     walks = (
@@ -127,7 +113,7 @@ def _operands(spec: GemmSpec, node: Node) -> tuple[Operand, ...]:
     """A, B, the extras, Y, and scratch for a panel where B must be gathered."""
     b: Operand = In(1)
     if spec.packed:
-        perm, tile = _perm(node, "perm_b"), spec.tile
+        perm, tile = perm_attribute(node, "perm_b"), spec.tile
         b = Packed(1, f"panels{tile.columns}x{tile.lanes}{perm or ''}", partial(_pack, perm=perm, tile=tile))
     scratch = (Scratch(spec.depth * spec.tile.columns * F32.itemsize),) if spec.repacks else ()
     return (In(0), b, *(In(i) for i in _extras(node)), Out(0), *scratch)
@@ -146,13 +132,11 @@ def _is_covered(node: Node) -> bool:
     return all(value is not None and value.dtype is F32 and len(value.shape) >= 2 for value in node.inputs[:2])
 
 
-def _matrices(node: Node, index: int) -> _Matrices:
+def _operand(node: Node, index: int) -> Matrices:
     value = node.inputs[index]
     if value is None:
         raise ValueError(f"{node} has no input {index}")
-    perm = _perm(node, ("perm_a", "perm_b")[index]) or tuple(range(len(value.shape)))
-    strides = row_major(value.shape)
-    return _Matrices(tuple(value.shape[axis] for axis in perm), tuple(strides[axis] for axis in perm))
+    return Matrices.of(value, perm_attribute(node, ("perm_a", "perm_b")[index]))
 
 
 def _extras(node: Node) -> dict[int, Value]:
@@ -160,19 +144,9 @@ def _extras(node: Node) -> dict[int, Value]:
     return {i: value for i, value in enumerate(node.inputs) if i >= 2 and value is not None}
 
 
-def _perm(node: Node, name: str) -> tuple[int, ...] | None:
-    perm = node.attrs.get(name)
-    return tuple(int(axis) for axis in perm) if isinstance(perm, tuple | list) else None  # type: ignore[arg-type]
-
-
 def _product_shape(node: Node) -> tuple[Dim, ...]:
     """The shape of the product, before `perm_y`."""
-    return _unpermuted(node.output.shape, _perm(node, "perm_y"))
-
-
-def _unpermuted(of_output: tuple[Dim, ...], perm: tuple[int, ...] | None) -> tuple[Dim, ...]:
-    """What belongs to the product's axes, given what belongs to those of the transposed output."""
-    return of_output if perm is None else tuple(of_output[perm.index(axis)] for axis in range(len(perm)))
+    return unpermuted(node.output.shape, perm_attribute(node, "perm_y"))
 
 
 def _rows_last(nest: Nest) -> Nest:

@@ -9,8 +9,8 @@ from core.ir.types import DType
 from core.kernels.catalog.gemm import GemmSpec
 from core.kernels.cpu.microkernel import accumulate, each_panel, each_tile, zeros
 from core.kernels.cpu.nest import offsets_of
+from core.kernels.cpu.repack import gather_panel
 from core.kernels.cpu.results import Results
-from core.kernels.cpu.tile import transpose_rows
 from core.kernels.target import Target
 
 F32 = DType.FLOAT32
@@ -43,7 +43,7 @@ class _Gemm:
         a, b, *rest = (pointer.at(offset) for pointer, offset in zip(self.operands, offsets, strict=True))
         b = b.at(first * (spec.depth if spec.packed else spec.b_steps[1]))
         if spec.repacks:
-            self._gather_panel(b, columns)
+            gather_panel(k, b, self.scratch, (spec.depth, columns), spec.b_steps, self.lanes)
             b = self.scratch
         results = Results(k, spec.epilogue, tuple(rest), (*spec.extra_steps, spec.y_step), spec.deferred).at_column(
             first
@@ -70,36 +70,3 @@ class _Gemm:
         else:
             grid = accumulate(k, grid, sources, spec.a_step, b, spec.b_steps[0], spec.depth, mask)
         results.store(grid, [self._offsets(row + r) for r in range(height)], mask)
-
-    def _gather_panel(self, b: Pointer, columns: int) -> None:
-        """Copy a panel of B, whose columns are not neighbours, into the packed layout."""
-        k, (k_step, j_step) = self.kernel, self.spec.b_steps
-        width = -(-columns // self.lanes) * self.lanes
-        for first in range(0, width, self.lanes):
-            count = min(self.lanes, columns - first)
-            source, target = b.at(first * j_step), self.scratch.at(first)
-            if k_step == 1:
-                self._transpose(source, target, j_step, count, width)
-                continue
-            mask = k.lane_mask(count, self.lanes) if count < self.lanes else None
-            with k.loop(0, self.spec.depth) as i:
-                numbers = k.lane_numbers(self.lanes) * j_step
-                target.store(source.at(i * k_step).gather(numbers, mask), i * width)
-
-    def _transpose(self, source: Pointer, target: Pointer, j_step: int, count: int, width: int) -> None:
-        """`count` contiguous columns of B, a square of `lanes` x `lanes` at a time."""
-        k, depth, lanes = self.kernel, self.spec.depth, self.lanes
-
-        def square(i: Val, valid: int) -> None:
-            mask = k.lane_mask(valid, lanes) if valid < lanes else None
-            lines = [
-                source.load(i + j * j_step, lanes, mask) if j < count else k.zeros(F32, lanes) for j in range(lanes)
-            ]
-            for step, line in enumerate(transpose_rows(k, lines)[:valid]):
-                target.store(line, (i + step) * width)
-
-        whole = depth // lanes * lanes
-        with k.loop(0, whole, lanes) as i:
-            square(i, lanes)
-        if depth > whole:
-            square(k.index(whole), depth - whole)

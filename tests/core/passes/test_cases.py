@@ -7,6 +7,7 @@ import pytest
 
 from core.ir.verify import verify
 from core.ops.inference import infer_graph
+from core.passes.attention import FuseAttention
 from core.passes.base import Pass
 from core.passes.bind_params import BindParams
 from core.passes.cse import CommonSubexpressions
@@ -40,6 +41,7 @@ PASSES: dict[str, Pass] = {
         ChannelsLast(),
         FuseEpilogue(),
         FuseElementwise(),
+        FuseAttention(fewest_queries=5),
     )
 }
 ALL = [case for path in sorted(CASES.glob("*.lir")) for case in read_cases(path)]

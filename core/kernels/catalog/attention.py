@@ -1,0 +1,132 @@
+"""Attention of float32: scores, softmax and weighted values of a block of queries in one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from core.ir.dim import product
+from core.ir.graph import Graph, Node, Value
+from core.ir.types import Dim, DType
+from core.kernels.catalog import body as bodies
+from core.kernels.catalog.base import In, KernelCall, KernelSpec, Operand, Out, Request, Scratch, covers
+from core.kernels.catalog.matrices import Matrices, perm_attribute, unpermuted
+from core.kernels.catalog.nest import Nest, broadcast_strides, has_plannable_types, row_major, traffic
+from core.kernels.catalog.panels import Tile, choose_tile
+
+F32 = DType.FLOAT32
+_SOFTMAX_FLOPS = 12  # for one score
+_SCORE_BYTES = 1 << 18  # of one block of queries: what a second-level cache holds besides keys and values
+
+
+@dataclass(frozen=True)
+class AttentionSpec(KernelSpec):
+    """Y[b, q, c] = sum over j of softmax over j of (epilogue(sum over d of Q[b, q, d] * K[b, j, d])) * V[b, j, c].
+
+    The loops of `batch` move Q, K, V, the extras and Y. Pairs are strides in elements: of Q along (q, d), K along
+    (j, d), each extra along (q, j). V and Y are contiguous along c; `v_step` goes from key to key, `y_step` from query
+    to query. `scores` is the register tile of the first product: its rows are keys, its columns a block of queries;
+    `values` that of the second: rows are queries.
+    """
+
+    family: ClassVar[str] = "attention"
+    batch: Nest
+    queries: int
+    keys: int
+    depth: int
+    columns: int
+    q_steps: tuple[int, int]
+    k_steps: tuple[int, int]
+    v_step: int
+    y_step: int
+    extra_steps: tuple[tuple[int, int], ...]
+    epilogue: Graph | None
+    extra_dtypes: tuple[DType, ...]
+    scores: Tile
+    values: Tile
+
+    @property
+    def summary(self) -> str:
+        return f"attention {self.scores} of {self.keys} keys, {self.values}"
+
+    @property
+    def scratch_parts(self) -> tuple[int, int, int]:
+        """Elements of the packed queries, of the scores, and of one number per query of a block."""
+        return self.depth * self.scores.columns, self.keys * self.scores.columns, self.scores.columns
+
+
+@covers("FusedAttention")
+def attention(request: Request) -> KernelCall | None:
+    """None for other element types, and where a length or a step between rows depends on the batch."""
+    node = request.node
+    if not _is_covered(node):
+        return None
+    q, k, v = (_operand(node, index, name) for index, name in enumerate(("perm_q", "perm_k", "perm_v")))
+    perm_y = perm_attribute(node, "perm_y")
+    shape = unpermuted(node.output.shape, perm_y)
+    y = Matrices(shape, unpermuted(row_major(node.output.shape), perm_y))
+    scores = (*shape[:-1], k.shape[-1])
+    extras = {i: Matrices(scores, broadcast_strides(value.shape, scores)) for i, value in _extras(node).items()}
+    steps = _whole(step for matrix in (q, k, v, y, *extras.values()) for step in matrix.strides[-2:])
+    sizes = _whole((q.shape[-2], k.shape[-1], q.shape[-1], v.shape[-1]))
+    if steps is None or sizes is None or 0 in sizes or (steps[5], steps[7]) != (1, 1):
+        return None
+    queries, keys, depth, columns = sizes
+    batch, epilogue = shape[:-2], node.attrs.get("epilogue")
+    spec = AttentionSpec(
+        batch=Nest(batch, tuple(matrix.along(batch) for matrix in (q, k, v, *extras.values(), y))).collapsed(),
+        queries=queries,
+        keys=keys,
+        depth=depth,
+        columns=columns,
+        q_steps=(steps[0], steps[1]),
+        k_steps=(steps[3], steps[2]),
+        v_step=steps[4],
+        y_step=steps[6],
+        extra_steps=tuple(zip(steps[8::2], steps[9::2], strict=True)),
+        epilogue=bodies.canonical(epilogue, {}) if isinstance(epilogue, Graph) else None,
+        extra_dtypes=tuple(value.dtype for value in _extras(node).values()),
+        scores=_score_tile(request, queries, keys),
+        values=choose_tile(request.target, queries, columns),
+    )
+    flops = product((*batch, queries, keys)) * (2 * depth + 2 * columns + _SOFTMAX_FLOPS)
+    scratch = Scratch(sum(spec.scratch_parts) * F32.itemsize)
+    operands: tuple[Operand, ...] = (*(In(i) for i in (0, 1, 2, *_extras(node))), Out(), scratch)
+    return KernelCall(spec, operands, flops=flops, bytes=traffic(node))
+
+
+def _score_tile(request: Request, queries: int, keys: int) -> Tile:
+    """As for any product, but so few queries at a time that their scores stay in the cache."""
+    tile = choose_tile(request.target, keys, queries)
+    row = keys * tile.lanes * F32.itemsize
+    if tile.vectors * row <= _SCORE_BYTES:
+        return tile
+    return choose_tile(request.target, keys, max(_SCORE_BYTES // row, 1) * tile.lanes)
+
+
+def _is_covered(node: Node) -> bool:
+    epilogue = node.attrs.get("epilogue")
+    if epilogue is not None and not (isinstance(epilogue, Graph) and bodies.is_scalar(epilogue)):
+        return False
+    given = [*node.inputs[:3], node.output]
+    return has_plannable_types(node) and all(value is not None and value.dtype is F32 for value in given)
+
+
+def _operand(node: Node, index: int, perm: str) -> Matrices:
+    value = node.inputs[index]
+    if value is None:
+        raise ValueError(f"{node} has no input {index}")
+    return Matrices.of(value, perm_attribute(node, perm))
+
+
+def _extras(node: Node) -> dict[int, Value]:
+    """The further inputs of the epilogue, by index."""
+    return {i: value for i, value in enumerate(node.inputs) if i >= 3 and value is not None}
+
+
+def _whole(dims: Iterable[Dim]) -> list[int] | None:
+    """The numbers, if none of them depends on the batch."""
+    given = list(dims)
+    known = [dim for dim in given if isinstance(dim, int)]
+    return known if len(known) == len(given) else None

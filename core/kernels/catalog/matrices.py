@@ -1,0 +1,41 @@
+"""Operands as matrix products see them: [batch..., rows, columns] over memory in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from core.ir.graph import Node, Value
+from core.ir.types import Dim
+from core.kernels.catalog.nest import row_major
+
+Perm = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """A dense tensor seen through a permutation; strides count elements."""
+
+    shape: tuple[Dim, ...]
+    strides: tuple[Dim, ...]
+
+    @classmethod
+    def of(cls, value: Value, perm: Perm | None) -> Matrices:
+        axes, strides = perm or range(len(value.shape)), row_major(value.shape)
+        return cls(tuple(value.shape[axis] for axis in axes), tuple(strides[axis] for axis in axes))
+
+    def along(self, batch: Sequence[Dim]) -> tuple[Dim, ...]:
+        """Strides along the batch axes of the product: 0 where the operand is repeated."""
+        missing = len(batch) - (len(self.shape) - 2)
+        pairs = zip(self.shape[:-2], self.strides[:-2], batch[missing:], strict=True)
+        return (*(0,) * missing, *(0 if extent == 1 and full != 1 else s for extent, s, full in pairs))
+
+
+def perm_attribute(node: Node, name: str) -> Perm | None:
+    perm = node.attrs.get(name)
+    return tuple(int(axis) for axis in perm) if isinstance(perm, tuple | list) else None  # type: ignore[arg-type]
+
+
+def unpermuted(of_output: tuple[Dim, ...], perm: Perm | None) -> tuple[Dim, ...]:
+    """What belongs to the product's axes, given what belongs to those of the transposed output."""
+    return of_output if perm is None else tuple(of_output[perm.index(axis)] for axis in range(len(perm)))

@@ -1,0 +1,127 @@
+"""Attention against the reference: lengths around tiles, heads, masks, strides, targets, threads, any n."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.errors import ModelError
+from core.ir.graph import Graph
+from core.kernels.catalog import Request, select
+from core.kernels.target import Target
+from tests.core.kernels.harness import scalar_body, single_node
+from tests.core.kernels.sweep import each_target, floats, kernel, sweep, tensor
+
+HEADS: dict[str, Any] = {"perm_q": (0, 2, 1, 3), "perm_k": (0, 2, 3, 1), "perm_v": (0, 2, 1, 3), "perm_y": (0, 2, 1, 3)}
+
+
+def scaled(extras: int = 0) -> Graph:
+    """scores * 0.3 + every extra."""
+
+    def write(b: Any, score: Any, *others: Any) -> Any:
+        result = b.emit("Mul", score, b.constant(np.array(0.3, np.float32)))[0]
+        for other in others:
+            result = b.emit("Add", result, other)[0]
+        return result
+
+    return scalar_body(1 + extras, write)
+
+
+@each_target
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 40), (3, 7), (17, 17), (33, 5), (64, 64), (70, 131)])
+def test_lengths(target: Target, queries: int, keys: int) -> None:
+    q, kv = f"float32[n,{queries},3,8]", f"float32[n,{keys},3,8]"
+    sweep("FusedAttention", q, kv, kv, target=target, batches=(0, 1, 3), epilogue=scaled(), **HEADS)
+
+
+@each_target
+@pytest.mark.parametrize(("width", "columns"), [(1, 1), (3, 5), (17, 33), (32, 32), (64, 64), (80, 100)])
+def test_widths_of_heads(target: Target, width: int, columns: int) -> None:
+    q, v = f"float32[n,21,2,{width}]", f"float32[n,21,2,{columns}]"
+    sweep("FusedAttention", q, q, v, target=target, batches=(1, 2), epilogue=scaled(), **HEADS)
+
+
+@each_target
+@pytest.mark.parametrize("mask", ["n,1,1,37", "21,37", "n,2,21,37", "1,1,21,1", "2,1,37"])
+def test_masks(target: Target, mask: str) -> None:
+    q, kv = "float32[n,21,2,8]", "float32[n,37,2,8]"
+    sweep("FusedAttention", q, kv, kv, f"float32[{mask}]", target=target, epilogue=scaled(1), batches=(1, 2), **HEADS)
+
+
+def test_two_masks() -> None:
+    q, masks = "float32[n,21,2,8]", ("float32[n,1,1,21]", "float32[21,21]")
+    sweep("FusedAttention", q, q, q, *masks, target=_host(), epilogue=scaled(2), **HEADS)
+
+
+@each_target
+def test_causal(target: Target) -> None:
+    x = floats(2, 40, 2, 8)
+    mask = np.where(np.tri(40, dtype=np.bool_), np.float32(0), np.float32(-np.inf))
+    text = "float32[n,40,2,8]"
+    compiled = kernel("FusedAttention", text, text, text, mask, target=target, epilogue=scaled(1), **HEADS)
+    compiled.check(x, x[::-1], x, threads=2)
+
+
+@each_target
+def test_special_numbers(target: Target) -> None:
+    q, k, v = floats(3, 9, 1, 4), floats(3, 23, 1, 4), floats(3, 1, 23, 4).reshape(3, 23, 1, 4)
+    q[0, 2] = np.nan
+    q[1] *= 1e4  # one key takes all
+    k[2, 5] = 0
+    mask = np.zeros((3, 1, 9, 23), np.float32)
+    mask[2, :, 4] = -np.inf  # nothing to attend to
+    texts = ("float32[n,9,1,4]", "float32[n,23,1,4]", "float32[n,23,1,4]", "float32[n,1,9,23]")
+    compiled = kernel("FusedAttention", *texts, target=target, epilogue=scaled(1), **HEADS)
+    with np.errstate(invalid="ignore"):
+        compiled.check(q, k, v, mask)
+
+
+def test_heads_already_in_front() -> None:
+    sweep("FusedAttention", "float32[n,3,20,8]", "float32[n,3,8,30]", "float32[n,3,30,8]", target=_host())
+
+
+def test_keys_shared_by_all_rows_and_heads() -> None:
+    q, k, v = "float32[n,3,20,8]", "float32[8,30]", "float32[3,30,8]"
+    sweep("FusedAttention", q, k, v, target=_host())
+
+
+def test_constant_keys() -> None:
+    sweep("FusedAttention", "float32[n,20,8]", floats(8, 300), floats(300, 8), target=_host())
+
+
+@pytest.mark.parametrize("keys", [1000, 5000])
+def test_many_keys(keys: int) -> None:
+    kv = f"float32[n,{keys},2,8]"
+    sweep("FusedAttention", "float32[n,70,2,8]", kv, kv, target=_host(), batches=(1, 2), tolerance=5e-5, **HEADS)
+
+
+def test_heads_are_shared_out() -> None:
+    text = "float32[n,128,4,32]"
+    compiled = kernel("FusedAttention", text, text, text, **HEADS)
+    for threads in (1, 2, 4):
+        compiled.check(floats(5, 128, 4, 32), floats(5, 128, 4, 32), floats(5, 128, 4, 32), threads=threads)
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "v"),
+    [
+        ("float64[n,4,8]", "float64[n,8,4]", "float64[n,4,8]"),
+        ("float32[n,n,8]", "float32[n,8,4]", "float32[n,4,8]"),
+        ("float32[n,4,8]", "float32[n,8,n]", "float32[n,n,8]"),
+        ("float32[n,4,8]", "float32[n,8,0]", "float32[n,0,8]"),
+    ],
+)
+def test_what_is_left_to_the_reference(q: str, k: str, v: str) -> None:
+    graph = single_node("FusedAttention", tensor(q), tensor(k), tensor(v))
+    assert select(Request(graph.nodes[0], graph.constants, _host())) is None
+
+
+def test_operands_that_do_not_fit() -> None:
+    with pytest.raises(ModelError, match=r"queries \[5,4\] to keys \[4,7\] and values \[6,3\]"):
+        single_node("FusedAttention", tensor("float32[5,4]"), tensor("float32[4,7]"), tensor("float32[6,3]"))
+
+
+def _host() -> Target:
+    return kernel("Relu", "float32[n]").target

@@ -1,10 +1,37 @@
-"""Cases of ONNX's backend test suite that Lathe does not pass, each with its reason.
+"""Cases of ONNX's backend test suite that Lathe does not pass, one by one, each with its reason.
 
 A case stands here only if it cannot pass, or if what it needs is not built yet. A test fails when one of them passes.
 """
 
 from __future__ import annotations
 
+_GRADIENT = "Gradient differentiates the graph it stands in, which Lathe does not do yet"
+_CODEC = "ImageDecoder needs the codec of this image format, and Lathe depends on no image library"
+_DRAWN = "expects what NumPy's global generator happened to draw; ONNX fixes no generator"
+
 EXCLUSIONS: dict[str, str] = {
+    "test_gradient_of_add": _GRADIENT,
+    "test_gradient_of_add_and_mul": _GRADIENT,
+    "test_image_decoder_decode_bmp_rgb": _CODEC,
+    "test_image_decoder_decode_jpeg2k_rgb": _CODEC,
+    "test_image_decoder_decode_jpeg_bgr": _CODEC,
+    "test_image_decoder_decode_jpeg_grayscale": _CODEC,
+    "test_image_decoder_decode_jpeg_rgb": _CODEC,
+    "test_image_decoder_decode_png_rgb": _CODEC,
+    "test_image_decoder_decode_pnm_rgb": _CODEC,
+    "test_image_decoder_decode_tiff_rgb": _CODEC,
+    "test_image_decoder_decode_webp_rgb": _CODEC,
     "test_loop16_seq_none": "the runner takes len() of an expected element of rank 0, which no result can satisfy",
 }
+
+# These run; only the numbers they draw are their own. A test checks element types and shapes.
+RANDOM: dict[str, str] = {
+    "test_bernoulli": _DRAWN,
+    "test_bernoulli_double": _DRAWN,
+    "test_bernoulli_double_expanded": _DRAWN,
+    "test_bernoulli_expanded": _DRAWN,
+    "test_bernoulli_seed": _DRAWN,
+    "test_bernoulli_seed_expanded": _DRAWN,
+}
+
+REASONS = EXCLUSIONS | RANDOM

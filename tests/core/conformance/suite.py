@@ -14,7 +14,7 @@ with warnings.catch_warnings():
 
     import core.onnx_backend
 
-# Every so manieth case of the sorted names is run by `make test`; the names of an operator's cases stand together.
+# Every seventh case of the sorted names is run by `make test`; the names of an operator's cases stand together.
 STRIDE = 7
 
 
@@ -42,6 +42,6 @@ def _runner(group: type[unittest.TestCase], name: str) -> Callable[[], None]:
     return run
 
 
-def sample(offset: int) -> list[str]:
+def sample() -> list[str]:
     """A fixed part of the cases."""
-    return list(cases())[offset::STRIDE]
+    return list(cases())[3::STRIDE]

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.conformance.exclusions import EXCLUSIONS
+from tests.core.conformance.exclusions import EXCLUSIONS, REASONS
 from tests.core.conformance.suite import cases
 
-pytestmark = pytest.mark.slow
+# The suite converts NaN and infinity to integers when it makes its data.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 
-@pytest.mark.filterwarnings("ignore")  # the suite's own conversions of NaN and infinity
-@pytest.mark.parametrize("name", [name for name in cases() if name not in EXCLUSIONS])
+@pytest.mark.parametrize("name", [name for name in cases() if name not in REASONS])
 def test_case(name: str) -> None:
     cases()[name]()
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", EXCLUSIONS)
-def test_excluded_case_still_fails(name: str) -> None:
-    with pytest.raises(Exception, match=""):
+def test_an_excluded_case_still_fails(name: str) -> None:
+    """One that passes has to leave the list."""
+    try:
         cases()[name]()
+    except Exception:  # whatever a case can raise
+        return
+    pytest.fail(f"{name} passes: take it out of exclusions.py")

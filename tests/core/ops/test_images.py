@@ -1,0 +1,112 @@
+"""ImageDecoder: files written here, byte by byte, give back their pixels; damaged ones are refused."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.errors import ModelError, UnsupportedError
+from tests.core.ops.cases import case
+from tests.core.ops.harness import lathe
+
+IMAGE = np.random.default_rng(4).integers(0, 256, (6, 5, 3)).astype(np.uint8)
+
+
+def chunk(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I4s", len(data), name) + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+def predicted(kind: int, a: int, b: int, c: int) -> int:
+    """What a PNG filter guesses of a byte from its left, upper and upper left one."""
+    paeth = min((a, b, c), key=lambda x: abs(a + b - c - x))
+    return (0, a, b, (a + b) // 2, paeth)[kind]
+
+
+def png(image: Any) -> bytes:
+    """Every filter in turn."""
+    height, width, channels = image.shape
+    kind = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
+    rows = np.pad(image.reshape(height, -1).astype(int), [(1, 0), (channels, 0)])
+    raw = bytearray()
+    for y in range(1, height + 1):
+        raw.append(y % 5)
+        for x in range(channels, rows.shape[1]):
+            guess = predicted(y % 5, rows[y, x - channels], rows[y - 1, x], rows[y - 1, x - channels])
+            raw.append((rows[y, x] - guess) % 256)
+    header = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
+    data = zlib.compress(bytes(raw))
+    parts = chunk(b"IHDR", header), chunk(b"IDAT", data[:9]), chunk(b"IDAT", data[9:]), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def bmp(image: Any, sign: int = 1) -> bytes:
+    height, width, _ = image.shape
+    padding = bytes(-3 * width % 4)
+    rows = [row[:, ::-1].tobytes() + padding for row in (image[::-1] if sign > 0 else image)]
+    header = struct.pack("<2sIIIIiiHHIIIIII", b"BM", 0, 0, 54, 40, width, sign * height, 1, 24, 0, 0, 0, 0, 0, 0)
+    return header + b"".join(rows)
+
+
+def pnm(image: Any) -> bytes:
+    return b"P6 # made here\n%d %d\n255\n" % (image.shape[1], image.shape[0]) + image.tobytes()
+
+
+def tiff(image: Any, order: str = "<") -> bytes:
+    """Two strips, after the tags."""
+    height, width, _ = image.shape
+    half, data = len(image.tobytes()) // 2, 8 + 2 + 12 * 7 + 4
+    lists = struct.pack(f"{order}HHHIIII", 8, 8, 8, data + 22, data + 22 + half, half, half)
+    entries = [(256, 4, 1, width), (257, 4, 1, height), (258, 3, 3, data), (262, 3, 1, 2), (277, 3, 1, 3),
+               (273, 4, 2, data + 6), (279, 4, 2, data + 14)]  # fmt: skip
+    packed = b""
+    for tag, kind, count, value in entries:
+        inline = "HH" if (kind, count) == (3, 1) else "I"
+        packed += struct.pack(f"{order}HHI{inline}", tag, kind, count, value, *([0] if inline == "HH" else []))
+    mark = b"II*\x00" if order == "<" else b"MM\x00*"
+    head = mark + struct.pack(f"{order}IH", 8, len(entries)) + packed + bytes(4)
+    return head + lists + image.tobytes()
+
+
+def decoded(data: bytes, pixel_format: str = "RGB") -> Any:
+    return lathe(case("ImageDecoder", np.frombuffer(data, np.uint8), pixel_format=pixel_format))[0]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [png, bmp, lambda x: bmp(x, -1), pnm, tiff, lambda x: tiff(x, ">")],
+    ids=["png", "bmp", "bmp from the top", "pnm", "tiff", "tiff, big-endian"],
+)
+def test_pixels_come_back(write: Callable[[Any], bytes]) -> None:
+    np.testing.assert_array_equal(decoded(write(IMAGE)), IMAGE)
+    np.testing.assert_array_equal(decoded(write(IMAGE), "BGR"), IMAGE[..., ::-1])
+    gray = decoded(write(IMAGE), "Grayscale")
+    assert gray.shape == (6, 5, 1)
+    np.testing.assert_allclose(gray[..., 0], IMAGE @ [0.299, 0.587, 0.114], atol=0.51)
+
+
+def test_gray_is_repeated_and_transparency_dropped() -> None:
+    gray = IMAGE[..., :1]
+    np.testing.assert_array_equal(decoded(png(gray)), np.repeat(gray, 3, axis=2))
+    opaque = np.concatenate([IMAGE, gray], axis=2)
+    np.testing.assert_array_equal(decoded(png(opaque)), IMAGE)
+
+
+@pytest.mark.parametrize("write", [png, bmp, pnm, tiff])
+def test_refuses_a_file_cut_anywhere(write: Callable[[Any], bytes]) -> None:
+    data = write(IMAGE)
+    end = len(data) - (16 if write is png else 3 if write is bmp else 1)  # what follows carries no pixels
+    for length in range(8, end, 7):
+        with pytest.raises((ModelError, UnsupportedError)):
+            decoded(data[:length])
+
+
+def test_refuses_what_it_does_not_read_and_what_is_too_large() -> None:
+    with pytest.raises(UnsupportedError, match="expected PNG, BMP, PNM or TIFF"):
+        decoded(b"\xff\xd8\xff\xe0 a JPEG")
+    with pytest.raises(ModelError, match="pixels"):
+        decoded(b"P6\n99999 99999\n255\n")

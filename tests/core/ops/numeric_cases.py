@@ -180,4 +180,25 @@ def _chosen() -> list[Case]:
     ]
 
 
-NUMERIC_CASES = [case for family in (_quantized, _recurrent, _signals, _sampled, _chosen) for case in family()]
+def _narrow() -> list[Case]:
+    x, edges = floats(4, 5, low=-9, high=9), vector(0, 0.3, 1, 1.5, 3, 3e38, 2.0**-130, np.inf, np.nan, dtype=F32)
+    twos = ints(7, low=-2, high=1).astype(ml_dtypes.int2)
+    return [
+        *(
+            case("Cast", x, to=code, oracle="onnx")
+            for code in (
+                TensorProto.INT2, TensorProto.UINT2, TensorProto.FLOAT4E2M1, TensorProto.FLOAT6E2M3,
+                TensorProto.FLOAT6E3M2,
+            )
+        ),
+        *(
+            case("Cast", edges, to=TensorProto.FLOAT8E8M0, round_mode=mode, saturate=1, oracle="onnx")
+            for mode in ("up", "down", "nearest")
+        ),
+        case("Cast", twos, to=TensorProto.FLOAT, oracle="onnx"),
+        case("Cast", x.astype(ml_dtypes.float4_e2m1fn), to=TensorProto.FLOAT16, oracle="onnx"),
+        case("CastLike", x, twos, oracle="onnx"),
+    ]  # fmt: skip
+
+
+NUMERIC_CASES = [case for family in (_narrow, _quantized, _recurrent, _signals, _sampled, _chosen) for case in family()]

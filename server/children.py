@@ -1,6 +1,6 @@
 """Work on uploaded data in child processes: command lines and files, never pickles.
 
-A child has a time limit, a watched memory limit and the lowest priority. What goes wrong in it becomes an error that
+A child has watched limits of time and memory, and the lowest priority. What goes wrong in it becomes an error that
 the uploader understands; the server lives on whatever the model did to the child.
 """
 
@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,10 +39,11 @@ _ENVIRONMENT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUA
 class Limits:
     """What one child may take."""
 
-    seconds: float
-    memory: int  # bytes resident, the child's own children included
+    seconds: float  # of processor time, the child's own children included: a busy machine does not count against it
+    memory: int  # bytes resident, likewise
     processes: int = 1  # children at work at once
     waiting: int = 64  # callers that may wait for one
+    patience: float = 10.0  # times ``seconds`` by the clock, for a child that waits instead of working
 
 
 class Children:
@@ -104,13 +106,14 @@ class Children:
 
     async def _watch(self, process: Process, answer: asyncio.Future[Any], task: str) -> None:
         """Wait for the end; raises TooLarge as soon as a limit is passed."""
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + self._limits.seconds
+        limits, started = self._limits, time.monotonic()
         while not answer.done():
-            if clock() > deadline:
-                raise TooLarge(f"{task}: the model takes longer than {self._limits.seconds:g} s")
-            if _resident(process.pid) > self._limits.memory:
-                raise TooLarge(f"{task}: the model takes more than {self._limits.memory >> 20} MiB of memory")
+            memory, seconds = _usage(process.pid)
+            seconds = max(seconds, (time.monotonic() - started) / limits.patience)
+            if seconds > limits.seconds:
+                raise TooLarge(f"{task}: the model takes longer than {limits.seconds:g} s")
+            if memory > limits.memory:
+                raise TooLarge(f"{task}: the model takes more than {limits.memory >> 20} MiB of memory")
             await asyncio.wait([answer], timeout=_LOOK)
 
 
@@ -129,14 +132,20 @@ def _kill(process: Process) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _resident(pid: int) -> int:
-    """Return the bytes in memory of a process and its descendants; 0 where the system does not say."""
+def _usage(pid: int) -> tuple[int, float]:
+    """Return the bytes in memory of a process and its descendants, and the processor seconds they have taken.
+
+    Both are 0 where the system does not say.
+    """
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]  # own, and of those waited for
         below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except (OSError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE") + sum(_resident(int(child)) for child in below)
+        return 0, 0.0
+    others = [_usage(int(child)) for child in below]
+    memory = pages * os.sysconf("SC_PAGE_SIZE") + sum(memory for memory, _ in others)
+    return memory, sum(map(int, times)) / os.sysconf("SC_CLK_TCK") + sum(seconds for _, seconds in others)
 
 
 def _environment() -> dict[str, str]:

@@ -18,6 +18,12 @@ class Settings(BaseSettings):
     # where
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
+    grpc_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port for gRPC, which the extra `grpc` brings; without it there is none; 0 picks a free one.",
+    )
     model_repo: Path = Field(Path("model_repo"), description="The model repository's folder.")
     cache_dir: Path | None = Field(
         None, description="Folder for compiled artifacts; without it `.cache` inside the model repository."
@@ -70,7 +76,11 @@ class Settings(BaseSettings):
     )
     max_cache: int = Field(16 * GIB, ge=0, description="Size of the cache of compiled artifacts.")
     auto_promote: bool = Field(False, description="Uploads go live at once even without promote=true.")
-    child_timeout: float = Field(600.0, gt=0, description="Time one parsing or compiling child process may take.")
+    child_timeout: float = Field(
+        600.0,
+        gt=0,
+        description="Processor time one parsing or compiling child process may take; ten times as much by the clock.",
+    )
     child_memory: int = Field(8 * GIB, ge=64 * MIB, description="Memory one child process may take.")
     child_processes: int = Field(1, ge=1, description="Child processes at work at once.")
 

@@ -43,14 +43,19 @@ class BuildOptions:
     threads: int
 
 
-def key_of(digest: str, options: BuildOptions) -> str:
-    """Return the name of the artifact of a model file (its sha256) under these options on this machine."""
-    return hashlib.sha256(repr((digest, options, _compiler())).encode()).hexdigest()
+def key_of(digest: str, options: BuildOptions, compiler: str) -> str:
+    """Return the name of the artifact that a compiler makes of a model file (its sha256) under these options."""
+    return hashlib.sha256(repr((digest, options, compiler)).encode()).hexdigest()
 
 
 @cache
-def _compiler() -> str:
-    """Identify the compiler by its sources and LLVM, and the processor by what it can do."""
+def compiler_at_start() -> str:
+    """Return :func:`compiler_now` as it was when this was first asked for: what this process runs."""
+    return compiler_now()
+
+
+def compiler_now() -> str:
+    """Identify the compiler on disk by its sources and LLVM, and the processor by what it can do."""
     seen = hashlib.sha256(f"{platform.machine()} {metadata.version('llvmlite')} {_processor()}".encode())
     package = Path(__file__).parents[2] / "core"
     for source in sorted(package.rglob("*.py")):

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections import defaultdict
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from server.backends.base import Backend, LoadedModel
 from server.children import Children
 from server.datatypes import NUMPY_OF
-from server.errors import Unprocessable
-from server.repository.artifacts import ArtifactCache, BuildOptions, key_of
+from server.errors import ServerError, Unavailable, Unprocessable
+from server.repository.artifacts import ArtifactCache, BuildOptions, compiler_at_start, compiler_now, key_of
 from server.repository.store import storage_error
 from server.types import Array, TensorSpec
 
@@ -29,6 +30,7 @@ class Built:
 
     artifact: Path
     model: LoadedModel
+    seconds: float  # that took
 
 
 class Builder:
@@ -39,7 +41,8 @@ class Builder:
         self._cache = cache
         self._backend = backend
         self._options = options
-        self._busy: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._compiler = compiler_at_start()
+        self._busy: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def build(self, model_file: Path, digest: str, loading: Callable[[], None] = lambda: None) -> Built:
         """Bring a model file whose sha256 is ``digest`` into memory; ``loading`` is told when it is compiled.
@@ -47,22 +50,26 @@ class Builder:
         An artifact of the cache that does not load (another machine's, another release's) is compiled again.
         Raises ServerError.
         """
-        key = key_of(digest, self._options)
+        started = time.monotonic()
+        artifact, model = await self._build(model_file, key_of(digest, self._options, self._compiler), loading)
+        return Built(artifact, model, time.monotonic() - started)
+
+    async def _build(self, model_file: Path, key: str, loading: Callable[[], None]) -> tuple[Path, LoadedModel]:
         artifact, fresh = await self._artifact(model_file, key)
         loading()
         try:
-            return Built(artifact, await asyncio.to_thread(self._load, artifact))
+            return artifact, await asyncio.to_thread(self._load, artifact)
         except Unprocessable as error:
             if fresh:
                 raise
             log.warning("a compiled model of the cache does not load, so it is compiled again: %s", error.message)
         await asyncio.to_thread(self._cache.drop, key)
         artifact, _ = await self._artifact(model_file, key)
-        return Built(artifact, await asyncio.to_thread(self._load, artifact))
+        return artifact, await asyncio.to_thread(self._load, artifact)
 
     async def _artifact(self, model_file: Path, key: str) -> tuple[Path, bool]:
         """Return the artifact, and whether it was compiled just now."""
-        async with self._busy[key]:
+        async with self._busy.setdefault(key, asyncio.Lock()):
             found = await asyncio.to_thread(self._cache.find, key)
             return (found, False) if found else (await self._make(model_file, key), True)
 
@@ -74,11 +81,22 @@ class Builder:
         try:
             await self._children.run("parse", model_file, work / "ir")
             await self._children.run("compile", work / "ir", work / "artifact", *self._flags())
+            await asyncio.to_thread(self._check_compiler)
             return await asyncio.to_thread(self._cache.keep, key, work / "artifact")
         except OSError as error:
             raise storage_error("compiling", error) from error
+        except ServerError:
+            await asyncio.to_thread(self._check_compiler)
+            raise
         finally:
             await asyncio.to_thread(shutil.rmtree, work, ignore_errors=True)
+
+    def _check_compiler(self) -> None:
+        """Refuse what child processes made with other sources than this process runs: it could not load that."""
+        if compiler_now() != self._compiler:
+            raise Unavailable(
+                "Lathe's program files have changed since this server started: restart the server, then try again"
+            )
 
     def _flags(self) -> list[str]:
         options = self._options

@@ -44,8 +44,7 @@ class Housekeeping:
 
     def drop(self, model: LiveModel, version: int) -> None:
         """Forget a version whose folder is gone; its last requests finish."""
-        if version in model.loaded:
-            self._loader.let_go(model, version)
+        self._loader.forget(model, version)
         model.statuses.pop(version, None)
         model.failures.pop(version, None)
         model.guests.pop(version, None)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from server.backends.base import LoadedModel
-from server.errors import Internal, NotFound, ServerError, Unprocessable
+from server.errors import Internal, NotFound, ServerError, Unavailable, Unprocessable
 from server.repository.aliases import DamagedDocument
 from server.repository.builder import Builder, Built
 from server.repository.lifecycle import State, Status
@@ -29,6 +29,10 @@ class ServableMaker(Protocol):
 
     def make(self, ref: ModelRef, model: LoadedModel) -> Servable:
         """Return the servable; called on the event loop's thread."""
+        ...
+
+    def forget(self, ref: ModelRef) -> None:
+        """Drop what is remembered of a version that is gone for good."""
         ...
 
 
@@ -63,6 +67,7 @@ class Loader:
         """Make a loaded model answer by its number (from the next :meth:`LiveModel.show` on)."""
         ref = ModelRef(model.name, version)
         servable = model.loaded[version] = self._servables.make(ref, built.model)
+        servable.stats.load_seconds = built.seconds
         self._artifacts[ref] = built.artifact
         model.failures.pop(version, None)
         model.advance(version, State.READY)
@@ -74,6 +79,12 @@ class Loader:
         model.advance(version, State.DRAINING)
         model.show(model.aliases)
         self.spawn(self._retire(model, version, servable))
+
+    def forget(self, model: LiveModel, version: int) -> None:
+        """Let go of a version whose folder is gone, and of what was counted about it."""
+        if version in model.loaded:
+            self.let_go(model, version)
+        self._servables.forget(ModelRef(model.name, version))
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run something to its end whatever becomes of the caller."""
@@ -113,17 +124,28 @@ class Loader:
         try:
             manifest = await asyncio.to_thread(self._verified, model, version, folder)
             built = await self._builder.build(
-                folder / MODEL_FILE, manifest.digest, lambda: model.advance(version, State.LOADING)
+                folder / MODEL_FILE, manifest.digest, lambda: self._is_loading(model, version)
             )
         except Exception as error:  # whatever it is, the version that answers now goes on
             failure = as_server_error(error)
             log.warning("%s:%d cannot be loaded: %s", model.name, version, failure.message)
-            model.fail(version, failure)
-            model.show(model.aliases)
+            if version in model.statuses:
+                model.fail(version, failure)
+                model.show(model.aliases)
             raise failure from error
+        if version not in model.statuses:
+            await asyncio.to_thread(built.model.close)
+            raise NotFound(f"version {version} of model {model.name!r} was deleted while it was loaded")
         servable = self.enter(model, version, built)
+        if model.unloaded:
+            self.let_go(model, version)
+            raise Unavailable(f"model {model.name!r} was unloaded while version {version} was loaded")
         model.show(model.aliases)
         return servable
+
+    def _is_loading(self, model: LiveModel, version: int) -> None:
+        if version in model.statuses:  # else deleted meanwhile
+            model.advance(version, State.LOADING)
 
     def _verified(self, model: LiveModel, version: int, folder: Path) -> Manifest:
         manifest = self._store.manifest(model.name, version) or model.guests.get(version)
@@ -134,7 +156,8 @@ class Loader:
 
     async def _retire(self, model: LiveModel, version: int, servable: Servable) -> None:
         await servable.retire()
-        self._artifacts.pop(servable.ref, None)
+        if version not in model.loaded:  # else loaded again meanwhile
+            self._artifacts.pop(servable.ref, None)
         if model.statuses.get(version) == Status(State.DRAINING):
             model.advance(version, State.UNLOADED)
             if model.registry.find(model.name) is not None:

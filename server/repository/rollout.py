@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import AsyncIterable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -28,9 +29,11 @@ from server.repository.manifest import MODEL_FILE, Manifest, Signature
 from server.repository.names import LIVE
 from server.repository.store import Change, Origin, Outcome, Store, now
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 _TRIES = 5  # at a rollback whose alias others keep moving
-_PATIENCE = 10.0  # seconds that work under way gets when the server stops
+_PATIENCE = 4.0  # seconds that work under way gets when the server stops
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,9 @@ class Rollout:
     async def load_all(self) -> None:
         """Bring every model's wanted versions into memory; what cannot be loaded is noted in the index."""
         models = await asyncio.to_thread(self._store.models)
-        await asyncio.gather(*(self.sync(model) for model in models))
+        for error in await asyncio.gather(*(self.sync(model) for model in models), return_exceptions=True):
+            if isinstance(error, Exception):
+                log.error("a model could not be looked at", exc_info=error)
 
     async def stop(self) -> None:
         """Let everything go; requests in flight end first."""
@@ -138,6 +143,8 @@ class Rollout:
                     entered = True
                     self._models.keep(model)
                     model.show(outcome.record.state)
+                    if model.unloaded:  # meanwhile
+                        self._loader.let_go(model, outcome.version)
             return outcome
         finally:
             if not entered:

@@ -60,6 +60,8 @@ class Watcher:
                 await self.poll()
             except OSError as error:
                 log.warning("the model repository cannot be looked at: %s", error.strerror)
+            except Exception:
+                log.exception("a change of the model repository could not be followed")
 
     async def poll(self) -> None:
         """Look once, and act on what changed."""

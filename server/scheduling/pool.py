@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
@@ -33,12 +34,13 @@ class WorkerPool:
         self.busy += 1
         self._jobs.put((asyncio.get_running_loop(), job, result, ended))
 
-    def close(self) -> None:
-        """Let the threads end after what they were given; returns once they did."""
+    def close(self, patience: float = 2.0) -> None:
+        """Let the threads end after what they were given; an execution without an end is left behind in time."""
         for _ in self._threads:
             self._jobs.put(None)
+        end = time.monotonic() + patience
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, end - time.monotonic()))
 
     def _work(self) -> None:
         while (item := self._jobs.get()) is not None:

@@ -58,3 +58,7 @@ class ServableFactory:
         admission = Admission(settings.queue_items, settings.queue_bytes)
         budget = settings.inline_budget_us / 1e6
         return Servable(ref, model, Batcher(model, admission, self._pool, self.book.of(ref), budget))
+
+    def forget(self, ref: ModelRef) -> None:
+        """Drop the statistics of a version that is gone for good."""
+        self.book.forget(ref)

@@ -147,6 +147,10 @@ class StatsBook:
         """Return a version's statistics, the same object each time."""
         return self._pages.setdefault(ref, Statistics(ref))
 
+    def forget(self, ref: ModelRef) -> None:
+        """Drop a version's statistics, so that deleted versions do not add up."""
+        self._pages.pop(ref, None)
+
     def all(self) -> list[Statistics]:
         """Return everything recorded, by name and version."""
         return [self._pages[ref] for ref in sorted(self._pages, key=lambda ref: (ref.name, ref.version))]

@@ -38,6 +38,10 @@ def compile_(source: Path, out: Path) -> int:
 def _misbehave(how: str) -> None:
     if how == "sleep":
         time.sleep(60)
+    elif how == "spin":
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            pass
     elif how == "eat memory":
         held = [bytearray(b"x" * (16 << 20)) for _ in range(40)]
         time.sleep(60)

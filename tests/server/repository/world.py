@@ -121,6 +121,7 @@ class World:
     backend: ToyBackend
     stages: ToyStages
     cache: ArtifactCache
+    book: StatsBook
 
     async def push(self, content: bytes, name: str = "m", *, key: str | None = None, **options: Any) -> Outcome:
         """Upload a model file."""
@@ -150,9 +151,9 @@ async def world(
     os.makedirs(root, exist_ok=True)
     store, registry, backend, stages = Store(root, fs), Registry(), ToyBackend(), ToyStages()
     cache = ArtifactCache(root / ".cache", 1 << 30)
-    settings, pool = Settings(), WorkerPool(1)
+    settings, pool, book = Settings(), WorkerPool(1), StatsBook()
     builder = Builder(stages, cache, backend, BuildOptions(8, "float32", 1))  # type: ignore[arg-type]
-    loader = Loader(store, builder, ServableFactory(settings, pool, StatsBook()))
+    loader = Loader(store, builder, ServableFactory(settings, pool, book))
     models = LiveModels(registry)
     housekeeping = Housekeeping(store, loader, cache, keep_versions)
     rollout = Rollout(store, models, loader, housekeeping, UploadLimits(max_upload))
@@ -161,7 +162,7 @@ async def world(
     await asyncio.to_thread(cache.open)
     await watcher.start()
     try:
-        yield World(root, store, registry, rollout, watcher, loader, backend, stages, cache)
+        yield World(root, store, registry, rollout, watcher, loader, backend, stages, cache, book)
     finally:
         await rollout.stop()
         await asyncio.to_thread(pool.close)

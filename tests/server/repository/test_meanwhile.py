@@ -1,0 +1,93 @@
+"""What changes while a version is compiled and loaded: the sources, the model's state, the version itself."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from server.errors import NotFound, Unavailable
+from server.repository import builder
+from server.repository.lifecycle import State
+from server.repository.store import Origin
+from tests.server.repository.world import files, run, toy, world
+
+
+def test_an_upgrade_under_a_running_server_asks_for_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other sources compile cannot be loaded here; nothing of it is kept, and what is in memory serves on."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(1.0))
+            artifacts = files(tmp_path / ".cache" / "models")
+            monkeypatch.setattr(builder, "compiler_now", lambda: "newer")
+            for content in (toy(2.0), b"\x08nonsense"):
+                with pytest.raises(Unavailable, match="restart the server"):
+                    await w.push(content, promote=True)
+            assert (w.live(), w.scale(), w.store.versions("m")) == (1, 1.0, [1])
+            assert (w.leftovers(), files(tmp_path / ".cache" / "models")) == ([], artifacts)
+            assert (await w.push(toy(1.0))).version == 2  # compiled before: nothing needs the new sources
+
+    run(scenario())
+
+
+def test_a_version_deleted_while_it_is_loaded_does_not_come_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(1.0))
+            await w.push(toy(2.0))
+            await w.rollout.unload("m")
+            await w.loader.settle()
+            shutil.rmtree(tmp_path / ".cache" / "models")
+            w.stages.gate.clear()
+            loading = asyncio.create_task(w.rollout.load("m", {}))
+            await asyncio.sleep(0.05)
+            await w.rollout.delete("m", 2, Origin())
+            w.stages.gate.set()
+            await loading
+            assert [(e.version, e.status.state) for e in w.rollout.index()] == [(1, State.READY)]
+            with pytest.raises(NotFound):
+                w.registry.resolve("m", "2")
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("publishing", [False, True])
+def test_a_model_unloaded_while_it_is_loaded_stays_away(publishing: bool, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(1.0))
+            if not publishing:
+                await w.rollout.unload("m")
+                await w.loader.settle()
+                shutil.rmtree(tmp_path / ".cache" / "models")
+            w.stages.gate.clear()
+            work = asyncio.create_task(w.push(toy(2.0), promote=True) if publishing else w.rollout.load("m", {}))
+            await asyncio.sleep(0.05)
+            await w.rollout.unload("m")
+            w.stages.gate.set()
+            await asyncio.gather(work, return_exceptions=True)
+            await w.loader.settle()
+            assert w.backend.open_models == 0
+            with pytest.raises(Unavailable, match="unloaded"):
+                w.registry.resolve("m")
+            await w.rollout.load("m", {})
+            assert w.scale() == (2.0 if publishing else 1.0)
+
+    run(scenario())
+
+
+def test_what_was_counted_about_a_deleted_version_is_forgotten(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(1.0))
+            await w.push(toy(2.0))
+            book = w.book
+            assert [page.ref.version for page in book.all()] == [1, 2]
+            assert all(page.load_seconds > 0 for page in book.all())
+            await w.rollout.delete("m", 2, Origin())
+            assert [page.ref.version for page in book.all()] == [1]
+
+    run(scenario())

@@ -15,7 +15,7 @@ from core.ir.graph import Array
 from core.ir.types import Dim, TensorType, ValueType
 from core.ops.common import same_dtype
 from core.ops.fused import apply_epilogue, epilogue_dtype
-from core.ops.registry import Call, Infer, Mixes, OpDef, RowAxis, register
+from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required, RowAxis, register
 from core.ops.spatial import (
     WINDOW_ATTRS,
     Pads,
@@ -29,6 +29,9 @@ from core.ops.spatial import (
     window_of,
     window_output,
 )
+
+POOL_SIZE = 2  # of PooledConv, along both axes
+_FEW_CHANNELS, _FEW_OUTPUTS, _LONGEST_LINE = 4, 8, 11  # at most
 
 
 @register
@@ -79,6 +82,30 @@ class FusedConv(Conv):
 
 
 @register
+class PooledConv(FusedConv):
+    """A FusedConv of images and what pools its results: the greatest ("max") or the mean ("average") of every two
+    lines and two columns. A last odd line or column is left out."""
+
+    attrs = {**FusedConv.attrs, "pool": Required("text")}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        (full,) = super().infer(c)
+        assert isinstance(full, TensorType)
+        if full.shape is None:
+            return [full]
+        n, channels, *sizes = first_shape(c, full.shape)
+        return [TensorType(full.dtype, layout_shape(c, (n, channels, *(size // POOL_SIZE for size in sizes))))]
+
+    def reference(self, c: Call, x: Array, w: Array, b: Array | None = None, *extras: Array) -> Array:
+        full = to_first(c, super().reference(c, x, w, b, *extras))
+        lines, columns = (size // POOL_SIZE for size in full.shape[2:])
+        blocks = full[:, :, : lines * POOL_SIZE, : columns * POOL_SIZE]
+        blocks = blocks.reshape(*full.shape[:2], lines, POOL_SIZE, columns, POOL_SIZE)
+        pooled = blocks.max((3, 5)) if c.attr("pool") == "max" else blocks.mean((3, 5))
+        return to_layout(c, pooled.astype(full.dtype, copy=False))
+
+
+@register
 class ConvTranspose(OpDef):
     """The transpose of a convolution: X (N, C, D1..), W (C, M/group, K1..), B (M)."""
 
@@ -103,6 +130,18 @@ class ConvTranspose(OpDef):
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
         return batch_rows(c, axes)
+
+
+def has_few_channels(c: NodeView, weight: Sequence[int]) -> bool:
+    """Whether vectors over channels would be mostly empty, and those along a line of a two-dimensional image full.
+
+    `weight` is the shape of W. PooledConv is for such convolutions only.
+    """
+    if len(weight) != 4 or _group(c) != 1:
+        return False
+    few = weight[0] <= _FEW_OUTPUTS and weight[1] <= _FEW_CHANNELS
+    strides = c.attr("strides") or (1, 1)
+    return few and 1 < weight[3] <= _LONGEST_LINE and int(strides[1]) == 1
 
 
 def conv_shape(c: Infer) -> tuple[Dim, ...] | None:

@@ -21,6 +21,7 @@ from core.passes.fold_constants import FoldConstants
 from core.passes.gemm import FuseMatMul
 from core.passes.inline_if import InlineIf
 from core.passes.layout import ChannelsLast
+from core.passes.pooled_conv import PoolConvolutions
 from core.passes.recompose import Recompose
 from core.passes.simplify import Simplify
 from core.passes.transposes import Transposes
@@ -58,7 +59,7 @@ def passes(options: Options) -> list[Pass]:
     algebra: list[Pass] = [Recompose(), FoldAffine(), Simplify()]
     products: list[Pass] = [Transposes(), FuseMatMul()]
     images: list[Pass] = [ChannelsLast(), Transposes(), FuseMatMul()] if options.channels_last else []
-    fusion: list[Pass] = [FuseEpilogue(), FuseElementwise(), FuseEpilogue(), FuseAttention()]
+    fusion: list[Pass] = [FuseEpilogue(), FuseElementwise(), FuseEpilogue(), FuseAttention(), PoolConvolutions()]
     return [*clean, *canonical, *algebra, *products, *images, *clean, *fusion]
 
 

@@ -5,6 +5,7 @@ from core.kernels.catalog import (
     conv,
     copy,
     depthwise,
+    direct,
     elementwise,
     gather,
     gemm,
@@ -32,7 +33,6 @@ from core.kernels.catalog.base import (
 
 __all__ = [
     "VIEWS", "In", "KernelCall", "KernelSpec", "Operand", "Out", "Packed", "Request", "Scratch", "Status",
-    "attention", "conv", "copy", "covers", "depthwise", "elementwise", "gather", "gemm", "norm", "pool", "reduce",
-    "resize", "select", "softmax",
-    "winograd",
+    "attention", "conv", "copy", "covers", "depthwise", "direct", "elementwise", "gather", "gemm", "norm", "pool",
+    "reduce", "resize", "select", "softmax", "winograd",
 ]  # fmt: skip

@@ -20,8 +20,8 @@ from core.kernels.catalog.panels import Tile, choose_tile, is_deferred, pack_pan
 from core.kernels.catalog.pool import Window
 from core.kernels.target import Target
 from core.ops import registry
-from core.ops.conv import conv_pads
-from core.ops.registry import Infer
+from core.ops.conv import conv_pads, has_few_channels
+from core.ops.registry import Infer, NodeView
 
 F32 = DType.FLOAT32
 _FEW_CHANNELS = 16  # below, a pixel's channels are too short a run: whole rows of the window are gathered first
@@ -111,6 +111,8 @@ def conv(request: Request) -> KernelCall | None:
         return None
     if is_depthwise(node, weight, windows) or is_winograd(node, weight, windows, request.target):
         return None
+    if is_direct(node, weight):
+        return None
     x, y, groups = _value(node, 0), node.output, int(attribute(node, "group"))
     channels, columns = weight.shape[1], weight.shape[0] // groups
     finish = finish_of(node)
@@ -189,6 +191,16 @@ def is_winograd(node: Node, weight: Array, windows: tuple[Window, ...], target: 
     whole = channels % target.lanes == 0 and columns % target.lanes == 0 and min(channels, columns) >= 32
     suits = len(windows) == 2 and shaped and whole and int(attribute(node, "group")) == 1
     return suits and is_covered(node) and target.lanes >= 8 and not finish_of(node).deferred
+
+
+def is_direct(node: Node, weight: Array) -> bool:
+    """Whether vectors go along the lines of an image (`core.kernels.catalog.direct`): few channels on both sides, and
+    an epilogue that is short and treats all pixels alike."""
+    if not has_few_channels(NodeView(registry.get(node.op), node), weight.shape) or not is_covered(node):
+        return False
+    extras = [_value(node, i).shape for i in extra_indices(node)]
+    alike = all(extent == 1 for shape in extras for extent in shape[:-1])
+    return alike and node.output.dtype is F32 and (node.op == "PooledConv" or not finish_of(node).deferred)
 
 
 def windows_of(node: Node) -> tuple[Window, ...] | None:

@@ -41,3 +41,22 @@ def shuffle(k: Kernel, a: Val, b: Val, lanes: Sequence[int]) -> Val:
     """Lanes chosen from `a` (0, 1, ...) and from `b` (counted on)."""
     chosen = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), list(lanes))
     return Val(k, k.builder.shuffle_vector(a.ir, b.ir, chosen), a.dtype, len(lanes))
+
+
+def interleave(k: Kernel, planes: Sequence[Val]) -> list[Val]:
+    """Element i of every plane in turn, then element i + 1: as many vectors as there are planes."""
+    count, lanes = len(planes), planes[0].lanes
+    return [_interleaved(k, planes, range(v * lanes, (v + 1) * lanes)) for v in range(count)]
+
+
+def _interleaved(k: Kernel, planes: Sequence[Val], elements: range) -> Val:
+    """The elements of that range of the interleaved planes: two planes give a part, and parts are laid together."""
+    count, lanes = len(planes), len(elements)
+    plane = [element % count for element in elements]
+    value = planes[0]
+    for i in range(0, count, 2):
+        other = planes[min(i + 1, count - 1)]
+        places = [element // count + (lanes if element % count > i else 0) for element in elements]
+        part = shuffle(k, planes[i], other, places)
+        value = part if i == 0 else shuffle(k, value, part, [at + lanes * (plane[at] >= i) for at in range(lanes)])
+    return value

@@ -19,6 +19,7 @@ from core.passes.fold_constants import FoldConstants
 from core.passes.gemm import FuseMatMul
 from core.passes.inline_if import InlineIf
 from core.passes.layout import ChannelsLast
+from core.passes.pooled_conv import PoolConvolutions
 from core.passes.recompose import Recompose
 from core.passes.simplify import Simplify
 from core.passes.transposes import Transposes
@@ -38,6 +39,7 @@ PASSES: dict[str, Pass] = {
         Recompose(),
         Transposes(),
         FuseMatMul(),
+        PoolConvolutions(),
         ChannelsLast(),
         FuseEpilogue(),
         FuseElementwise(),

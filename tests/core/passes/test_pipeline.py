@@ -120,7 +120,7 @@ def test_an_encoder_layer_becomes_products_norms_and_attention() -> None:
 def test_the_bundled_model_is_all_fused() -> None:
     graph = load(DIGITS)
     optimized, _ = optimize(graph)
-    assert operators(optimized).keys() <= {"FusedConv", "FusedMatMul", "MaxPool", "Reshape", "Softmax"}
+    assert operators(optimized).keys() <= {"FusedConv", "FusedMatMul", "MaxPool", "PooledConv", "Reshape", "Softmax"}
     assert_same_results(graph, optimized)
 
 

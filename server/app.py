@@ -6,18 +6,20 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Response
 
 from server.api.asgi import HeadAsGet
+from server.api.controls import LogSettings
 from server.api.errors import install_error_handlers
 from server.api.health import health_routes
 from server.api.hub import Hub
 from server.api.infer import InferService
+from server.api.modelinfo import VERSION
 from server.api.models import models_routes
 from server.api.repository import ProtocolControl
-from server.api.v2 import VERSION, RepositoryControl, v2_routes
+from server.api.v2 import RepositoryControl, v2_routes
 from server.backends.graph import GraphBackend
 from server.dataplane import DataPlane, Resolver
 from server.repository.artifacts import usable_folder
@@ -28,6 +30,9 @@ from server.scheduling.servable import ServableFactory
 from server.settings import Settings
 from server.telemetry.metrics import CONTENT_TYPE, Metrics
 from server.telemetry.statistics import StatsBook
+
+if TYPE_CHECKING:
+    from server.api.grpc.endpoint import GrpcEndpoint
 
 Running = Callable[[Callable[[], None]], AbstractAsyncContextManager[None]]  # tells when all is loaded
 
@@ -66,26 +71,41 @@ def assemble(
     settings, plane = engine.settings, engine.plane
     infer = InferService(plane, settings)
     hub = Hub(settings, infer)
+    logs = LogSettings()
+    endpoint = _grpc_endpoint(engine, control, logs)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         hub.start()
         async with running(plane.start):
+            if endpoint:
+                await endpoint.start()
             yield {"hub": hub}
             plane.draining = True
+            if endpoint:
+                await endpoint.stop()
         hub.stop()
         await asyncio.to_thread(engine.pool.close)
 
     app = FastAPI(title="Lathe", version=VERSION, lifespan=lifespan, redirect_slashes=False)
     app.add_middleware(HeadAsGet)
-    app.state.plane = plane
+    app.state.plane, app.state.grpc = plane, endpoint
     install_error_handlers(app)
     app.include_router(health_routes(plane))
-    app.include_router(v2_routes(settings, plane, infer, engine.book, control))
+    app.include_router(v2_routes(settings, plane, infer, engine.book, control, logs))
     app.include_router(_metrics_routes(Metrics(engine.book, plane.registry.servables)))
     for router in routers:
         app.include_router(router)
     return app
+
+
+def _grpc_endpoint(engine: Engine, control: RepositoryControl, logs: LogSettings) -> GrpcEndpoint | None:
+    if engine.settings.grpc_port is None:
+        return None
+    from server.api.grpc.endpoint import GrpcEndpoint  # only now: the extra that brings grpcio may be absent
+    from server.api.grpc.service import Parts
+
+    return GrpcEndpoint(Parts(engine.settings, engine.plane, engine.book, control, logs))
 
 
 def _metrics_routes(metrics: Metrics) -> APIRouter:

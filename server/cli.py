@@ -34,6 +34,7 @@ def serve(
     model_repo: Annotated[Path | None, typer.Option(help="The model repository's folder.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on.", min=0, max=65535)] = None,
+    grpc_port: Annotated[int | None, typer.Option(help="Port for gRPC; none without it.", min=0, max=65535)] = None,
     threads: Threads = None,
 ) -> None:
     """Serve a model repository. Every other setting is an environment variable, LATHE_<NAME>."""
@@ -44,13 +45,19 @@ def serve(
     from server.settings import Settings
 
     given: dict[str, Any] = {"model_repo": model_repo, "host": host, "port": port, "threads": threads}
+    given["grpc_port"] = grpc_port
     try:
         settings = Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         raise _fail(str(error)) from error
     if not settings.model_repo.is_dir():
         raise _fail(f"model repository {settings.model_repo}: no such folder")
-    server = make_server(create_app(settings), settings)
+    try:
+        server = make_server(create_app(settings), settings)
+    except ModuleNotFoundError as error:
+        if error.name != "grpc":
+            raise
+        raise _fail("gRPC needs the extra that brings it: pip install 'lathe[grpc]'") from error
     server.run()
     if not server.started:
         raise typer.Exit(1)

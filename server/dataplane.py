@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from server.batching.entry import Entry, Outcome
+from server.batching.signature import Group
 from server.errors import BadRequest, Unavailable
 from server.scheduling.servable import Servable
-from server.types import InferRequest, InferResult
+from server.types import InferRequest, InferResult, Tensors
 
 
 class Resolver(Protocol):
@@ -64,13 +65,18 @@ class DataPlane:
         requested = signature.requested(request.outputs)
         if any(output.classes for output in requested):
             raise BadRequest("outputs: classification belongs to the wire protocol")
+        outputs = await self.execute(servable, request.inputs, group, request.deadline)
+        return InferResult(servable.ref, {output.name: outputs[output.name] for output in requested}, request.id)
+
+    async def execute(self, servable: Servable, inputs: Tensors, group: Group, deadline: float | None) -> Tensors:
+        """Queue checked inputs and return all outputs; ``deadline`` in monotonic seconds. Cancelling works as above."""
         answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
         def answer(outcome: Outcome) -> None:
             if not answered.done():  # else cancelled, and this task is about to hear of it
                 answered.set_result(outcome)
 
-        entry = Entry(request.inputs, group, answer, request.deadline)
+        entry = Entry(inputs, group, answer, deadline)
         servable.batcher.submit(entry)
         try:
             outcome = await answered
@@ -79,4 +85,4 @@ class DataPlane:
             raise
         if isinstance(outcome, Exception):
             raise outcome
-        return InferResult(servable.ref, {output.name: outcome[output.name] for output in requested}, request.id)
+        return outcome

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import signal
 import socket
@@ -33,6 +34,15 @@ class LatheServer(uvicorn.Server):
         sys.setswitchinterval(SWITCH)
         gc.collect()
         gc.freeze()  # what is there now stays; scanning it again would only stall requests
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        endpoint = self._app.state.grpc
+        if endpoint:  # both drain at the same time
+            stopping = asyncio.ensure_future(endpoint.stop())
+            await super().shutdown(sockets)
+            await stopping
+        else:
+            await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._app.state.plane.draining = True

@@ -37,6 +37,19 @@ class Slot:
     size: int
     data: object = None
 
+    def tensor(self, body: bytes | bytearray, base: int) -> Array:
+        """Return the input, from a body in which binary data begins at ``base``."""
+        if self.data is not None:
+            return jsondata.to_array(self.data, self.datatype, self.shape, f"input {self.name!r}")
+        at = base + self.start
+        if self.datatype == "BYTES":
+            view = memoryview(body)[at : at + self.size]
+            return unpack_strings(view, self.shape, element_count(self.shape), f"input {self.name!r}")
+        if self.size == 0:
+            return np.empty(self.shape, self.dtype)
+        array = np.ndarray(self.shape, self.dtype, body, at)
+        return array.view(np.uint8) != 0 if self.datatype == "BOOL" else array  # any other byte than 0 and 1 is no bool
+
 
 @dataclass(slots=True)
 class Head:
@@ -59,7 +72,7 @@ class Head:
                 f"body: expected {self.blob_bytes} bytes of binary data after {json_bytes} bytes of JSON, "
                 f"got {len(body) - json_bytes}"
             )
-        return {slot.name: _tensor(slot, body, json_bytes) for slot in self.slots}
+        return {slot.name: slot.tensor(body, json_bytes) for slot in self.slots}
 
 
 @dataclass(slots=True)
@@ -69,18 +82,6 @@ class Answer:
     json: bytes
     binary: bool  # payloads follow, so the reader must be told where the JSON ends
     rendered: Reply | None = None  # kept here by the caller: the reply but for its payloads
-
-
-def _tensor(slot: Slot, body: bytes | bytearray, base: int) -> Array:
-    if slot.data is not None:
-        return jsondata.to_array(slot.data, slot.datatype, slot.shape, f"input {slot.name!r}")
-    if slot.datatype == "BYTES":
-        view = memoryview(body)[base + slot.start : base + slot.start + slot.size]
-        return unpack_strings(view, slot.shape, element_count(slot.shape), f"input {slot.name!r}")
-    if slot.size == 0:
-        return np.empty(slot.shape, slot.dtype)
-    array = np.ndarray(slot.shape, slot.dtype, body, base + slot.start)
-    return array.view(np.uint8) != 0 if slot.datatype == "BOOL" else array  # any other byte than 0 and 1 is no bool
 
 
 class Codec:
@@ -108,14 +109,15 @@ class Codec:
         known = self._memo.get(text)
         if known is not None:
             return known
-        head = self._read(jsondata.parse(text, "body"))
+        head = self.read(jsondata.parse(text, "body"))
         if len(text) <= MEMO_BYTES and all(slot.data is None for slot in head.slots):
             if len(self._memo) >= MEMO_ENTRIES:
                 del self._memo[next(iter(self._memo))]
             self._memo[text] = head
         return head
 
-    def _read(self, document: object) -> Head:
+    def read(self, document: object) -> Head:
+        """Check a request's document, in the form of its JSON, against the model."""
         root = _expect(document, dict, "body")
         parameters = _parameters(root.get("parameters"), "parameters")
         slots, blob_bytes = _slots(_expect(root.get("inputs"), list, "inputs"), self.signature)
@@ -176,24 +178,30 @@ class Codec:
         payloads: list[bytes | memoryview] = []
         inline: list[tuple[dict[str, Any], Array, str]] = []
         for output in head.outputs:
-            datatype, array = self._output(output, outputs)
+            datatype, array = self.output(output, outputs)
             entry: dict[str, Any] = {"name": output.name, "datatype": datatype, "shape": list(array.shape)}
             entries.append(entry)
             if output.binary:
-                payloads.append(pack_strings(array) if datatype == "BYTES" else raw_bytes(array))
+                payloads.append(payload(datatype, array))
                 entry["parameters"] = {"binary_data_size": len(payloads[-1])}
             else:
                 inline.append((entry, array, datatype))
         text = jsondata.dump(document, inline) if inline else orjson.dumps(document)
         return Answer(text, bool(payloads)), payloads
 
-    def _output(self, output: RequestedOutput, outputs: Tensors) -> tuple[str, Array]:
+    def output(self, output: RequestedOutput, outputs: Tensors) -> tuple[str, Array]:
+        """Return datatype and values of one requested output, classified if that was asked for."""
         spec, array = self.signature.outputs[output.name], outputs.get(output.name)
         if array is None:
             raise Internal(f"model {self.ref} gave no output {output.name!r}")
         if output.classes:
             return "BYTES", classify(array, output.classes, self.signature.batchable)
         return spec.datatype, array
+
+
+def payload(datatype: str, array: Array) -> bytes | memoryview:
+    """Return a tensor as it travels in binary."""
+    return pack_strings(array) if datatype == "BYTES" else raw_bytes(array)
 
 
 def raw_bytes(array: Array) -> bytes | memoryview:
@@ -254,8 +262,7 @@ def _slot(item: dict[str, Any], place: str, start: int) -> Slot:
         raise BadRequest(f"{place}.datatype: expected one of {', '.join(NUMPY_OF)}, got {datatype!r}")
     shape = _shape(_expect(item.get("shape"), list, f"{place}.shape"), place)
     parameters = _parameters(item.get("parameters"), f"{place}.parameters")
-    if "shared_memory_region" in parameters:
-        raise Unsupported(f"{place}: shared memory is not supported; send the data in the body")
+    refuse_shared_memory(parameters, place)
     if "binary_data_size" not in parameters:
         if item.get("data") is None:
             raise BadRequest(f"{place}: expected data or parameters.binary_data_size, got neither")
@@ -265,10 +272,14 @@ def _slot(item: dict[str, Any], place: str, start: int) -> Slot:
     size = _expect(parameters["binary_data_size"], int, f"{place}.parameters.binary_data_size")
     expected = _byte_size(datatype, shape)
     if size < 0 or (datatype != "BYTES" and size != expected):
-        raise BadRequest(
-            f"{place}.parameters.binary_data_size: expected {expected} for {datatype} {list(shape)}, got {size}"
-        )
+        raise BadRequest(f"{place}: bytes of binary data: expected {expected} for {datatype} {list(shape)}, got {size}")
     return Slot(name, datatype, shape, dtype, start, size)
+
+
+def refuse_shared_memory(parameters: dict[str, Any], place: str) -> None:
+    """Raise Unsupported for a tensor that is said to be elsewhere."""
+    if "shared_memory_region" in parameters:
+        raise Unsupported(f"{place}: shared memory is not supported; tensors travel in the message")
 
 
 def _shape(values: list[object], place: str) -> Shape:
@@ -303,8 +314,7 @@ def _outputs(value: object, binary_default: bool) -> list[RequestedOutput]:
 def _output(item: dict[str, Any], index: int, binary_default: bool) -> RequestedOutput:
     name = _expect(item.get("name"), str, f"outputs[{index}].name")
     parameters = _parameters(item.get("parameters"), f"output {name!r}.parameters")
-    if "shared_memory_region" in parameters:
-        raise Unsupported(f"output {name!r}: shared memory is not supported")
+    refuse_shared_memory(parameters, f"output {name!r}")
     binary = _expect(parameters.get("binary_data", binary_default), bool, f"output {name!r}.parameters.binary_data")
     classes = _expect(parameters.get("classification", 0), int, f"output {name!r}.parameters.classification")
     if classes < 0:

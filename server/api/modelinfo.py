@@ -1,14 +1,34 @@
-"""What a loaded model says about itself, in the wire's words."""
+"""What the server and its models say about themselves, in the wire's words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
+from server.dataplane import DataPlane
+from server.errors import NotFound
 from server.scheduling.servable import Servable
+from server.telemetry.statistics import StatsBook
 from server.types import TensorSpec
 
+VERSION = "0.1.0"
+EXTENSIONS = [
+    "classification",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "logging",
+    "trace",
+]
 _CONFIG_TYPE = {"BYTES": "STRING"}
+
+
+def server_metadata() -> dict[str, Any]:
+    """Return what the server says about itself."""
+    return {"name": "lathe", "version": VERSION, "extensions": EXTENSIONS}
 
 
 def metadata(servable: Servable, loaded: Iterable[Servable]) -> dict[str, Any]:
@@ -22,6 +42,17 @@ def metadata(servable: Servable, loaded: Iterable[Servable]) -> dict[str, Any]:
         "inputs": [spec.describe() for spec in servable.model.inputs],
         "outputs": [spec.describe() for spec in servable.model.outputs],
     }
+
+
+def statistics(plane: DataPlane, book: StatsBook, model: str = "", version: str = "") -> dict[str, Any]:
+    """Return the statistics of every version, of one model's, or of one; raises NotFound for unknown ones."""
+    pages = [page for page in book.all() if model in ("", page.ref.name)]
+    if model and version:
+        wanted = int(version) if version.isdigit() else plane.resolve(model, version).ref.version
+        pages = [page for page in pages if page.ref.version == wanted]
+    if model and not pages:
+        raise NotFound(f"model {model!r}{f' version {version!r}' if version else ''} is not known")
+    return {"model_stats": [page.describe() for page in pages]}
 
 
 def configuration(servable: Servable) -> dict[str, Any]:

@@ -13,22 +13,9 @@ from server.api.asgi import InferEndpoint, read_body
 from server.api.controls import TRACE_SETTINGS, LogSettings, update_trace
 from server.api.infer import InferService
 from server.dataplane import DataPlane
-from server.errors import BadRequest, NotFound
+from server.errors import BadRequest
 from server.settings import Settings
 from server.telemetry.statistics import StatsBook
-
-VERSION = "0.1.0"
-EXTENSIONS = [
-    "classification",
-    "model_repository",
-    "model_repository(unload_dependents)",
-    "model_configuration",
-    "binary_tensor_data",
-    "parameters",
-    "statistics",
-    "logging",
-    "trace",
-]
 
 
 class RepositoryControl(Protocol):
@@ -48,11 +35,16 @@ class RepositoryControl(Protocol):
 
 
 def v2_routes(
-    settings: Settings, plane: DataPlane, infer: InferService, book: StatsBook, control: RepositoryControl
+    settings: Settings,
+    plane: DataPlane,
+    infer: InferService,
+    book: StatsBook,
+    control: RepositoryControl,
+    logs: LogSettings,
 ) -> APIRouter:
     """Return every route below /v2 but health's."""
     routes = APIRouter(tags=["v2"])
-    _server_routes(routes, settings)
+    _server_routes(routes, settings, logs)
     _repository_routes(routes, settings, control)
     _statistics_routes(routes, plane, book)
     _model_routes(routes, plane)
@@ -75,20 +67,18 @@ async def read_json(request: Request, limit: int) -> dict[str, Any]:
     return value
 
 
-def _server_routes(routes: APIRouter, settings: Settings) -> None:
-    log_settings = LogSettings()
-
+def _server_routes(routes: APIRouter, settings: Settings, logs: LogSettings) -> None:
     @routes.get("/v2")
     async def server_metadata() -> Response:
-        return json_response({"name": "lathe", "version": VERSION, "extensions": EXTENSIONS})
+        return json_response(modelinfo.server_metadata())
 
     @routes.get("/v2/logging")
     async def get_logging() -> Response:
-        return json_response(log_settings.values)
+        return json_response(logs.values)
 
     @routes.post("/v2/logging")
     async def set_logging(request: Request) -> Response:
-        return json_response(log_settings.update(await read_json(request, settings.max_body)))
+        return json_response(logs.update(await read_json(request, settings.max_body)))
 
     @routes.get("/v2/trace/setting")
     @routes.get("/v2/models/{model}/trace/setting")
@@ -125,13 +115,7 @@ def _statistics_routes(routes: APIRouter, plane: DataPlane, book: StatsBook) -> 
     @routes.get("/v2/models/{model}/stats")
     @routes.get("/v2/models/{model}/versions/{version}/stats")
     async def statistics(model: str = "", version: str = "") -> Response:
-        pages = [page for page in book.all() if model in ("", page.ref.name)]
-        if version:
-            wanted = int(version) if version.isdigit() else plane.resolve(model, version).ref.version
-            pages = [page for page in pages if page.ref.version == wanted]
-        if model and not pages:
-            raise NotFound(f"model {model!r}{f' version {version!r}' if version else ''} is not known")
-        return json_response({"model_stats": [page.describe() for page in pages]})
+        return json_response(modelinfo.statistics(plane, book, model, version))
 
 
 def _model_routes(routes: APIRouter, plane: DataPlane) -> None:

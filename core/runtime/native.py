@@ -5,7 +5,7 @@ Written as LLVM text because it is control flow and atomics, not vector arithmet
     enter(team, context) -> status   bind addresses, run the tape alone or with the team, collect the status
     run(context, tid, threads)       every thread walks the tape; a barrier stands between steps
     work(team, tid, generation)      a worker's whole life: wait for a newer job, run it, say done
-    stop(team)                       make every worker return
+    stop(team)                       make every worker return; from then on runs go ahead alone
 
 A job word packs (participants << 32 | generation): a worker reads both at once, so one that was not asked to take part
 can never run a job twice or touch a context that has gone. Waiting is a short bounded spin, then a futex (elsewhere
@@ -404,6 +404,17 @@ out:
 }}
 
 define void @stop(ptr %team) {{
+entry:
+  %busy = getelementptr i64, ptr %team, i64 {TeamWord.BUSY}
+  br label %claim
+claim:
+  %swap = cmpxchg ptr %busy, i64 0, i64 1 acquire monotonic
+  %mine = extractvalue {{ i64, i1 }} %swap, 1
+  br i1 %mine, label %end, label %again
+again:
+  call void @relax()
+  br label %claim
+end:
   %stopp = getelementptr i64, ptr %team, i64 {TeamWord.STOP}
   store atomic i64 1, ptr %stopp seq_cst, align 8
   %job = getelementptr i64, ptr %team, i64 {TeamWord.JOB}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
+import os
 import threading
 
 import numpy as np
@@ -30,9 +31,10 @@ class Team:
         self._growing = threading.Lock()
         self.address = int(self._block.ctypes.data)
         self.ended = 0  # when the last run ended, by perf_counter_ns; see Executable
-        self._work = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(self._library.address("work"))
-        self._stop = ctypes.CFUNCTYPE(None, ctypes.c_int64)(self._library.address("stop"))
-        enter = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(self._library.address("enter"))
+        word = ctypes.c_int64
+        self._work = ctypes.CFUNCTYPE(None, word, word, word)(self._library.address("work"))
+        self._stop = ctypes.CFUNCTYPE(None, word)(self._library.address("stop"))
+        enter = ctypes.CFUNCTYPE(word, word, word)(self._library.address("enter"))
         self.enter = functools.partial(enter, self.address)
 
     @property
@@ -47,11 +49,15 @@ class Team:
                 self._add_worker()
 
     def stop(self) -> None:
-        """End all workers; for the end of the process."""
+        """End all workers once the run they are in has ended; later runs go ahead on their callers' threads alone."""
         self._stop(self.address)
         for worker in self._workers:
             worker.join(timeout=1.0)
         self._workers.clear()
+
+    def abandon(self) -> None:
+        """After a fork: the workers stayed behind in the parent, so runs here go ahead alone."""
+        self._block[TeamWord.BUSY] = 1
 
     def _add_worker(self) -> None:
         """The new worker takes the job word as it is now for seen: it serves jobs published from here on, and none
@@ -73,5 +79,7 @@ def team(threads: int = 1) -> Team:
         if not _team:
             _team.append(Team())
             atexit.register(_team[0].stop)
+            if hasattr(os, "register_at_fork"):
+                os.register_at_fork(after_in_child=_team[0].abandon)
     _team[0].ensure(threads)
     return _team[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -63,3 +65,30 @@ def test_the_quota_of_a_container_is_respected(tmp_path: Path) -> None:
     assert available_cpus(tmp_path) == 1
     (tmp_path / "cpu.max").write_text("max 100000\n")
     assert available_cpus(tmp_path) == available_cpus(tmp_path / "none")
+
+
+LATER_RUNS = """
+import os, sys
+import numpy as np
+import core
+from core.runtime.team import team
+from tests.core.runtime import graphs
+
+session = core.compile(graphs.mlp(hidden=900), threads=2)  # long enough for both
+x = {"x": np.ones((4000, 20), np.float32)}
+want = session.run(x)["add_2"]
+if sys.argv[1] == "fork":
+    child = os.fork()
+    if child:
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+else:
+    team().stop()
+assert np.allclose(session.run(x)["add_2"], want)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("event", ["stop", "fork"])
+def test_runs_go_on_alone_when_the_workers_are_gone(event: str) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", LATER_RUNS, event]
+    assert subprocess.run(command, cwd=Path(__file__).resolve().parents[3], timeout=60).returncode == 0

@@ -100,6 +100,11 @@ WRONG_DATA = [
     (case("Compress", floats(3), bools(5)), "condition has 5 elements, expected at most 3"),
     (case("ReverseSequence", floats(3, 2), vector(4, 1)), "sequence_lens has 1 to 4, expected 0 to 3"),
     (case("Cast", np.array(["x"], object), to=7), "cannot cast to int64"),
+    (case("RoiAlign", floats(1, 1, 4, 4), floats(1, 4), vector(0), sampling_ratio=5000), "takes 5000 samples"),
+    (case("RoiAlign", floats(1, 1, 4, 4), floats(1, 4), vector(1)), "a batch index lies outside the 1 images"),
+    (case("TensorScatter", floats(1, 3, 2), floats(1, 2, 2), vector(2)), "writes at 2 to 3, the cache has 3 positions"),
+    (case("MaxUnpool", floats(1, 1, 2), vector([[0, 9]]), kernel_shape=(2,)), "outside the 3 elements"),
+    (case("Col2Im", floats(1, 4, 5), vector(3, 3), vector(2, 2)), "input has 5 windows, the image 4"),
 ]
 
 

@@ -59,6 +59,16 @@ def exp(e: Arithmetic, x: Val) -> Val:
     return _scale_by_power_of_two(e, e.fma(e.mul(r, r), p, r) + 1.0, bits)
 
 
+def exp_of_nonpositive(e: Arithmetic, x: Val) -> Val:
+    """exp for float32 that are zero or less, in fewer steps: below -87.68 it is zero, not denormal. NaN stays."""
+    x = e.select(e.lt(x, -88.0), -88.0, x)
+    k, bits = _nearest_integer(e, x * _LOG2E)
+    r = e.fma(k, -_LN2_LOW, e.fma(k, -_LN2_HIGH, x))
+    p = polynomial(e, r, _EXP)
+    power = e.bitcast(e.shift_left(bits + 127, 23), F32)  # zero for the least exponent, -127
+    return (e.fma(e.mul(r, r), p, r) + 1.0) * power
+
+
 @_float32_only("log")
 def log(e: Arithmetic, x: Val) -> Val:
     """e*ln(2) + ln(m) with m between sqrt(1/2) and sqrt(2)."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from core.codegen.lang import Kernel, Val
 from core.codegen.registers import Pointer
+from core.codegen.vmath import exp_of_nonpositive
 from core.ir.dim import product
 from core.ir.types import DType
 from core.kernels.catalog.attention import AttentionSpec
@@ -129,7 +130,7 @@ class _Block:
         k, lanes = self.kernel, self.lanes
         with k.fold(0, self.spec.keys, [k.zeros(F32, lanes)] * self.vectors) as fold:
             row = self.scores.at(fold.index * self.width)
-            powers = [k.ops.exp(row.load(v * lanes, lanes) - most[v]) for v in range(self.vectors)]
+            powers = [exp_of_nonpositive(k.ops, row.load(v * lanes, lanes) - most[v]) for v in range(self.vectors)]
             for v, power in enumerate(powers):
                 row.store(power, v * lanes)
             fold.values = [total + power for total, power in zip(fold.values, powers, strict=True)]

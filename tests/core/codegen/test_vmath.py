@@ -10,6 +10,7 @@ import pytest
 
 from core.codegen.lang import Kernel
 from core.codegen.target import host, plain, x86_64_v3
+from core.codegen.vmath import exp_of_nonpositive
 from core.ir.types import DType
 from core.kernels.target import Target
 from tests.core.codegen.demo import run
@@ -88,6 +89,22 @@ def test_error_bound(name: str, target: Target) -> None:
         error = ulps(apply(name, [x], target), exact(x.astype(np.float64)))
     worst = int(np.nanargmax(np.where(np.isnan(error), np.inf, error)))
     assert error[worst] <= bound, f"{name}({x[worst]!r}) is off by {error[worst]} ulp"
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+def test_exp_of_nonpositive(target: Target) -> None:
+    x = np.concatenate([-np.logspace(-40, 2.2, 5000), [0.0, -0.0, -87.6, -88.0, -np.inf, np.nan]]).astype(np.float32)
+    y, exact = np.empty_like(x), np.exp(x.astype(np.float64))
+
+    def write(k: Kernel) -> None:
+        source, out = k.operand(0, F32), k.operand(1, F32)
+        k.strip(k.n, lambda i, mask: out.store(exp_of_nonpositive(k.ops, source.load(i, k.lanes, mask)), i, mask))
+
+    run(write, [x, y], n=y.size, target=target)
+    kept = ~(x < -87.6)
+    assert ulps(y[kept], exact[kept]).max() <= 1.5
+    assert (y[~kept] < 1e-37).all()
+    assert (y[x < -87.7] == 0).all()
 
 
 def test_pow_like_numpy_at_every_pair_of_specials() -> None:

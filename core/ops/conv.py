@@ -137,7 +137,7 @@ def has_few_channels(c: NodeView, weight: Sequence[int]) -> bool:
 
     `weight` is the shape of W. PooledConv is for such convolutions only.
     """
-    if len(weight) != 4 or _group(c) != 1:
+    if len(weight) != 4 or int(c.attr("group")) != 1:
         return False
     few = weight[0] <= _FEW_OUTPUTS and weight[1] <= _FEW_CHANNELS
     strides = c.attr("strides") or (1, 1)

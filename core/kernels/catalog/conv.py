@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -53,7 +54,7 @@ class ConvSpec(KernelSpec):
     """Implicit matrix product: rows are output pixels, columns output channels, depth is (window place, channel).
 
     `gathers`: each tile of pixels first copies its windows into rows; otherwise a table says where the window of each
-    pixel meets the image, place by place, and places outside point at zeros.
+    pixel meets the image, run by run of neighbouring elements, and runs outside point at zeros.
     """
 
     family: ClassVar[str] = "conv"
@@ -86,9 +87,25 @@ class ConvSpec(KernelSpec):
         return any(window.inside != (0, window.count) for window in self.windows)
 
     @property
-    def run(self) -> int:
+    def row(self) -> int:
         """Elements of one row of a window, neighbours in the image."""
         return self.windows[-1].kernel * self.channels
+
+    @property
+    def has_whole_rows(self) -> bool:
+        """Whether rows of a window are runs: neighbours in the image, all of them inside it or all outside."""
+        last = self.windows[-1]
+        return self.groups == 1 and last.dilation == 1 and last.inside == (0, last.count)
+
+    @property
+    def run(self) -> int:
+        """Elements that an entry of the table stands for."""
+        return self.row if self.has_whole_rows else self.channels
+
+    @property
+    def runs(self) -> int:
+        """Runs of a window."""
+        return self.depth // self.run
 
     @property
     def row_elements(self) -> int:
@@ -129,8 +146,9 @@ def conv(request: Request) -> KernelCall | None:
     if groups == 1 and all(w == Window(w.size, w.size, 1, 1, w.dilation, 0, 0) for w in windows):
         spec = _pointwise(finish, pixels, channels, columns, tile)
         return call(spec, (In(0), pack, *extras, Out(0)))
-    gathers = groups == 1 and channels < _FEW_CHANNELS and windows[-1].dilation == 1
-    full = ConvSpec(x.shape[0], windows, groups, channels, columns, finish, gathers, tile)
+    full = ConvSpec(x.shape[0], windows, groups, channels, columns, finish, False, tile)
+    if groups == 1 and channels < _FEW_CHANNELS and windows[-1].dilation == 1 and not full.has_whole_rows:
+        full = dataclasses.replace(full, gathers=True)
     return call(full, (In(0), pack, *extras, Out(0), Scratch(_scratch_bytes(full, request.target))))
 
 
@@ -147,15 +165,15 @@ def _pointwise(finish: Finish, pixels: Dim, channels: int, columns: int, tile: T
 
 
 def _scratch_bytes(spec: ConvSpec, target: Target) -> int:
-    """Gathered windows of a tile; or the table of places, and a pixel of zeros."""
+    """Gathered windows of a tile; or the table of runs, and one of zeros."""
     if spec.gathers:
         return spec.tile.rows * spec.row_elements * F32.itemsize
-    zeros = -(-spec.channels // spec.tile.lanes) * target.vector_bytes
-    return spec.taps * table_lanes(spec.tile) * _POINTER_BYTES + zeros
+    zeros = -(-spec.run // spec.tile.lanes) * target.vector_bytes
+    return spec.runs * table_lanes(spec.tile) * _POINTER_BYTES + zeros
 
 
 def table_lanes(tile: Tile) -> int:
-    """Entries per place in the table: the tile's rows, rounded up to a power of two."""
+    """Entries per run in the table: the tile's rows, rounded up to a power of two."""
     return 1 << max(tile.rows - 1, 1).bit_length()
 
 

@@ -47,13 +47,13 @@ class _Conv:
         each_panel(k, k.index(spec.groups), spec.columns, spec.pixels, spec.tile, self._panel)
 
     def _scratch(self, index: int) -> None:
-        """Rows for gathered windows; or the table of places with a pixel of zeros behind it."""
+        """Rows for gathered windows; or the table of runs with one of zeros behind it."""
         k, spec = self.kernel, self.spec
         if spec.gathers:
             self.rows = k.scratch(index, spec.tile.rows * spec.row_elements * F32.itemsize, F32)
             return
-        entries = spec.taps * self.entries
-        room = -(-spec.channels // self.lanes) * self.lanes
+        entries = spec.runs * self.entries
+        room = -(-spec.run // self.lanes) * self.lanes
         self.table = k.scratch(index, entries * I64.itemsize + room * F32.itemsize, I64)
         self.zeros = self.table.at(entries).view(F32)
         if spec.padded:
@@ -93,25 +93,26 @@ class _Conv:
         height, width = len(grid), len(grid[0]) * self.lanes
         self._fill_table(place.image, pixel)
         flat = [value for row in grid for value in row]
-        with k.fold(0, spec.taps, flat) as fold:
+        with k.fold(0, spec.runs, flat) as fold:
             sources = [self._source(place.image, fold.index, r) for r in range(height)]
-            panel = place.weights.at(fold.index * (spec.channels * width))
+            panel = place.weights.at(fold.index * (spec.run * width))
             carried = [fold.values[r * len(grid[0]) : (r + 1) * len(grid[0])] for r in range(height)]
-            rows = accumulate(k, carried, sources, 1, panel, width, spec.channels)
+            rows = accumulate(k, carried, sources, 1, panel, width, spec.run)
             fold.values = [value for row in rows for value in row]
         return [fold.values[r * len(grid[0]) : (r + 1) * len(grid[0])] for r in range(height)]
 
-    def _source(self, image: Pointer, tap: Val, row: int) -> Pointer:
-        return image.at(self.table.load(tap * self.entries + row))
+    def _source(self, image: Pointer, run: Val, row: int) -> Pointer:
+        return image.at(self.table.load(run * self.entries + row))
 
     def _fill_table(self, image: Pointer, pixel: Val) -> None:
-        """For each place of the window and each pixel of the tile: the offset of the channels it meets."""
+        """For each run of the window and each pixel of the tile: the offset of the elements it meets."""
         k, spec = self.kernel, self.spec
         outside = self.zeros.distance_from(image)
         numbers = k.lane_numbers(self.entries)
         batch, *places = k.unravel((numbers + pixel).cast(DType.INT32), [0, *(w.count for w in spec.windows)])
         corners = [place * w.stride - w.before for place, w in zip(places, spec.windows, strict=True)]
-        for tap in range(spec.taps):
+        for run in range(spec.runs):
+            tap = run * (spec.taps // spec.runs)
             offset, inside = batch.cast(I64), None
             for corner, w, step in zip(corners, spec.windows, self._tap_steps(tap), strict=True):
                 at = corner + step * w.dilation
@@ -122,7 +123,7 @@ class _Conv:
             offset = offset * (spec.channels * spec.groups)
             if inside is not None:
                 offset = k.ops.select(inside, offset, outside)
-            self.table.store(offset, tap * self.entries)
+            self.table.store(offset, run * self.entries)
 
     def _tap_steps(self, tap: int) -> list[int]:
         """The place number `tap` of the window, axis by axis."""
@@ -158,13 +159,13 @@ class _Conv:
                 if w.inside != (0, w.count):
                     end = k.ops.select((at >= 0) & (at < w.size), end, 0)
             source = image.at((offset * inner.size + last) * spec.channels)
-            self._copy_run(source, row.at(run * spec.run), first, end)
+            self._copy_run(source, row.at(run * spec.row), first, end)
 
     def _copy_run(self, source: Pointer, target: Pointer, first: Val, end: Val) -> None:
         """Elements `first` to `end` of a run, zeros around them. Writes whole vectors: the next run covers the rest."""
         k, lanes = self.kernel, self.lanes
-        for at in range(0, self.spec.run, lanes):
-            count = min(lanes, self.spec.run - at)
+        for at in range(0, self.spec.row, lanes):
+            count = min(lanes, self.spec.row - at)
             if self.spec.padded:
                 mask = k.lane_mask(end - at, lanes) & ~k.lane_mask(first - at, lanes)
             else:

@@ -20,7 +20,7 @@ import numpy as np
 from core import compiler
 from core.errors import LatheError
 from core.frontends.onnx import load
-from core.ir.graph import Graph
+from core.ir.graph import Array, Graph
 from core.ir.text import Weights, parse_graph, print_graph
 from core.ir.types import TensorType
 from core.ir.verify import verify
@@ -88,7 +88,7 @@ def compile_stage(arguments: argparse.Namespace) -> None:
             session.run(feeds)
 
 
-def _zeros(graph: Graph) -> dict[str, np.ndarray] | None:  # type: ignore[type-arg]
+def _zeros(graph: Graph) -> dict[str, Array] | None:
     """One row of zeros per input; None when a shape cannot be guessed."""
     feeds = {}
     for value in graph.inputs:

@@ -168,7 +168,7 @@ def bind(graph: Graph, batching: BatchInfo, binding: Binding) -> Graph:
 
 
 def leading_symbol(graph: Graph) -> str | None:
-    """The symbol that leads the first input that has one: what varies at run time even when rows are not independent."""
+    """The symbol that leads the first input that has one: it varies at run time even when rows are not independent."""
     for value in graph.inputs:
         shape = value.type.shape if isinstance(value.type, TensorType) else None
         if shape and isinstance(shape[0], SymDim) and str(shape[0]).isidentifier():
@@ -188,7 +188,8 @@ _caches_lock = threading.Lock()
 
 def object_cache(folder: str | None, environ: Mapping[str, str] = os.environ) -> ObjectCache | None:
     """The cache in `folder` or the default place; None where nothing can be written (a read-only container)."""
-    default = Path(environ.get("LATHE_CACHE") or Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lathe")
+    users = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    default = Path(environ.get("LATHE_CACHE") or users / "lathe")
     path = Path(folder) if folder is not None else default / "objects"
     with _caches_lock:
         if str(path) not in _caches:

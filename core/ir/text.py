@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from core.errors import ModelError
 from core.ir.dim import SymDim, parse_dim
@@ -60,7 +61,7 @@ def print_graph(graph: Graph, weights: Weights | None = None) -> str:
     return "\n".join(_graph_lines(graph, weights, "")) + "\n"
 
 
-def parse_graph(text: str, weights: bytes | memoryview | np.memmap[Any, Any] = b"") -> Graph:
+def parse_graph(text: str, weights: bytes | memoryview | NDArray[np.uint8] = b"") -> Graph:
     """The graph that `print_graph` wrote. ModelError with the line's number when the text is malformed."""
     return _Parser(text, weights).parse()
 

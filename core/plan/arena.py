@@ -1,4 +1,5 @@
-"""Offsets in the arena: greedy by size (Pisarchyk & Lee 2020, "Efficient Memory Management for Deep Neural Net Inference").
+"""Offsets in the arena: greedy by size (Pisarchyk & Lee 2020, "Efficient Memory Management for Deep Neural Net
+Inference").
 
 Buffers proportional to the batch size come first; constant-size ones go into gaps that they leave, or behind them. A
 gap between two such buffers grows with `n`, so what fits in it for n = 1 fits for every n: every offset is `a*n + b`.

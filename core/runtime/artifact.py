@@ -67,7 +67,7 @@ def save(folder: Path, description: Description, options: dict[str, Any], conten
     if isinstance(content, Compiled):
         index["plan"] = plan_to_json(content.plan)
         index["code"], files["code.bin"] = _join(content.objects)
-        files["weights.bin"] = memoryview(content.weights)
+        files["weights.bin"] = content.weights.data
         _add_graph(files, "fallbacks", content.plan.fallbacks)
         _add_graph(files, "states", _as_constants(content.states))
     else:
@@ -88,7 +88,8 @@ def load(folder: Path, threads: int, specialise: Callable[[Graph, dict[str, Any]
     index = _read_index(folder)
     for name, expected in (("schema", SCHEMA), ("target", host().key), ("generator", generator_version())):
         if index.get(name) != expected:
-            raise ArtifactError(f"artifact was made for {name} {index.get(name)!r}, this is {expected!r}; compile it again")
+            made_for = f"{name} {index.get(name)!r}"
+            raise ArtifactError(f"artifact was made for {made_for}, this is {expected!r}; compile it again")
     description = _description_from_json(index["description"])
     if "plan" not in index:
         source = parse_graph(_text(folder, index, "source.lir"), _bytes(folder, index, "source.bin"))
@@ -162,7 +163,7 @@ def _bytes(folder: Path, index: dict[str, Any], name: str) -> np.ndarray[Any, np
     if entry is None or path.stat().st_size != entry["bytes"]:
         raise ArtifactError(f"{name} does not have the size its index names")
     data = np.zeros(0, np.uint8) if entry["bytes"] == 0 else np.memmap(path, np.uint8, "r")
-    if _digest(memoryview(data)) != entry["sha256"]:
+    if _digest(data.data) != entry["sha256"]:
         raise ArtifactError(f"{name} is damaged: its digest differs from the index")
     return data
 

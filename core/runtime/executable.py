@@ -25,7 +25,7 @@ from core.runtime.native import ContextWord
 from core.runtime.team import team
 
 # Work (operations, see Plan.work) below which a run stays on the caller's thread. A sleeping worker takes 60 to 170
-# microseconds to wake (measured), so a run shorter than about twice that gains nothing and takes a processor from others.
+# microseconds to wake (measured), so a run shorter than about twice that gains nothing, and takes a processor away.
 # When runs follow each other closely, the workers are awake, and only the barriers have to be worth it.
 _ALONE_BELOW = 48_000_000
 _ALONE_BELOW_IN_A_ROW = 2_000_000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 _ALIGNMENT = 64
 _addressof = ctypes.addressof
-_first_byte = ctypes.c_char.from_buffer
+_first_byte: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
 
 
 def aligned_bytes(size: int) -> NDArray[np.uint8]:
@@ -47,5 +47,5 @@ def array_at(address: int, dtype: np.dtype[Any], shape: Sequence[int]) -> NDArra
     nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if nbytes == 0:
         return np.empty(shape, dtype)
-    block = (ctypes.c_uint8 * nbytes).from_address(address)
+    block: Any = (ctypes.c_uint8 * nbytes).from_address(address)
     return np.frombuffer(block, dtype=dtype).reshape(shape)

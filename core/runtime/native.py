@@ -64,10 +64,11 @@ def source() -> str:
 def _waiting(system: str, machine: str) -> str:
     """`sleep_while_equal(word, value)`, `wake_all(word)`, `now()` and `relax()` for a platform."""
     clock = 1 if system == "linux" else 6
-    pause = "call void @llvm.x86.sse2.pause()" if machine in ("x86_64", "AMD64") else "call void @llvm.aarch64.hint(i32 1)"
+    function, arguments = ("x86.sse2.pause", "") if machine in ("x86_64", "AMD64") else ("aarch64.hint", "i32 1")
     futex = {"x86_64": 202, "aarch64": 98}.get(machine) if system == "linux" else None
     wait = _FUTEX.format(number=futex) if futex else _SLEEP
-    return wait + _CLOCK.format(clock=clock, pause=pause, declared=pause.removeprefix("call void ").replace("i32 1", "i32"))
+    pause = {"pause": f"call void @llvm.{function}({arguments})", "declared": f"@llvm.{function}({arguments[:3]})"}
+    return wait + _CLOCK.format(clock=clock, **pause)
 
 
 _FUTEX = """

@@ -56,7 +56,8 @@ class Profile:
                 f"{node.nanoseconds / 1e3:9.1f} {share:6.1%} {node.gflops:8.1f} {node.gigabytes:7.1f}  "
                 f"{node.op} '{node.label}' {node.kernel} -> {', '.join(node.outputs)}"
             )
-        rows.append(f"{self.total / 1e3:9.1f} 100.0%  {len(self.nodes)} steps, {self.threads} threads, {self.runs} runs")
+        what = f"{len(self.nodes)} steps, {self.threads} threads, {self.runs} runs"
+        rows.append(f"{self.total / 1e3:9.1f} 100.0%  {what}")
         return "\n".join(rows)
 
     def chrome_trace(self, path: str | Path) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from core.errors import FeedError, SessionClosed
 from core.ir.dim import SymDim, affine, symbols
 from core.ir.types import TensorType, ValueType
-from core.plan.plan import Fallback, Memory, Segment
+from core.plan.plan import Fallback, Memory, Segment, Step
 from core.runtime.executable import Executable
 from core.runtime.profile import NodeTime, Profile
 from core.runtime.shapes import Binding, Shapes
@@ -245,16 +245,17 @@ def _profile(executable: Executable, n: int, arrays: list[NDArray[Any]], runs: i
     return Profile(nodes, runs, executable.threads)
 
 
+def _explain_step(step: Step) -> str:
+    kernel = f"{step.op:20s} {step.label:28s} {step.summary:30s}"
+    return f"  {kernel} -> {', '.join(step.outputs)}  {step.flops} flop, {step.bytes} B"
+
+
 def _explain_plan(executable: Executable) -> list[str]:
     plan = executable.plan
     lines = ["passes:", *(f"  {line}" for line in plan.log), "kernels:"]
     for entry in plan.schedule:
         if isinstance(entry, Segment):
-            for step in plan.steps[entry.first : entry.last]:
-                lines.append(
-                    f"  {step.op:20s} {step.label:28s} {step.summary:30s} -> {', '.join(step.outputs)}"
-                    f"  {step.flops} flop, {step.bytes} B"
-                )
+            lines += map(_explain_step, plan.steps[entry.first : entry.last])
         elif isinstance(entry, Fallback):
             lines.append(f"  {entry.op:20s} {entry.label:28s} FALLBACK to the reference: {entry.reason}")
     lines.append(f"memory: {plan.memory}")

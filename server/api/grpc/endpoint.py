@@ -6,15 +6,19 @@ import asyncio
 import functools
 import logging
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.message import DecodeError
 
 from server.api.grpc.health import HealthService
 from server.api.grpc.messages import HEALTH, INFERENCE, Message, message_class
 from server.api.grpc.service import InferenceService, Parts
 from server.api.grpc.status import errors_as_status
+from server.errors import BadRequest
+
+Read: TypeAlias = Callable[[bytes], Message]
 
 log = logging.getLogger("lathe.api")
 
@@ -64,28 +68,43 @@ def _handlers(file: FileDescriptor, methods: object) -> Any:
 
 
 def _handler(method: Any, call: Callable[..., Any]) -> Any:
-    read = message_class(method.input_type).FromString
+    """Wrap a method; messages are read in here, so that what is none is refused like any other bad request."""
     write = message_class(method.output_type).SerializeToString
+    read = _reader(message_class(method.input_type))
     if not method.server_streaming:
-        return grpc.unary_unary_rpc_method_handler(_unary(call), read, write)
-    make = grpc.stream_stream_rpc_method_handler if method.client_streaming else grpc.unary_stream_rpc_method_handler
-    return make(_streaming(call), read, write)
+        return grpc.unary_unary_rpc_method_handler(_unary(read, call), None, write)
+    if not method.client_streaming:
+        return grpc.unary_stream_rpc_method_handler(_streaming(read, call), None, write)
+    return grpc.stream_stream_rpc_method_handler(_streaming(functools.partial(_each, read), call), None, write)
 
 
-def _unary(call: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(call)
-    async def answer(request: Message, context: Any) -> Message:
+def _reader(kind: Any) -> Read:
+    def read(data: bytes) -> Message:
+        try:
+            return kind.FromString(data)
+        except DecodeError:
+            raise BadRequest(f"message: expected {kind.DESCRIPTOR.full_name}, got bytes that are none") from None
+
+    return read
+
+
+async def _each(read: Read, requests: AsyncIterator[bytes]) -> AsyncIterator[Message]:
+    async for data in requests:
+        yield read(data)
+
+
+def _unary(read: Read, call: Callable[..., Any]) -> Callable[..., Any]:
+    async def answer(request: bytes, context: Any) -> Message:
         async with errors_as_status(context):
-            return await call(request, context)
+            return await call(read(request), context)
 
     return answer
 
 
-def _streaming(call: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(call)
+def _streaming(read: Callable[[Any], Any], call: Callable[..., Any]) -> Callable[..., Any]:
     async def answer(request: Any, context: Any) -> AsyncIterator[Message]:
         async with errors_as_status(context):
-            async for message in call(request, context):
+            async for message in call(read(request), context):
                 yield message
 
     return answer

@@ -91,7 +91,7 @@ def _packed(item: Message) -> bytes:
     if datatype == "BYTES":
         return pack_strings(object_array(values, (len(values),)))
     try:
-        return np.array(values, NUMPY_OF[datatype]).tobytes()
+        return np.array(list(values), NUMPY_OF[datatype]).tobytes()  # a list: only its integers are checked
     except OverflowError:
         raise BadRequest(f"{place}.contents: a value is out of the range of {datatype}") from None
 

@@ -1,0 +1,199 @@
+"""Deadlines, callers that leave, full queues, health and stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+
+from server.api.grpc.messages import HEALTH, message_class
+from server.settings import Settings
+from tests.server.data.fakes import FakeModel, application, doubler
+from tests.server.data.running import rows, wait_for
+from tests.server.grpc.wire import grpc_serving, refusal, request, stub
+
+HealthRequest = message_class(HEALTH.message_types_by_name["HealthCheckRequest"])
+HealthResponse = message_class(HEALTH.message_types_by_name["HealthCheckResponse"])
+SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
+
+
+@pytest.fixture
+def held() -> Iterator[FakeModel]:
+    """A model whose executions wait until the gate is opened."""
+    model = doubler()
+    model.gate.clear()
+    yield model
+    model.gate.set()
+
+
+def test_a_cancelled_call_leaves_the_queue(held: FakeModel) -> None:
+    with grpc_serving({"doubler": held}) as (running, address), stub(address) as service:
+        first = service.ModelInfer.future(request(rows(1)))
+        assert held.entered.wait(10)
+        second = service.ModelInfer.future(request(rows(2)))
+        batcher = running.registry.resolve("doubler").batcher
+        wait_for(lambda: len(batcher.queue) == 1)
+        second.cancel()
+        wait_for(lambda: len(batcher.queue) == 0)
+        held.gate.set()
+        assert first.result(10).raw_output_contents[0] == (rows(1) * 2).tobytes()
+        assert held.batches == [1]
+        assert batcher.stats.cancelled == 1
+
+
+def test_the_callers_deadline_is_the_entrys(held: FakeModel) -> None:
+    with grpc_serving({"doubler": held}) as (running, address), stub(address) as service:
+        first = service.ModelInfer.future(request(rows(1)))
+        assert held.entered.wait(10)
+        code, _ = refusal(service.ModelInfer, request(rows(2)), timeout=0.2)
+        assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+        wait_for(lambda: len(running.registry.resolve("doubler").batcher.queue) == 0)
+        held.gate.set()
+        first.result(10)
+        assert held.batches == [1]
+
+
+def test_the_requests_timeout_counts_too(held: FakeModel) -> None:
+    with grpc_serving({"doubler": held}) as (_, address), stub(address) as service:
+        first = service.ModelInfer.future(request(rows(1)))
+        assert held.entered.wait(10)
+        late = request(rows(2))
+        late.parameters["timeout"].int64_param = 50_000
+        code, details = refusal(service.ModelInfer, late)
+        assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "timeout" in details
+        held.gate.set()
+        first.result(10)
+
+
+def test_a_full_queue_says_when_to_come_back(held: FakeModel) -> None:
+    with grpc_serving({"doubler": held}, queue_items=1) as (_, address), stub(address) as service:
+        first = service.ModelInfer.future(request(rows(1)))
+        assert held.entered.wait(10)
+        with pytest.raises(grpc.RpcError) as caught:
+            service.ModelInfer(request(rows(1)), timeout=10)
+        error: Any = caught.value
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert "the queue is full" in error.details()
+        assert int(dict(error.trailing_metadata())["grpc-retry-pushback-ms"]) > 0
+        held.gate.set()
+        first.result(10)
+
+
+def test_a_stream_that_is_left_takes_its_requests_along(held: FakeModel) -> None:
+    with grpc_serving({"doubler": held}, max_pipeline=4) as (running, address), stub(address) as service:
+        over = threading.Event()
+
+        def requests() -> Iterator[Any]:
+            for _ in range(10):
+                yield request(rows(1))
+            over.wait(10)
+
+        call = service.ModelStreamInfer(requests())
+        assert held.entered.wait(10)
+        batcher = running.registry.resolve("doubler").batcher
+        wait_for(lambda: batcher.admission.items == 4)  # the rest of the ten is not read yet
+        call.cancel()
+        over.set()
+        wait_for(lambda: len(batcher.queue) == 0)
+        held.gate.set()
+        wait_for(lambda: batcher.admission.items == 0)
+        assert sum(held.batches) <= 4
+
+
+def health(channel: grpc.Channel, service: str = "") -> int:
+    call = channel.unary_unary(
+        "/grpc.health.v1.Health/Check", HealthRequest.SerializeToString, HealthResponse.FromString
+    )
+    return call(HealthRequest(service=service), timeout=10).status
+
+
+def test_health_is_checked_and_watched() -> None:
+    with grpc_serving({}) as (running, address), grpc.insecure_channel(address) as channel:
+        assert health(channel) == health(channel, "inference.GRPCInferenceService") == SERVING
+        with pytest.raises(grpc.RpcError) as caught:
+            health(channel, "other")
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        watch = channel.unary_stream(
+            "/grpc.health.v1.Health/Watch", HealthRequest.SerializeToString, HealthResponse.FromString
+        )
+        stranger = watch(HealthRequest(service="other"), timeout=10)
+        assert next(stranger).status == SERVICE_UNKNOWN
+        stranger.cancel()
+        seen = watch(HealthRequest(), timeout=10)
+        assert next(seen).status == SERVING
+        running.engine.plane.draining = True
+        assert next(seen).status == NOT_SERVING
+        assert health(channel) == NOT_SERVING
+
+
+def test_sigterm_answers_what_was_accepted_and_ends_idle_streams() -> None:
+    command = [sys.executable, "-m", "tests.server.grpc.standalone", "0.5"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = f"127.0.0.1:{int(process.stdout.readline())}"
+            over = threading.Event()
+
+            def idle() -> Iterator[Any]:
+                yield request(rows(1))
+                over.wait(20)
+
+            with stub(address) as service:
+                stream = service.ModelStreamInfer(idle())
+                assert next(stream).infer_response.model_name == "doubler"
+                accepted = service.ModelInfer.future(request(rows(1)))
+                time.sleep(0.1)
+                process.send_signal(signal.SIGTERM)
+                assert accepted.result(10).raw_output_contents
+                with pytest.raises(grpc.RpcError) as caught:
+                    next(stream)
+                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+                assert process.wait(10) == 0
+            over.set()
+        finally:
+            process.kill()
+
+
+def test_the_channel_of_asyncio_cancels_too(held: FakeModel) -> None:
+    async def leave(address: str) -> None:
+        async with grpc.aio.insecure_channel(address) as channel:
+            call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request(rows(1)))
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(asyncio.shield(call), 0.1)
+            call.cancel()
+
+    with grpc_serving({"doubler": held}) as (running, address):
+        asyncio.run(leave(address))
+        wait_for(lambda: running.registry.resolve("doubler").batcher.stats.cancelled == 1)
+
+
+def test_a_port_that_is_taken_is_said() -> None:
+    with grpc_serving({}) as (_, address):
+        app, _, _ = application(Settings(port=0, grpc_port=int(address.rpartition(":")[2])), {})
+
+        async def start() -> None:
+            async with app.router.lifespan_context(app):
+                pass
+
+        with pytest.raises(RuntimeError, match="bind"):
+            asyncio.run(start())
+
+
+def test_versions_and_aliases_are_those_of_http() -> None:
+    """An alias or a number in model_version is what it is over HTTP."""
+    with grpc_serving({"doubler": doubler()}) as (_, address), stub(address) as service:
+        for version in ("", "1", "live"):
+            assert service.ModelInfer(request(rows(1), model_version=version), timeout=10).model_version == "1"
+        assert list(service.ModelMetadata(pb.ModelMetadataRequest(name="doubler", version="live")).versions) == ["1"]

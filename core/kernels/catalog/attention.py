@@ -17,7 +17,7 @@ from core.kernels.catalog.panels import Tile, choose_tile
 
 F32 = DType.FLOAT32
 _SOFTMAX_FLOPS = 12  # for one score
-_SCORE_BYTES = 1 << 18  # of one block of queries: what a second-level cache holds besides keys and values
+_SCORE_BYTES = 1 << 19  # of one block of queries: what a second-level cache holds besides keys and values
 
 
 @dataclass(frozen=True)

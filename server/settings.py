@@ -24,12 +24,6 @@ class Settings(BaseSettings):
         le=65535,
         description="Port for gRPC, which the extra `grpc` brings; without it there is none; 0 picks a free one.",
     )
-    grpc_port: int | None = Field(
-        None,
-        ge=0,
-        le=65535,
-        description="Port for gRPC, which the extra `grpc` brings; without it there is none; 0 picks a free one.",
-    )
     model_repo: Path = Field(Path("model_repo"), description="The model repository's folder.")
     cache_dir: Path | None = Field(
         None, description="Folder for compiled artifacts; without it `.cache` inside the model repository."

@@ -49,6 +49,9 @@ class Settings(BaseSettings):
 
     # HTTP
     max_body: int = Field(64 * MIB, ge=1, description="Largest body of an inference or JSON request.")
+    max_json: int = Field(
+        16 * MIB, ge=1, description="Largest JSON part of an inference request; tensors may also come as binary data."
+    )
     max_inflated: int = Field(256 * MIB, ge=1, description="Largest body once a compressed request is inflated.")
     max_receiving: int = Field(
         1 * GIB, ge=1 * MIB, description="Bytes of half-received bodies held at once, all connections together."

@@ -12,7 +12,7 @@ from server.api.compression import deflate, inflate
 from server.api.reply import Header, Reply, error_reply, json_reply, render
 from server.batching.entry import Entry, Outcome
 from server.dataplane import DataPlane
-from server.errors import BadRequest
+from server.errors import BadRequest, TooLarge
 from server.scheduling.servable import Servable
 from server.settings import Settings
 from server.types import Tensors
@@ -67,9 +67,16 @@ class InferCall:
                 f"header inference-header-content-length: expected at most the body's {len(body)} bytes, "
                 f"got {head.json_bytes}"
             )
+        self._check_json(len(body) if head.json_bytes is None else head.json_bytes)
         self.wire, tensors = self.codec.decode(body, head.json_bytes)
         self.entry = Entry(tensors, self.wire.group, self._finish, deadline_of(self.wire))
         servable.batcher.submit(self.entry)
+
+    def _check_json(self, size: int) -> None:
+        """Reading JSON holds everybody up, ten milliseconds per MiB; what is large is to come as binary data."""
+        limit = self.service.settings.max_json
+        if size > limit:
+            raise TooLarge(f"body: expected at most {limit} bytes of JSON, got {size}; send tensors as binary data")
 
     def _finish(self, outcome: Outcome) -> None:
         try:

@@ -225,9 +225,9 @@ class Batcher:
         for entry in late:
             self._refuse(entry)
         self._leave(late)
-        batch = [entry for entry in batch if entry not in late]
-        if not batch:
-            return batch
+        if late:
+            self.queue.put_back([entry for entry in batch if entry not in late])
+            return []  # the rest may have more time
         kept = 1
         while kept < len(batch) and sum(entry.rows for entry in batch[: kept + 1]) <= rows:
             kept += 1

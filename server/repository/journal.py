@@ -3,6 +3,9 @@
 A line is ``<crc32> <json>\n``. A change is made when its line is durable; everything else on disk follows from it and
 can be done again. A torn or damaged tail is what a crash left of a change that nobody was told of: it is cut off.
 Damage with whole lines after it is not that: such a log is put aside, and kept.
+
+A log is read whole at the start, so it does not grow for ever: its oldest lines move to
+``<model>.log-<generation of the first>``, which nobody reads but people.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from server.repository.aliases import Aliases, DamagedDocument
 from server.repository.fs import Fs
 
 _TAIL = 1 << 18  # bytes at the end of a log that surely hold a whole record
-REMEMBERED = 10_000  # changes per model kept in memory; an idempotency key is known for as long
+REMEMBERED = 2_000  # changes per model kept in memory; an idempotency key is known for as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,7 @@ class Journal:
         self.records: deque[Record] = deque(maxlen=REMEMBERED)
         self._keys: dict[str, Record] = {}
         self._inode = (0, 0)
-        self._end = 0  # bytes read that hold whole records
+        self._end = self._lines = 0  # bytes read that hold whole records, and how many
         self._named = False  # whether the log's name is known to be durable
 
     @property
@@ -129,6 +132,8 @@ class Journal:
         with self._lock:
             self._refresh()
             self._cut_tail()
+            if self._lines >= 2 * REMEMBERED:
+                self._shorten()
             self._append(record)
 
     def settle(self) -> None:
@@ -151,7 +156,7 @@ class Journal:
     def _append(self, record: Record) -> None:
         line = record.dump()
         try:
-            self._write(line)
+            self._write(self._fs.append(self._path), line)
         except OSError:
             self._cut_back()
             raise
@@ -173,10 +178,25 @@ class Journal:
         elif tail:
             self._fs.truncate(self._path, self._end)
 
-    def _write(self, line: bytes) -> None:
-        fd = self._fs.append(self._path)
+    def _shorten(self) -> None:
+        """Move the lines that are not remembered to an archive. The append that follows makes the new name durable."""
+        *lines, _ = self._path.read_bytes()[: self._end].split(b"\n")
+        old, kept = lines[:-REMEMBERED], lines[-REMEMBERED:]
+        archive = self._path.with_suffix(f".log-{Record.parse(old[0]).generation:09d}")
+        draft = self._path.with_suffix(".log-new")
+        self._named = False  # so the archive's name is made durable, before its lines go from the log
         try:
-            self._fs.write(fd, line)
+            self._write(self._fs.replace(archive), b"\n".join([*old, b""]))
+            self._write(self._fs.replace(draft), b"\n".join([*kept, b""]))
+        except OSError:
+            return  # the log is as it was, and the next change tries again
+        self._fs.rename(draft, self._path)
+        self._forget()
+        self._refresh()
+
+    def _write(self, fd: int, content: bytes) -> None:
+        try:
+            self._fs.write(fd, content)
         except OSError:
             self._fs.close(fd)
             raise
@@ -214,6 +234,7 @@ class Journal:
             self._keys.pop(key, None)
         self.records.append(record)
         self._end += size
+        self._lines += 1
         if record.key:
             self._keys[record.key] = record
         elif record.action == "void":
@@ -223,5 +244,5 @@ class Journal:
         self.records.clear()
         self._keys.clear()
         self._inode = (0, 0)
-        self._end = 0
+        self._end = self._lines = 0
         self._named = False

@@ -58,12 +58,12 @@ def service(root: Path, fs: Fs | None = None, *, held: bool = False, **settings:
         yield running
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
     assert backend.open_models == 0
 
 
-def until(condition: Any, seconds: float = 10) -> None:
+def until(condition: Any, seconds: float = 60) -> None:
     """Return once it holds; fails the test when it does not in time."""
     end = time.monotonic() + seconds
     while not condition():

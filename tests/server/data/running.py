@@ -82,7 +82,7 @@ def serving(models: dict[str, FakeModel], transport: str = "direct", **settings:
         assert not thread.is_alive()
 
 
-def wait_for(condition: Any, seconds: float = 10) -> None:
+def wait_for(condition: Any, seconds: float = 60) -> None:
     """Return once the condition holds; fails the test when it does not in time."""
     end = time.monotonic() + seconds
     while not condition():
@@ -116,7 +116,7 @@ class Raw:
     buffer: bytes = b""
 
     def __post_init__(self) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", self.port), timeout=10)
+        self.socket = socket.create_connection(("127.0.0.1", self.port), timeout=60)
 
     def __enter__(self) -> Raw:
         return self

@@ -19,7 +19,7 @@ from tests.server.data.running import Answer, Running, infer_request, request, r
 def server(request: pytest.FixtureRequest) -> Iterator[Running]:
     models = {"doubler": doubler(), "adder": adder()}
     models |= {"text": echo("BYTES"), "flags": echo("BOOL"), "count": echo("INT8")}
-    with serving(models, request.param, max_body=200_000, max_inflated=300_000) as running:
+    with serving(models, request.param, max_body=200_000, max_inflated=300_000, max_json=150_000) as running:
         yield running
 
 
@@ -207,6 +207,21 @@ def test_bodies_over_the_limit(server: Running) -> None:
     answer = server.ask("POST", "/v2/models/doubler/infer", b" " * 200_001)
     assert (answer.status, "at most 200000 bytes" in answer.error) == (413, True)
     assert server.ask("POST", "/v2/repository/index", b" " * 200_001).status == 413
+
+
+def test_json_over_the_limit_is_told_of_binary_data(server: Running) -> None:
+    text = json.dumps({"inputs": [tensor()]}).encode()
+    for body, headers in (
+        (text.ljust(150_001), {}),
+        (gzip.compress(text.ljust(150_001)), {"Content-Encoding": "gzip"}),
+    ):
+        answer = server.ask("POST", "/v2/models/doubler/infer", body, headers)
+        assert (answer.status, "150000 bytes of JSON, got 150001; send tensors as binary" in answer.error) == (
+            413,
+            True,
+        )
+    assert server.ask("POST", "/v2/models/doubler/infer", text.ljust(150_000)).status == 200
+    assert server.ask_raw(infer_request("doubler", rows(11_000))).status == 200
 
 
 @pytest.mark.parametrize(

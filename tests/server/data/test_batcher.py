@@ -376,6 +376,25 @@ def test_a_deadline_that_the_queue_ahead_makes_impossible_is_refused_at_the_door
     play(scene, model)
 
 
+def test_one_that_is_too_late_does_not_make_the_others_batch_small() -> None:
+    model = doubler(max_batch=8)
+    model.function = lambda tensors: (time.sleep(0.05), {"y": tensors["x"]})[1]
+
+    async def scene(bench: Bench) -> None:
+        for count in (1, 2, 4, 8):
+            await bench.y(rows(count))
+        first = await bench.hold()
+        late = bench.submit(rows(1), timeout=0.4)[1]
+        others = [bench.submit(rows(1))[1] for _ in range(4)]
+        await asyncio.sleep(0.33)  # the first takes 0.05 more, so what is left is less than one execution
+        model.gate.set()
+        assert isinstance(await late, DeadlineExceeded)
+        await asyncio.gather(first, *others)
+
+    play(scene, model)
+    assert model.batches[-2:] == [1, 4]
+
+
 def test_a_caller_that_leaves_before_a_worker_begins_does_not_spoil_the_batch() -> None:
     model = doubler()
 

@@ -123,17 +123,19 @@ def test_reading_pauses_when_too_many_answers_are_due(gated: tuple[Running, Fake
 
 def test_a_client_that_reads_nothing_is_not_read_from() -> None:
     """Its answers stay bounded: the server stops reading instead of buffering without end."""
-    data = infer_request("doubler", rows(5000)) * 20
+    data = infer_request("doubler", rows(5000)) * 1000  # 80 MB; two small and two default socket buffers hold far less
     with serving({"doubler": doubler(max_batch=8192)}) as running:
-        with running.connect() as raw:
-            raw.socket.settimeout(0.3)
-            sent = 0
-            while sent < 64 << 20:
-                try:
-                    sent += raw.socket.send(data)
-                except TimeoutError:
-                    break
-            assert sent < 32 << 20
+        with socket.socket() as raw:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+            raw.connect(("127.0.0.1", running.port))
+            raw.settimeout(2)
+            with pytest.raises(TimeoutError):
+                raw.sendall(data)
+            connection = next(iter(running.server.server_state.connections))
+            assert connection.flow is not None
+            assert connection.flow.read_paused
+            assert connection.transport.get_write_buffer_size() < 16 << 20
         assert running.ask_raw(infer_request("doubler", rows(1))).status == 200
 
 

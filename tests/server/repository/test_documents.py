@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from server.repository.journal import REMEMBERED, Journal, Record, last_record
 from server.repository.lifecycle import IllegalTransition, State, Status
 from server.repository.manifest import CorruptVersion, FileEntry, Manifest, Signature, describe_folder, verify_files
 from server.types import TensorSpec
+from tests.server.repository.disk import FailingFs
 
 PLAIN: dict[str, Any] = {"schema": 1, "files": {"model.onnx": {"sha256": "a" * 64, "size": 3}}}
 
@@ -224,6 +226,38 @@ def test_a_log_remembers_only_so_much(tmp_path: Path) -> None:
     journal = Journal(Fs(), path)
     assert len(journal.snapshot()) == REMEMBERED
     assert (journal.find_key("k2"), journal.find_key("k3")) == (None, journal.records[0])
+
+
+def test_a_long_log_is_shortened_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start reads a bounded log; another process that had read the long one goes on with the short one."""
+    monkeypatch.setattr("server.repository.journal.REMEMBERED", 3)
+    path = tmp_path / "m.log"
+    writer, reader = Journal(Fs(), path), Journal(Fs(), path)
+    for generation in range(1, 21):
+        writer.append(record(generation, key=f"k{generation}", fingerprint="f"))
+        reader.refresh()
+        assert reader.last == writer.last
+        assert len(path.read_bytes().splitlines()) <= 6
+    assert [r.generation for r in Journal(Fs(), path).snapshot()] == [18, 19, 20]
+    assert (reader.find_key("k17"), reader.find_key("k18")) == (None, writer.records[0])
+    files = sorted(tmp_path.iterdir())
+    told = sorted(Record.parse(line).generation for file in files for line in file.read_bytes().splitlines())
+    assert told == list(range(1, 21))
+
+
+def test_a_log_that_cannot_be_shortened_grows_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.repository.journal.REMEMBERED", 2)
+    path = tmp_path / "m.log"
+    for step in range(1, 5):  # opening, writing, syncing, naming the archive
+        path.unlink(missing_ok=True)
+        for generation in range(1, 5):
+            Journal(Fs(), path).append(record(generation))
+        fs = FailingFs(step, errno.ENOSPC)
+        journal = Journal(fs, path)
+        journal.append(record(5))
+        assert fs.step > step
+        assert [r.generation for r in Journal(Fs(), path).snapshot()] == [4, 5]
+        assert len(path.read_bytes().splitlines()) == 5
 
 
 def test_states_follow_each_other_as_drawn() -> None:

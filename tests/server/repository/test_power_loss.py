@@ -11,11 +11,14 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 import server.repository
+from server.repository import journal
 from server.repository.aliases import Alias, Aliases, DamagedDocument
+from server.repository.journal import Record, _is_record
 from server.repository.manifest import CorruptVersion, Manifest, describe_folder, verify_files
 from server.repository.store import Origin, Outcome, Store
 from tests.server.repository.disk import Killed, RecordingFs, Site, Tree, lay_out
@@ -37,6 +40,13 @@ class Seen:
         return cls(tuple(store.versions(MODEL)), dict(store.state(MODEL).aliases), tuple(keys))
 
 
+def told(store: Store) -> set[int]:
+    """Return the generations that the log and its archives tell of."""
+    logs = (store.root / ".lathe" / "log").glob(f"{MODEL}.log*")
+    lines = {line for path in logs for line in path.read_bytes().split(b"\n") if _is_record(line)}
+    return {Record.parse(line).generation for line in lines}
+
+
 class World:
     """A repository, what has been acknowledged of it, and every state the disk may be left in."""
 
@@ -49,6 +59,7 @@ class World:
             (self.root / MODEL / str(version) / "model.onnx").write_bytes(content)
         self.acknowledged = [Seen.of(Store(self.root))]
         self.high_water = [0]
+        self.generations = [0]
         self.states: dict[tuple[Tree, int], None] = {}  # and how much had been acknowledged
         self.fs = RecordingFs(self.root, deaf)
         self.fs.observers.append(self.observe)
@@ -65,6 +76,7 @@ class World:
     def acknowledge(self, store: Store) -> None:
         self.acknowledged.append(Seen.of(store))
         self.high_water.append(store.state(MODEL).high_water)
+        self.generations.append(store.state(MODEL).generation)
         self.observe()
 
     def violation(self, tree: Tree, step: int, folder: Path) -> str | None:
@@ -89,6 +101,8 @@ class World:
                 return f"version {version} has no manifest"
             if manifest is not None:
                 verify_files(store.folder(MODEL, version), manifest)
+        if missing := set(range(1, self.generations[step] + 1)) - told(store):
+            return f"no log tells of the changes {missing}"
         number = publish(store, b"next", stays).record.version
         return None if number and number > self.high_water[step] else f"version number {number} is used again"
 
@@ -151,7 +165,22 @@ def killed_and_asked_again(folder: Path, deaf: Site | None = None) -> World:
     return world
 
 
-SCENARIOS = [everyday, copied_by_hand, killed_and_asked_again]
+def log_grown_long(folder: Path, deaf: Site | None = None) -> World:
+    """The oldest changes move to an archive."""
+    world = World(folder, deaf)
+    with patch.object(journal, "REMEMBERED", 2):
+        store = world.open()
+        for content in (b"first", b"second"):
+            publish(store, content, goes_live)
+            world.acknowledge(store)
+        for turn in range(6):
+            store.move(MODEL, "alias", "live", lambda s, turn=turn: s.moved("live", 1 + turn % 2), Origin())
+            world.acknowledge(store)
+    assert len(list(world.root.glob(".lathe/log/*.log-0*"))) == 2
+    return world
+
+
+SCENARIOS = [everyday, copied_by_hand, killed_and_asked_again, log_grown_long]
 
 
 def sync_sites() -> list[Site]:

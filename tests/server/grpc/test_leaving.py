@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,8 +17,10 @@ import grpc.aio
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
+from typer.testing import CliRunner
 
 from server.api.grpc.messages import HEALTH, message_class
+from server.cli import app
 from server.settings import Settings
 from tests.server.data.fakes import FakeModel, application, doubler
 from tests.server.data.running import rows, wait_for
@@ -197,3 +200,12 @@ def test_versions_and_aliases_are_those_of_http() -> None:
         for version in ("", "1", "live"):
             assert service.ModelInfer(request(rows(1), model_version=version), timeout=10).model_version == "1"
         assert list(service.ModelMetadata(pb.ModelMetadataRequest(name="doubler", version="live")).versions) == ["1"]
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    for name in [name for name in sys.modules if name.startswith("server.api.grpc.")]:
+        monkeypatch.delitem(sys.modules, name)
+    result = CliRunner().invoke(app, ["serve", "--model-repo", str(tmp_path), "--grpc-port", "0"])
+    assert result.exit_code == 1
+    assert "pip install 'lathe[grpc]'" in result.output

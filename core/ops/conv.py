@@ -14,7 +14,7 @@ from core.ir.dim import evaluate
 from core.ir.graph import Array
 from core.ir.types import Dim, TensorType, ValueType
 from core.ops.common import same_dtype
-from core.ops.fused import apply_epilogue, epilogue_dtype
+from core.ops.fused import apply_epilogue, check_extras, epilogue_dtype
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required, RowAxis, register
 from core.ops.spatial import (
     WINDOW_ATTRS,
@@ -67,6 +67,8 @@ class FusedConv(Conv):
     def infer(self, c: Infer) -> Sequence[ValueType]:
         (plain,) = super().infer(c)
         assert isinstance(plain, TensorType)
+        if plain.shape is not None:
+            check_extras(c, 3, plain.shape)
         return [TensorType(epilogue_dtype(c, plain.dtype), plain.shape)]
 
     def reference(self, c: Call, x: Array, w: Array, b: Array | None = None, *extras: Array) -> Array:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from core.ir.graph import Array, Graph
-from core.ir.types import TensorType, ValueType
+from core.ir.types import Dim, TensorType, ValueType
 from core.ops.common import broadcast_shapes, wide
 from core.ops.elementwise import Elementwise
 from core.ops.registry import Call, Infer, NodeView, OpDef, Required, get, register
@@ -45,6 +45,11 @@ def scalar_body(e: ScalarOps, body: Graph, inputs: Sequence[Operand]) -> list[Op
         op = get(node.op)
         env[node.output] = op.scalar(e, NodeView(op, node), *(env[v] for v in node.inputs if v is not None))
     return [env[value] for value in body.outputs]
+
+
+def check_extras(c: Infer, first: int, shape: Sequence[Dim]) -> None:
+    """Refuse extras of an epilogue, the inputs from `first` on, that do not broadcast to what it is applied to."""
+    broadcast_shapes(c, [tuple(shape), *(c.shape(index) for index in range(first, len(c.node.inputs)))])
 
 
 @register
@@ -83,6 +88,7 @@ class FusedMatMul(OpDef):
         if len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
             c.fail(f"cannot multiply {_text(a)} by {_text(b)}")
         batch = broadcast_shapes(c, [a[:-2], b[:-2]]) or ()
+        check_extras(c, 2, (*batch, a[-2], b[-1]))
         shape = _permuted((*batch, a[-2], b[-1]), c.attr("perm_y"))
         return [TensorType(epilogue_dtype(c, c.dtype(0)), shape)]
 
@@ -111,6 +117,7 @@ class FusedAttention(OpDef):
         if min(len(q), len(k), len(v)) < 2 or q[-1] != k[-2] or k[-1] != v[-2]:
             c.fail(f"cannot attend with queries {_text(q)} to keys {_text(k)} and values {_text(v)}")
         batch = broadcast_shapes(c, [q[:-2], k[:-2], v[:-2]]) or ()
+        check_extras(c, 3, (*batch, q[-2], k[-1]))
         shape = _permuted((*batch, q[-2], v[-1]), c.attr("perm_y"))
         return [TensorType(epilogue_dtype(c, c.dtype(0)), shape)]
 

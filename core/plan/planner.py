@@ -32,6 +32,7 @@ from core.plan.plan import (
     affine_of,
     exact_affine,
 )
+from core.plan.probe import has_elements, holds_for_every_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +149,19 @@ class _Planner:
         if awkward is not None:
             self.reasons[node] = f"%{awkward.name} is {awkward.type}, which only exists while the model runs"
         elif not self._is_view(node):
-            call = select(Request(node, self.graph.constants, self.target, self.threads))
-            if call is None:
-                self.reasons[node] = f"no compiled kernel for {node.op} of {', '.join(_types(node))}"
-            else:
-                self.calls[node] = call
+            self._choose_kernel(node)
+
+    def _choose_kernel(self, node: Node) -> None:
+        if not has_elements(node):
+            self.reasons[node] = f"{node.op} of {', '.join(_types(node))} has empty operands"
+            return
+        call = select(Request(node, self.graph.constants, self.target, self.threads))
+        if call is None:
+            self.reasons[node] = f"no compiled kernel for {node.op} of {', '.join(_types(node))}"
+        elif not holds_for_every_batch(node, self.graph.constants):
+            self.reasons[node] = f"{node.op} of {', '.join(_types(node))} only fits some batch sizes"
+        else:
+            self.calls[node] = call
 
     def _is_view(self, node: Node) -> bool:
         """Whether the output is the input's bytes, for every batch size."""

@@ -186,12 +186,20 @@ class Executable:
         environment: dict[Value, Any] = {v: self._read(context, n, v.name, boxed) for v in _reads(node, graph)}
         environment.update(graph.constants)
         arguments = [environment[v] if v is not None else None for v in node.inputs]
-        results = run_node(node, arguments, environment, symbols)
+        results = _on_reference(node, arguments, environment, symbols)
         learn_symbols(node, results, symbols)
         for value, result in zip(node.outputs, results, strict=False):
             boxed[value.name] = self._kept(context, result)
             if value.name in self.plan.located:
-                np.copyto(self._view(context, n, value.name), result)
+                self._hand_over(context, n, node, value, result)
+
+    def _hand_over(self, context: _Context, n: int, node: Node, value: Value, result: Any) -> None:
+        """Copy a result to where native code reads it."""
+        place = self._view(context, n, value.name)
+        if place.shape != np.shape(result):
+            expected = f"expected {value.type} with n = {n}"
+            raise FeedError(f"node '{node.name}' ({node.op}) gave shape {list(np.shape(result))}, {expected}")
+        np.copyto(place, result)
 
     def _kept(self, context: _Context, result: Any) -> Any:
         """The result, without views of memory that later steps write to or that goes away with the model."""
@@ -261,6 +269,16 @@ class Executable:
         words[ContextWord.SLOT_COUNT] = len(self._slots) // 3
         words[ContextWord.BASES] = address_of(bases)
         return _Context(words, address_of(words), bases, addresses, counters, np.zeros(0, np.uint8))
+
+
+def _on_reference(
+    node: Node, arguments: Sequence[Any], environment: Mapping[Value, Any], symbols: Mapping[str, int]
+) -> list[Any]:
+    """Run a node on its reference. FeedError for data that it cannot take, such as extents that do not fit."""
+    try:
+        return run_node(node, arguments, environment, symbols)
+    except (ArithmeticError, IndexError, TypeError, ValueError) as error:
+        raise FeedError(f"node '{node.name}' ({node.op}): {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

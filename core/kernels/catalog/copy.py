@@ -280,6 +280,8 @@ def _fill_bits(request: Request) -> int | None:
 def _segments(mode: str, before: int, after: int, extent: Dim) -> list[_Segment] | None:
     """One padded axis from left to right; None for what a single reflection or repetition cannot fill."""
     kept = extent + min(before, 0) + min(after, 0)
+    if min(before, after) < 0 and not (isinstance(kept, int) and kept >= 0):
+        return None  # more may be cut off than there is
     middle = _Segment(kept, max(before, 0), max(-before, 0))
     if before <= 0 and after <= 0:
         return [middle]

@@ -55,6 +55,8 @@ def resize(request: Request) -> KernelCall | None:
     if x is None or not has_plannable_types(node) or x.dtype is not DType.FLOAT32 or len(x.shape) != 4:
         return None
     last = attribute(node, "layout") == "NHWC"
+    if node.output.shape[0] != x.shape[0]:
+        return None
     height, width, channels = (x.shape[1], x.shape[2], x.shape[3]) if last else (x.shape[2], x.shape[3], x.shape[1])
     if any(value is not None for value in node.inputs[1:]) or not isinstance(height, int) or not isinstance(width, int):
         return None

@@ -1,0 +1,37 @@
+"""Whether what inference says of a node holds for every batch size, so that a kernel may rely on it.
+
+A model may add [n, 4] to [3, 4]: that has a meaning for n = 1 and n = 3 only. Inference has to accept it, but code that
+never looks at sizes while it runs would read beyond its operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from core.errors import LatheError
+from core.ir.graph import Array, Graph, Node, Value
+from core.ops.inference import infer_graph
+
+_PROBE = 1_000_003  # a prime, and an extent that no model has: no accident makes it agree with another one
+
+
+def holds_for_every_batch(node: Node, constants: Mapping[Value, Array]) -> bool:
+    """Whether inference with a batch size of its own gives the shapes that it gave with `n`."""
+    inputs = list(dict.fromkeys(value for value in node.inputs if value is not None))
+    if not any(value.tensor.symbols for value in [*inputs, *node.outputs]):
+        return True
+    given = [value for value in inputs if value not in constants]
+    known = {value: constants[value] for value in inputs if value in constants}
+    twin = Graph("probe", given, list(node.outputs), [node], known).clone({"n": _PROBE})
+    declared = [value.type for value in twin.outputs]
+    try:
+        infer_graph(twin)
+    except LatheError:
+        return False
+    return [value.type for value in twin.outputs] == declared
+
+
+def has_elements(node: Node) -> bool:
+    """Whether no operand is empty for every batch size: kernels are written for extents of at least one."""
+    values = [value for value in (*node.inputs, *node.outputs) if value is not None]
+    return all(dim != 0 for value in values for dim in value.tensor.dims)

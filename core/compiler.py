@@ -125,7 +125,8 @@ def describe(graph: Graph, options: Options) -> Description:
 def executable(graph: Graph, options: Options, batching: BatchInfo, binding: Binding) -> Executable:
     """Compile for one set of shapes and load the result."""
     compiled = build(graph, options, batching, binding)
-    loaded = Executable(compiled.plan, Library(compiled.objects), compiled.weights, options.threads)
+    library = Library(compiled.objects)
+    loaded = Executable(compiled.plan, library, compiled.weights, options.threads, batching.batchable)
     for name, initial in compiled.states.items():
         loaded.set_state(name, initial)
     return loaded

@@ -99,7 +99,8 @@ def load(folder: Path, threads: int, specialise: Callable[[Graph, dict[str, Any]
     plan = plan_from_json(index["plan"], fallbacks)
     code = _bytes(folder, index, "code.bin")
     objects = {symbol: bytes(code[start : start + size]) for symbol, (start, size) in index["code"].items()}
-    fixed = Executable(plan, Library(objects), _bytes(folder, index, "weights.bin"), threads)
+    weights = _bytes(folder, index, "weights.bin")
+    fixed = Executable(plan, Library(objects), weights, threads, description.batching.batchable)
     states = parse_graph(_text(folder, index, "states.lir"), _bytes(folder, index, "states.bin"))
     for value, initial in states.constants.items():
         fixed.set_state(value.name, initial)

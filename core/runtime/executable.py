@@ -22,6 +22,7 @@ from core.plan.plan import ARENA, WEIGHTS, Fallback, Plan, Port, Segment
 from core.reference import learn_symbols, run_node
 from core.runtime.memory import address_of, aligned_bytes, aligned_words, array_at
 from core.runtime.native import ContextWord
+from core.runtime.pieces import ALL, even_piece, row_steps, rows_of_a_piece
 from core.runtime.team import team
 
 # Work (operations, see Plan.work) below which a run stays on the caller's thread. A sleeping worker takes 60 to 170
@@ -53,8 +54,11 @@ class _Context:
 class Executable:
     """Runs a plan. `close` frees code, weights and arenas once the last run in flight has ended."""
 
-    def __init__(self, plan: Plan, library: Library, weights: NDArray[np.uint8], threads: int) -> None:
-        """At most `threads` take part in a run, and no more than the plan has memory for."""
+    def __init__(
+        self, plan: Plan, library: Library, weights: NDArray[np.uint8], threads: int, independent: bool = False
+    ) -> None:
+        """At most `threads` take part in a run, and no more than the plan has memory for. `independent`: no row of an
+        output depends on another row of an input, so that a batch may run in pieces."""
         self.plan = plan
         self.threads = threads = min(threads, plan.threads)
         self._library = library
@@ -74,6 +78,9 @@ class Executable:
         self._shapes = [_shape_of(port) for port in plan.outputs]
         self._whole = (0, len(plan.steps))
         self._simple = len(plan.schedule) == 1 and isinstance(plan.schedule[0], Segment) and not plan.copies
+        divisible = independent and self._simple and not plan.states
+        self._most = rows_of_a_piece(plan, threads) if divisible else ALL
+        self._row_steps = np.array([0] * _FIRST_PORT + row_steps((*plan.inputs, *plan.states, *plan.outputs)))
 
     def set_state(self, name: str, array: NDArray[Any]) -> None:
         """Give a state its value; the session does so once before the first run."""
@@ -91,7 +98,7 @@ class Executable:
 
         `times`, when given, receives nanoseconds at the start and after each step.
         """
-        context = self._acquire(n)
+        context = self._acquire(n if n <= self._most else even_piece(n, self._most))
         try:
             if self.plan.states:
                 with self._state_lock:
@@ -127,6 +134,9 @@ class Executable:
             if output is not None:
                 bases[base] = address_of(output)
             base += 1
+        if n > self._most:
+            self._run_pieces(context, n, times)
+            return outputs
         words = context.words
         words[_N] = n
         words[_THREADS] = self._threads_for(n)
@@ -135,6 +145,21 @@ class Executable:
             self._enter(context, *self._whole)
             return outputs
         return self._run_schedule(context, n, inputs, outputs)
+
+    def _run_pieces(self, context: _Context, n: int, times: NDArray[np.int64] | None) -> None:
+        """The tape once per piece; `times` receives what the steps took in all pieces together."""
+        piece, words, whole = even_piece(n, self._most), context.words, context.bases.copy()
+        stamps = np.zeros(len(self.plan.steps) + 1, np.int64)
+        total = np.zeros(len(self.plan.steps), np.int64)
+        words[_TIMES] = 0 if times is None else address_of(stamps)
+        for first in range(0, n, piece):
+            rows = min(piece, n - first)
+            context.bases[:] = whole + first * self._row_steps
+            words[_N], words[_THREADS] = rows, self._threads_for(rows)
+            self._enter(context, *self._whole)
+            total += np.diff(stamps)
+        if times is not None:
+            times[1:] = times[0] + np.cumsum(total)
 
     def _threads_for(self, n: int) -> int:
         if self.threads == 1:

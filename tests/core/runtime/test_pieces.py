@@ -1,0 +1,85 @@
+"""Large batches in pieces: the same results, whatever the pieces; and where a batch must stay whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import core
+from core.ir.build import Builder
+from core.ir.graph import Graph
+from core.ir.types import DType, TensorType, symbol
+from core.runtime.pieces import ALL, even_piece, row_bytes
+from tests.core.runtime import graphs
+
+N = symbol("n")
+
+
+@pytest.fixture(autouse=True)
+def _small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.runtime.pieces._CACHE_BYTES", 300_000)
+
+
+def rows_at_once(session: core.Session) -> int:
+    assert session._fixed is not None
+    return session._fixed._most
+
+
+def images(rows: int) -> dict[str, np.ndarray[Any, Any]]:
+    return {"x": np.random.default_rng(rows).standard_normal((rows, 16, 32, 32), np.float32)}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_pieces_give_what_the_whole_gives(threads: int) -> None:
+    graph = graphs.convolution()
+    session = core.compile(graph, threads=threads)
+    most = rows_at_once(session)
+    assert 1 < most < 10
+    for rows in (0, 1, most, most + 1, 2 * most, 3 * most + 1):
+        got, want = session.run(images(rows)), core.interpret(graph, images(rows))
+        for name in want:
+            np.testing.assert_allclose(got[name], want[name], rtol=1e-4, atol=1e-4)
+
+
+def test_memory_is_for_one_piece() -> None:
+    session = core.compile(graphs.convolution(), threads=1)
+    session.run(images(4 * rows_at_once(session)))
+    assert session._fixed is not None
+    (context,) = session._fixed._pool
+    assert context.arena.nbytes <= session._fixed.plan.arena.at(rows_at_once(session))
+
+
+def test_a_profile_adds_the_pieces_up() -> None:
+    session = core.compile(graphs.convolution(), threads=1)
+    one = session.profile(images(rows_at_once(session)), runs=3).total
+    many = session.profile(images(8 * rows_at_once(session)), runs=3).total
+    assert many > 2 * one > 0
+
+
+def test_weights_are_not_read_again_for_a_few_rows() -> None:
+    """A layer of many weights and few activations."""
+    graph = graphs.mlp(hidden=40_000)
+    assert rows_at_once(core.compile(graph, threads=1)) > 5
+
+
+def test_rows_that_depend_on_each_other_stay_together() -> None:
+    graph = Graph("mixed")
+    b = Builder(graph)
+    x = b.input("x", TensorType(DType.FLOAT32, (N, 10_000)))
+    graph.outputs = [b("Sub", b("Softmax", x, axis=0), b("Softmax", x, axis=1))]
+    assert rows_at_once(core.compile(graph, threads=1)) == ALL
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [((N, 3, 2), 24), ((N,), 4), ((5, 2), 0), ((), 0), ((2 * N, 3), None), ((3, N), None), ((N, N), None)],
+)
+def test_bytes_of_a_row(shape: tuple[Any, ...], expected: int | None) -> None:
+    assert row_bytes(TensorType(DType.FLOAT32, shape)) == expected
+
+
+@pytest.mark.parametrize(("n", "most", "expected"), [(7, 3, 3), (9, 4, 3), (32, 17, 16), (5, 9, 5), (0, 4, 0)])
+def test_pieces_are_even(n: int, most: int, expected: int) -> None:
+    assert even_piece(n, most) == expected

@@ -25,7 +25,7 @@ from server.errors import DeadlineExceeded, ServerError
 from server.scheduling.pool import WorkerPool
 from server.telemetry.statistics import Statistics
 
-HEADROOM = 1.2  # on the expected wait: who would be answered only just in time is better told so at once
+HEADROOM = 1.2  # on expected times: who would be answered only just in time is better told so at once
 
 log = logging.getLogger("lathe.batching")
 
@@ -121,8 +121,6 @@ class Batcher:
 
     def _expected(self, rows: int) -> float:
         """Return the seconds until ``rows`` more have been answered, behind all that is here, in full batches."""
-        if not self._rows:
-            return self.cost.predict(rows)
         batches, rest = divmod(self._rows + rows, self._max_rows)
         return HEADROOM * (batches * self.cost.predict(self._max_rows) + (self.cost.predict(rest) if rest else 0.0))
 
@@ -210,7 +208,7 @@ class Batcher:
             if not deadlines:
                 self._note_release(batch)
                 return batch
-            rows = self.cost.rows_within(min(deadlines) - monotonic(), self._max_rows)
+            rows = self.cost.rows_within((min(deadlines) - monotonic()) / HEADROOM, self._max_rows)
             batch = self._cut(batch, rows)
             if batch:
                 return batch
@@ -236,7 +234,7 @@ class Batcher:
         return batch[:kept]
 
     def _is_late(self, entry: Entry) -> bool:
-        return entry.deadline is not None and monotonic() + self.cost.predict(entry.rows) > entry.deadline
+        return entry.deadline is not None and monotonic() + HEADROOM * self.cost.predict(entry.rows) > entry.deadline
 
     def _note_release(self, batch: list[Entry]) -> None:
         if len(self.queue) == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Coroutine
 from pathlib import Path
@@ -72,6 +73,18 @@ class Loader:
         model.failures.pop(version, None)
         model.advance(version, State.READY)
         return servable
+
+    async def enter_or_await(self, model: LiveModel, version: int, built: Built) -> bool:
+        """Make a loaded model answer, and say so; False if another look at the disk saw the version first.
+
+        That one loads it by itself, and notes it if it cannot.
+        """
+        if version not in model.loaded and version not in model.loading:
+            self.enter(model, version, built)
+            return True
+        with contextlib.suppress(ServerError):
+            await self.ensure(model, version)
+        return False
 
     def let_go(self, model: LiveModel, version: int) -> None:
         """Take a version out of what answers; its last requests finish, then its memory goes."""

@@ -139,11 +139,10 @@ class Rollout:
                     self._store.publish, model.name, upload.staging, manifest, change, options.origin
                 )
                 if not outcome.replayed:
-                    self._loader.enter(model, outcome.version, built)
-                    entered = True
+                    entered = await self._loader.enter_or_await(model, outcome.version, built)
                     self._models.keep(model)
                     model.show(outcome.record.state)
-                    if model.unloaded:  # meanwhile
+                    if model.unloaded and outcome.version in model.loaded:  # meanwhile
                         self._loader.let_go(model, outcome.version)
             return outcome
         finally:

@@ -41,6 +41,7 @@ class Running:
     @property
     def hub(self) -> Hub:
         """What the direct path's connections share."""
+        wait_for(lambda: self.server.server_state.connections)
         return next(connection.hub for connection in self.server.server_state.connections)
 
     def connect(self) -> Raw:

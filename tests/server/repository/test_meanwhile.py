@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from server.errors import NotFound, Unavailable
 from server.repository import builder
 from server.repository.lifecycle import State
-from server.repository.store import Origin
+from server.repository.store import Origin, Outcome
 from tests.server.repository.world import files, run, toy, world
 
 
@@ -89,5 +90,26 @@ def test_what_was_counted_about_a_deleted_version_is_forgotten(tmp_path: Path) -
             assert all(page.load_seconds > 0 for page in book.all())
             await w.rollout.delete("m", 2, Origin())
             assert [page.ref.version for page in book.all()] == [1]
+
+    run(scenario())
+
+
+def test_a_version_that_the_watcher_sees_before_its_publisher_is_done_is_published_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the durable write and its showing the folder is there for every look at the disk."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            loop, publish = asyncio.get_running_loop(), w.store.publish
+
+            def slow(*arguments: Any) -> Outcome:
+                outcome = publish(*arguments)
+                asyncio.run_coroutine_threadsafe(w.loader.ensure(w.model("m"), outcome.version), loop).result(10)
+                return outcome
+
+            monkeypatch.setattr(w.store, "publish", slow)
+            assert (await w.push(toy(2.0))).version == 1
+            assert (w.live(), w.scale(), w.backend.open_models) == (1, 2.0, 1)
 
     run(scenario())

@@ -20,7 +20,7 @@ from server.repository.artifacts import ArtifactCache, BuildOptions
 from server.repository.builder import Builder
 from server.repository.fs import Fs
 from server.repository.housekeeping import Housekeeping
-from server.repository.live import LiveModels
+from server.repository.live import LiveModel, LiveModels
 from server.repository.loader import Loader
 from server.repository.registry import Registry
 from server.repository.rollout import PublishOptions, Rollout, UploadLimits
@@ -132,6 +132,10 @@ class World:
         """Return what a request would be multiplied by, so which version answers."""
         servable = self.registry.resolve(name, version)
         return float(servable.model.execute({"x": np.ones((1, 4), np.float32)})["y"][0, 0])
+
+    def model(self, name: str) -> LiveModel:
+        """Return a model, as the rollout sees it."""
+        return self.rollout._models.get(name)
 
     def live(self, name: str = "m") -> int:
         """Return the version that answers a request that names none."""

@@ -90,12 +90,21 @@ class Library:
         self.close()
 
 
-@functools.cache
 def generator_version() -> str:
     """A digest of the source that writes code: changing a generator makes all its cached objects stale."""
+    return _source_digest(("codegen", "kernels", "ops"))
+
+
+def compiler_version() -> str:
+    """A digest of the whole compiler's source: a plan made by another one may differ in what it promises the runtime."""
+    return _source_digest((".",))
+
+
+@functools.cache
+def _source_digest(folders: tuple[str, ...]) -> str:
     core = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256()
-    for folder in ("codegen", "kernels", "ops"):
+    for folder in folders:
         for path in sorted((core / folder).rglob("*.py")):
             digest.update(path.relative_to(core).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from core.codegen.jit import Library, generator_version, llvm_version
+from core.codegen.jit import Library, compiler_version, llvm_version
 from core.codegen.target import host
 from core.errors import ArtifactError
 from core.ir.graph import Array, Graph, Value
@@ -59,7 +59,7 @@ def save(folder: Path, description: Description, options: dict[str, Any], conten
     index: dict[str, Any] = {
         "schema": SCHEMA,
         "target": host().key,
-        "generator": generator_version(),
+        "compiler": compiler_version(),
         "llvm": llvm_version(),
         "description": _description_to_json(description),
         "options": options,
@@ -86,7 +86,7 @@ def load(folder: Path, threads: int, specialise: Callable[[Graph, dict[str, Any]
     ArtifactError when the folder is missing, damaged, not this user's, or made for another target or version.
     """
     index = _read_index(folder)
-    for name, expected in (("schema", SCHEMA), ("target", host().key), ("generator", generator_version())):
+    for name, expected in (("schema", SCHEMA), ("target", host().key), ("compiler", compiler_version())):
         if index.get(name) != expected:
             made_for = f"{name} {index.get(name)!r}"
             raise ArtifactError(f"artifact was made for {made_for}, this is {expected!r}; compile it again")

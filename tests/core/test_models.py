@@ -63,7 +63,12 @@ def test_one_session_agrees_with_onnx_runtime_at_every_batch_size(name: str) -> 
 def test_other_targets_run_here_and_agree(name: str, target: str) -> None:
     environment = {**os.environ, "LATHE_TARGET": target, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", OTHER_TARGET, name], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=110
+        [sys.executable, "-c", OTHER_TARGET, name],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=110,
     )
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 1e-4

@@ -77,7 +77,7 @@ def _same_meaning(content: bytes, damaged: bytes) -> bool:
 
 
 def _essence(index: dict[str, object]) -> object:
-    return {key: index.get(key) for key in ("schema", "target", "generator", "files", "code")}
+    return {key: index.get(key) for key in ("schema", "target", "compiler", "files", "code")}
 
 
 def test_a_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_files_that_others_could_write_are_refused(tmp_path: Path) -> None:
 def test_an_artifact_of_another_version_says_so(tmp_path: Path) -> None:
     folder = made(tmp_path)
     index = json.loads((folder / "artifact.json").read_text())
-    (folder / "artifact.json").write_text(json.dumps({**index, "generator": "older"}))
+    (folder / "artifact.json").write_text(json.dumps({**index, "compiler": "older"}))
     with pytest.raises(ArtifactError, match="compile it again"):
         core.load_compiled(folder)
 

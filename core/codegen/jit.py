@@ -96,7 +96,7 @@ def generator_version() -> str:
 
 
 def compiler_version() -> str:
-    """A digest of the whole compiler's source: a plan made by another one may differ in what it promises the runtime."""
+    """A digest of the whole compiler's source: another one may plan, and promise the runtime, something else."""
     return _source_digest((".",))
 
 

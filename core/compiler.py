@@ -63,7 +63,7 @@ def compile(
     description = describe(graph, options)
     if other_symbols(graph, description.batching):
         return Session(description, lambda binding: executable(graph, options, description.batching, binding))
-    return Session(description, _fixed_only, executable(graph, options, description.batching, ()))
+    return Session(description, fixed=executable(graph, options, description.batching, ()))
 
 
 def compile_to(folder: Path, graph: Graph, options: Options) -> None:
@@ -86,9 +86,9 @@ def load_compiled(
     ArtifactError when the artifact is damaged or was made for another machine or version.
     """
 
-    def specialise(graph: Graph, stored: dict[str, Any], binding: Binding) -> Executable:
+    def specialise(graph: Graph, stored: dict[str, Any], batching: BatchInfo, binding: Binding) -> Executable:
         options = Options(**{**stored, "threads": count, "cache_dir": os.fspath(cache_dir) if cache_dir else None})
-        return executable(graph, options, describe(graph, options).batching, binding)
+        return executable(graph, options, batching, binding)
 
     count = threads or available_cpus()
     return artifact.load(Path(path), count, specialise)
@@ -205,7 +205,3 @@ def _open_cache(path: Path, required: bool) -> ObjectCache | None:
         if required:
             raise
         return None
-
-
-def _fixed_only(binding: Binding) -> Executable:
-    raise UnsupportedError(f"the model has one set of shapes, not {binding}")

@@ -204,11 +204,6 @@ class Pointer:
         name = f"llvm.masked.scatter.v{lanes}{_suffix(raw.type.element)}.v{lanes}p0"
         self.kernel.call(name, ir.VoidType(), [raw, addresses, ir.Constant(I32, self.dtype.itemsize), active])
 
-    def prefetch(self, offset: Val | int = 0, *, write: bool = False) -> None:
-        """Ask for the cache line at `offset`; never faults."""
-        flags = [ir.Constant(I32, flag) for flag in (int(write), 3, 1)]
-        self.kernel.call("llvm.prefetch.p0", ir.VoidType(), [self.at(offset).ir, *flags])
-
     def _masked(self, verb: str, type_: Any, first: list[Any], mask: Val, last: list[Any], result: Any) -> Any:
         name = f"llvm.masked.{verb}.v{type_.count}{_suffix(type_.element)}.p0"
         return self.kernel.call(name, result, [*first, ir.Constant(I32, self.dtype.itemsize), mask.ir, *last])

@@ -20,7 +20,7 @@ import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,10 @@ from core.runtime.shapes import Binding
 SCHEMA = 2
 _INDEX = "artifact.json"
 _LARGEST_INDEX = 64 << 20
+
+
+# Compiles a stored graph with its stored options for one set of shapes; whether rows may share a run is stored too.
+Specialise: TypeAlias = Callable[[Graph, dict[str, Any], BatchInfo, Binding], Executable]
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ def save(folder: Path, description: Description, options: dict[str, Any], conten
     _write(folder / _INDEX, json.dumps(index, indent=1).encode())
 
 
-def load(folder: Path, threads: int, specialise: Callable[[Graph, dict[str, Any], Binding], Executable]) -> Session:
+def load(folder: Path, threads: int, specialise: Specialise) -> Session:
     """A session from an artifact, run by up to `threads` threads, but no more than it was compiled for.
 
     `specialise` compiles further shapes of a model that needs it.
@@ -94,7 +98,7 @@ def load(folder: Path, threads: int, specialise: Callable[[Graph, dict[str, Any]
     if "plan" not in index:
         source = parse_graph(_text(folder, index, "source.lir"), _bytes(folder, index, "source.bin"))
         options = dict(index["options"])
-        return Session(description, lambda binding: specialise(source, options, binding))
+        return Session(description, lambda binding: specialise(source, options, description.batching, binding))
     fallbacks = parse_graph(_text(folder, index, "fallbacks.lir"), _bytes(folder, index, "fallbacks.bin"))
     plan = plan_from_json(index["plan"], fallbacks)
     code = _bytes(folder, index, "code.bin")
@@ -104,11 +108,7 @@ def load(folder: Path, threads: int, specialise: Callable[[Graph, dict[str, Any]
     states = parse_graph(_text(folder, index, "states.lir"), _bytes(folder, index, "states.bin"))
     for value, initial in states.constants.items():
         fixed.set_state(value.name, initial)
-    return Session(description, _never_specialise, fixed)
-
-
-def _never_specialise(binding: Binding) -> Executable:
-    raise ArtifactError(f"this artifact serves one set of shapes, not {binding}")
+    return Session(description, fixed=fixed)
 
 
 def _join(objects: dict[str, bytes]) -> tuple[dict[str, tuple[int, int]], bytes]:

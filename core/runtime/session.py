@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from core.errors import FeedError, SessionClosed
+from core.errors import FeedError, SessionClosed, UnsupportedError
 from core.ir.dim import SymDim, affine, symbols
 from core.ir.types import TensorType, ValueType
 from core.plan.plan import Fallback, Memory, Segment, Step
@@ -42,16 +42,21 @@ class Description:
     max_batch: int
 
 
+def _one_set_of_shapes(binding: Binding) -> Executable:
+    """What a session with a fixed executable would be asked for by mistake."""
+    raise UnsupportedError(f"the model has one set of shapes, not {binding}")
+
+
 class Session:
     """A compiled model. `run` may be called from any number of threads at once."""
 
     def __init__(
         self,
         description: Description,
-        specialise: Callable[[Binding], Executable],
+        specialise: Callable[[Binding], Executable] = _one_set_of_shapes,
         fixed: Executable | None = None,
     ) -> None:
-        """`fixed` is the executable of a model without other symbols; `specialise` makes one for given values."""
+        """`fixed` is the executable of a model without other symbols; else `specialise` makes one for given values."""
         self.description = description
         self._fixed = fixed
         self._shapes = Shapes(specialise, _SPECIALISATIONS)

@@ -27,12 +27,14 @@ from core.kernels.catalog.base import (
     Request,
     Scratch,
     Status,
+    candidates,
     covers,
+    offers,
     select,
 )
 
 __all__ = [
     "VIEWS", "In", "KernelCall", "KernelSpec", "Operand", "Out", "Packed", "Request", "Scratch", "Status",
-    "attention", "conv", "copy", "covers", "depthwise", "direct", "elementwise", "gather", "gemm", "norm", "pool",
-    "reduce", "resize", "select", "softmax", "winograd",
+    "attention", "candidates", "conv", "copy", "covers", "depthwise", "direct", "elementwise", "gather", "gemm", "norm",
+    "offers", "pool", "reduce", "resize", "select", "softmax", "winograd",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, ClassVar, TypeAlias
@@ -130,7 +130,9 @@ class Request:
 
 
 Selector: TypeAlias = Callable[[Request], KernelCall | None]
+Offer: TypeAlias = Callable[[Request], Iterable[KernelCall]]
 _SELECTORS: dict[str, list[Selector]] = {}
+_OFFERS: dict[str, list[Offer]] = {}
 
 # Operators whose output is the input's bytes under another shape: no kernel, the planner makes a view.
 VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
@@ -154,6 +156,34 @@ def select(request: Request) -> KernelCall | None:
         if call is not None:
             return call
     return None
+
+
+def offers(*ops: str) -> Callable[[Offer], Offer]:
+    """Decorator: this function names further kernels that could run nodes of these operators, the likeliest first.
+
+    They compute the same with another tile or algorithm. The tuner (`core.tune`) times them against the one that `select`
+    prefers; compiling one takes about 0.1 s, so offer what may win, not what can be written.
+    """
+
+    def add(offer: Offer) -> Offer:
+        for op in ops:
+            _OFFERS.setdefault(op, []).append(offer)
+        return offer
+
+    return add
+
+
+def candidates(request: Request) -> tuple[KernelCall, ...]:
+    """Kernels for a node without repetition: the one that `select` prefers, then what is offered; none where `select`
+    has none."""
+    first = select(request)
+    if first is None:
+        return ()
+    distinct = {first.spec.key: first}
+    for offer in _OFFERS.get(request.node.op, ()):
+        for call in offer(request):
+            distinct.setdefault(call.spec.key, call)
+    return tuple(distinct.values())
 
 
 def families(op: str) -> tuple[str, ...]:

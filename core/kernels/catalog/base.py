@@ -161,8 +161,8 @@ def select(request: Request) -> KernelCall | None:
 def offers(*ops: str) -> Callable[[Offer], Offer]:
     """Decorator: this function names further kernels that could run nodes of these operators, the likeliest first.
 
-    They compute the same with another tile or algorithm. The tuner (`core.tune`) times them against the one that `select`
-    prefers; compiling one takes about 0.1 s, so offer what may win, not what can be written.
+    They compute the same with another tile or algorithm. The tuner (`core.tune`) times them against the one that
+    `select` prefers; compiling one takes about 0.1 s, so offer what may win, not what can be written.
     """
 
     def add(offer: Offer) -> Offer:

@@ -23,6 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest import zoo
+from loadtest.build import Feeds
+from loadtest.models import OTHERS
 
 Array = NDArray[np.float32]
 Run = Callable[[], Array]
@@ -30,37 +32,37 @@ Run = Callable[[], Array]
 OURS, ORACLE = "lathe", "onnxruntime"
 TOLERANCE = 1e-4  # of the largest output
 WARM_UP = 0.1  # seconds
-MODELS = ("lenet", "mlp", "mobilenet", "resnet", "transformer")
+SETS = {"tuned": ("lenet", "mlp", "mobilenet", "resnet", "transformer"), "others": tuple(OTHERS)}
 
 
-def lathe(model: bytes, x: Array, threads: int) -> Run:
+def lathe(model: bytes, feeds: Feeds, threads: int) -> Run:
     import core
 
-    session = core.compile(core.load(model), threads=threads, max_batch=max(32, len(x)))
-    return lambda: session.run({"x": x})["y"]
+    session = core.compile(core.load(model), threads=threads, max_batch=max(32, len(feeds["x"])))
+    return lambda: session.run(feeds)["y"]
 
 
-def onnxruntime(model: bytes, x: Array, threads: int) -> Run:
+def onnxruntime(model: bytes, feeds: Feeds, threads: int) -> Run:
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    return lambda: session.run(None, {"x": x})[0]
+    return lambda: session.run(None, feeds)[0]
 
 
-def openvino(model: bytes, x: Array, threads: int) -> Run:
+def openvino(model: bytes, feeds: Feeds, threads: int) -> Run:
     """Compiled for this very batch size, which is OpenVINO at its best."""
     import openvino as ov
 
     network = ov.Core().read_model(model)
-    network.reshape({"x": list(x.shape)})
+    network.reshape({name: list(array.shape) for name, array in feeds.items()})
     hints = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
     request = ov.Core().compile_model(network, "CPU", hints).create_infer_request()
-    return lambda: request.infer([x], share_inputs=True, share_outputs=True)[0]
+    return lambda: request.infer(feeds, share_inputs=True, share_outputs=True)[0]
 
 
-ENGINES: dict[str, Callable[[bytes, Array, int], Run]] = {f.__name__: f for f in (lathe, onnxruntime, openvino)}
+ENGINES: dict[str, Callable[[bytes, Feeds, int], Run]] = {f.__name__: f for f in (lathe, onnxruntime, openvino)}
 
 
 @dataclass(frozen=True)
@@ -106,9 +108,9 @@ def ahead(rounds: Sequence[Mapping[str, float]]) -> float | None:
 
 
 def measure(name: str, batch: int, engines: Sequence[str], threads: int, rounds: int, seconds: float) -> Row:
-    model, x = zoo.model(name).SerializeToString(), zoo.sample(name, batch)
-    want = onnxruntime(model, x, threads)()
-    runs = {engine: ENGINES[engine](model, x, threads) for engine in engines}
+    model, feeds = zoo.model(name).SerializeToString(), zoo.feeds(name, batch)
+    want = onnxruntime(model, feeds, threads)()
+    runs = {engine: ENGINES[engine](model, feeds, threads) for engine in engines}
     error = {engine: relative_error(np.asarray(run()), want) for engine, run in runs.items()}
     agreeing = {engine: run for engine, run in runs.items() if error[engine] <= TOLERANCE}
     for run in agreeing.values():
@@ -142,7 +144,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(prog="python -m loadtest.engine", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--engines", type=names, default=list(ENGINES))
-    parser.add_argument("--models", type=names, default=list(MODELS))
+    parser.add_argument("--set", choices=SETS, default="tuned", help="models that kernels were tuned for, or others")
+    parser.add_argument("--models", type=names, help="instead of a set")
     parser.add_argument("--batches", type=lambda text: [int(b) for b in text.split(",")], default=[1, 8, 32])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
@@ -153,7 +156,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     chosen, console, rows = parse(arguments), Console(), []
-    for name in chosen.models:
+    for name in chosen.models or SETS[chosen.set]:
         for batch in chosen.batches:
             console.print(f"[dim]{name}, batch {batch}[/dim]")
             rows.append(measure(name, batch, chosen.engines, chosen.threads, chosen.rounds, chosen.slice))

@@ -1,83 +1,19 @@
-"""Models to measure with, written node by node through onnx.helper: no framework, no download.
+"""Models to measure with: those that Lathe's kernels were tuned for, and, from `loadtest.models`, others.
 
-Weights are random but seeded and scaled so that activations stay near 1: these measure speed and agreement of
-outputs, not accuracy. Every model has one input `x` and one output `y` with a free batch dimension.
+Every model has an input `x` and one output `y` with a free batch dimension; weights are random.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
 
-OPSET = 17
-
-
-@dataclass
-class Builder:
-    """Collects nodes and weights; every method appends one operator and returns the name of its output."""
-
-    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
-    weights: list[onnx.TensorProto] = field(default_factory=list)
-
-    def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        output = f"{kind.lower()}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, list(inputs), [output], **attributes))
-        return output
-
-    def constant(self, value: NDArray[Any]) -> str:
-        name = f"w{len(self.weights)}"
-        self.weights.append(numpy_helper.from_array(value, name))
-        return name
-
-    def normal(self, *shape: int, scale: float = 1.0) -> str:
-        return self.constant((self.rng.standard_normal(shape) * scale).astype(np.float32))
-
-    def conv(self, x: str, inputs: int, outputs: int, k: int, stride: int = 1, group: int = 1, pad: int = -1) -> str:
-        """He-scaled weights; `pad` defaults to "same"."""
-        fan_in = inputs // group * k * k
-        weight = self.normal(outputs, inputs // group, k, k, scale=math.sqrt(2 / fan_in))
-        edge = k // 2 if pad < 0 else pad
-        return self.op("Conv", x, weight, kernel_shape=[k, k], strides=[stride] * 2, pads=[edge] * 4, group=group)
-
-    def batchnorm(self, x: str, channels: int) -> str:
-        """Statistics that are not trivial, so that folding them wrongly would show."""
-        ranges = ((0.9, 1.1), (-0.1, 0.1), (-0.1, 0.1), (0.8, 1.2))  # scale, bias, mean, variance
-        values = [self.constant(self.rng.uniform(*r, channels).astype(np.float32)) for r in ranges]
-        return self.op("BatchNormalization", x, *values)
-
-    def dense(self, x: str, inputs: int, outputs: int) -> str:
-        weight = self.normal(outputs, inputs, scale=math.sqrt(2 / inputs))
-        return self.op("Gemm", x, weight, self.normal(outputs, scale=0.1), transB=1)
-
-    def linear(self, x: str, inputs: int, outputs: int) -> str:
-        """MatMul and Add, as exporters write a dense layer on sequences."""
-        product = self.op("MatMul", x, self.normal(inputs, outputs, scale=1 / math.sqrt(inputs)))
-        return self.op("Add", product, self.normal(outputs, scale=0.1))
-
-    def layernorm(self, x: str, width: int) -> str:
-        scale, bias = self.constant(np.ones(width, np.float32)), self.normal(width, scale=0.1)
-        return self.op("LayerNormalization", x, scale, bias, axis=-1)
-
-    def pool_and_classify(self, x: str, channels: int, classes: int) -> str:
-        flat = self.op("Flatten", self.op("GlobalAveragePool", x))
-        return self.dense(flat, channels, classes)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A model of the zoo: its input without the batch, and what builds it."""
-
-    shape: tuple[int, ...]
-    build: Callable[[Builder, str], str]
-    output: tuple[int, ...]
+from loadtest import build, models
+from loadtest.build import Builder, Entry
 
 
 def lenet(b: Builder, x: str) -> str:
@@ -142,7 +78,7 @@ def inverted_residual(b: Builder, x: str, inputs: int, expansion: int, outputs: 
 
 
 def relu6(b: Builder, x: str) -> str:
-    return b.op("Clip", x, b.constant(np.array(0, np.float32)), b.constant(np.array(6, np.float32)))
+    return b.op("Clip", x, b.scalar(0), b.scalar(6))
 
 
 def transformer(b: Builder, x: str, layers: int = 2, width: int = 256, heads: int = 8, length: int = 64) -> str:
@@ -168,10 +104,7 @@ def attention(b: Builder, x: str, width: int, heads: int, length: int) -> str:
 
 
 def feed_forward(b: Builder, x: str, width: int) -> str:
-    h = b.linear(x, width, 4 * width)
-    scaled = b.op("Erf", b.op("Div", h, b.constant(np.array(math.sqrt(2), np.float32))))
-    gelu = b.op("Mul", h, b.op("Add", scaled, b.constant(np.array(1, np.float32))))
-    return b.linear(b.op("Mul", gelu, b.constant(np.array(0.5, np.float32))), 4 * width, width)
+    return b.linear(b.gelu(b.linear(x, width, 4 * width)), 4 * width, width)
 
 
 def heavy(b: Builder, x: str) -> str:
@@ -183,7 +116,7 @@ def heavy(b: Builder, x: str) -> str:
     return b.pool_and_classify(x, 64, 10)
 
 
-ZOO = {
+TUNED = {
     "lenet": Entry((1, 28, 28), lenet, (10,)),
     "mlp": Entry((256,), mlp, (10,)),
     "resnet": Entry((3, 64, 64), resnet, (100,)),
@@ -191,25 +124,19 @@ ZOO = {
     "transformer": Entry((64, 256), transformer, (256,)),
     "heavy": Entry((49,), heavy, (10,)),
 }
+ZOO = {**TUNED, **models.OTHERS}
 
 
 def model(name: str) -> onnx.ModelProto:
     """Build one; KeyError for a name that ZOO does not have."""
-    entry, builder = ZOO[name], Builder()
-    entry.build(builder, "x")
-    builder.nodes[-1].output[:] = ["y"]  # every model ends with the operator appended last
-    graph = helper.make_graph(
-        builder.nodes,
-        name,
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", *entry.shape])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", *entry.output])],
-        builder.weights,
-    )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8)
-    onnx.checker.check_model(made, full_check=True)
-    return made
+    return build.build(name, ZOO[name])
 
 
-def sample(name: str, batch: int) -> NDArray[np.float32]:
-    """An input of `batch` rows, the same every time."""
-    return np.random.default_rng(batch).standard_normal((batch, *ZOO[name].shape), np.float32)
+def feeds(name: str, batch: int) -> build.Feeds:
+    """Inputs of `batch` rows, the same every time."""
+    return build.feeds(ZOO[name], batch)
+
+
+def sample(name: str, batch: int) -> NDArray[Any]:
+    """The input `x` of `batch` rows."""
+    return feeds(name, batch)["x"]

@@ -5,6 +5,7 @@ import onnxruntime
 import pytest
 
 from loadtest import engine, zoo
+from loadtest.build import Feeds
 
 
 def test_ahead_is_the_median_over_rounds_against_the_best_peer() -> None:
@@ -19,8 +20,8 @@ def test_ahead_is_the_median_over_rounds_against_the_best_peer() -> None:
 
 
 def test_an_engine_that_disagrees_gets_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(model: bytes, x: engine.Array, threads: int) -> engine.Run:
-        return lambda: np.zeros((len(x), 10), np.float32)
+    def wrong(model: bytes, feeds: Feeds, threads: int) -> engine.Run:
+        return lambda: np.zeros((len(feeds["x"]), 10), np.float32)
 
     monkeypatch.setitem(engine.ENGINES, "lathe", wrong)
     row = engine.measure("lenet", 2, ["lathe", "onnxruntime"], threads=1, rounds=2, seconds=0.01)
@@ -37,7 +38,7 @@ def test_a_wrong_shape_is_an_infinite_error() -> None:
 @pytest.mark.parametrize("name", zoo.ZOO)
 def test_the_zoo_takes_any_batch_and_depends_on_its_input(name: str) -> None:
     session = onnxruntime.InferenceSession(zoo.model(name).SerializeToString(), providers=["CPUExecutionProvider"])
-    one, three = (session.run(None, {"x": zoo.sample(name, rows)})[0] for rows in (1, 3))
+    one, three = (session.run(None, zoo.feeds(name, rows))[0] for rows in (1, 3))
     assert one.shape == (1, *zoo.ZOO[name].output)
     assert three.shape == (3, *zoo.ZOO[name].output)
     assert np.isfinite(three).all()

@@ -11,7 +11,7 @@ from core.errors import ModelError, UnsupportedError
 from core.frontends.tensors import element_type
 from core.ir.dim import SymDim, evaluate, symbol
 from core.ir.dim import symbols as symbols_of
-from core.ir.types import Dim, OptionalType, SequenceType, TensorType, ValueType
+from core.ir.types import Dim, DType, MapType, OptionalType, SequenceType, TensorType, ValueType
 
 # A declared tensor that no machine can hold is refused where it is declared, symbols counted as 1.
 MAX_TENSOR_BYTES = 1 << 40
@@ -53,10 +53,19 @@ def value_type(proto: onnx.TypeProto, symbols: Symbols, name: str) -> ValueType:
             return SequenceType(value_type(proto.sequence_type.elem_type, symbols, name))
         case "optional_type":
             return OptionalType(value_type(proto.optional_type.elem_type, symbols, name))
+        case "map_type":
+            key = element_type(proto.map_type.key_type, where)
+            return MapType(_map_key(key, where), value_type(proto.map_type.value_type, symbols, name))
         case None:
             raise ModelError("has no declared type", where=where)
         case kind:
-            raise UnsupportedError(f"has a {kind}, expected a tensor, a sequence or an optional", where=where)
+            raise UnsupportedError(f"has a {kind}, expected a tensor, a sequence, an optional or a map", where=where)
+
+
+def _map_key(dtype: DType, where: str) -> DType:
+    if not dtype.is_integer and dtype is not DType.STRING:
+        raise ModelError(f"is a map from {dtype}, expected integers or strings", where=where)
+    return dtype
 
 
 def _tensor_type(proto: onnx.TypeProto.Tensor, symbols: Symbols, name: str) -> TensorType:
@@ -102,6 +111,9 @@ def type_proto(type_: ValueType) -> onnx.TypeProto:
             proto.sequence_type.elem_type.CopyFrom(type_proto(element))
         case OptionalType(element):
             proto.optional_type.elem_type.CopyFrom(type_proto(element))
+        case MapType(key, element):
+            proto.map_type.key_type = key.onnx_code
+            proto.map_type.value_type.CopyFrom(type_proto(element))
         case TensorType(dtype, shape):
             proto.tensor_type.elem_type = dtype.onnx_code
             for dim in shape or ():
@@ -127,6 +139,8 @@ def agree(inferred: ValueType, declared: ValueType) -> bool:
             return agree(a, b)
         case OptionalType(a), OptionalType(b):
             return agree(a, b)
+        case MapType(), MapType():
+            return inferred.key is declared.key and agree(inferred.value, declared.value)
         case OptionalType(a), b:  # what a loop carries may be empty only before its first iteration
             return agree(a, b)
         case a, OptionalType(b):

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from core.errors import ModelError
 from core.ir.dim import SymDim, parse_dim
 from core.ir.graph import Array, Attr, Graph, Node, State, Value
-from core.ir.types import DType, OptionalType, SequenceType, TensorType, parse_type
+from core.ir.types import DType, MapType, OptionalType, SequenceType, TensorType, parse_type
 
 INLINE_LIMIT = 32
 _ALIGNMENT = 64
@@ -118,7 +118,7 @@ def _attr(attr: Attr, weights: Weights | None, indent: str) -> str:
             return "none"
         case DType():
             return f"type {attr}"
-        case TensorType() | SequenceType() | OptionalType():
+        case TensorType() | SequenceType() | OptionalType() | MapType():
             return f"type {attr}"
         case Graph():
             return "\n".join(_graph_lines(attr, weights, indent)).lstrip()

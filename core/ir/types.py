@@ -1,4 +1,4 @@
-"""Types of values: element types, symbolic shapes, tensors, sequences and optionals."""
+"""Types of values: element types, symbolic shapes, tensors, sequences, optionals and maps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from core.ir.dim import Dim, SymDim, evaluate, parse_dim, product, substitute, symbol, symbols
 
-__all__ = ["DType", "Dim", "OptionalType", "SequenceType", "SymDim", "TensorType", "ValueType", "symbol"]
+__all__ = ["DType", "Dim", "MapType", "OptionalType", "SequenceType", "SymDim", "TensorType", "ValueType", "symbol"]
 
 
 class DType(Enum):
@@ -175,7 +175,18 @@ class OptionalType:
         return f"optional({self.element})"
 
 
-ValueType: TypeAlias = TensorType | SequenceType | OptionalType
+@dataclass(frozen=True, slots=True)
+class MapType:
+    """An ONNX map from integers or strings to values of one type; at run time a dictionary."""
+
+    key: DType
+    value: ValueType
+
+    def __str__(self) -> str:
+        return f"map({self.key},{self.value})"
+
+
+ValueType: TypeAlias = TensorType | SequenceType | OptionalType | MapType
 
 
 def parse_type(text: str) -> ValueType:
@@ -184,6 +195,9 @@ def parse_type(text: str) -> ValueType:
     for prefix, kind in (("seq(", SequenceType), ("optional(", OptionalType)):
         if text.startswith(prefix) and text.endswith(")"):
             return kind(parse_type(text[len(prefix) : -1]))
+    if text.startswith("map(") and text.endswith(")"):
+        key, _, element = text[len("map(") : -1].partition(",")
+        return MapType(DType.parse(key), parse_type(element))
     label, bracket, rest = text.partition("[")
     if not bracket or not rest.endswith("]"):
         raise ValueError(f"not a type: {text!r}")

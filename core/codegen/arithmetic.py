@@ -73,6 +73,8 @@ class Arithmetic:
             return self.const(value.constant, dtype)
         if dtype is DType.BOOL:
             return self.bit_not(self.eq(value, 0))
+        if DType.BFLOAT16 in (source, dtype) and DType.FLOAT32 not in (source, dtype):
+            return self.cast(self.cast(value, DType.FLOAT32), dtype)
         if source.is_float and dtype.is_float:
             wider = dtype.itemsize > source.itemsize
             return self._wrap(self.b.fpext(value.ir, type_) if wider else self.b.fptrunc(value.ir, type_), value, dtype)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import llvmlite.ir as ir
+import numpy as np
 
 from core.ir.types import DType
 
@@ -19,7 +20,32 @@ I32 = ir.IntType(32)
 I1 = ir.IntType(1)
 ADDRESS = ir.PointerType()
 
-_FLOATS = {DType.FLOAT16: ir.HalfType(), DType.FLOAT32: ir.FloatType(), DType.FLOAT64: ir.DoubleType()}
+
+class BFloatType(ir.Type):
+    """LLVM's `bfloat`, which llvmlite lacks: the upper half of a float."""
+
+    null = "0.0"
+    intrinsic_name = "bf16"
+
+    def __str__(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BFloatType)
+
+    def __hash__(self) -> int:
+        return hash(BFloatType)
+
+    def format_constant(self, value: float) -> str:
+        return f"0xR{int(np.asarray(value, DType.BFLOAT16.numpy).view(np.uint16)):04X}"
+
+
+_FLOATS = {
+    DType.FLOAT16: ir.HalfType(),
+    DType.BFLOAT16: BFloatType(),
+    DType.FLOAT32: ir.FloatType(),
+    DType.FLOAT64: ir.DoubleType(),
+}
 _SIGNED = frozenset({DType.INT8, DType.INT16, DType.INT32, DType.INT64})
 
 
@@ -140,11 +166,15 @@ class Val:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Pointer:
-    """The address of elements of one type. Offsets count elements."""
+    """The address of elements of one type. Offsets count elements.
+
+    `computed`: the type in registers when it is another one; loads convert to it, stores from it.
+    """
 
     kernel: Kernel
     ir: Any
     dtype: DType
+    computed: DType | None = None
 
     def at(self, offset: Val | int) -> Pointer:
         """The address `offset` elements further."""
@@ -152,11 +182,15 @@ class Pointer:
         if index.constant == 0:
             return self
         address = self.kernel.builder.gep(self.ir, [index.ir], source_etype=memory_type(self.dtype))
-        return Pointer(self.kernel, address, self.dtype)
+        return Pointer(self.kernel, address, self.dtype, self.computed)
 
     def view(self, dtype: DType) -> Pointer:
         """The same address, of other elements."""
         return Pointer(self.kernel, self.ir, dtype)
+
+    def computing(self, dtype: DType) -> Pointer:
+        """The same elements, loaded as and stored from `dtype`."""
+        return Pointer(self.kernel, self.ir, self.dtype, None if dtype is self.dtype else dtype)
 
     def distance_from(self, origin: Pointer) -> Val:
         """How many elements this address lies behind `origin`; the two must be whole elements apart."""
@@ -211,9 +245,12 @@ class Pointer:
     def _from_memory(self, raw: Any, lanes: int) -> Val:
         if self.dtype is DType.BOOL:
             raw = self.kernel.builder.icmp_unsigned("!=", raw, ir.Constant(raw.type, None if lanes > 1 else 0))
-        return Val(self.kernel, raw, self.dtype, lanes)
+        value = Val(self.kernel, raw, self.dtype, lanes)
+        return value if self.computed is None else value.cast(self.computed)
 
     def _to_memory(self, value: Val) -> Any:
+        if self.computed is value.dtype:
+            value = value.cast(self.dtype)
         if value.dtype is not self.dtype:
             raise TypeError(f"cannot store {value.dtype} where {self.dtype} lies")
         if self.dtype is DType.BOOL:

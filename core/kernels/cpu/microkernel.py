@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from core.codegen.dot import multiply_add
 from core.codegen.lang import Kernel, Val
 from core.codegen.registers import Pointer
 from core.ir.types import Dim, DType
@@ -17,8 +18,8 @@ _TASKS_PER_THREAD = 4
 _BODY = 112  # products in the loop body: enough to hide the loop, few enough for the instruction cache
 
 
-def zeros(k: Kernel, rows: int, vectors: int, lanes: int) -> Grid:
-    return [[k.zeros(DType.FLOAT32, lanes) for _ in range(vectors)] for _ in range(rows)]
+def zeros(k: Kernel, rows: int, vectors: int, lanes: int, dtype: DType = DType.FLOAT32) -> Grid:
+    return [[k.zeros(dtype, lanes) for _ in range(vectors)] for _ in range(rows)]
 
 
 def accumulate(
@@ -30,17 +31,18 @@ def accumulate(
     panel_step: int,
     depth: int,
     mask: Val | None = None,
+    element: DType = DType.FLOAT32,
 ) -> Grid:
     """grid[r][v] + the sum over `depth` of rows[r][i * row_step] * panel[i * panel_step + vector v].
 
-    `mask` guards the last vector of a panel that is not padded. Small tiles run several chains of sums, so that one
-    product need not wait for the one before.
+    `mask` guards the last vector of a panel that is not padded. `element` is what the words behind `rows` hold (see
+    `core.codegen.dot`). Small tiles run several chains of sums, so that one product need not wait for the one before.
     """
     height, width, lanes = len(grid), len(grid[0]), grid[0][0].lanes
     chains = max(1, min(_BUSY // (height * width), depth))
     unroll = max(chains, min(max(_BODY // (height * width), 1), 8) // chains * chains)
     flat = [value for row in grid for value in row]
-    init = flat + [k.zeros(DType.FLOAT32, lanes) for _ in range((chains - 1) * len(flat))]
+    init = flat + [k.zeros(flat[0].dtype, lanes) for _ in range((chains - 1) * len(flat))]
 
     def step(values: list[Val], chain: int, sources: Sequence[Pointer], line: Pointer, i: int) -> None:
         vectors = [line.load(i * panel_step + v * lanes, lanes, mask if v == width - 1 else None) for v in range(width)]
@@ -48,7 +50,7 @@ def accumulate(
             factor = source.load(i * row_step).splat(lanes)
             for v, vector in enumerate(vectors):
                 at = (chain * height + r) * width + v
-                values[at] = k.ops.fma(factor, vector, values[at])
+                values[at] = multiply_add(k, element, factor, vector, values[at])
 
     whole = depth // unroll * unroll
     with k.fold(0, whole, init, unroll) as fold:

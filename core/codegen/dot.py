@@ -1,0 +1,103 @@
+"""Multiply-add of words: 32 bits hold one float32, two bfloat16 or four bytes, and each lane adds their products up.
+
+The machine's dot-product instructions do it where there are any: VDPBF16PS (AVX512-BF16) and VPDPBUSD (AVX512-VNNI,
+AVX-VNNI). Elsewhere the same sums are made of plain products; integers are exact either way and never saturate.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.ir as ir
+
+from core.codegen.lang import Kernel, Val
+from core.codegen.registers import BFloatType
+from core.ir.types import DType
+from core.kernels.target import Target
+
+F32, I32 = DType.FLOAT32, DType.INT32
+_HALF_BITS = 16
+# Products of int16 added up by twos, by lanes of the result.
+_PMADDWD = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
+
+
+def multiply_add(k: Kernel, element: DType, factor: Val, vector: Val, total: Val) -> Val:
+    """`total` plus, lane by lane, the products of the elements that the words `factor` and `vector` hold.
+
+    `element` is the type in `factor`: float32 (then words are float32 values), bfloat16, or uint8 beside int8 in
+    `vector`. Words of several elements are int32 values. Bytes add up in int32, the others in float32.
+    """
+    match element:
+        case DType.FLOAT32:
+            return k.ops.fma(factor, vector, total)
+        case DType.BFLOAT16:
+            return _bfloat16(k, factor, vector, total)
+        case DType.UINT8:
+            return _bytes(k, factor, vector, total)
+    raise TypeError(f"no product of words that hold {element}")
+
+
+def has_bfloat16(target: Target) -> bool:
+    """Whether one instruction multiplies pairs of bfloat16."""
+    return "+avx512bf16" in target.features.split(",")
+
+
+def has_bytes(target: Target) -> bool:
+    """Whether one instruction multiplies fours of bytes."""
+    features = target.features.split(",")
+    return "+avx512vnni" in features or (target.lanes == 8 and "+avxvnni" in features)
+
+
+def _bfloat16(k: Kernel, factor: Val, vector: Val, total: Val) -> Val:
+    lanes = total.lanes
+    if has_bfloat16(k.target):
+        pairs = ir.VectorType(BFloatType(), 2 * lanes)
+        operands = [k.builder.bitcast(word.ir, pairs) for word in (factor, vector)]
+        return _call(k, f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}", total, [total.ir, *operands])
+    for half in (_lower, _upper):
+        total = k.ops.fma(half(k, factor), half(k, vector), total)
+    return total
+
+
+def _lower(k: Kernel, word: Val) -> Val:
+    """The first bfloat16 of every word as float32."""
+    moved = k.builder.shl(word.ir, _all(word.ir.type, _HALF_BITS))
+    return k.ops.bitcast(Val(k, moved, I32, word.lanes), F32)
+
+
+def _upper(k: Kernel, word: Val) -> Val:
+    return k.ops.bitcast(k.ops.bit_and(word, -1 << _HALF_BITS), F32)
+
+
+def _bytes(k: Kernel, factor: Val, vector: Val, total: Val) -> Val:
+    lanes = total.lanes
+    if has_bytes(k.target):
+        quads = ir.VectorType(ir.IntType(8), 4 * lanes)
+        operands = [k.builder.bitcast(word.ir, quads) for word in (factor, vector)]
+        return _call(k, f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", total, [total.ir, *operands])
+    b, halves = k.builder, ir.VectorType(ir.IntType(16), 2 * lanes)
+    byte = _all(halves, 8)
+    unsigned, signed = b.bitcast(factor.ir, halves), b.bitcast(vector.ir, halves)
+    even = _half_products(k, b.and_(unsigned, _all(halves, 255)), b.ashr(b.shl(signed, byte), byte), total)
+    odd = _half_products(k, b.lshr(unsigned, byte), b.ashr(signed, byte), total)
+    return total + (even + odd)
+
+
+def _half_products(k: Kernel, a: Any, c: Any, like: Val) -> Val:
+    """The sum of both products of int16 in every word."""
+    name = _PMADDWD.get(like.lanes)
+    if name is not None and k.target.triple.startswith("x86_64"):
+        return _call(k, name, like, [a, c])
+    b, words = k.builder, like.ir.type
+    wide = [b.bitcast(value, words) for value in (a, c)]
+    upper = b.mul(*(b.ashr(word, _all(words, _HALF_BITS)) for word in wide))
+    lower = b.mul(*(b.ashr(b.shl(word, _all(words, _HALF_BITS)), _all(words, _HALF_BITS)) for word in wide))
+    return Val(k, b.add(upper, lower), like.dtype, like.lanes)
+
+
+def _all(type_: Any, value: int) -> Any:
+    return ir.Constant(type_, [value] * type_.count)
+
+
+def _call(k: Kernel, name: str, like: Val, operands: list[Any]) -> Val:
+    return Val(k, k.call(name, like.ir.type, operands), like.dtype, like.lanes)

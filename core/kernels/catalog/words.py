@@ -1,0 +1,62 @@
+"""Words of matrix products: 32 bits that hold one float32, two bfloat16 or four bytes, neighbours along the depth.
+
+A product of narrow numbers is laid out like one of words. Its left operand lies in memory as it is; its weights are
+packed so that the elements which one word of the left operand meets are a word as well (what VNNI instructions want).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from core.ir.dim import SymDim
+from core.ir.graph import Array
+from core.ir.types import Dim, DType
+
+WORD_BYTES = 4
+_ELEMENTS = {
+    (DType.FLOAT32, DType.FLOAT32): DType.FLOAT32,
+    (DType.BFLOAT16, DType.FLOAT32): DType.BFLOAT16,
+    (DType.UINT8, DType.INT8): DType.UINT8,
+}
+
+
+def element_of(left: DType, right: DType) -> DType | None:
+    """What the words of the left operand of a product hold; None for types that no kernel multiplies."""
+    return _ELEMENTS.get((left, right))
+
+
+def per_word(element: DType) -> int:
+    return WORD_BYTES // element.itemsize
+
+
+def word_dtype(element: DType) -> DType:
+    """The type of a word in a register."""
+    return DType.FLOAT32 if element is DType.FLOAT32 else DType.INT32
+
+
+def total_dtype(element: DType) -> DType:
+    """The type in which products add up."""
+    return DType.FLOAT32 if element.is_float else DType.INT32
+
+
+def in_words(count: Dim, element: DType) -> Dim | None:
+    """So many elements as a number of words; None unless they are whole words for every batch size."""
+    size = per_word(element)
+    if isinstance(count, int):
+        return count // size if count % size == 0 else None
+    if any(coefficient % size for _, coefficient in count.terms):
+        return None
+    return SymDim((monomial, coefficient // size) for monomial, coefficient in count.terms)
+
+
+def pack_words(matrix: Array, element: DType) -> Array:
+    """A right operand [..., K, N] as words [..., K / per word, N]; the last one is filled up with zeros."""
+    if element is DType.FLOAT32:
+        return matrix
+    size = per_word(element)
+    narrow = matrix.astype(DType.BFLOAT16.numpy if element is DType.BFLOAT16 else np.int8)
+    *batch, depth, columns = narrow.shape
+    padded = np.zeros((*batch, -(-depth // size) * size, columns), narrow.dtype)
+    padded[..., :depth, :] = narrow
+    apart = padded.reshape(*batch, -1, size, columns)
+    return np.ascontiguousarray(np.swapaxes(apart, -1, -2)).view(np.int32).reshape(*batch, -1, columns)

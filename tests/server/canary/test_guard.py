@@ -1,0 +1,149 @@
+"""The decision rule, simulated: equal versions pass, worse ones are caught within their first thousand requests."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from server.canary.evidence import OneRate, TwoRates
+from server.canary.guard import FALSE_ALARM, Guard, Observation, Verdict
+
+Draw = Callable[[random.Random], Observation]
+SOUND = Observation(failed=False, finite=True, seconds=0.0)
+
+
+def lognormal(rng: random.Random) -> Observation:
+    return replace(SOUND, seconds=rng.lognormvariate(math.log(0.01), 0.5))
+
+
+def failing_now_and_then(rng: random.Random) -> Observation:
+    return replace(lognormal(rng), failed=rng.random() < 0.01)
+
+
+def failing_in_two_percent(rng: random.Random) -> Observation:
+    return replace(lognormal(rng), failed=rng.random() < 0.02)
+
+
+def twice_as_slow(rng: random.Random) -> Observation:
+    return replace(SOUND, seconds=2 * lognormal(rng).seconds)
+
+
+def mostly_quick(rng: random.Random) -> Observation:
+    return replace(SOUND, seconds=rng.uniform(0.009, 0.011) if rng.random() < 0.985 else rng.uniform(0.02, 0.022))
+
+
+def with_a_tail_twice_as_long(rng: random.Random) -> Observation:
+    seen = mostly_quick(rng)
+    return replace(seen, seconds=2 * seen.seconds) if seen.seconds > 0.015 else seen
+
+
+def answering_nan(rng: random.Random) -> Observation:
+    return replace(lognormal(rng), finite=False)
+
+
+@dataclass
+class Run:
+    verdict: Verdict
+    reason: str
+    requests: int
+
+
+def simulate(
+    seed: int, stable: Draw, candidate: Draw, weight: float, differing: float | None = None, most: int = 50_000
+) -> Run:
+    rng = random.Random(seed)
+    guard = Guard(weight, compares=differing is not None, most=most)
+    while True:
+        if rng.random() >= weight:
+            guard.stable(stable(rng))
+            continue
+        guard.candidate(candidate(rng))
+        if differing is not None:
+            guard.compared(rng.random() < differing)
+        verdict, reason = guard.verdict()
+        if verdict is not Verdict.UNDECIDED:
+            return Run(verdict, reason, guard.requests)
+
+
+def wrongly_rolled_back(runs: int, stable: Draw, weight: float) -> int:
+    seen = [simulate(seed, stable, stable, weight, differing=0.0) for seed in range(runs)]
+    return sum(run.verdict is not Verdict.PROMOTE for run in seen)
+
+
+@pytest.mark.parametrize("stable", [lognormal, failing_now_and_then, mostly_quick])
+def test_an_equal_version_is_promoted(stable: Draw) -> None:
+    assert wrongly_rolled_back(20, stable, 0.2) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stable", "weight"), [(lognormal, 0.1), (failing_now_and_then, 0.3), (mostly_quick, 0.5)])
+def test_an_equal_version_is_rolled_back_in_one_run_of_a_hundred_at_most(stable: Draw, weight: float) -> None:
+    assert wrongly_rolled_back(1_000, stable, weight) <= 1_000 * FALSE_ALARM
+
+
+@pytest.mark.parametrize("weight", [0.05, 0.2])
+@pytest.mark.parametrize(
+    ("stable", "candidate", "name"),
+    [
+        (lognormal, failing_in_two_percent, "failing"),
+        (lognormal, answering_nan, "not finite"),
+        (lognormal, twice_as_slow, "slow (p90)"),
+        (mostly_quick, with_a_tail_twice_as_long, "slow (p99)"),
+    ],
+)
+def test_a_worse_version_is_rolled_back_within_a_thousand_requests(
+    stable: Draw, candidate: Draw, name: str, weight: float
+) -> None:
+    runs = [simulate(seed, stable, candidate, weight) for seed in range(25)]
+    assert {run.verdict for run in runs} == {Verdict.ROLL_BACK}
+    assert all(run.reason.startswith(name) for run in runs)
+    assert max(run.requests for run in runs) <= 1_000
+
+
+def test_a_version_that_answers_otherwise_is_rolled_back_within_a_thousand_requests() -> None:
+    runs = [simulate(seed, lognormal, lognormal, 0.2, differing=0.05) for seed in range(25)]
+    assert {run.verdict for run in runs} == {Verdict.ROLL_BACK}
+    assert all(run.reason.startswith("differing") and run.requests <= 1_000 for run in runs)
+
+
+def test_what_cannot_be_decided_ends_with_the_stable_version() -> None:
+    def somewhat_worse(rng: random.Random) -> Observation:
+        return replace(lognormal(rng), failed=rng.random() < 0.005)
+
+    run = simulate(1, lognormal, somewhat_worse, 0.5, most=300)
+    assert (run.verdict, run.requests) == (Verdict.ROLL_BACK, 300)
+    assert run.reason == "undecided after 300 requests"
+
+
+def test_the_evidence_against_equal_rates_is_an_e_value() -> None:
+    """Its mean stays at most 1 however the common rate is chosen; exact over all outcomes of three blocks."""
+    for rate in (0.01, 0.3, 0.9):
+        for ratio in (1, 3):
+            assert _mean_evidence(TwoRates(0.1, ratio), rate, blocks=3) <= 1 + 1e-9
+
+
+def _mean_evidence(test: TwoRates, rate: float, blocks: int) -> float:
+    if blocks == 0:
+        return math.exp(test.against)
+    total = 0.0
+    for outcome in range(2 ** (test.ratio + 1)):
+        bits = [bool(outcome >> i & 1) for i in range(test.ratio + 1)]
+        branch = TwoRates(test.harm, test.ratio, replace(test.stable), replace(test.candidate), test.against)
+        for bad in bits[1:]:
+            branch.add_stable(bad)
+        branch.add_candidate(bits[0])
+        chance = math.prod(rate if bad else 1 - rate for bad in bits)
+        total += chance * _mean_evidence(branch, rate, blocks - 1)
+    return total
+
+
+def test_a_tolerated_rate_is_no_evidence() -> None:
+    rng = random.Random(0)
+    test = OneRate(tolerated=0.05, harm=0.05)
+    highest = max([test.add(rng.random() < 0.05) or test.against for _ in range(5_000)])
+    assert highest < math.log(500)
+    assert test.in_favour > math.log(200)

@@ -15,6 +15,7 @@ from core.ir.graph import Array
 from core.ir.types import Dim, TensorType, ValueType
 from core.ops.common import same_dtype
 from core.ops.fused import apply_epilogue, check_extras, epilogue_dtype
+from core.ops.products import check_epilogue, padded_total, product_dtype, widened
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required, RowAxis, register
 from core.ops.spatial import (
     WINDOW_ATTRS,
@@ -57,21 +58,29 @@ class Conv(OpDef):
 class FusedConv(Conv):
     """A convolution with an epilogue: Y = epilogue(conv(X, W) + B, *extras).
 
-    `pads` are explicit. Extras broadcast to Y in the node's layout.
+    `pads` are explicit, and filled with `pad_value`. Extras broadcast to Y in the node's layout. X may be narrower than
+    the product, whose type B has: see `core.ops.products`.
     """
 
     domain = "lathe"
     inputs = "X, W, B?, *extras"
-    attrs = {**Conv.attrs, "epilogue": None}
+    attrs = {**Conv.attrs, "epilogue": None, "pad_value": 0}
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
-        (plain,) = super().infer(c)
-        assert isinstance(plain, TensorType)
-        if plain.shape is not None:
-            check_extras(c, 3, plain.shape)
-        return [TensorType(epilogue_dtype(c, plain.dtype), plain.shape)]
+        dtype, shape = product_dtype(c), conv_shape(c)
+        check_epilogue(c, dtype)
+        if c.has_input(2) and c.dtype(2) is not dtype:
+            c.fail(f"B is {c.dtype(2)}, the product is {dtype}")
+        if shape is not None:
+            check_extras(c, 3, shape)
+        return [TensorType(epilogue_dtype(c, dtype), shape)]
 
     def reference(self, c: Call, x: Array, w: Array, b: Array | None = None, *extras: Array) -> Array:
+        x, w = widened(x, w)
+        fill = c.attr("pad_value")
+        if fill:
+            total = padded_total(w, fill)
+            x, b = x - x.dtype.type(fill), total if b is None else b + total
         return apply_epilogue(c, super().reference(c, x, w, b), extras)
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:

@@ -16,6 +16,7 @@ from core.ir.graph import Array, Graph
 from core.ir.types import Dim, TensorType, ValueType
 from core.ops.common import broadcast_shapes, wide
 from core.ops.elementwise import Elementwise
+from core.ops.products import check_epilogue, product_dtype, widened
 from core.ops.registry import Call, Infer, NodeView, OpDef, Required, get, register
 from core.ops.scalar import Operand, ScalarOps
 
@@ -76,6 +77,7 @@ class FusedMatMul(OpDef):
 
     Y = transpose(epilogue(transpose(A, perm_a) @ transpose(B, perm_b), *extras), perm_y), where a perm of None is the
     identity. Extras broadcast to the product's shape (before perm_y). Products of rank 2 and more, as NumPy's matmul.
+    A may be narrower than the product: see `core.ops.products`.
     """
 
     domain = "lathe"
@@ -90,9 +92,12 @@ class FusedMatMul(OpDef):
         batch = broadcast_shapes(c, [a[:-2], b[:-2]]) or ()
         check_extras(c, 2, (*batch, a[-2], b[-1]))
         shape = _permuted((*batch, a[-2], b[-1]), c.attr("perm_y"))
-        return [TensorType(epilogue_dtype(c, c.dtype(0)), shape)]
+        dtype = product_dtype(c)
+        check_epilogue(c, dtype)
+        return [TensorType(epilogue_dtype(c, dtype), shape)]
 
     def reference(self, c: Call, a: Array, b: Array, *extras: Array) -> Array:
+        a, b = widened(a, b)
         left, right = (_transposed(wide(x), c.attr(p)) for x, p in ((a, "perm_a"), (b, "perm_b")))
         product = np.asarray(np.matmul(left, right)).astype(a.dtype, copy=False)
         return _transposed(apply_epilogue(c, product, extras), c.attr("perm_y"))

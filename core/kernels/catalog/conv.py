@@ -1,4 +1,4 @@
-"""Convolutions of channels-last images with constant weights: `FusedConv` and `Conv` of float32."""
+"""Convolutions of channels-last images with constant weights: `FusedConv` and `Conv` of float32 or words."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from core.kernels.catalog.attributes import attribute
 from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Packed, Request, Scratch, covers
 from core.kernels.catalog.gemm import GemmSpec
 from core.kernels.catalog.nest import Nest, broadcast_strides, has_plannable_types, row_major, traffic
-from core.kernels.catalog.panels import Tile, choose_tile, is_deferred, pack_panels
+from core.kernels.catalog.panels import Tile, choose_tile, is_deferred, is_staged, pack_panels, stage_bytes
 from core.kernels.catalog.pool import Window
+from core.kernels.catalog.words import element_of, in_words, pack_words, word_of
 from core.kernels.target import Target
 from core.ops import registry
 from core.ops.conv import conv_pads, has_few_channels
@@ -48,13 +49,18 @@ class Finish:
     def deferred(self) -> bool:
         return is_deferred(self.epilogue, self.dtype, 1)
 
+    @property
+    def staged(self) -> bool:
+        return is_staged(self.epilogue, self.dtype, 1)
+
 
 @dataclass(frozen=True)
 class ConvSpec(KernelSpec):
     """Implicit matrix product: rows are output pixels, columns output channels, depth is (window place, channel).
 
     `gathers`: each tile of pixels first copies its windows into rows; otherwise a table says where the window of each
-    pixel meets the image, run by run of neighbouring elements, and runs outside point at zeros.
+    pixel meets the image, run by run of neighbouring elements, and runs outside point at `fill`. `element` is what
+    words of the image hold (`core.kernels.catalog.words`): channels, and all that follows from them, count words.
     """
 
     family: ClassVar[str] = "conv"
@@ -66,6 +72,8 @@ class ConvSpec(KernelSpec):
     finish: Finish
     gathers: bool
     tile: Tile
+    element: DType = F32
+    fill: int = 0  # a word
 
     @property
     def taps(self) -> int:
@@ -115,7 +123,8 @@ class ConvSpec(KernelSpec):
     @property
     def summary(self) -> str:
         kernel = "x".join(str(window.kernel) for window in self.windows)
-        return f"conv {kernel} {self.tile}, {'gathered windows' if self.gathers else 'implicit'}"
+        kind = "" if self.element is F32 else f"{self.element} "
+        return f"conv {kind}{kernel} {self.tile}, {'gathered windows' if self.gathers else 'implicit'}"
 
 
 @covers("FusedConv", "Conv")
@@ -131,11 +140,15 @@ def conv(request: Request) -> KernelCall | None:
     if is_direct(node, weight):
         return None
     x, y, groups = _value(node, 0), node.output, int(attribute(node, "group"))
-    channels, columns = weight.shape[1], weight.shape[0] // groups
+    element, columns = element_of(x.dtype, _value(node, 1).dtype), weight.shape[0] // groups
+    channels = in_words(weight.shape[1], element) if element is not None else None
+    if element is None or not isinstance(channels, int):
+        return None
     finish = finish_of(node)
     pixels = x.shape[0] * prod(window.count for window in windows)
     tile = choose_tile(request.target, pixels, columns)
-    pack = Packed(1, f"conv{tile.columns}x{tile.lanes}g{groups}", partial(_pack, groups=groups, tile=tile))
+    key = f"conv{tile.columns}x{tile.lanes}g{groups}{element}"
+    pack = Packed(1, key, partial(_pack, groups=groups, tile=tile, element=element))
     call = partial(
         KernelCall,
         inplace=() if finish.deferred else inplace_extras(node),
@@ -144,15 +157,22 @@ def conv(request: Request) -> KernelCall | None:
     )
     extras = [In(i) for i in extra_indices(node)]
     if groups == 1 and all(w == Window(w.size, w.size, 1, 1, w.dilation, 0, 0) for w in windows):
-        spec = _pointwise(finish, pixels, channels, columns, tile)
-        return call(spec, (In(0), pack, *extras, Out(0)))
-    full = ConvSpec(x.shape[0], windows, groups, channels, columns, finish, False, tile)
-    if groups == 1 and channels < _FEW_CHANNELS and windows[-1].dilation == 1 and not full.has_whole_rows:
+        spec = _pointwise(finish, channels, columns, tile, element)
+        return call(spec, (In(0), pack, *extras, Out(0), *_stage(spec.staged, tile)))
+    fill = word_of(attribute(node, "pad_value"), element) if node.op == "FusedConv" else 0
+    full = ConvSpec(x.shape[0], windows, groups, channels, columns, finish, False, tile, element, fill)
+    short = channels < _FEW_CHANNELS and windows[-1].dilation == 1 and not full.has_whole_rows
+    if element is F32 and groups == 1 and short:
         full = dataclasses.replace(full, gathers=True)
-    return call(full, (In(0), pack, *extras, Out(0), Scratch(_scratch_bytes(full, request.target))))
+    scratch = Scratch(_scratch_bytes(full, request.target))
+    return call(full, (In(0), pack, *extras, Out(0), scratch, *_stage(finish.staged, tile)))
 
 
-def _pointwise(finish: Finish, pixels: Dim, channels: int, columns: int, tile: Tile) -> KernelSpec:
+def _stage(needed: bool, tile: Tile) -> tuple[Scratch, ...]:
+    return (Scratch(stage_bytes(tile)),) if needed else ()
+
+
+def _pointwise(finish: Finish, channels: int, columns: int, tile: Tile, element: DType) -> GemmSpec:
     """A 1x1 convolution is a matrix product over pixels."""
     extents = finish.pixels.extents
     dense = row_major(extents)
@@ -160,7 +180,7 @@ def _pointwise(finish: Finish, pixels: Dim, channels: int, columns: int, tile: T
     nest = Nest(extents, strides).collapsed()
     return GemmSpec(
         nest, channels, columns, 1, (columns, 1), finish.extra_steps, 1, True, finish.epilogue,
-        finish.extra_dtypes, finish.dtype, tile,
+        finish.extra_dtypes, finish.dtype, tile, element,
     )  # fmt: skip
 
 
@@ -177,20 +197,19 @@ def table_lanes(tile: Tile) -> int:
     return 1 << max(tile.rows - 1, 1).bit_length()
 
 
-def _pack(weight: Array, groups: int, tile: Tile) -> Array:
+def _pack(weight: Array, groups: int, tile: Tile, element: DType) -> Array:
     """[O, I/groups, K...] as panels of [(K..., I/groups), O/groups] per group."""
     columns = weight.shape[0] // groups
     last = np.moveaxis(weight, 1, -1).reshape(groups, columns, -1)
-    return pack_panels(np.swapaxes(last, 1, 2), tile)
+    return pack_panels(pack_words(np.swapaxes(last, 1, 2), element), tile)
 
 
 def is_covered(node: Node) -> bool:
-    """Whether the node is a channels-last float32 convolution whose epilogue can be generated."""
+    """Whether the node is a channels-last convolution of float32 or words whose epilogue can be generated."""
     epilogue = node.attrs.get("epilogue")
     if epilogue is not None and not (isinstance(epilogue, Graph) and bodies.is_scalar(epilogue)):
         return False
-    matrices = [value for value in node.inputs[:3] if value is not None]
-    return attribute(node, "layout") == "NHWC" and all(value.dtype is F32 for value in matrices)
+    return attribute(node, "layout") == "NHWC" and element_of(_value(node, 0).dtype, _value(node, 1).dtype) is not None
 
 
 def is_depthwise(node: Node, weight: Array, windows: tuple[Window, ...]) -> bool:
@@ -208,7 +227,8 @@ def is_winograd(node: Node, weight: Array, windows: tuple[Window, ...], target: 
     shaped = all((w.kernel, w.stride, w.dilation) == (3, 1, 1) and w.count >= _WINOGRAD_SIZE for w in windows)
     whole = channels % target.lanes == 0 and columns % target.lanes == 0 and min(channels, columns) >= 32
     suits = len(windows) == 2 and shaped and whole and int(attribute(node, "group")) == 1
-    return suits and is_covered(node) and target.lanes >= 8 and not finish_of(node).deferred
+    narrow = _value(node, 0).dtype.is_integer or finish_of(node).deferred or finish_of(node).staged
+    return suits and is_covered(node) and target.lanes >= 8 and not narrow
 
 
 def is_direct(node: Node, weight: Array) -> bool:
@@ -218,7 +238,9 @@ def is_direct(node: Node, weight: Array) -> bool:
         return False
     extras = [_value(node, i).shape for i in extra_indices(node)]
     alike = all(extent == 1 for shape in extras for extent in shape[:-1])
-    return alike and node.output.dtype is F32 and (node.op == "PooledConv" or not finish_of(node).deferred)
+    if _value(node, 0).dtype is not F32 or node.output.dtype is not F32:
+        return False
+    return alike and (node.op == "PooledConv" or not finish_of(node).deferred)
 
 
 def windows_of(node: Node) -> tuple[Window, ...] | None:
@@ -252,17 +274,18 @@ def finish_of(node: Node) -> Finish:
     pixels = Nest(shape[:-1], (*(s[:-1] for s in strides), row_major(shape)[:-1])).collapsed()
     body = node.attrs.get("epilogue")
     epilogue = body if isinstance(body, Graph) else None
-    if node.input(2) is not None:
-        epilogue = with_bias(epilogue)
+    bias = node.input(2)
+    if bias is not None:
+        epilogue = with_bias(epilogue, bias.dtype)
     return Finish(
         bodies.canonical(epilogue, {}) if epilogue is not None else None,
         pixels, tuple(int(bool(s[-1])) for s in strides), tuple(value.dtype for value in values), node.output.dtype,
     )  # fmt: skip
 
 
-def with_bias(body: Graph | None) -> Graph:
+def with_bias(body: Graph | None, dtype: DType) -> Graph:
     """A body that first adds its second input."""
-    scalar = TensorType(F32, ())
+    scalar = TensorType(dtype, ())
     value, bias = Value("x", scalar), Value("bias", scalar)
     node = Node("Add", [value, bias], [])
     node.outputs = [Value("biased", scalar, node)]

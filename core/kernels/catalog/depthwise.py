@@ -38,6 +38,7 @@ class DepthwiseSpec(KernelSpec):
     columns: int
     lanes: int
     dtype: DType
+    source: DType = DType.FLOAT32  # of the image
 
     @property
     def summary(self) -> str:
@@ -51,11 +52,14 @@ def depthwise(request: Request) -> KernelCall | None:
     node, weight, windows = request.node, request.constant(1), windows_of(request.node)
     if weight is None or windows is None or not is_covered(node) or not is_depthwise(node, weight, windows):
         return None
+    source = node.inputs[0].dtype if node.inputs[0] is not None else DType.FLOAT32
+    if source.is_integer:
+        return None
     channels, batch = weight.shape[0], node.output.shape[0]
     lines, columns = windows if len(windows) == 2 else (_WHOLE_LINE, windows[0])
     spec = DepthwiseSpec(
         batch, (lines, columns), channels, finish_of(node), _columns(request.target, columns),
-        min(request.target.lanes, 1 << (channels - 1).bit_length()), node.output.dtype,
+        min(request.target.lanes, 1 << (channels - 1).bit_length()), node.output.dtype, source,
     )  # fmt: skip
     return KernelCall(
         spec,

@@ -1,4 +1,4 @@
-"""Matrix products: `FusedMatMul` of float32, batched, with strided operands and an epilogue."""
+"""Matrix products: `FusedMatMul` of float32 or words, batched, with strided operands and an epilogue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,16 @@ from core.kernels.catalog import body as bodies
 from core.kernels.catalog.base import In, KernelCall, KernelSpec, Operand, Out, Packed, Request, Scratch, covers
 from core.kernels.catalog.matrices import Matrices, perm_attribute, unpermuted
 from core.kernels.catalog.nest import Nest, broadcast_strides, has_plannable_types, row_major, traffic
-from core.kernels.catalog.panels import Tile, choose_tile, is_deferred, pack_panels, packed_size
+from core.kernels.catalog.panels import (
+    Tile,
+    choose_tile,
+    is_deferred,
+    is_staged,
+    pack_panels,
+    packed_size,
+    stage_bytes,
+)
+from core.kernels.catalog.words import element_of, in_words, pack_words, per_word
 
 F32 = DType.FLOAT32
 
@@ -26,7 +35,8 @@ class GemmSpec(KernelSpec):
 
     The loops of `nest` are the batch axes and then the rows i; its operands are A, B (which does not move along i), the
     extras and Y. Strides count elements. `packed`: B lies in panels (`core.kernels.catalog.panels`), and the batch
-    strides of B are those of packed matrices.
+    strides of B are those of packed matrices. `element` is what the words of A hold (`core.kernels.catalog.words`):
+    the depth, and the strides of A and B, count words.
     """
 
     family: ClassVar[str] = "gemm"
@@ -42,10 +52,13 @@ class GemmSpec(KernelSpec):
     extra_dtypes: tuple[DType, ...]
     dtype: DType  # of Y
     tile: Tile
+    element: DType = F32
 
     @property
     def summary(self) -> str:
-        return f"gemm {self.tile}, B {'packed' if self.packed else 'packed on the fly' if self.repacks else 'as it is'}"
+        kind = "" if self.element is F32 else f"{self.element} "
+        b = "packed" if self.packed else "packed on the fly" if self.repacks else "as it is"
+        return f"gemm {kind}{self.tile}, B {b}"
 
     @property
     def rows(self) -> Dim:
@@ -54,6 +67,10 @@ class GemmSpec(KernelSpec):
     @property
     def deferred(self) -> bool:
         return is_deferred(self.epilogue, self.dtype, self.y_step)
+
+    @property
+    def staged(self) -> bool:
+        return is_staged(self.epilogue, self.dtype, self.y_step)
 
     @property
     def repacks(self) -> bool:
@@ -65,9 +82,12 @@ class GemmSpec(KernelSpec):
 def gemm(request: Request) -> KernelCall | None:
     """None for other element types, unplannable shapes, or a depth or width that depends on the batch."""
     node = request.node
-    if not _is_covered(node):
+    element = _element(request)
+    if element is None:
         return None
-    a, b, shape = _operand(node, 0), _operand(node, 1), _product_shape(node)
+    a, b, shape = _in_words(_operand(node, 0), element), _operand(node, 1), _product_shape(node)
+    if a is None:
+        return None
     y_strides = unpermuted(row_major(node.output.shape), perm_attribute(node, "perm_y"))
     steps = (a.strides[-1], *b.strides[-2:], y_strides[-1], a.shape[-1], b.shape[-1])
     known = [step for step in steps if isinstance(step, int)]
@@ -101,11 +121,12 @@ def gemm(request: Request) -> KernelCall | None:
         extra_dtypes=tuple(value.dtype for value in _extras(node).values()),
         dtype=node.output.dtype,
         tile=tile,
+        element=element,
     )
     replaceable = [
         i for i, strides in extras.items() if strides == y_strides and not spec.deferred and _can_be_replaced(node, i)
     ]
-    flops = product(shape) * depth * 2
+    flops = product(shape) * (depth * per_word(element) * 2)
     return KernelCall(spec, _operands(spec, node), tuple(replaceable), flops=flops, bytes=traffic(node))
 
 
@@ -114,22 +135,42 @@ def _operands(spec: GemmSpec, node: Node) -> tuple[Operand, ...]:
     b: Operand = In(1)
     if spec.packed:
         perm, tile = perm_attribute(node, "perm_b"), spec.tile
-        b = Packed(1, f"panels{tile.columns}x{tile.lanes}{perm or ''}", partial(_pack, perm=perm, tile=tile))
-    scratch = (Scratch(spec.depth * spec.tile.columns * F32.itemsize),) if spec.repacks else ()
+        key = f"panels{tile.columns}x{tile.lanes}{perm or ''}{spec.element}"
+        b = Packed(1, key, partial(_pack, perm=perm, tile=tile, element=spec.element))
+    scratch = []
+    if spec.repacks:
+        scratch.append(Scratch(spec.depth * spec.tile.columns * F32.itemsize))
+    if spec.staged:
+        scratch.append(Scratch(stage_bytes(spec.tile)))
     return (In(0), b, *(In(i) for i in _extras(node)), Out(0), *scratch)
 
 
-def _pack(array: Array, perm: tuple[int, ...] | None, tile: Tile) -> Array:
-    return pack_panels(array if perm is None else np.transpose(array, perm), tile)
+def _pack(array: Array, perm: tuple[int, ...] | None, tile: Tile, element: DType) -> Array:
+    return pack_panels(pack_words(array if perm is None else np.transpose(array, perm), element), tile)
 
 
-def _is_covered(node: Node) -> bool:
-    if not has_plannable_types(node) or None in node.inputs[:2]:
-        return False
+def _element(request: Request) -> DType | None:
+    """What words of A hold; None for types and epilogues without a kernel. Only constants can be packed to meet words
+    of several elements."""
+    node, (a, b) = request.node, request.node.inputs[:2]
+    if a is None or b is None or not has_plannable_types(node) or min(len(a.shape), len(b.shape)) < 2:
+        return None
     epilogue = node.attrs.get("epilogue")
     if epilogue is not None and not (isinstance(epilogue, Graph) and bodies.is_scalar(epilogue)):
-        return False
-    return all(value is not None and value.dtype is F32 and len(value.shape) >= 2 for value in node.inputs[:2])
+        return None
+    element = element_of(a.dtype, b.dtype)
+    return element if element is F32 or request.constant(1) is not None else None
+
+
+def _in_words(a: Matrices, element: DType) -> Matrices | None:
+    """The left operand counted in words; None when words would not be whole or not lie along the depth."""
+    if element is F32:
+        return a
+    shape = (*a.shape[:-1], in_words(a.shape[-1], element))
+    strides = (*(in_words(stride, element) for stride in a.strides[:-1]), a.strides[-1])
+    if None in (*shape, *strides) or a.strides[-1] != 1:
+        return None
+    return Matrices(*(tuple(dim for dim in dims if dim is not None) for dims in (shape, strides)))
 
 
 def _operand(node: Node, index: int) -> Matrices:

@@ -17,6 +17,7 @@ from core.ir.dim import affine
 from core.ir.graph import Array, Graph
 from core.ir.types import Dim, DType
 from core.kernels.catalog import body as bodies
+from core.kernels.catalog.words import WORD_BYTES
 from core.kernels.target import Target
 
 RowChoices = dict[int, tuple[int, ...]]
@@ -101,6 +102,16 @@ def is_deferred(epilogue: Graph | None, dtype: DType, step: int) -> bool:
     One copy of long code is enough; the results wait in the output meanwhile, so nothing else may lie in its buffer.
     """
     return epilogue is not None and bodies.cost(epilogue) > _SHORT_EPILOGUE and dtype is DType.FLOAT32 and step == 1
+
+
+def is_staged(epilogue: Graph | None, dtype: DType, step: int) -> bool:
+    """Whether a long epilogue that cannot wait in the output runs tile by tile over a copy of the sums."""
+    return epilogue is not None and bodies.cost(epilogue) > _SHORT_EPILOGUE and dtype is not DType.FLOAT32 and step == 1
+
+
+def stage_bytes(tile: Tile) -> int:
+    """Room for the sums of a tile."""
+    return tile.rows * tile.columns * WORD_BYTES
 
 
 def _row_choices(target: Target) -> RowChoices:

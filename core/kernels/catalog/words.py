@@ -39,6 +39,13 @@ def total_dtype(element: DType) -> DType:
     return DType.FLOAT32 if element.is_float else DType.INT32
 
 
+def word_of(value: int, element: DType) -> int:
+    """The word that holds an integer in every place."""
+    if value == 0:
+        return 0
+    return int(np.full(per_word(element), value, element.numpy).view(np.int32)[0])
+
+
 def in_words(count: Dim, element: DType) -> Dim | None:
     """So many elements as a number of words; None unless they are whole words for every batch size."""
     size = per_word(element)

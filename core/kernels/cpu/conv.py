@@ -8,7 +8,8 @@ from core.codegen.lang import Kernel, Val
 from core.codegen.registers import Pointer
 from core.ir.types import DType
 from core.kernels.catalog.conv import ConvSpec, table_lanes
-from core.kernels.catalog.panels import packed_size
+from core.kernels.catalog.panels import packed_size, stage_bytes
+from core.kernels.catalog.words import total_dtype, word_dtype
 from core.kernels.cpu.microkernel import Grid, accumulate, each_panel, each_tile, zeros
 from core.kernels.cpu.nest import offsets_of
 from core.kernels.cpu.results import Results
@@ -38,16 +39,20 @@ class _Conv:
         self.spec = spec
         self.kernel = k = Kernel(spec, target)
         self.lanes, self.entries = spec.tile.lanes, table_lanes(spec.tile)
-        dtypes = (F32, F32, *spec.finish.extra_dtypes, spec.finish.dtype)
+        self.word = word_dtype(spec.element)
+        dtypes = (self.word, self.word, *spec.finish.extra_dtypes, spec.finish.dtype)
         operands = [k.operand(i, dtype) for i, dtype in enumerate(dtypes)]
         self.image, self.weights = operands[:2]
         finish = spec.finish
-        self.results = Results(k, finish.epilogue, tuple(operands[2:]), (*finish.extra_steps, 1), finish.deferred)
-        self._scratch(len(operands))
+        index, total = len(operands), total_dtype(spec.element)
+        stage = k.scratch(index + 1, stage_bytes(spec.tile), total) if finish.staged else None
+        steps = (*finish.extra_steps, 1)
+        self.results = Results(k, finish.epilogue, tuple(operands[2:]), steps, finish.deferred, stage)
+        self._scratch(index)
         each_panel(k, k.index(spec.groups), spec.columns, spec.pixels, spec.tile, self._panel)
 
     def _scratch(self, index: int) -> None:
-        """Rows for gathered windows; or the table of runs with one of zeros behind it."""
+        """Rows for gathered windows; or the table of runs, and behind it what runs outside the image point at."""
         k, spec = self.kernel, self.spec
         if spec.gathers:
             self.rows = k.scratch(index, spec.tile.rows * spec.row_elements * F32.itemsize, F32)
@@ -55,10 +60,10 @@ class _Conv:
         entries = spec.runs * self.entries
         room = -(-spec.run // self.lanes) * self.lanes
         self.table = k.scratch(index, entries * I64.itemsize + room * F32.itemsize, I64)
-        self.zeros = self.table.at(entries).view(F32)
+        self.outside = self.table.at(entries).view(self.word)
         if spec.padded:
             with k.loop(0, room, self.lanes) as i:
-                self.zeros.store(k.zeros(F32, self.lanes), i)
+                self.outside.store(k.constant(spec.fill, self.word, self.lanes), i)
 
     def _panel(self, group: Val, panel: Val, columns: int, start: Val, stop: Val) -> None:
         """Pixels `start` to `stop` of one panel."""
@@ -81,10 +86,9 @@ class _Conv:
     def _tile(self, place: _Panel, pixel: Val, height: int) -> None:
         k, lanes = self.kernel, self.lanes
         vectors, tail = -(-place.columns // lanes), place.columns % lanes
-        grid = zeros(k, height, vectors, lanes)
+        grid = zeros(k, height, vectors, lanes, total_dtype(self.spec.element))
         grid = self._gathered(place, grid, pixel) if self.spec.gathers else self._implicit(place, grid, pixel)
-        offsets = [self._offsets(pixel + r) for r in range(height)]
-        place.results.store(grid, offsets, k.lane_mask(tail, lanes) if tail else None)
+        place.results.store_tile(grid, pixel, self._offsets, k.lane_mask(tail, lanes) if tail else None)
 
     # Windows found through a table
 
@@ -97,7 +101,7 @@ class _Conv:
             sources = [self._source(place.image, fold.index, r) for r in range(height)]
             panel = place.weights.at(fold.index * (spec.run * width))
             carried = [fold.values[r * len(grid[0]) : (r + 1) * len(grid[0])] for r in range(height)]
-            rows = accumulate(k, carried, sources, 1, panel, width, spec.run)
+            rows = accumulate(k, carried, sources, 1, panel, width, spec.run, element=spec.element)
             fold.values = [value for row in rows for value in row]
         return [fold.values[r * len(grid[0]) : (r + 1) * len(grid[0])] for r in range(height)]
 
@@ -107,7 +111,7 @@ class _Conv:
     def _fill_table(self, image: Pointer, pixel: Val) -> None:
         """For each run of the window and each pixel of the tile: the offset of the elements it meets."""
         k, spec = self.kernel, self.spec
-        outside = self.zeros.distance_from(image)
+        outside = self.outside.distance_from(image)
         numbers = k.lane_numbers(self.entries)
         batch, *places = k.unravel((numbers + pixel).cast(DType.INT32), [0, *(w.count for w in spec.windows)])
         corners = [place * w.stride - w.before for place, w in zip(places, spec.windows, strict=True)]

@@ -25,9 +25,9 @@ class _Depthwise:
     def __init__(self, spec: DepthwiseSpec, target: Target) -> None:
         self.spec = spec
         self.kernel = k = Kernel(spec, target)
-        dtypes = (F32, F32, *spec.finish.extra_dtypes, spec.dtype)
+        dtypes = (spec.source, F32, *spec.finish.extra_dtypes, spec.dtype)
         operands = [k.operand(i, dtype) for i, dtype in enumerate(dtypes)]
-        self.image, self.weights = operands[:2]
+        self.image, self.weights = operands[0].computing(F32), operands[1]
         self.results = Results(k, spec.finish.epilogue, tuple(operands[2:]), (*spec.finish.extra_steps, 1))
         lines, columns = spec.windows
         work = columns.count * spec.channels

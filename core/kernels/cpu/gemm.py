@@ -7,6 +7,8 @@ from core.codegen.registers import Pointer
 from core.ir.dim import product
 from core.ir.types import DType
 from core.kernels.catalog.gemm import GemmSpec
+from core.kernels.catalog.panels import stage_bytes
+from core.kernels.catalog.words import total_dtype, word_dtype
 from core.kernels.cpu.microkernel import accumulate, each_panel, each_tile, zeros
 from core.kernels.cpu.nest import offsets_of
 from core.kernels.cpu.repack import gather_panel
@@ -27,10 +29,13 @@ class _Gemm:
         self.spec = spec
         self.kernel = k = Kernel(spec, target)
         self.lanes = spec.tile.lanes
-        dtypes = (F32, F32, *spec.extra_dtypes, spec.dtype)
+        word = word_dtype(spec.element)
+        dtypes = (word, word, *spec.extra_dtypes, spec.dtype)
         self.operands = [k.operand(i, dtype) for i, dtype in enumerate(dtypes)]
         if spec.repacks:
             self.scratch = k.scratch(len(dtypes), spec.depth * spec.tile.columns * F32.itemsize, F32)
+        index = len(dtypes) + spec.repacks
+        self.stage = k.scratch(index, stage_bytes(spec.tile), total_dtype(spec.element)) if spec.staged else None
         self.batch = spec.nest.take(range(spec.nest.rank - 1))
         self.moves = [k.dim(stride) for stride in spec.nest.loop(spec.nest.rank - 1)]
         each_panel(k, k.dim(product(self.batch.extents)), spec.columns, spec.rows, spec.tile, self._panel)
@@ -45,9 +50,8 @@ class _Gemm:
         if spec.repacks:
             gather_panel(k, b, self.scratch, (spec.depth, columns), spec.b_steps, self.lanes)
             b = self.scratch
-        results = Results(k, spec.epilogue, tuple(rest), (*spec.extra_steps, spec.y_step), spec.deferred).at_column(
-            first
-        )
+        steps = (*spec.extra_steps, spec.y_step)
+        results = Results(k, spec.epilogue, tuple(rest), steps, spec.deferred, self.stage).at_column(first)
 
         def tile(row: Val, height: int) -> None:
             self._tile(a, b, results, row, height, columns)
@@ -64,9 +68,10 @@ class _Gemm:
         vectors, tail = -(-columns // lanes), columns % lanes
         mask = k.lane_mask(tail, lanes) if tail else None
         sources = [a.at((row + r) * self.moves[0]) for r in range(height)]
-        grid = zeros(k, height, vectors, lanes)
+        grid = zeros(k, height, vectors, lanes, total_dtype(spec.element))
         if spec.packed or spec.repacks:
-            grid = accumulate(k, grid, sources, spec.a_step, b, vectors * lanes, spec.depth)
+            step = vectors * lanes
+            grid = accumulate(k, grid, sources, spec.a_step, b, step, spec.depth, element=spec.element)
         else:
             grid = accumulate(k, grid, sources, spec.a_step, b, spec.b_steps[0], spec.depth, mask)
-        results.store(grid, [self._offsets(row + r) for r in range(height)], mask)
+        results.store_tile(grid, row, self._offsets, mask)

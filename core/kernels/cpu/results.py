@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from core.codegen.lang import Kernel, Val
 from core.codegen.registers import Pointer
 from core.ir.graph import Graph
+from core.kernels.cpu.microkernel import Grid
 from core.ops.fused import scalar_body
+
+Offsets: TypeAlias = Callable[[Val], list[Val]]  # where each operand is in a row
 
 
 @dataclass(frozen=True)
@@ -24,16 +28,33 @@ class Results:
     operands: tuple[Pointer, ...]
     steps: tuple[int, ...]
     deferred: bool = False  # tiles store sums as they are, and `finish` runs the epilogue over whole rows
+    stage: Pointer | None = None  # where the sums of a tile wait for an epilogue that is long
 
     def at_column(self, first: Val) -> Results:
         """The same, seen from column `first`."""
         moved = tuple(p.at(first * step) for p, step in zip(self.operands, self.steps, strict=True))
         return dataclasses.replace(self, operands=moved)
 
-    def store(self, grid: Sequence[Sequence[Val]], rows: Sequence[Sequence[Val]], mask: Val | None) -> None:
+    def store_tile(self, grid: Grid, row: Val, offsets: Offsets, mask: Val | None) -> None:
+        """Finish and store a tile whose first row is `row`; `offsets(row)` says where each operand is in a row, and
+        `mask` guards the last vector."""
+        if self.stage is None:
+            self.store(grid, [offsets(row + r) for r in range(len(grid))], mask)
+            return
+        width, lanes = len(grid[0]), grid[0][0].lanes
+        for r, values in enumerate(grid):
+            for v, value in enumerate(values):
+                self.stage.store(value, (r * width + v) * lanes)
+        with self.kernel.loop(0, len(grid)) as line:
+            places, source = self._places(offsets(row + line)), self.stage.at(line * (width * lanes))
+            for v in range(width):
+                value = source.load(v * lanes, lanes)
+                self._finish(value, places, v * lanes, mask if v == width - 1 else None)
+
+    def store(self, grid: Grid, rows: Sequence[Sequence[Val]], mask: Val | None) -> None:
         """Finish and store a tile. `rows[r]` holds each operand's offset in row r; `mask` guards the last vector."""
         for values, offsets in zip(grid, rows, strict=True):
-            places = [p.at(offset) for p, offset in zip(self.operands, offsets, strict=True)]
+            places = self._places(offsets)
             for v, value in enumerate(values):
                 last = mask if v == len(values) - 1 else None
                 if self.deferred:
@@ -41,13 +62,16 @@ class Results:
                 else:
                     self._finish(value, places, v * value.lanes, last)
 
-    def finish(self, start: Val, stop: Val, columns: int, lanes: int, offsets: Callable[[Val], list[Val]]) -> None:
+    def _places(self, offsets: Sequence[Val]) -> list[Pointer]:
+        return [p.at(offset) for p, offset in zip(self.operands, offsets, strict=True)]
+
+    def finish(self, start: Val, stop: Val, columns: int, lanes: int, offsets: Offsets) -> None:
         """Run a deferred epilogue over the rows `start` to `stop`; `offsets(row)` says where each operand is."""
         if not self.deferred:
             return
         k = self.kernel
         with k.loop(start, stop) as row:
-            places = [p.at(offset) for p, offset in zip(self.operands, offsets(row), strict=True)]
+            places = self._places(offsets(row))
             for at in range(0, columns, lanes):
                 mask = k.lane_mask(columns - at, lanes) if columns - at < lanes else None
                 self._finish(places[-1].load(at, lanes, mask), places, at, mask)

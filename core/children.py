@@ -1,7 +1,7 @@
 """Stages that the server runs in child processes, as command lines over files: nothing is pickled.
 
     python -m core.children parse   MODEL.onnx OUT            OUT/graph.lir, OUT/weights.bin, OUT/report.json
-    python -m core.children compile IR OUT [options]          OUT: an artifact for core.load_compiled
+    python -m core.children compile IR OUT [options]          OUT/model.lathe, an artifact for core.load_compiled
 
 Exit status 0, or 2 with {"error": ...} on standard output when the model is at fault.
 """
@@ -26,6 +26,7 @@ from core.ir.types import TensorType
 from core.ir.verify import verify
 from core.ops.inference import infer_graph
 
+COMPILED = "model.lathe"
 _MODEL_AT_FAULT = 2
 
 
@@ -81,8 +82,9 @@ def compile_stage(arguments: argparse.Namespace) -> None:
         "cpu", arguments.precision, arguments.threads, arguments.max_batch, True, arguments.cache
     )
     graph = read_parsed(arguments.ir)
-    compiler.compile_to(arguments.out, graph, options)
-    with compiler.load_compiled(arguments.out, options.threads, arguments.cache) as session:
+    arguments.out.mkdir(mode=0o700, parents=True)
+    compiler.compile_to(arguments.out / COMPILED, graph, options)
+    with compiler.load_compiled(arguments.out / COMPILED, options.threads, arguments.cache) as session:
         feeds = _zeros(graph)
         if feeds is not None:
             session.run(feeds)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-import threading
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from core.codegen.cache import ObjectCache
-from core.codegen.jit import Library
+from core.codegen.jit import Library, compiler_version, llvm_version
 from core.codegen.target import host
 from core.errors import ArtifactError, UnsupportedError
 from core.frontends.onnx import load
@@ -22,14 +20,15 @@ from core.kernels.cpu import object_for
 from core.ops.inference import infer_graph
 from core.passes.pipeline import PassReport, optimize, prepare
 from core.passes.rows import rows
-from core.plan.planner import fill_weights, make_plan
+from core.plan.planner import make_plan, weight_chunks
 from core.runtime import artifact
 from core.runtime.artifact import Compiled
 from core.runtime.cpus import available_cpus
 from core.runtime.executable import Executable
-from core.runtime.memory import aligned_bytes
+from core.runtime.memory import joined
 from core.runtime.session import BatchInfo, Description, Session
 from core.runtime.shapes import Binding
+from core.runtime.store import Store, open_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,31 +54,76 @@ def compile(
     """A session that runs `model` (a graph, a path to an ONNX file, or its bytes).
 
     `threads` defaults to the processors this process may use. `max_batch` is the batch size to choose kernels for;
-    every batch size runs. Object code is kept in `cache_dir` (default: `LATHE_CACHE`, else the user's cache folder).
+    every batch size runs. Object code, and what a file or bytes were compiled to, are kept in `cache_dir` (default:
+    `LATHE_CACHE`, else the user's cache folder).
     ModelError when the model is not acceptable; UnsupportedError for a device or precision Lathe does not have.
     """
     options = make_options(device, precision, threads, max_batch, optimize, cache_dir)
-    graph = model if isinstance(model, Graph) else load(model)
-    description = describe(graph, options)
-    if other_symbols(graph, description.batching):
-        return Session(description, lambda binding: executable(graph, options, description.batching, binding))
-    return Session(description, fixed=executable(graph, options, description.batching, ()))
+    if isinstance(model, Graph):
+        return unkept(model, options)
+    data = model if isinstance(model, bytes) else Path(model).read_bytes()
+    store = open_store(options.cache_dir)
+    return kept(store, data, options) if store is not None else unkept(load(data), options)
 
 
-def compile_to(folder: Path, graph: Graph, options: Options) -> None:
-    """Compile into an artifact folder, which must not exist yet; see runtime/artifact.py."""
+def kept(store: Store, model: bytes, options: Options) -> Session:
+    """A session from the compiled model in the store, which is made and put there when it is missing or of no use."""
+    path = store.model(model_key(model, options))
+    try:
+        session = load_compiled(path, options.threads, options.cache_dir)
+    except ArtifactError:
+        graph = load(model)
+        description = describe(graph, options)
+        content = content_of(graph, description.batching, options)
+        try:
+            artifact.save(path, description, stored(options), content, durable=False)
+        except OSError:  # the disk is full: what was compiled still runs
+            return session_of(description, content, options)
+        session = load_compiled(path, options.threads, options.cache_dir)
+    store.used(path)
+    return session
+
+
+def model_key(model: bytes, options: Options) -> str:
+    """A digest of everything that compiling depends on."""
+    parts = (hashlib.sha256(model).hexdigest(), repr(stored(options)), host().key, compiler_version(), llvm_version())
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def unkept(graph: Graph, options: Options) -> Session:
+    """A session that leaves nothing behind but object code."""
     description = describe(graph, options)
-    stored = {**asdict(options), "cache_dir": None}
-    if other_symbols(graph, description.batching):
-        artifact.save(folder, description, stored, graph)
-    else:
-        artifact.save(folder, description, stored, build(graph, options, description.batching, ()))
+    return session_of(description, content_of(graph, description.batching, options), options)
+
+
+def compile_to(path: Path, graph: Graph, options: Options) -> None:
+    """Compile into an artifact, one file; see runtime/artifact.py."""
+    description = describe(graph, options)
+    artifact.save(path, description, stored(options), content_of(graph, description.batching, options))
+
+
+def content_of(graph: Graph, batching: BatchInfo, options: Options) -> Compiled | Graph:
+    """Compiled code; or the graph itself where other dimensions than the batch size show only in a run."""
+    return graph if other_symbols(graph, batching) else build(graph, options, batching, ())
+
+
+def session_of(description: Description, content: Compiled | Graph, options: Options) -> Session:
+    """A session that holds everything in memory."""
+    batching = description.batching
+    if isinstance(content, Graph):
+        return Session(description, lambda binding: executable(content, options, batching, binding))
+    return Session(description, fixed=loaded(content, options.threads, batching.batchable))
+
+
+def stored(options: Options) -> dict[str, Any]:
+    """Options as an artifact keeps them: where the cache was is of no interest."""
+    return {**asdict(options), "cache_dir": None}
 
 
 def load_compiled(
     path: str | os.PathLike[str], threads: int | None = None, cache_dir: str | os.PathLike[str] | None = None
 ) -> Session:
-    """A session from an artifact folder, without compiling.
+    """A session from an artifact, such as `lathe compile` writes, without compiling.
 
     A model with symbolic dimensions besides the batch size compiles for each new combination when it first meets it.
     `threads` defaults to the processors this process may use, and is at most what the artifact was compiled for.
@@ -124,12 +168,16 @@ def describe(graph: Graph, options: Options) -> Description:
 
 def executable(graph: Graph, options: Options, batching: BatchInfo, binding: Binding) -> Executable:
     """Compile for one set of shapes and load the result."""
-    compiled = build(graph, options, batching, binding)
-    library = Library(compiled.objects)
-    loaded = Executable(compiled.plan, library, compiled.weights, options.threads, batching.batchable)
+    return loaded(build(graph, options, batching, binding), options.threads, batching.batchable)
+
+
+def loaded(compiled: Compiled, threads: int, independent: bool) -> Executable:
+    """Compiled code and weights in memory, ready to run."""
+    weights = joined(compiled.weights(), compiled.plan.weights)
+    ready = Executable(compiled.plan, Library(compiled.objects), weights, threads, independent)
     for name, initial in compiled.states.items():
-        loaded.set_state(name, initial)
-    return loaded
+        ready.set_state(name, initial)
+    return ready
 
 
 def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding) -> Compiled:
@@ -141,14 +189,12 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     # 3. choose kernels, share memory, give addresses
     planned = make_plan(graph, host(), options.threads)
     # 4. native code for every distinct kernel, from the cache where it has been made before
-    cache = object_cache(options.cache_dir)
-    objects = {name: object_for(spec, host(), cache) for name, spec in planned.specs.items()}
+    store = open_store(options.cache_dir)
+    objects = {name: object_for(spec, host(), store.objects if store else None) for name, spec in planned.specs.items()}
     # 5. constants in the layouts the kernels want
     plan = replace(planned.plan, log=tuple(log_line(report) for report in reports if report.changed))
-    weights = aligned_bytes(plan.weights)
-    fill_weights(planned, weights)
     states = {state.value.name: state.initial for state in graph.states}
-    return Compiled(plan, objects, weights, states)
+    return Compiled(plan, objects, lambda: weight_chunks(planned), states)
 
 
 def log_line(report: PassReport) -> str:
@@ -181,27 +227,3 @@ def other_symbols(graph: Graph, batching: BatchInfo) -> list[str]:
     """Symbols of the inputs that are bound per shape."""
     found = {name for v in graph.inputs if isinstance(v.type, TensorType) for name in v.type.symbols}
     return sorted(found - {batching.symbol})
-
-
-_caches: dict[str, ObjectCache | None] = {}
-_caches_lock = threading.Lock()
-
-
-def object_cache(folder: str | None, environ: Mapping[str, str] = os.environ) -> ObjectCache | None:
-    """The cache in `folder` or the default place; None where nothing can be written (a read-only container)."""
-    users = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    default = Path(environ.get("LATHE_CACHE") or users / "lathe")
-    path = Path(folder) if folder is not None else default / "objects"
-    with _caches_lock:
-        if str(path) not in _caches:
-            _caches[str(path)] = _open_cache(path, required=folder is not None)
-        return _caches[str(path)]
-
-
-def _open_cache(path: Path, required: bool) -> ObjectCache | None:
-    try:
-        return ObjectCache(path)
-    except (OSError, ArtifactError):
-        if required:
-            raise
-        return None

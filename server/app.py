@@ -59,7 +59,7 @@ def create_app(settings: Settings) -> FastAPI:
     settings = settings.model_copy(update={"cache_dir": usable_folder(settings.cache_folder)})
     registry = Registry()
     engine = Engine.build(settings, registry)
-    control = build_control(settings, registry, GraphBackend(settings.cache_folder / "objects"), engine.factory)
+    control = build_control(settings, registry, GraphBackend(settings.cache_folder / "shared"), engine.factory)
     routers = [models_routes(control.rollout, settings.max_upload)]
     return assemble(engine, ProtocolControl(control.rollout), control.running, routers)
 

@@ -6,6 +6,7 @@ import hashlib
 import os
 import stat
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from core.errors import ArtifactError
@@ -56,20 +57,20 @@ class ObjectCache:
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
-        self._evict()
+        if self.max_bytes is not None:
+            trim(self.folder.glob("*.o"), self.max_bytes)
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.o"
 
-    def _evict(self) -> None:
-        if self.max_bytes is None:
-            return
-        files = sorted((_usage(path) for path in self.folder.glob("*.o")), reverse=True)
-        total = 0
-        for _, size, path in files:
-            total += size
-            if total > self.max_bytes:
-                path.unlink(missing_ok=True)
+
+def trim(files: Iterable[Path], max_bytes: int) -> None:
+    """Delete the files not used for longest (by modification time) until the rest has at most `max_bytes`."""
+    total = 0
+    for _, size, path in sorted(map(_usage, files), reverse=True):
+        total += size
+        if total > max_bytes:
+            path.unlink(missing_ok=True)
 
 
 def _usage(path: Path) -> tuple[float, int, Path]:

@@ -6,15 +6,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from core.ir.graph import Array, Graph, Node, Value, captures, node_reads
 from core.ir.types import DType, TensorType
-from core.kernels.catalog import VIEWS, In, KernelCall, KernelSpec, Operand, Out, Packed, Request, Scratch, select
+from core.kernels.catalog import (
+    VIEWS,
+    In,
+    KernelCall,
+    KernelSpec,
+    Operand,
+    Out,
+    Packed,
+    Request,
+    Scratch,
+    Selector,
+    select,
+)
 from core.kernels.target import Target
 from core.plan.arena import place
 from core.plan.liveness import ALIGNMENT, Affine, Buffer, aligned, lower_bound
@@ -52,19 +63,22 @@ class Planned:
     weights: tuple[WeightItem, ...]
 
 
-def make_plan(graph: Graph, target: Target, threads: int = 1) -> Planned:
-    """Plan a graph whose only symbol (apart from dimensions that depend on data) is the batch size `n`."""
-    return _Planner(graph, target, threads).plan()
+def make_plan(graph: Graph, target: Target, threads: int = 1, choose: Selector = select) -> Planned:
+    """Plan a graph whose only symbol (apart from dimensions that depend on data) is the batch size `n`.
+
+    `choose` picks the kernel of a node; None where it has to run on the reference.
+    """
+    return _Planner(graph, target, threads, choose).plan()
 
 
-def fill_weights(planned: Planned, block: NDArray[np.uint8]) -> None:
-    """Write the weight block into `block` of `plan.weights` bytes; what lies between items becomes zero."""
+def weight_chunks(planned: Planned) -> Iterator[memoryview]:
+    """The weight block of `plan.weights` bytes, piece by piece; what lies between items is zero."""
     end = 0
     for item in planned.weights:
-        block[end : item.offset] = 0
+        yield memoryview(bytes(item.offset - end))
+        yield item.data.reshape(-1).view(np.uint8).data
         end = item.offset + item.data.nbytes
-        block[item.offset : end] = item.data.reshape(-1).view(np.uint8)
-    block[end:] = 0
+    yield memoryview(bytes(planned.plan.weights - end))
 
 
 def plannable(value: Value) -> bool:
@@ -90,8 +104,9 @@ class _Place:
 
 
 class _Planner:
-    def __init__(self, graph: Graph, target: Target, threads: int) -> None:
+    def __init__(self, graph: Graph, target: Target, threads: int, choose: Selector) -> None:
         self.graph = graph
+        self.choose = choose
         self.target = target
         self.threads = threads
         self.nodes = order(graph)
@@ -155,7 +170,7 @@ class _Planner:
         if not has_elements(node):
             self.reasons[node] = f"{node.op} of {', '.join(_types(node))} has empty operands"
             return
-        call = select(Request(node, self.graph.constants, self.target, self.threads))
+        call = self.choose(Request(node, self.graph.constants, self.target, self.threads))
         if call is None:
             self.reasons[node] = f"no compiled kernel for {node.op} of {', '.join(_types(node))}"
         elif not holds_for_every_batch(node, self.graph.constants):

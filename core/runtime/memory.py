@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,15 @@ def aligned_bytes(size: int) -> NDArray[np.uint8]:
     block = np.empty(size + _ALIGNMENT, np.uint8)
     offset = -block.ctypes.data % _ALIGNMENT
     return block[offset : offset + size]
+
+
+def joined(chunks: Iterable[bytes | memoryview], size: int) -> NDArray[np.uint8]:
+    """Pieces of `size` bytes in all, one after the other in aligned memory."""
+    block, at = aligned_bytes(size), 0
+    for chunk in chunks:
+        block[at : at + len(chunk)] = np.frombuffer(chunk, np.uint8)
+        at += len(chunk)
+    return block
 
 
 def aligned_words(count: int) -> NDArray[np.int64]:

@@ -64,7 +64,7 @@ class GraphBackend:
         import core
 
         try:
-            session = core.load_compiled(artifact, threads=threads, cache_dir=self._cache)
+            session = core.load_compiled(artifact / "model.lathe", threads=threads, cache_dir=self._cache)
         except core.errors.LatheError as error:
             raise Unprocessable(f"the compiled model cannot be loaded: {error}") from error
         try:

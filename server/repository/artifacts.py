@@ -92,13 +92,13 @@ class ArtifactCache:
         self._max_bytes = max_bytes
 
     @property
-    def objects(self) -> Path:
-        """Where the compiler keeps what several artifacts share."""
-        return self._root / "objects"
+    def shared(self) -> Path:
+        """Where the compiler keeps what several artifacts share: object code, findings of its tuner."""
+        return self._root / "shared"
 
     def open(self) -> None:
         """Make the folder and remove what broken-off compilations left."""
-        self.objects.mkdir(parents=True, exist_ok=True)
+        self.shared.mkdir(parents=True, exist_ok=True)
         for work in self._root.glob("work/*"):
             if time.time() - work.stat().st_mtime > _ABANDONED:
                 shutil.rmtree(work, ignore_errors=True)

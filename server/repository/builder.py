@@ -101,7 +101,7 @@ class Builder:
     def _flags(self) -> list[str]:
         options = self._options
         flags = ["--max-batch", str(options.max_batch), "--precision", options.precision]
-        return [*flags, "--threads", str(options.threads), "--cache", str(self._cache.objects)]
+        return [*flags, "--threads", str(options.threads), "--cache", str(self._cache.shared)]
 
     def _load(self, artifact: Path) -> LoadedModel:
         model = self._backend.load(artifact, self._options.threads)

@@ -27,6 +27,7 @@ from core.kernels.catalog.base import (
     Request,
     Scratch,
     Status,
+    Selector,
     candidates,
     covers,
     offers,
@@ -34,7 +35,8 @@ from core.kernels.catalog.base import (
 )
 
 __all__ = [
-    "VIEWS", "In", "KernelCall", "KernelSpec", "Operand", "Out", "Packed", "Request", "Scratch", "Status",
+    "VIEWS", "In", "KernelCall", "KernelSpec", "Operand", "Out", "Packed", "Request", "Scratch", "Selector",
+    "Status",
     "attention", "candidates", "conv", "copy", "covers", "depthwise", "direct", "elementwise", "gather", "gemm", "norm",
     "offers", "pool", "reduce", "resize", "select", "softmax", "winograd",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from core.ir.build import Builder
 from core.ir.graph import Graph
 from core.ir.types import DType, TensorType, symbol
 from core.plan.plan import ARENA, Fallback, Plan, Segment
-from core.plan.planner import fill_weights, make_plan
+from core.plan.planner import make_plan, weight_chunks
 from core.plan.serialize import plan_from_json, plan_to_json
 
 N = symbol("n")
@@ -87,9 +87,8 @@ def test_equal_constants_are_stored_once_and_aligned() -> None:
     graph.outputs = [b("Add", b("Mul", graph.inputs[0], w), w)]
     planned = make_plan(graph, host())
     assert planned.plan.weights == 64
-    block = np.full(64, 255, np.uint8)
-    fill_weights(planned, block)
-    assert block.view(np.float32).tolist() == list(range(16))
+    block = b"".join(weight_chunks(planned))
+    assert np.frombuffer(block, np.float32).tolist() == list(range(16))
 
 
 def test_plans_survive_json() -> None:

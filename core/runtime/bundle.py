@@ -1,0 +1,154 @@
+"""One file of named sections, checked before anything in it is used: what compiled models are kept in.
+
+    magic (8 bytes), zeros up to 4096
+    sections, each from a multiple of 4096 on
+    header: JSON {"facts": ..., "sections": {name: [offset, bytes, SHA-256]}}
+    trailer: bytes of the header (64 bits), SHA-256 of the header, magic
+
+A bundle holds native code. It is read only when it belongs to this user or to root, nobody else can write to it, and
+its digests hold. Sections are mapped, not copied: their pages come from the file and are shared between processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import secrets
+import stat
+import struct
+from collections.abc import Iterable, Mapping
+from io import BufferedWriter
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.errors import ArtifactError
+
+MAGIC = b"LATHE\r\n\x1a"
+_TRAILER = struct.Struct("<Q32s8s")
+_PAGE = max(4096, mmap.ALLOCATIONGRANULARITY)
+_LARGEST_HEADER = 64 << 20
+
+Bytes: TypeAlias = NDArray[np.uint8]
+Chunks: TypeAlias = Iterable[bytes | memoryview]
+
+
+def write_bundle(path: Path, facts: Mapping[str, Any], sections: Mapping[str, Chunks], durable: bool = True) -> None:
+    """Write a bundle; whoever opens `path` meanwhile sees the old file or the new one. Equal contents give equal bytes.
+
+    `durable`: on disk when this returns, even if the machine stops then; a cache can do without.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(MAGIC)
+            table = {name: _write_section(file, chunks) for name, chunks in sections.items()}
+            header = json.dumps({"facts": facts, "sections": table}).encode()
+            file.write(header + _TRAILER.pack(len(header), hashlib.sha256(header).digest(), MAGIC))
+            file.flush()
+            if durable:
+                os.fsync(descriptor)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _write_section(file: BufferedWriter, chunks: Chunks) -> tuple[int, int, str]:
+    """Offset, size and digest."""
+    start = -(-file.tell() // _PAGE) * _PAGE
+    file.write(bytes(start - file.tell()))
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+        file.write(chunk)
+    return start, file.tell() - start, digest.hexdigest()
+
+
+class Bundle:
+    """An open bundle. `facts` are what its writer noted; sections stay valid as long as their arrays are held."""
+
+    def __init__(self, path: Path) -> None:
+        """ArtifactError when the file is missing, not a whole bundle, or somebody else could have written it."""
+        self.name = path.name
+        self._descriptor = _open(path)
+        try:
+            header = self._header()
+            self.facts: dict[str, Any] = dict(header["facts"])
+            self._sections: dict[str, list[Any]] = dict(header["sections"])
+        except (KeyError, TypeError, ValueError) as error:
+            self.close()
+            raise ArtifactError(f"{self.name}: its header is malformed ({type(error).__name__})") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def section(self, name: str) -> Bytes:
+        """The bytes of a section, mapped read-only, after their digest was checked."""
+        try:
+            offset, size, digest = self._sections[name]
+        except (KeyError, ValueError) as error:
+            raise ArtifactError(f"{self.name} has no section '{name}'") from error
+        data = self._map(int(offset), int(size))
+        if hashlib.sha256(data.data).hexdigest() != digest:
+            raise ArtifactError(f"{self.name} is damaged: the digest of its section '{name}' differs from the header")
+        return data
+
+    def close(self) -> None:
+        """Arrays that were handed out stay valid."""
+        os.close(self._descriptor)
+
+    def __enter__(self) -> Bundle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _map(self, offset: int, size: int) -> Bytes:
+        whole = os.fstat(self._descriptor).st_size
+        if offset % _PAGE or offset < 0 or size < 0 or offset + size > whole:
+            raise ArtifactError(f"{self.name}: a section lies at {offset}+{size}, the file has {whole} bytes")
+        if size == 0:
+            return np.zeros(0, np.uint8)
+        return np.frombuffer(mmap.mmap(self._descriptor, size, offset=offset, access=mmap.ACCESS_READ), np.uint8)
+
+    def _header(self) -> dict[str, Any]:
+        whole = os.fstat(self._descriptor).st_size
+        trailer = os.pread(self._descriptor, _TRAILER.size, max(whole - _TRAILER.size, 0))
+        if len(trailer) < _TRAILER.size or os.pread(self._descriptor, len(MAGIC), 0) != MAGIC:
+            raise ArtifactError(f"{self.name} is not a compiled model")
+        size, digest, magic = _TRAILER.unpack(trailer)
+        if magic != MAGIC or size > min(_LARGEST_HEADER, whole - _TRAILER.size):
+            raise ArtifactError(f"{self.name} is not a whole compiled model: its end is missing or damaged")
+        header = os.pread(self._descriptor, size, whole - _TRAILER.size - size)
+        if hashlib.sha256(header).digest() != digest:
+            raise ArtifactError(f"{self.name} is damaged: the digest of its header differs")
+        read = json.loads(header)
+        if not isinstance(read, dict):
+            raise ValueError("the header is not an object")
+        return read
+
+
+def _open(path: Path) -> int:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError as error:
+        raise ArtifactError(f"{path.name} is missing") from error
+    except OSError as error:
+        raise ArtifactError(f"{path.name} cannot be opened, or is a link: {error.strerror}") from error
+    status = os.fstat(descriptor)
+    if not is_trusted(status, os.geteuid()):
+        os.close(descriptor)
+        raise ArtifactError(f"{path.name} is no file, belongs to another user, or can be written by others")
+    return descriptor
+
+
+def is_trusted(status: os.stat_result, user: int) -> bool:
+    """Whether only `user`, or root, could have written a file."""
+    only_owner_writes = not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISREG(status.st_mode) and status.st_uid in (user, 0) and only_owner_writes

@@ -1,0 +1,71 @@
+"""Where compiling keeps what it can use again: object code, whole compiled models, findings of the tuner.
+
+    <root>/objects/*.o       see codegen/cache.py
+    <root>/models/*.lathe    bundles, named by the digest of model file, options, target and compiler
+    <root>/tuning/*.json     see tune.py
+
+Everything in it can be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from core.codegen.cache import ObjectCache, trim
+from core.errors import ArtifactError
+
+_OBJECT_BYTES = 1 << 30
+_MODEL_BYTES = 8 << 30
+
+
+class Store:
+    """One such folder. Several processes may share it."""
+
+    def __init__(self, root: Path) -> None:
+        """Creates the folder. ArtifactError when somebody else could write to it, OSError when this user cannot."""
+        self.root = root
+        self.objects = ObjectCache(root / "objects", _OBJECT_BYTES)
+        self._models = root / "models"
+        self._models.mkdir(mode=0o700, exist_ok=True)
+
+    def model(self, key: str) -> Path:
+        """Where the compiled model of this key is, or is to be kept."""
+        return self._models / f"{key}.lathe"
+
+    def used(self, path: Path) -> None:
+        """Note that a model was used or made; those not used for longest go when there are too many."""
+        with suppress(OSError):
+            os.utime(path)
+        trim(self._models.glob("*.lathe"), _MODEL_BYTES)
+
+    @property
+    def tuning(self) -> Path:
+        """The folder of the tuner's findings."""
+        return self.root / "tuning"
+
+
+_stores: dict[Path, Store | None] = {}
+_stores_lock = threading.Lock()
+
+
+def open_store(folder: str | None, environ: Mapping[str, str] = os.environ) -> Store | None:
+    """The store in `folder` or the default place; None where nothing can be written (a read-only container)."""
+    users = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    path = Path(folder) if folder is not None else Path(environ.get("LATHE_CACHE") or users / "lathe")
+    with _stores_lock:
+        if path not in _stores:
+            _stores[path] = _opened(path, required=folder is not None)
+        return _stores[path]
+
+
+def _opened(path: Path, required: bool) -> Store | None:
+    try:
+        return Store(path)
+    except (OSError, ArtifactError):
+        if required:
+            raise
+        return None

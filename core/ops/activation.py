@@ -10,11 +10,13 @@ import numpy as np
 from core.ir.graph import Array
 from core.ir.types import DType, TensorType, ValueType
 from core.ops import scalar_math as sm
+from core.ops.backward import Backward, Rewrite, Slope
 from core.ops.common import NUMBER, broadcast_shapes, check_kind, same_dtype, wide
 from core.ops.elementwise import Elementwise, FloatUnary, Unary
 from core.ops.numeric import erf
 from core.ops.registry import Call, Infer, NodeView, register
 from core.ops.scalar import Operand, ScalarOps
+from core.ops.terms import Term
 
 
 class Activation(FloatUnary):
@@ -39,6 +41,9 @@ class Relu(Unary):
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.max(x[0], 0)
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        return [(g.x() > 0).where(g.dy(), 0)]
+
 
 @register
 class LeakyRelu(Activation):
@@ -49,6 +54,9 @@ class LeakyRelu(Activation):
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.select(e.lt(x[0], 0.0), e.mul(x[0], c.attr("alpha")), x[0])
+
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        return [(g.x() < 0).where(g.dy() * g.attr("alpha"), g.dy())]
 
 
 @register
@@ -73,6 +81,11 @@ class PRelu(Elementwise):
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.select(e.lt(x[0], 0), e.mul(x[0], x[1]), x[0])
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        x, slope, dy = g.x(0), g.x(1), g.dy()
+        negative = x < 0
+        return [negative.where(dy * slope, dy), negative.where(dy * x, 0)]
+
 
 @register
 class Elu(Activation):
@@ -83,6 +96,10 @@ class Elu(Activation):
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.select(e.lt(x[0], 0.0), e.mul(e.sub(e.exp(x[0]), 1.0), c.attr("alpha")), x[0])
+
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        alpha = g.attr("alpha")
+        return [(g.x() < 0).where(alpha * g.x().op("Min", 0.0).exp(), 1.0)]
 
 
 @register
@@ -96,6 +113,10 @@ class Selu(Activation):
         curve = e.mul(e.sub(e.exp(x[0]), 1.0), c.attr("alpha"))
         return e.mul(e.select(e.le(x[0], 0.0), curve, x[0]), c.attr("gamma"))
 
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        alpha, gamma = g.attr("alpha"), g.attr("gamma")
+        return [(g.x() > 0).where(gamma, alpha * gamma * g.x().op("Min", 0.0).exp())]
+
 
 @register
 class Celu(Activation):
@@ -108,6 +129,9 @@ class Celu(Activation):
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         curve = e.mul(e.sub(e.exp(e.mul(x[0], 1 / c.attr("alpha"))), 1.0), c.attr("alpha"))
         return e.add(e.max(x[0], 0.0), e.min(curve, 0.0))
+
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        return [(g.x() / g.attr("alpha")).op("Min", 0.0).exp()]
 
 
 @register
@@ -133,6 +157,14 @@ class Gelu(Activation):
             return e.fma(half, e.tanh(e.mul(x[0], slope)), half)
         return e.fma(half, e.erf(e.mul(x[0], 1 / sqrt(2))), half)
 
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        x = g.x()
+        if g.attr("approximate") == "tanh":
+            inner = (x + 0.044715 * x * x.square()) * sqrt(2 / pi)
+            bend = inner.op("Tanh")
+            return [0.5 * (1 + bend) + 0.5 * x * (1 - bend.square()) * (1 + 3 * 0.044715 * x.square()) * sqrt(2 / pi)]
+        return [0.5 * (1 + (x / sqrt(2)).op("Erf")) + x * (-0.5 * x.square()).exp() / sqrt(2 * pi)]
+
 
 @register
 class Swish(Activation):
@@ -146,6 +178,11 @@ class Swish(Activation):
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.mul(x[0], sm.sigmoid(e, e.mul(x[0], c.attr("alpha"))))
 
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        x, alpha = g.x(), g.attr("alpha")
+        gate = (x * alpha).op("Sigmoid")
+        return [gate + x * alpha * gate * (1 - gate)]
+
 
 @register
 class Mish(Activation):
@@ -154,6 +191,11 @@ class Mish(Activation):
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.mul(x[0], e.tanh(sm.softplus(e, x[0])))
+
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        x = g.x()
+        bend = x.op("Softplus").op("Tanh")
+        return [bend + x * (1 - bend.square()) * x.op("Sigmoid")]
 
 
 @register
@@ -166,6 +208,9 @@ class HardSigmoid(Activation):
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return hard_sigmoid(e, x[0], c.attr("alpha"), c.attr("beta"))
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        return [_within(g.x() * g.attr("alpha") + g.attr("beta")).where(g.dy() * g.attr("alpha"), 0)]
+
 
 @register
 class HardSwish(Activation):
@@ -174,6 +219,11 @@ class HardSwish(Activation):
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.mul(x[0], hard_sigmoid(e, x[0], 1 / 6, 0.5))
+
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        x = g.x()
+        line = x / 6 + 0.5
+        return [_within(line).where(x / 3 + 0.5, (line >= 1).cast(x.dtype))]
 
 
 @register
@@ -184,6 +234,10 @@ class Sigmoid(Activation):
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return sm.sigmoid(e, x[0])
 
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        gate = g.x().op("Sigmoid")
+        return [gate * (1 - gate)]
+
 
 @register
 class Softplus(Activation):
@@ -193,6 +247,9 @@ class Softplus(Activation):
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return sm.softplus(e, x[0])
 
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        return [g.x().op("Sigmoid")]
+
 
 @register
 class Softsign(Activation):
@@ -201,6 +258,9 @@ class Softsign(Activation):
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.div(x[0], e.add(e.abs(x[0]), 1.0))
+
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        return [1 / (1 + g.x().abs()).square()]
 
 
 @register
@@ -212,6 +272,9 @@ class ThresholdedRelu(Activation):
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.select(e.lt(c.attr("alpha"), x[0]), x[0], e.const(0.0, e.dtype(x[0])))
+
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        return [(g.x() > g.attr("alpha")).where(g.dy(), 0)]
 
 
 @register
@@ -230,6 +293,14 @@ class Shrink(Unary):
             return e.cast(self.scalar(e, c, e.cast(x[0], DType.FLOAT64)), dtype)
         above = e.select(e.lt(lambd, x[0]), e.sub(x[0], bias), e.const(0.0, dtype))
         return e.select(e.lt(x[0], -lambd), e.add(x[0], bias), above)
+
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        return [(g.x().abs() > g.attr("lambd")).where(g.dy(), 0)]
+
+
+def _within(line: Term) -> Term:
+    """Where a hard sigmoid follows its line, not its bounds."""
+    return (line > 0).op("And", line < 1)
 
 
 def sigmoid(x: Array) -> Array:

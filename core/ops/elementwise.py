@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from math import pi, sqrt
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,10 +12,12 @@ import numpy as np
 from core.ir.graph import Array
 from core.ir.types import DType, TensorType, ValueType
 from core.ops import scalar_math as sm
+from core.ops.backward import Backward, Rewrite, Slope
 from core.ops.common import ANY, FLOAT, NUMBER, Kind, broadcast_rows, broadcast_shapes, check_kind, same_dtype, wide
 from core.ops.numeric import erf, int_pow, truncated_div
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, register
 from core.ops.scalar import Operand, ScalarOps
+from core.ops.terms import Term
 
 UFunc = Callable[..., Any]
 
@@ -76,6 +79,13 @@ class Variadic(Elementwise):
         return reduce(lambda total, item: self.combine(e, total, item), x)
 
 
+def shared_by_chosen(g: Backward) -> Sequence[Term | None]:
+    """The gradient of a maximum or minimum goes to the operands that are it, in equal parts."""
+    chosen = [x.equals(g.y()).cast(g.y().dtype) for x in g.terms]
+    share = g.dy() / reduce(lambda total, one: total + one, chosen)
+    return [one * share for one in chosen]
+
+
 @register
 class Add(Binary):
     commutative = True
@@ -83,6 +93,9 @@ class Add(Binary):
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.add(*x)
+
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        return [1.0, 1.0]
 
 
 @register
@@ -92,6 +105,9 @@ class Sub(Binary):
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.sub(*x)
 
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        return [1.0, -1.0]
+
 
 @register
 class Mul(Binary):
@@ -100,6 +116,9 @@ class Mul(Binary):
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.mul(*x)
+
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        return [g.x(1), g.x(0)]
 
 
 @register
@@ -113,6 +132,10 @@ class Div(Binary):
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.div(*x)
+
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        a, b = g.terms
+        return [1 / b, -a / (b * b)]
 
 
 @register
@@ -131,6 +154,12 @@ class Mod(Binary):
         opposite = e.bit_xor(e.lt(rest, 0), e.lt(x[1], 0))
         exact = e.eq(rest, 0)
         return e.select(e.bit_and(opposite, e.bit_not(exact)), e.add(rest, x[1]), rest)
+
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        a, b = g.terms
+        ratio = a / b
+        whole = (ratio < 0).where(ratio.op("Ceil"), ratio.op("Floor")) if g.attr("fmod") else ratio.op("Floor")
+        return [1.0, -whole]
 
 
 @register
@@ -156,6 +185,16 @@ class Pow(Elementwise):
             return e.cast(e.pow(e.cast(x[0], DType.FLOAT64), e.cast(x[1], DType.FLOAT64)), base)
         return e.pow(x[0], e.cast(x[1], base))
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        """Where the power does not depend on its base or exponent (0 to the 0, say) the slope is zero, not NaN."""
+        x, y, dy = g.x(0), g.x(1), g.dy()
+        exponent = y.cast(x.dtype)
+        base = exponent.equals(0).where(0, exponent * x.op("Pow", exponent - 1))
+        if not g.wants(1):
+            return [dy * base]
+        zero = x.equals(0)
+        return [dy * base, zero.where(0, dy * g.y() * zero.where(1, x).log()).cast(y.dtype)]
+
 
 @register
 class Sum(Variadic):
@@ -167,6 +206,9 @@ class Sum(Variadic):
 
     def combine(self, e: ScalarOps, x: Operand, y: Operand) -> Operand:
         return e.add(x, y)
+
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        return [1.0 for _ in g.terms]
 
 
 @register
@@ -183,6 +225,9 @@ class Mean(Variadic):
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.mul(super().scalar(e, c, *x), 1 / len(x))
 
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        return [1 / len(g.terms) for _ in g.terms]
+
 
 @register
 class Max(Variadic):
@@ -193,6 +238,9 @@ class Max(Variadic):
 
     def combine(self, e: ScalarOps, x: Operand, y: Operand) -> Operand:
         return e.max(x, y)
+
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        return shared_by_chosen(g)
 
 
 @register
@@ -205,6 +253,9 @@ class Min(Variadic):
     def combine(self, e: ScalarOps, x: Operand, y: Operand) -> Operand:
         return e.min(x, y)
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        return shared_by_chosen(g)
+
 
 @register
 class Neg(Unary):
@@ -212,6 +263,9 @@ class Neg(Unary):
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.neg(x[0])
+
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        return [-1.0]
 
 
 @register
@@ -221,10 +275,14 @@ class Abs(Unary):
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.abs(x[0])
 
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        return [g.x().sign()]
+
 
 @register
 class Sign(Unary):
     ufunc = np.sign
+    zero_gradient = "a sign does not change with small changes"
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         dtype = e.dtype(x[0])
@@ -247,6 +305,9 @@ class Sqrt(FloatUnary):
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.sqrt(x[0])
 
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        return [0.5 / g.x().sqrt()]
+
 
 @register
 class Reciprocal(FloatUnary):
@@ -256,6 +317,9 @@ class Reciprocal(FloatUnary):
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.div(e.const(1.0, e.dtype(x[0])), x[0])
 
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        return [-1 / g.x().square()]
+
 
 @register
 class Exp(FloatUnary):
@@ -263,6 +327,9 @@ class Exp(FloatUnary):
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.exp(x[0])
+
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        return [g.x().exp()]
 
 
 @register
@@ -272,6 +339,9 @@ class Log(FloatUnary):
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.log(x[0])
 
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        return [1 / g.x()]
+
 
 @register
 class Erf(FloatUnary):
@@ -280,11 +350,15 @@ class Erf(FloatUnary):
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.erf(x[0])
 
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        return [2 / sqrt(pi) * (-g.x().square()).exp()]
+
 
 @register
 class Floor(FloatUnary):
     ufunc = np.floor
     shape_arithmetic = True
+    zero_gradient = "a step function is flat between its steps"
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.floor(x[0])
@@ -294,6 +368,7 @@ class Floor(FloatUnary):
 class Ceil(FloatUnary):
     ufunc = np.ceil
     shape_arithmetic = True
+    zero_gradient = "a step function is flat between its steps"
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.ceil(x[0])
@@ -304,6 +379,7 @@ class Round(FloatUnary):
     """Halves go to the even neighbour."""
 
     ufunc = np.rint
+    zero_gradient = "a step function is flat between its steps"
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.rint(x[0])
@@ -316,6 +392,9 @@ class Sin(FloatUnary):
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.sin(x[0])
 
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        return [g.x().op("Cos")]
+
 
 @register
 class Cos(FloatUnary):
@@ -323,6 +402,9 @@ class Cos(FloatUnary):
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.cos(x[0])
+
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        return [-g.x().op("Sin")]
 
 
 @register
@@ -332,6 +414,9 @@ class Tan(FloatUnary):
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.div(e.sin(x[0]), e.cos(x[0]))
 
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        return [1 + g.x().op("Tan").square()]
+
 
 @register
 class Asin(FloatUnary):
@@ -339,6 +424,9 @@ class Asin(FloatUnary):
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return sm.asin(e, x[0])
+
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        return [1 / (1 - g.x().square()).sqrt()]
 
 
 @register
@@ -348,6 +436,9 @@ class Acos(FloatUnary):
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return sm.acos(e, x[0])
 
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        return [-1 / (1 - g.x().square()).sqrt()]
+
 
 @register
 class Atan(FloatUnary):
@@ -355,6 +446,9 @@ class Atan(FloatUnary):
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return sm.atan(e, x[0])
+
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        return [1 / (1 + g.x().square())]
 
 
 @register
@@ -364,6 +458,9 @@ class Sinh(FloatUnary):
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return sm.sinh(e, x[0])
 
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        return [g.x().op("Cosh")]
+
 
 @register
 class Cosh(FloatUnary):
@@ -371,6 +468,9 @@ class Cosh(FloatUnary):
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return sm.cosh(e, x[0])
+
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        return [g.x().op("Sinh")]
 
 
 @register
@@ -380,6 +480,9 @@ class Tanh(FloatUnary):
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.tanh(x[0])
 
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        return [1 - g.x().op("Tanh").square()]
+
 
 @register
 class Asinh(FloatUnary):
@@ -387,6 +490,9 @@ class Asinh(FloatUnary):
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return sm.asinh(e, x[0])
+
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        return [1 / (g.x().square() + 1).sqrt()]
 
 
 @register
@@ -396,6 +502,9 @@ class Acosh(FloatUnary):
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return sm.acosh(e, x[0])
 
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        return [1 / (g.x().square() - 1).sqrt()]
+
 
 @register
 class Atanh(FloatUnary):
@@ -403,3 +512,6 @@ class Atanh(FloatUnary):
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return sm.atanh(e, x[0])
+
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        return [1 / (1 - g.x().square())]

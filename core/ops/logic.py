@@ -10,11 +10,13 @@ import numpy as np
 from core.ir.dim import Dim, SymDim
 from core.ir.graph import Array
 from core.ir.types import DType, TensorType, ValueType
+from core.ops.backward import Backward, Rewrite, Slope
 from core.ops.common import ANY, BOOL, FLOAT, INTEGER, NUMBER, Kind, as_dtype, broadcast_shapes, check_kind, same_dtype
 from core.ops.elementwise import Elementwise, UFunc, Unary
 from core.ops.numeric import convert
 from core.ops.registry import Call, Infer, NodeView, OpDef, Required, Runtime, register
 from core.ops.scalar import Operand, ScalarOps
+from core.ops.terms import Term
 
 
 class Predicate(Elementwise):
@@ -24,6 +26,7 @@ class Predicate(Elementwise):
     outputs = "C"
     shape_arithmetic = True
     ufunc: ClassVar[UFunc]
+    zero_gradient = "truth values do not change with small changes"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         return [TensorType(DType.BOOL, t.shape) for t in super().infer(c) if isinstance(t, TensorType)]
@@ -161,6 +164,7 @@ class Bits(Elementwise):
     outputs = "C"
     commutative = True
     ufunc: ClassVar[UFunc]
+    zero_gradient = "integers have no gradients"
 
     def reference(self, c: Call, *x: Array) -> Array:
         return self.ufunc(*x)
@@ -194,6 +198,7 @@ class BitwiseXor(Bits):
 class BitwiseNot(Unary):
     accepts = INTEGER
     ufunc = np.bitwise_not
+    zero_gradient = "integers have no gradients"
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.bit_not(x[0])
@@ -207,6 +212,7 @@ class BitShift(Elementwise):
     inputs = "X, Y"
     outputs = "Z"
     attrs = {"direction": Required("LEFT or RIGHT")}
+    zero_gradient = "integers have no gradients"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         if c.attr("direction") not in ("LEFT", "RIGHT"):
@@ -243,6 +249,10 @@ class Where(Elementwise):
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.select(*x)
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        condition, dy = g.x(0), g.dy()
+        return [None, condition.where(dy, 0), condition.where(0, dy)]
+
 
 @register
 class Clip(Elementwise):
@@ -277,6 +287,25 @@ class Clip(Elementwise):
                 result = combine(result, bound[0] if isinstance(bound, tuple) else bound)
         return result
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        """Bounds take the gradient of what they replace."""
+        x, dy = g.x(0), g.dy()
+        low, high = (self._bound(g, name) for name in ("min", "max"))
+        above = None if high is None else (x if low is None else x.op("Max", low)) > high
+        below = None if low is None else x < low
+        inside, under = dy, None
+        if above is not None:
+            inside = above.where(0, inside)
+        if below is not None:
+            inside, under = below.where(0, inside), below.where(inside, 0)
+        return [inside, under, None if above is None else above.where(dy, 0)]
+
+    def _bound(self, g: Rewrite, name: str) -> Term | None:
+        value = g.attr(name)
+        if value is None:
+            return g.given(self.params[name])
+        return g.writer.number(value[0] if isinstance(value, tuple) else value, g.x().dtype)
+
 
 @register
 class Cast(Elementwise):
@@ -305,6 +334,9 @@ class Cast(Elementwise):
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.cast(x[0], self.target(c))
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        return [g.dy().cast(g.x().dtype)]
+
 
 @register
 class BitCast(OpDef):
@@ -313,6 +345,7 @@ class BitCast(OpDef):
     inputs = "input"
     outputs = "output"
     attrs = {"to": Required("element type")}
+    zero_gradient = "bits have no gradients"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         source, target = c.dtype(0), as_dtype(c, c.attr("to"))
@@ -347,6 +380,9 @@ class CastLike(Elementwise):
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.cast(x[0], e.dtype(x[1]))
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        return [g.dy().cast(g.x().dtype)]
+
 
 @register
 class Identity(OpDef):
@@ -368,6 +404,9 @@ class Identity(OpDef):
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return x[0]
+
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        return [1.0]
 
 
 def dims_equal(x: Dim, y: Dim) -> bool:

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from core.ir.dim import product
 from core.ir.graph import Array
 from core.ir.types import TensorType, ValueType
+from core.ops.backward import Backward
 from core.ops.common import NUMBER, Shape, broadcast_shapes, check_kind, same_dtype, wide
 from core.ops.registry import Call, Infer, Mixes, OpDef, RowAxis, register
+from core.ops.terms import Term
 
 
 @register
@@ -30,6 +33,22 @@ class MatMul(OpDef):
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
         """Rows may lie along the rows of A, the columns of B, or a batch axis of either that broadcasts."""
         return product_rows(c.shape(0), c.shape(1), axes)
+
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        """As matrices; what many matrices share is multiplied by all their rows at once."""
+        a, b, dy = g.x(0), g.x(1), g.dy()
+        left = a.unsqueeze(0) if a.rank == 1 else a
+        right = b.unsqueeze(1) if b.rank == 1 else b
+        dy = dy.unsqueeze(dy.rank) if b.rank == 1 else dy
+        dy = dy.unsqueeze(dy.rank - 1) if a.rank == 1 else dy
+        da = dy @ right.swap()
+        db = _flat_rows(left).swap() @ _flat_rows(dy) if right.rank == 2 else left.swap() @ dy
+        return [da.reshape((*da.shape[:-2], a.shape[0])) if a.rank == 1 else da, db.squeeze(1) if b.rank == 1 else db]
+
+
+def _flat_rows(x: Term) -> Term:
+    """The rows of all matrices as one matrix."""
+    return x if x.rank == 2 else x.reshape((product(x.shape[:-1]), x.shape[-1]))
 
 
 def product_shape(c: Infer, a: Shape | None, b: Shape | None) -> Shape | None:
@@ -136,6 +155,17 @@ class Gemm(OpDef):
         else:
             return Mixes("Gemm sums over the row axis, or both its matrices have rows")
         return [along] if _bias_fits(c, bias, along) else Mixes("C does not have its rows along those of the product")
+
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        a, b = g.x(0), g.x(1)
+        scaled = g.dy() * g.attr("alpha")
+        left, right = (x.swap() if g.attr(name) else x for x, name in ((a, "transA"), (b, "transB")))
+        da, db = scaled @ right.swap(), left.swap() @ scaled
+        return [
+            da.swap() if g.attr("transA") else da,
+            db.swap() if g.attr("transB") else db,
+            g.dy() * g.attr("beta"),
+        ]
 
 
 def _bias_fits(c: Infer, axis: RowAxis, along: int) -> bool:

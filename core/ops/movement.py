@@ -10,6 +10,7 @@ import numpy as np
 from core.ir.dim import Dim, floor_div, product, symbols
 from core.ir.graph import Array
 from core.ir.types import TensorType, ValueType
+from core.ops.backward import Backward
 from core.ops.common import (
     Shape,
     broadcast_shapes,
@@ -17,8 +18,10 @@ from core.ops.common import (
     normalize_axis,
     rows_beside,
     same_dtype,
+    unknown_shape,
 )
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required, RowAxis, Runtime, register
+from core.ops.terms import Term
 
 
 class SameElements(OpDef):
@@ -54,6 +57,9 @@ class SameElements(OpDef):
             return [None]
         axis = None if old is None or new is None else row_axis_after_reshape(old, axes[0], new, c.row_symbol)
         return Mixes(f"{c.op.name} spreads or joins rows") if axis is None else [axis]
+
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        return [g.dy().reshape(g.x().shape)]
 
 
 def row_axis_after_reshape(old: Shape, axis: int, new: Shape, row_symbol: str) -> int | None:
@@ -93,14 +99,14 @@ class Reshape(SameElements):
     def target(self, c: Infer | Call, shape: Shape) -> Shape | None:
         wanted = c.param("shape")
         if wanted is None:
-            return _fresh(c, c.shape(1)) if isinstance(c, Infer) else None
+            return unknown_shape(c, c.shape(1)) if isinstance(c, Infer) else None
         copied = wanted if c.attr("allowzero") else tuple(self._copied(c, shape, i, d) for i, d in enumerate(wanted))
         return self._filled(c, shape, copied)
 
     def unknown(self, c: Infer) -> Shape | None:
         wanted = c.param("shape")
         if wanted is None:
-            return _fresh(c, c.shape(1))
+            return unknown_shape(c, c.shape(1))
         return tuple(c.fresh_dim(f"d{i}") if dim in (0, -1) else dim for i, dim in enumerate(wanted))
 
     def _copied(self, c: NodeView, shape: Shape, index: int, dim: Dim) -> Dim:
@@ -126,13 +132,6 @@ class Reshape(SameElements):
         if isinstance(total, int) and isinstance(known, int) and total % known:
             c.fail(f"cannot give {total} elements of shape {_text(shape)} the shape {_text(wanted)}")
         return tuple(floor_div(total, known) if dim == -1 else dim for dim in wanted)
-
-
-def _fresh(c: Infer, shape: Shape | None) -> Shape | None:
-    """An unknown shape whose rank is the length of the shape vector."""
-    if shape is None or len(shape) != 1 or not isinstance(shape[0], int):
-        return None
-    return tuple(c.fresh_dim(f"d{i}") for i in range(shape[0]))
 
 
 @register
@@ -220,6 +219,10 @@ class Transpose(OpDef):
             return super().rows(c, axes)
         return [self.perm(c, len(shape)).index(axes[0])]
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        perm = self.perm(g, g.x().rank)
+        return [g.dy().transpose(*(perm.index(axis) for axis in range(len(perm))))]
+
 
 @register
 class Concat(OpDef):
@@ -261,6 +264,11 @@ class Concat(OpDef):
         if axes[0] is not None and axes[0] == normalize_axis(c, c.attr("axis"), len(shape)):
             return Mixes("Concat joins along the row axis")
         return [axes[0]]
+
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        axis = normalize_axis(g, g.attr("axis"), g.y().rank)
+        sizes = tuple(x.shape[axis] for x in g.terms)
+        return list(g.dy().ops("Split", outputs=len(sizes), axis=axis, split=sizes))
 
 
 @register
@@ -310,6 +318,10 @@ class Split(OpDef):
         shape = c.shape(0)
         return rows_beside(c, axes, {normalize_axis(c, c.attr("axis"), len(shape))} if shape else ())
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        parts = [g.dy(i) for i in range(len(g.node.outputs))]
+        return [parts[0].op("Concat", *parts[1:], axis=g.attr("axis"))]
+
 
 @register
 class Expand(OpDef):
@@ -324,7 +336,7 @@ class Expand(OpDef):
         type_, wanted = c.tensor(0), c.param("shape")
         if wanted is None:
             lengths = c.shape(1)
-            unknown = None if type_.shape is None or lengths is None else _fresh(c, lengths)
+            unknown = None if type_.shape is None or lengths is None else unknown_shape(c, lengths)
             longest = unknown is not None and type_.shape is not None and len(unknown) >= len(type_.shape)
             return [TensorType(type_.dtype, unknown if longest else None)]
         return [TensorType(type_.dtype, broadcast_shapes(c, [type_.shape, wanted]))]
@@ -344,6 +356,9 @@ class Expand(OpDef):
             return [None]
         moved = axes[0] + len(new) - len(old)
         return [moved] if new[moved] == old[axes[0]] else Mixes("Expand copies along the row axis")
+
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        return [g.dy()]
 
 
 @register
@@ -378,6 +393,13 @@ class Tile(OpDef):
         if repeats is None:
             return super().rows(c, axes)
         return rows_beside(c, axes, {axis for axis, times in enumerate(repeats) if times != 1})
+
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        x, repeats = g.x(), g.param("repeats")
+        if repeats is None:
+            g.unsupported("repeats must be known to differentiate it")
+        pairs = [dim for pair in zip(repeats, x.shape, strict=True) for dim in pair]
+        return [g.dy().reshape(pairs).sum(range(0, len(pairs), 2), keepdims=False)]
 
 
 class Blocks(OpDef):
@@ -439,6 +461,10 @@ class DepthToSpace(Blocks):
             parts = x.reshape(n, block, block, depth, h, w).transpose(0, 3, 4, 1, 5, 2)
         return parts.reshape(n, depth, h * block, w * block)
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        blocks, mode = g.attr("blocksize"), g.attr("mode")
+        return [g.dy().op("SpaceToDepth", blocksize=blocks, mode=mode, layout=g.attr("layout"))]
+
 
 @register
 class SpaceToDepth(Blocks):
@@ -455,6 +481,10 @@ class SpaceToDepth(Blocks):
         order = (0, 1, 3, 5, 2, 4) if c.attr("mode") == "CRD" else (0, 3, 5, 1, 2, 4)
         parts = x.reshape(n, ch, h // block, block, w // block, block).transpose(order)
         return parts.reshape(n, ch * block * block, h // block, w // block)
+
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        blocks, mode = g.attr("blocksize"), g.attr("mode")
+        return [g.dy().op("DepthToSpace", blocksize=blocks, mode=mode, layout=g.attr("layout"))]
 
 
 def _text(shape: Sequence[object] | None) -> str:

@@ -8,11 +8,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from core.ir.dim import product
 from core.ir.graph import Array
 from core.ir.types import DType, TensorType, ValueType
+from core.ops.backward import Backward, Rewrite
 from core.ops.common import BOOL, NUMBER, Kind, Shape, check_kind, normalize_axes, normalize_axis, wide
 from core.ops.numeric import truncated_div
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, Runtime, register
+from core.ops.terms import Term
 
 Axes = tuple[int, ...]
 
@@ -56,6 +59,19 @@ class Reduce(OpDef):
             return super().rows(c, axes)
         return rows_after_reduction(c, axes, self.axes(c, len(shape)))
 
+    def kept(self, g: Backward, term: Term) -> Term:
+        """A term of the output's shape with the reduced axes put back, of extent 1."""
+        return term.reshape(reduced_shape(g.x().shape, self.axes(g, g.x().rank), keepdims=True))
+
+    def chosen(self, g: Backward) -> list[Term | None]:
+        """The gradient of an extreme goes to the elements that are it, in equal parts."""
+        hit = g.x().equals(self.kept(g, g.y())).cast(g.x().dtype)
+        return [hit * (self.kept(g, g.dy()) / hit.sum(self.axes(g, g.x().rank)))]
+
+    def spread(self, g: Backward, term: Term) -> list[Term | None]:
+        """A term of the output's shape for every element of the input."""
+        return [self.kept(g, term).expand(g.x().shape)]
+
 
 def reduced_shape(shape: Shape, axes: Axes, keepdims: bool) -> Shape:
     if keepdims:
@@ -81,6 +97,9 @@ class ReduceSum(Reduce):
     def over(self, x: Array, axes: Axes) -> Array:
         return np.add.reduce(x, axes, keepdims=True)
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        return self.spread(g, g.dy())
+
 
 @register
 class ReduceProd(Reduce):
@@ -88,6 +107,16 @@ class ReduceProd(Reduce):
 
     def over(self, x: Array, axes: Axes) -> Array:
         return np.multiply.reduce(x, axes, keepdims=True)
+
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        """By a running product along the reduced axes brought together: right also where elements are zero."""
+        x, axes = g.x(), self.axes(g, g.x().rank)
+        if not axes:
+            return [x]
+        staying = [axis for axis in range(x.rank) if axis not in axes]
+        flat = x.transpose(*staying, *axes).reshape((*(x.shape[a] for a in staying), product(x.shape[a] for a in axes)))
+        last = flat.op("CumProd", g.writer.array(flat.rank - 1)).slice(flat.rank - 1, -1, 2**31 - 1)
+        return [last.reshape(g.node.output.shape)]
 
 
 @register
@@ -97,6 +126,10 @@ class ReduceMean(Reduce):
             return np.mean(x, axes, keepdims=True)
         count = np.array(prod(x.shape[axis] for axis in axes))
         return truncated_div(np.add.reduce(x, axes, keepdims=True), count)
+
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        count = g.x().count(self.axes(g, g.x().rank))
+        return self.spread(g, g.dy() / count)
 
 
 @register
@@ -109,6 +142,9 @@ class ReduceMax(Reduce):
     def over(self, x: Array, axes: Axes) -> Array:
         return np.maximum.reduce(x, axes, keepdims=True, **_start(x, least=True))
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        return self.chosen(g)
+
 
 @register
 class ReduceMin(Reduce):
@@ -120,11 +156,17 @@ class ReduceMin(Reduce):
     def over(self, x: Array, axes: Axes) -> Array:
         return np.minimum.reduce(x, axes, keepdims=True, **_start(x, least=False))
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        return self.chosen(g)
+
 
 @register
 class ReduceL1(Reduce):
     def over(self, x: Array, axes: Axes) -> Array:
         return np.add.reduce(np.abs(x), axes, keepdims=True)
+
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        return [self.kept(g, g.dy()) * g.x().sign()]
 
 
 @register
@@ -132,17 +174,28 @@ class ReduceL2(Reduce):
     def over(self, x: Array, axes: Axes) -> Array:
         return np.sqrt(np.add.reduce(np.square(x), axes, keepdims=True))
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        norm = self.kept(g, g.y())
+        zero = norm.equals(0)
+        return [zero.where(0, g.x() / zero.where(1, norm)) * self.kept(g, g.dy())]
+
 
 @register
 class ReduceSumSquare(Reduce):
     def over(self, x: Array, axes: Axes) -> Array:
         return np.add.reduce(np.square(x), axes, keepdims=True)
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        return [self.kept(g, g.dy()) * g.x() * 2]
+
 
 @register
 class ReduceLogSum(Reduce):
     def over(self, x: Array, axes: Axes) -> Array:
         return np.log(np.add.reduce(x, axes, keepdims=True))
+
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        return self.spread(g, g.dy() / g.y().exp())
 
 
 @register
@@ -154,6 +207,9 @@ class ReduceLogSumExp(Reduce):
         peak = np.maximum.reduce(x, axes, keepdims=True, initial=_extreme(x.dtype, least=True))
         shift = np.where(np.isfinite(peak), peak, 0)
         return np.log(np.add.reduce(np.exp(x - shift), axes, keepdims=True)) + shift
+
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        return [(g.x() - self.kept(g, g.y())).exp() * self.kept(g, g.dy())]
 
 
 def _start(x: Array, least: bool) -> dict[str, Any]:
@@ -176,6 +232,7 @@ class ArgExtreme(OpDef):
     inputs = "data"
     outputs = "reduced"
     attrs = {"axis": 0, "keepdims": 1, "select_last_index": 0}
+    zero_gradient = "positions do not change with small changes"
 
     def find(self, x: Array, axis: int) -> Array:
         raise NotImplementedError

@@ -10,6 +10,8 @@ Conventions
 - `params` names inputs that hold parameters, not data (Reshape's shape, ReduceSum's axes). When their value is known
   at compile time the pipeline moves it into the attribute of that name, and the input is dropped; values may then be
   symbolic dimensions. `Infer.param` and `Call.param` read either place.
+- Every operator says how it is differentiated: `slopes`, `gradient` or `definition`, or why not: `zero_gradient`,
+  `no_gradient`. What they return is graph, never arrays, so gradients can be differentiated again.
 - `shape_arithmetic = True`: the reference also works on object arrays of dimensions, so the value of a shape
   computation is known at compile time although its symbols are not.
 """
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -26,6 +28,10 @@ from core.errors import ModelError, UnsupportedError
 from core.ir.graph import Array, Graph, Node, Value
 from core.ir.types import Dim, DType, OptionalType, SequenceType, TensorType, ValueType
 from core.ops.scalar import Operand, ScalarOps
+
+if TYPE_CHECKING:
+    from core.ops.backward import Backward, Rewrite, Slope
+    from core.ops.terms import Term
 
 Runtime: TypeAlias = Any  # what the reference executor moves: an ndarray, a list (sequence) or None (empty optional)
 
@@ -178,6 +184,8 @@ class OpDef:
     shape_arithmetic: ClassVar[bool] = False
     pure: ClassVar[bool] = True  # False: not to be folded, merged or reordered (random numbers)
     commutative: ClassVar[bool] = False
+    zero_gradient: ClassVar[str] = ""  # why small changes of the inputs do not change the outputs
+    no_gradient: ClassVar[str] = ""  # why there is no gradient although there could be one
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         """Types of the outputs. ModelError (through `c.fail`) when inputs do not fit."""
@@ -205,6 +213,29 @@ class OpDef:
             return [None] * len(c.node.outputs)
         return Mixes(f"{self.name} has no rule that keeps rows apart")
 
+    def slopes(self, g: Rewrite) -> Sequence[Slope]:
+        """The derivative of an elementwise output with respect to each input, at every element."""
+        raise NotImplementedError(f"{self.name} has no slopes")
+
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        """The gradients with respect to the inputs (None: zero; missing at the end: zero), given those with respect to
+        the outputs. They are summed to the inputs' shapes where those were broadcast."""
+        raise NotImplementedError(f"{self.name} has no gradient")
+
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        """The outputs in terms of other operators, whose gradients then make this one's."""
+        raise NotImplementedError(f"{self.name} has no definition")
+
+    @property
+    def differentiation(self) -> str:
+        """How this operator is differentiated: "slopes", "gradient", "definition", "zero" or "none"; "" where it does
+        not say. The most derived class that does so decides."""
+        for cls in type(self).__mro__:
+            found = [way for member, way in _DIFFERENTIATION.items() if member in cls.__dict__]
+            if found and cls is not OpDef:
+                return found[0]
+        return ""
+
     @property
     def is_elementwise(self) -> bool:
         return type(self).scalar is not OpDef.scalar
@@ -222,6 +253,12 @@ class OpDef:
         required = sum(not name.endswith("?") for name in fixed)
         return required, None if variadic else len(names)
 
+
+# What a class declares -> how its operator is differentiated.
+_DIFFERENTIATION = {
+    "slopes": "slopes", "gradient": "gradient", "definition": "definition", "zero_gradient": "zero",
+    "no_gradient": "none",
+}  # fmt: skip
 
 _REGISTRY: dict[str, OpDef] = {}
 _OpClass = TypeVar("_OpClass", bound=type[OpDef])

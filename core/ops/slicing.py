@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from core.errors import UnsupportedError
 from core.ir.dim import Dim, floor_div
 from core.ir.graph import Array
 from core.ir.types import TensorType, ValueType
-from core.ops.common import INDEX, check_kind, normalize_axes, rows_beside
+from core.ops.backward import Backward, scatter_along
+from core.ops.common import INDEX, Shape, check_kind, normalize_axes, rows_beside
 from core.ops.registry import Call, Infer, Mixes, OpDef, RowAxis, Runtime, register
+from core.ops.terms import Term
 
 # Exporters write "to the end" as the greatest (or least) number of int32 or int64; nothing is longer than this.
 _FAR = 2**31 - 2
@@ -72,6 +75,19 @@ class Slice(OpDef):
             return super().rows(c, axes)
         cut = {axis for axis, (start, end, step) in ranges.items() if not _is_whole(shape[axis], start, end, step)}
         return rows_beside(c, axes, cut)
+
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        ranges = self.ranges(g, g.x().rank)
+        if ranges is None:
+            g.unsupported("starts, ends, axes and steps must be known to differentiate it")
+        dx, widths = g.dy(), list[tuple[Dim, Dim]]()
+        for axis, extent in enumerate(g.x().shape):
+            if axis in ranges:
+                dx, first = _apart(dx, axis, _first(g, extent, *ranges[axis]), ranges[axis][2])
+                widths.append((first, extent - first - dx.shape[axis]))
+            else:
+                widths.append((0, 0))
+        return [dx.pad(widths)]
 
 
 def slice_length(extent: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
@@ -156,6 +172,17 @@ class Pad(OpDef):
             return super().rows(c, axes)
         return rows_beside(c, axes, {axis for axis, width in enumerate(widths) if width != (0, 0)})
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        x, dy = g.x(), g.dy()
+        widths = self.widths(g, x.rank)
+        if widths is None:
+            g.unsupported("pads and axes must be known to differentiate it")
+        if g.attr("mode") != "constant":
+            return [_folded(dy, x.shape, widths, g.attr("mode"))]
+        dx = dy.pad([(-before, -after) for before, after in widths])
+        filled = dy.sum(keepdims=False) - dx.sum(keepdims=False) if g.wants(2) else None
+        return [dx, None, filled.reshape(g.x(2).shape) if filled is not None else None]
+
 
 @register
 class Trilu(OpDef):
@@ -179,6 +206,9 @@ class Trilu(OpDef):
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
         shape = c.shape(0)
         return super().rows(c, axes) if shape is None else rows_beside(c, axes, {len(shape) - 2, len(shape) - 1})
+
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        return [g.again(g.dy(), g.given(1))[0]]
 
 
 @register
@@ -219,6 +249,44 @@ class ReverseSequence(OpDef):
         if axes[0] == batch and axes[1] == 0:
             return [batch]
         return rows_beside(c, axes, {batch, time})
+
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        return [g.again(g.dy(), g.x(1))[0]]
+
+
+def _apart(dy: Term, axis: int, first: Dim, step: int) -> tuple[Term, Dim]:
+    """The gradient of a slice with its elements as far apart as they were, and where the first of them was."""
+    count = dy.shape[axis]
+    if step < 0:
+        dy, first, step = dy.slice(axis, -1, -_FAR, -1), first + (count - 1) * step, -step
+    if step == 1 or count == 0:
+        return dy, (first if count != 0 else 0)
+    spread = dy.unsqueeze(axis + 1).pad([(0, step - 1 if i == axis + 1 else 0) for i in range(dy.rank + 1)])
+    return spread.reshape((*dy.shape[:axis], count * step, *dy.shape[axis + 1 :])), first
+
+
+def _first(c: Infer, extent: Dim, start: Dim, end: Dim, step: int) -> Dim:
+    """Where a slice begins, counted from the start."""
+    if isinstance(extent, int) and isinstance(start, int) and isinstance(end, int):
+        return slice(start, end, step).indices(extent)[0]
+    first = start if isinstance(start, int) and 0 <= start < _FAR else _bound(extent, start)
+    if step < 0 or first is None:
+        c.unsupported(f"where a slice of extent {extent} from {start} in steps of {step} begins must be known")
+    return first
+
+
+def _folded(dy: Term, shape: Shape, widths: Sequence[tuple[Any, Any]], mode: str) -> Term:
+    """The gradient of a padding that repeats elements: every place adds to the element it shows."""
+    for axis, (width, extent) in enumerate(zip(widths, shape, strict=True)):
+        if width == (0, 0):
+            continue
+        if not isinstance(extent, int):
+            raise UnsupportedError(f"padding an extent of {extent} by {mode} can only be differentiated for a number")
+        before, after = width
+        places = np.arange(max(0, -before), extent - max(0, -after))
+        shown: Any = np.pad(places, (max(0, before), max(0, after)), mode=mode)  # type: ignore[call-overload]
+        dy = scatter_along(dy, dy.writer.array(shown), axis, extent)
+    return dy
 
 
 def _differ(x: Dim, y: Dim) -> bool:

@@ -8,8 +8,10 @@ import numpy as np
 
 from core.ir.graph import Array
 from core.ir.types import TensorType, ValueType
+from core.ops.backward import Backward
 from core.ops.common import FLOAT, check_kind, normalize_axis, rows_beside, wide
 from core.ops.registry import Call, Infer, Mixes, OpDef, RowAxis, register
+from core.ops.terms import Term
 
 
 class AlongAxis(OpDef):
@@ -47,6 +49,10 @@ class Softmax(AlongAxis):
         powers = np.exp(x - x.max(axis, keepdims=True))
         return powers / powers.sum(axis, keepdims=True)
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        y, dy, axis = g.y(), g.dy(), g.attr("axis")
+        return [(dy - (dy * y).sum([axis])) * y]
+
 
 @register
 class LogSoftmax(AlongAxis):
@@ -54,10 +60,15 @@ class LogSoftmax(AlongAxis):
         shifted = x - x.max(axis, keepdims=True)
         return shifted - np.log(np.exp(shifted).sum(axis, keepdims=True))
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        return [g.dy() - g.y().exp() * g.dy().sum([g.attr("axis")])]
+
 
 @register
 class Hardmax(AlongAxis):
     """1 at the first greatest element, 0 elsewhere."""
+
+    zero_gradient = "positions do not change with small changes"
 
     def along(self, x: Array, axis: int) -> Array:
         result = np.zeros_like(x)

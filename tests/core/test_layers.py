@@ -14,7 +14,7 @@ LAYERS = [
     ["core.errors"],
     ["core.ir"],
     ["core.ops"],
-    ["core.frontends", "core.passes", "core.reference"],
+    ["core.frontends", "core.passes", "core.autodiff", "core.reference"],
     ["core.kernels.target", "core.kernels.catalog"],
     ["core.plan"],
     ["core.codegen"],

@@ -1,0 +1,151 @@
+"""Reverse-mode differentiation, graph to graph.
+
+The sweep visits nodes from the last to the first. When it comes to one, everything that depends on its outputs has
+contributed to their gradients; the operator turns those into gradients of its inputs (`OpDef.slopes`, `gradient` or
+`definition`). What is written are ordinary nodes, so a gradient can be differentiated again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from core.errors import ModelError, UnsupportedError
+from core.ir.graph import Graph, Node, Value, node_reads
+from core.ops import registry
+from core.ops.backward import Backward, Rewrite, is_differentiable
+from core.ops.inference import infer_graph
+from core.ops.terms import Term, Writer
+
+
+def gradients(graph: Graph, *, of: str | Sequence[str], with_respect_to: Sequence[str]) -> Graph:
+    """`graph` with further outputs: the gradients of its outputs `of` with respect to the named values.
+
+    Several elements, or several outputs, count as their sum. The named values are inputs, states, constants (weights)
+    or results of nodes; the gradient of `w` is the output `w.gradient`, of the type of `w`, zero where nothing depends
+    on it. The graph given stays as it is. ModelError for a name that is not there or not of real numbers,
+    UnsupportedError, naming the node, for an operator that cannot be differentiated.
+    """
+    copy = graph.clone()
+    writer = Writer(copy, infer_graph(copy))
+    by_name = {value.name: value for value in copy.values()}
+    sources = [_named(by_name, name, graph) for name in ([of] if isinstance(of, str) else of)]
+    targets = [_named(by_name, name, graph) for name in with_respect_to]
+    for target, found in zip(targets, derivatives(writer, sources, targets), strict=True):
+        gradient = found if found is not None else writer.zeros_like(target).value
+        (output,) = writer.emit("Identity", [gradient])
+        output.name = writer.fresh(f"{target.name}.gradient")
+        copy.outputs.append(output)
+    copy.remove_dead()
+    return copy
+
+
+def derivatives(writer: Writer, of: Sequence[Value], targets: Sequence[Value]) -> list[Value | None]:
+    """The gradients of the sum of all elements of some values of a graph, written at its end; None where zero."""
+    seeds: list[Value | None] = [writer.fill(1, value.dtype, value.shape).value for value in of]
+    return differentiate(writer, of, seeds, targets)
+
+
+def differentiate(
+    writer: Writer, results: Sequence[Value], seeds: Sequence[Value | None], targets: Sequence[Value]
+) -> list[Value | None]:
+    """The gradients with respect to `targets`, given those with respect to `results` (None: zero)."""
+    nodes = list(writer.graph.nodes)
+    sweep = _Sweep(writer, targets)
+    sweep.spread(nodes)
+    for result, seed in zip(results, seeds, strict=True):
+        if seed is not None:
+            sweep.contribute(result, Term(writer, seed))
+    sweep.run(nodes)
+    return [sweep.total(target) for target in targets]
+
+
+def _named(values: dict[str, Value], name: str, graph: Graph) -> Value:
+    if name not in values:
+        raise ModelError(f"has no value '{name}'", where=f"graph '{graph.name}'")
+    if not is_differentiable(values[name]):
+        raise ModelError(f"is {values[name].type}, expected a tensor of real numbers", where=f"value '{name}'")
+    return values[name]
+
+
+class _Sweep:
+    """One walk from results back to targets."""
+
+    def __init__(self, writer: Writer, targets: Iterable[Value]) -> None:
+        self.writer = writer
+        self._active = set(targets)  # values that depend on a target
+        self._parts: dict[Value, list[Term]] = {}
+        self._totals: dict[Value, Value] = {}
+
+    def run(self, nodes: Sequence[Node]) -> None:
+        """Visit nodes, which stand in topological order, from the last to the first."""
+        for node in reversed(nodes):
+            if any(output in self._parts for output in node.outputs) and self._reads_active(node):
+                self._visit(node)
+
+    def contribute(self, value: Value, gradient: Term) -> None:
+        """Add to the gradient of a value."""
+        if is_differentiable(value) and value in self._active:
+            self._parts.setdefault(value, []).append(gradient.fit(value.shape))
+            self._totals.pop(value, None)
+
+    def total(self, value: Value) -> Value | None:
+        """The gradient of a value as known so far; None when nothing has contributed."""
+        parts = self._parts.get(value)
+        if not parts:
+            return None
+        if value not in self._totals:
+            total = parts[0]
+            for part in parts[1:]:
+                total = total + part
+            self._parts[value] = [total]
+            self._totals[value] = total.value
+        return self._totals[value]
+
+    def spread(self, nodes: Sequence[Node]) -> None:
+        """Note what depends on the targets."""
+        for node in nodes:
+            if self._reads_active(node):
+                self._active.update(filter(is_differentiable, node.outputs))
+
+    def _reads_active(self, node: Node) -> bool:
+        return any(value in self._active for value in node_reads(node))
+
+    def _visit(self, node: Node) -> None:
+        op = registry.get(node.op)
+        match op.differentiation:
+            case "definition":
+                self._through_definition(op, node)
+            case "zero":
+                return
+            case "none":
+                raise UnsupportedError(f"cannot be differentiated: {op.no_gradient}", where=registry.describe(node))
+            case _:
+                self._through_gradient(op, node)
+
+    def _through_gradient(self, op: registry.OpDef, node: Node) -> None:
+        found = {value: total for value in node.outputs if (total := self.total(value)) is not None}
+        view = Backward(op, node, self.writer, found, self._active.__contains__, differentiate)
+        for value, gradient in zip(node.inputs, _input_gradients(op, view), strict=False):
+            if value is not None and gradient is not None:
+                self.contribute(value, gradient)
+        for value, captured in view.captured:
+            self.contribute(value, Term(self.writer, captured))
+
+    def _through_definition(self, op: registry.OpDef, node: Node) -> None:
+        """Write the definition beside the node, and go back through that."""
+        first = len(self.writer.graph.nodes)
+        results = op.definition(Rewrite(op, node, self.writer))
+        written = self.writer.graph.nodes[first:]
+        self.spread(written)
+        for output, result in zip(node.outputs, results, strict=False):
+            total = self.total(output)
+            if total is not None:
+                self.contribute(result.value, Term(self.writer, total))
+        self.run(written)
+
+
+def _input_gradients(op: registry.OpDef, view: Backward) -> Sequence[Term | None]:
+    if op.differentiation == "gradient":
+        return op.gradient(view)
+    dy = view.dy()
+    return [None if slope is None else dy * slope for slope in op.slopes(view)]

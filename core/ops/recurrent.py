@@ -16,7 +16,7 @@ import numpy as np
 from core.ir.graph import Array
 from core.ir.types import Dim, DType, TensorType, ValueType
 from core.ops.common import FLOAT, check_kind, wide
-from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, register
+from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required, RowAxis, get, register
 
 Activation: TypeAlias = Callable[[Any], Any]
 States: TypeAlias = tuple[Any, ...]  # the hidden state [B, H], and an LSTM's cell state
@@ -46,12 +46,10 @@ _ACTIVATIONS: dict[str, tuple[Callable[[Any, float, float], Any], float | None, 
 
 @dataclass(frozen=True)
 class Cell:
-    """The weights and activations of one direction, the gates side by side: w [I, G*H], r [H, G*H], biases [G*H]."""
+    """What one direction does with its state, the gates side by side: r [H, G*H], bias [G*H]."""
 
-    w: Any
     r: Any
-    w_bias: Any
-    r_bias: Any
+    bias: Any
     peepholes: Any  # [3, H] in the order i, o, f; None but for LSTM
     activations: Sequence[Activation]
 
@@ -59,10 +57,13 @@ class Cell:
     def hidden(self) -> int:
         return int(self.r.shape[0])
 
-    def gates(self, x: Any, h: Any) -> list[Any]:
-        """The weighted sums of all gates, [B, H] each."""
-        total = x @ self.w + h @ self.r + self.w_bias + self.r_bias
-        return np.split(total, total.shape[1] // self.hidden, axis=1)
+    def parts(self, gates: Any) -> list[Any]:
+        """Gate by gate, [B, H] each."""
+        return np.split(gates, gates.shape[1] // self.hidden, axis=1)
+
+    def sums(self, x: Any, h: Any) -> list[Any]:
+        """The weighted sums of all gates, of what comes from the input [B, G*H] and from the state."""
+        return self.parts(x + h @ self.r + self.bias)
 
 
 class Recurrent(OpDef):
@@ -79,7 +80,7 @@ class Recurrent(OpDef):
     states: ClassVar[int] = 1
 
     def step(self, c: NodeView, cell: Cell, x: Any, states: States) -> States:
-        """The next states from x [B, I] and the states."""
+        """The next states from what the input gives to the gates, x [B, G*H], and the states."""
         raise NotImplementedError
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
@@ -118,28 +119,33 @@ class Recurrent(OpDef):
         x, w, r, b, lengths, *initial = given
         batch_first = bool(c.attr("layout"))
         data = wide(x).swapaxes(0, 1) if batch_first else wide(x)
+        bias = np.zeros((len(r), 2 * r.shape[1]), data.dtype) if b is None else wide(b)
+        from_input = [data @ each.T + own[: len(each)] for each, own in zip(wide(w), bias, strict=True)]
         starts = [_initial(c, state, data, r) for state in initial[: self.states]]
         peepholes = initial[self.states] if self.states == 2 else None
-        results = []
-        for direction, backward in enumerate(_backwards(c)):
-            cell = self._cell(c, direction, w, r, b, peepholes)
-            results.append(self._run(c, cell, data, tuple(start[direction] for start in starts), lengths, backward))
-        y = np.stack([rows for rows, _ in results], axis=1)
-        states = [np.stack([final[i] for _, final in results]) for i in range(self.states)]
+        y, *states = self.steps(c, from_input, r, bias[:, r.shape[1] :], lengths, starts, peepholes)
         if batch_first:
             y, states = y.transpose(2, 0, 1, 3), [state.swapaxes(0, 1) for state in states]
         return tuple(array.astype(x.dtype) for array in (y, *states))
 
-    def _cell(self, c: Call, direction: int, w: Any, r: Any, b: Any, peepholes: Any) -> Cell:
-        width = w.shape[1]
-        bias = np.zeros(2 * width, wide(w).dtype) if b is None else wide(b)[direction]
-        along = None if peepholes is None else wide(peepholes)[direction].reshape(3, -1)
-        functions = _activations(c, self.defaults, len(_backwards(c)))
-        mine = functions[direction * len(self.defaults) :][: len(self.defaults)]
-        return Cell(wide(w)[direction].T, wide(r)[direction].T, bias[:width], bias[width:], along, mine)
+    def steps(
+        self, c: NodeView, given: Any, r: Any, bias: Any, lengths: Array | None, starts: Sequence[Any], peepholes: Any
+    ) -> tuple[Any, ...]:
+        """Y [T, D, B, H] and the final states [D, B, H], from what the input gives to the gates [D][T, B, G*H]."""
+        backwards = _backwards(c)
+        functions = _activations(c, self.defaults, len(backwards))
+        results = []
+        for direction, backward in enumerate(backwards):
+            along = None if peepholes is None else wide(peepholes)[direction].reshape(3, -1)
+            mine = functions[direction * len(self.defaults) :][: len(self.defaults)]
+            cell = Cell(wide(r)[direction].T, bias[direction], along, mine)
+            states = tuple(start[direction] for start in starts)
+            results.append(self._run(c, cell, given[direction], states, lengths, backward))
+        y = np.stack([rows for rows, _ in results], axis=1)
+        return (y, *(np.stack([final[i] for _, final in results]) for i in range(self.states)))
 
     def _run(
-        self, c: Call, cell: Cell, data: Any, states: States, lengths: Array | None, backward: bool
+        self, c: NodeView, cell: Cell, data: Any, states: States, lengths: Array | None, backward: bool
     ) -> tuple[Any, States]:
         """The hidden state after every step [T, B, H], zero past an item's length, and the final states."""
         order = range(len(data))
@@ -171,7 +177,7 @@ class RNN(Recurrent):
     defaults = ("Tanh",)
 
     def step(self, c: NodeView, cell: Cell, x: Any, states: States) -> States:
-        (gate,) = cell.gates(x, states[0])
+        (gate,) = cell.sums(x, states[0])
         return (cell.activations[0](gate),)
 
 
@@ -185,15 +191,15 @@ class GRU(Recurrent):
 
     def step(self, c: NodeView, cell: Cell, x: Any, states: States) -> States:
         (h,), (f, g) = states, cell.activations
-        update, reset, _ = cell.gates(x, h)
+        update, reset, _ = cell.sums(x, h)
         update, reset = f(update), f(reset)
         last = slice(2 * cell.hidden, None)
-        r, bias = cell.r[:, last], cell.r_bias[last]
+        r, bias = cell.r[:, last], cell.bias[last]
         if c.attr("linear_before_reset"):
             recurrent = reset * (h @ r + bias)
         else:
             recurrent = (reset * h) @ r + bias
-        hidden = g(x @ cell.w[:, last] + cell.w_bias[last] + recurrent)
+        hidden = g(x[:, last] + recurrent)
         return ((1 - update) * hidden + update * h,)
 
 
@@ -211,11 +217,49 @@ class LSTM(Recurrent):
     def step(self, c: NodeView, cell: Cell, x: Any, states: States) -> States:
         (h, memory), (f, g, out) = states, cell.activations
         peep_in, peep_out, peep_forget = (0, 0, 0) if cell.peepholes is None else cell.peepholes
-        enter, leave, forget, candidate = cell.gates(x, h)
+        enter, leave, forget, candidate = cell.sums(x, h)
         enter = f(enter + peep_in * memory)
         forget = 1 - enter if c.attr("input_forget") else f(forget + peep_forget * memory)
         memory = forget * memory + enter * g(candidate)
         return f(leave + peep_out * memory) * out(memory), memory
+
+
+@register
+class RecurrentSteps(OpDef):
+    """The steps of a recurrent layer whose input has met W already, for all steps in one product.
+
+    `cell` names the operator; G [T, B, D*G*H] is X times W with the input's biases; R [D, G*H, H]; B [D, G*H] holds the
+    biases of the state's products; Y [T, D, B, H]. The rest is as in the operator itself.
+    """
+
+    domain = "lathe"
+    no_gradient = "passes make it, after differentiation"
+    inputs = "G, R, B?, sequence_lens?, initial_h?, initial_c?, P?"
+    outputs = "Y, Y_h, Y_c"
+    attrs = {**GRU.attrs, **LSTM.attrs, "cell": Required("name")}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        gates, r, op = c.tensor(0).dims, c.tensor(1).dims, _cell(c)
+        directions, rows, hidden = _directions(c), r[1], r[2]
+        if len(gates) != 3 or gates[2] != directions * rows or rows != op.gates * hidden or r[0] != directions:
+            c.fail(f"G is {c.tensor(0)} and R is {c.tensor(1)}, which {directions} directions of {op.name} do not make")
+        state = TensorType(c.dtype(0), (directions, gates[1], hidden))
+        return [TensorType(c.dtype(0), (gates[0], *state.dims)), *[state] * op.states]
+
+    def reference(self, c: Call, *inputs: Array | None) -> tuple[Array, ...]:
+        given: list[Any] = [*inputs, *[None] * (7 - len(inputs))]
+        gates, r, b, lengths, *initial, peepholes = given
+        op, data = _cell(c), wide(gates)
+        from_input = np.split(data, len(r), axis=2)
+        bias = np.zeros(r.shape[:2], data.dtype) if b is None else wide(b)
+        starts = [_initial(c, state, data, r) for state in initial[: op.states]]
+        results = op.steps(c, from_input, r, bias, lengths, starts, peepholes)
+        return tuple(array.astype(gates.dtype) for array in results)
+
+
+def _cell(c: NodeView) -> Recurrent:
+    op = get(c.attr("cell"))
+    return op if isinstance(op, Recurrent) else c.fail(f"cell is {op.name}, expected RNN, GRU or LSTM")
 
 
 def _directions(c: NodeView) -> int:

@@ -22,17 +22,21 @@ from core.passes.gemm import FuseMatMul
 from core.passes.inline_if import InlineIf
 from core.passes.layout import ChannelsLast
 from core.passes.pooled_conv import PoolConvolutions
+from core.passes.precision import ToBFloat16
 from core.passes.recompose import Recompose
+from core.passes.recurrent import SplitRecurrent
 from core.passes.simplify import Simplify
 from core.passes.transposes import Transposes
 
 
 @dataclass(frozen=True)
 class Options:
-    """`channels_last`: whether images are laid out N, D1.., C. `fold_limit_bytes`: see `FoldConstants`."""
+    """`channels_last`: whether images are laid out N, D1.., C. `fold_limit_bytes`: see `FoldConstants`. `precision`: the
+    type of what products multiply, "float32" or "bfloat16"."""
 
     channels_last: bool = True
     fold_limit_bytes: int = 1 << 26
+    precision: str = "float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +61,11 @@ def passes(options: Options) -> list[Pass]:
     clean = preparation(options)
     canonical: list[Pass] = [Simplify(), *clean]
     algebra: list[Pass] = [Recompose(), FoldAffine(), Simplify()]
-    products: list[Pass] = [Transposes(), FuseMatMul()]
+    products: list[Pass] = [Transposes(), SplitRecurrent(), FuseMatMul()]
     images: list[Pass] = [ChannelsLast(), Transposes(), FuseMatMul()] if options.channels_last else []
     fusion: list[Pass] = [FuseEpilogue(), FuseElementwise(), FuseEpilogue(), FuseAttention(), PoolConvolutions()]
-    return [*clean, *canonical, *algebra, *products, *images, *clean, *fusion]
+    narrow: list[Pass] = [ToBFloat16()] if options.precision == "bfloat16" else []
+    return [*clean, *canonical, *algebra, *products, *images, *clean, *fusion, *narrow]
 
 
 def optimize(graph: Graph, options: Options = Options()) -> tuple[Graph, list[PassReport]]:

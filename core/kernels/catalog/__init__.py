@@ -11,6 +11,7 @@ from core.kernels.catalog import (
     gemm,
     norm,
     pool,
+    recurrent,
     reduce,
     resize,
     softmax,
@@ -26,8 +27,8 @@ from core.kernels.catalog.base import (
     Packed,
     Request,
     Scratch,
-    Status,
     Selector,
+    Status,
     candidates,
     covers,
     offers,
@@ -36,7 +37,6 @@ from core.kernels.catalog.base import (
 
 __all__ = [
     "VIEWS", "In", "KernelCall", "KernelSpec", "Operand", "Out", "Packed", "Request", "Scratch", "Selector",
-    "Status",
-    "attention", "candidates", "conv", "copy", "covers", "depthwise", "direct", "elementwise", "gather", "gemm", "norm",
-    "offers", "pool", "reduce", "resize", "select", "softmax", "winograd",
+    "Status", "attention", "candidates", "conv", "copy", "covers", "depthwise", "direct", "elementwise", "gather",
+    "gemm", "norm", "offers", "pool", "recurrent", "reduce", "resize", "select", "softmax", "winograd",
 ]  # fmt: skip

@@ -21,6 +21,7 @@ from core.passes.inline_if import InlineIf
 from core.passes.layout import ChannelsLast
 from core.passes.pooled_conv import PoolConvolutions
 from core.passes.recompose import Recompose
+from core.passes.recurrent import SplitRecurrent
 from core.passes.simplify import Simplify
 from core.passes.transposes import Transposes
 from core.reference import interpret
@@ -44,6 +45,7 @@ PASSES: dict[str, Pass] = {
         FuseEpilogue(),
         FuseElementwise(),
         FuseAttention(fewest_queries=5),
+        SplitRecurrent(),
     )
 }
 ALL = [case for path in sorted(CASES.glob("*.lir")) for case in read_cases(path)]

@@ -1,0 +1,195 @@
+"""The steps of recurrent layers: `RecurrentSteps` of float32 with constant weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+
+from core.ir.dim import product
+from core.ir.graph import Array, Attr, Graph, Node, Value
+from core.ir.types import Dim, DType, TensorType
+from core.kernels.catalog import body as bodies
+from core.kernels.catalog.attributes import attribute
+from core.kernels.catalog.base import In, KernelCall, KernelSpec, Operand, Out, Packed, Request, Scratch, covers
+from core.kernels.catalog.nest import has_plannable_types, traffic
+from core.kernels.catalog.panels import Tile
+from core.kernels.target import Target
+
+F32 = DType.FLOAT32
+GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+_DEFAULTS = {"RNN": ("tanh",), "GRU": ("sigmoid", "tanh"), "LSTM": ("sigmoid", "tanh", "tanh")}
+# ONNX's names of activations that are operators too -> the operator, and its attributes for alpha and beta.
+_OPERATORS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "relu": ("Relu", ()), "tanh": ("Tanh", ()), "sigmoid": ("Sigmoid", ()), "softsign": ("Softsign", ()),
+    "softplus": ("Softplus", ()), "hardsigmoid": ("HardSigmoid", ("alpha", "beta")),
+    "leakyrelu": ("LeakyRelu", ("alpha",)), "elu": ("Elu", ("alpha",)),
+}  # fmt: skip
+_TALLEST = 8
+_BLOCK = 32  # rows that go through time together: their state and sums stay in the first-level cache
+
+
+@dataclass(frozen=True)
+class RecurrentSpec(KernelSpec):
+    """`steps` steps of the rows of a batch, each with `hidden` units, in every one of `backwards`' directions.
+
+    Operands: G, one packed weight per stage, then those present of bias, lengths, initial h, initial c and peepholes,
+    Y, the final h, an LSTM's final c, and scratch. `stages` are the gates whose products are made together.
+    """
+
+    family: ClassVar[str] = "recurrent"
+    cell: str
+    steps: Dim
+    batch: Dim
+    hidden: int
+    backwards: tuple[bool, ...]
+    activations: tuple[Graph, ...]
+    clip: float | None
+    linear_before_reset: bool
+    input_forget: bool
+    bias: bool
+    lengths: bool
+    initial: tuple[bool, bool]  # h, c
+    peepholes: bool
+    lanes: int
+    height: int  # rows of a tile
+
+    @property
+    def stages(self) -> tuple[tuple[int, ...], ...]:
+        return stages_of(self.cell, self.linear_before_reset)
+
+    @property
+    def gates(self) -> int:
+        return GATES[self.cell]
+
+    @property
+    def blocks(self) -> int:
+        """Vectors of units."""
+        return -(-self.hidden // self.lanes)
+
+    @property
+    def pitch(self) -> int:
+        """Elements from a row of state to the next: whole vectors, and no power of two apart."""
+        return (self.blocks + 1) * self.lanes
+
+    @property
+    def block(self) -> int:
+        """Rows that one task takes through time, at most."""
+        return _BLOCK // self.height * self.height
+
+    @property
+    def widest(self) -> int:
+        return max(map(len, self.stages))
+
+    @property
+    def buffers(self) -> int:
+        """States of a block: the hidden one before and after a step, and the cell's, or the update gate and the reset
+        state."""
+        return 2 + {"RNN": 0, "GRU": 0 if self.linear_before_reset else 2, "LSTM": 1}[self.cell]
+
+    @property
+    def scratch_bytes(self) -> int:
+        """The buffers, and the sums of a panel."""
+        return (self.buffers * self.pitch + self.widest * self.lanes) * self.block * F32.itemsize
+
+    @property
+    def summary(self) -> str:
+        tile = Tile(self.height, self.widest, self.lanes)
+        return f"{self.cell.lower()} steps {tile}, {self.hidden} units, {len(self.backwards)} direction(s)"
+
+
+def stages_of(cell: str, linear_before_reset: bool) -> tuple[tuple[int, ...], ...]:
+    """A GRU that resets the state before the product cannot make the third gate's product with the other two's."""
+    if cell == "GRU" and not linear_before_reset:
+        return ((0, 1), (2,))
+    return (tuple(range(GATES[cell])),)
+
+
+@covers("RecurrentSteps")
+def recurrent(request: Request) -> KernelCall | None:
+    """None for computed weights, other types, activations that are no operators or differ between the directions."""
+    node = request.node
+    r, activations = request.constant(1), _activations(node)
+    floats = [value for i, value in enumerate(node.inputs) if value is not None and i != 3]
+    if r is None or activations is None or not has_plannable_types(node) or any(v.dtype is not F32 for v in floats):
+        return None
+    cell, lanes, gates = str(attribute(node, "cell")), request.target.lanes, _value(node, 0)
+    before = bool(attribute(node, "linear_before_reset"))
+    stages = stages_of(cell, before)
+    present = [i for i in range(2, 7) if node.input(i) is not None]
+    spec = RecurrentSpec(
+        cell=cell,
+        steps=gates.shape[0],
+        batch=gates.shape[1],
+        hidden=r.shape[2],
+        backwards={"forward": (False,), "reverse": (True,)}.get(str(attribute(node, "direction")), (False, True)),
+        activations=activations,
+        clip=attribute(node, "clip"),
+        linear_before_reset=before,
+        input_forget=bool(attribute(node, "input_forget")),
+        bias=2 in present,
+        lengths=3 in present,
+        initial=(4 in present, 5 in present),
+        peepholes=6 in present,
+        lanes=lanes,
+        height=min(_height(request.target, len(stage)) for stage in stages),
+    )
+    operands: list[Operand] = [
+        In(0),
+        *(Packed(1, f"gates{stage}x{lanes}", partial(_pack, cell=cell, stage=stage, lanes=lanes)) for stage in stages),
+        *(In(i) for i in present),
+        *(Out(i) for i in range(len(node.outputs))),
+        Scratch(spec.scratch_bytes),
+    ]
+    return KernelCall(spec, tuple(operands), flops=product(gates.shape) * (2 * r.shape[2]), bytes=traffic(node))
+
+
+def _height(target: Target, vectors: int) -> int:
+    """Rows of accumulators that leave room for a line of weights."""
+    return max(1, min(_TALLEST, (target.registers - vectors) // vectors))
+
+
+def _pack(r: Array, cell: str, stage: tuple[int, ...], lanes: int) -> Array:
+    """[D, G*H, H] as panels [D, H/lanes, H, gates of the stage, lanes]: each makes all gates of a vector of units."""
+    directions, _, hidden = r.shape
+    blocks = -(-hidden // lanes)
+    padded = np.zeros((directions, GATES[cell], blocks * lanes, hidden), r.dtype)
+    padded[:, :, :hidden] = r.reshape(directions, GATES[cell], hidden, hidden)
+    chosen = padded[:, list(stage)].reshape(directions, len(stage), blocks, lanes, hidden)
+    return np.ascontiguousarray(chosen.transpose(0, 2, 4, 1, 3)).reshape(-1)
+
+
+def _activations(node: Node) -> tuple[Graph, ...] | None:
+    """One body per activation of a direction; all directions must have the same."""
+    cell = str(attribute(node, "cell"))
+    count = len(_DEFAULTS[cell])
+    names = [str(name).lower() for name in attribute(node, "activations") or ()] or list(_DEFAULTS[cell]) * 2
+    given = [list(attribute(node, f"activation_{name}") or ()) for name in ("alpha", "beta")]
+    if any(given) and len(names) > count:
+        return None  # parameters go to activations in turn, which two directions would have to share out
+    if any(name not in _OPERATORS for name in names) or (
+        len(names) > count and names[:count] != names[count : 2 * count]
+    ):
+        return None
+    return tuple(_body(name, *given) for name in names[:count])
+
+
+def _body(name: str, alphas: list[float], betas: list[float]) -> Graph:
+    """An activation as a body; it takes its parameters, where there are any, off the lists."""
+    operator, parameters = _OPERATORS[name]
+    left = {"alpha": alphas, "beta": betas}
+    attrs: dict[str, Attr] = {parameter: left[parameter].pop(0) for parameter in parameters if left[parameter]}
+    scalar = TensorType(F32, ())
+    x = Value("x0", scalar)
+    node = Node(operator, [x], [], attrs)
+    node.outputs = [Value("t0", scalar, node)]
+    return bodies.canonical(Graph("body", [x], [node.output], [node]), {})
+
+
+def _value(node: Node, index: int) -> Value:
+    value = node.inputs[index]
+    if value is None:
+        raise ValueError(f"{node} has no input {index}")
+    return value

@@ -44,7 +44,10 @@ def run_nodes(graph: Graph, environment: dict[Value, Any], known: dict[str, int]
 def run_node(
     node: Node, inputs: Sequence[Any], environment: Mapping[Value, Any], known: Mapping[str, int]
 ) -> list[Any]:
-    """The outputs of one node; `environment` supplies what its bodies capture."""
+    """The outputs of one node; `environment` supplies what its bodies capture.
+
+    FeedError for data that the node cannot take, such as extents that do not fit each other.
+    """
 
     def run_body(body: Graph, arguments: Sequence[Any]) -> list[Any]:
         inner = dict(environment)
@@ -53,8 +56,11 @@ def run_node(
         return [inner[value] for value in body.outputs]
 
     op = registry.get(node.op)
-    with np.errstate(all="ignore"):  # infinities and NaN are results like any other
-        result = op.reference(registry.Call(op, node, inputs, run_body, known), *inputs)
+    try:
+        with np.errstate(all="ignore"):  # infinities and NaN are results like any other
+            result = op.reference(registry.Call(op, node, inputs, run_body, known), *inputs)
+    except (ArithmeticError, IndexError, TypeError, ValueError) as error:
+        raise FeedError(f"{registry.describe(node)}: {error}") from error
     results = list(result) if isinstance(result, tuple) else [result]
     return [_as_declared(node, value, array) for value, array in zip(node.outputs, results, strict=False)]
 

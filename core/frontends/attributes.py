@@ -64,18 +64,28 @@ def check_known(op: str, attrs: Mapping[str, Attr], where: str) -> dict[str, Att
     does not know, unless it has its default value.
     """
     definition = registry.get(op)
-    known, schema = {*definition.attrs, *definition.params}, _schema_attributes(op, definition.domain)
+    known, schema = {*definition.attrs, *definition.params}, check_kinds(op, definition.domain, attrs, where)
     kept: dict[str, Attr] = {}
     for name, value in attrs.items():
-        if schema is not None and name not in schema:
-            raise ModelError(f"has attribute '{name}', expected only {', '.join(schema) or 'none'}", where=where)
-        if schema is not None and not _is_kind(value, schema[name].kind):
-            raise ModelError(f"attribute '{name}' is {reprlib.repr(value)}, expected {schema[name].kind}", where=where)
         if name in known:
             kept[name] = value
         elif schema is None or schema[name].default != value:
             raise UnsupportedError(f"attribute '{name}' = {reprlib.repr(value)} is not supported", where=where)
     return kept
+
+
+def check_kinds(op: str, domain: str, attrs: Mapping[str, Attr], where: str) -> Mapping[str, _Declared] | None:
+    """The attributes of the newest ONNX schema, None when there is none. ModelError for one that it does not know or
+    whose kind is another."""
+    schema = _schema_attributes(op, domain)
+    if schema is None:
+        return None
+    for name, value in attrs.items():
+        if name not in schema:
+            raise ModelError(f"has attribute '{name}', expected only {', '.join(schema) or 'none'}", where=where)
+        if not _is_kind(value, schema[name].kind):
+            raise ModelError(f"attribute '{name}' is {reprlib.repr(value)}, expected {schema[name].kind}", where=where)
+    return schema
 
 
 class _Declared(NamedTuple):

@@ -12,6 +12,10 @@ from core.frontends.declared import type_proto
 from core.frontends.proto import default_domain
 from core.ir.graph import Attr, Value
 
+_Kind = onnx.AttributeProto
+_SINGLE = {_Kind.FLOAT: "f", _Kind.INT: "i", _Kind.STRING: "s"}
+_MANY = {_Kind.FLOATS: "floats", _Kind.INTS: "ints", _Kind.STRINGS: "strings"}
+
 
 def standard_body(
     proto: onnx.NodeProto, opsets: Mapping[str, int], inputs: Sequence[Value | None], attrs: Mapping[str, Attr]
@@ -62,8 +66,27 @@ def _resolved(proto: onnx.NodeProto, attrs: Mapping[str, Attr]) -> onnx.NodeProt
         if not attribute.ref_attr_name:
             copy.attribute.append(attribute)
         elif isinstance(value := attrs.get(attribute.name), int | float | str | bytes | tuple):
-            copy.attribute.append(onnx.helper.make_attribute(attribute.name, value, attr_type=attribute.type))
+            _write_attribute(copy, attribute, value)
     return copy
+
+
+def _write_attribute(node: onnx.NodeProto, like: onnx.AttributeProto, value: Any) -> None:
+    """Add an attribute with the name and kind of `like`. ModelError when the value is of another kind."""
+    field = (_MANY if isinstance(value, tuple) else _SINGLE).get(like.type)
+    if field is None:
+        kind = _Kind.AttributeType.Name(like.type)
+        raise ModelError(f"attribute '{like.name}' is {value!r}, expected {kind}", where=node.name)
+    try:
+        node.attribute.add(name=like.name, type=like.type, **{field: _encoded(value)})
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"attribute '{like.name}' is {value!r}: {error}", where=node.name) from None
+
+
+def _encoded(value: Any) -> Any:
+    """Text attributes are bytes in the file."""
+    if isinstance(value, tuple):
+        return [_encoded(item) for item in value]
+    return value.encode() if isinstance(value, str) else value
 
 
 def _completed(text: bytes, schema: Any, opsets: Mapping[str, int]) -> onnx.FunctionProto:

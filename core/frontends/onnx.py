@@ -16,8 +16,8 @@ import numpy as np
 import onnx
 
 from core.errors import ModelError, UnsupportedError
-from core.frontends import contrib, opsets
-from core.frontends.attributes import attribute_value, check_known
+from core.frontends import contrib, ml, opsets  # noqa: F401  (ml adds adapters to opsets)
+from core.frontends.attributes import attribute_value, check_kinds, check_known
 from core.frontends.declared import agree, value_type
 from core.frontends.functions import check_attributes, standard_body
 from core.frontends.opsets import OnnxNode
@@ -202,6 +202,7 @@ class _Importer:
         ((name, value),) = attrs.items()
         if name not in _CONSTANTS:
             raise ModelError(f"has attribute '{name}', expected one of {', '.join(_CONSTANTS)}", where=where)
+        check_kinds("Constant", "", attrs, where)
         dtype = _CONSTANTS[name]
         array = np.asarray(value, dtype=dtype.numpy if dtype else None)
         frame.scope.define(proto.output[0], frame.emitter.constant(array, frame.value_name(proto.output[0])))

@@ -34,6 +34,7 @@ from core.ir.types import DType, MapType, OptionalType, SequenceType, TensorType
 INLINE_LIMIT = 32
 _ALIGNMENT = 64
 _MAX_DEPTH = 64
+_PLAIN_NAME = re.compile(r"\d+|/?(?!inf|nan)[A-Za-z_][A-Za-z0-9_.$/]*")  # what the tokens below can join
 
 
 @dataclass
@@ -99,7 +100,7 @@ def _use(value: Value) -> str:
 
 
 def _quoted(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_.$/]+", name) else json.dumps(name)
+    return name if _PLAIN_NAME.fullmatch(name) else json.dumps(name)
 
 
 def _attr(attr: Attr, weights: Weights | None, indent: str) -> str:

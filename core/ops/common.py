@@ -13,6 +13,7 @@ from core.ir.types import Dim, DType
 from core.ops.registry import Infer, Mixes, NodeView, RowAxis
 
 Shape = tuple[Dim, ...]
+MAX_RANK = 64  # NumPy's own limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,8 @@ def wide(x: Array) -> Array:
 def same_dtype(c: Infer, indices: Iterable[int]) -> DType:
     """The element type that the given inputs (absent ones skipped) must share."""
     found = {i: c.dtype(i) for i in indices if c.has_input(i)}
+    if not found:
+        c.fail("has no inputs, expected at least 1")
     if len(set(found.values())) > 1:
         listing = ", ".join(f"{c.op.input_name(i)}: {dtype}" for i, dtype in found.items())
         c.fail(f"inputs must have one element type, got {listing}")
@@ -89,6 +92,15 @@ def _broadcast_dim(c: Infer, dims: Sequence[Dim], shapes: Sequence[Shape]) -> Di
     if numbers:
         return numbers[0]
     return distinct[0] if distinct else 1
+
+
+def unknown_shape(c: Infer, lengths: Shape | None) -> Shape | None:
+    """The shape that a vector of that length will give: its rank is known, nothing else."""
+    if lengths is None or len(lengths) != 1 or not isinstance(lengths[0], int):
+        return None
+    if lengths[0] > MAX_RANK:
+        c.fail(f"makes a tensor of rank {lengths[0]}, expected at most {MAX_RANK}")
+    return tuple(c.fresh_dim(f"d{i}") for i in range(lengths[0]))
 
 
 def broadcast_rows(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:

@@ -12,7 +12,7 @@ from core.errors import ModelError
 from core.ir.dim import Dim
 from core.ir.graph import Array, Graph
 from core.ir.types import DType, OptionalType, SequenceType, TensorType, ValueType
-from core.ops.inference import infer_graph
+from core.ops.inference import forget_types, infer_graph
 from core.ops.registry import Call, Infer, OpDef, Required, Runtime, register
 
 
@@ -156,3 +156,4 @@ def _stack(type_: ValueType, rows: Sequence[Array]) -> Array:
         raise TypeError(f"a scan output is {type_}, expected a tensor")
     inner = tuple(dim if isinstance(dim, int) else 0 for dim in type_.shape or ())
     return np.zeros((0, *inner), type_.dtype.numpy)
+        forget_types(body)

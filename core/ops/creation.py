@@ -11,9 +11,11 @@ import numpy as np
 from core.ir.dim import Dim
 from core.ir.graph import Array
 from core.ir.types import DType, TensorType, ValueType
-from core.ops.common import Shape, as_dtype, same_dtype
+from core.ops.backward import Backward
+from core.ops.common import as_dtype, same_dtype, unknown_shape
 from core.ops.inference import as_known
 from core.ops.registry import Call, Infer, NodeView, OpDef, Runtime, register
+from core.ops.terms import Term
 
 
 @register
@@ -26,6 +28,7 @@ class Constant(OpDef):
         ("value", "value_float", "value_floats", "value_int", "value_ints", "value_string", "value_strings")
     )
     shape_arithmetic = True
+    zero_gradient = "a constant"
 
     def array(self, c: NodeView) -> Array:
         given = {name: c.attr(name) for name in self.attrs if c.attr(name) is not None}
@@ -53,6 +56,7 @@ class ConstantOfShape(OpDef):
     attrs = {"value": None}
     params = {"shape": 0}
     shape_arithmetic = True
+    zero_gradient = "it depends on a shape only"
 
     def fill(self, c: NodeView) -> Array:
         value = c.attr("value")
@@ -69,13 +73,6 @@ class ConstantOfShape(OpDef):
     def reference(self, c: Call, *_: Runtime) -> Array:
         fill = self.fill(c)
         return np.full(c.param("shape") or (), fill[0], fill.dtype)
-
-
-def unknown_shape(c: Infer, lengths: Shape | None) -> Shape | None:
-    """The shape that a vector of that length will give: its rank is known, nothing else."""
-    if lengths is None or len(lengths) != 1 or not isinstance(lengths[0], int):
-        return None
-    return tuple(c.fresh_dim(f"d{i}") for i in range(lengths[0]))
 
 
 @register
@@ -112,6 +109,11 @@ class Range(OpDef):
         count = max(0, ceil((last - first) / step))
         return (np.arange(count) * step + first).astype(start.dtype)
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        """start + i * delta"""
+        steps = g.writer.fill(1, g.dy().dtype, g.dy().shape).op("CumSum", g.writer.array(0), exclusive=1)
+        return [g.dy().sum(keepdims=False).reshape(g.x(0).shape), None, (g.dy() * steps).sum(keepdims=False)]
+
 
 @register
 class EyeLike(OpDef):
@@ -120,6 +122,7 @@ class EyeLike(OpDef):
     inputs = "input"
     outputs = "output"
     attrs = {"dtype": None, "k": 0}
+    zero_gradient = "it depends on a shape only"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         type_ = c.tensor(0)
@@ -142,6 +145,7 @@ class Shape_(OpDef):
     outputs = "shape"
     attrs = {"start": 0, "end": None}
     shape_arithmetic = True
+    zero_gradient = "a shape does not change with small changes"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         shape = c.shape(0)
@@ -166,6 +170,7 @@ class Size(OpDef):
     inputs = "data"
     outputs = "size"
     shape_arithmetic = True
+    zero_gradient = "a size does not change with small changes"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         return [TensorType(DType.INT64, ())]

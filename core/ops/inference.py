@@ -7,7 +7,7 @@ import numpy as np
 from core.errors import ModelError
 from core.ir.dim import SymDim
 from core.ir.graph import Array, Graph, Node, Value
-from core.ir.types import DType, TensorType
+from core.ir.types import DType, TensorType, ValueType
 from core.ops import registry
 
 # Shape arithmetic concerns vectors as long as a rank; larger tensors are data and would only slow the analysis down.
@@ -37,9 +37,26 @@ def infer_node(node: Node, known: dict[Value, Array]) -> None:
         message = f"has {len(node.outputs)} outputs, expected at most {len(types)}"
         raise ModelError(message, where=registry.describe(node))
     for output, inferred in zip(node.outputs, types, strict=False):
-        output.type = inferred
+        output.type = _declared(output.type, inferred)
     if op.shape_arithmetic:
         _infer_values(op, node, known)
+
+
+def _declared(before: ValueType, inferred: ValueType) -> ValueType:
+    """The inferred type; the one before where that knows a rank and inference does not: the model declares it."""
+    if not isinstance(before, TensorType) or not isinstance(inferred, TensorType):
+        return inferred
+    return before if inferred == TensorType(before.dtype, None) else inferred
+
+
+def forget_types(graph: Graph) -> None:
+    """Drop what is known of the shapes that nodes compute, before their inputs get types that may be wider."""
+    for node in graph.nodes:
+        for value in node.outputs:
+            if isinstance(value.type, TensorType):
+                value.type = TensorType(value.type.dtype, None)
+        for body in node.subgraphs:
+            forget_types(body)
 
 
 def check_arity(node: Node, op: registry.OpDef) -> None:

@@ -40,6 +40,7 @@ class TfIdfVectorizer(OpDef):
         "pool_strings": (),
         "weights": (),
     }
+    zero_gradient = "counts do not change with small changes"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         check_kind(c, 0, _TOKENS)
@@ -61,6 +62,12 @@ class TfIdfVectorizer(OpDef):
             c.fail("expected either pool_int64s or pool_strings")
         if weights and len(weights) <= max(indexes):
             c.fail(f"has {len(weights)} weights, expected {max(indexes) + 1}")
+        lengths, starts, pool = _lengths(c), c.attr("ngram_counts"), c.attr("pool_int64s") or c.attr("pool_strings")
+        if lengths.start < 1 or not lengths or c.attr("max_skip_count") < 0:
+            asked = f"n-grams of {lengths.start} to {lengths.stop - 1} tokens, {c.attr('max_skip_count')} skipped"
+            c.fail(f"counts {asked}; expected 1 or more tokens, and 0 or more skipped")
+        if list(starts) != sorted(starts) or not all(0 <= start <= len(pool) for start in starts):
+            c.fail(f"ngram_counts is {list(starts)}, expected growing positions up to {len(pool)}")
         if len(_pool(c)) > len(indexes):
             c.fail(f"has {len(indexes)} ngram_indexes, expected one for each n-gram of the pool")
 
@@ -79,6 +86,10 @@ class TfIdfVectorizer(OpDef):
         return Mixes("TfIdfVectorizer counts along the row axis")
 
 
+def _lengths(c: NodeView) -> range:
+    return range(c.attr("min_gram_length"), c.attr("max_gram_length") + 1)
+
+
 def _pool(c: NodeView) -> dict[Gram, int]:
     """The n-grams of the lengths asked for, and which of the pool's n-grams each is."""
     pool, starts = c.attr("pool_int64s") or c.attr("pool_strings"), [*c.attr("ngram_counts")]
@@ -86,7 +97,7 @@ def _pool(c: NodeView) -> dict[Gram, int]:
     number = 0
     for length, (start, end) in enumerate(zip(starts, [*starts[1:], len(pool)], strict=True), 1):
         for at in range(start, end - length + 1, length):
-            if c.attr("min_gram_length") <= length <= c.attr("max_gram_length"):
+            if length in _lengths(c):
                 places[tuple(pool[at : at + length])] = number
             number += 1
     return places
@@ -102,7 +113,7 @@ def _counts(c: NodeView, tokens: Sequence[Any], places: Mapping[Gram, int], size
 
 def _grams(c: NodeView, tokens: Sequence[Any]) -> Iterator[Gram]:
     """The n-grams of a row: tokens at equal distances, one more than the number skipped."""
-    for length in range(c.attr("min_gram_length"), c.attr("max_gram_length") + 1):
-        for step in range(1, (c.attr("max_skip_count") if length > 1 else 0) + 2):
+    for length in _lengths(c)[: len(tokens)]:
+        for step in range(1, min(c.attr("max_skip_count") if length > 1 else 0, len(tokens)) + 2):
             for start in range(len(tokens) - step * (length - 1)):
                 yield tuple(tokens[start : start + step * (length - 1) + 1 : step])

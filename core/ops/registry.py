@@ -18,6 +18,8 @@ Conventions
 
 from __future__ import annotations
 
+import re
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, TypeVar
@@ -127,7 +129,7 @@ class Infer(NodeView):
         """A new symbol for a dimension that depends on data; the same one each time this node is inferred."""
         from core.ir.dim import symbol
 
-        return symbol(f"{self.node.outputs[0].name.translate(_IDENTIFIER)}_{label}")
+        return symbol(f"{_identifier(self.node.outputs[0].name)}_{label}")
 
 
 class Call(NodeView):
@@ -302,8 +304,12 @@ def _flat(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
-class _Identifier(dict[int, str]):
-    """Maps every character that cannot stand in a symbol to an underscore."""
+def _identifier(name: str) -> str:
+    """The name as a symbol can begin; where characters have to be replaced, a checksum keeps different names apart."""
+    plain = re.sub(r"\W", "_", name, flags=re.ASCII)
+    if plain != name:
+        plain = f"{plain}_{zlib.crc32(name.encode(errors='surrogatepass')):x}"
+    return plain if plain.isidentifier() else f"v{plain}"
 
     def __missing__(self, code: int) -> str:
         character = chr(code)

@@ -23,6 +23,7 @@ _MODES = ("nearest", "linear", "cubic")
 _POLICIES = ("stretch", "not_larger", "not_smaller")
 _ONE = np.float32(1)
 _HALF = np.float32(0.5)
+_MOST_TAPS = 1 << 16  # an image has fewer rows; a filter stretched without end would fill the memory
 
 Params = tuple[Any, ...]
 
@@ -292,6 +293,8 @@ def _weights(c: NodeView, ratio: Any, axis: Axis) -> tuple[int, Any]:
     """
     shrink = float(axis.scale) if c.attr("antialias") and axis.scale < 1 else 1.0
     reach = 1 if c.attr("mode") == "linear" else 2
+    if reach > shrink * _MOST_TAPS:
+        c.fail(f"scale is {axis.scale}, which makes every result of more than {_MOST_TAPS} samples")
     first = int(np.floor(-reach / shrink)) + 1
     distance = np.abs(np.arange(first, 2 - first) - ratio[:, None].astype(np.float64)) * shrink
     weights = np.maximum(1 - distance, 0) if reach == 1 else _cubic(distance, c.attr("cubic_coeff_a"))

@@ -17,7 +17,7 @@ from core.ir.graph import Array, Graph
 from core.ir.types import DType, OptionalType, SequenceType, TensorType, ValueType
 from core.ops.common import INDEX, Shape, as_dtype, check_kind, normalize_axis
 from core.ops.control import common_type
-from core.ops.inference import infer_graph
+from core.ops.inference import forget_types, infer_graph
 from core.ops.registry import Call, Infer, NodeView, OpDef, Required, Runtime, register
 
 
@@ -243,6 +243,7 @@ class SequenceMap(OpDef):
             )
         for index, (value, type_) in enumerate(zip(body.inputs, given, strict=True)):
             value.type = taken_out(c, type_.element, f"in{index}_") if isinstance(type_, SequenceType) else type_
+        forget_types(body)
         infer_graph(body, dict(c.known))
         return [SequenceType(value.type) for value in body.outputs]
 

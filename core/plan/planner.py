@@ -183,7 +183,8 @@ class _Planner:
         source = node.input(0)
         if node.op not in VIEWS or len(node.outputs) != 1 or source is None or not plannable(source):
             return False
-        return plannable(node.output) and source.tensor.nbytes == node.output.tensor.nbytes
+        bound = len(node.inputs) == 1  # else the shape is computed from data, and that of the output only declared
+        return bound and plannable(node.output) and source.tensor.nbytes == node.output.tensor.nbytes
 
     # -- where values live ----------------------------------------------------------------------------------------
 

@@ -211,7 +211,7 @@ class Executable:
         environment: dict[Value, Any] = {v: self._read(context, n, v.name, boxed) for v in _reads(node, graph)}
         environment.update(graph.constants)
         arguments = [environment[v] if v is not None else None for v in node.inputs]
-        results = _on_reference(node, arguments, environment, symbols)
+        results = run_node(node, arguments, environment, symbols)
         learn_symbols(node, results, symbols)
         for value, result in zip(node.outputs, results, strict=False):
             boxed[value.name] = self._kept(context, result)
@@ -294,16 +294,6 @@ class Executable:
         words[ContextWord.SLOT_COUNT] = len(self._slots) // 3
         words[ContextWord.BASES] = address_of(bases)
         return _Context(words, address_of(words), bases, addresses, counters, np.zeros(0, np.uint8))
-
-
-def _on_reference(
-    node: Node, arguments: Sequence[Any], environment: Mapping[Value, Any], symbols: Mapping[str, int]
-) -> list[Any]:
-    """Run a node on its reference. FeedError for data that it cannot take, such as extents that do not fit."""
-    try:
-        return run_node(node, arguments, environment, symbols)
-    except (ArithmeticError, IndexError, TypeError, ValueError) as error:
-        raise FeedError(f"node '{node.name}' ({node.op}): {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

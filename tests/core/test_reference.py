@@ -57,3 +57,11 @@ def test_dimensions_that_disagree_are_refused() -> None:
     graph.outputs = [b("Add", x, y)]
     with pytest.raises(FeedError, match="dimension batch is 2 in one input and 3 in 'y'"):
         core.interpret(graph, {"x": np.zeros(2, np.float32), "y": np.zeros(3, np.float32)})
+
+
+def test_extents_that_do_not_fit_name_the_node() -> None:
+    graph, build, x = one_input(symbol("n"))
+    y = build.input("y", TensorType(DType.FLOAT32, (symbol("m"),)))
+    graph.outputs = [build("Add", x, y, name="sum")]
+    with pytest.raises(FeedError, match=r"node 'sum' \(Add\): operands could not be broadcast"):
+        core.interpret(graph, {"x": np.zeros(2, np.float32), "y": np.zeros(3, np.float32)})

@@ -94,10 +94,19 @@ EDITS: dict[str, tuple[Callable[[onnx.ModelProto], Any], str]] = {
     "an output that nothing makes": (lambda m: m.graph.output.add(name="q"), "output: reads 'q', which"),
     "an input without a name": (lambda m: m.graph.input.add(), "input: has no name"),
     "an input without a type": (lambda m: m.graph.input.add(name="z"), "value 'z': has no declared type"),
-    "a map": (lambda m: m.graph.input.add(name="z").type.map_type.SetInParent(), "has a map_type, expected a tensor"),
+    "a sparse input": (lambda m: m.graph.input.add(name="z").type.sparse_tensor_type.SetInParent(),
+                       "has a sparse_tensor_type, expected a tensor"),
+    "a map of nothing": (lambda m: m.graph.input.add(name="z").type.map_type.SetInParent(), "element type 0"),
     "a negative size": (dimension(-7), "value 'x': has a dimension of -7, expected at least 0"),
     "a huge size": (dimension(2**62), "has 7378697.* bytes, expected at most"),
     "a rank of 70": (lambda m: [dimension(1)(m) for _ in range(68)], "rank is 70, expected at most 64"),
+    "a computed rank of 65": (
+        lambda m: (m.graph.input.append(helper.make_tensor_value_info("q", TensorProto.INT64, [65])),
+                   m.graph.node.append(N("Reshape", ["x", "q"], ["r"]))), "makes a tensor of rank 65, expected at most 64"),
+    "a constant of text where a tensor belongs": (
+        lambda m: m.graph.node.append(N("Constant", [], ["c"], value="cubic")), "'value' is 'cubic', expected TENSOR"),
+    "a constant number given as text": (
+        lambda m: m.graph.node.append(N("Constant", [], ["c"], value_int="x")), "'value_int' is 'x', expected INT"),
     "an unknown type": (lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", 77), "element type 77"),
     "no opset": (lambda m: m.ClearField("opset_import"), "imports no opset"),
     "no IR version": (lambda m: m.ClearField("ir_version"), "ir_version is 0"),

@@ -13,6 +13,7 @@ from core.errors import ModelError, UnsupportedError
 from core.frontends.onnx import load
 from core.ir.graph import Graph
 from core.ir.text import parse_graph
+from core.ops.inference import infer_graph
 from tests.core.frontends.models import assert_agree, floats, model, ours
 
 N = helper.make_node
@@ -97,6 +98,24 @@ def test_declared_shapes_help_where_inference_knows_no_rank() -> None:
     proto = model([N("Relu", ["x"], ["h"]), N("Neg", ["h"], ["y"])], {"x": None})
     proto.graph.value_info.append(helper.make_tensor_value_info("h", 1, ["n", 3]))
     assert str(load(proto.SerializeToString()).outputs[0].type) == "float32[n,3]"
+
+
+def test_declared_shapes_outlive_inference() -> None:
+    """The server infers again what another process parsed."""
+    nodes = [N("NonZero", ["x"], ["i"]), N("Squeeze", ["i"], ["s"]), N("Reshape", ["x", "s"], ["y"])]
+    proto = model(nodes, {"x": [6]})
+    proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3]))
+    graph = load(proto.SerializeToString())
+    infer_graph(graph)
+    assert graph.outputs[0].shape == (2, 3)
+
+
+def test_symbols_made_for_names_that_differ_in_odd_characters_stay_apart() -> None:
+    names = ["a.b", "a_b", "3"]
+    graph = imported(*(N("NonZero", ["x"], [name]) for name in names), outputs=names)
+    lengths = [str(value.shape[1]) for value in graph.outputs]
+    assert len(set(lengths)) == 3
+    assert all(length.isidentifier() for length in lengths)
 
 
 def double() -> onnx.FunctionProto:

@@ -147,3 +147,13 @@ def test_graphs_nested_without_end_are_refused() -> None:
     deep = "graph @g {\n %y : float32[] = Op() {a = " * 100
     with pytest.raises(ModelError, match="nested deeper than 64"):
         parse_graph(deep)
+
+
+@pytest.mark.parametrize("name", ["1", "1.c", "/a.b/c", ".x", "//", "2_d0", "1e5", "inf", "_", "a\nb", "é", "12ab/3.4"])
+def test_any_name_reads_back(name: str) -> None:
+    graph = Graph("names")
+    build = Builder(graph)
+    x = build.input(name, TensorType(DType.FLOAT32, (2,)))
+    graph.outputs = [build("Relu", x, name=f"{name}.y")]
+    again = parse_graph(print_graph(graph))
+    assert [value.name for value in again.values()] == [name, f"{name}.y"]

@@ -37,6 +37,7 @@ ILL_TYPED = [
         case("Einsum", floats(2, 3), floats(4, 5), equation="ij,jk"),
         "axis 'j' of equation 'ij,jk' is 3 in one input and 4",
     ),
+    (case("Einsum", equation="ij->ji"), "has no inputs, expected at least 1"),
     (case("Einsum", floats(2, 3), equation="ijk->i"), "has a term 'ijk' for a tensor of rank 2"),
     (case("Einsum", floats(2, 3), equation="ij,jk"), "has 2 terms for 1 inputs"),
     (case("Einsum", floats(2, 3), equation="ij->k"), "names an axis of the output that no input has"),

@@ -157,6 +157,7 @@ def test_rows(attrs: dict[str, Any], apart: bool) -> None:
         (scales(1, 1, 0, 2), {}, "scale is 0"),
         (scales(1, 1, 2, 2), {"mode": "area"}, "mode is 'area', expected one of nearest"),
         (sizes(1, 2, -3, 2), {}, "output would have shape"),
+        (scales(1, 1, 1e-9, 1), {"mode": "linear", "antialias": 1}, "makes every result of more than 65536 samples"),
     ],
 )
 def test_refuses_what_does_not_fit(inputs: list[Any], attrs: dict[str, Any], message: str) -> None:

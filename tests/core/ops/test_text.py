@@ -96,3 +96,30 @@ def test_ngrams_of_words() -> None:
 def test_what_is_refused_at_load(node: Any, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         core.load(model([node], {"x": texts("a"), "n": np.int64([1])}, ["y"]))
+
+
+@pytest.mark.parametrize(
+    ("attrs", "message"),
+    [
+        ({"max_gram_length": 0}, "counts n-grams of 1 to 0 tokens, 0 skipped; expected 1 or more"),
+        ({"min_gram_length": 0}, "counts n-grams of 0 to 2 tokens"),
+        ({"max_skip_count": -1}, "-1 skipped"),
+        ({"ngram_counts": [-(2**63), 4]}, r"ngram_counts is \[-9223372036854775808, 4\], expected growing positions"),
+        ({"ngram_counts": [4, 0]}, r"ngram_counts is \[4, 0\], expected growing positions up to 10"),
+    ],
+)
+def test_ngrams_that_cannot_be_counted(attrs: dict[str, Any], message: str) -> None:
+    given = {**NUMBERS, "min_gram_length": 1, "max_gram_length": 2, "max_skip_count": 0, "mode": "TF", **attrs}
+    with pytest.raises(ModelError, match=message):
+        core.load(model([N("TfIdfVectorizer", ["x"], ["y"], **given)], {"x": ROWS}, ["y"]))
+
+
+def test_ngrams_longer_than_any_row() -> None:
+    """Lengths and gaps beyond the row's end cost nothing."""
+    attrs = {**NUMBERS, "min_gram_length": 1, "max_gram_length": 2**40, "max_skip_count": 2**40, "mode": "TF"}
+    agree_with_shorter = {**attrs, "max_gram_length": 7, "max_skip_count": 7}
+    long, short = (
+        core.interpret(core.load(model([N("TfIdfVectorizer", ["x"], ["y"], **each)], {"x": ROWS}, ["y"])), {"x": ROWS})
+        for each in (attrs, agree_with_shorter)
+    )
+    np.testing.assert_array_equal(long["y"], short["y"])

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import core
-from core.errors import LatheError
+from core.errors import FeedError, LatheError
 from core.ir.build import Builder
+from core.ir.dim import symbol
 from core.ir.graph import Graph, Value
 from core.ir.types import DType, TensorType
 from tests.core.runtime.graphs import N
@@ -87,3 +88,21 @@ def test_operands_that_are_always_empty_are_left_to_the_reference(make: Callable
     with core.compile(graph, threads=1) as session:
         (got,), (want,) = session.run(feeds(graph, 2)).values(), core.interpret(graph, feeds(graph, 2)).values()
         np.testing.assert_array_equal(got, want)
+
+
+def test_a_declared_shape_is_used_and_checked() -> None:
+    """The author says what a shape computed from data will be; what comes after is compiled for it."""
+    b = Builder(Graph("declared"))
+    x, shape = b.input("x", TensorType(DType.FLOAT32, (6,))), b.input("shape", TensorType(DType.INT64, (symbol("m"),)))
+    y = b("Reshape", x, shape, name="y")
+    assert y.tensor.shape is None
+    y.type = TensorType(DType.FLOAT32, (2, 3))
+    b.graph.outputs = [b("Relu", y, name="z")]
+    data = np.arange(-3, 3, dtype=np.float32)
+    with core.compile(b.graph, threads=1) as session:
+        assert session.outputs["z"] == TensorType(DType.FLOAT32, (2, 3))
+        assert " 1 on the reference" in session.explain()
+        got = session.run({"x": data, "shape": np.array([2, 3])})["z"]
+        np.testing.assert_array_equal(got, np.maximum(data, 0).reshape(2, 3))
+        with pytest.raises(FeedError, match=r"node 'y' \(Reshape\) gave shape \[3, 2\], expected float32\[2,3\]"):
+            session.run({"x": data, "shape": np.array([3, 2])})

@@ -141,6 +141,7 @@ def fixed_point(
     while True:
         for value, type_ in zip(body.inputs, [*before, *carried, *after], strict=True):
             value.type = type_
+        forget_types(body)
         infer_graph(body, dict(c.known))
         results = [value.type for value in body.outputs[skip : skip + len(carried)]]
         wider = [common_type(c, f"carried{i}", a, b) for i, (a, b) in enumerate(zip(carried, results, strict=True))]
@@ -156,4 +157,3 @@ def _stack(type_: ValueType, rows: Sequence[Array]) -> Array:
         raise TypeError(f"a scan output is {type_}, expected a tensor")
     inner = tuple(dim if isinstance(dim, int) else 0 for dim in type_.shape or ())
     return np.zeros((0, *inner), type_.dtype.numpy)
-        forget_types(body)

@@ -311,13 +311,6 @@ def _identifier(name: str) -> str:
         plain = f"{plain}_{zlib.crc32(name.encode(errors='surrogatepass')):x}"
     return plain if plain.isidentifier() else f"v{plain}"
 
-    def __missing__(self, code: int) -> str:
-        character = chr(code)
-        self[code] = character if character.isalnum() else "_"
-        return self[code]
-
-
-_IDENTIFIER = _Identifier()
 
 __all__ = [
     "Call", "Infer", "Mixes", "NodeView", "OpDef", "OptionalType", "Required", "RowAxis", "Runtime", "SequenceType",

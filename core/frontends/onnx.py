@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 
 from core.errors import ModelError, UnsupportedError
-from core.frontends import contrib, opsets
+from core.frontends import contrib, ml, opsets  # noqa: F401  (ml adds adapters to opsets)
 from core.frontends.attributes import attribute_value, check_kinds, check_known
 from core.frontends.declared import agree, value_type
 from core.frontends.functions import check_attributes, standard_body

@@ -49,7 +49,7 @@ class Value:
         return f"%{self.name}: {self.type}"
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)  # so that what is derived from a node can be kept beside it
 class Node:
     """One application of an operator. An absent optional input is None; trailing Nones are dropped."""
 

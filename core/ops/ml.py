@@ -1,20 +1,18 @@
-"""Operators of the ai.onnx.ml domain: features and labels. Trees are in trees.py."""
+"""Features of the ai.onnx.ml domain: columns chosen, scaled, filled in and joined."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from core.ir.graph import Array
 from core.ir.types import DType, TensorType, ValueType
-from core.ops.common import ANY, INDEX, Kind, check_kind, rows_beside
+from core.ops.common import ANY, INDEX, check_kind, rows_beside
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, register
-
-DOMAIN = "ai.onnx.ml"
-_NUMBERS = Kind("float32, float64, int32 or int64", frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64}))
+from core.ops.scores import DOMAIN, NUMBERS, as_rows, floats, matrix_rows
 
 
 @register
@@ -41,7 +39,9 @@ class ArrayFeatureExtractor(OpDef):
         return np.atleast_2d(x)[..., y.ravel()]
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
-        rank = c.tensor(0).rank
+        rank, columns = c.tensor(0).rank, c.tensor(1)
+        if axes == [None, 0] and columns.size == columns.dims[0]:
+            return [max(rank, 2) - 1]  # one column per row: how exporters look up the labels of classes
         return rows_beside(c, axes, {rank - 1})
 
 
@@ -55,7 +55,7 @@ class Binarizer(OpDef):
     domain = DOMAIN
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
-        check_kind(c, 0, _NUMBERS)
+        check_kind(c, 0, NUMBERS)
         return [c.tensor(0)]
 
     def reference(self, c: Call, x: Array) -> Array:
@@ -66,72 +66,142 @@ class Binarizer(OpDef):
 
 
 @register
-class LabelEncoder(OpDef):
-    """Each element looked up in a table of keys and values; what is not in it becomes the default.
+class Scaler(OpDef):
+    """(X - offset) * scale, per feature; one number counts for all."""
 
-    A key that stands twice has its last value, and a NaN key matches every NaN.
-    """
+    inputs = "X"
+    outputs = "Y"
+    attrs = {"offset": None, "scale": None}
+    domain = DOMAIN
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        check_kind(c, 0, NUMBERS)
+        shape = c.shape(0)
+        for name in ("offset", "scale"):
+            size, features = len(c.attr(name) or ()), shape[-1] if shape else 1
+            if size > 1 and isinstance(features, int) and size != features:
+                c.fail(f"{name} has {size} numbers, expected 1 or the {features} features of X")
+        return [TensorType(DType.FLOAT32, shape)]
+
+    def reference(self, c: Call, x: Array) -> Array:
+        offset, scale = floats(c.attr("offset") or (0,)), floats(c.attr("scale") or (1,))
+        if not {offset.size, scale.size} <= {1, *x.shape[-1:]}:
+            c.fail(f"X has shape {list(x.shape)}, its scale is for {max(offset.size, scale.size)} features")
+        return ((x.astype(np.float32) - offset) * scale).reshape(x.shape)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        return _along_features(c, axes)
+
+
+_NORMS: Mapping[str, Callable[[Array], Array]] = {
+    "MAX": lambda x: x.max(axis=-1, keepdims=True, initial=-np.inf),
+    "L1": lambda x: np.abs(x).sum(axis=-1, keepdims=True),
+    "L2": lambda x: np.sqrt(np.square(x).sum(axis=-1, keepdims=True)),
+}
+
+
+@register
+class Normalizer(OpDef):
+    """Each row over its largest element (MAX) or its L1 or L2 norm; a row whose divisor is zero stays as it is."""
+
+    inputs = "X"
+    outputs = "Y"
+    attrs = {"norm": "MAX"}
+    domain = DOMAIN
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        check_kind(c, 0, NUMBERS)
+        matrix_rows(c)
+        if c.attr("norm") not in _NORMS:
+            c.fail(f"norm is {c.attr('norm')!r}, expected one of {', '.join(_NORMS)}")
+        return [TensorType(DType.FLOAT32, c.shape(0))]
+
+    def reference(self, c: Call, x: Array) -> Array:
+        x = x.astype(np.float32)
+        divisor = _NORMS[c.attr("norm")](x)
+        return x / np.where(divisor == 0, 1, divisor)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        return _along_features(c, axes)
+
+
+@register
+class Imputer(OpDef):
+    """X with one value (NaN, say) replaced, per feature or by one number for all."""
 
     inputs = "X"
     outputs = "Y"
     attrs = {
-        "keys_tensor": None,
-        "keys_int64s": None,
-        "keys_strings": None,
-        "keys_floats": None,
-        "values_tensor": None,
-        "values_int64s": None,
-        "values_strings": None,
-        "values_floats": None,
-        "default_tensor": None,
-        "default_int64": -1,
-        "default_string": "_Unused",
-        "default_float": -0.0,
+        "imputed_value_floats": None,
+        "imputed_value_int64s": None,
+        "replaced_value_float": 0.0,
+        "replaced_value_int64": 0,
     }
     domain = DOMAIN
-    dtypes: ClassVar[dict[str, DType]] = {"int64": DType.INT64, "string": DType.STRING, "float": DType.FLOAT32}
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
-        keys, values, default = self.table(c)
-        if c.dtype(0) is not DType.from_numpy(keys.dtype):
-            c.fail(f"X is {c.tensor(0)}, its keys are {DType.from_numpy(keys.dtype)}")
-        if keys.shape != values.shape or default.size != 1 or default.dtype != values.dtype:
-            c.fail(f"has {keys.size} keys, {values.size} values and {default.size} defaults, expected a value per key")
-        return [TensorType(DType.from_numpy(values.dtype), c.shape(0))]
+        check_kind(c, 0, NUMBERS)
+        shape = c.shape(0)
+        size, features = len(self.imputed(c, c.dtype(0).is_float)), shape[-1] if shape else 1
+        if size != 1 and isinstance(features, int) and size != features:
+            c.fail(f"has {size} imputed values, expected 1 or the {features} features of X")
+        return [c.tensor(0)]
 
-    def table(self, c: NodeView) -> tuple[Array, Array, Array]:
-        """Keys, values, and the default."""
-        (_, keys), (kind, values) = self._given(c, "keys"), self._given(c, "values")
-        default = c.attr(f"default_{kind}")
-        if default is None:
-            default = self._default(c, values)
-        return keys, values, np.asarray(default, values.dtype)
-
-    def _given(self, c: NodeView, side: str) -> tuple[str, Array]:
-        if c.attr(f"{side}_tensor") is not None:
-            return "tensor", c.attr(f"{side}_tensor")
-        for kind, dtype in self.dtypes.items():
-            if c.attr(f"{side}_{kind}s") is not None:
-                return kind, np.array(c.attr(f"{side}_{kind}s"), dtype.numpy)
-        return c.fail(f"has no {side}")
-
-    def _default(self, c: NodeView, values: Array) -> Any:
-        """What stands for an absent `default_tensor`."""
-        if values.dtype == object:
-            return c.attr("default_string")
-        return c.attr("default_int64") if values.dtype.kind in "iu" else c.attr("default_float")
+    def imputed(self, c: NodeView, is_float: bool) -> tuple[Any, ...]:
+        name = "imputed_value_floats" if is_float else "imputed_value_int64s"
+        return c.attr(name) or c.fail(f"has no {name}")
 
     def reference(self, c: Call, x: Array) -> Array:
-        keys, values, default = self.table(c)
-        table = dict(zip(map(_key, keys.ravel().tolist()), values.ravel().tolist(), strict=True))
-        found = [table.get(_key(item), default.item()) for item in x.ravel().tolist()]
-        result = np.empty(len(found), values.dtype)
-        result[:] = found
-        return result.reshape(x.shape)
+        is_float = x.dtype.kind == "f"
+        wanted = c.attr("replaced_value_float" if is_float else "replaced_value_int64")
+        found = np.isnan(x) if is_float and math.isnan(wanted) else x == np.array(wanted, x.dtype)
+        imputed = np.array(self.imputed(c, is_float), x.dtype)
+        if imputed.size not in (1, *x.shape[-1:]):
+            c.fail(f"X has shape {list(x.shape)}, its imputed values are for {imputed.size} features")
+        return np.where(found, imputed, x)
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
-        return rows_beside(c, axes, ())
+        return _along_features(c, axes)
 
 
-def _key(item: Any) -> Any:
-    return None if isinstance(item, float) and math.isnan(item) else item
+@register
+class FeatureVectorizer(OpDef):
+    """The inputs [N,C] beside each other as float32, each cut or zero-filled to its entry of `inputdimensions`."""
+
+    inputs = "*X"
+    outputs = "Y"
+    attrs = {"inputdimensions": None}
+    domain = DOMAIN
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        sizes = c.attr("inputdimensions") or ()
+        if len(sizes) != len(c.node.inputs) or min(sizes) < 0:
+            c.fail(f"inputdimensions is {list(sizes)}, expected a size for each of the {len(c.node.inputs)} inputs")
+        shapes = [c.shape(index) for index, _ in enumerate(sizes) if check_kind(c, index, NUMBERS)]
+        rows = [shape[0] if len(shape) > 1 else 1 for shape in shapes if shape is not None]
+        if not rows:
+            return [TensorType(DType.FLOAT32, None)]
+        return [TensorType(DType.FLOAT32, (next((n for n in rows if isinstance(n, int)), rows[0]), sum(sizes)))]
+
+    def reference(self, c: Call, *inputs: Array) -> Array:
+        parts = [_resized(x, size) for x, size in zip(inputs, c.attr("inputdimensions"), strict=True)]
+        if len({len(part) for part in parts}) > 1:
+            c.fail(f"its inputs have {[len(part) for part in parts]} rows, expected equally many")
+        return np.concatenate(parts, axis=1)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        matrices = [c.tensor(index).rank == 2 for index, _ in enumerate(axes)]
+        if all(axis == 0 for axis in axes) and all(matrices):
+            return [0]
+        return [None] if all(axis is None for axis in axes) else Mixes("not all inputs of FeatureVectorizer have rows")
+
+
+def _resized(x: Array, size: int) -> Array:
+    """Rows of exactly `size` features as float32."""
+    rows = as_rows(x).reshape(x.shape[0] if x.ndim > 1 else 1, -1)[:, :size]
+    return np.pad(rows, ((0, 0), (0, size - rows.shape[1])))
+
+
+def _along_features(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+    """Rows stay apart along every axis but the last, the features'."""
+    return rows_beside(c, axes, {c.tensor(0).rank - 1})

@@ -1,0 +1,156 @@
+"""Labels of the ai.onnx.ml domain: tables from keys to values, and categories."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from core.ir.graph import Array
+from core.ir.types import DType, TensorType, ValueType
+from core.ops.common import Kind, check_kind, rows_beside
+from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, register
+from core.ops.scores import DOMAIN, NUMBERS
+
+_CATEGORIES = Kind("string or int64", frozenset({DType.STRING, DType.INT64}))
+_ENCODED = Kind("string or a number type", NUMBERS.members | {DType.STRING})
+
+
+@register
+class LabelEncoder(OpDef):
+    """Each element looked up in a table of keys and values; what is not in it becomes the default.
+
+    A key that stands twice has its last value, and a NaN key matches every NaN.
+    """
+
+    inputs = "X"
+    outputs = "Y"
+    attrs = {
+        "keys_tensor": None,
+        "keys_int64s": None,
+        "keys_strings": None,
+        "keys_floats": None,
+        "values_tensor": None,
+        "values_int64s": None,
+        "values_strings": None,
+        "values_floats": None,
+        "default_tensor": None,
+        "default_int64": -1,
+        "default_string": "_Unused",
+        "default_float": -0.0,
+    }
+    domain = DOMAIN
+    dtypes: ClassVar[dict[str, DType]] = {"int64": DType.INT64, "string": DType.STRING, "float": DType.FLOAT32}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        keys, values, default = self.table(c)
+        if c.dtype(0) is not DType.from_numpy(keys.dtype):
+            c.fail(f"X is {c.tensor(0)}, its keys are {DType.from_numpy(keys.dtype)}")
+        if keys.shape != values.shape or default.size != 1 or default.dtype != values.dtype:
+            c.fail(f"has {keys.size} keys, {values.size} values and {default.size} defaults, expected a value per key")
+        return [TensorType(DType.from_numpy(values.dtype), c.shape(0))]
+
+    def table(self, c: NodeView) -> tuple[Array, Array, Array]:
+        """Keys, values, and the default."""
+        (_, keys), (kind, values) = self._given(c, "keys"), self._given(c, "values")
+        default = c.attr(f"default_{kind}")
+        if default is None:
+            default = self._default(c, values)
+        return keys, values, np.asarray(default, values.dtype)
+
+    def _given(self, c: NodeView, side: str) -> tuple[str, Array]:
+        if c.attr(f"{side}_tensor") is not None:
+            return "tensor", c.attr(f"{side}_tensor")
+        for kind, dtype in self.dtypes.items():
+            if c.attr(f"{side}_{kind}s") is not None:
+                return kind, np.array(c.attr(f"{side}_{kind}s"), dtype.numpy)
+        return c.fail(f"has no {side}")
+
+    def _default(self, c: NodeView, values: Array) -> Any:
+        """What stands for an absent `default_tensor`."""
+        if values.dtype == object:
+            return c.attr("default_string")
+        return c.attr("default_int64") if values.dtype.kind in "iu" else c.attr("default_float")
+
+    def reference(self, c: Call, x: Array) -> Array:
+        keys, values, default = self.table(c)
+        table = dict(zip(map(_key, keys.ravel().tolist()), values.ravel().tolist(), strict=True))
+        return _looked_up(x, table, default.item(), values.dtype)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        return rows_beside(c, axes, ())
+
+
+def _looked_up(x: Array, table: Mapping[Any, Any], default: Any, dtype: np.dtype[Any]) -> Array:
+    """The table's entry for each element, in one pass over the elements."""
+    found = [table.get(_key(item), default) for item in x.ravel().tolist()]
+    result = np.empty(len(found), dtype)
+    result[:] = found
+    return result.reshape(x.shape)
+
+
+def _key(item: Any) -> Any:
+    return None if isinstance(item, float) and math.isnan(item) else item
+
+
+@register
+class CategoryMapper(OpDef):
+    """Strings to the integers that stand beside them in two lists, or back; a default for what is in neither."""
+
+    inputs = "X"
+    outputs = "Y"
+    attrs = {"cats_int64s": None, "cats_strings": None, "default_int64": -1, "default_string": "_Unused"}
+    domain = DOMAIN
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        dtype = check_kind(c, 0, _CATEGORIES)
+        words, numbers = c.attr("cats_strings") or (), c.attr("cats_int64s") or ()
+        if not words or len(words) != len(numbers):
+            c.fail(f"has {len(words)} cats_strings and {len(numbers)} cats_int64s, expected equally many")
+        return [TensorType(DType.INT64 if dtype is DType.STRING else DType.STRING, c.shape(0))]
+
+    def reference(self, c: Call, x: Array) -> Array:
+        words, numbers = c.attr("cats_strings"), c.attr("cats_int64s")
+        if x.dtype == np.int64:
+            table, default = dict(zip(numbers, words, strict=True)), c.attr("default_string")
+        else:
+            table, default = dict(zip(words, numbers, strict=True)), c.attr("default_int64")
+        return _looked_up(x, table, default, np.dtype(object if x.dtype == np.int64 else np.int64))
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        return rows_beside(c, axes, ())
+
+
+@register
+class OneHotEncoder(OpDef):
+    """1 at the place of each element's category along a new last axis; numbers are compared as integers.
+
+    An element of no category gives zeros, or an error where `zeros` is 0.
+    """
+
+    inputs = "X"
+    outputs = "Y"
+    attrs = {"cats_int64s": None, "cats_strings": None, "zeros": 1}
+    domain = DOMAIN
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        categories = self.categories(c, check_kind(c, 0, _ENCODED))
+        shape = c.shape(0)
+        return [TensorType(DType.FLOAT32, None if shape is None else (*shape, len(categories)))]
+
+    def categories(self, c: NodeView, dtype: DType) -> tuple[Any, ...]:
+        name = "cats_strings" if dtype is DType.STRING else "cats_int64s"
+        return c.attr(name) or c.fail(f"has no {name}, expected the categories of {dtype}")
+
+    def reference(self, c: Call, x: Array) -> Array:
+        dtype = DType.from_numpy(x.dtype)
+        categories = np.array(self.categories(c, dtype), object if dtype is DType.STRING else np.int64)
+        hot = x.astype(categories.dtype)[..., None] == categories
+        if not c.attr("zeros") and not hot.any(axis=-1).all():
+            c.fail("X has an element of no category, and zeros is 0")
+        return hot.astype(np.float32)
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        return rows_beside(c, axes, ())

@@ -1,0 +1,128 @@
+"""Maps of ai.onnx.ml: dictionaries from class labels or feature names to numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from core.ir.graph import Array
+from core.ir.types import DType, MapType, SequenceType, TensorType, ValueType
+from core.ops.common import Kind, check_kind
+from core.ops.registry import Call, Infer, NodeView, OpDef, register
+from core.ops.scores import DOMAIN
+
+_FLOAT32 = Kind("float32", frozenset({DType.FLOAT32}))
+_KEYS = {DType.INT64: "int64", DType.STRING: "string"}
+
+
+def zip_labels(c: NodeView) -> list[Any]:
+    """The keys of the maps that a ZipMap makes: integers or strings."""
+    integers, words = c.attr("classlabels_int64s"), c.attr("classlabels_strings")
+    if bool(integers) == bool(words):
+        c.fail("has both or neither of classlabels_int64s and classlabels_strings, expected one of them")
+    return list(integers or words)
+
+
+def _map_type(c: Infer) -> MapType:
+    value = c.node.input(0)
+    if value is None or not isinstance(value.type, MapType) or not isinstance(value.type.value, TensorType):
+        c.fail(f"input 0 (X) is {'missing' if value is None else value.type}, expected a map to numbers or strings")
+    return value.type
+
+
+@register
+class ZipMap(OpDef):
+    """A map from class label to score for each row of X [N,C]; [C] is one row."""
+
+    inputs = "X"
+    outputs = "Z"
+    attrs = {"classlabels_int64s": None, "classlabels_strings": None}
+    domain = DOMAIN
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        check_kind(c, 0, _FLOAT32)
+        labels, shape = zip_labels(c), c.shape(0)
+        if shape is not None and (
+            len(shape) not in (1, 2) or (isinstance(shape[-1], int) and shape[-1] != len(labels))
+        ):
+            c.fail(f"X is {c.tensor(0)}, expected a column for each of the {len(labels)} labels")
+        key = DType.INT64 if isinstance(labels[0], int) else DType.STRING
+        return [SequenceType(MapType(key, TensorType(DType.FLOAT32, ())))]
+
+    def reference(self, c: Call, x: Array) -> list[dict[Any, float]]:
+        labels = zip_labels(c)
+        if x.shape[-1:] != (len(labels),):
+            c.fail(f"X has shape {list(x.shape)}, expected a column for each of the {len(labels)} labels")
+        return [dict(zip(labels, row, strict=True)) for row in np.atleast_2d(x).tolist()]
+
+
+@register
+class DictVectorizer(OpDef):
+    """The values of a map in the order of a vocabulary, 0 or "" for keys it lacks: [1, keys]."""
+
+    inputs = "X"
+    outputs = "Y"
+    attrs = {"int64_vocabulary": None, "string_vocabulary": None}
+    domain = DOMAIN
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        type_ = _map_type(c)
+        words = self.vocabulary(c, type_.key)
+        assert isinstance(type_.value, TensorType)
+        return [TensorType(type_.value.dtype, (1, len(words)))]
+
+    def vocabulary(self, c: NodeView, key: DType) -> tuple[Any, ...]:
+        words = c.attr(f"{_KEYS[key]}_vocabulary") if key in _KEYS else None
+        return words if words else c.fail(f"has no vocabulary of {key} keys")
+
+    def reference(self, c: Call, x: Mapping[Any, Any]) -> Array:
+        words = c.attr("int64_vocabulary") or c.attr("string_vocabulary")
+        type_ = c.node.outputs[0].tensor.dtype
+        row = np.zeros((1, len(words)), type_.numpy)
+        row[0] = [x.get(word, "" if type_ is DType.STRING else 0) for word in words]
+        return row
+
+
+_CASTS: Mapping[str, tuple[DType, Callable[[Any], Any]]] = {
+    "TO_FLOAT": (DType.FLOAT32, float),
+    "TO_INT64": (DType.INT64, lambda item: int(float(item))),
+    "TO_STRING": (DType.STRING, str),
+}
+
+
+@register
+class CastMap(OpDef):
+    """The values of a map from integers, in the order of their keys: [1, values].
+
+    SPARSE puts each value at the place that its key names, among `max_map` places.
+    """
+
+    inputs = "X"
+    outputs = "Y"
+    attrs = {"cast_to": "TO_FLOAT", "map_form": "DENSE", "max_map": 1}
+    domain = DOMAIN
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        type_ = _map_type(c)
+        if type_.key is not DType.INT64 or c.attr("cast_to") not in _CASTS:
+            c.fail(f"casts {type_} {c.attr('cast_to')}, expected int64 keys and one of {', '.join(_CASTS)}")
+        if c.attr("map_form") not in ("DENSE", "SPARSE") or (self._is_sparse(c) and c.attr("max_map") < 1):
+            c.fail(f"map_form is {c.attr('map_form')!r} with max_map {c.attr('max_map')}")
+        columns = c.attr("max_map") if self._is_sparse(c) else c.fresh_dim("values")
+        return [TensorType(_CASTS[c.attr("cast_to")][0], (1, columns))]
+
+    def _is_sparse(self, c: NodeView) -> bool:
+        return bool(c.attr("map_form") == "SPARSE")
+
+    def reference(self, c: Call, x: Mapping[int, Any]) -> Array:
+        dtype, cast = _CASTS[c.attr("cast_to")]
+        size = c.attr("max_map") if self._is_sparse(c) else len(x)
+        row: Array = np.full((1, size), "" if dtype is DType.STRING else 0, dtype.numpy)
+        for place, key in enumerate(sorted(x)):
+            column = key if self._is_sparse(c) else place
+            if not 0 <= column < size:
+                c.fail(f"the map has key {key}, expected 0 to {size - 1}")
+            row[0, column] = cast(x[key])
+        return row

@@ -1,0 +1,242 @@
+"""Support vector machines of ai.onnx.ml, computed in double precision as distances of near vectors need it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+
+from core.ir.graph import Array
+from core.ir.types import DType, TensorType, ValueType
+from core.ops.common import check_kind, rows_beside
+from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, register
+from core.ops.scores import (
+    DOMAIN,
+    NUMBERS,
+    as_rows,
+    both_classes,
+    check_transform,
+    class_labels,
+    classifier_types,
+    floats,
+    largest,
+    logistic,
+    matrix_rows,
+    transformed,
+)
+
+
+class _Parameters(NamedTuple):
+    gamma: float
+    coef0: float
+    degree: float
+
+
+def _rbf(x: Array, y: Array, p: _Parameters) -> Array:
+    squares = np.square(x).sum(axis=1)[:, None] - 2 * (x @ y.T) + np.square(y).sum(axis=1)
+    return np.exp(-p.gamma * np.maximum(squares, 0))
+
+
+_KERNELS: Mapping[str, Callable[[Array, Array, _Parameters], Array]] = {
+    "LINEAR": lambda x, y, p: x @ y.T,
+    "POLY": lambda x, y, p: (p.gamma * (x @ y.T) + p.coef0) ** p.degree,
+    "RBF": _rbf,
+    "SIGMOID": lambda x, y, p: np.tanh(p.gamma * (x @ y.T) + p.coef0),
+}
+
+
+class _Svm(OpDef):
+    """A kernel between rows and support vectors (or the coefficients themselves, where there are none)."""
+
+    inputs = "X"
+    domain = DOMAIN
+    attrs = {
+        "coefficients": None,
+        "kernel_params": None,
+        "kernel_type": "LINEAR",
+        "post_transform": "NONE",
+        "rho": None,
+        "support_vectors": None,
+    }
+
+    def vectors(self, c: NodeView, count: int, name: str = "support_vectors") -> Array:
+        """An attribute as `count` vectors."""
+        values = floats(c.attr(name), np.float64)
+        if count < 1 or not values.size or values.size % count:
+            c.fail(f"{name} has {values.size} numbers, expected {count} vectors of equal length")
+        return values.reshape(count, -1)
+
+    def kernel(self, c: Call, x: Array, vectors: Array) -> Array:
+        """The kernel of each row with each vector."""
+        rows = as_rows(x, np.float64)
+        if rows.shape[1] != vectors.shape[1]:
+            c.fail(f"X has {rows.shape[1]} features, expected {vectors.shape[1]}")
+        parameters = _Parameters(*(c.attr("kernel_params") or (0.0, 0.0, 0.0)))
+        return _KERNELS[c.attr("kernel_type")](rows, vectors, parameters)
+
+    def check(self, c: Infer, least_rho: int) -> None:
+        check_kind(c, 0, NUMBERS)
+        check_transform(c)
+        if c.attr("kernel_type") not in _KERNELS:
+            c.fail(f"kernel_type is {c.attr('kernel_type')!r}, expected one of {', '.join(_KERNELS)}")
+        if len(c.attr("kernel_params") or (0, 0, 0)) != 3:
+            c.fail(f"kernel_params is {c.attr('kernel_params')}, expected gamma, coef0 and degree")
+        if len(c.attr("rho") or ()) < least_rho:
+            c.fail(f"rho has {len(c.attr('rho') or ())} numbers, expected {least_rho}")
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        return rows_beside(c, axes, {c.tensor(0).rank - 1})
+
+
+@register
+class SVMRegressor(_Svm):
+    """The kernel with each support vector, weighted, plus `rho`; `one_class` says only whether that is positive."""
+
+    outputs = "Y"
+    attrs = {**_Svm.attrs, "n_supports": 0, "one_class": 0}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        self.check(c, 1)
+        self.weights(c)
+        rows = matrix_rows(c)
+        return [TensorType(DType.FLOAT32, None if rows is None else (rows, 1))]
+
+    def weights(self, c: NodeView) -> tuple[Array, Array]:
+        """Support vectors and the weight of each."""
+        supports = c.attr("n_supports")
+        if not supports:
+            return self.vectors(c, 1, "coefficients"), np.ones(1)
+        return self.vectors(c, supports), self.vectors(c, supports, "coefficients")[:, 0]
+
+    def reference(self, c: Call, x: Array) -> Array:
+        vectors, weights = self.weights(c)
+        scores = (self.kernel(c, x, vectors) @ weights + c.attr("rho")[0])[:, None]
+        if c.attr("one_class"):
+            return np.where(scores > 0, 1, -1).astype(np.float32)
+        return transformed(c, scores)
+
+
+@register
+class SVMClassifier(_Svm):
+    """The label, and scores: of each class where it is linear or has probabilities, else of each pair of classes.
+
+    Probabilities come from `prob_a` and `prob_b` by pairwise coupling (Wu, Lin and Weng 2004), as in LIBSVM.
+    """
+
+    outputs = "Y, Z"
+    attrs = {
+        **_Svm.attrs,
+        "classlabels_ints": None,
+        "classlabels_strings": None,
+        "prob_a": None,
+        "prob_b": None,
+        "vectors_per_class": None,
+    }
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        labels = class_labels(c)
+        pairs = len(labels) * (len(labels) - 1) // 2
+        supports = sum(c.attr("vectors_per_class") or ())
+        self.check(c, pairs if supports else 1)
+        if not supports:
+            self.vectors(c, len(labels), "coefficients")
+            return classifier_types(c, labels, len(labels))
+        self._check_supports(c, len(labels), supports)
+        has_scores = bool(c.attr("prob_a")) or pairs == 1
+        return classifier_types(c, labels, len(labels) if has_scores else pairs)
+
+    def _check_supports(self, c: Infer, classes: int, supports: int) -> None:
+        sizes, pairs = c.attr("vectors_per_class"), classes * (classes - 1) // 2
+        if classes < 2 or len(sizes) != classes or min(sizes) < 0:
+            c.fail(f"vectors_per_class is {sizes}, expected a number for each of {classes} classes, at least 2")
+        self.vectors(c, supports)
+        if len(c.attr("coefficients") or ()) != (classes - 1) * supports:
+            c.fail(f"has {len(c.attr('coefficients') or ())} coefficients, expected {(classes - 1) * supports}")
+        for name in ("prob_a", "prob_b"):
+            if len(c.attr(name) or ()) != (pairs if c.attr("prob_a") else 0):
+                c.fail(f"{name} has {len(c.attr(name) or ())} numbers, expected one for each of {pairs} pairs")
+
+    def reference(self, c: Call, x: Array) -> tuple[Array, Array]:
+        labels = class_labels(c)
+        if not sum(c.attr("vectors_per_class") or ()):
+            scores = self.kernel(c, x, self.vectors(c, len(labels), "coefficients")) + c.attr("rho")[0]
+            return largest(labels, scores), transformed(c, scores)
+        decisions = self._decisions(c, x, len(labels))
+        if c.attr("prob_a"):
+            scores = _coupled(_pair_probabilities(c, decisions), len(labels))
+            return largest(labels, scores), transformed(c, scores)
+        label = largest(labels, _votes(decisions, len(labels)))
+        return label, self._pair_scores(c, decisions)
+
+    def _decisions(self, c: Call, x: Array, classes: int) -> Array:
+        """The decision [rows, pairs] of each pair of classes i < j, positive for i."""
+        sizes = c.attr("vectors_per_class")
+        kernel = self.kernel(c, x, self.vectors(c, sum(sizes)))
+        coefficients = self.vectors(c, classes - 1, "coefficients")
+        spans = [slice(end - size, end) for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True)]
+        columns = [
+            kernel[:, spans[i]] @ coefficients[j - 1, spans[i]] + kernel[:, spans[j]] @ coefficients[i, spans[j]]
+            for i, j in combinations(range(classes), 2)
+        ]
+        return np.stack(columns, axis=1) + floats(c.attr("rho"), np.float64)[: len(columns)]
+
+    def _pair_scores(self, c: Call, decisions: Array) -> Array:
+        """One decision stands for both classes of a pair, unless there are more pairs."""
+        if decisions.shape[1] > 1:
+            return transformed(c, decisions)
+        score = decisions[:, 0]
+        if c.attr("post_transform") == "LOGISTIC":
+            return both_classes(logistic(score), complement=True).astype(np.float32)
+        return both_classes(score, complement=False).astype(np.float32)
+
+
+def _votes(decisions: Array, classes: int) -> Array:
+    """How many pairs each class wins: [rows, classes]."""
+    votes = np.zeros((len(decisions), classes), np.int64)
+    for column, (i, j) in enumerate(combinations(range(classes), 2)):
+        votes[:, i] += decisions[:, column] > 0
+        votes[:, j] += decisions[:, column] <= 0
+    return votes
+
+
+_LEAST = 1e-7  # LIBSVM keeps pairwise probabilities this far from 0 and 1
+
+
+def _pair_probabilities(c: Call, decisions: Array) -> Array:
+    """Platt's sigmoid of each decision."""
+    a, b = floats(c.attr("prob_a"), np.float64), floats(c.attr("prob_b"), np.float64)
+    return np.clip(logistic(-(a * decisions + b)), _LEAST, 1 - _LEAST)
+
+
+def _coupled(pairs: Array, classes: int) -> Array:
+    """Probabilities [rows, classes] that agree best with those of the pairs: algorithm 2 of Wu, Lin and Weng."""
+    r = np.zeros((len(pairs), classes, classes))
+    for column, (i, j) in enumerate(combinations(range(classes), 2)):
+        r[:, i, j], r[:, j, i] = pairs[:, column], 1 - pairs[:, column]
+    diagonal = np.arange(classes)
+    q = -r.transpose(0, 2, 1) * r
+    q[:, diagonal, diagonal] = np.square(r).sum(axis=1)
+    p = np.full((len(pairs), classes), 1 / classes)
+    rows = np.arange(len(pairs))  # those that are not there yet: LIBSVM stops early, and where it stops shows
+    for _ in range(max(100, classes)):
+        qp = np.einsum("nij,nj->ni", q[rows], p[rows])
+        pqp = np.einsum("ni,ni->n", p[rows], qp)
+        going = np.abs(qp - pqp[:, None]).max(axis=1) >= 0.005 / classes
+        if not going.any():
+            break
+        rows = rows[going]
+        p[rows] = _improved(p[rows], q[rows], qp[going], pqp[going])
+    return p
+
+
+def _improved(p: Array, q: Array, qp: Array, pqp: Array) -> Array:
+    """The probabilities after one round over all classes."""
+    for t in range(p.shape[1]):
+        step = (pqp - qp[:, t]) / q[:, t, t]
+        p[:, t] += step
+        pqp = (pqp + step * (step * q[:, t, t] + 2 * qp[:, t])) / np.square(1 + step)
+        qp = (qp + step[:, None] * q[:, t]) / (1 + step)[:, None]
+        p /= (1 + step)[:, None]
+    return p

@@ -1,0 +1,244 @@
+"""TreeEnsembleRegressor and TreeEnsembleClassifier: how exporters write decision trees, then as now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from core.ir.graph import Array
+from core.ir.types import DType, TensorType, ValueType
+from core.ops.common import check_kind
+from core.ops.forest import AVERAGE, COMPARE, LEAF, MAX, MIN, SUM, Forest, find_nodes, integers
+from core.ops.registry import Call, Infer, NodeView, register
+from core.ops.scores import (
+    NUMBERS,
+    both_classes,
+    check_transform,
+    class_labels,
+    classifier_types,
+    floats,
+    largest,
+    logistic,
+    matrix_rows,
+    transformed,
+)
+from core.ops.trees import Trees
+
+_MODES = {f"BRANCH_{name}": mode for mode, name in enumerate(("LEQ", "LT", "GTE", "GT", "EQ", "NEQ"))} | {"LEAF": LEAF}
+assert len(_MODES) == len(COMPARE) + 1
+
+
+class _NamedTrees(Trees):
+    """Trees of nodes that are named by (tree, node), as the operators before opset 5 have them."""
+
+    leaves: ClassVar[str]  # prefix of the attributes that say what leaves weigh
+    node_attrs: ClassVar[dict[str, Any]] = {
+        "base_values": None,
+        "base_values_as_tensor": None,
+        "nodes_falsenodeids": None,
+        "nodes_featureids": None,
+        "nodes_hitrates": None,
+        "nodes_hitrates_as_tensor": None,
+        "nodes_missing_value_tracks_true": None,
+        "nodes_modes": None,
+        "nodes_nodeids": None,
+        "nodes_treeids": None,
+        "nodes_truenodeids": None,
+        "nodes_values": None,
+        "nodes_values_as_tensor": None,
+        "post_transform": "NONE",
+    }
+
+    def numbers(self, c: NodeView, name: str) -> Array:
+        """An attribute of numbers, given as float32 or as a tensor."""
+        tensor = c.attr(f"{name}_as_tensor")
+        return floats(c.attr(name)) if tensor is None else np.asarray(tensor).ravel()
+
+    def read(self, c: NodeView) -> Forest:
+        trees, ids = integers(c.attr("nodes_treeids")), integers(c.attr("nodes_nodeids"))
+        modes = self._modes(c, len(trees))
+        nodes, span = np.arange(len(trees)), int(ids.max(initial=0)) + 1
+        keys = trees * span + ids
+        if len(np.unique(keys)) < len(keys):
+            c.fail("has two nodes of one name (nodes_treeids, nodes_nodeids)")
+        branch = modes != LEAF
+        yes, no = nodes.copy(), nodes.copy()
+        for side, name in ((yes, "nodes_truenodeids"), (no, "nodes_falsenodeids")):
+            named = self._per_node(c, name, len(trees))
+            side[branch] = find_nodes(c, keys, trees[branch] * span + self._ids(c, named[branch], span))
+        first, target, weight = self._leaf_weights(c, keys, span, modes)
+        return Forest(
+            roots=self._roots(c, trees, np.tile(nodes[branch], 2), np.concatenate([yes[branch], no[branch]])),
+            mode=modes,
+            feature=np.where(branch, self._per_node(c, "nodes_featureids", len(trees)), 0),
+            split=self._splits(c, len(trees)),
+            yes=yes,
+            no=no,
+            missing=self._per_node(c, "nodes_missing_value_tracks_true", len(trees), optional=True) != 0,
+            first=first,
+            target=target,
+            weight=weight,
+        )
+
+    def _roots(self, c: NodeView, trees: Array, parents: Array, children: Array) -> Array:
+        """The nodes that no branch leads to: one in each tree, from which all its other nodes are reached."""
+        times, above = np.bincount(children, minlength=len(trees)), np.arange(len(trees))
+        above[children] = parents
+        for _ in range(len(trees).bit_length()):
+            above = above[above]  # twice as far up
+        roots = np.flatnonzero(times == 0)
+        is_forest = np.all(times <= 1) and np.all(times[above] == 0)
+        if not is_forest or not np.array_equal(np.sort(trees[roots]), np.unique(trees)):
+            c.fail("is no forest: expected one branch to each node, and to one node of each tree none")
+        return roots
+
+    def _modes(self, c: NodeView, nodes: int) -> Array:
+        names = c.attr("nodes_modes") or ()
+        unknown = sorted(set(map(str, names)) - _MODES.keys())
+        if not names or unknown or {len(names), len(c.attr("nodes_nodeids") or ())} != {nodes}:
+            c.fail(
+                f"has {len(names)} nodes_modes for {nodes} nodes_treeids and {len(c.attr('nodes_nodeids') or ())} "
+                f"nodes_nodeids, of unknown kind {unknown[:3]}, expected as many of {', '.join(_MODES)}"
+            )
+        return np.array([_MODES[name] for name in names], np.uint8)
+
+    def _ids(self, c: NodeView, ids: Array, span: int) -> Array:
+        if np.any((ids < 0) | (ids >= span)):
+            c.fail("a branch or leaf names a node that does not exist")
+        return ids
+
+    def _per_node(self, c: NodeView, name: str, nodes: int, optional: bool = False) -> Array:
+        values = integers(c.attr(name))
+        if optional and not values.size:
+            return np.zeros(nodes, np.int64)
+        if len(values) != nodes:
+            c.fail(f"{name} has {len(values)} items, expected one for each of the {nodes} nodes")
+        return values
+
+    def _splits(self, c: NodeView, nodes: int) -> Array:
+        splits = self.numbers(c, "nodes_values")
+        if len(splits) != nodes:
+            c.fail(f"nodes_values has {len(splits)} items, expected one for each of the {nodes} nodes")
+        return splits
+
+    def _leaf_weights(self, c: NodeView, keys: Array, span: int, modes: Array) -> tuple[Array, Array, Array]:
+        """`first`, `target` and `weight` of the forest: the entries sorted by their leaf."""
+        trees, ids, targets = (integers(c.attr(f"{self.leaves}_{part}")) for part in ("treeids", "nodeids", "ids"))
+        weights = self.numbers(c, f"{self.leaves}_weights")
+        if len({len(trees), len(ids), len(targets), len(weights)}) > 1:
+            c.fail(f"{self.leaves}_treeids, _nodeids, _ids and _weights differ in length")
+        leaf = find_nodes(c, keys, trees * span + self._ids(c, ids, span))
+        if np.any(modes[leaf] != LEAF):
+            c.fail(f"{self.leaves}_nodeids names a node that is not a leaf")
+        order = np.argsort(leaf, kind="stable")
+        counts = np.bincount(leaf, minlength=len(keys))
+        first = np.concatenate([[0], np.cumsum(counts)])
+        return first, targets[order], weights[order]
+
+    def check(self, c: Infer) -> None:
+        check_kind(c, 0, NUMBERS)
+        check_transform(c)
+        self.forest(c)
+
+    def as_split(self, c: Call, x: Array) -> Array:
+        """X as floats: 64 bits where it or the splits have them."""
+        wide = np.float64 in (x.dtype, self.forest(c).split.dtype)
+        return x.astype(np.float64 if wide else np.float32)
+
+
+_AGGREGATES = {"AVERAGE": AVERAGE, "SUM": SUM, "MIN": MIN, "MAX": MAX}
+
+
+@register
+class TreeEnsembleRegressor(_NamedTrees):
+    """What all trees say of each row, combined per target, plus `base_values`."""
+
+    outputs = "Y"
+    leaves = "target"
+    attrs = {
+        **_NamedTrees.node_attrs,
+        "aggregate_function": "SUM",
+        "n_targets": 1,
+        "target_ids": None,
+        "target_nodeids": None,
+        "target_treeids": None,
+        "target_weights": None,
+        "target_weights_as_tensor": None,
+    }
+
+    def targets(self, c: NodeView) -> int:
+        return int(c.attr("n_targets"))
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        self.check(c)
+        if c.attr("aggregate_function") not in _AGGREGATES:
+            c.fail(f"aggregate_function is {c.attr('aggregate_function')!r}, expected one of {', '.join(_AGGREGATES)}")
+        if len(self.numbers(c, "base_values")) not in (0, 1, self.targets(c)):
+            c.fail(f"has {len(self.numbers(c, 'base_values'))} base_values, expected one for each target")
+        rows = matrix_rows(c)
+        return [TensorType(DType.FLOAT32, None if rows is None else (rows, c.attr("n_targets")))]
+
+    def reference(self, c: Call, x: Array) -> Array:
+        found = self.scores(c, self.as_split(c, x), _AGGREGATES[c.attr("aggregate_function")])
+        base = self.numbers(c, "base_values")
+        return transformed(c, found + base if base.size else found)
+
+
+@register
+class TreeEnsembleClassifier(_NamedTrees):
+    """The label of the largest score, and the scores.
+
+    Where the leaves of a model of two classes all weigh one class, its score decides: above 0.5 if no weight is
+    negative, else above 0. The other class has what is left to 1, or the negative; it has 0 where the one that is
+    weighed is the second.
+    """
+
+    outputs = "Y, Z"
+    leaves = "class"
+    attrs = {
+        **_NamedTrees.node_attrs,
+        "class_ids": None,
+        "class_nodeids": None,
+        "class_treeids": None,
+        "class_weights": None,
+        "class_weights_as_tensor": None,
+        "classlabels_int64s": None,
+        "classlabels_strings": None,
+    }
+
+    def targets(self, c: NodeView) -> int:
+        return len(self.labels(c))
+
+    def labels(self, c: NodeView) -> Array:
+        return class_labels(c, "classlabels_int64s")
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        self.check(c)
+        labels = self.labels(c)
+        if len(self.numbers(c, "base_values")) not in (0, 1, len(labels)):
+            c.fail(f"has {len(self.numbers(c, 'base_values'))} base_values, expected one for each class")
+        return classifier_types(c, labels, len(labels))
+
+    def reference(self, c: Call, x: Array) -> tuple[Array, Array]:
+        labels, base = self.labels(c), self.numbers(c, "base_values")
+        found = self.scores(c, self.as_split(c, x), SUM)
+        found = found + base if base.size else found
+        weighed = np.unique(self.forest(c).target)
+        if len(labels) == 2 and weighed.size == 1:
+            return self._binary(c, labels, found[:, weighed[0]], bool(weighed[0]))
+        return largest(labels, found), transformed(c, found)
+
+    def _binary(self, c: Call, labels: Array, score: Array, is_second: bool) -> tuple[Array, Array]:
+        """Label and scores where only one class is weighed."""
+        positive = bool(self.forest(c).weight.min() >= 0)
+        label = labels[(score > (0.5 if positive else 0)).astype(np.intp)]
+        if is_second:
+            return label, transformed(c, np.stack([np.zeros_like(score), score], axis=1))
+        match c.attr("post_transform"):
+            case "LOGISTIC":
+                return label, np.stack([logistic(-score), logistic(score)], axis=1).astype(np.float32)
+            case "PROBIT":
+                return label, transformed(c, np.stack([score, score], axis=1))
+        return label, both_classes(score, complement=positive).astype(np.float32)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from core.ir.graph import Attr, Graph, Node, Value
 from core.ir.types import Dim, TensorType
+from core.ops.inference import infer_node
 from core.ops.registry import Infer
 from core.ops.terms import Term, Writer
 
@@ -97,6 +98,19 @@ class Backward(Rewrite):
         found = dict.fromkeys(value for body in bodies for value in captures(body))
         return [value for value in found if self._wanted(value)]
 
+    def seed(self, index: int) -> Value | None:
+        """The gradient with respect to an output as it is, None where nothing depends on it."""
+        return self._gradients.get(self.node.outputs[index]) if index < len(self.node.outputs) else None
+
+    def record(self, body: Graph, values: Sequence[Value]) -> list[Term]:
+        """Make a Loop or Scan stack what values of its body are in every iteration, in the order of iterations."""
+        inner, first = self.writer.nested(body), len(self.node.outputs)
+        for value in values:
+            body.outputs.append(Term(inner, value).op("Identity").value)
+            self.node.outputs.append(Value(self.writer.fresh(f"{value.name}.record"), value.type, self.node))
+        infer_node(self.node, self.writer.known)
+        return [Term(self.writer, value) for value in self.node.outputs[first:]]
+
     def capture(self, value: Value, gradient: Value) -> None:
         """Note the gradient with respect to a value that a nested graph reads."""
         self.captured.append((value, gradient))
@@ -105,6 +119,17 @@ class Backward(Rewrite):
 def is_differentiable(value: Value) -> bool:
     """Whether a value is a tensor of real numbers: only those have gradients."""
     return isinstance(value.type, TensorType) and value.type.dtype.is_float and value.type.dtype.itemsize >= 2
+
+
+def back_through(
+    g: Backward, writer: Writer, results: Sequence[Value], seeds: Sequence[Value | None], targets: Sequence[Value]
+) -> list[Value]:
+    """The gradients of targets written into a nested graph; zeros where there is none."""
+    found = g.differentiate(writer, results, seeds, targets)
+    return [
+        value if value is not None else writer.zeros_like(target).value
+        for value, target in zip(found, targets, strict=True)
+    ]
 
 
 def scatter_along(dy: Term, indices: Term, axis: int, extent: Dim) -> Term:

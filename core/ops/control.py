@@ -10,10 +10,12 @@ import numpy as np
 
 from core.errors import ModelError
 from core.ir.dim import Dim
-from core.ir.graph import Array, Graph
+from core.ir.graph import Array, Attr, Graph, Value
 from core.ir.types import DType, OptionalType, SequenceType, TensorType, ValueType
+from core.ops.backward import Backward, back_through, is_differentiable
 from core.ops.inference import forget_types, infer_graph
 from core.ops.registry import Call, Infer, OpDef, Required, Runtime, register
+from core.ops.terms import Term
 
 
 def common_type(c: Infer, label: str, a: ValueType, b: ValueType) -> ValueType:
@@ -56,6 +58,24 @@ class If(OpDef):
         if cond.size != 1:
             c.fail(f"cond has {cond.size} elements, expected 1")
         return tuple(c.run_graph(c.attr("then_branch" if cond.all() else "else_branch"), []))
+
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        """Each branch computes its results anew and goes back through them."""
+        names = ("then_branch", "else_branch")
+        wanted = g.wanted_captures([g.attr(name) for name in names])
+        branches: dict[str, Attr] = {name: self._back(g, g.attr(name), wanted) for name in names}
+        if wanted:
+            results = g.writer.emit("If", [g.x().value], branches, len(wanted))
+            for value, result in zip(wanted, results, strict=True):
+                g.capture(value, result)
+        return []
+
+    def _back(self, g: Backward, branch: Graph, wanted: Sequence[Value]) -> Graph:
+        back = Graph(f"{branch.name}_gradient")
+        writer = g.writer.nested(back)
+        results = writer.inline(branch, [])
+        back.outputs = back_through(g, writer, results, [g.seed(i) for i in range(len(results))], wanted)
+        return back
 
 
 def _possible(c: Infer, branches: Sequence[Graph]) -> list[Graph]:
@@ -121,6 +141,57 @@ class Loop(OpDef):
 
     def _trips(self, limit: Array | None) -> Iterator[int]:
         return iter(count() if limit is None else range(int(limit.reshape(()))))
+
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        """A loop over the recorded carried values, from the last iteration to the first."""
+        body: Graph = g.attr("body")
+        carried = [g.x(2 + i) for i in range(len(g.node.inputs) - 2)]
+        for value, entering in zip(carried, body.inputs[2:], strict=True):
+            if value.value.type != entering.type:
+                g.unsupported(f"a carried value changes its type from {value.value.type} to {entering.type}")
+        counts, *records = g.record(body, [body.inputs[0], *body.inputs[2:]])
+        real = [i for i, value in enumerate(carried) if is_differentiable(value.value)]
+        wanted = g.wanted_captures([body])
+        initial = [*(g.dy(i) for i in real), *(g.writer.zeros_like(value) for value in wanted)]
+        last = counts.op("Size") - 1
+        back = self._back(g, body, last, [counts, *records], real, wanted)
+        inputs = [(last + 1).value, None, *(term.value for term in initial)]
+        results = [Term(g.writer, v) for v in g.writer.emit("Loop", inputs, {"body": back}, len(initial))]
+        for value, captured in zip(wanted, results[len(real) :], strict=True):
+            g.capture(value, captured.value)
+        found = dict(zip(real, results, strict=False))
+        return [None, None, *(found.get(i) for i in range(len(carried)))]
+
+    def _back(
+        self,
+        g: Backward,
+        body: Graph,
+        last: Term,
+        records: Sequence[Term],
+        real: Sequence[int],
+        wanted: Sequence[Value],
+    ) -> Graph:
+        """One iteration: (number, condition, gradients carried, gradients of captures so far) to all but the number."""
+        back = Graph(f"{body.name}_gradient")
+        writer = g.writer.nested(back)
+        number = writer.input("back", TensorType(DType.INT64, ()))
+        going = writer.input("going", TensorType(DType.BOOL, ()))
+        entering = [writer.input("carried", body.inputs[2 + i].tensor) for i in real]
+        before = [writer.input("captured", value.tensor) for value in wanted]
+        at = writer.term(last.value) - number
+        then = [writer.term(record.value).gather(at) for record in records]
+        results = writer.inline(body, [then[0].value, going.value, *(term.value for term in then[1:])])
+        seeds: list[Value | None] = [None] * len(results)
+        for i, term in zip(real, entering, strict=True):
+            seeds[1 + i] = term.value
+        for i in range(len(records) - 1, len(g.node.outputs)):
+            scanned = g.seed(i)
+            seeds[1 + i] = None if scanned is None else writer.term(scanned).gather(at).value
+        targets = [*(then[1 + i].value for i in real), *wanted]
+        found = back_through(g, writer, results, seeds, targets)
+        total = [term + writer.term(new) for term, new in zip(before, found[len(real) :], strict=True)]
+        back.outputs = [going.op("Identity").value, *found[: len(real)], *(term.value for term in total)]
+        return back
 
 
 def fixed_point(

@@ -24,6 +24,7 @@ class NonMaxSuppression(OpDef):
     inputs = "boxes, scores, max_output_boxes_per_class?, iou_threshold?, score_threshold?"
     outputs = "selected_indices"
     attrs = {"center_point_box": 0}
+    zero_gradient = "positions do not change with small changes"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         for index in (0, 1):
@@ -90,6 +91,7 @@ class MaxRoiPool(OpDef):
     inputs = "X, rois"
     outputs = "Y"
     attrs = {"pooled_shape": Required("ints"), "spatial_scale": 1.0}
+    no_gradient = "its bins move with its regions in whole pixels; RoiAlign is what detectors are trained with"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         dtype, x, rois = check_kind(c, 0, FLOAT), c.shape(0), c.shape(1)

@@ -61,6 +61,7 @@ class FusedElementwise(Elementwise):
     inputs = "*x"
     outputs = "*y"
     attrs = {"body": Required("graph")}
+    no_gradient = "passes make it, after differentiation"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         shape = broadcast_shapes(c, [c.shape(i) for i in range(len(c.node.inputs))])
@@ -84,6 +85,7 @@ class FusedMatMul(OpDef):
     inputs = "A, B, *extras"
     outputs = "Y"
     attrs = {"perm_a": None, "perm_b": None, "perm_y": None, "epilogue": None}
+    no_gradient = "passes make it, after differentiation"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         a, b = (_permuted(c.tensor(i).dims, c.attr(p)) for i, p in ((0, "perm_a"), (1, "perm_b")))
@@ -109,13 +111,14 @@ class FusedAttention(OpDef):
 
     Y = transpose(softmax(epilogue(Q' @ K', *extras)) @ V', perm_y), where Q', K' and V' are the operands transposed by
     perm_q, perm_k and perm_v (None is the identity), so K' is [..., width, keys]. Extras (scale, masks) broadcast to
-    the scores [..., queries, keys]; softmax goes over the keys.
+    the scores [..., queries, keys]; softmax goes over the keys. Scores of operands in half precision are float32.
     """
 
     domain = "lathe"
     inputs = "Q, K, V, *extras"
     outputs = "Y"
     attrs = {"perm_q": None, "perm_k": None, "perm_v": None, "perm_y": None, "epilogue": None}
+    no_gradient = "passes make it, after differentiation"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         q, k, v = (_permuted(c.tensor(i).dims, c.attr(p)) for i, p in enumerate(("perm_q", "perm_k", "perm_v")))
@@ -124,15 +127,15 @@ class FusedAttention(OpDef):
         batch = broadcast_shapes(c, [q[:-2], k[:-2], v[:-2]]) or ()
         check_extras(c, 3, (*batch, q[-2], k[-1]))
         shape = _permuted((*batch, q[-2], v[-1]), c.attr("perm_y"))
-        return [TensorType(epilogue_dtype(c, c.dtype(0)), shape)]
+        return [TensorType(c.dtype(2), shape)]
 
     def reference(self, c: Call, q: Array, k: Array, v: Array, *extras: Array) -> Array:
         perms = (c.attr("perm_q"), c.attr("perm_k"), c.attr("perm_v"))
         left, right, values = (_transposed(wide(x), perm) for x, perm in zip((q, k, v), perms, strict=True))
-        scores = apply_epilogue(c, np.asarray(np.matmul(left, right)).astype(q.dtype, copy=False), extras)
+        scores = apply_epilogue(c, np.asarray(np.matmul(left, right)), extras)
         powers = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
         result = np.asarray(np.matmul(wide(powers / powers.sum(-1, keepdims=True)), values))
-        return _transposed(result.astype(q.dtype, copy=False), c.attr("perm_y"))
+        return _transposed(result.astype(v.dtype, copy=False), c.attr("perm_y"))
 
 
 def _text(shape: Any) -> str:

@@ -22,6 +22,7 @@ class ImageDecoder(OpDef):
     inputs = "encoded_stream"
     outputs = "image"
     attrs = {"pixel_format": "RGB"}
+    zero_gradient = "bytes have no gradients"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         if c.dtype(0) is not DType.UINT8 or (c.shape(0) is not None and c.tensor(0).rank != 1):

@@ -10,8 +10,10 @@ import numpy as np
 from core.ir.dim import Dim
 from core.ir.graph import Array
 from core.ir.types import DType, TensorType, ValueType
+from core.ops.backward import Backward, Rewrite, scatter_along
 from core.ops.common import BOOL, INDEX, NUMBER, check_kind, normalize_axis, rows_beside, same_dtype
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, Runtime, register
+from core.ops.terms import Term
 
 
 def checked(c: NodeView, indices: Array, extent: int, axis: int) -> Any:
@@ -59,12 +61,23 @@ class Gather(OpDef):
             return Mixes("Gather picks along the row axis")
         return [axes[0] + (len(indices) - 1 if axes[0] > axis else 0)]
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        axis = normalize_axis(g, g.attr("axis"), g.x().rank)
+        return [scatter_along(g.dy(), g.x(1), axis, g.x().shape[axis])]
+
 
 def _grid(shape: tuple[int, ...], axis: int, indices: Any) -> tuple[Any, ...]:
     """Coordinates of elements whose place along `axis` is given by `indices`."""
     grid: list[Any] = list(np.ogrid[tuple(slice(extent) for extent in shape)])
     grid[axis] = indices
     return tuple(grid)
+
+
+def _positions(like: Term, axis: int) -> Term:
+    """0, 1, 2 ... along one axis, of extent 1 along all others."""
+    shape = [extent if i == axis else 1 for i, extent in enumerate(like.shape)]
+    ones = like.writer.fill(1, DType.INT64, shape)
+    return ones.op("CumSum", like.writer.array(axis), exclusive=1)
 
 
 @register
@@ -90,6 +103,10 @@ class GatherElements(OpDef):
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
         return _rows_together(c, axes)
+
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        zeros = g.writer.zeros_like(g.x().value)
+        return [zeros.op("ScatterElements", g.x(1), g.dy(), axis=g.attr("axis"), reduction="add")]
 
 
 def _rows_together(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
@@ -140,6 +157,14 @@ class GatherND(OpDef):
             return [data]
         return Mixes("GatherND may pick from any row")
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        indices, shape = g.x(1), g.x(1).shape
+        batch = g.attr("batch_dims")
+        if batch:
+            lead = [_positions(indices, axis).expand((*shape[:-1], 1)) for axis in range(batch)]
+            indices = lead[0].op("Concat", *lead[1:], indices.cast(DType.INT64), axis=-1)
+        return [g.writer.zeros_like(g.x().value).op("ScatterND", indices, g.dy(), reduction="add")]
+
 
 # How scattered values join what is there; "none" replaces it. All are applied one by one, so duplicates add up.
 _REDUCTIONS: dict[str, Callable[..., Any]] = {
@@ -171,6 +196,25 @@ class Scattering(OpDef):
             _REDUCTIONS[c.attr("reduction")](result, where, updates)
         return result
 
+    def picked(self, g: Backward, data: Term) -> Term:
+        """The elements of a tensor of the output's shape that the updates are written to."""
+        raise NotImplementedError
+
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        """Where updates meet at one place and replace each other, all of them get its gradient."""
+        dy, updates = g.dy(), g.x(2)
+        match g.attr("reduction"):
+            case "none":
+                return [g.again(dy, g.x(1), g.writer.zeros_like(updates.value))[0], None, self.picked(g, dy)]
+            case "add":
+                return [dy, None, self.picked(g, dy)]
+            case "mul":
+                return [g.again(dy, g.x(1), updates)[0], None, self.picked(g, dy * g.y()) / updates]
+        kept = g.x(0).equals(g.y()).cast(dy.dtype)
+        written = updates.equals(self.picked(g, g.y())).cast(dy.dtype)
+        share = dy / g.again(kept, g.x(1), written, reduction="add")[0]
+        return [kept * share, None, written * self.picked(g, share)]
+
 
 @register
 class ScatterElements(Scattering):
@@ -195,6 +239,9 @@ class ScatterElements(Scattering):
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
         return _rows_together(c, axes)
+
+    def picked(self, g: Backward, data: Term) -> Term:
+        return data.op("GatherElements", g.x(1), axis=g.attr("axis"))
 
 
 @register
@@ -221,6 +268,9 @@ class ScatterND(Scattering):
     def reference(self, c: Call, data: Array, indices: Array, updates: Array) -> Array:
         parts = tuple(checked(c, indices[..., i], data.shape[i], i) for i in range(indices.shape[-1]))
         return self.write(c, data, parts, updates)
+
+    def picked(self, g: Backward, data: Term) -> Term:
+        return data.op("GatherND", g.x(1))
 
 
 def _differ(x: Sequence[Dim], y: Sequence[Dim]) -> bool:
@@ -264,6 +314,13 @@ class OneHot(OpDef):
             return super().rows(c, axes)
         return [row + (normalize_axis(c, c.attr("axis"), len(shape) + 1) <= row)]
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        """Each place of the result takes one of the two values."""
+        dy = g.dy()
+        (hot,) = g.again(g.x(0), g.given(1), g.writer.array([0, 1], dy.dtype))
+        off, on = ((dy * part).sum(keepdims=False).unsqueeze(0) for part in (1 - hot, hot))
+        return [None, None, off.op("Concat", on, axis=0)]
+
 
 def _whole(value: Any) -> Dim:
     return int(value) if isinstance(value, float) else value
@@ -275,6 +332,7 @@ class NonZero(OpDef):
 
     inputs = "X"
     outputs = "Y"
+    zero_gradient = "positions do not change with small changes"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         shape = c.shape(0)
@@ -316,6 +374,11 @@ class Compress(OpDef):
             return super().rows(c, axes)
         return rows_beside(c, axes, {normalize_axis(c, c.attr("axis"), len(shape))})
 
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        axis = g.attr("axis")
+        x = g.x().reshape((g.x().value.tensor.size,)) if axis is None else g.x()
+        return [x.gather(g.x(1).op("NonZero").squeeze(0), axis or 0)]
+
 
 @register
 class Unique(OpDef):
@@ -324,6 +387,7 @@ class Unique(OpDef):
     inputs = "X"
     outputs = "Y, indices, inverse_indices, counts"
     attrs = {"axis": None, "sorted": 1}
+    no_gradient = "how its elements are told apart may change with small changes"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         type_, count, axis = c.tensor(0), c.fresh_dim("count"), c.attr("axis")
@@ -357,6 +421,7 @@ class TensorScatter(OpDef):
     inputs = "past_cache, update, write_indices?"
     outputs = "present_cache"
     attrs = {"axis": -2, "mode": "linear"}
+    no_gradient = "it writes to a cache, which nothing is trained through"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         same_dtype(c, (0, 1))

@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from core.ir.dim import product
 from core.ir.graph import Array
 from core.ir.types import Dim, DType, TensorType, ValueType
+from core.ops.backward import Rewrite
 from core.ops.common import normalize_axis
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required, RowAxis, register
-from core.ops.spatial import batch_rows, first_shape, to_first, to_layout, wide
+from core.ops.spatial import batch_rows, channels_last, first_shape, to_first, to_layout, wide
+from core.ops.terms import Term
 
 _EPSILON = 9.999999747378752e-06  # 1e-5 as float32, the default of the ONNX schemas
 
@@ -47,6 +50,19 @@ class BatchNormalization(OpDef):
             return Mixes("in training mode it takes statistics over the batch")
         return batch_rows(c, axes)
 
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        x, scale, bias, mean, var = g.terms
+        if not g.attr("training_mode"):
+            return [_channel_affine(g, x, mean, var, scale, bias)]
+        axes = [axis for axis in range(x.rank) if axis != _channel_axis(g, x)]
+        momentum = g.attr("momentum")
+        batch_mean = x.mean(axes)
+        batch_var = (x - batch_mean).square().mean(axes)
+        results = [_channel_affine(g, x, batch_mean, batch_var, scale, bias)]
+        for before, batch in ((mean, batch_mean), (var, batch_var)):
+            results.append(before * momentum + batch.reshape(before.shape) * (1 - momentum))
+        return results
+
 
 @register
 class InstanceNormalization(OpDef):
@@ -69,6 +85,11 @@ class InstanceNormalization(OpDef):
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
         return batch_rows(c, axes)
+
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        x, scale, bias = g.terms
+        axes = [axis for axis in range(1, x.rank) if axis != _channel_axis(g, x)]
+        return [_scaled_term(g, _normal_term(x, axes, g.attr("epsilon"))[0], scale, bias)]
 
 
 @register
@@ -98,6 +119,15 @@ class GroupNormalization(OpDef):
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
         return batch_rows(c, axes)
+
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        x, scale, bias = g.terms
+        if channels_last(g):
+            g.unsupported("only images with their channels first are differentiated")
+        groups = g.attr("num_groups")
+        grouped = x.reshape((x.shape[0], groups, product(x.shape[1:]) // groups))
+        normal = _normal_term(grouped, [2], g.attr("epsilon"))[0].reshape(x.shape)
+        return [_scaled_term(g, normal, scale, bias)]
 
 
 class TrailingNormalization(OpDef):
@@ -139,6 +169,13 @@ class LayerNormalization(TrailingNormalization):
         y = y if b is None else y + b
         return y.astype(x.dtype, copy=False), mean.astype(data.dtype), inverse.astype(data.dtype)
 
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        x = g.x()
+        normal, mean, inverse = _normal_term(x, range(g.attr("axis") % x.rank, x.rank), g.attr("epsilon"))
+        y, bias = normal * g.x(1), g.given(2)
+        statistics = [each.cast(value.dtype) for each, value in zip((mean, inverse), g.node.outputs[1:], strict=False)]
+        return [y if bias is None else y + bias, *statistics]
+
 
 @register
 class RMSNormalization(TrailingNormalization):
@@ -157,6 +194,11 @@ class RMSNormalization(TrailingNormalization):
         square = (data * data).mean(axis=_trailing(c, x), keepdims=True)
         normal: Any = data / np.sqrt(square + data.dtype.type(c.attr("epsilon")))
         return np.asarray(normal.astype(scale.dtype) * scale)
+
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        x = g.x()
+        square = x.square().mean(range(g.attr("axis") % x.rank, x.rank))
+        return [(x / (square + g.attr("epsilon")).sqrt()).cast(g.x(1).dtype) * g.x(1)]
 
 
 @register
@@ -183,6 +225,11 @@ class MeanVarianceNormalization(OpDef):
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
         return _apart_from(c, axes, c.attr("axes"))
 
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        x, axes = g.x(), g.attr("axes")
+        centred = x - x.mean(axes)
+        return [centred / (centred.square().mean(axes).sqrt() + 1e-9)]
+
 
 @register
 class LpNormalization(OpDef):
@@ -207,6 +254,12 @@ class LpNormalization(OpDef):
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
         return _apart_from(c, axes, (c.attr("axis"),))
+
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        x, axes = g.x(), [g.attr("axis")]
+        total = (x.abs() if g.attr("p") == 1 else x.square()).sum(axes)
+        divisor = total.equals(0).where(1, total)
+        return [x / (divisor if g.attr("p") == 1 else divisor.sqrt())]
 
 
 @register
@@ -238,6 +291,38 @@ class LRN(OpDef):
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
         return batch_rows(c, axes)
+
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        x, size = g.x(), g.attr("size")
+        axis, before = _channel_axis(g, x), (size - 1) // 2
+        widths = [(before, size - 1 - before) if i == axis else (0, 0) for i in range(x.rank)]
+        padded = x.square().pad(widths)
+        window = [padded.slice(axis, i, x.shape[axis] + i) for i in range(size)]
+        total = window[0].op("Sum", *window[1:])
+        return [x / (total * (g.attr("alpha") / size) + g.attr("bias")) ** g.attr("beta")]
+
+
+def _channel_axis(g: Rewrite, x: Term) -> int:
+    return x.rank - 1 if channels_last(g) else min(1, x.rank - 1)
+
+
+def _normal_term(x: Term, axes: Sequence[int], epsilon: float) -> tuple[Term, Term, Term]:
+    """x with mean 0 and variance 1 over `axes`, the mean, and one over the deviation."""
+    mean = x.mean(axes)
+    centred = x - mean
+    inverse = 1 / (centred.square().mean(axes) + epsilon).sqrt()
+    return centred * inverse, mean, inverse
+
+
+def _scaled_term(g: Rewrite, x: Term, scale: Term, bias: Term) -> Term:
+    shape = [scale.value.tensor.size if axis == _channel_axis(g, x) else 1 for axis in range(x.rank)]
+    return x * scale.reshape(shape) + bias.reshape(shape)
+
+
+def _channel_affine(g: Rewrite, x: Term, mean: Term, var: Term, scale: Term, bias: Term) -> Term:
+    shape = [scale.value.tensor.size if axis == _channel_axis(g, x) else 1 for axis in range(x.rank)]
+    deviation = (var.reshape(shape) + g.attr("epsilon")).sqrt()
+    return _scaled_term(g, (x - mean.reshape(shape)) / deviation, scale, bias)
 
 
 def _check_channels(c: Infer, indices: Sequence[int], channels: Dim) -> None:

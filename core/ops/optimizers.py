@@ -23,6 +23,7 @@ class Optimizer(OpDef):
     inputs = "R, T, *inputs"
     outputs = "*outputs"
     states: ClassVar[int]  # per parameter
+    no_gradient = "a training step is not trained through"
 
     def step(self, c: NodeView, rate: Any, count: Any, x: Any, gradient: Any, *states: Any) -> tuple[Any, ...]:
         """The new parameter and states."""

@@ -8,10 +8,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from core.ir.dim import Dim
-from core.ir.graph import Array
+from core.ir.graph import Array, Graph
 from core.ir.types import DType, TensorType, ValueType
+from core.ops.backward import Backward, Rewrite
 from core.ops.common import NUMBER, check_kind, normalize_axis, rows_beside, wide
 from core.ops.registry import Call, Infer, Mixes, OpDef, RowAxis, Runtime, register
+from core.ops.terms import Term
 
 
 class Cumulative(OpDef):
@@ -53,11 +55,42 @@ class CumSum(Cumulative):
     accumulate = np.add.accumulate
     neutral = 0
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        return [g.again(g.dy(), g.given(1), reverse=int(not g.attr("reverse")))[0]]
+
 
 @register
 class CumProd(Cumulative):
     accumulate = np.multiply.accumulate
     neutral = 1
+
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        """A scan, whose gradient is right also where an element is zero."""
+        axis = normalize_axis(g, (g.param("axis") or (0,))[0], g.x().rank)
+        x, reverse = g.x(), (int(g.attr("reverse")),)
+        one = g.writer.fill(1, x.dtype, (*x.shape[:axis], *x.shape[axis + 1 :]))
+        return [
+            one.ops(
+                "Scan",
+                x,
+                outputs=2,
+                body=self._step(g, one),
+                num_scan_inputs=1,
+                scan_input_axes=(axis,),
+                scan_output_axes=(axis,),
+                scan_input_directions=reverse,
+                scan_output_directions=reverse,
+            )[1]
+        ]
+
+    def _step(self, g: Rewrite, one: Term) -> Graph:
+        body = Graph("step")
+        inner = g.writer.nested(body)
+        before, factor = (inner.input(name, one.value.tensor) for name in ("before", "factor"))
+        after = before * factor
+        seen = before if g.attr("exclusive") else after
+        body.outputs = [after.value, seen.op("Identity").value]
+        return body
 
 
 @register
@@ -94,6 +127,11 @@ class TopK(OpDef):
         if shape is None:
             return super().rows(c, axes)
         return rows_beside(c, axes, {normalize_axis(c, c.attr("axis"), len(shape))})
+
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        indices = g.y(1) if len(g.node.outputs) > 1 else g.again(g.x(), g.given(1), outputs=2)[1]
+        zeros = g.writer.zeros_like(g.x().value)
+        return [zeros.op("ScatterElements", indices, g.dy(), axis=g.attr("axis"), reduction="add")]
 
 
 def _descending(x: Array, axis: int) -> Any:

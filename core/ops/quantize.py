@@ -37,6 +37,7 @@ class QuantizeLinear(OpDef):
     inputs = "x, y_scale, y_zero_point?"
     outputs = "y"
     attrs = {"axis": 1, "block_size": 0, "output_dtype": 0, "precision": 0, "saturate": 1}
+    zero_gradient = "a step function is flat between its steps"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         check_kind(c, 0, _REAL)

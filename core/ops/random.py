@@ -12,8 +12,10 @@ import numpy as np
 
 from core.ir.graph import Array
 from core.ir.types import DType, TensorType, ValueType
+from core.ops.backward import Backward
 from core.ops.common import FLOAT, as_dtype, check_kind, wide
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required, RowAxis, register
+from core.ops.terms import Term
 
 _SEED = {"seed": None}
 
@@ -29,6 +31,7 @@ class Random(OpDef):
 
     pure = False
     outputs = "output"
+    zero_gradient = "what is drawn does not change with small changes"
 
     def draw(self, c: NodeView, shape: tuple[int, ...]) -> Any:
         raise NotImplementedError
@@ -154,3 +157,12 @@ class Dropout(OpDef):
 
     def _may_train(self, c: Infer) -> bool:
         return c.has_param("training_mode") and any(c.param("training_mode") or (True,))
+
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        """What the mask of this very run has kept."""
+        if not self._may_train(g):
+            return [g.dy()]
+        ratio = (g.param("ratio") or (0.5,))[0] if not g.has_input(1) or g.param("ratio") else None
+        if ratio is None or len(g.node.outputs) < 2:
+            g.unsupported("its ratio must be known, and its mask an output, to differentiate it in training")
+        return [g.y(1).where(g.dy() * (1 / (1 - ratio)), 0)]

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from core.ir.dim import Dim
-from core.ir.graph import Array, Graph
+from core.ir.graph import Array, Attr, Graph, Value
 from core.ir.types import TensorType, ValueType
+from core.ops.backward import Backward, back_through, is_differentiable
 from core.ops.common import normalize_axis
 from core.ops.control import fixed_point
 from core.ops.registry import Call, Infer, NodeView, OpDef, Required, register
+from core.ops.terms import Term, Writer
 
 _SCAN_ATTRS = {"body": Required("graph"), "num_scan_inputs": Required("int")}
 
@@ -72,6 +74,15 @@ class Scan(OpDef):
             outputs.append(np.moveaxis(ordered, 0, _each(c, "scan_output_axes", i)))
         return (*final, *outputs)
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        """A scan over the recorded states and the same slices, in the opposite order."""
+        body, states = _body(g, len(g.node.inputs))
+        for name in ("scan_output_axes", "scan_output_directions"):
+            if g.attr(name) is not None:
+                g.node.attrs[name] = (*g.attr(name), *(0 for _ in range(states)))
+        records = g.record(body, body.inputs[:states])
+        return _ScanGradient(g, body, states, records).write()
+
 
 @register
 class BatchedScan(OpDef):
@@ -84,6 +95,7 @@ class BatchedScan(OpDef):
     inputs = "sequence_lens?, *initial_state_and_scan_inputs"
     outputs = "*final_state_and_scan_outputs"
     attrs = {**_SCAN_ATTRS, "directions": None}
+    no_gradient = "it stands for the Scan of opset 8 only"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         body, states = _body(c, len(c.node.inputs) - 1)
@@ -106,6 +118,73 @@ class BatchedScan(OpDef):
             final, rows = _run(c, body, [array[item] for array in inputs[:states]], scanned)
             items.append([*final, *(_padded(x, longest) for x in rows)])
         return tuple(np.stack(column) for column in zip(*items, strict=True))
+
+
+class _ScanGradient:
+    """Writes the gradient of a Scan as one."""
+
+    def __init__(self, g: Backward, body: Graph, states: int, records: Sequence[Term]) -> None:
+        self.g, self.body, self.states, self.records = g, body, states, records
+        inputs = range(len(g.node.inputs))
+        self.real = [i for i in inputs if is_differentiable(g.x(i).value)]  # of states and scan inputs
+        self.wanted = g.wanted_captures([body])
+        outputs = range(states, len(g.node.outputs) - len(records))
+        self.seeded = [i for i in outputs if g.has_dy(i)]  # scan outputs
+
+    def write(self) -> list[Term | None]:
+        g, own = self.g, [i for i in self.real if i < self.states]
+        slices = [i for i in self.real if i >= self.states]
+        initial = [*(g.dy(i) for i in own), *(g.writer.zeros_like(value) for value in self.wanted)]
+        scanned = [*self.records, *(g.x(i) for i in range(self.states, len(g.node.inputs)))]
+        scanned += [g.dy(i) for i in self.seeded]
+        attrs = self._attributes(slices)
+        values = [term.value for term in (*initial, *scanned)]
+        results = [Term(g.writer, v) for v in g.writer.emit("Scan", values, attrs, len(initial) + len(slices))]
+        for value, result in zip(self.wanted, results[len(own) :], strict=False):
+            g.capture(value, result.value)
+        found = dict(zip([*own, *slices], [*results[: len(own)], *results[len(initial) :]], strict=True))
+        return [found.get(i) for i in range(len(g.node.inputs))]
+
+    def _attributes(self, slices: Sequence[int]) -> dict[str, Attr]:
+        g, states = self.g, self.states
+        inputs = range(len(g.node.inputs) - states)
+        read = [(_each(g, "scan_input_axes", i), 1 - _each(g, "scan_input_directions", i)) for i in inputs]
+        seeds = [
+            (_each(g, "scan_output_axes", i - states), 1 - _each(g, "scan_output_directions", i - states))
+            for i in self.seeded
+        ]
+        given = [*((0, 1) for _ in self.records), *read, *seeds]
+        written = [read[i - states] for i in slices]
+        return {
+            "body": self._step(),
+            "num_scan_inputs": len(given),
+            "scan_input_axes": tuple(axis for axis, _ in given),
+            "scan_input_directions": tuple(direction for _, direction in given),
+            "scan_output_axes": tuple(axis for axis, _ in written),
+            "scan_output_directions": tuple(direction for _, direction in written),
+        }
+
+    def _step(self) -> Graph:
+        """(gradients of states, of captures so far, states, slices, gradients of scan outputs) to (gradients of states,
+        of captures, of slices)."""
+        body, states = self.body, self.states
+        back = Graph(f"{body.name}_gradient")
+        writer = self.g.writer.nested(back)
+        entering = {i: writer.input("carried", body.inputs[i].tensor) for i in self.real if i < states}
+        before = [writer.input("captured", value.tensor) for value in self.wanted]
+        arguments = [writer.input("state_or_slice", value.tensor) for value in body.inputs]
+        seeds = {i: writer.input("seed", body.outputs[i].tensor) for i in self.seeded} | entering
+        results = writer.inline(body, [term.value for term in arguments])
+        given = [seeds[i].value if i in seeds else None for i in range(len(results))]
+        targets = [*(arguments[i].value for i in self.real), *self.wanted]
+        found = back_through(self.g, writer, results, given, targets)
+        back.outputs = self._results(writer, found, before)
+        return back
+
+    def _results(self, writer: Writer, found: Sequence[Value], before: Sequence[Term]) -> list[Value]:
+        count, own = len(self.real), sum(i < self.states for i in self.real)
+        total = [term + writer.term(new) for term, new in zip(before, found[count:], strict=True)]
+        return [*found[:own], *(term.value for term in total), *found[own:count]]
 
 
 def _body(c: NodeView, given: int) -> tuple[Graph, int]:

@@ -14,7 +14,7 @@ import numpy as np
 from core.errors import UnsupportedError
 from core.ir.graph import Array, Attr, Graph, Node, Value, node_reads
 from core.ir.types import Dim, DType, TensorType
-from core.ops.inference import infer_node
+from core.ops.inference import infer_graph, infer_node
 
 Number: TypeAlias = int | float
 Operand: TypeAlias = Union["Term", Number]
@@ -65,6 +65,17 @@ class Writer:
         infer_node(node, self.known)
         self.graph.nodes.append(node)
         return node.outputs
+
+    def inline(self, body: Graph, arguments: Sequence[Value]) -> list[Value]:
+        """A copy of a nested graph's nodes on other inputs, under new names; returns its outputs."""
+        copy = body.clone()
+        for value in copy.values():
+            value.name = self.fresh(value.name)
+        copy.replace_uses(dict(zip(copy.inputs, arguments, strict=True)))
+        self.graph.constants.update(copy.constants)
+        self.graph.nodes += copy.nodes
+        self.known.update(infer_graph(self.graph, dict(self.known)))
+        return copy.outputs
 
     def array(self, array: object, dtype: DType | None = None, name: str = "c") -> Term:
         """A constant from anything NumPy understands."""

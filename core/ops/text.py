@@ -28,6 +28,7 @@ class StringConcat(OpDef):
 
     inputs = "X, Y"
     outputs = "Z"
+    zero_gradient = "strings have no gradients"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         check_kind(c, 0, STRING)
@@ -52,6 +53,7 @@ class StringSplit(OpDef):
     inputs = "X"
     outputs = "Y, Z"
     attrs = {"delimiter": None, "maxsplit": None}
+    zero_gradient = "strings have no gradients"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         check_kind(c, 0, STRING)
@@ -75,6 +77,7 @@ class RegexFullMatch(OpDef):
     inputs = "X"
     outputs = "Y"
     attrs = {"pattern": Required("text")}
+    zero_gradient = "strings have no gradients"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         check_kind(c, 0, STRING)
@@ -108,6 +111,7 @@ class StringNormalizer(OpDef):
     inputs = "X"
     outputs = "Y"
     attrs = {"case_change_action": "NONE", "is_case_sensitive": 0, "locale": None, "stopwords": ()}
+    zero_gradient = "strings have no gradients"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         check_kind(c, 0, STRING)

@@ -18,6 +18,10 @@ from core.errors import ArtifactError
 from core.kernels.catalog.base import KernelSpec
 from core.kernels.target import Target
 
+# Kernels are written unrolled, in vectors and registers. What is left to do is to share subexpressions and turn loops;
+# LLVM's -O3 takes five times as long for code that runs no faster (its loop passes undo some of the tiling).
+_PASSES = ("sroa", "simplify_cfg", "instruction_combine", "new_gvn", "loop_rotate", "simplify_cfg")
+
 _libraries = itertools.count()
 _engine_lock = threading.Lock()
 
@@ -127,8 +131,11 @@ def _optimized(text: str, machine: llvm.TargetMachine) -> llvm.ModuleRef:
     module.verify()
     module.triple = machine.triple
     module.data_layout = str(machine.target_data)
-    options = llvm.create_pipeline_tuning_options(speed_level=3)
-    options.loop_vectorization = options.slp_vectorization = False  # kernels are written in vectors
-    builder = llvm.create_pass_builder(machine, options)
-    builder.getModulePassManager().run(module, builder)
+    passes = llvm.create_new_function_pass_manager()
+    for name in _PASSES:
+        getattr(passes, f"add_{name}_pass")()
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options())
+    for function in module.functions:
+        if not function.is_declaration:
+            passes.run(function, builder)
     return module

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from core.codegen.jit import Library, compiler_version, llvm_version
 from core.codegen.target import host
-from core.errors import ArtifactError, UnsupportedError
+from core.errors import ArtifactError, ModelError, UnsupportedError
 from core.frontends.onnx import load
 from core.ir.dim import Dim, SymDim, symbol
 from core.ir.graph import Graph
@@ -18,17 +18,21 @@ from core.ir.types import TensorType
 from core.ir.verify import verify
 from core.kernels.cpu import object_for
 from core.ops.inference import infer_graph
+from core.passes.pipeline import Options as PassOptions
 from core.passes.pipeline import PassReport, optimize, prepare
 from core.passes.rows import rows
+from core.plan.plan import Plan
 from core.plan.planner import make_plan, weight_chunks
 from core.runtime import artifact
 from core.runtime.artifact import Compiled
 from core.runtime.cpus import available_cpus
 from core.runtime.executable import Executable
-from core.runtime.memory import joined
+from core.runtime.memory import joined, machine_bytes
 from core.runtime.session import BatchInfo, Description, Session
 from core.runtime.shapes import Binding
 from core.runtime.store import Store, open_store
+
+PRECISIONS = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class Options:
 def compile(
     model: Graph | str | os.PathLike[str] | bytes,
     device: Literal["cpu"] = "cpu",
-    precision: Literal["float32"] = "float32",
+    precision: Literal["float32", "bfloat16"] = "float32",
     threads: int | None = None,
     max_batch: int = 32,
     optimize: bool = True,
@@ -149,8 +153,9 @@ def make_options(
     """Checked options. UnsupportedError or ValueError says what is wrong."""
     if device != "cpu":
         raise UnsupportedError(f"device '{device}' is not supported, expected 'cpu'")
-    if precision != "float32":
-        raise UnsupportedError(f"precision '{precision}' is not supported, expected 'float32'")
+    if precision not in PRECISIONS:
+        expected = " or ".join(map(repr, PRECISIONS))
+        raise UnsupportedError(f"precision '{precision}' is not supported, expected {expected}")
     if max_batch < 1 or (threads is not None and threads < 1):
         raise ValueError(f"max_batch and threads must be 1 or more, got {max_batch} and {threads}")
     folder = os.fspath(cache_dir) if cache_dir is not None else None
@@ -185,9 +190,11 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     # 1. the batch size becomes `n`, every other symbol a number
     graph = bind(graph, batching, binding)
     # 2. rewrite: fold, fuse, lay out
-    graph, reports = (optimize if options.optimize else prepare)(graph)
+    passes = PassOptions(precision=options.precision)
+    graph, reports = (optimize if options.optimize else prepare)(graph, passes)
     # 3. choose kernels, share memory, give addresses
     planned = make_plan(graph, host(), options.threads)
+    check_fits(planned.plan, machine_bytes())
     # 4. native code for every distinct kernel, from the cache where it has been made before
     store = open_store(options.cache_dir)
     objects = {name: object_for(spec, host(), store.objects if store else None) for name, spec in planned.specs.items()}
@@ -195,6 +202,14 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     plan = replace(planned.plan, log=tuple(log_line(report) for report in reports if report.changed))
     states = {state.value.name: state.initial for state in graph.states}
     return Compiled(plan, objects, lambda: weight_chunks(planned), states)
+
+
+def check_fits(plan: Plan, machine: int) -> None:
+    """ModelError when not even one row has room in the memory of a machine."""
+    needed = plan.arena.at(1) + plan.weights
+    if needed > machine:
+        message = f"needs {needed} bytes for weights and the results of one row, this machine has {machine}"
+        raise ModelError(message, where="model")
 
 
 def log_line(report: PassReport) -> str:

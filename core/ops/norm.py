@@ -164,8 +164,8 @@ class LayerNormalization(TrailingNormalization):
     def reference(self, c: Call, x: Array, scale: Array, b: Array | None = None) -> tuple[Array, ...]:
         data = _stashed(c, x)
         normal, mean, inverse = _normalized(data, _trailing(c, x), c.attr("epsilon"))
-        # The statistics are taken in the stash type, scale and bias are applied in the input's: the schema's function.
-        y = normal.astype(x.dtype) * scale
+        # The statistics are taken in the stash type, scale and bias are applied in theirs: the schema's function.
+        y = normal.astype(scale.dtype) * scale
         y = y if b is None else y + b
         return y.astype(x.dtype, copy=False), mean.astype(data.dtype), inverse.astype(data.dtype)
 

@@ -1,4 +1,4 @@
-"""Attention of float32: scores, softmax and weighted values of a block of queries in one kernel."""
+"""Attention of float32 or bfloat16: scores, softmax and weighted values of a block of queries in one kernel."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class AttentionSpec(KernelSpec):
     The loops of `batch` move Q, K, V, the extras and Y. Pairs are strides in elements: of Q along (q, d), K along
     (j, d), each extra along (q, j). V and Y are contiguous along c; `v_step` goes from key to key, `y_step` from query
     to query. `scores` is the register tile of the first product: its rows are keys, its columns a block of queries;
-    `values` that of the second: rows are queries.
+    `values` that of the second: rows are queries. `dtype` is the type of Q, K, V and Y; scores are float32.
     """
 
     family: ClassVar[str] = "attention"
@@ -45,6 +45,13 @@ class AttentionSpec(KernelSpec):
     extra_dtypes: tuple[DType, ...]
     scores: Tile
     values: Tile
+    dtype: DType = F32
+
+    @property
+    def element(self) -> DType:
+        """What words of queries and keys hold in the first product: bfloat16 where pairs are neighbours."""
+        paired = self.depth % 2 == self.q_steps[0] % 2 == self.k_steps[0] % 2 == 0
+        return self.dtype if paired and self.q_steps[1] == self.k_steps[1] == 1 else F32
 
     @property
     def summary(self) -> str:
@@ -89,6 +96,7 @@ def attention(request: Request) -> KernelCall | None:
         extra_dtypes=tuple(value.dtype for value in _extras(node).values()),
         scores=_score_tile(request, queries, keys),
         values=choose_tile(request.target, queries, columns),
+        dtype=node.output.dtype,
     )
     flops = product((*batch, queries, keys)) * (2 * depth + 2 * columns + _SOFTMAX_FLOPS)
     scratch = Scratch(sum(spec.scratch_parts) * F32.itemsize)
@@ -109,8 +117,10 @@ def _is_covered(node: Node) -> bool:
     epilogue = node.attrs.get("epilogue")
     if epilogue is not None and not (isinstance(epilogue, Graph) and bodies.is_scalar(epilogue)):
         return False
-    given = [*node.inputs[:3], node.output]
-    return has_plannable_types(node) and all(value is not None and value.dtype is F32 for value in given)
+    given, dtype = [*node.inputs[:3], node.output], node.output.dtype
+    if dtype not in (F32, DType.BFLOAT16) or not has_plannable_types(node):
+        return False
+    return all(value is not None and value.dtype is dtype for value in given)
 
 
 def _operand(node: Node, index: int, perm: str) -> Matrices:

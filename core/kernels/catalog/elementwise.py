@@ -17,6 +17,7 @@ DTYPES = frozenset(
     {DType.FLOAT32, DType.FLOAT64, DType.INT64, DType.INT32, DType.INT16, DType.INT8, DType.BOOL}
     | {DType.UINT64, DType.UINT32, DType.UINT16, DType.UINT8}
 )
+STORED = frozenset({DType.BFLOAT16})  # kernels convert such elements, they do not compute with them
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,13 @@ def elementwise(request: Request) -> KernelCall | None:
 
 
 def _is_covered(body: Graph) -> bool:
-    return bodies.dtypes(body) <= DTYPES and bodies.is_scalar(body)
+    return bodies.dtypes(body) <= DTYPES | STORED and bodies.is_scalar(body) and _computes_wide(body)
+
+
+def _computes_wide(body: Graph) -> bool:
+    """Whether types that are only stored occur in nothing but conversions."""
+    nodes = [node for node in body.nodes if node.op not in ("Cast", "Identity")]
+    return all(value.dtype not in STORED for node in nodes for value in (*node.inputs, *node.outputs) if value)
 
 
 def _known(given: list[tuple[int, Value]], constants: Mapping[Value, Array]) -> dict[int, Array]:

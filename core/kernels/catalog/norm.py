@@ -33,6 +33,7 @@ class LayerNormSpec(KernelSpec):
     bias: bool = True
     mean: bool = False
     deviation: bool = False
+    dtype: DType = DType.FLOAT32  # of x and y
 
     @property
     def summary(self) -> str:
@@ -62,9 +63,9 @@ class GroupNormSpec(KernelSpec):
 @covers("LayerNormalization", "RMSNormalization")
 def layer_norm(request: Request) -> KernelCall | None:
     node = request.node
-    if not _is_float32(node):
-        return None
     x = _input(node, 0)
+    if not _is_float32(node, also=DType.BFLOAT16) or x.dtype is not node.output.dtype:
+        return None
     axis = axis_of(attribute(node, "axis"), len(x.shape))
     length = product(x.shape[axis:])
     centered = node.op == "LayerNormalization"
@@ -76,7 +77,7 @@ def layer_norm(request: Request) -> KernelCall | None:
     _, mean, deviation = extra
     bias = node.input(2) is not None
     spec = LayerNormSpec(
-        product(x.shape[:axis]), length, float(attribute(node, "epsilon")), centered, bias, mean, deviation
+        product(x.shape[:axis]), length, float(attribute(node, "epsilon")), centered, bias, mean, deviation, x.dtype
     )
     operands: list[Operand] = [In(0), In(1), *([In(2)] if bias else []), *(Out(i) for i in range(len(node.outputs)))]
     return _normalization(node, spec, operands)
@@ -137,9 +138,12 @@ def _normalization(node: Node, spec: KernelSpec, operands: list[Operand]) -> Ker
     return KernelCall(spec, tuple(operands), inplace=(0,), flops=flops, bytes=traffic(node))
 
 
-def _is_float32(node: Node) -> bool:
-    values = [value for value in (*node.inputs, *node.outputs) if value is not None]
-    return has_plannable_types(node) and all(value.dtype is DType.FLOAT32 for value in values)
+def _is_float32(node: Node, also: DType = DType.FLOAT32) -> bool:
+    """Whether all is float32; the first input and output may be of another type, too."""
+    data = [_input(node, 0), node.outputs[0]]
+    rest = [value for value in (*node.inputs[1:], *node.outputs[1:]) if value is not None]
+    allowed = all(value.dtype in (DType.FLOAT32, also) for value in data)
+    return allowed and has_plannable_types(node) and all(value.dtype is DType.FLOAT32 for value in rest)
 
 
 def _input(node: Node, index: int) -> Value:

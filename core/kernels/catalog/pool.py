@@ -12,8 +12,10 @@ from core.ir.types import Dim, DType
 from core.kernels.catalog.attributes import attribute, integers
 from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Request, covers
 from core.kernels.catalog.nest import has_plannable_types, traffic
+from core.kernels.catalog.words import computed_dtype
 
-_DTYPES = {"MaxPool": {DType.FLOAT32, DType.INT8, DType.UINT8}, "AveragePool": {DType.FLOAT32}}
+_FLOATS = frozenset({DType.FLOAT32, DType.BFLOAT16})
+_DTYPES = {"MaxPool": _FLOATS | {DType.INT8, DType.UINT8}, "AveragePool": _FLOATS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,11 @@ class PoolSpec(KernelSpec):
     batch: Dim
     windows: tuple[Window, ...]
     channels: Dim
+
+    @property
+    def computed(self) -> DType:
+        """The type in registers."""
+        return computed_dtype(self.dtype)
 
     @property
     def taps(self) -> int:

@@ -12,8 +12,10 @@ from core.ir.types import Dim, DType
 from core.kernels.catalog.attributes import attribute, axis_of, integers
 from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Request, covers
 from core.kernels.catalog.nest import Nest, has_plannable_types, row_major, traffic
+from core.kernels.catalog.words import computed_dtype
 
 FLOATS = frozenset({DType.FLOAT32, DType.FLOAT64})
+_NARROW = {"ReduceMean", "ReduceMax", "GlobalAveragePool", "GlobalMaxPool"}  # of bfloat16, too
 NUMBERS = FLOATS | {DType.INT32, DType.INT64}
 
 # Operator -> (what is reduced, element types). Exponentials exist in float32 only.
@@ -35,6 +37,11 @@ class ReduceSpec(KernelSpec):
     dtype: DType
     nest: Nest
     count: Dim  # elements that make one result
+
+    @property
+    def computed(self) -> DType:
+        """The type in registers."""
+        return computed_dtype(self.dtype)
 
     @property
     def reduced(self) -> tuple[int, ...]:
@@ -75,9 +82,10 @@ class ArgReduceSpec(KernelSpec):
 @covers(*_KINDS)
 def reduce(request: Request) -> KernelCall | None:
     node = request.node
-    if not has_plannable_types(node) or node.output.dtype not in _KINDS[node.op]:
-        return None
     source = _input(node)
+    covered = source.dtype in _KINDS[node.op] or (source.dtype is DType.BFLOAT16 and node.op in _NARROW)
+    if not has_plannable_types(node) or not covered:
+        return None
     axes = _spatial(node) if node.op in _SAME_AS else _reduced_axes(node)
     if axes is None:
         return None

@@ -56,6 +56,11 @@ def in_words(count: Dim, element: DType) -> Dim | None:
     return SymDim((monomial, coefficient // size) for monomial, coefficient in count.terms)
 
 
+def computed_dtype(dtype: DType) -> DType:
+    """The type in which kernels compute with elements of this type."""
+    return DType.FLOAT32 if dtype is DType.BFLOAT16 else dtype
+
+
 def pack_words(matrix: Array, element: DType) -> Array:
     """A right operand [..., K, N] as words [..., K / per word, N]; the last one is filled up with zeros."""
     if element is DType.FLOAT32:

@@ -15,6 +15,7 @@ from core.codegen.vmath import exp_of_nonpositive
 from core.ir.dim import product
 from core.ir.types import DType
 from core.kernels.catalog.attention import AttentionSpec
+from core.kernels.catalog.words import per_word, word_dtype
 from core.kernels.cpu.lanes import larger
 from core.kernels.cpu.microkernel import accumulate, zeros
 from core.kernels.cpu.nest import offsets_of
@@ -27,8 +28,9 @@ F32 = DType.FLOAT32
 
 def generate(spec: AttentionSpec, target: Target) -> Kernel:
     k = Kernel(spec, target)
-    dtypes = (F32, F32, F32, *spec.extra_dtypes, F32)
+    dtypes = (spec.dtype, spec.dtype, spec.dtype, *spec.extra_dtypes, spec.dtype)
     operands = [k.operand(i, dtype) for i, dtype in enumerate(dtypes)]
+    operands = [pointer.computing(F32) if pointer.dtype is DType.BFLOAT16 else pointer for pointer in operands]
     scratch = k.scratch(len(dtypes), sum(spec.scratch_parts) * F32.itemsize, F32)
     width = spec.scores.columns
     full, rest = divmod(spec.queries, width)
@@ -73,8 +75,9 @@ class _Block:
     def emit(self) -> None:
         k, spec = self.kernel, self.spec
         across, down = spec.q_steps
-        queries = self.operands[0].at(self.first * across)
-        gather_panel(k, queries, self.scratch, (spec.depth, self.count), (down, across), self.lanes)
+        queries, size = self._words(self.operands[0].at(self.first * across)), per_word(spec.element)
+        packed = self.scratch.view(word_dtype(spec.element))
+        gather_panel(k, queries, packed, (spec.depth // size, self.count), (down, across // size), self.lanes)
         totals = self._softmax(self._product())
         factors = self.scores.at(spec.scratch_parts[1])
         for v, total in enumerate(totals):
@@ -94,9 +97,10 @@ class _Block:
         """Scores of `height` keys."""
         k, spec = self.kernel, self.spec
         across, down = spec.k_steps
-        sources = [self.operands[1].at((key + r) * across) for r in range(height)]
+        sources = [self._words(self.operands[1].at((key + r) * across)) for r in range(height)]
         grid = zeros(k, height, self.vectors, self.lanes)
-        grid = accumulate(k, grid, sources, down, self.scratch, self.width, spec.depth)
+        queries, depth = self.scratch.view(word_dtype(spec.element)), spec.depth // per_word(spec.element)
+        grid = accumulate(k, grid, sources, down, queries, self.width, depth, element=spec.element)
         place = self.scores.at(key * self.width)
         for r, row in enumerate(grid):
             finished = [self._finished(value, key + r, v) for v, value in enumerate(row)]
@@ -104,6 +108,10 @@ class _Block:
                 place.store(value, r * self.width + v * self.lanes)
             most = [larger(k, value, before) for value, before in zip(finished, most, strict=True)]
         return most
+
+    def _words(self, place: Pointer) -> Pointer:
+        """The same address, of what the first product multiplies."""
+        return place if self.spec.element is F32 else place.view(word_dtype(self.spec.element))
 
     def _finished(self, score: Val, key: Val, v: int) -> Val:
         """A vector of scores after the epilogue."""

@@ -48,6 +48,7 @@ def _operands(k: Kernel, spec: LayerNormSpec) -> _Operands:
     x, scale, bias, y, mean, deviation = (k.operand(next(numbers), _F32) if here else None for here in present)
     if x is None or scale is None or y is None:
         raise ValueError("a normalization has x, scale and y")
+    x, y = (pointer.view(spec.dtype).computing(_F32) for pointer in (x, y))
     return _Operands(x, scale, bias, y, mean, deviation)
 
 

@@ -34,7 +34,7 @@ class _Channels:
 
 def generate(spec: PoolSpec, target: Target) -> Kernel:
     k = Kernel(spec, target)
-    x, y = k.operand(0, spec.dtype), k.operand(1, spec.dtype)
+    x, y = (k.operand(i, spec.dtype).computing(spec.computed) for i in range(2))
     counts = [window.count for window in spec.windows]
     strides = row_major([*(window.size for window in spec.windows), spec.channels])
     image = strides[0] * spec.windows[0].size
@@ -87,7 +87,7 @@ def _each_block(k: Kernel, spec: PoolSpec, emit: Callable[[_Channels], None]) ->
     if spec.channels == 1:
         emit(_Channels(k.index(0), (None,), 1))
         return
-    lanes = max(1, k.target.vector_bytes // spec.dtype.itemsize)
+    lanes = max(1, k.target.vector_bytes // spec.computed.itemsize)
     if not isinstance(spec.channels, int):
         with k.loop(0, k.dim(spec.channels), lanes) as first:
             emit(_Channels(first, (k.lane_mask(k.dim(spec.channels) - first, lanes),), lanes))
@@ -102,8 +102,8 @@ def _each_block(k: Kernel, spec: PoolSpec, emit: Callable[[_Channels], None]) ->
 
 
 def _start(k: Kernel, spec: PoolSpec, channels: _Channels) -> list[Val]:
-    identity = 0 if spec.average else lowest(spec.dtype)
-    return [k.constant(identity, spec.dtype, channels.lanes)] * len(channels.masks)
+    identity = 0 if spec.average else lowest(spec.computed)
+    return [k.constant(identity, spec.computed, channels.lanes)] * len(channels.masks)
 
 
 def _tap(k: Kernel, spec: PoolSpec, x: Pointer, channels: _Channels, values: Sequence[Val]) -> list[Val]:

@@ -20,7 +20,7 @@ _COLUMN_VECTORS = 8  # vectors of neighbouring results that one pass down the co
 
 def generate(spec: ReduceSpec, target: Target) -> Kernel:
     k = Kernel(spec, target)
-    x, y = k.operand(0, spec.dtype), k.operand(1, spec.dtype)
+    x, y = (k.operand(i, spec.dtype).computing(spec.computed) for i in range(2))
     if spec.horizontal:
         _along_rows(k, spec, x, y)
     else:
@@ -45,13 +45,13 @@ def _along_rows(k: Kernel, spec: ReduceSpec, x: Pointer, y: Pointer) -> None:
         def sweep(r: Reduction, source: Pointer = source) -> list[Val]:
             return [_sweep(k, spec, reduced, source, r)]
 
-        [result] = passes(k, spec.kind, spec.dtype, count, sweep)
+        [result] = passes(k, spec.kind, spec.computed, count, sweep)
         y.store(result, offset_out)
 
 
 def _sweep(k: Kernel, spec: ReduceSpec, reduced: Nest, x: Pointer, r: Reduction) -> Val:
     """All elements of one result through one reduction."""
-    chains = Chains(k, spec.dtype, r.identity, r.combine)
+    chains = Chains(k, spec.computed, r.identity, r.combine)
 
     def step(acc: Val, i: Val, lanes: int, mask: Val | None) -> Val:
         return r.combine(acc, chains.masked(r.prepare(x.load(i, lanes, mask), 0), mask))
@@ -84,7 +84,7 @@ def _nested(
 def _across_rows(k: Kernel, spec: ReduceSpec, x: Pointer, y: Pointer) -> None:
     """Many neighbouring results at a time, each in its lane."""
     kept, reduced = spec.nest.take(spec.kept), spec.nest.take(spec.reduced).collapsed()
-    lanes = max(1, k.target.vector_bytes // spec.dtype.itemsize)
+    lanes = max(1, k.target.vector_bytes // spec.computed.itemsize)
     inner, last = kept.extents[-1], kept.rank - 1
     vectors = _vectors(inner, lanes)
     width = vectors * lanes
@@ -120,7 +120,7 @@ def _columns(
     outer = reduced.take(range(reduced.rank - 1))
 
     def sweep(r: Reduction) -> list[Val]:
-        start = [k.constant(r.identity, spec.dtype, lanes)] * len(masks)
+        start = [k.constant(r.identity, spec.computed, lanes)] * len(masks)
 
         def rows(offset: Val, first: Val, last: Val) -> list[Val]:
             with k.fold(first, last, start) as fold:
@@ -138,4 +138,4 @@ def _columns(
 
         return _nested(k, outer.extents, outer.strides[0], k.index(0), start, block)
 
-    return passes(k, spec.kind, spec.dtype, k.dim(spec.count), sweep)
+    return passes(k, spec.kind, spec.computed, k.dim(spec.count), sweep)

@@ -10,6 +10,7 @@ from core.ir.dim import symbol
 from core.ir.types import DType
 from core.kernels.catalog.panels import packed_size
 from core.kernels.catalog.winograd import IMAGE, INPUT, OUTPUT, PRODUCTS, RESULT, TABLE_LANES, WinogradSpec
+from core.kernels.catalog.words import WORD_BYTES, word_dtype
 from core.kernels.cpu.microkernel import accumulate, each_tile, zeros
 from core.kernels.cpu.nest import offsets_of
 from core.kernels.cpu.results import Results
@@ -30,14 +31,15 @@ class _Winograd:
         self.kernel = k = Kernel(spec, target)
         self.lanes = spec.tile.lanes
         finish = spec.finish
-        dtypes = (F32, F32, *finish.extra_dtypes, finish.dtype)
+        self.word = word_dtype(spec.element)
+        dtypes = (spec.element, self.word, *finish.extra_dtypes, finish.dtype)
         operands = [k.operand(i, dtype) for i, dtype in enumerate(dtypes)]
-        self.image, self.weights = operands[:2]
+        self.image, self.weights = operands[0].computing(F32), operands[1]
         self.results = Results(k, finish.epilogue, tuple(operands[2:]), (*finish.extra_steps, 1))
-        self.inputs = k.scratch(len(operands), spec.scratch_elements * F32.itemsize, F32)
-        self.outputs = self.inputs.at(PRODUCTS * spec.block * spec.channels)
+        self.inputs = k.scratch(len(operands), spec.scratch_words * WORD_BYTES, self.word)
+        self.outputs = self.inputs.at(PRODUCTS * spec.block * spec.depth).view(F32)
         self.table = self.outputs.at(PRODUCTS * spec.block * spec.columns).view(I64)
-        self.zeros = self.table.at(INPUT * TABLE_LANES).view(F32)
+        self.zeros = self.table.at(INPUT * TABLE_LANES).view(spec.element).computing(F32)
         with k.loop(0, spec.channels, self.lanes) as i:
             self.zeros.store(k.zeros(F32, self.lanes), i)
         self._tasks()
@@ -71,7 +73,7 @@ class _Winograd:
         size = spec.block * spec.channels
         with k.loop(0, spec.channels, self.lanes) as c:
             places = [[self._place(i, j).load(c, self.lanes) for j in range(INPUT)] for i in range(INPUT)]
-            target = self.inputs.at(t * spec.channels + c)
+            target = self.inputs.view(spec.element).computing(F32).at(t * spec.channels + c)
             for p, value in enumerate(self._two_sided(IMAGE, places)):
                 target.store(value, p * size)
 
@@ -106,15 +108,16 @@ class _Winograd:
     def _panel(self, p: Val, first: Val, columns: int, count: Val) -> None:
         """Product number `p`, for the columns from `first` on."""
         k, spec = self.kernel, self.spec
-        source = self.inputs.at(p * (spec.block * spec.channels))
+        source = self.inputs.at(p * (spec.block * spec.depth))
         target = self.outputs.at(p * (spec.block * spec.columns) + first)
-        panel = self.weights.at(p * packed_size(spec.channels, spec.columns, spec.tile) + first * spec.channels)
+        panel = self.weights.at(p * packed_size(spec.depth, spec.columns, spec.tile) + first * spec.depth)
         vectors = columns // self.lanes
 
         def tile(row: Val, height: int) -> None:
-            sources = [source.at((row + r) * spec.channels) for r in range(height)]
+            sources = [source.at((row + r) * spec.depth) for r in range(height)]
             grid = zeros(k, height, vectors, self.lanes)
-            for r, values in enumerate(accumulate(k, grid, sources, 1, panel, columns, spec.channels)):
+            grid = accumulate(k, grid, sources, 1, panel, columns, spec.depth, element=spec.element)
+            for r, values in enumerate(grid):
                 for v, value in enumerate(values):
                     target.store(value, (row + r) * spec.columns + v * self.lanes)
 
@@ -142,13 +145,13 @@ class _Winograd:
                         with k.when(column + j < columns.count):
                             results.store([[values[i * OUTPUT + j]]], [offsets[i][j]], None)
 
-    def _two_sided(self, matrix: Sequence[Sequence[int]], grid: Sequence[Sequence[Val]]) -> list[Val]:
+    def _two_sided(self, matrix: Sequence[Sequence[float]], grid: Sequence[Sequence[Val]]) -> list[Val]:
         """`matrix` times `grid` times the transpose of `matrix`, in reading order."""
         half = [[self._combine(row, column) for column in zip(*grid, strict=True)] for row in matrix]
         return [self._combine(row, line) for line in half for row in matrix]
 
-    def _combine(self, factors: Sequence[int], values: Sequence[Val]) -> Val:
-        """The sum of values times small integers."""
+    def _combine(self, factors: Sequence[float], values: Sequence[Val]) -> Val:
+        """The sum of values times small numbers."""
         k = self.kernel
         pairs = sorted(((f, v) for f, v in zip(factors, values, strict=True) if f), key=lambda pair: pair[0] != 1)
         first, value = pairs[0]

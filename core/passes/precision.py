@@ -1,0 +1,228 @@
+"""bfloat16: products read activations as bfloat16 and add up in float32; everything else computes in float32.
+
+A value becomes bfloat16 where a matrix product or convolution reads it, and where products, pooling, normalization and
+attention pass it on to each other, which halves the memory traffic between them. Whatever computes element by element
+takes such a value into float32 first; graph inputs and outputs keep their types. The graph says it all: an epilogue
+that stores bfloat16 ends in a Cast, one that reads it begins with one, and weights are rounded where they are packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from core.ir.graph import Graph, Node, Value
+from core.ir.types import DType, TensorType
+from core.ops import registry
+from core.ops.conv import has_few_channels
+from core.ops.registry import NodeView
+from core.passes.base import PassResult, is_elementwise, shape_of
+from core.passes.bodies import FUSED, Body
+from core.passes.edit import Editor
+
+F32, BF16 = DType.FLOAT32, DType.BFLOAT16
+_PAIR = 2  # bfloat16 numbers that one word of a product holds
+_FIRST_EXTRA = {"FusedConv": 3, "FusedMatMul": 2}
+
+# Operators whose first inputs, so many of them (None: all), and output have one element type, and that compute in
+# float32 whatever it is.
+_PRESERVING: dict[str, int | None] = {
+    "Transpose": 1, "Reshape": 1, "Flatten": 1, "Squeeze": 1, "Unsqueeze": 1, "Identity": 1, "Slice": 1, "Split": 1,
+    "Expand": 1, "Concat": None, "MaxPool": 1, "AveragePool": 1, "GlobalAveragePool": 1, "GlobalMaxPool": 1,
+    "ReduceMean": 1, "ReduceMax": 1, "LayerNormalization": 1, "FusedAttention": 3,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ToBFloat16:
+    """Changes nothing in a graph without products that can take it."""
+
+    name: str = "bfloat16"
+
+    def run(self, graph: Graph) -> PassResult:
+        editor = Editor(graph)
+        walk = _Walk(editor, _chosen(editor))
+        for node in editor.nodes():
+            walk.convert(node)
+        return editor.finish()
+
+
+# Which values
+
+
+def _chosen(editor: Editor) -> set[Value]:
+    """The values to store as bfloat16: the greatest set that fits together."""
+    chosen = {v for node in editor.nodes() for v in node.outputs if _is_stored(editor, v) and _can_write(editor, node)}
+    while True:
+        misfits = {value for value in chosen if not _fits(editor, value, chosen)}
+        if not misfits:
+            return chosen
+        chosen -= misfits
+
+
+def _is_stored(editor: Editor, value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.dtype is F32 and not editor.is_output(value)
+
+
+def _fits(editor: Editor, value: Value, chosen: set[Value]) -> bool:
+    """A value that a product multiplies is worth a conversion for its other readers; any other must need none."""
+    producer, readers = value.producer, editor.readers(value)
+    if producer is None or not all(source in chosen for source in _passed_on(producer)):
+        return False
+    if any(_multiplies(editor, reader, value) for reader in readers):
+        return True
+    near = producer.op in _FIRST_EXTRA or any(reader.op in _PRESERVING for reader in readers)
+    return near and all(_can_read(editor, reader, value, chosen) for reader in readers)
+
+
+def _passed_on(node: Node) -> Sequence[Value | None]:
+    """The inputs that must have the type of the output."""
+    return node.inputs[: _PRESERVING[node.op]] if node.op in _PRESERVING else ()
+
+
+def _can_write(editor: Editor, node: Node) -> bool:
+    if node.op == "FusedConv":
+        return _has_kernel(editor, node) and not _is_direct(editor, node)
+    if node.op == "FusedMatMul":
+        return _keeps_last(node, "perm_y")
+    return (node.op in _PRESERVING and len(node.outputs) == 1) or is_elementwise(node)
+
+
+def _can_read(editor: Editor, node: Node, value: Value, chosen: set[Value]) -> bool:
+    """Whether the node takes the value as bfloat16 without a conversion of its own."""
+    if node.op in _FIRST_EXTRA:
+        factors = node.inputs[: _FIRST_EXTRA[node.op]]
+        return all(value is not factor for factor in factors) or _is_depthwise(editor, node)
+    if node.op in _PRESERVING:
+        others = node.inputs[len(_passed_on(node)) :]
+        return node.outputs[0] in chosen and all(value is not other for other in others)
+    return is_elementwise(node)
+
+
+def _multiplies(editor: Editor, node: Node, value: Value) -> bool:
+    """Whether the node is a product that wants the value, its left operand, as bfloat16."""
+    if node.inputs[:1] != [value] or value in node.inputs[1:] or value.dtype is not F32:
+        return False
+    weight = editor.array(node.input(1))
+    if weight is None or weight.dtype != F32.numpy:
+        return False
+    if node.op == "FusedConv":
+        return _has_kernel(editor, node) and weight.shape[1] % _PAIR == 0 and not _is_direct(editor, node)
+    return node.op == "FusedMatMul" and weight.ndim >= 2 and _has_pairs(value) and _keeps_last(node, "perm_a")
+
+
+def _has_pairs(value: Value) -> bool:
+    shape = shape_of(value)
+    return bool(shape) and shape is not None and isinstance(shape[-1], int) and shape[-1] % _PAIR == 0
+
+
+def _has_kernel(editor: Editor, node: Node) -> bool:
+    """Whether a FusedConv is one that kernels compute: they take channels-last images and constant weights."""
+    return node.attrs.get("layout") == "NHWC" and editor.array(node.input(1)) is not None
+
+
+def _is_direct(editor: Editor, node: Node) -> bool:
+    """Whether vectors go along the lines of the image: that kernel knows float32 only."""
+    weight = editor.array(node.input(1))
+    return weight is not None and has_few_channels(NodeView(registry.get(node.op), node), weight.shape)
+
+
+def _is_depthwise(editor: Editor, node: Node) -> bool:
+    """Whether every channel is convolved for itself: in float32, from either type."""
+    weight, groups = editor.array(node.input(1)), node.attrs.get("group", 1)
+    return node.op == "FusedConv" and weight is not None and groups != 1 and weight.shape[:2] == (groups, 1)
+
+
+def _keeps_last(node: Node, name: str) -> bool:
+    perm = node.attrs.get(name)
+    return not isinstance(perm, tuple) or perm[-1] == len(perm) - 1
+
+
+# How
+
+
+@dataclass
+class _Walk:
+    """Rewrites nodes in order. `narrow` collects what has become bfloat16, `casts` the conversions there are."""
+
+    editor: Editor
+    chosen: set[Value]
+    narrow: set[Value] = field(default_factory=set)
+    casts: dict[tuple[Value, DType], Value] = field(default_factory=dict)
+
+    def convert(self, node: Node) -> None:
+        wanted = [value for value in node.outputs if value in self.chosen]
+        taken = [value for value in node.inputs if value in self.narrow]
+        if node.op in _FIRST_EXTRA:
+            self._product(node, bool(wanted))
+        elif is_elementwise(node) and (wanted or taken):
+            self._elementwise(node)
+        elif node.op in _PRESERVING and wanted:
+            self._replace(node, self.editor.emit(node, node.op, *node.inputs, attrs=node.attrs))
+        elif taken:
+            self.editor.set_inputs(node, [self._as(node, value, F32) for value in node.inputs])
+
+    def _product(self, node: Node, narrow: bool) -> None:
+        left, first = node.inputs[0], _FIRST_EXTRA[node.op]
+        factors, extras = node.inputs[:first], [value for value in node.inputs[first:] if value is not None]
+        factors += [None] * (first - len(factors))
+        wants = left is not None and (left in self.narrow or _multiplies(self.editor, node, left))
+        if not (wants or narrow or any(value in self.narrow for value in extras)):
+            return
+        body = self._body(node, extras, narrow)
+        factors[0] = self._as(node, left, BF16 if wants else F32)
+        attrs = {**node.attrs, **({} if body is None else {"epilogue": body})}
+        new = self.editor.emit(node, node.op, *factors, *extras, attrs=attrs)
+        self._replace(node, new)
+
+    def _body(self, node: Node, extras: Sequence[Value], narrow: bool) -> Graph | None:
+        """The epilogue with its conversions; None where there is nothing to do."""
+        old = node.attrs.get("epilogue")
+        if old is None and not narrow:
+            return None
+        body = Body(self.editor.graph.constants, "epilogue")
+        element = body.input(None, F32)
+        given = [self._read(body, body.input(value, value.dtype)) for value in extras]
+        result = body.inline(old, [element, *given])[0] if isinstance(old, Graph) else element
+        body.graph.outputs = [_cast(body, result, BF16) if narrow else result]
+        return body.graph
+
+    def _elementwise(self, node: Node) -> None:
+        body = Body(self.editor.graph.constants, "body")
+        for value in dict.fromkeys(node.inputs):
+            if value is not None and value in self.narrow:
+                body.inner[value] = self._read(body, body.input(value, BF16))
+        body.add(node)
+        body.graph.outputs = [
+            _cast(body, body.inner[value], BF16) if value in self.chosen else body.inner[value]
+            for value in node.outputs
+        ]
+        outputs = self.editor.emit_many(node, FUSED, body.arguments, len(node.outputs), {"body": body.graph})
+        for old, new in zip(node.outputs, outputs, strict=True):
+            self._replace_value(old, new)
+
+    def _read(self, body: Body, value: Value) -> Value:
+        return _cast(body, value, F32) if value.dtype is BF16 else value
+
+    def _as(self, anchor: Node, value: Value | None, dtype: DType) -> Value | None:
+        """The value as float32 or bfloat16, by a Cast if it is the other one."""
+        if value is None or value.dtype is dtype or (value not in self.narrow and dtype is F32):
+            return value
+        if (value, dtype) not in self.casts:
+            self.casts[value, dtype] = self.editor.emit(anchor, "Cast", value, attrs={"to": dtype.onnx_code})
+        return self.casts[value, dtype]
+
+    def _replace(self, node: Node, new: Value) -> None:
+        self._replace_value(node.output, new)
+
+    def _replace_value(self, old: Value, new: Value) -> None:
+        if old in self.chosen:
+            self.narrow.add(new)
+        self.editor.replace(old, new)
+
+
+def _cast(body: Body, value: Value, dtype: DType) -> Value:
+    return body.apply("Cast", [value], {"to": dtype.onnx_code})
+
+
+__all__ = ["ToBFloat16"]

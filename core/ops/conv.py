@@ -13,7 +13,9 @@ import numpy as np
 from core.ir.dim import evaluate
 from core.ir.graph import Array
 from core.ir.types import Dim, TensorType, ValueType
+from core.ops.backward import Backward
 from core.ops.common import same_dtype
+from core.ops.conv_gradient import explicit_pads, flat_pads, image_gradient, shared_attrs
 from core.ops.fused import apply_epilogue, check_extras, epilogue_dtype
 from core.ops.products import check_epilogue, padded_total, product_dtype, widened
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required, RowAxis, register
@@ -30,6 +32,7 @@ from core.ops.spatial import (
     window_of,
     window_output,
 )
+from core.ops.terms import Term
 
 POOL_SIZE = 2  # of PooledConv, along both axes
 _FEW_CHANNELS, _FEW_OUTPUTS, _LONGEST_LINE = 4, 8, 11  # at most
@@ -53,6 +56,14 @@ class Conv(OpDef):
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
         return batch_rows(c, axes)
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        x, w, dy = g.x(0), g.x(1), g.dy()
+        kernel = kernel_of(g, w.shape)
+        pads, attrs = explicit_pads(g, kernel, x.shape), shared_attrs(g)
+        dx = image_gradient(dy, w, x.shape, attrs, pads) if g.wants(0) else None
+        dw = x.op("ConvWeightGradient", dy, **attrs, pads=flat_pads(pads), kernel_shape=kernel)
+        return [dx, dw, dy.sum([0, *range(2, dy.rank)], keepdims=False) if g.wants(2) else None]
+
 
 @register
 class FusedConv(Conv):
@@ -65,6 +76,7 @@ class FusedConv(Conv):
     domain = "lathe"
     inputs = "X, W, B?, *extras"
     attrs = {**Conv.attrs, "epilogue": None, "pad_value": 0}
+    no_gradient = "passes make it, after differentiation"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         dtype, shape = product_dtype(c), conv_shape(c)
@@ -141,6 +153,31 @@ class ConvTranspose(OpDef):
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
         return batch_rows(c, axes)
+
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        """The roles of image and result are exchanged: a convolution of dY gives dX."""
+        x, w, dy = g.x(0), g.x(1), g.dy()
+        pads, attrs = self._cut(g, x.shape, w.shape[2:], dy.shape), shared_attrs(g)
+        dx = dy.op("Conv", w, **attrs, pads=flat_pads(pads))
+        dw = dy.op("ConvWeightGradient", x, **attrs, pads=flat_pads(pads), kernel_shape=tuple(w.shape[2:]))
+        return [dx, dw, dy.sum([0, *range(2, dy.rank)], keepdims=False) if g.wants(2) else None]
+
+    def _cut(self, g: Backward, x: Sequence[Dim], kernel: Sequence[Dim], y: Sequence[Dim]) -> Pads:
+        """What was cut off the full result, (before, after) per axis."""
+        extents = kernel_of(g, (0, 0, *kernel))
+        sizes = [size for size in (*x[2:], *y[2:]) if isinstance(size, int)]
+        if g.attr("layout") != "NCHW" or len(sizes) < 2 * len(extents):
+            g.unsupported(
+                f"only images with their channels first and of known size are differentiated, X is {g.tensor(0)}"
+            )
+        spatial, out = sizes[: len(extents)], sizes[len(extents) :]
+        window = window_of(g, extents)
+        full = _full_extent(window, spatial, _output_padding(g, len(spatial)))
+        cuts = _transposed_cuts(g, window, full, out)
+        pads = tuple((cut, size - cut - kept) for size, cut, kept in zip(full, cuts, out, strict=True))
+        if any(after < 0 for _, after in pads):
+            g.unsupported("an output_shape larger than the windows reach is not differentiated")
+        return pads
 
 
 def has_few_channels(c: NodeView, weight: Sequence[int]) -> bool:
@@ -279,8 +316,14 @@ def _full_extent(window: Window, spatial: Sequence[Any], extra: Sequence[int]) -
     return [(size - 1) * stride + (extent + more) for size, stride, extent, more in axes]
 
 
-def _transposed_cuts(c: Call, window: Window, full: Sequence[int], out: Sequence[int]) -> list[int]:
-    """How much of the full output is cut off before its first element, per axis."""
+def transposed_cuts(c: Infer, spatial: Sequence[int], kernel: Sequence[int]) -> list[int]:
+    """How much of a transposed convolution's full output is cut off before its first element, per axis."""
+    window = window_of(c, kernel)
+    out = [evaluate(size, {}) for size in _transposed_output(c, spatial, kernel)]
+    return _transposed_cuts(c, window, _full_extent(window, spatial, _output_padding(c, len(spatial))), out)
+
+
+def _transposed_cuts(c: NodeView, window: Window, full: Sequence[int], out: Sequence[int]) -> list[int]:
     if window.pads is not None and c.attr("output_shape") is None:
         return [before for before, _ in window.pads]
     totals = [max(size - kept, 0) for size, kept in zip(full, out, strict=True)]

@@ -26,13 +26,14 @@ from core.passes.precision import ToBFloat16
 from core.passes.recompose import Recompose
 from core.passes.recurrent import SplitRecurrent
 from core.passes.simplify import Simplify
+from core.passes.transposed_conv import TransposedConvolutions
 from core.passes.transposes import Transposes
 
 
 @dataclass(frozen=True)
 class Options:
-    """`channels_last`: whether images are laid out N, D1.., C. `fold_limit_bytes`: see `FoldConstants`. `precision`: the
-    type of what products multiply, "float32" or "bfloat16"."""
+    """`channels_last`: whether images are laid out N, D1.., C. `fold_limit_bytes`: see `FoldConstants`. `precision`:
+    the type of what products multiply, "float32" or "bfloat16"."""
 
     channels_last: bool = True
     fold_limit_bytes: int = 1 << 26
@@ -62,7 +63,8 @@ def passes(options: Options) -> list[Pass]:
     canonical: list[Pass] = [Simplify(), *clean]
     algebra: list[Pass] = [Recompose(), FoldAffine(), Simplify()]
     products: list[Pass] = [Transposes(), SplitRecurrent(), FuseMatMul()]
-    images: list[Pass] = [ChannelsLast(), Transposes(), FuseMatMul()] if options.channels_last else []
+    last: list[Pass] = [TransposedConvolutions(), ChannelsLast(), Transposes(), FuseMatMul()]
+    images = last if options.channels_last else []
     fusion: list[Pass] = [FuseEpilogue(), FuseElementwise(), FuseEpilogue(), FuseAttention(), PoolConvolutions()]
     narrow: list[Pass] = [ToBFloat16()] if options.precision == "bfloat16" else []
     return [*clean, *canonical, *algebra, *products, *images, *clean, *fusion, *narrow]

@@ -23,6 +23,7 @@ from core.passes.pooled_conv import PoolConvolutions
 from core.passes.recompose import Recompose
 from core.passes.recurrent import SplitRecurrent
 from core.passes.simplify import Simplify
+from core.passes.transposed_conv import TransposedConvolutions
 from core.passes.transposes import Transposes
 from core.reference import interpret
 from tests.core.passes.case_files import CASES, Case, canonical, feeds, read_cases
@@ -46,6 +47,7 @@ PASSES: dict[str, Pass] = {
         FuseElementwise(),
         FuseAttention(fewest_queries=5),
         SplitRecurrent(),
+        TransposedConvolutions(),
     )
 }
 ALL = [case for path in sorted(CASES.glob("*.lir")) for case in read_cases(path)]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from core.errors import ModelError
-from core.ir.dim import Dim
+from core.ir.dim import Dim, SymDim
 from core.ir.graph import Array, Attr, Graph, Value
 from core.ir.types import DType, OptionalType, SequenceType, TensorType, ValueType
 from core.ops.backward import Backward, back_through, is_differentiable
@@ -118,14 +118,16 @@ class Loop(OpDef):
             )
         trip_and_condition = [TensorType(DType.INT64, ()), TensorType(DType.BOOL, ())]
         carried = fixed_point(c, body, initial, before=trip_and_condition, skip=1)
-        scanned = [value.type for value in body.outputs[1 + len(carried) :]]
-        return [*carried, *(self._stacked(c, type_) for type_ in scanned)]
+        results = [value.type for value in body.outputs[1:]]
+        final = [_filled(a, b) for a, b in zip(carried, results, strict=False)]
+        trips = trip_count(c)
+        return [*final, *(self._stacked(c, type_, trips) for type_ in results[len(carried) :])]
 
-    def _stacked(self, c: Infer, type_: ValueType) -> ValueType:
+    def _stacked(self, c: Infer, type_: ValueType, trips: Dim | None) -> ValueType:
         if not isinstance(type_, TensorType):
             return c.fail(f"a scan output is {type_}, expected a tensor")
-        trips: Dim = c.fresh_dim("trips")
-        return TensorType(type_.dtype, None if type_.shape is None else (trips, *type_.shape))
+        leading = c.fresh_dim("trips") if trips is None else trips
+        return TensorType(type_.dtype, None if type_.shape is None else (leading, *type_.shape))
 
     def reference(self, c: Call, limit: Array | None = None, cond: Array | None = None, *initial: Runtime) -> Any:
         body: Graph = c.attr("body")
@@ -146,11 +148,11 @@ class Loop(OpDef):
         """A loop over the recorded carried values, from the last iteration to the first."""
         body: Graph = g.attr("body")
         carried = [g.x(2 + i) for i in range(len(g.node.inputs) - 2)]
-        for value, entering in zip(carried, body.inputs[2:], strict=True):
-            if value.value.type != entering.type:
-                g.unsupported(f"a carried value changes its type from {value.value.type} to {entering.type}")
+        for term, entering in zip(carried, body.inputs[2:], strict=True):
+            if term.value.type != entering.type:
+                g.unsupported(f"a carried value changes its type from {term.value.type} to {entering.type}")
         counts, *records = g.record(body, [body.inputs[0], *body.inputs[2:]])
-        real = [i for i, value in enumerate(carried) if is_differentiable(value.value)]
+        real = [i for i, term in enumerate(carried) if is_differentiable(term.value)]
         wanted = g.wanted_captures([body])
         initial = [*(g.dy(i) for i in real), *(g.writer.zeros_like(value) for value in wanted)]
         last = counts.op("Size") - 1
@@ -192,6 +194,31 @@ class Loop(OpDef):
         total = [term + writer.term(new) for term, new in zip(before, found[len(real) :], strict=True)]
         back.outputs = [going.op("Identity").value, *found[: len(real)], *(term.value for term in total)]
         return back
+
+
+def _filled(carried: ValueType, result: ValueType) -> ValueType:
+    """The type of a carried value after the loop: what its body makes is no optional any more."""
+    return result if isinstance(carried, OptionalType) else carried
+
+
+def trip_count(c: Infer) -> Dim | None:
+    """How often a Loop runs its body if no condition can end it before; else None."""
+    limit, body = c.value(0), c.attr("body")
+    if limit is None or limit.size != 1 or not _always_true(c, c.node.input(1)):
+        return None
+    going = body.outputs[0]
+    while going.producer is not None and going.producer.op == "Identity" and going.producer.inputs[0] is not None:
+        going = going.producer.inputs[0]
+    if going is not body.inputs[1] and not (going in body.constants and body.constants[going].all()):
+        return None
+    trips: Dim = limit.reshape(-1)[0]
+    return max(int(trips), 0) if not isinstance(trips, SymDim) else trips
+
+
+def _always_true(c: Infer, condition: Value | None) -> bool:
+    """Whether a Loop's condition is absent, or known to hold at first."""
+    known = None if condition is None else c.known.get(condition)
+    return condition is None or (known is not None and known.size == 1 and bool(known.all()))
 
 
 def fixed_point(

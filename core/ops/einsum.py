@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import string
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -10,8 +11,10 @@ import numpy as np
 from core.ir.dim import Dim
 from core.ir.graph import Array
 from core.ir.types import TensorType, ValueType
+from core.ops.backward import Backward
 from core.ops.common import NUMBER, check_kind, same_dtype, wide
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required, RowAxis, register
+from core.ops.terms import Term
 
 # An axis by its letter, or by its place from the right among those that an ellipsis stands for.
 Label: TypeAlias = str | int
@@ -72,6 +75,43 @@ class Einsum(OpDef):
         if found or not shared or result.count(row) != 1 or any(term.count(row) > 1 for term in labels):
             return Mixes("Einsum sums over the row axis, or not all its operands have rows along one axis")
         return [result.index(row)]
+
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        """Each input's gradient is the Einsum of the others and dY, repeated along the axes that only it has."""
+        terms, output = self.terms(g)
+        names = _letters(g, terms, output)
+        labels = [_named(term, x.rank, names) for term, x in zip(terms, g.terms, strict=True)]
+        result = _named(output, g.dy().rank, names)
+        found: list[Term | None] = []
+        for i, own in enumerate(labels):
+            if len(set(own)) < len(own):
+                g.unsupported(f"equation '{g.attr('equation')}' takes a diagonal, which is not differentiated")
+            others = [(result, g.dy()), *((labels[j], x) for j, x in enumerate(g.terms) if j != i)]
+            found.append(_contracted(own, g.terms[i].shape, others))
+        return found
+
+
+def _letters(c: NodeView, terms: Sequence[str], output: str) -> dict[Label, str]:
+    """A letter for every axis that an ellipsis may stand for."""
+    free = sorted(set(string.ascii_letters).difference("".join(terms), output))
+    return {-1 - i: letter for i, letter in enumerate(free)}
+
+
+def _named(term: str, rank: int, names: Mapping[Label, str]) -> str:
+    """A term without ellipsis."""
+    hidden = rank - len(term.replace("...", ""))
+    return term.replace("...", "".join(names[axis] for axis in range(-hidden, 0)))
+
+
+def _contracted(own: str, shape: Sequence[Dim], others: Sequence[tuple[str, Term]]) -> Term:
+    """The others summed to the axes `own` of a tensor of this shape."""
+    known = set("".join(label for label, _ in others))
+    kept = "".join(label for label in own if label in known)
+    equation = ",".join(label for label, _ in others) + "->" + kept
+    (_, first), *rest = others
+    total = first.op("Einsum", *(term for _, term in rest), equation=equation)
+    missing = [axis for axis, label in enumerate(own) if label not in known]
+    return total.unsqueeze(*missing).expand(shape) if missing else total
 
 
 def _labels(c: NodeView, term: str, rank: int) -> list[Label]:

@@ -10,9 +10,11 @@ import numpy as np
 
 from core.ir.graph import Array
 from core.ir.types import Dim, TensorType, ValueType
+from core.ops.backward import Backward
 from core.ops.common import FLOAT, check_kind, rows_beside, wide
 from core.ops.registry import Call, Infer, Mixes, OpDef, Required, RowAxis, Runtime, register
 from core.ops.spatial import batch_rows, window_of
+from core.ops.terms import Term
 
 
 @register
@@ -56,6 +58,17 @@ class Col2Im(OpDef):
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
         return batch_rows(c, axes)
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        """The columns of dY, by a convolution that has one output for each place of the block."""
+        image, block = g.param("image_shape"), g.param("block_shape")
+        if image is None or block is None:
+            g.unsupported("image_shape and block_shape must be known to differentiate it")
+        dy, count = g.dy(), prod(block)
+        planes = dy.reshape((dy.shape[0] * dy.shape[1], 1, *image))
+        places = g.writer.array(np.eye(count).reshape(count, 1, *block), dy.dtype)
+        given = {name: g.attr(name) for name in ("dilations", "pads", "strides") if g.attr(name) is not None}
+        return [planes.op("Conv", places, **given).reshape(g.x().shape)]
+
 
 @register
 class MaxUnpool(OpDef):
@@ -94,6 +107,12 @@ class MaxUnpool(OpDef):
             c.fail(f"output_shape is {list(wanted)}, expected at least {list(natural)}")
         return np.pad(y, [(0, size - own) for size, own in zip(wanted, natural, strict=True)])
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        x, dy = g.x(0), g.dy()
+        own = self._natural(g, x.shape)
+        inside = dy.pad([(0, size - more) for size, more in zip(own, dy.shape, strict=True)])
+        return [inside.reshape((inside.value.tensor.size,)).gather(g.x(1))]
+
 
 @register
 class Det(OpDef):
@@ -101,6 +120,7 @@ class Det(OpDef):
 
     inputs = "X"
     outputs = "Y"
+    no_gradient = "it needs the inverse of a matrix, for which ONNX has no operator"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         dtype, shape = check_kind(c, 0, FLOAT), c.shape(0)

@@ -11,11 +11,14 @@ import numpy as np
 from core.ir.dim import evaluate
 from core.ir.graph import Array
 from core.ir.types import Dim, DType, TensorType, ValueType
+from core.ops.backward import Backward, Rewrite
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required, RowAxis, register
 from core.ops.spatial import (
     WINDOW_ATTRS,
+    Pads,
     Window,
     batch_rows,
+    channels_last,
     first_shape,
     layout_shape,
     to_first,
@@ -24,6 +27,7 @@ from core.ops.spatial import (
     window_of,
     window_output,
 )
+from core.ops.terms import Term
 
 
 class Pool(OpDef):
@@ -67,6 +71,10 @@ class MaxPool(Pool):
             return Mixes("its second output counts positions over the whole batch")
         return super().rows(c, axes)
 
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        attrs = {name: value for name, value in g.node.attrs.items() if name != "storage_order"}
+        return [g.x().op("MaxPoolGradient", g.dy(), **attrs)]
+
 
 @register
 class AveragePool(Pool):
@@ -81,6 +89,10 @@ class AveragePool(Pool):
         total = _window_sum(window, wide(first), out)
         return to_layout(c, (total / count.astype(total.dtype)).astype(x.dtype, copy=False))
 
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        total, window = _windows_summed(g, g.x())
+        return [total / _divisor(g, window, total)]
+
 
 @register
 class LpPool(Pool):
@@ -93,6 +105,37 @@ class LpPool(Pool):
         window, out = _placed(c, first.shape)
         total = _window_sum(window, np.abs(wide(first)) ** p, out)
         return to_layout(c, (total ** (1 / p)).astype(x.dtype, copy=False))
+
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        p = g.attr("p")
+        return [_windows_summed(g, g.x().abs() ** p)[0] ** (1 / p)]
+
+
+@register
+class MaxPoolGradient(OpDef):
+    """The gradient of MaxPool with respect to X: each element of dY goes to the first greatest one of its window."""
+
+    domain = "lathe"
+    inputs = "X, dY"
+    outputs = "dX"
+    attrs = {name: default for name, default in MaxPool.attrs.items() if name != "storage_order"}
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        return [c.tensor(0)]
+
+    def reference(self, c: Call, x: Array, dy: Array) -> Array:
+        first, given = to_first(c, x), to_first(c, dy)
+        taken = _window_argmax(c, first)[1]
+        pixels = int(np.prod(first.shape[2:]))
+        dx = np.zeros((first.shape[0] * first.shape[1], pixels), x.dtype)
+        images = np.arange(len(dx))[:, None]
+        np.add.at(dx, (images, taken.reshape(len(dx), -1)), given.reshape(len(dx), -1))
+        return to_layout(c, dx.reshape(first.shape))
+
+    def gradient(self, g: Backward) -> Sequence[Term | None]:
+        places = g.x(0).ops("MaxPool", outputs=2, **g.node.attrs)[1]
+        flat = g.dy().reshape((g.dy().value.tensor.size,))
+        return [None, flat.gather(places)]
 
 
 class GlobalPool(OpDef):
@@ -121,17 +164,27 @@ class GlobalPool(OpDef):
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
         return batch_rows(c, axes)
 
+    def spatial_axes(self, g: Rewrite) -> list[int]:
+        first = int(not channels_last(g)) + 1
+        return list(range(first, first + g.x().rank - 2))
+
 
 @register
 class GlobalAveragePool(GlobalPool):
     def reduce(self, c: NodeView, x: Any, axes: tuple[int, ...]) -> Any:
         return x.mean(axis=axes, keepdims=True)
 
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        return [g.x().mean(self.spatial_axes(g))]
+
 
 @register
 class GlobalMaxPool(GlobalPool):
     def reduce(self, c: NodeView, x: Any, axes: tuple[int, ...]) -> Any:
         return x.max(axis=axes, keepdims=True)
+
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        return [g.x().max(self.spatial_axes(g))]
 
 
 @register
@@ -141,6 +194,50 @@ class GlobalLpPool(GlobalPool):
     def reduce(self, c: NodeView, x: Any, axes: tuple[int, ...]) -> Any:
         p = c.attr("p")
         return (np.abs(x) ** p).sum(axis=axes, keepdims=True) ** (1 / p)
+
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        p = g.attr("p")
+        return [(g.x().abs() ** p).sum(self.spatial_axes(g)) ** (1 / p)]
+
+
+def _windows_summed(g: Rewrite, x: Term) -> tuple[Term, Window]:
+    """The sum of each window, by a convolution with ones, one channel at a time; and the window, its padding explicit
+    and extended to what `ceil_mode` reads."""
+    window = window_of(g, g.attr("kernel_shape"))
+    out = g.node.output.shape[2:]
+    sizes = [size for size in (*x.shape[2:], *out) if isinstance(size, int)]
+    if channels_last(g) or ((window.pads is None or g.attr("ceil_mode")) and len(sizes) < 2 * len(out)):
+        g.unsupported(
+            f"only images with their channels first and of known size are differentiated, X is {x.value.type}"
+        )
+    if len(sizes) == 2 * len(out):
+        window = dataclasses.replace(window, pads=_reached(window, sizes[: len(out)], sizes[len(out) :]))
+    planes = x.reshape((x.shape[0] * x.shape[1], 1, *x.shape[2:]))
+    ones = g.writer.fill(1, x.dtype, (1, 1, *window.kernel))
+    pads = window.pads or ()
+    flat = (*(before for before, _ in pads), *(after for _, after in pads))
+    total = planes.op("Conv", ones, strides=window.strides, dilations=window.dilations, pads=flat)
+    return total.reshape(g.node.output.shape), window
+
+
+def _reached(window: Window, spatial: Sequence[int], out: Sequence[int]) -> Pads:
+    """The padding that an output of this size reads."""
+    axes = zip(window.pads_for(spatial), spatial, out, window.strides, window.extents, strict=True)
+    return tuple(
+        (before, max((count - 1) * stride + extent - size - before, 0))
+        for (before, _), size, count, stride, extent in axes
+    )
+
+
+def _divisor(g: Rewrite, window: Window, total: Term) -> Term | float:
+    """How many elements each mean divides by."""
+    if not any(map(any, window.pads or ())):
+        return float(np.prod(window.kernel))
+    sizes = [size for size in g.x().shape[2:] if isinstance(size, int)]
+    out = [size for size in total.shape[2:] if isinstance(size, int)]
+    if len(sizes) < len(window.kernel):
+        return g.unsupported(f"with padding the size of the image must be known, X is {g.tensor(0)}")
+    return g.writer.array(_window_count(g, window_of(g, g.attr("kernel_shape")), tuple(sizes), out), total.dtype)
 
 
 def _pooled_shape(c: Infer, first: Sequence[Dim]) -> tuple[Dim, ...]:

@@ -15,8 +15,11 @@ import numpy as np
 
 from core.ir.graph import Array
 from core.ir.types import Dim, DType, TensorType, ValueType
+from core.ops.backward import Rewrite
 from core.ops.common import FLOAT, check_kind, wide
+from core.ops.recurrent_definition import define, gru_step, lstm_step, rnn_step
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required, RowAxis, get, register
+from core.ops.terms import Term
 
 Activation: TypeAlias = Callable[[Any], Any]
 States: TypeAlias = tuple[Any, ...]  # the hidden state [B, H], and an LSTM's cell state
@@ -180,6 +183,9 @@ class RNN(Recurrent):
         (gate,) = cell.sums(x, states[0])
         return (cell.activations[0](gate),)
 
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        return define(g, self.defaults, self.states, rnn_step)
+
 
 @register
 class GRU(Recurrent):
@@ -202,6 +208,9 @@ class GRU(Recurrent):
         hidden = g(x[:, last] + recurrent)
         return ((1 - update) * hidden + update * h,)
 
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        return define(g, self.defaults, self.states, gru_step)
+
 
 @register
 class LSTM(Recurrent):
@@ -223,6 +232,9 @@ class LSTM(Recurrent):
         memory = forget * memory + enter * g(candidate)
         return f(leave + peep_out * memory) * out(memory), memory
 
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        return define(g, self.defaults, self.states, lstm_step)
+
 
 @register
 class RecurrentSteps(OpDef):
@@ -233,10 +245,10 @@ class RecurrentSteps(OpDef):
     """
 
     domain = "lathe"
-    no_gradient = "passes make it, after differentiation"
     inputs = "G, R, B?, sequence_lens?, initial_h?, initial_c?, P?"
     outputs = "Y, Y_h, Y_c"
     attrs = {**GRU.attrs, **LSTM.attrs, "cell": Required("name")}
+    no_gradient = "passes make it, after differentiation"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         gates, r, op = c.tensor(0).dims, c.tensor(1).dims, _cell(c)

@@ -14,10 +14,12 @@ import numpy as np
 
 from core.ir.graph import Array
 from core.ir.types import Dim, DType, TensorType, ValueType
+from core.ops.backward import Rewrite
 from core.ops.common import normalize_axis
 from core.ops.numeric import convert
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, register
 from core.ops.spatial import channels_last, first_shape, layout_shape, to_first, to_layout, wide
+from core.ops.terms import Term
 
 _MODES = ("nearest", "linear", "cubic")
 _POLICIES = ("stretch", "not_larger", "not_smaller")
@@ -91,10 +93,41 @@ class Resize(OpDef):
             return Mixes("it resizes the row axis")
         return [axes[0]]
 
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        """Each axis is multiplied by the matrix of its weights."""
+        y = g.x()
+        sizes = [size for size in y.shape if isinstance(size, int)]
+        if channels_last(g) or len(sizes) < y.rank:
+            g.unsupported(
+                f"only images with their channels first and of known size are differentiated, X is {g.tensor(0)}"
+            )
+        call = Call(self, g.node, [None if value is None else g.known.get(value) for value in g.node.inputs])
+        for axis, samples in enumerate(samples_by_axis(call, sizes)):
+            if samples is not None:
+                y = _along(y, axis, _matrix(samples, sizes[axis]), samples.outside, g.attr("extrapolation_value"))
+        return [y]
+
 
 def samples_by_axis(c: Call, shape: Sequence[int]) -> list[Samples | None]:
     """What the output positions of each axis, channels first, are made of; None where an axis stays as it is."""
     return [None if axis.is_identity else _samples(c, axis) for axis in _axes(c, tuple(shape))]
+
+
+def _matrix(samples: Samples, size: int) -> Array:
+    """The weights of an axis of so many places, [out, size]."""
+    weights = np.ones(samples.indices.shape) if samples.weights is None else samples.weights
+    matrix = np.zeros((len(samples.indices), size))
+    np.add.at(matrix, (np.arange(len(matrix))[:, None], samples.indices), weights)
+    return matrix if samples.outside is None else np.where(samples.outside[:, None], 0, matrix)
+
+
+def _along(x: Term, axis: int, matrix: Array, outside: Array | None, fill: float) -> Term:
+    """A matrix applied along one axis; `fill` where the result lies outside."""
+    last = [i for i in range(x.rank) if i != axis]
+    moved = x.transpose(*last, axis) @ x.writer.array(matrix.T, x.dtype)
+    if outside is not None:
+        moved = moved + x.writer.array(np.where(outside, fill, 0), x.dtype)
+    return moved.transpose(*(([*last, axis]).index(i) for i in range(x.rank)))
 
 
 def _check(c: Infer) -> None:

@@ -118,7 +118,8 @@ class _Sweep:
             case "zero":
                 return
             case "none":
-                raise UnsupportedError(f"cannot be differentiated: {op.no_gradient}", where=registry.describe(node))
+                reason = op.no_gradient or f"it is of domain {op.domain}"
+                raise UnsupportedError(f"cannot be differentiated: {reason}", where=registry.describe(node))
             case _:
                 self._through_gradient(op, node)
 

@@ -25,6 +25,7 @@ class MatMulInteger(OpDef):
 
     inputs = "A, B, a_zero_point?, b_zero_point?"
     outputs = "Y"
+    zero_gradient = "integers have no gradients"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         for index in (0, 1):
@@ -48,6 +49,7 @@ class QLinearMatMul(OpDef):
 
     inputs = "a, a_scale, a_zero_point, b, b_scale, b_zero_point, y_scale, y_zero_point"
     outputs = "y"
+    zero_gradient = "integers have no gradients"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         _check_operands(c, 0, 3)
@@ -72,6 +74,7 @@ class ConvInteger(OpDef):
     inputs = "x, w, x_zero_point?, w_zero_point?"
     outputs = "y"
     attrs = {**WINDOW_ATTRS, "group": 1, "layout": "NCHW"}
+    zero_gradient = "integers have no gradients"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         for index in (0, 1):
@@ -95,6 +98,7 @@ class QLinearConv(OpDef):
     inputs = "x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, B?"
     outputs = "y"
     attrs = {**WINDOW_ATTRS, "group": 1, "layout": "NCHW"}
+    zero_gradient = "integers have no gradients"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         _check_operands(c, 0, 3)

@@ -12,9 +12,11 @@ import numpy as np
 
 from core.ir.graph import Array
 from core.ir.types import DType, TensorType, ValueType
+from core.ops.backward import Rewrite
 from core.ops.common import FLOAT, Kind, as_dtype, check_kind, normalize_axis, rows_beside
 from core.ops.numeric import convert
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, register
+from core.ops.terms import Term
 
 _STORED = frozenset(
     DType.parse(label)
@@ -97,6 +99,18 @@ class DequantizeLinear(OpDef):
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
         return _scaled_rows(c, axes)
+
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        x, scale, point = g.x(0), g.x(1), g.given(2)
+        if g.attr("block_size"):
+            g.unsupported("scales of blocks are not differentiated")
+        axis = normalize_axis(g, g.attr("axis"), x.rank) if x.rank else 0
+        one = _is_one_number(scale.shape)
+        spread = [scale.shape[0] if i == axis and not one else 1 for i in range(x.rank)] if x.rank else []
+        distance = x.cast(scale.dtype)
+        if point is not None:
+            distance = distance - point.cast(scale.dtype).reshape(spread)
+        return [(distance * scale.reshape(spread)).cast(g.node.output.dtype)]
 
 
 def saturated(rounded: Any, point: Any, dtype: DType) -> Array:

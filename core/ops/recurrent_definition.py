@@ -89,7 +89,12 @@ def _direction(
     body = _body(layer, gates, starts, lengths, step)
     order = (int(backward),)
     values = [term.value for term in (*starts, times, gates)]
-    attrs: dict[str, Attr] = {"body": body, "num_scan_inputs": 2, "scan_input_directions": order * 2, "scan_output_directions": order}
+    attrs: dict[str, Attr] = {
+        "body": body,
+        "num_scan_inputs": 2,
+        "scan_input_directions": order * 2,
+        "scan_output_directions": order,
+    }
     *finals, y = (Term(g.writer, value) for value in g.writer.emit("Scan", values, attrs, states + 1))
     return y, finals
 

@@ -231,12 +231,12 @@ class OpDef:
     @property
     def differentiation(self) -> str:
         """How this operator is differentiated: "slopes", "gradient", "definition", "zero" or "none"; "" where it does
-        not say. The most derived class that does so decides."""
+        not say. The most derived class that does so decides; nothing of ONNX's ml domain is trained by gradients."""
         for cls in type(self).__mro__:
             found = [way for member, way in _DIFFERENTIATION.items() if member in cls.__dict__]
             if found and cls is not OpDef:
                 return found[0]
-        return ""
+        return "none" if self.domain == ML else ""
 
     @property
     def is_elementwise(self) -> bool:
@@ -255,6 +255,8 @@ class OpDef:
         required = sum(not name.endswith("?") for name in fixed)
         return required, None if variadic else len(names)
 
+
+ML = "ai.onnx.ml"
 
 # What a class declares -> how its operator is differentiated.
 _DIFFERENTIATION = {

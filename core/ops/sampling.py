@@ -74,6 +74,7 @@ class GridSample(OpDef):
     inputs = "X, grid"
     outputs = "Y"
     attrs = {"align_corners": 0, "mode": "linear", "padding_mode": "zeros"}
+    no_gradient = "it reads between pixels at places that depend on its inputs, which is not differentiated"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         dtype = check_kind(c, 0, FLOAT)
@@ -150,6 +151,7 @@ class RoiAlign(OpDef):
         "coordinate_transformation_mode": "half_pixel", "mode": "avg", "output_height": 1, "output_width": 1,
         "sampling_ratio": 0, "spatial_scale": 1.0,
     }  # fmt: skip
+    no_gradient = "it reads between pixels at places that depend on its inputs, which is not differentiated"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         dtype, x, rois = check_kind(c, 0, FLOAT), c.shape(0), c.shape(1)
@@ -212,6 +214,7 @@ class DeformConv(OpDef):
     inputs = "X, W, offset, B?, mask?"
     outputs = "Y"
     attrs = {"dilations": None, "group": 1, "kernel_shape": None, "offset_group": 1, "pads": None, "strides": None}
+    no_gradient = "it reads between pixels at places that depend on its inputs, which is not differentiated"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         dtype, x, w = check_kind(c, 0, FLOAT), c.shape(0), c.shape(1)

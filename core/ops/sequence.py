@@ -58,6 +58,7 @@ class SequenceEmpty(OpDef):
     inputs = ""
     outputs = "output"
     attrs = {"dtype": DType.FLOAT32.onnx_code}
+    no_gradient = "sequences and optionals are not differentiated"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         return [SequenceType(TensorType(as_dtype(c, c.attr("dtype")), None))]
@@ -72,6 +73,7 @@ class SequenceConstruct(OpDef):
 
     inputs = "first, *inputs"
     outputs = "output_sequence"
+    no_gradient = "sequences and optionals are not differentiated"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         element: ValueType = c.tensor(0)
@@ -89,6 +91,7 @@ class SequenceAt(OpDef):
 
     inputs = "input_sequence, position"
     outputs = "tensor"
+    no_gradient = "sequences and optionals are not differentiated"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         check_kind(c, 1, INDEX)
@@ -104,6 +107,7 @@ class SequenceInsert(OpDef):
 
     inputs = "input_sequence, tensor, position?"
     outputs = "output_sequence"
+    no_gradient = "sequences and optionals are not differentiated"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         if c.has_input(2):
@@ -123,6 +127,7 @@ class SequenceErase(OpDef):
 
     inputs = "input_sequence, position?"
     outputs = "output_sequence"
+    no_gradient = "sequences and optionals are not differentiated"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         if c.has_input(1):
@@ -141,6 +146,7 @@ class SequenceLength(OpDef):
 
     inputs = "input_sequence"
     outputs = "length"
+    zero_gradient = "a length does not change with small changes"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         element_type(c, 0)
@@ -161,6 +167,7 @@ class SplitToSequence(OpDef):
     inputs = "input, split?"
     outputs = "output_sequence"
     attrs = {"axis": 0, "keepdims": 1}
+    no_gradient = "sequences and optionals are not differentiated"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         type_ = c.tensor(0)
@@ -206,6 +213,7 @@ class ConcatFromSequence(OpDef):
     inputs = "input_sequence"
     outputs = "concat_result"
     attrs = {"axis": Required("integer"), "new_axis": 0}
+    no_gradient = "sequences and optionals are not differentiated"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         element = taken_out(c, element_type(c, 0))
@@ -231,6 +239,7 @@ class SequenceMap(OpDef):
     inputs = "input_sequence, *additional_inputs"
     outputs = "*out_sequence"
     attrs = {"body": Required("graph")}
+    no_gradient = "sequences and optionals are not differentiated"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         body: Graph = c.attr("body")
@@ -264,6 +273,7 @@ class Optional(OpDef):
     inputs = "input?"
     outputs = "output"
     attrs = {"type": None}
+    no_gradient = "sequences and optionals are not differentiated"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         value = c.node.input(0)
@@ -289,6 +299,7 @@ class OptionalGetElement(OpDef):
 
     inputs = "input"
     outputs = "output"
+    no_gradient = "sequences and optionals are not differentiated"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         return [taken_out(c, _content(c))]
@@ -303,6 +314,7 @@ class OptionalHasElement(OpDef):
 
     inputs = "input?"
     outputs = "output"
+    zero_gradient = "truth values do not change with small changes"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         return [TensorType(DType.BOOL, ())]

@@ -9,9 +9,11 @@ import numpy as np
 
 from core.ir.graph import Array
 from core.ir.types import Dim, TensorType, ValueType
+from core.ops.backward import Rewrite
 from core.ops.common import FLOAT, as_dtype, check_kind, normalize_axis, rows_beside, wide
 from core.ops.registry import Call, Infer, Mixes, OpDef, RowAxis, Runtime, register
 from core.ops.spatial import batch_rows
+from core.ops.terms import Term
 
 
 @register
@@ -68,6 +70,27 @@ class DFT(OpDef):
             return super().rows(c, axes)
         return rows_beside(c, axes, {self._axis(c, len(shape)), len(shape) - 1})
 
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        """Products with the matrices of cosines and sines."""
+        x = g.x()
+        axis, halved = self._axis(g, x.rank), bool(g.attr("onesided"))
+        size = x.shape[axis]
+        length = self._length(g, size)
+        if not isinstance(size, int) or not isinstance(length, int):
+            g.unsupported(f"the length along axis {axis} of {g.tensor(0)} must be known to differentiate it")
+        matrix = _dft_matrix(size, length, bool(g.attr("inverse")), halved)
+        order = [i for i in range(x.rank - 1) if i != axis]
+        moved = x.transpose(x.rank - 1, *order, axis)  # the parts first, so that slices of them are whole
+        real, imaginary = (g.writer.array(part.T, x.dtype) for part in (matrix.real, matrix.imag))
+        parts = [moved.slice(0, i, i + 1) for i in range(2 if x.shape[-1] == 2 else 1)]
+        results = [parts[0] @ real, parts[0] @ imaginary]
+        if len(parts) == 2:
+            results = [results[0] - parts[1] @ imaginary, results[1] + parts[1] @ real]
+        kept = results[:1] if halved and g.attr("inverse") else results
+        joined = kept[0].op("Concat", *kept[1:], axis=0)
+        places = [x.rank - 1, *order, axis]
+        return [joined.transpose(*(places.index(i) for i in range(x.rank)))]
+
 
 @register
 class STFT(OpDef):
@@ -117,6 +140,18 @@ class STFT(OpDef):
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
         return batch_rows(c, axes)
 
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        """The frames side by side, windowed, and transformed."""
+        signal, window, step = g.x(0), g.given(2), g.param("frame_step")
+        count, length = signal.shape[1], self._frame_length(g)
+        if step is None or not isinstance(count, int) or not isinstance(length, int):
+            g.unsupported(f"frame_step and the lengths of {g.tensor(0)} must be known to differentiate it")
+        starts = np.arange(0, count - length + 1, step[0])
+        frames = signal.gather(g.writer.array(starts[:, None] + np.arange(length)), 1)
+        if window is not None:
+            frames = frames * window.reshape((length, 1))
+        return [frames.op("DFT", axis=(2,), onesided=g.attr("onesided"))]
+
 
 @register
 class MelWeightMatrix(OpDef):
@@ -126,6 +161,7 @@ class MelWeightMatrix(OpDef):
     outputs = "output"
     attrs = {"output_datatype": 1}
     params = {name.strip(): index for index, name in enumerate(inputs.split(","))}
+    zero_gradient = "it depends on parameters only"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         bins, length = c.param("num_mel_bins"), c.param("dft_length")
@@ -151,6 +187,19 @@ class MelWeightMatrix(OpDef):
             falling = (bins >= centre) & (bins < right)
             weights[falling, i] = (right - bins[falling]) / max(right - centre, 1)
         return weights.astype(as_dtype(c, c.attr("output_datatype")).numpy)
+
+
+def _dft_matrix(size: int, length: int, inverse: bool, halved: bool) -> Any:
+    """The transform of `size` numbers, zero-padded or cut to `length`, as a complex matrix [results, size]."""
+    used = min(size, length)
+    angles = 2 * np.pi / length * np.outer(np.arange(length), np.arange(used))
+    matrix = np.exp(1j * angles) / length if inverse else np.exp(-1j * angles)
+    if halved and inverse:  # every number but the ends stands for its mirror image, too
+        twice = np.arange(used) * 2 % length != 0
+        matrix = np.where(np.arange(used) <= length // 2, matrix * (1 + twice), 0)
+    elif halved:
+        matrix = matrix[: length // 2 + 1]
+    return np.pad(matrix, [(0, 0), (0, size - used)])
 
 
 def _mel_edges(mels: int, length: int, rate: int, low: float, high: float) -> Any:

@@ -34,6 +34,7 @@ class Tokenizer(OpDef):
         "separators": (),
         "tokenexp": None,
     }
+    zero_gradient = "strings have no gradients"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         check_kind(c, 0, STRING)

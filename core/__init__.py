@@ -4,7 +4,8 @@
     session = core.compile("model.onnx")
     outputs = session.run({"x": array})
 
-`load` parses, `interpret` runs the reference executor, `compile` gives a `Session`, `load_compiled` loads an artifact.
+`load` parses, `export` writes ONNX, `interpret` runs the reference executor, `compile` gives a `Session`,
+`load_compiled` loads an artifact.
 Nothing heavy is imported before it is used.
 """
 
@@ -17,6 +18,7 @@ from core import errors
 
 if TYPE_CHECKING:
     from core.compiler import compile, load_compiled
+    from core.frontends.export import export
     from core.frontends.onnx import load
     from core.ir.graph import Graph
     from core.reference import interpret
@@ -24,12 +26,13 @@ if TYPE_CHECKING:
     from core.runtime.session import BatchInfo, Session
 
 __all__ = [
-    "BatchInfo", "Graph", "Profile", "Session", "compile", "errors", "interpret", "load", "load_compiled",
+    "BatchInfo", "Graph", "Profile", "Session", "compile", "errors", "export", "interpret", "load", "load_compiled",
 ]  # fmt: skip
 
 _HOMES = {
     "compile": "core.compiler",
     "load_compiled": "core.compiler",
+    "export": "core.frontends.export",
     "load": "core.frontends.onnx",
     "interpret": "core.reference",
     "Graph": "core.ir.graph",

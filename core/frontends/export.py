@@ -1,44 +1,71 @@
-"""Graphs to ONNX bytes: `export`, for graphs of canonical operators (as imported, before fusion)."""
+"""Graphs to ONNX bytes: `export`, for graphs as imported and as optimized."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import numpy as np
 import onnx
+from google.protobuf.message import EncodeError
 from onnx import helper, numpy_helper
 
 from core.errors import UnsupportedError
 from core.frontends.declared import type_proto
-from core.frontends.proto import NEWEST_OPSET, newest_opset
-from core.ir.dim import SymDim
+from core.frontends.forms import least_inputs, oldest_opset
+from core.frontends.lower import lower
 from core.ir.graph import Array, Attr, Graph, Node, Value
-from core.ir.types import DType, OptionalType, SequenceType, TensorType
+from core.ir.types import DType, MapType, OptionalType, SequenceType, TensorType
 from core.ops import registry
 
-_IR_VERSION = 10
+_IR_VERSION = 10  # at least: what every runtime of the last years reads
 
 
-def export(graph: Graph, opset: int = NEWEST_OPSET) -> bytes:
-    """The graph as an ONNX model. UnsupportedError for what ONNX cannot say: fused operators, layouts, state."""
-    if graph.states:
-        raise UnsupportedError("has state, which ONNX cannot express", where=f"graph '{graph.name}'")
-    proto = _graph(graph)
-    imports = [helper.make_opsetid("", opset)]
-    imports += [helper.make_opsetid(domain, newest_opset(domain)) for domain in sorted(_domains(graph))]
-    model = helper.make_model(proto, opset_imports=imports, ir_version=_IR_VERSION)
-    return bytes(model.SerializeToString())
+def export(graph: Graph, opset: int | None = None) -> bytes:
+    """The graph as an ONNX model of standard operators; fused ones are written as what they stand for.
+
+    `opset`, of the default domain, is by default the oldest from 21 on that has all operators in the form the graph
+    uses. State becomes an input with a default value, its next value an output. UnsupportedError for what ONNX, or that
+    opset, cannot say, and for models that do not fit into the 2 GiB of an ONNX file.
+    """
+    lowered = lower(graph)
+    proto = _graph(lowered)
+    imports = [helper.make_opsetid(*entry) for entry in _opsets(lowered, opset).items()]
+    version = max(_IR_VERSION, helper.find_min_ir_version_for(imports, ignore_unknown=True))
+    model = helper.make_model(proto, opset_imports=imports, ir_version=version, producer_name="lathe")
+    try:
+        return bytes(model.SerializeToString())
+    except (EncodeError, ValueError) as error:
+        raise UnsupportedError(f"does not fit into an ONNX file: {error}", where=f"graph '{graph.name}'") from None
 
 
-def _domains(graph: Graph) -> set[str]:
-    """The domains of its operators, besides the default one."""
-    domains = {registry.get(node.op).domain for node in graph.nodes} - {""}
-    return domains.union(*(_domains(body) for node in graph.nodes for body in node.subgraphs))
+def _opsets(graph: Graph, given: int | None) -> Mapping[str, int]:
+    """The opset of each domain that the graph's operators are of."""
+    domains: dict[str, list[Node]] = {"": []}
+    for node in _all_nodes(graph):
+        domains.setdefault(registry.get(node.op).domain, []).append(node)
+    return {domain: oldest_opset(domain, nodes, None if domain else given) for domain, nodes in sorted(domains.items())}
+
+
+def _all_nodes(graph: Graph) -> Iterator[Node]:
+    for node in graph.nodes:
+        yield node
+        for body in node.subgraphs:
+            yield from _all_nodes(body)
 
 
 def _graph(graph: Graph) -> onnx.GraphProto:
-    tensors = [_tensor(array, value.name) for value, array in graph.constants.items()]
-    nodes = [_node(node, tensors) for node in graph.nodes]
+    states = [state.value for state in graph.states]
+    updates = [state.update for state in graph.states if state.update not in graph.outputs]
+    tensors = [_tensor(state.initial, state.value.name) for state in graph.states]
+    tensors += [_tensor(array, value.name) for value, array in graph.constants.items()]
+    inner = [value for node in graph.nodes for value in node.outputs if value not in graph.outputs]
     return helper.make_graph(
-        nodes, graph.name, list(map(_info, graph.inputs)), list(map(_info, graph.outputs)), tensors
+        list(map(_node, graph.nodes)),
+        graph.name,
+        list(map(_info, [*graph.inputs, *states])),
+        list(map(_info, dict.fromkeys([*graph.outputs, *updates]))),
+        tensors,
+        value_info=list(map(_info, inner)),
     )
 
 
@@ -53,31 +80,15 @@ def _tensor(array: Array, name: str) -> onnx.TensorProto:
     return numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
 
 
-def _node(node: Node, tensors: list[onnx.TensorProto]) -> onnx.NodeProto:
-    """The node; parameters that became attributes are inputs again, their constants added to `tensors`."""
+def _node(node: Node) -> onnx.NodeProto:
     op, where = registry.get(node.op), registry.describe(node)
     if op.domain == "lathe":
-        raise UnsupportedError(f"is of domain '{op.domain}', which ONNX does not have", where=where)
-    if node.attrs.get("layout") == "NHWC":
-        raise UnsupportedError("has its channels last, which ONNX does not have", where=where)
+        raise UnsupportedError("is an operator of Lathe's own that nothing says in ONNX", where=where)
     inputs = ["" if value is None else value.name for value in node.inputs]
-    attrs = {name: value for name, value in node.attrs.items() if value is not None and name != "layout"}
-    for name, index in op.params.items():
-        if name in attrs:
-            inputs += [""] * (index + 1 - len(inputs))
-            inputs[index] = f"{node.outputs[0].name}/{name}"
-            tensors.append(_tensor(_parameter(attrs.pop(name), where), inputs[index]))
+    inputs += [""] * (least_inputs(node.op, op.domain) - len(inputs))
     proto = helper.make_node(node.op, inputs, [value.name for value in node.outputs], node.name, domain=op.domain)
-    proto.attribute.extend(_attribute(name, value, where) for name, value in attrs.items())
+    proto.attribute.extend(_attribute(name, value, where) for name, value in node.attrs.items())
     return proto
-
-
-def _parameter(value: Attr, where: str) -> Array:
-    items = value if isinstance(value, tuple) else (value,)
-    if any(isinstance(item, SymDim) for item in items):
-        raise UnsupportedError(f"has a parameter that depends on symbols: {value!r}", where=where)
-    array = np.asarray(value)
-    return array.astype(np.float32) if array.dtype == np.float64 else array
 
 
 def _attribute(name: str, value: Attr, where: str) -> onnx.AttributeProto:
@@ -88,7 +99,7 @@ def _attribute(name: str, value: Attr, where: str) -> onnx.AttributeProto:
             return helper.make_attribute(name, _tensor(value, name))
         case DType():
             return helper.make_attribute(name, value.onnx_code)
-        case TensorType() | SequenceType() | OptionalType():
+        case TensorType() | SequenceType() | OptionalType() | MapType():
             return helper.make_attribute(name, type_proto(value))
         case ():
             return helper.make_attribute(name, (), attr_type=onnx.AttributeProto.INTS)

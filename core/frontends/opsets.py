@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from core.errors import ModelError, UnsupportedError
+from core.frontends.old_scan import scan_over_batch
 from core.frontends.scope import Emitter
 from core.ir.graph import Attr, Value
 from core.ir.types import DType, TensorType
@@ -333,8 +334,9 @@ def _all_steps(e: Emitter, node: OnnxNode) -> None:
 
 
 @before(9, "Scan")
-def _scan_over_a_batch(e: Emitter, node: OnnxNode) -> None:
-    node.op = "BatchedScan"
+def _scan_over_a_batch(e: Emitter, node: OnnxNode) -> Sequence[Value]:
+    inputs = [node.required(index) for index in range(1, len(node.inputs))]
+    return scan_over_batch(e, node.input(0), inputs, node.attrs, node.outputs)
 
 
 @before(20, "DFT")

@@ -29,15 +29,23 @@ class Session:
     symbols: Symbols = field(default_factory=Symbols)
     known: dict[Value, Array] = field(default_factory=dict)
     nodes: int = 0
+    labels: set[str] = field(default_factory=set)  # every name of a node
     used: dict[str, int] = field(default_factory=dict)  # how often a base was asked for
 
     def fresh(self, base: str) -> str:
         """A name that nothing in the file has: `base`, or `base_2` ..."""
+        return self._unused(base, self.names)
+
+    def fresh_label(self, base: str) -> str:
+        """A name that no node of the graph has yet."""
+        return self._unused(base, self.labels)
+
+    def _unused(self, base: str, taken: set[str]) -> str:
         name = base
-        while name in self.names:
+        while name in taken:
             self.used[base] = self.used.get(base, 1) + 1
             name = f"{base}_{self.used[base]}"
-        self.names.add(name)
+        taken.add(name)
         return name
 
     def count_node(self) -> None:
@@ -99,7 +107,7 @@ class Emitter:
     def __call__(self, op: str, *inputs: Value | None, **attrs: Attr) -> Value:
         """A node with one output under a new name."""
         name = self.session.fresh(f"{self.label}.{op.lower()}")
-        return self.emit(op, inputs, attrs, [name])[0]
+        return self.emit(op, inputs, attrs, [name], name)[0]
 
     def emit(
         self,
@@ -110,7 +118,7 @@ class Emitter:
         label: str = "",
     ) -> list[Value]:
         """A node with outputs of these names, its types inferred. ModelError, naming the node, when it does not fit."""
-        node = Node(op, list(inputs), [], dict(attrs), label or self.label)
+        node = Node(op, list(inputs), [], dict(attrs), self.session.fresh_label(label or self.label))
         node.outputs = [Value(name, _UNTYPED, node) for name in outputs]
         while node.inputs and node.inputs[-1] is None:
             node.inputs.pop()

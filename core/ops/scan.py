@@ -16,8 +16,6 @@ from core.ops.control import fixed_point
 from core.ops.registry import Call, Infer, NodeView, OpDef, Required, register
 from core.ops.terms import Term, Writer
 
-_SCAN_ATTRS = {"body": Required("graph"), "num_scan_inputs": Required("int")}
-
 
 @register
 class Scan(OpDef):
@@ -29,8 +27,9 @@ class Scan(OpDef):
     inputs = "*initial_state_and_scan_inputs"
     outputs = "*final_state_and_scan_outputs"
     attrs = {
-        **_SCAN_ATTRS, "scan_input_axes": None, "scan_input_directions": None, "scan_output_axes": None,
-        "scan_output_directions": None,
+        "body": Required("graph"), "num_scan_inputs": Required("int"),
+        "scan_input_axes": None, "scan_input_directions": None,
+        "scan_output_axes": None, "scan_output_directions": None,
     }  # fmt: skip
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
@@ -82,42 +81,6 @@ class Scan(OpDef):
                 g.node.attrs[name] = (*g.attr(name), *(0 for _ in range(states)))
         records = g.record(body, body.inputs[:states])
         return _ScanGradient(g, body, states, records).write()
-
-
-@register
-class BatchedScan(OpDef):
-    """Scan as opset 8 had it: axis 0 of everything is a batch, axis 1 the steps, of which each item may have fewer.
-
-    What an item's scan outputs lack in steps is zero.
-    """
-
-    domain = "lathe"
-    inputs = "sequence_lens?, *initial_state_and_scan_inputs"
-    outputs = "*final_state_and_scan_outputs"
-    attrs = {**_SCAN_ATTRS, "directions": None}
-    no_gradient = "it stands for the Scan of opset 8 only"
-
-    def infer(self, c: Infer) -> Sequence[ValueType]:
-        body, states = _body(c, len(c.node.inputs) - 1)
-        tensors = [c.tensor(i) for i in range(1, len(c.node.inputs))]
-        batch, length = _leading(c, tensors[states])
-        inner = [TensorType(t.dtype, None if t.shape is None else t.shape[1 + (i >= states) :])
-                 for i, t in enumerate(tensors)]  # fmt: skip
-        carried = fixed_point(c, body, inner[:states], after=inner[states:])
-        final = [_under(c, type_, (batch,)) for type_ in carried]
-        return [*final, *(_under(c, value.type, (batch, length)) for value in body.outputs[states:])]
-
-    def reference(self, c: Call, lengths: Array | None, *inputs: Array) -> Any:
-        body, states = _body(c, len(inputs))
-        batch, longest = inputs[states].shape[:2]
-        items = []
-        for item in range(batch):
-            count = longest if lengths is None else int(lengths[item])
-            scanned = [array[item, :count] for array in inputs[states:]]
-            scanned = [x[::-1] if _each(c, "directions", i) else x for i, x in enumerate(scanned)]
-            final, rows = _run(c, body, [array[item] for array in inputs[:states]], scanned)
-            items.append([*final, *(_padded(x, longest) for x in rows)])
-        return tuple(np.stack(column) for column in zip(*items, strict=True))
 
 
 class _ScanGradient:
@@ -223,17 +186,3 @@ def _run(c: Call, body: Graph, states: list[Any], scanned: Sequence[Any]) -> tup
 def _none(type_: TensorType) -> Array:
     """No slices of this type."""
     return np.zeros((0, *(dim if isinstance(dim, int) else 0 for dim in type_.shape or ())), type_.dtype.numpy)
-
-
-def _padded(rows: Array, length: int) -> Array:
-    return np.concatenate([rows, np.zeros((length - len(rows), *rows.shape[1:]), rows.dtype)])
-
-
-def _leading(c: Infer, type_: TensorType) -> tuple[Dim, Dim]:
-    return (c.fresh_dim("batch"), c.fresh_dim("length")) if type_.shape is None else (type_.shape[0], type_.shape[1])
-
-
-def _under(c: Infer, type_: ValueType, dims: tuple[Dim, ...]) -> TensorType:
-    if not isinstance(type_, TensorType):
-        return c.fail(f"an output of its body is {type_}, expected a tensor")
-    return TensorType(type_.dtype, None if type_.shape is None else (*dims, *type_.shape))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from core.ir.graph import Array, Attr, Graph, Node, Value, node_reads
 from core.ir.types import DType, TensorType
 from core.ops.inference import infer_node
-from core.passes.base import PassResult
+from core.passes.base import PassResult, shape_of
 
 _UNTYPED = TensorType(DType.FLOAT32, None)
 
@@ -99,6 +99,7 @@ class Editor:
     def replace(self, old: Value, new: Value) -> None:
         """Every reader of `old` reads `new` instead; what only served `old` vanishes. Outputs keep their names."""
         self.changed += 1
+        _keep_shape(old, new)
         for reader in self._readers.pop(old, []):
             _substitute(reader, old, new)
             self._readers.setdefault(new, []).append(reader)
@@ -166,6 +167,12 @@ def trimmed(inputs: Sequence[Value | None]) -> list[Value | None]:
     while result and result[-1] is None:
         result.pop()
     return result
+
+
+def _keep_shape(old: Value, new: Value) -> None:
+    """A shape that the model declared holds for what takes the value's place, where nobody can infer it."""
+    if shape_of(new) is None and shape_of(old) is not None and new.dtype is old.dtype:
+        new.type = old.type
 
 
 def _substitute(node: Node, old: Value, new: Value) -> None:

@@ -31,3 +31,6 @@ RANDOM: dict[str, str] = {
 }
 
 REASONS = EXCLUSIONS | RANDOM
+
+# Models that cannot even be imported.
+NOT_IMPORTED = {name: reason for name, reason in EXCLUSIONS.items() if reason is _GRADIENT}

@@ -10,10 +10,16 @@ from onnx import helper
 from core.errors import UnsupportedError
 from core.frontends.export import export
 from core.frontends.onnx import load
+from core.frontends.unfold import has_unfolding
 from core.ir.build import Builder
 from core.ir.dim import symbol
-from core.ir.graph import Graph
+from core.ir.equality import difference
+from core.ir.graph import Graph, State, Value
 from core.ir.types import DType, TensorType
+from core.ops import registry
+from core.passes.pipeline import optimize
+from core.reference import interpret
+from loadtest import zoo
 from tests.core.frontends.models import floats, model, theirs
 
 N = helper.make_node
@@ -62,7 +68,105 @@ def test_parameters_that_became_attributes_are_inputs_again() -> None:
 
 
 def test_what_onnx_cannot_say() -> None:
-    with pytest.raises(UnsupportedError, match="has its channels last"):
-        export(built("GlobalMaxPool", layout="NHWC"))
-    with pytest.raises(UnsupportedError, match="depends on symbols"):
-        export(built("Reshape", shape=(symbol("n"), 96)))
+    with pytest.raises(UnsupportedError, match="depends on 'm', which no value shows"):
+        export(built("Reshape", shape=(symbol("n"), symbol("m"))))
+    with pytest.raises(UnsupportedError, match=r"\(Swish\): opset 21 of domain 'ai.onnx' does not have it"):
+        export(built("Swish"), opset=21)
+
+
+def test_the_opset_is_the_oldest_that_has_all_operators_as_they_are() -> None:
+    assert opset_of(export(built("Relu"))) == 21
+    assert opset_of(export(built("Swish"))) == 24
+    assert opset_of(export(built("Relu"), opset=17)) == 17
+
+
+def opset_of(data: bytes) -> int:
+    (entry,) = onnx.ModelProto.FromString(data).opset_import
+    return int(entry.version)
+
+
+def test_every_operator_that_passes_make_can_be_said_in_onnx() -> None:
+    own = [name for name in registry.names() if registry.get(name).domain == "lathe"]
+    assert [name for name in own if not has_unfolding(name)] == []
+
+
+@pytest.mark.parametrize("name", ["lenet", "mobilenet", "transformer"])
+def test_optimized_models_agree_with_onnx_runtime(name: str) -> None:
+    proto = zoo.model(name)
+    optimized, _ = optimize(load(proto.SerializeToString()))
+    assert any(registry.get(node.op).domain == "lathe" for node in optimized.nodes)
+    data = export(optimized)
+    onnx.checker.check_model(onnx.ModelProto.FromString(data))
+    x = zoo.sample(name, 3)
+    want = theirs(proto, {"x": x})["y"]
+    got = theirs(onnx.ModelProto.FromString(data), {"x": x})["y"]
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("op", ["GlobalMaxPool", "GlobalAveragePool", "InstanceNormalization"])
+def test_channels_last_operators_get_transposes(op: str) -> None:
+    graph = Graph()
+    b = Builder(graph)
+    x = b.input("x", TensorType(DType.FLOAT32, (symbol("n"), 6, 4, 5)))
+    scale = [b.constant(floats(5)), b.constant(floats(5))] if op == "InstanceNormalization" else []
+    graph.outputs = [b(op, x, *scale, layout="NHWC")]
+    feeds = {"x": floats(2, 6, 4, 5)}
+    (want,), (got,) = interpret(graph, feeds).values(), theirs(onnx.load_from_string(export(graph)), feeds).values()
+    np.testing.assert_allclose(got, want, 1e-5, 1e-5)
+
+
+def test_parameters_that_depend_on_symbols_are_computed() -> None:
+    n = symbol("n")
+    graph = Graph()
+    b = Builder(graph)
+    x = b.input("x", TensorType(DType.FLOAT32, (n, 4)))
+    graph.outputs = [b("Slice", x, starts=((n - 3) // 2,), ends=(2 * n * n + 1,), axes=(0,))]
+    again = onnx.load_from_string(export(graph))
+    for rows in (2, 3, 8):  # two rows: (2 - 3) // 2 is -1, the last row
+        feeds = {"x": floats(rows, 4)}
+        (want,), (got,) = interpret(graph, feeds).values(), theirs(again, feeds).values()
+        np.testing.assert_array_equal(got, want)
+
+
+def test_scalar_parameters_have_the_type_of_the_data() -> None:
+    graph = Graph()
+    b = Builder(graph)
+    x = b.input("x", TensorType(DType.INT32, (4,)))
+    graph.outputs = [b("Pad", b("Clip", x, min=(-1,), max=(2,)), pads=(1, 1), constant_value=(7,))]
+    (y,) = theirs(onnx.load_from_string(export(graph)), {"x": np.int32([-5, 0, 1, 9])}).values()
+    assert y.tolist() == [7, -1, 0, 1, 2, 7]
+
+
+def test_state_is_an_input_with_a_default_and_an_output() -> None:
+    graph = Graph()
+    b = Builder(graph)
+    x = b.input("x", TensorType(DType.FLOAT32, (2,)))
+    total = Value("total", TensorType(DType.FLOAT32, (2,)))
+    graph.outputs = [b("Neg", x, name="y")]
+    graph.states = [State(total, b("Add", total, x, name="next"), np.float32([1, 2]))]
+    again = onnx.load_from_string(export(graph))
+    onnx.checker.check_model(again)
+    x_value = np.float32([3, 4])
+    assert theirs(again, {"x": x_value})["next"].tolist() == [4, 6]
+    assert theirs(again, {"x": x_value, "total": np.float32([10, 10])})["next"].tolist() == [13, 14]
+
+
+def test_nodes_of_one_name_get_names_of_their_own() -> None:
+    """ONNX lets a name recur; ONNX Runtime does not."""
+    proto = model([N("Neg", ["x"], ["h"], name="twin"), N("Neg", ["h"], ["y"], name="twin")], {"x": [2]})
+    graph = load(proto.SerializeToString())
+    assert [node.name for node in graph.nodes] == ["twin", "twin_2"]
+    data = export(graph)
+    assert difference(graph, load(data)) == ""
+    assert theirs(onnx.load_from_string(data), {"x": np.float32([1, 2])})["y"].tolist() == [1, 2]
+
+
+def test_differences_are_found() -> None:
+    def graph(op: str = "Relu", weight: float = 1.0) -> Graph:
+        weights = np.full((3, 40), weight, np.float32)
+        return load(model([N("Add", ["x", "w"], ["h"]), N(op, ["h"], ["y"])], {"x": [3, 40]}, constants={"w": weights})
+                    .SerializeToString())  # fmt: skip
+
+    assert difference(graph(), graph()) == ""
+    assert "Relu" in difference(graph(), graph("Neg")) and "Neg" in difference(graph(), graph("Neg"))
+    assert difference(graph(), graph(weight=1.0000001)) == "the bytes of a constant"

@@ -1,0 +1,180 @@
+"""Operators that only passes and gradients make, in terms of the ONNX operators they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from core.frontends.writer import Writer
+from core.ir.graph import Graph, Node, Value
+from core.ops import registry
+from core.ops.spatial import window_of
+
+Unfolding: TypeAlias = Callable[[Writer, Node], Sequence[Value]]
+_UNFOLDINGS: dict[str, Unfolding] = {}
+
+
+def unfolding(node: Node) -> Unfolding | None:
+    """What writes the node's outputs with operators of ONNX; None for a node that is one already."""
+    return _UNFOLDINGS.get(node.op) or (_channels_last if _is_channels_last(node) else None)
+
+
+def has_unfolding(op: str) -> bool:
+    return op in _UNFOLDINGS
+
+
+def _unfolds(op: str) -> Callable[[Unfolding], Unfolding]:
+    def add(function: Unfolding) -> Unfolding:
+        _UNFOLDINGS[op] = function
+        return function
+
+    return add
+
+
+@_unfolds("FusedElementwise")
+def _elementwise(w: Writer, node: Node) -> Sequence[Value]:
+    results = w.inlined(_body(node, "body"), _given(node))
+    return [w.expanded(new, old) for new, old in zip(results, node.outputs, strict=True)]
+
+
+@_unfolds("FusedMatMul")
+def _matmul(w: Writer, node: Node) -> Sequence[Value]:
+    a, b, *extras = _given(node)
+    made = w.emit("MatMul", _permuted(w, node, a, "perm_a"), _permuted(w, node, b, "perm_b"))
+    return [_permuted(w, node, _finished(w, node, made, extras), "perm_y")]
+
+
+@_unfolds("FusedAttention")
+def _attention(w: Writer, node: Node) -> Sequence[Value]:
+    q, k, v, *extras = _given(node)
+    scores = w.emit("MatMul", _permuted(w, node, q, "perm_q"), _permuted(w, node, k, "perm_k"))
+    weights = w.emit("Softmax", _finished(w, node, scores, extras), axis=-1)
+    made = w.emit("MatMul", weights, _permuted(w, node, v, "perm_v"))
+    return [_permuted(w, node, made, "perm_y")]
+
+
+@_unfolds("FusedConv")
+def _conv(w: Writer, node: Node) -> Sequence[Value]:
+    return [_finished(w, node, _last(w, node, _plain_conv(w, node)), _extras(node))]
+
+
+@_unfolds("PooledConv")
+def _pooled_conv(w: Writer, node: Node) -> Sequence[Value]:
+    full = _finished(w, node, _last(w, node, _plain_conv(w, node)), _extras(node))
+    pool = "MaxPool" if node.attrs["pool"] == "max" else "AveragePool"
+    pooled = w.emit(pool, _first(w, node, full), kernel_shape=(2, 2), strides=(2, 2))
+    return [_last(w, node, pooled)]
+
+
+@_unfolds("RecurrentSteps")
+def _recurrent(w: Writer, node: Node) -> Sequence[Value]:
+    """The layer over an input that is the gates' sums already: its weight only picks those of each direction."""
+    gates, r, bias = node.inputs[0], node.inputs[1], node.input(2)
+    assert gates is not None and r is not None, registry.describe(node)
+    directions, rows, _ = r.tensor.evaluate({})
+    pick = np.eye(directions * rows, dtype=gates.dtype.numpy).reshape(directions, rows, directions * rows)
+    if bias is not None:
+        none = w.emitter.constant(np.zeros((directions, rows), bias.dtype.numpy))
+        bias = w.emit("Concat", none, bias, axis=1)
+    own = {name: attr for name, attr in node.attrs.items() if name not in ("cell", "layout")}
+    inputs = [gates, w.emitter.constant(pick), r, bias, *node.inputs[3:]]
+    return w.emit_many(str(node.attrs["cell"]), inputs, len(node.outputs), **own)
+
+
+@_unfolds("MaxPoolGradient")
+def _max_pool_gradient(w: Writer, node: Node) -> Sequence[Value]:
+    """MaxPool tells where the greatest elements are: there the gradient is added up."""
+    x, dy = _first(w, node, node.inputs[0]), _first(w, node, node.inputs[1])
+    own = {name: attr for name, attr in node.attrs.items() if name != "layout"}
+    where = w.emit_many("MaxPool", [x], 2, **own)[1]
+    shape = w.emit("Shape", x)
+    zeros = w.emit("ConstantOfShape", shape, value=np.zeros(1, x.dtype.numpy))
+    zeros, places, given = (w.emit("Reshape", value, shape=(-1,)) for value in (zeros, where, dy))
+    added = w.emit("ScatterElements", zeros, places, given, axis=0, reduction="add")
+    return [_last(w, node, w.emit("Reshape", added, shape))]
+
+
+@_unfolds("ConvWeightGradient")
+def _conv_weight_gradient(w: Writer, node: Node) -> Sequence[Value]:
+    """A convolution of the images with the gradients, both with batch and channels swapped, group by group."""
+    x, dy = _first(w, node, node.inputs[0]), _first(w, node, node.inputs[1])
+    group = registry.NodeView(registry.get(node.op), node).attr("group")
+    pairs = zip(_channel_groups(w, x, group), _channel_groups(w, dy, group), strict=True)
+    parts = [_weight_gradient(w, node, *pair) for pair in pairs]
+    return [parts[0] if group == 1 else w.emit("Concat", *parts, axis=0)]
+
+
+def _channel_groups(w: Writer, image: Value, count: int) -> Sequence[Value]:
+    if count == 1:
+        return [image]
+    return w.emit_many("Split", [image], count, axis=1, num_outputs=count)
+
+
+def _weight_gradient(w: Writer, node: Node, x: Value, dy: Value) -> Value:
+    view = registry.NodeView(registry.get(node.op), node)
+    window = window_of(view, view.attr("kernel_shape"))
+    pads = window.pads_for([size for size in x.shape[2:] if isinstance(size, int)])
+    flat = (*(before for before, _ in pads), *(after for _, after in pads))
+    axes = tuple(range(2, len(pads) + 2))
+    swap = (1, 0, *axes)
+    images, kernels = w.transposed(x, swap), w.transposed(dy, swap)
+    full = w.emit("Conv", images, kernels, strides=window.dilations, dilations=window.strides, pads=flat)
+    kept = w.emit("Slice", full, starts=(0,) * len(pads), ends=window.kernel, axes=axes)
+    return w.transposed(kept, swap)
+
+
+def _plain_conv(w: Writer, node: Node) -> Value:
+    """The convolution itself, channels first."""
+    own = {name: attr for name, attr in node.attrs.items() if name not in ("layout", "epilogue", "pool")}
+    return w.emit("Conv", _first(w, node, node.inputs[0]), node.input(1), node.input(2), **own)
+
+
+def _channels_last(w: Writer, node: Node) -> Sequence[Value]:
+    """An operator between transposes; only its first input and first output are images."""
+    own = {name: attr for name, attr in node.attrs.items() if name != "layout"}
+    made = w.emit(node.op, _first(w, node, node.inputs[0]), *node.inputs[1:], **own)
+    return [_last(w, node, made)]
+
+
+def _is_channels_last(node: Node) -> bool:
+    return node.attrs.get("layout") == "NHWC"
+
+
+def _first(w: Writer, node: Node, value: Value | None) -> Value:
+    """An image with its channels first."""
+    assert value is not None, f"{registry.describe(node)} has no image"
+    rank = len(value.shape)
+    return w.transposed(value, (0, rank - 1, *range(1, rank - 1))) if _is_channels_last(node) else value
+
+
+def _last(w: Writer, node: Node, value: Value) -> Value:
+    """An image, given channels first, in the node's layout."""
+    return w.transposed(value, (0, *range(2, len(value.shape)), 1)) if _is_channels_last(node) else value
+
+
+def _permuted(w: Writer, node: Node, value: Value, perm: str) -> Value:
+    return w.transposed(value, node.attrs.get(perm))
+
+
+def _finished(w: Writer, node: Node, computed: Value, extras: Sequence[Value]) -> Value:
+    """`computed` after the node's epilogue, if it has one."""
+    if node.attrs.get("epilogue") is None:
+        return computed
+    return w.inlined(_body(node, "epilogue"), [computed, *extras])[0]
+
+
+def _body(node: Node, name: str) -> Graph:
+    body = node.attrs[name]
+    assert isinstance(body, Graph)
+    return body
+
+
+def _given(node: Node) -> Sequence[Value]:
+    return [value for value in node.inputs if value is not None]
+
+
+def _extras(node: Node) -> Sequence[Value]:
+    """What the epilogue of a convolution reads besides the result."""
+    return [value for value in node.inputs[3:] if value is not None]

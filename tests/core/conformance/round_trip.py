@@ -1,0 +1,112 @@
+"""One model of the suite out to ONNX and back: the same graph, a valid file, the same answers in ONNX Runtime."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as _state
+
+from core.frontends.export import export
+from core.frontends.onnx import load
+from core.ir.equality import difference
+from core.ir.graph import Graph
+from core.passes.pipeline import optimize
+from tests.core.conformance.models import SuiteModel, suite_models
+
+
+def check_round_trip(name: str) -> None:
+    """Imported, exported and imported again, a model is the same graph."""
+    graph = load(suite_models()[name].read())
+    data = export(graph)
+    check_valid(data)
+    assert difference(graph, load(data)) == "", name
+
+
+def check_optimized(name: str) -> Graph:
+    """The optimized graph exports to a valid model that imports."""
+    graph, _ = optimize(load(suite_models()[name].read()))
+    data = export(graph)
+    check_valid(data)
+    return load(data)
+
+
+def check_valid(data: bytes) -> None:
+    onnx.checker.check_model(onnx.ModelProto.FromString(data))
+
+
+def check_answers(name: str, *, optimized: bool) -> bool:
+    """ONNX Runtime gives the same answers for the exported model as for the suite's, or those that the suite expects.
+
+    False when it refuses the suite's model, so that there is nothing to compare.
+    """
+    model = suite_models()[name]
+    graph = load(model.read())
+    data = export(optimize(graph)[0] if optimized else graph)
+    inputs, expected = model.data()
+    given = feeds(model, inputs)
+    try:
+        theirs = answers(model.read(), given)
+    except REFUSALS:
+        return False
+    ours = answers(data, given)
+    try:
+        assert_similar(ours, theirs, model.tolerances)
+    except AssertionError:
+        assert_similar(ours, expected, model.tolerances)
+    return True
+
+
+# The last is what its Python interface says to element types that it cannot hand over.
+REFUSALS = (
+    _state.Fail,
+    _state.RuntimeException,
+    _state.NotImplemented,
+    _state.InvalidArgument,
+    _state.InvalidGraph,
+    RuntimeError,
+)
+
+
+def answers(data: bytes, given: dict[str, Any]) -> list[Any]:
+    """What ONNX Runtime makes of a model, without optimizing it."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    used = {port.name: given[port.name] for port in session.get_inputs()}
+    return list(session.run(None, used))
+
+
+def feeds(model: SuiteModel, inputs: list[Any]) -> dict[str, Any]:
+    names = [info.name for info in onnx.ModelProto.FromString(model.read()).graph.input]
+    return {name: x if isinstance(x, list) else np.asarray(x) for name, x in zip(names, inputs, strict=False)}
+
+
+def assert_similar(result: Any, expected: Any, tolerances: tuple[float, float]) -> None:
+    """Equal types and shapes, and elements as close as the suite asks."""
+    if isinstance(expected, list):
+        assert len(result) == len(expected)
+        for pair in zip(result, expected, strict=True):
+            assert_similar(*pair, tolerances)
+    elif expected is None:
+        assert result is None
+    else:
+        got, want = np.asarray(result), np.asarray(expected)
+        assert got.shape == want.shape
+        if got.dtype == object or want.dtype == object:
+            assert got.astype(str).tolist() == want.astype(str).tolist()
+        else:
+            assert got.dtype == want.dtype
+            np.testing.assert_allclose(_wide(got), _wide(want), *tolerances)
+
+
+def _wide(array: Any) -> Any:
+    """float64, so that element types which NumPy lacks compare too."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return array if array.dtype.kind in "cb" else array.astype(np.float64)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, FastAPI, Response
 
 from server.api.asgi import HeadAsGet
+from server.api.canary import canary_routes
 from server.api.controls import LogSettings
 from server.api.errors import install_error_handlers
 from server.api.health import health_routes
@@ -23,7 +24,7 @@ from server.api.v2 import RepositoryControl, v2_routes
 from server.backends.graph import GraphBackend
 from server.dataplane import DataPlane, Resolver
 from server.repository.artifacts import usable_folder
-from server.repository.assembly import build_control
+from server.repository.assembly import Control, build_control
 from server.repository.registry import Registry
 from server.scheduling.pool import WorkerPool
 from server.scheduling.servable import ServableFactory
@@ -60,8 +61,14 @@ def create_app(settings: Settings) -> FastAPI:
     registry = Registry()
     engine = Engine.build(settings, registry)
     control = build_control(settings, registry, GraphBackend(settings.cache_folder / "shared"), engine.factory)
-    routers = [models_routes(control.rollout, settings.max_upload)]
-    return assemble(engine, ProtocolControl(control.rollout), control.running, routers)
+    return assemble_with(engine, control)
+
+
+def assemble_with(engine: Engine, control: Control) -> FastAPI:
+    """Return the application over a repository and everything that manages it."""
+    rollout = control.rollout
+    routers = [models_routes(rollout, engine.settings.max_upload), canary_routes(rollout.trials)]
+    return assemble(engine, ProtocolControl(rollout), control.running, routers)
 
 
 def assemble(

@@ -1,4 +1,4 @@
-"""The command line: ``lathe serve | run | inspect | push | rollback | bench``."""
+"""The command line: ``lathe serve | run | inspect | push | rollback | canary | bench``."""
 
 from __future__ import annotations
 
@@ -11,22 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from server import cli_canary
+from server.terminal import DEFAULT_URL, Url, connected, console, fail
+
 if TYPE_CHECKING:
     from core import Session
-    from server.client import Client
 
 app = typer.Typer(help="Serve ONNX models, compiled to native code.", no_args_is_help=True, add_completion=False)
-console = Console(markup=False, highlight=False)
-complaints = Console(stderr=True, markup=False, highlight=False)
+app.add_typer(cli_canary.app, name="canary")
 
 ModelFile = Annotated[Path, typer.Argument(help="An ONNX file.", exists=True, dir_okay=False, readable=True)]
-Url = Annotated[str, typer.Option(help="The server.", envvar="LATHE_URL")]
 Threads = Annotated[int | None, typer.Option(help="Threads of the compute team; all there are without it.", min=1)]
-_URL = "http://127.0.0.1:8080"
 
 
 @app.command()
@@ -49,15 +47,15 @@ def serve(
     try:
         settings = Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
-        raise _fail(str(error)) from error
+        raise fail(str(error)) from error
     if not settings.model_repo.is_dir():
-        raise _fail(f"model repository {settings.model_repo}: no such folder")
+        raise fail(f"model repository {settings.model_repo}: no such folder")
     try:
         server = make_server(create_app(settings), settings)
     except ModuleNotFoundError as error:
         if error.name != "grpc":
             raise
-        raise _fail("gRPC needs the extra that brings it: pip install 'lathe[grpc]'") from error
+        raise fail("gRPC needs the extra that brings it: pip install 'lathe[grpc]'") from error
     server.run()
     if not server.started:
         raise typer.Exit(1)
@@ -117,10 +115,10 @@ def push(
         bool, typer.Option("--allow-signature-change", help="Even with other inputs or outputs.")
     ] = False,
     key: Annotated[str | None, typer.Option(help="Idempotency key: repeating the push is harmless.")] = None,
-    url: Url = _URL,
+    url: Url = DEFAULT_URL,
 ) -> None:
     """Upload a version: the server compiles it, and makes it live if asked."""
-    with _progress() as progress, _connected(url) as client:
+    with _progress() as progress, connected(url) as client:
         task = progress.add_task("uploading", total=model.stat().st_size)
 
         def sent(done: int, total: int) -> None:
@@ -138,10 +136,10 @@ def rollback(
     name: Annotated[str, typer.Argument(help="The model's name on the server.")],
     alias: Annotated[str, typer.Option(help="The alias to take back.")] = "live",
     to: Annotated[int | None, typer.Option(help="A version on its history; the one before without it.")] = None,
-    url: Url = _URL,
+    url: Url = DEFAULT_URL,
 ) -> None:
     """Take a model back to an earlier version."""
-    with _connected(url) as client:
+    with connected(url) as client:
         state = client.rollback(name, alias=alias, to=to)
     console.print(f"{name} {alias} is version {state.version}")
 
@@ -197,7 +195,7 @@ def _random_feeds(session: Session, rows: int) -> dict[str, Any]:
     feeds: dict[str, Any] = {}
     for name, type_ in session.inputs.items():
         if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype.numpy.kind == "O":
-            raise _fail(f"input {name!r} is {type_}: give it with --inputs")
+            raise fail(f"input {name!r} is {type_}: give it with --inputs")
         sizes = dict.fromkeys(type_.symbols, 1) | {session.batching.symbol or "": rows}
         shape, dtype = type_.evaluate(sizes), type_.dtype.numpy
         values = random.integers(0, 9, shape) if dtype.kind in "iub" else random.random(shape)
@@ -223,18 +221,7 @@ def _model_errors() -> Iterator[None]:
     try:
         yield
     except LatheError as error:
-        raise _fail(str(error)) from error
-
-
-@contextmanager
-def _connected(url: str) -> Iterator[Client]:
-    from server.client import Client, ClientError
-
-    try:
-        with Client(url) as client:
-            yield client
-    except ClientError as error:
-        raise _fail(str(error)) from error
+        raise fail(str(error)) from error
 
 
 @contextmanager
@@ -248,8 +235,3 @@ def _progress() -> Iterator[Progress]:
     )
     with Progress(*columns, console=console, transient=True) as progress:
         yield progress
-
-
-def _fail(message: str) -> typer.Exit:
-    complaints.print(f"error: {message}", style="red", soft_wrap=True)
-    return typer.Exit(1)

@@ -22,6 +22,7 @@ import numpy as np
 import orjson
 from pydantic import BaseModel
 
+from server.api.canary_schemas import CanaryState
 from server.api.schemas import AliasState, AuditEntry, ModelState, Published, VersionDetail, VersionState
 from server.datatypes import NUMPY_OF, pack_strings, unpack_strings, wire_name
 from server.types import Array, Tensors
@@ -156,6 +157,21 @@ class Client:
         """Take an alias one step back, or to a version on its history; returns once requests go there."""
         asked = {"alias": alias, "to": to}
         return _one(AliasState, self._call("POST", _path(model, "rollback"), json=asked, headers=_key(key)))
+
+    # candidates
+
+    def start_canary(self, model: str, version: int, *, key: str | None = None, **options: float | bool) -> CanaryState:
+        """Try a version on a share of the requests; ``options`` are the fields of the API's body."""
+        asked = {"version": version, **options}
+        return _one(CanaryState, self._call("POST", _path(model, "canary"), json=asked, headers=_key(key)))
+
+    def canary(self, model: str) -> CanaryState:
+        """Return the trial under way."""
+        return _one(CanaryState, self._call("GET", _path(model, "canary")))
+
+    def cancel_canary(self, model: str, *, key: str | None = None) -> AuditEntry:
+        """End the trial."""
+        return _one(AuditEntry, self._call("DELETE", _path(model, "canary"), headers=_key(key)))
 
     # inference
 

@@ -23,6 +23,11 @@ class Resolver(Protocol):
         """
         ...
 
+    def route(self, model: str, version: str = "", key: str = "") -> Servable:
+        """Return what answers this request: as :meth:`resolve`, but a request that names no version may go to a
+        candidate; requests with the same ``key`` go the same way."""
+        ...
+
     def servables(self) -> Iterable[Servable]:
         """Return everything that is loaded."""
         ...
@@ -46,8 +51,12 @@ class DataPlane:
         return self.started and not self.draining
 
     def resolve(self, model: str, version: str = "") -> Servable:
-        """Return the servable that answers; the request stays with it whatever happens to the alias later."""
+        """Return the servable that this name stands for."""
         return self.registry.resolve(model, version)
+
+    def route(self, model: str, version: str = "", key: str = "") -> Servable:
+        """Return the servable that answers; the request stays with it whatever happens to the alias later."""
+        return self.registry.route(model, version, key)
 
     def is_ready(self, model: str, version: str = "") -> bool:
         """Whether this model answers; raises NotFound when there is none of that name."""
@@ -59,7 +68,7 @@ class DataPlane:
 
     async def infer(self, request: InferRequest) -> InferResult:
         """Answer one request; cancelling the awaiting task takes waiting work out of its queue."""
-        servable = self.resolve(request.model, request.version)
+        servable = self.route(request.model, request.version, request.sticky_key)
         signature = servable.signature
         group = signature.group_of(request.inputs)
         requested = signature.requested(request.outputs)
@@ -77,11 +86,11 @@ class DataPlane:
                 answered.set_result(outcome)
 
         entry = Entry(inputs, group, answer, deadline)
-        servable.batcher.submit(entry)
+        servable.submit(entry)
         try:
             outcome = await answered
         except asyncio.CancelledError:
-            servable.batcher.cancel(entry)
+            servable.cancel(entry)
             raise
         if isinstance(outcome, Exception):
             raise outcome

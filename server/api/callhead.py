@@ -10,6 +10,7 @@ from urllib.parse import unquote
 from server.api.compression import accepted
 from server.errors import BadRequest
 
+STICKY_KEY = "lathe-sticky-key"  # header: while a candidate is tried, requests with equal keys go to the same version
 _PATH = re.compile(rb"/v2/models/([^/?#]+)(?:/versions/([^/?#]+))?/infer")
 
 
@@ -24,6 +25,7 @@ class CallHead:
     accepts: bytes = b""  # coding the answer may have; empty: none
     asked_alone: bool = False  # that coding is the only one the caller listed
     content_length: int = -1  # -1: chunked
+    sticky_key: str = ""  # which callers stay with one version while a candidate is tried
 
 
 def is_infer_path(path: bytes) -> bool:
@@ -48,6 +50,7 @@ def call_head(path: bytes, headers: Iterable[tuple[bytes, bytes]]) -> CallHead:
         accepts=accepts,
         asked_alone=alone,
         content_length=-1 if length is None else length,
+        sticky_key=found.get(STICKY_KEY.encode(), b"").decode("latin-1"),
     )
 
 

@@ -49,7 +49,7 @@ class InferCall:
     def cancel(self) -> None:
         """The caller left."""
         if self.entry is not None:
-            self.servable.batcher.cancel(self.entry)
+            self.servable.cancel(self.entry)
 
     @property
     def is_waiting(self) -> bool:
@@ -58,7 +58,7 @@ class InferCall:
 
     def _submit(self, body: bytes | bytearray) -> None:
         head = self.head
-        self.servable = servable = self.service.plane.resolve(head.model, head.version)
+        self.servable = servable = self.service.plane.route(head.model, head.version, head.sticky_key)
         self.codec = codec_of(servable)
         if head.encoding:
             body = inflate(body, head.encoding, self.service.settings.max_inflated)
@@ -70,7 +70,7 @@ class InferCall:
         self._check_json(len(body) if head.json_bytes is None else head.json_bytes)
         self.wire, tensors = self.codec.decode(body, head.json_bytes)
         self.entry = Entry(tensors, self.wire.group, self._finish, deadline_of(self.wire))
-        servable.batcher.submit(self.entry)
+        servable.submit(self.entry)
 
     def _check_json(self, size: int) -> None:
         """Reading JSON holds everybody up, ten milliseconds per MiB; what is large is to come as binary data."""

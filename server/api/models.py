@@ -105,7 +105,7 @@ def _versions(routes: APIRouter, rollout: Rollout, max_upload: int) -> None:
             allow_signature_change=allow_signature_change,
             sha256=parse_content_digest(content_digest) if content_digest is not None else None,
             metadata=_parse_metadata(metadata),
-            origin=_origin(request, idempotency_key),
+            origin=origin_of(request, idempotency_key),
         )
         outcome = await rollout.publish(model, _body(request), options)
         return Published.of(model, outcome, await _find(rollout, model, outcome.version))
@@ -113,7 +113,7 @@ def _versions(routes: APIRouter, rollout: Rollout, max_upload: int) -> None:
     @routes.delete("/models/{model}/versions/{version}")
     async def delete(request: Request, model: Model, version: Number, idempotency_key: Key = None) -> AuditEntry:
         """Delete a version that no alias names."""
-        origin = _origin(request, idempotency_key)
+        origin = origin_of(request, idempotency_key)
         outcome = await rollout.delete(names.check_model(model), names.check_version(version), origin)
         return AuditEntry.of(outcome.record)
 
@@ -128,7 +128,7 @@ def _aliases(routes: APIRouter, rollout: Rollout) -> None:
             names.check_model(model),
             alias,
             asked.version,
-            _origin(request, idempotency_key),
+            origin_of(request, idempotency_key),
             allow_signature_change=asked.allow_signature_change,
         )
         return AliasState.of(alias, outcome.record)
@@ -139,12 +139,13 @@ def _aliases(routes: APIRouter, rollout: Rollout) -> None:
     ) -> AliasState:
         """Take an alias back; answered once requests go there."""
         asked = asked or RollbackAsked()
-        origin = _origin(request, idempotency_key)
+        origin = origin_of(request, idempotency_key)
         outcome = await rollout.rollback(names.check_model(model), asked.alias, asked.to, origin)
         return AliasState.of(asked.alias, outcome.record)
 
 
-def _origin(request: Request, key: str | None) -> Origin:
+def origin_of(request: Request, key: str | None) -> Origin:
+    """Return who asks, with the idempotency key they sent; raises BadRequest."""
     actor = request.client.host if request.client else ""
     return Origin(actor, names.check_key(key) if key is not None else None)
 

@@ -153,11 +153,14 @@ class AuditEntry(Answer):
 
     generation: int
     time: str
-    action: str = Field(description="publish, adopt, alias, rollback, delete or void.")
+    action: str = Field(
+        description="publish, adopt, alias, rollback, delete, canary, promoted, rolled_back, cancelled or void."
+    )
     version: int
     alias: str | None
     digest: str | None
     actor: str
+    reason: str = Field(default="", description="Why a trial ended, where one did.")
     aliases: dict[str, int] = Field(description="What each alias named after the change.")
 
     @classmethod
@@ -170,6 +173,7 @@ class AuditEntry(Answer):
             alias=record.alias,
             digest=record.digest,
             actor=record.actor,
+            reason=record.reason,
             aliases={name: alias.version for name, alias in record.state.aliases.items()},
         )
 

@@ -1,10 +1,10 @@
 """Whether a candidate goes on, is promoted or is rolled back: a pure rule over what was observed.
 
-Five questions are asked at once: does the candidate fail more often, answer with NaN or infinity more often, is it slower
-in the bulk (beyond the stable version's p90) or in the tail (beyond its p99), and do its answers differ from the stable
-version's more often than is tolerated. It is rolled back as soon as one is answered with yes at the level
-``FALSE_ALARM / 5``, so an equal version is wrongly rolled back with a probability of at most ``FALSE_ALARM``; it is promoted
-once all are answered with no.
+Six questions are asked at once: does the candidate fail more often, does it answer with NaN or infinity more often,
+is it more often slower than the stable version's p90, its p99 or its worst, with some slack, and do its answers
+differ from the stable version's more often than is tolerated. It is rolled back as soon as one is answered with yes
+at the level ``FALSE_ALARM / 6``, so an equal version is wrongly rolled back with a probability of at most
+``FALSE_ALARM``; it is promoted once all are answered with no.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from server.canary.evidence import OneRate, TwoRates
 FALSE_ALARM = 0.01  # probability that a version equal to the stable one is ever rolled back
 MISS = 0.005  # aimed at: probability that a version worse by the harm below is promoted
 HARM = 0.01  # of a hundred requests, one more that fails, is not finite, or is slow as never before
-HARM_BULK = 0.05  # of twenty requests, one more beyond the stable p90
+HARM_BULK = 0.05  # of twenty requests, one more beyond the p90
 HARM_DIFFERING = 0.02
-BULK_SLACK, TAIL_SLACK = 1.25, 1.5  # slower than p90 and p99 by these factors counts as slow
+SLACK = {0.90: 1.25, 0.99: 1.5, 1.0: 1.25}  # slower than this quantile by this factor counts as slow
 WINDOW, RENEWED = 1_000, 100  # latencies of the stable version that quantiles come from, and how often they do
 LEAST = 200  # latencies needed before any is called slow
 
@@ -65,14 +65,13 @@ class Guard:
         ratio = max(1, min(round((1 - weight) / weight), 50)) if weight else 1
         self.failing = TwoRates(HARM, ratio)
         self.not_finite = TwoRates(HARM, ratio)
-        self.slow = TwoRates(HARM_BULK, ratio)
-        self.very_slow = TwoRates(HARM, ratio)
+        self.slow = {quantile: TwoRates(HARM_BULK if quantile == 0.90 else HARM, ratio) for quantile in SLACK}
         self.differing = OneRate(tolerated, HARM_DIFFERING) if compares else None
         self.requests = 0  # of the candidate
         self._most = most
         self._latencies: deque[float] = deque(maxlen=WINDOW)
         self._since_renewed = 0
-        self._bulk = self._tail = math.inf
+        self._limits: dict[float, float] = {}  # seconds beyond which a request is slow, once known
 
     def stable(self, seen: Observation) -> None:
         """Take in an answer of the stable version."""
@@ -80,9 +79,8 @@ class Guard:
         self.not_finite.add_stable(not seen.finite)
         if seen.failed:
             return
-        if math.isfinite(self._tail):
-            self.slow.add_stable(seen.seconds > self._bulk)
-            self.very_slow.add_stable(seen.seconds > self._tail)
+        for quantile, limit in self._limits.items():
+            self.slow[quantile].add_stable(seen.seconds > limit)
         self._latencies.append(seen.seconds)
         self._since_renewed += 1
         if len(self._latencies) >= LEAST and self._since_renewed >= RENEWED:
@@ -93,9 +91,9 @@ class Guard:
         self.requests += 1
         self.failing.add_candidate(seen.failed)
         self.not_finite.add_candidate(not seen.finite)
-        if math.isfinite(self._tail) and not seen.failed:
-            self.slow.add_candidate(seen.seconds > self._bulk)
-            self.very_slow.add_candidate(seen.seconds > self._tail)
+        if not seen.failed:
+            for quantile, limit in self._limits.items():
+                self.slow[quantile].add_candidate(seen.seconds > limit)
 
     def compared(self, differs: bool) -> None:
         """Take in that both versions answered the same request."""
@@ -119,8 +117,9 @@ class Guard:
         named = {
             "failing": self.failing,
             "not finite": self.not_finite,
-            "slow (p90)": self.slow,
-            "slow (p99)": self.very_slow,
+            "slow (p90)": self.slow[0.90],
+            "slow (p99)": self.slow[0.99],
+            "slow (worst)": self.slow[1.0],
             "differing": self.differing,
         }
         tests = {name: test for name, test in named.items() if test is not None}
@@ -138,8 +137,8 @@ class Guard:
     def _renew(self) -> None:
         """Take the quantiles from what came before the requests they will judge."""
         ordered = sorted(self._latencies)
-        self._bulk = BULK_SLACK * ordered[int(0.90 * len(ordered))]
-        self._tail = TAIL_SLACK * ordered[int(0.99 * len(ordered))]
+        last = len(ordered) - 1
+        self._limits = {quantile: slack * ordered[int(quantile * last)] for quantile, slack in SLACK.items()}
         self._since_renewed = 0
 
 

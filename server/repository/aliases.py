@@ -1,7 +1,8 @@
-"""Which version each alias names, and which it named before: the content of ``aliases.json``.
+"""Which version each alias names, which it named before, and which one is tried: the content of ``aliases.json``.
 
 An alias is a walk along its history, like the pages of a browser: moving it cuts what lies ahead and appends,
 rolling back steps towards the start, and a version ahead can be named again (``to=V``) until the next move.
+Whatever moves the live alias ends the trial of a candidate.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from server.errors import Conflict, NotFound
+from server.canary.plan import CanaryPlan
+from server.errors import BadRequest, Conflict, NotFound
 from server.repository import names
 
 SCHEMA = 1
@@ -76,6 +78,7 @@ class Aliases:
     generation: int = 0
     high_water: int = 0  # the highest version number ever given out
     aliases: Mapping[str, Alias] = field(default_factory=lambda: MappingProxyType({}))
+    canary: CanaryPlan | None = None  # a candidate that shares the live version's requests
 
     def version(self, alias: str) -> int | None:
         """Return the version that ``alias`` names, None where there is no such alias."""
@@ -103,6 +106,8 @@ class Aliases:
         for name, alias in self.aliases.items():
             if alias.version == version:
                 raise Conflict(f"version {version} is what alias {name!r} names: move the alias first")
+        if self.canary is not None and self.canary.version == version:
+            raise Conflict(f"version {version} is being tried: end its trial first")
         return replace(self, aliases=_frozen({name: alias.without(version) for name, alias in self.aliases.items()}))
 
     def raised(self, version: int) -> Aliases:
@@ -113,8 +118,13 @@ class Aliases:
         """Return the aliases as the next generation."""
         return replace(self, generation=self.generation + 1)
 
+    def trying(self, plan: CanaryPlan | None) -> Aliases:
+        """Return the aliases with another candidate, or none."""
+        return replace(self, canary=plan and replace(plan, generation=self.generation + 1))
+
     def _with(self, name: str, alias: Alias) -> Aliases:
-        return replace(self, aliases=_frozen({**self.aliases, name: alias}))
+        stays = name != names.LIVE or alias.version == self.version(name)
+        return replace(self, aliases=_frozen({**self.aliases, name: alias}), canary=self.canary if stays else None)
 
     def to_json(self) -> dict[str, Any]:
         """Return the document."""
@@ -127,16 +137,22 @@ class Aliases:
             "generation": self.generation,
             "high_water": self.high_water,
             "aliases": listed,
+            **({"canary": self.canary.to_json()} if self.canary else {}),
         }
 
     @classmethod
     def from_json(cls, document: object) -> Aliases:
         """Read the document; raises DamagedDocument where it breaks a rule."""
         match document:
-            case {"schema": 1, "generation": int(generation), "high_water": int(high), "aliases": dict(listed)} if (
-                generation >= 0 and high >= 0
-            ):
-                return cls(generation, high, _frozen({name: _alias(name, entry) for name, entry in listed.items()}))
+            case {
+                "schema": 1,
+                "generation": int(generation),
+                "high_water": int(high),
+                "aliases": dict(listed),
+                **more,
+            } if generation >= 0 and high >= 0:
+                aliases = _frozen({name: _alias(name, entry) for name, entry in listed.items()})
+                return cls(generation, high, aliases, _canary(more.get("canary")))
         raise DamagedDocument("aliases: expected schema 1 with generation, high_water and aliases")
 
 
@@ -155,3 +171,14 @@ def _alias(name: object, entry: object) -> Alias:
         ):
             return Alias(tuple(steps), position)
     raise DamagedDocument(f"alias {name!r}: expected a history of versions and the position of the one named")
+
+
+def _canary(entry: object) -> CanaryPlan | None:
+    if entry is None:
+        return None
+    if not isinstance(entry, dict):
+        raise DamagedDocument("canary: expected an object")
+    try:
+        return CanaryPlan.from_json(entry)
+    except (BadRequest, TypeError) as error:
+        raise DamagedDocument(f"canary: {error}") from error

@@ -30,7 +30,8 @@ REMEMBERED = 2_000  # changes per model kept in memory; an idempotency key is kn
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One change of a model: publish, adopt, alias, rollback, delete, or void (the undoing of one half done)."""
+    """One change of a model: publish, adopt, alias, rollback, delete, canary (a trial begins), promoted, rolled_back or
+    cancelled (how it ended), or void (the undoing of a change half done)."""
 
     time: str  # RFC 3339, UTC
     action: str
@@ -40,6 +41,7 @@ class Record:
     digest: str | None = None  # of the model file
     staging: str | None = None  # what a publish renames: the path below the staging folder
     actor: str = ""
+    reason: str = ""  # why a trial ended
     key: str | None = None  # idempotency key
     fingerprint: str | None = None  # of the request that carried the key
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
+from server.canary.guard import Verdict
+from server.canary.plan import CanaryPlan
+from server.canary.traffic import Trial
 from server.errors import Conflict, NotFound, ServerError
 from server.repository import policy
 from server.repository.aliases import Aliases
@@ -20,6 +23,8 @@ from server.repository.registry import Registry, View
 
 if TYPE_CHECKING:
     from server.scheduling.servable import Servable
+
+TrialDecided = Callable[["LiveModel", CanaryPlan, Verdict, str], None]
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -38,6 +43,8 @@ class LiveModel:
     guests: dict[int, Manifest] = field(default_factory=dict)  # taken from a repository that cannot be written
     untaken: set[int] = field(default_factory=set)  # hand-copied folders the repository has not taken note of
     unloaded: bool = False  # by request, until a load request
+    trial: Trial | None = None  # of a candidate, while both versions are in memory
+    decided: TrialDecided | None = None  # told when a trial comes to a verdict
 
     @property
     def candidates(self) -> set[int]:
@@ -77,13 +84,29 @@ class LiveModel:
         """Let requests see these aliases, unless newer ones are shown already, and what is loaded now."""
         if aliases.generation >= self.aliases.generation:
             self.aliases = aliases
-        self.registry.put(self.name, View(self._routes(), dict(self.loaded), self._absent()))
+        self.trial = self._current_trial()
+        self.registry.put(self.name, View(self._routes(), dict(self.loaded), self._absent(), self.trial))
 
     def answering(self) -> dict[str, int]:
         """Return the version that answers for each alias."""
         shown = self._shown()
         found = {a: policy.answering(self.aliases, a, self.loaded, shown.get(a)) for a in self.aliases.aliases}
         return {alias: version for alias, version in found.items() if version is not None}
+
+    def _current_trial(self) -> Trial | None:
+        """Return the trial that the aliases ask for: the one under way, unless one of its versions is another now."""
+        plan, live = self.aliases.canary, self.answering().get(LIVE)
+        if plan is None or live is None or live == plan.version or plan.version not in self.loaded:
+            return None
+        stable, candidate = self.loaded[live], self.loaded[plan.version]
+        trial = self.trial
+        if trial is not None and (trial.plan, trial.stable, trial.candidate) == (plan, stable, candidate):
+            return trial
+        return Trial(plan, stable, candidate, self._tell)
+
+    def _tell(self, plan: CanaryPlan, verdict: Verdict, reason: str) -> None:
+        if self.decided is not None:
+            self.decided(self, plan, verdict, reason)
 
     def _shown(self) -> dict[str, int]:
         view = self.registry.find(self.name)
@@ -116,6 +139,7 @@ class LiveModels:
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
+        self.decided: TrialDecided | None = None  # set by who acts on verdicts
         self._models: dict[str, LiveModel] = {}
         self._coming: WeakValueDictionary[str, LiveModel] = WeakValueDictionary()
 
@@ -126,7 +150,7 @@ class LiveModels:
         """Return a model, new if need be."""
         found = self._models.get(name) or self._coming.get(name)
         if found is None:
-            found = self._coming[name] = LiveModel(name, self._registry)
+            found = self._coming[name] = LiveModel(name, self._registry, decided=self._tell)
         return found
 
     def known(self, name: str) -> LiveModel:
@@ -144,6 +168,10 @@ class LiveModels:
     def keep(self, model: LiveModel) -> None:
         """Count a model among the known ones: it has a version now."""
         self._models[model.name] = model
+
+    def _tell(self, model: LiveModel, plan: CanaryPlan, verdict: Verdict, reason: str) -> None:
+        if self.decided is not None:
+            self.decided(model, plan, verdict, reason)
 
     def forget(self, model: LiveModel) -> None:
         """Drop a model whose folder is gone."""

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from server.backends.base import LoadedModel
 from server.errors import Internal, NotFound, ServerError, Unavailable, Unprocessable
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from server.scheduling.servable import Servable
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class ServableMaker(Protocol):
@@ -105,6 +107,11 @@ class Loader:
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
+
+    async def to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do something whole, even if the caller leaves meanwhile."""
+        task: asyncio.Task[T] = self.spawn(work)
+        return await asyncio.shield(task)
 
     async def settle(self) -> None:
         """Wait until nothing is under way."""

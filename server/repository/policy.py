@@ -11,14 +11,15 @@ from server.repository.names import LIVE
 def wanted(state: Aliases, versions: Collection[int]) -> list[int]:
     """Return the versions to hold in memory, the most urgent first.
 
-    What an alias names comes first, then what one rollback would name, so that going back needs no loading, and last
-    the newest version, so that it can be tried by its number before it goes live.
+    What an alias names comes first, then the candidate on trial, then what one rollback would name, so that going back
+    needs no loading, and last the newest version, so that it can be tried by its number before it goes live.
     """
     ordered = sorted(state.aliases.items(), key=lambda item: item[0] != LIVE)
     targets = [alias.version for _, alias in ordered]
     previous = [alias.previous for _, alias in ordered]
+    tried = state.canary.version if state.canary else None
     newest = max(versions, default=None)
-    chosen = dict.fromkeys(v for v in (*targets, *previous, newest) if v is not None)
+    chosen = dict.fromkeys(v for v in (*targets, tried, *previous, newest) if v is not None)
     return [version for version in chosen if version in versions]
 
 
@@ -36,8 +37,9 @@ def answering(state: Aliases, alias: str, loaded: Collection[int], now: int | No
 
 def collectable(state: Aliases, versions: Collection[int], keep: int) -> list[int]:
     """Return the versions that retention deletes: all but the newest ``keep`` that no alias needs, now or for one
-    rollback."""
+    rollback, and that is not on trial."""
     needed = {alias.version for alias in state.aliases.values()} | {a.previous for a in state.aliases.values()}
+    needed |= {state.canary.version} if state.canary else set()
     spare = sorted(version for version in versions if version not in needed)
     return spare[: max(0, len(spare) - keep)]
 

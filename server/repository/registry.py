@@ -10,6 +10,7 @@ from server.errors import BadRequest, NotFound, ServerError, Unavailable
 from server.repository import names
 
 if TYPE_CHECKING:
+    from server.canary.traffic import Trial
     from server.scheduling.servable import Servable
 
 
@@ -20,6 +21,7 @@ class View:
     routes: Mapping[str, Servable] = field(default_factory=dict)  # "", digits and aliases
     loaded: Mapping[int, Servable] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)  # names that are known but do not answer: why
+    trial: Trial | None = None  # shares the requests that name no version
 
 
 class Registry:
@@ -37,6 +39,13 @@ class Registry:
         if view is not None and (servable := view.routes.get(version)) is not None:
             return servable
         raise _why(view, model, version)
+
+    def route(self, model: str, version: str = "", key: str = "") -> Servable:
+        """Return what answers this request: as :meth:`resolve`, but while a candidate is tried it gets its share."""
+        view = self._views.get(model)
+        if view is not None and view.trial is not None and version in ("", names.LIVE):
+            return view.trial.route(key)
+        return self.resolve(model, version)
 
     def servables(self) -> Iterator[Servable]:
         """Return everything in memory."""

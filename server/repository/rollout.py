@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterable, Callable, Collection, Coroutine, Mapping
+from collections.abc import AsyncIterable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
 
@@ -28,10 +28,10 @@ from server.repository.loader import Loader
 from server.repository.manifest import MODEL_FILE, Manifest, Signature
 from server.repository.names import LIVE
 from server.repository.store import Change, Origin, Outcome, Store, now
+from server.repository.trials import Trials
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 _TRIES = 5  # at a rollback whose alias others keep moving
 _PATIENCE = 4.0  # seconds that work under way gets when the server stops
 
@@ -77,6 +77,7 @@ class Rollout:
         self._disk = DiskSide(store, models, loader, housekeeping)
         self._limits = limits
         self.catalog = Catalog(store, models, self._disk)
+        self.trials = Trials(store, models, loader, housekeeping)
 
     # life
 
@@ -106,13 +107,13 @@ class Rollout:
         """Take an upload: receive, parse, compile, load, then make it a version (and live, if asked) in one step."""
         model = self._models.changeable(self._models.get(names.check_model(name)))
         upload = await receive(self._store, stream, self._limits.max_bytes, options.sha256)
-        return await self._to_the_end(self._publish(model, upload, options))
+        return await self._loader.to_the_end(self._publish(model, upload, options))
 
     async def delete(self, name: str, version: int, origin: Origin) -> Outcome:
         """Remove a version that no alias names; raises NotFound, Conflict."""
         model = self._models.known(name)
         origin = replace(origin, fingerprint=f"delete {version}")
-        return await self._to_the_end(self._housekeeping.delete(model, version, origin))
+        return await self._loader.to_the_end(self._housekeeping.delete(model, version, origin))
 
     async def _publish(self, model: LiveModel, upload: Upload, options: PublishOptions) -> Outcome:
         options = replace(options, origin=replace(options.origin, fingerprint=options.fingerprint(upload.entry.sha256)))
@@ -167,14 +168,14 @@ class Rollout:
         names.check_alias(alias)
         model = self._models.changeable(self._models.known(name))
         origin = replace(origin, fingerprint=f"alias {alias} {version}")
-        return await self._to_the_end(self._set_alias(model, alias, version, origin, allow_signature_change))
+        return await self._loader.to_the_end(self._set_alias(model, alias, version, origin, allow_signature_change))
 
     async def rollback(self, name: str, alias: str, to: int | None, origin: Origin) -> Outcome:
         """Take an alias one step back along its history, or to a version on it; raises NotFound, Conflict."""
         names.check_alias(alias)
         model = self._models.changeable(self._models.known(name))
         origin = replace(origin, fingerprint=f"rollback {alias} {to}")
-        return await self._to_the_end(self._rollback(model, alias, to, origin))
+        return await self._loader.to_the_end(self._rollback(model, alias, to, origin))
 
     async def _set_alias(
         self, model: LiveModel, alias: str, version: int, origin: Origin, allow_signature_change: bool
@@ -230,7 +231,7 @@ class Rollout:
 
     async def sync(self, name: str, settled: Settled = always) -> None:
         """Bring one model in line with its folder."""
-        await self._to_the_end(self._disk.sync(name, settled))
+        await self._loader.to_the_end(self._disk.sync(name, settled))
 
     async def load(self, name: str, parameters: Mapping[str, object]) -> None:
         """Look at a model's folder again, take what was copied in, retry what failed; raises why nothing answers."""
@@ -277,11 +278,6 @@ class Rollout:
     async def _replay(self, model: LiveModel, origin: Origin) -> Outcome | None:
         found = await asyncio.to_thread(self._store.find_key, model.name, origin)
         return Outcome(found, replayed=True) if found else None
-
-    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do something whole, even if the caller leaves meanwhile."""
-        task: asyncio.Task[T] = self._loader.spawn(work)
-        return await asyncio.shield(task)
 
 
 def _back(alias: str, to: int | None, target: int) -> Callable[[Aliases], Aliases]:

@@ -194,6 +194,19 @@ class Store:
 
         return self._change(model, origin, build)
 
+    def try_out(
+        self, model: str, action: str, version: int, change: Change, origin: Origin, reason: str = ""
+    ) -> Outcome:
+        """Begin or end the trial of ``version`` (``action``: canary, promoted, rolled_back or cancelled)."""
+
+        def build(state: Aliases) -> Record:
+            changed = change(state)
+            if changed.canary is not None or changed.version(names.LIVE) == version:
+                self.folder(model, version)
+            return replace(self._record(action, changed, origin, version), reason=reason)
+
+        return self._change(model, origin, build)
+
     def delete(self, model: str, version: int, origin: Origin) -> Outcome:
         """Remove a version that no alias names; raises NotFound, Conflict."""
 

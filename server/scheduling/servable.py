@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from server.backends.base import LoadedModel
 from server.batching.admission import Admission
 from server.batching.batcher import Batcher
+from server.batching.entry import Entry
 from server.batching.signature import Signature
 from server.scheduling.pool import WorkerPool
 from server.settings import Settings
@@ -32,6 +33,14 @@ class Servable:
         self.stats = batcher.stats
         self.signature = Signature(model.inputs, model.outputs, model.batchable)
         self.wire: Codec | None = None  # made by the wire layer on first use
+
+    def submit(self, entry: Entry) -> None:
+        """Queue a request; raises Overloaded or DeadlineExceeded at the door."""
+        self.batcher.submit(entry)
+
+    def cancel(self, entry: Entry) -> None:
+        """The request's caller left."""
+        self.batcher.cancel(entry)
 
     @property
     def in_flight(self) -> int:

@@ -6,12 +6,14 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import Any
 
 from google.protobuf.json_format import ParseDict
 
 from server.api import modelinfo
+from server.api.callhead import STICKY_KEY
 from server.api.controls import TRACE_SETTINGS, LogSettings, update_trace
 from server.api.grpc import tensors
 from server.api.grpc.messages import INFERENCE, Message, message_class
@@ -48,11 +50,12 @@ class InferenceService:
     async def ModelInfer(self, request: Message, context: Any) -> Message:
         """Answer one request. When the caller cancels, or its deadline passes, gRPC cancels this task."""
         left = context.time_remaining()
-        return await self._infer(request, None if left is None else monotonic() + left)
+        return await self._infer(request, _sticky_key(context), None if left is None else monotonic() + left)
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Message], context: Any) -> AsyncIterator[Message]:
         """Answer requests in their order while later ones already run; what is wrong with one ends only that one."""
-        stream = _Stream(self._infer, requests, self._stopping, self._parts.settings.max_pipeline)
+        infer = partial(self._infer, key=_sticky_key(context))
+        stream = _Stream(infer, requests, self._stopping, self._parts.settings.max_pipeline)
         try:
             async for response in stream.responses():
                 yield response
@@ -61,8 +64,8 @@ class InferenceService:
         if self._stopping.is_set():
             raise Unavailable("the server is stopping")
 
-    async def _infer(self, request: Message, deadline: float | None = None) -> Message:
-        servable = self._plane.resolve(request.model_name, request.model_version)
+    async def _infer(self, request: Message, key: str, deadline: float | None = None) -> Message:
+        servable = self._plane.route(request.model_name, request.model_version, key)
         codec = codec_of(servable)
         head, inputs = tensors.decode(codec, request)
         wanted = [at for at in (deadline, deadline_of(head)) if at is not None]
@@ -141,6 +144,11 @@ class InferenceService:
         changes = tensors.parameters(request.settings, "settings")
         found = logs.update(changes) if changes else logs.values
         return _parsed("LogSettingsResponse", {"settings": {name: _log_value(value) for name, value in found.items()}})
+
+
+def _sticky_key(context: Any) -> str:
+    """What the header of this name is over HTTP."""
+    return str(dict(context.invocation_metadata() or ()).get(STICKY_KEY, ""))
 
 
 class _Stream:

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from server.api.models import models_routes
-from server.api.repository import ProtocolControl
-from server.app import Engine, assemble
+from server.app import Engine, assemble_with
 from server.client import Client
 from server.repository.assembly import build_control
 from server.repository.fs import Fs
@@ -44,8 +42,7 @@ def service(root: Path, fs: Fs | None = None, *, held: bool = False, **settings:
         stages.gate.clear()
     engine = Engine.build(config, registry)
     control = build_control(config, registry, backend, engine.factory, stages, fs)  # type: ignore[arg-type]
-    routes = models_routes(control.rollout, config.max_upload)
-    server = make_server(assemble(engine, ProtocolControl(control.rollout), control.running, [routes]), config)
+    server = make_server(assemble_with(engine, control), config)
     server.config.log_level = "error"
     server.config.configure_logging()
     thread = threading.Thread(target=server.run, daemon=True)

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,8 @@ from typer.testing import CliRunner
 
 from server.cli import app
 from server.client import Client
-from tests.server.api.service import until
+from tests.server.api.service import service, until
+from tests.server.repository.world import toy
 
 PROJECT = Path(__file__).parents[3]
 DIGITS = PROJECT / "model_repo" / "digits"
@@ -146,3 +148,26 @@ def test_killed_while_it_compiles_it_is_ready_again_within_five_seconds(repo: Pa
         assert client.upload("digits", Path(SMALL), key="pushed").replayed
         assert client.model("digits").versions == [1, 2, 3]
         assert not list(repo.glob(".lathe/staging/*/*/*"))
+
+
+def ask_for_a_while(client: Client) -> None:
+    for _ in range(200):
+        client.infer("m", {"x": np.ones((1, 4), np.float32)})
+
+
+def test_a_canary_from_start_to_verdict(tmp_path: Path) -> None:
+    with service(tmp_path / "repo") as running, running.client() as client:
+        client.upload("m", toy(2.0))
+        client.upload("m", toy(float("nan")))
+        where = ("--url", running.url)
+        assert "version 2 is tried against version 1" in lathe("canary", "start", "m", "2", "--weight", "0.5", *where)
+        assert "not tried any more" in lathe("canary", "cancel", "m", *where)
+        assert "no candidate on trial" in lathe("canary", "watch", "m", *where, fails=True)
+
+        lathe("canary", "start", "m", "2", "--weight", "0.2", *where)
+        asking = threading.Thread(target=ask_for_a_while, args=(client,))
+        asking.start()
+        shown = lathe("canary", "watch", "m", "--interval", "0.02", *where)
+        asking.join()
+        assert "m: version 2 against 1" in shown
+        assert "m version 2: rolled_back: not finite: 100.00% of" in shown

@@ -372,6 +372,9 @@ def test_openapi_describes_every_route_and_error(served: Service) -> None:
         ("/api/v1/models/{model}/versions/{version}", "delete"),
         ("/api/v1/models/{model}/aliases/{alias}", "put"),
         ("/api/v1/models/{model}/rollback", "post"),
+        ("/api/v1/models/{model}/canary", "post"),
+        ("/api/v1/models/{model}/canary", "get"),
+        ("/api/v1/models/{model}/canary", "delete"),
         ("/api/v1/models/{model}/audit", "get"),
     }
     upload = paths["/api/v1/models/{model}/versions"]["post"]
@@ -417,3 +420,60 @@ def _noting(work: Any, errors: list[Any]) -> Any:
             errors.append(error)
 
     return run
+
+
+def test_a_candidate_is_tried_watched_and_cancelled(client: Client) -> None:
+    client.upload("m", toy(2.0))
+    client.upload("m", toy(3.0))
+    begun = client.start_canary("m", 2, weight=0.5, shadow=0.1, key="try-it")
+    assert (begun.version, begun.live, begun.verdict, begun.requests) == (2, 1, "undecided", 0)
+    assert client.start_canary("m", 2, weight=0.5, shadow=0.1, key="try-it").generation == begun.generation
+
+    answers = [client.infer("m", {"x": ROW}) for _ in range(40)]
+    assert {(answer.version, float(answer.outputs["y"][0, 0])) for answer in answers} == {(1, 2.0), (2, 3.0)}
+    state = client.canary("m")
+    assert state.requests == sum(answer.version == 2 for answer in answers) > 10
+    questions = {found.question: found for found in state.evidence}
+    slow = {"slow (p90)", "slow (p99)", "slow (worst)"}
+    assert questions.keys() == {"failing", "not finite", *slow, "differing"}
+    assert questions["differing"].candidate == 1.0
+
+    ended = client.cancel_canary("m")
+    assert (ended.action, ended.version, ended.actor) == ("cancelled", 2, "127.0.0.1")
+    assert {client.infer("m", {"x": ROW}).version for _ in range(20)} == {1}
+    with pytest.raises(ApiError, match="no candidate on trial") as refused:
+        client.canary("m")
+    assert refused.value.status == 404
+
+
+def test_a_sticky_key_in_the_header_decides_who_answers(client: Client, served: Service) -> None:
+    client.upload("m", toy(2.0))
+    client.upload("m", toy(3.0))
+    client.start_canary("m", 2, weight=0.5)
+    body = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 1, 1, 1]}]}
+    with httpx.Client(base_url=served.url) as http:
+        versions: dict[str, set[str]] = {}
+        for user in [f"user {i}" for i in range(16)] * 3:
+            answer = http.post("/v2/models/m/infer", json=body, headers={"lathe-sticky-key": user})
+            versions.setdefault(user, set()).add(answer.json()["model_version"])
+    assert all(len(seen) == 1 for seen in versions.values())
+    assert {version for seen in versions.values() for version in seen} == {"1", "2"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"version": 2, "weight": 0.9}, "weight"),
+        ({"version": "2"}, "version"),
+        ({"version": 2, "wieght": 0.1}, "wieght"),
+    ],
+)
+def test_a_trial_that_makes_no_sense_is_refused(
+    client: Client, served: Service, asked: dict[str, Any], named: str
+) -> None:
+    client.upload("m", toy(2.0))
+    client.upload("m", toy(3.0))
+    refused = httpx.post(f"{served.url}/api/v1/models/m/canary", json=asked)
+    assert refused.status_code == 400
+    assert named in refused.json()["error"]
+    assert httpx.get(f"{served.url}/api/v1/models/m/canary").status_code == 404

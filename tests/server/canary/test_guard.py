@@ -91,8 +91,8 @@ def test_an_equal_version_is_rolled_back_in_one_run_of_a_hundred_at_most(stable:
     [
         (lognormal, failing_in_two_percent, "failing"),
         (lognormal, answering_nan, "not finite"),
-        (lognormal, twice_as_slow, "slow (p90)"),
-        (mostly_quick, with_a_tail_twice_as_long, "slow (p99)"),
+        (lognormal, twice_as_slow, "slow"),
+        (mostly_quick, with_a_tail_twice_as_long, "slow"),
     ],
 )
 def test_a_worse_version_is_rolled_back_within_a_thousand_requests(
@@ -144,6 +144,9 @@ def _mean_evidence(test: TwoRates, rate: float, blocks: int) -> float:
 def test_a_tolerated_rate_is_no_evidence() -> None:
     rng = random.Random(0)
     test = OneRate(tolerated=0.05, harm=0.05)
-    highest = max([test.add(rng.random() < 0.05) or test.against for _ in range(5_000)])
+    highest = 0.0
+    for _ in range(5_000):
+        test.add(rng.random() < 0.05)
+        highest = max(highest, test.against)
     assert highest < math.log(500)
     assert test.in_favour > math.log(200)

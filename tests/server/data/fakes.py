@@ -103,6 +103,9 @@ class FakeRegistry:
             raise Unavailable(f"model {model!r} is not loaded")
         return versions[version]
 
+    def route(self, model: str, version: str = "", key: str = "") -> Servable:
+        return self.resolve(model, version)
+
     def servables(self) -> list[Servable]:
         every = {id(servable): servable for versions in self.found.values() for servable in versions.values()}
         return [servable for servable in every.values() if servable.ref.name not in self.unloaded]

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import threading
+import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -50,6 +51,10 @@ class ToyModel:
     batch_reason: str = "elementwise"
     memory_bytes: int = 1
     platform: str = "toy"
+    fails_every: int = 0  # how many executions until one fails; 0: none does
+    differs_every: int = 0  # how many until one answers something else
+    delay: float = 0.0  # seconds
+    executed: int = 0
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -60,7 +65,12 @@ class ToyModel:
         return (TensorSpec("y", "FP32", self.shape),)
 
     def execute(self, inputs: Tensors) -> Tensors:
-        return {"y": np.asarray(inputs["x"] * np.float32(self.scale))}
+        self.executed += 1
+        time.sleep(self.delay)
+        if self.fails_every and self.executed % self.fails_every == 0:
+            raise RuntimeError("as told")
+        differs = self.differs_every and self.executed % self.differs_every == 0
+        return {"y": np.asarray(inputs["x"] * np.float32(self.scale + bool(differs)))}
 
     def close(self) -> None:
         self.backend.open_models -= 1
@@ -79,7 +89,8 @@ class ToyBackend:
             self.refusals = max(0, self.refusals - 1)
             raise Unprocessable("the artifact does not load")
         self.open_models += 1
-        return ToyModel(model["scale"], tuple(model["shape"]), self)
+        habits = {name: model[name] for name in ("fails_every", "differs_every", "delay") if name in model}
+        return ToyModel(model["scale"], tuple(model["shape"]), self, **habits)
 
 
 class ToyStages:

@@ -1,0 +1,81 @@
+"""What the trials' API takes and gives."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from server.api.schemas import Answer, Asked, Version
+from server.canary.guard import Finding
+from server.canary.plan import MOST_WEIGHT, CanaryPlan
+from server.canary.traffic import Trial
+
+_SHARE = {"ge": 0.0, "allow_inf_nan": False}
+
+
+class CanaryAsked(Asked):
+    """Which version to try, and on what."""
+
+    version: int = Version
+    weight: Annotated[float, Field(le=MOST_WEIGHT, **_SHARE)] = Field(
+        default=0.1, description="Share of the requests that name no version."
+    )
+    shadow: Annotated[float, Field(le=1.0, **_SHARE)] = Field(
+        default=0.0, description="Share of the live version's requests that the candidate answers too, to be compared."
+    )
+    rtol: Annotated[float, Field(**_SHARE)] = Field(default=1e-3, description="Relative tolerance of a comparison.")
+    atol: Annotated[float, Field(**_SHARE)] = Field(default=1e-5, description="Absolute tolerance of a comparison.")
+    tolerated: float = Field(default=0.005, ge=1e-4, le=0.5, description="Share of compared requests that may differ.")
+    promote: bool = Field(default=True, strict=True, description="Go live by itself once it has passed.")
+
+
+class Evidence(Answer):
+    """One question the guard asks of the candidate."""
+
+    question: str
+    stable: float | None = Field(description="How often it is so with the live version; null where only one can.")
+    candidate: float = Field(description="How often it is so with the candidate.")
+    requests: int = Field(description="Requests of the candidate that counted.")
+    against: float = Field(description="Evidence that it is worse; at 1 it is rolled back.")
+    in_favour: float = Field(description="Evidence that it is not; at 1 for all questions it is promoted.")
+
+    @classmethod
+    def of(cls, finding: Finding) -> Evidence:
+        return cls(
+            question=finding.name,
+            stable=finding.stable,
+            candidate=finding.candidate,
+            requests=finding.requests,
+            against=round(finding.against, 4),
+            in_favour=round(finding.in_favour, 4),
+        )
+
+
+class CanaryState(Answer):
+    """A trial under way, as this server sees it: each server collects its own evidence."""
+
+    version: int
+    live: int | None = Field(description="The version it is compared with; null while one of them is not in memory.")
+    weight: float
+    shadow: float
+    rtol: float
+    atol: float
+    tolerated: float
+    promote: bool
+    generation: int = Field(description="The change that began it.")
+    requests: int = Field(description="Requests the candidate has answered in this server.")
+    verdict: str = Field(description="undecided, promote or roll_back.")
+    reason: str
+    evidence: list[Evidence]
+
+    @classmethod
+    def of(cls, plan: CanaryPlan, trial: Trial | None) -> CanaryState:
+        return cls(
+            **plan.to_json(),
+            live=trial.stable.ref.version if trial else None,
+            requests=trial.guard.requests if trial else 0,
+            verdict=trial.verdict.value if trial else "undecided",
+            reason=trial.reason if trial else "",
+            evidence=[Evidence.of(finding) for finding in trial.guard.findings()] if trial else [],
+        )

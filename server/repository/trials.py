@@ -1,0 +1,117 @@
+"""Trials of candidates begin and end: by hand, by what the guard finds, and with whatever moves the live alias."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+
+from server.canary.guard import Verdict
+from server.canary.plan import CanaryPlan
+from server.canary.traffic import Trial
+from server.errors import Conflict, NotFound, ServerError
+from server.repository.aliases import Aliases
+from server.repository.housekeeping import Housekeeping
+from server.repository.live import LiveModel, LiveModels
+from server.repository.loader import Loader
+from server.repository.manifest import Signature
+from server.repository.names import LIVE
+from server.repository.store import Change, Origin, Outcome, Store
+
+log = logging.getLogger(__name__)
+
+GUARD = Origin("guard")
+
+
+class Trials:
+    """The one who begins and ends trials; a verdict is made durable like any other change."""
+
+    def __init__(self, store: Store, models: LiveModels, loader: Loader, housekeeping: Housekeeping) -> None:
+        self._store = store
+        self._models = models
+        self._loader = loader
+        self._housekeeping = housekeeping
+        models.decided = self._decided
+
+    def current(self, name: str) -> tuple[CanaryPlan, Trial | None]:
+        """Return a model's plan, and its trial where it is under way in this server; raises NotFound."""
+        model = self._models.known(name)
+        if model.aliases.canary is None:
+            raise NotFound(f"model {name!r} has no candidate on trial")
+        return model.aliases.canary, model.trial
+
+    def find(self, name: str) -> Trial | None:
+        """Return the trial under way in this server."""
+        return self._models.known(name).trial
+
+    async def start(self, name: str, plan: CanaryPlan, origin: Origin) -> Outcome:
+        """Give a version its share of the requests; raises NotFound, Conflict, or why it cannot be loaded."""
+        model = self._models.changeable(self._models.known(name))
+        origin = replace(origin, fingerprint=f"canary {plan.checked().to_json()}")
+        return await self._loader.to_the_end(self._start(model, plan, origin))
+
+    async def cancel(self, name: str, origin: Origin) -> Outcome:
+        """End a trial; the live version answers everything again. Raises NotFound."""
+        model = self._models.known(name)
+        origin = replace(origin, fingerprint="cancel")
+        if (found := await asyncio.to_thread(self._store.find_key, name, origin)) is not None:
+            return Outcome(found, replayed=True)
+        plan, _ = self.current(name)
+        return await self._loader.to_the_end(self._end(model, plan, "cancelled", "", origin))
+
+    async def _start(self, model: LiveModel, plan: CanaryPlan, origin: Origin) -> Outcome:
+        with model.pin(plan.version):
+            candidate = await self._loader.ensure(model, plan.version)
+            signature = Signature.of(candidate.model.inputs, candidate.model.outputs)
+
+            def change(state: Aliases) -> Aliases:
+                self._check(model, plan, state, signature)
+                return state.trying(plan)
+
+            return await self._change(model, "canary", plan.version, change, origin)
+
+    def _check(self, model: LiveModel, plan: CanaryPlan, state: Aliases, signature: Signature) -> None:
+        live = state.version(LIVE)
+        if live is None:
+            raise Conflict(f"model {model.name!r} has no live version that a candidate could be compared with")
+        if live == plan.version:
+            raise Conflict(f"version {live} is live: a candidate must be another version")
+        if state.canary is not None:
+            raise Conflict(f"version {state.canary.version} is on trial: end its trial first")
+        stable = model.signature(live)
+        if stable is not None and stable != signature:
+            raise Conflict(
+                f"inputs or outputs of version {plan.version} differ from those of version {live}, which is live: "
+                f"{stable.describe()} became {signature.describe()}"
+            )
+
+    async def _end(self, model: LiveModel, plan: CanaryPlan, action: str, reason: str, origin: Origin) -> Outcome:
+        def change(state: Aliases) -> Aliases:
+            if state.canary != plan:
+                raise Conflict(f"the trial of version {plan.version} has ended")
+            return state.moved(LIVE, plan.version) if action == "promoted" else state.trying(None)
+
+        return await self._change(model, action, plan.version, change, origin, reason)
+
+    async def _change(
+        self, model: LiveModel, action: str, version: int, change: Change, origin: Origin, reason: str = ""
+    ) -> Outcome:
+        async with model.lock:
+            outcome = await asyncio.to_thread(self._store.try_out, model.name, action, version, change, origin, reason)
+            model.show(outcome.record.state)
+        self._loader.spawn(self._housekeeping.tidy(model))
+        return outcome
+
+    def _decided(self, model: LiveModel, plan: CanaryPlan, verdict: Verdict, reason: str) -> None:
+        """The guard has spoken. From a rejected candidate requests are kept already; this makes it last."""
+        if verdict is Verdict.ROLL_BACK or plan.promote:
+            action = "promoted" if verdict is Verdict.PROMOTE else "rolled_back"
+            self._loader.spawn(self._end_by_verdict(model, plan, action, reason))
+
+    async def _end_by_verdict(self, model: LiveModel, plan: CanaryPlan, action: str, reason: str) -> None:
+        try:
+            await self._end(model, plan, action, reason, GUARD)
+        except Conflict as error:
+            log.info("%s: %s", model.name, error.message)  # another server, or somebody, was first
+        except ServerError as error:
+            log.error("%s: version %d could not be %s: %s", model.name, plan.version, action, error.message)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import llvmlite.ir as ir
 
 from core.codegen import vmath
-from core.codegen.registers import I32, Val, is_signed, register_type
-from core.codegen.target import has_fma
+from core.codegen.registers import I32, BFloatType, Val, is_signed, register_type
+from core.codegen.target import has_bfloat16, has_fma
 from core.ir.types import DType
 
 if TYPE_CHECKING:
@@ -69,12 +69,12 @@ class Arithmetic:
         source, type_ = value.dtype, register_type(dtype, value.lanes)
         if source is dtype:
             return value
+        if DType.BFLOAT16 in (source, dtype):
+            return self._cast_bfloat16(value, dtype)
         if value.constant is not None and dtype is not DType.BOOL and not (source.is_float and dtype.is_integer):
             return self.const(value.constant, dtype)
         if dtype is DType.BOOL:
             return self.bit_not(self.eq(value, 0))
-        if DType.BFLOAT16 in (source, dtype) and DType.FLOAT32 not in (source, dtype):
-            return self.cast(self.cast(value, DType.FLOAT32), dtype)
         if source.is_float and dtype.is_float:
             wider = dtype.itemsize > source.itemsize
             return self._wrap(self.b.fpext(value.ir, type_) if wider else self.b.fptrunc(value.ir, type_), value, dtype)
@@ -86,6 +86,25 @@ class Arithmetic:
             convert = self.b.sitofp if is_signed(source) else self.b.uitofp
             return self._wrap(convert(value.ir, type_), value, dtype)
         return self._wrap(self._resize(value, type_, dtype), value, dtype)
+
+    def _cast_bfloat16(self, x: Val, dtype: DType) -> Val:
+        """From or to bfloat16, by way of float32."""
+        if dtype is DType.BFLOAT16:
+            return self._to_bfloat16(self.cast(x, DType.FLOAT32))
+        wide = self.cast(self.bitcast(x, DType.UINT16), DType.UINT32)
+        return self.cast(self.bitcast(self.shift_left(wide, 16), DType.FLOAT32), dtype)
+
+    def _to_bfloat16(self, x: Val) -> Val:
+        """Half to even. Subnormal numbers become zero where one instruction rounds."""
+        if has_bfloat16(self.kernel.target):
+            type_ = ir.VectorType(BFloatType(), x.lanes) if x.lanes > 1 else BFloatType()
+            rounded = self.b.bitcast(self.b.fptrunc(x.ir, type_), register_type(DType.BFLOAT16, x.lanes))
+            return self._wrap(rounded, x, DType.BFLOAT16)
+        bits = self.bitcast(x, DType.UINT32)
+        upper = self.shift_right(bits, 16)
+        nearest = self.shift_right(bits + (self.bit_and(upper, 1) + 0x7FFF), 16)
+        kept = self.select(self.is_nan(x), self.bit_or(upper, 0x40), nearest)
+        return self.bitcast(self.cast(kept, DType.UINT16), DType.BFLOAT16)
 
     def bitcast(self, x: Val, dtype: DType) -> Val:
         """The same bits as another type of the same width."""

@@ -12,8 +12,8 @@ import llvmlite.ir as ir
 
 from core.codegen.lang import Kernel, Val
 from core.codegen.registers import BFloatType
+from core.codegen.target import has_bfloat16, has_bytes
 from core.ir.types import DType
-from core.kernels.target import Target
 
 F32, I32 = DType.FLOAT32, DType.INT32
 _HALF_BITS = 16
@@ -35,17 +35,6 @@ def multiply_add(k: Kernel, element: DType, factor: Val, vector: Val, total: Val
         case DType.UINT8:
             return _bytes(k, factor, vector, total)
     raise TypeError(f"no product of words that hold {element}")
-
-
-def has_bfloat16(target: Target) -> bool:
-    """Whether one instruction multiplies pairs of bfloat16."""
-    return "+avx512bf16" in target.features.split(",")
-
-
-def has_bytes(target: Target) -> bool:
-    """Whether one instruction multiplies fours of bytes."""
-    features = target.features.split(",")
-    return "+avx512vnni" in features or (target.lanes == 8 and "+avxvnni" in features)
 
 
 def _bfloat16(k: Kernel, factor: Val, vector: Val, total: Val) -> Val:

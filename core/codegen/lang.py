@@ -22,6 +22,7 @@ from math import prod
 from typing import Any, TypeAlias
 
 import llvmlite.ir as ir
+import numpy as np
 
 from core.codegen.arithmetic import Arithmetic
 from core.codegen.registers import ADDRESS, I64, Pointer, Val, element_type, register_type
@@ -282,6 +283,8 @@ def symbol_of(spec: KernelSpec) -> str:
 
 
 def _literal(value: float | int | bool, dtype: DType) -> float | int:
+    if dtype is DType.BFLOAT16:
+        return int(np.asarray(value, dtype.numpy).view(np.uint16))
     return float(value) if dtype.is_float else int(value)
 
 

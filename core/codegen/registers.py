@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import llvmlite.ir as ir
-import numpy as np
 
 from core.ir.types import DType
 
@@ -21,10 +20,10 @@ I1 = ir.IntType(1)
 ADDRESS = ir.PointerType()
 
 
-class BFloatType(ir.Type):
-    """LLVM's `bfloat`, which llvmlite lacks: the upper half of a float."""
+class BFloatType(ir.Type):  # type: ignore[misc]  # llvmlite has no types
+    """LLVM's `bfloat`, which llvmlite lacks. Only instructions for it take it: anywhere else LLVM may call a function
+    for each element, so registers and memory hold its bits as integers."""
 
-    null = "0.0"
     intrinsic_name = "bf16"
 
     def __str__(self) -> str:
@@ -36,25 +35,20 @@ class BFloatType(ir.Type):
     def __hash__(self) -> int:
         return hash(BFloatType)
 
-    def format_constant(self, value: float) -> str:
-        return f"0xR{int(np.asarray(value, DType.BFLOAT16.numpy).view(np.uint16)):04X}"
 
-
-_FLOATS = {
-    DType.FLOAT16: ir.HalfType(),
-    DType.BFLOAT16: BFloatType(),
-    DType.FLOAT32: ir.FloatType(),
-    DType.FLOAT64: ir.DoubleType(),
-}
+_FLOATS = {DType.FLOAT16: ir.HalfType(), DType.FLOAT32: ir.FloatType(), DType.FLOAT64: ir.DoubleType()}
 _SIGNED = frozenset({DType.INT8, DType.INT16, DType.INT32, DType.INT64})
 
 
 def element_type(dtype: DType) -> Any:
-    """The LLVM type of one element in a register; booleans are one bit there. TypeError when there is none."""
+    """The LLVM type of one element in a register; booleans are one bit there, and of bfloat16 there are the bits.
+    TypeError when there is none."""
     if dtype in _FLOATS:
         return _FLOATS[dtype]
     if dtype is DType.BOOL:
         return I1
+    if dtype is DType.BFLOAT16:
+        return ir.IntType(16)
     if dtype.is_integer and dtype.numpy.kind in "iu":
         return ir.IntType(8 * dtype.itemsize)
     raise TypeError(f"kernels cannot compute with {dtype}")

@@ -57,6 +57,17 @@ def has_fma(target: Target) -> bool:
     return target.name != "plain"
 
 
+def has_bfloat16(target: Target) -> bool:
+    """Whether instructions multiply pairs of bfloat16, and round to it."""
+    return "+avx512bf16" in target.features.split(",")
+
+
+def has_bytes(target: Target) -> bool:
+    """Whether one instruction multiplies fours of bytes."""
+    features = target.features.split(",")
+    return "+avx512vnni" in features or (target.lanes == 8 and "+avxvnni" in features)
+
+
 def target_machine(target: Target) -> llvm.TargetMachine:
     """LLVM's code generator for `target`."""
     initialize()

@@ -35,7 +35,7 @@ def _transpose(
     def square(i: Val, valid: int) -> None:
         mask = k.lane_mask(valid, lanes) if valid < lanes else None
         lines = [
-            source.load(i + j * across, lanes, mask) if j < columns else k.zeros(source.dtype, lanes)
+            source.load(i + j * across, lanes, mask) if j < columns else k.zeros(source.computed or source.dtype, lanes)
             for j in range(lanes)
         ]
         for step, line in enumerate(transpose_rows(k, lines)[:valid]):

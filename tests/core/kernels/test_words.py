@@ -1,0 +1,196 @@
+"""Products of bfloat16 pairs and of bytes, by instructions for words and by plain ones, against references."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from core.codegen.target import avx512, has_bfloat16, has_bytes, host, plain, x86_64_v3
+from core.ir.build import Builder
+from core.ir.graph import Array, Graph
+from core.ir.types import DType, TensorType, symbol
+from core.kernels.catalog import Request, select
+from core.kernels.catalog.words import in_words, pack_words
+from core.kernels.target import Target
+from tests.core.kernels.harness import NodeKernel, scalar_body, single_node
+
+F32, BF16, U8 = DType.FLOAT32, DType.BFLOAT16, DType.UINT8
+N = symbol("n")
+TARGETS = {"host": host(), "avx512": avx512(), "x86-64-v3": x86_64_v3(), "plain": plain()}
+each_target = pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+
+
+def floats(*shape: int) -> Array:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def halves(*shape: int) -> Array:
+    return floats(*shape).astype(ml_dtypes.bfloat16)
+
+
+def unsigned(*shape: int) -> Array:
+    return np.random.default_rng(sum(shape)).integers(0, 256, shape, np.uint8)
+
+
+def signed(*shape: int) -> Array:
+    return np.random.default_rng(sum(shape)).integers(-128, 128, shape, np.int8)
+
+
+def narrowing(inputs: int, write: Any) -> Graph:
+    """An epilogue that ends in a conversion to bfloat16."""
+    return scalar_body(inputs, lambda b, *x: b("Cast", write(b, *x), to=BF16.onnx_code))
+
+
+def test_targets_differ_in_what_they_have() -> None:
+    assert not has_bfloat16(x86_64_v3()) and not has_bytes(avx512())
+
+
+def test_words_hold_neighbours_along_the_depth() -> None:
+    words = pack_words(np.arange(-3, 9, dtype=np.int8).reshape(6, 2), U8)
+    assert words.shape == (2, 2) and words.view(np.int8).reshape(2, 2, 4)[0, 1].tolist() == [-2, 0, 2, 4]
+    assert words.view(np.int8).reshape(2, 2, 4)[1, 0].tolist() == [5, 7, 0, 0]
+
+
+def test_sizes_in_words_are_whole_for_every_batch() -> None:
+    assert (in_words(6, BF16), in_words(6, U8), in_words(N * 8 + 4, U8)) == (3, None, N * 2 + 1)
+    assert in_words(N * 8 + 2, U8) is None
+
+
+@each_target
+@pytest.mark.parametrize(("depth", "columns"), [(2, 1), (6, 17), (64, 48), (130, 100)])
+def test_products_of_bfloat16(target: Target, depth: int, columns: int) -> None:
+    kernel = NodeKernel("FusedMatMul", TensorType(BF16, (N, depth)), floats(depth, columns), target=target)
+    for rows, threads in ((1, 1), (7, 2), (33, 3)):
+        kernel.check(halves(rows, depth), threads=threads, rtol=1e-5, atol=1e-5 * depth)
+
+
+@each_target
+def test_long_epilogues_that_narrow_run_once_per_tile(target: Target) -> None:
+    body = narrowing(2, lambda b, x, bias: b("Mul", b("Sigmoid", b("Add", x, bias)), b("Tanh", x)))
+    args = (TensorType(BF16, (N, 24)), floats(24, 37), floats(37))
+    kernel = NodeKernel("FusedMatMul", *args, target=target, epilogue=body)
+    kernel.check(halves(19, 24), threads=2, rtol=1e-2, atol=1e-5)  # an error of one step of bfloat16 is 2^-8
+
+
+def test_residual_in_bfloat16_is_read_in_float32_and_replaced() -> None:
+    args = (TensorType(BF16, (N, 16)), floats(16, 33), TensorType(BF16, (N, 33)))
+    kernel = NodeKernel("FusedMatMul", *args, epilogue=_residual_body())
+    assert kernel.call.inplace == (2,)
+    kernel.check(halves(9, 16), halves(9, 33), rtol=1e-2, atol=1e-5)
+
+
+def _residual_body() -> Graph:
+    graph = Graph("body")
+    b = Builder(graph)
+    x, rest = b.input("x", TensorType(F32, ())), b.input("rest", TensorType(BF16, ()))
+    graph.outputs = [b("Cast", b("Add", x, b("Cast", rest, to=F32.onnx_code)), to=BF16.onnx_code)]
+    return graph
+
+
+def test_odd_depths_have_no_pairs() -> None:
+    graph = single_node("FusedMatMul", TensorType(BF16, (N, 7)), floats(7, 3))
+    assert select(Request(graph.nodes[0], graph.constants, host())) is None
+
+
+@each_target
+@pytest.mark.parametrize(
+    ("channels", "outputs", "kernel", "attrs"),
+    [
+        (6, 20, (3, 3), {"pads": (1, 1, 1, 1)}),
+        (16, 40, (3, 3), {"pads": (0, 1, 1, 0), "strides": (2, 2)}),
+        (8, 12, (1, 1), {}),
+        (8, 6, (3, 2), {"group": 2, "dilations": (2, 1)}),
+    ],
+)
+def test_convolutions_of_bfloat16(
+    target: Target, channels: int, outputs: int, kernel: tuple[int, int], attrs: dict[str, Any]
+) -> None:
+    weight = floats(outputs, channels // attrs.get("group", 1), *kernel)
+    image = TensorType(BF16, (N, 7, 9, channels))
+    node = NodeKernel("FusedConv", image, weight, floats(outputs), layout="NHWC", target=target, **attrs)
+    for n, threads in ((1, 1), (3, 2)):
+        node.check(halves(n, 7, 9, channels), threads=threads, atol=1e-4)
+
+
+@pytest.mark.parametrize("target", [host(), x86_64_v3()], ids=["host", "x86-64-v3"])
+def test_winograd_of_bfloat16_loses_little(target: Target) -> None:
+    image = TensorType(BF16, (N, 14, 13, 32))
+    kernel = NodeKernel("FusedConv", image, floats(48, 32, 3, 3), pads=(1,) * 4, layout="NHWC", target=target)
+    assert kernel.call.spec.family == "winograd"
+    x = halves(2, 14, 13, 32)
+    [y] = kernel(x, threads=2)
+    exact = NodeKernel("FusedConv", TensorType(F32, image.shape), *kernel.graph.constants.values(), pads=(1,) * 4,
+                       layout="NHWC")(x.astype(np.float32))[0]  # fmt: skip
+    assert np.abs(y - exact).max() < 0.02 * np.abs(exact).max()
+    assert np.sqrt(np.mean((y - exact) ** 2)) < 0.012 * np.sqrt(np.mean(exact**2))
+
+
+def test_depthwise_convolutions_read_bfloat16() -> None:
+    image = TensorType(BF16, (N, 9, 7, 20))
+    weight = floats(20, 1, 3, 3).astype(ml_dtypes.bfloat16).astype(np.float32)
+    node = NodeKernel("FusedConv", image, weight, group=20, pads=(1,) * 4, layout="NHWC")
+    assert node.node.output.dtype is F32
+    node.check(halves(2, 9, 7, 20), atol=1e-4)
+
+
+@each_target
+@pytest.mark.parametrize(("depth", "columns"), [(4, 3), (12, 17), (64, 48), (132, 100)])
+def test_products_of_bytes_are_exact(target: Target, depth: int, columns: int) -> None:
+    kernel = NodeKernel("FusedMatMul", TensorType(U8, (N, depth)), signed(depth, columns), target=target)
+    for rows in (1, 9):
+        kernel.check(unsigned(rows, depth), rtol=0, atol=0)
+
+
+@each_target
+def test_products_of_bytes_do_not_saturate(target: Target) -> None:
+    weight = np.concatenate([np.full((64, 16), 127, np.int8), np.full((64, 16), -128, np.int8)], 1)
+    [y] = NodeKernel("FusedMatMul", TensorType(U8, (N, 64)), weight, target=target)(np.full((5, 64), 255, np.uint8))
+    assert (y == np.repeat([64 * 255 * 127, 64 * 255 * -128], 16)).all()
+
+
+@each_target
+@pytest.mark.parametrize("attrs", [{"pads": (1, 1, 1, 1)}, {"strides": (2, 2), "pads": (0, 1, 0, 1)}, {"group": 2}])
+def test_convolutions_of_bytes_are_exact_around_their_zero(target: Target, attrs: dict[str, Any]) -> None:
+    weight = signed(20, 16 // attrs.get("group", 1), 3, 3)
+    image = TensorType(U8, (N, 13, 14, 16))
+    kernel = NodeKernel("FusedConv", image, weight, layout="NHWC", pad_value=77, target=target, **attrs)
+    kernel.check(unsigned(2, 13, 14, 16), threads=2, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("target", [host(), x86_64_v3()], ids=["host", "x86-64-v3"])
+def test_other_kernels_pass_bfloat16_on(target: Target) -> None:
+    image = TensorType(BF16, (N, 9, 8, 20))
+    x = halves(2, 9, 8, 20)
+    for kernel in (
+        NodeKernel("MaxPool", image, kernel_shape=(3, 3), pads=(1,) * 4, layout="NHWC", target=target),
+        NodeKernel("AveragePool", image, kernel_shape=(2, 3), strides=(2, 2), layout="NHWC", target=target),
+        NodeKernel("ReduceMean", image, axes=(1, 2), keepdims=0, target=target),
+        NodeKernel("LayerNormalization", image, floats(20), floats(20), target=target),
+    ):
+        assert kernel.node.output.dtype is BF16
+        kernel.check(x, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("target", [host(), x86_64_v3()], ids=["host", "x86-64-v3"])
+@pytest.mark.parametrize("depth", [16, 7])
+def test_attention_of_bfloat16(target: Target, depth: int) -> None:
+    shape = (N, 3, 21, depth)
+    kernel = NodeKernel(
+        "FusedAttention", *(TensorType(BF16, shape) for _ in range(3)), perm_k=(0, 1, 3, 2), target=target
+    )
+    kernel.check(*(halves(2, 3, 21, depth) for _ in range(3)), rtol=2e-2, atol=2e-2)
+
+
+@each_target
+def test_conversions_round_half_to_even(target: Target) -> None:
+    halfway = np.arange(0x3F800000, 0x3F900000, 0x1000, np.uint32).view(np.float32)
+    x = np.concatenate([halfway, -halfway, floats(1000) * 1e30, [np.inf, -np.inf, np.nan, 0.0, -0.0, 3.4e38]])
+    x = x.astype(np.float32)
+    down = NodeKernel("Cast", TensorType(F32, (N,)), to=BF16.onnx_code, target=target)
+    [narrow] = down(x, threads=2)
+    np.testing.assert_array_equal(narrow.astype(np.float32), x.astype(ml_dtypes.bfloat16).astype(np.float32))
+    NodeKernel("Cast", TensorType(BF16, (N,)), to=F32.onnx_code, target=target).check(narrow, rtol=0, atol=0)
+    NodeKernel("Cast", TensorType(BF16, (N,)), to=DType.INT32.onnx_code, target=target).check(halves(37), rtol=0)

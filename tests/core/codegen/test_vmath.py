@@ -41,7 +41,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], Any], float]] = {
     "exp": (np.exp, 1.5),
     "log": (np.log, 1.0),
     "tanh": (np.tanh, 2.0),
-    "erf": (_erf, 6.0),
+    "erf": (_erf, 5.0),
     "sin": (np.sin, 2.0),
     "cos": (np.cos, 2.0),
     "sqrt": (np.sqrt, 0.5),

@@ -59,6 +59,14 @@ def wide(x: Array) -> Array:
     return x.astype(np.float32) if narrow else x
 
 
+def mean_over(x: Array, axes: Iterable[int]) -> Array:
+    """The mean over axes, which stay with extent 1; of nothing it is NaN (NumPy would warn as well)."""
+    reduced = {axis % x.ndim for axis in axes}
+    if all(x.shape[axis] for axis in reduced):
+        return np.mean(x, tuple(reduced), keepdims=True)
+    return np.full([1 if axis in reduced else size for axis, size in enumerate(x.shape)], np.nan, x.dtype)
+
+
 def same_dtype(c: Infer, indices: Iterable[int]) -> DType:
     """The element type that the given inputs (absent ones skipped) must share."""
     found = {i: c.dtype(i) for i in indices if c.has_input(i)}

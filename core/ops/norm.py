@@ -11,7 +11,7 @@ from core.ir.dim import product
 from core.ir.graph import Array
 from core.ir.types import Dim, DType, TensorType, ValueType
 from core.ops.backward import Rewrite
-from core.ops.common import normalize_axis
+from core.ops.common import mean_over, normalize_axis
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required, RowAxis, register
 from core.ops.spatial import batch_rows, channels_last, first_shape, to_first, to_layout, wide
 from core.ops.terms import Term
@@ -41,7 +41,8 @@ class BatchNormalization(OpDef):
         if not c.attr("training_mode"):
             return to_layout(c, _affine_channels(c, first, mean, var, scale, b).astype(x.dtype))
         axes = (0, *range(2, first.ndim))
-        batch_mean, batch_var = first.mean(axis=axes), first.var(axis=axes)
+        batch_mean = mean_over(first, axes)
+        batch_mean, batch_var = batch_mean.reshape(-1), mean_over(np.square(first - batch_mean), axes).reshape(-1)
         y = to_layout(c, _affine_channels(c, first, batch_mean, batch_var, scale, b).astype(x.dtype))
         return y, _running(c, mean, batch_mean), _running(c, var, batch_var)
 
@@ -191,7 +192,7 @@ class RMSNormalization(TrailingNormalization):
 
     def reference(self, c: Call, x: Array, scale: Array) -> Array:
         data = _stashed(c, x)
-        square = (data * data).mean(axis=_trailing(c, x), keepdims=True)
+        square = mean_over(data * data, _trailing(c, x))
         normal: Any = data / np.sqrt(square + data.dtype.type(c.attr("epsilon")))
         return np.asarray(normal.astype(scale.dtype) * scale)
 
@@ -218,8 +219,8 @@ class MeanVarianceNormalization(OpDef):
 
     def reference(self, c: Call, x: Array) -> Array:
         data, axes = wide(x), tuple(c.attr("axes"))
-        centred = data - data.mean(axis=axes, keepdims=True)
-        deviation = np.sqrt((centred * centred).mean(axis=axes, keepdims=True))
+        centred = data - mean_over(data, axes)
+        deviation = np.sqrt(mean_over(centred * centred, axes))
         return np.asarray(centred / (deviation + data.dtype.type(1e-9))).astype(x.dtype, copy=False)
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
@@ -354,9 +355,9 @@ def _stashed(c: NodeView, x: Array) -> Any:
 
 def _normalized(x: Any, axes: tuple[int, ...], epsilon: float) -> tuple[Any, Any, Any]:
     """x with mean 0 and variance 1 over `axes`, the mean, and one over the deviation."""
-    mean = x.mean(axis=axes, keepdims=True)
+    mean = mean_over(x, axes)
     centred = x - mean
-    inverse = 1 / np.sqrt((centred * centred).mean(axis=axes, keepdims=True) + x.dtype.type(epsilon))
+    inverse = 1 / np.sqrt(mean_over(centred * centred, axes) + x.dtype.type(epsilon))
     return centred * inverse, mean, inverse
 
 

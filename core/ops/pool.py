@@ -12,6 +12,7 @@ from core.ir.dim import evaluate
 from core.ir.graph import Array
 from core.ir.types import Dim, DType, TensorType, ValueType
 from core.ops.backward import Backward, Rewrite
+from core.ops.common import mean_over
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required, RowAxis, register
 from core.ops.spatial import (
     WINDOW_ATTRS,
@@ -172,7 +173,7 @@ class GlobalPool(OpDef):
 @register
 class GlobalAveragePool(GlobalPool):
     def reduce(self, c: NodeView, x: Any, axes: tuple[int, ...]) -> Any:
-        return x.mean(axis=axes, keepdims=True)
+        return mean_over(x, axes)
 
     def definition(self, g: Rewrite) -> Sequence[Term]:
         return [g.x().mean(self.spatial_axes(g))]

@@ -12,7 +12,7 @@ from core.ir.dim import product
 from core.ir.graph import Array
 from core.ir.types import DType, TensorType, ValueType
 from core.ops.backward import Backward, Rewrite
-from core.ops.common import BOOL, NUMBER, Kind, Shape, check_kind, normalize_axes, normalize_axis, wide
+from core.ops.common import BOOL, NUMBER, Kind, Shape, check_kind, mean_over, normalize_axes, normalize_axis, wide
 from core.ops.numeric import truncated_div
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, Runtime, register
 from core.ops.terms import Term
@@ -123,7 +123,7 @@ class ReduceProd(Reduce):
 class ReduceMean(Reduce):
     def over(self, x: Array, axes: Axes) -> Array:
         if x.dtype.kind not in "iu":
-            return np.mean(x, axes, keepdims=True)
+            return mean_over(x, axes)
         count = np.array(prod(x.shape[axis] for axis in axes))
         return truncated_div(np.add.reduce(x, axes, keepdims=True), count)
 

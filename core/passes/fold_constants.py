@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from core.errors import LatheError
-from core.ir.dim import SymDim
+from core.ir.dim import SymDim, product
 from core.ir.graph import Array, Attr, Graph, Node
-from core.ir.types import TensorType
+from core.ir.types import DType, TensorType
 from core.ops import registry
 from core.ops.inference import infer_graph
 from core.passes.base import PassResult
 from core.passes.edit import Editor
 
+# Families whose references look at each element a few times. Others may combine all elements of one input with all of
+# another: up to so many combinations.
+_QUICK = frozenset({
+    "elementwise", "activation", "logic", "creation", "movement", "indexing", "slicing", "quantize", "reduce",
+    "softmax", "norm", "order",
+})  # fmt: skip
+_MOST_COMBINATIONS = 1 << 30
+
 
 @dataclass(frozen=True)
 class FoldConstants:
     """A result of more than `growth` times its inputs is folded up to `limit_bytes`, or `limit_copies` when it only
-    repeats its input: repeating while running reads less memory."""
+    repeats its input: repeating while running reads less memory. All results together are at most `growth` times as
+    large again, so that no chain of nodes fills the memory of the machine that compiles."""
 
     limit_bytes: int = 1 << 26
     limit_copies: int = 1 << 20
@@ -30,32 +39,49 @@ class FoldConstants:
     def run(self, graph: Graph) -> PassResult:
         known = infer_graph(graph)
         editor = Editor(graph)
+        left = self.growth * self._limit(graph.constants.values())
         for node in editor.nodes():
             value = _static(known.get(node.output)) if len(node.outputs) == 1 else None
-            arrays = [value] if value is not None else self._evaluated(editor, node)
+            arrays = [value] if value is not None else self._evaluated(editor, node, left)
             if all(array is not None for array in arrays):
+                left -= sum(array.nbytes for array in arrays if array is not None)
                 _replace(editor, node, arrays)
         return editor.finish()
 
-    def _evaluated(self, editor: Editor, node: Node) -> Sequence[Array | None]:
-        """The node's outputs, or [None] when it cannot or should not be computed now."""
+    def _evaluated(self, editor: Editor, node: Node, left: int) -> Sequence[Array | None]:
+        """The node's outputs of at most `left` bytes, or [None] when it cannot or should not be computed now."""
         inputs = [editor.array(value) for value in node.inputs]
         if any(a is None and v is not None for a, v in zip(inputs, node.inputs, strict=True)):
             return [None]
-        if not _is_foldable(node) or not self._is_small(node, inputs):
+        if not _is_foldable(node) or not self._is_small(node, inputs, left) or not _is_quick(node):
             return [None]
         return _evaluate(node, inputs)
 
-    def _is_small(self, node: Node, inputs: Sequence[Array | None]) -> bool:
-        given = sum(array.nbytes for array in inputs if array is not None)
+    def _is_small(self, node: Node, inputs: Sequence[Array | None], left: int) -> bool:
         made = sum(_nbytes(value.type) for value in node.outputs)
-        limit = self.limit_copies if node.op in ("Expand", "Tile") else self.limit_bytes
-        return made <= max(limit, self.growth * given)
+        copies = node.op in ("Expand", "Tile")
+        return made <= min(left, self._limit(inputs, self.limit_copies if copies else self.limit_bytes))
+
+    def _limit(self, given: Iterable[Array | None], least: int | None = None) -> int:
+        """How much may be made of the given arrays."""
+        total = sum(array.nbytes for array in given if array is not None)
+        return max(self.limit_bytes if least is None else least, self.growth * total)
 
 
 def _is_foldable(node: Node) -> bool:
     static = all(isinstance(value.type, TensorType) and value.type.is_static for value in node.outputs)
     return static and registry.get(node.op).pure and not any(map(_depends, node.attrs.values()))
+
+
+def _is_quick(node: Node) -> bool:
+    """Whether the reference surely takes no longer than compiling may. Text does not: think of regular expressions."""
+    types = [value.type for value in node.inputs if value is not None]
+    tensors = [type_ for type_ in types if isinstance(type_, TensorType)]
+    if any(type_.dtype is DType.STRING for type_ in tensors):
+        return False
+    family = type(registry.get(node.op)).__module__.rpartition(".")[2]
+    combinations = product(type_.size for type_ in tensors)
+    return family in _QUICK or (isinstance(combinations, int) and combinations <= _MOST_COMBINATIONS)
 
 
 def _depends(attr: Attr) -> bool:
@@ -80,7 +106,7 @@ def _evaluate(node: Node, inputs: Sequence[Array | None]) -> Sequence[Array | No
     try:
         with np.errstate(all="ignore"):
             result = op.reference(registry.Call(op, node, inputs), *inputs)
-    except (LatheError, ValueError, IndexError, TypeError, ArithmeticError, NotImplementedError):
+    except (LatheError, ValueError, IndexError, TypeError, ArithmeticError, MemoryError, NotImplementedError):
         return [None]  # what fails here must fail when the model runs, not when it is compiled
     results = result if isinstance(result, tuple) else (result,)
     arrays = [np.asarray(array) for array in results[: len(node.outputs)]]

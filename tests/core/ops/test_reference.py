@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from core.ir.dim import SymDim, symbol
 from core.ir.types import DType
 from core.ops import registry
+from tests.core.one_node import lathe_run
 from tests.core.ops.cases import CASES, Case
 from tests.core.ops.harness import assert_close, graph_of, lathe, oracle
 from tests.core.ops.numeric_cases import NUMERIC_CASES
@@ -96,3 +99,23 @@ def test_data_dependent_extents_are_symbols() -> None:
     (value,) = graph_of(case).outputs
     assert value.shape[0] == 2
     assert isinstance(value.shape[1], SymDim)
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "attrs"),
+    [
+        ("ReduceMean", [(2, 0)], {"axes": (1,)}),
+        ("LayerNormalization", [(2, 0), (0,)], {}),
+        ("RMSNormalization", [(2, 0), (0,)], {}),
+        ("MeanVarianceNormalization", [(0, 3, 2, 2)], {}),
+        ("GlobalAveragePool", [(1, 2, 0, 4)], {}),
+        ("InstanceNormalization", [(1, 2, 0), (2,), (2,)], {}),
+        ("BatchNormalization", [(0, 2), (2,), (2,), (2,), (2,)], {"training_mode": 1}),
+    ],
+)
+def test_means_of_nothing(op: str, inputs: list[tuple[int, ...]], attrs: dict[str, Any]) -> None:
+    """NaN as IEEE 754 has it, without a warning (which would fail this test)."""
+    arrays = [np.ones(shape, np.float32) for shape in inputs]
+    outputs = 3 if op == "BatchNormalization" else 1
+    results = lathe_run(op, arrays, attrs, outputs)
+    assert all(np.isnan(array).all() for array in results)

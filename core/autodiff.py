@@ -21,9 +21,10 @@ def gradients(graph: Graph, *, of: str | Sequence[str], with_respect_to: Sequenc
     """`graph` with further outputs: the gradients of its outputs `of` with respect to the named values.
 
     Several elements, or several outputs, count as their sum. The named values are inputs, states, constants (weights)
-    or results of nodes; the gradient of `w` is the output `w.gradient` (`w.gradient_2` when that is taken), of the
-    type of `w`, zero where nothing depends on it. They follow the outputs in the order of `with_respect_to`. The graph given stays as it is. ModelError for a name that is not there or not of real numbers,
-    UnsupportedError, naming the node, for an operator that cannot be differentiated.
+    or results of nodes; the gradient of `w` is the output `w.gradient` (`w.gradient_2` when that is taken), of the type
+    of `w`, zero where nothing depends on it. They follow the outputs in the order of `with_respect_to`. The graph given
+    stays as it is. ModelError for a name that is not there or not of real numbers, UnsupportedError, naming the node,
+    for an operator that cannot be differentiated.
     """
     copy = graph.clone()
     writer = Writer(copy, infer_graph(copy))

@@ -119,7 +119,7 @@ class Session:
         for binding, executable in executables.items():
             if binding:
                 lines.append("for " + ", ".join(f"{name}={value}" for name, value in binding))
-            lines += _explain_plan(executable)
+            lines += explain_plan(executable)
         return "\n".join(lines)
 
     def close(self) -> None:
@@ -255,7 +255,8 @@ def _explain_step(step: Step) -> str:
     return f"  {kernel} -> {', '.join(step.outputs)}  {step.flops} flop, {step.bytes} B"
 
 
-def _explain_plan(executable: Executable) -> list[str]:
+def explain_plan(executable: Executable) -> list[str]:
+    """What the passes did, which kernel runs each node, and the memory it takes."""
     plan = executable.plan
     lines = ["passes:", *(f"  {line}" for line in plan.log), "kernels:"]
     for entry in plan.schedule:

@@ -21,6 +21,7 @@ LAYERS = [
     ["core.kernels.cpu"],
     ["core.runtime"],
     ["core.compiler"],
+    ["core.train"],
     ["core.children", "core.onnx_backend"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

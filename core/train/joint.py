@@ -1,0 +1,178 @@
+"""The training step as one graph: forward, loss, backward and update; parameters and moments are its state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from core.autodiff import derivatives
+from core.errors import ModelError
+from core.ir.graph import Array, Graph, Node, State, Value
+from core.ir.types import DType, TensorType
+from core.ops.inference import infer_graph
+from core.ops.terms import Term, Writer
+from core.train.losses import Loss
+from core.train.optimizers import Optimizer
+
+Trainable: TypeAlias = Callable[[str, Array], bool]
+
+TARGET, LOSS = "target", "loss"
+_RUNNING = {3: 1, 4: 2}  # BatchNormalization: the inputs that are running statistics -> the outputs that update them
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Bounds of gradients: `norm` of all of them together, as PyTorch's clip_grad_norm_, then `value` of each one."""
+
+    norm: float | None = None
+    value: float | None = None
+
+
+NO_CLIP = Clip()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a training step does besides running the model. `accumulate`: how many runs make one update. `average`: how
+    much of a parameter's running average stays at each update; None: there is none."""
+
+    loss: Loss
+    optimizer: Optimizer
+    clip: Clip = NO_CLIP
+    accumulate: int = 1
+    average: float | None = None
+
+
+def is_weight(name: str, array: Array) -> bool:
+    """The parameters by default: constants of real numbers that are no single numbers."""
+    return array.ndim > 0 and DType.from_numpy(array.dtype).is_float
+
+
+def joint_graph(model: Graph, recipe: Recipe, trainable: Trainable, updates: bool, keep_outputs: bool) -> Graph:
+    """The step for a model of one output or more, of which the first one goes into the loss.
+
+    Its inputs are the model's, `target`, and the optimizer's scalars as `optimizer.<name>`; its outputs the `loss`, and
+    with `keep_outputs` the model's. Without `updates` gradients are only added up.
+    """
+    graph = model.clone()
+    _train_mode(graph)
+    writer = Writer(graph, infer_graph(graph))
+    output = Term(writer, graph.outputs[0])
+    target = writer.input(TARGET, recipe.loss.target(output.value.tensor))
+    loss = recipe.loss(output, target)
+    parameters = _parameters(graph, trainable)
+    found = derivatives(writer, [loss.value], parameters)
+    graph.outputs = [loss.op("Identity").value, *(graph.outputs if keep_outputs else ())]
+    graph.outputs[0].name = writer.fresh(LOSS)
+    step = _Step(writer, recipe)
+    step.write([(p, g) for p, g in zip(parameters, found, strict=True) if g is not None], updates)
+    graph.remove_dead()
+    return graph
+
+
+def _parameters(graph: Graph, trainable: Trainable) -> list[Value]:
+    found = [value for value, array in graph.constants.items() if trainable(value.name, array)]
+    if not found:
+        raise ModelError("has no parameters to train", where=f"graph '{graph.name}'")
+    return found
+
+
+def _train_mode(graph: Graph) -> None:
+    """Batch normalization by the batch's own statistics, their running means becoming state; dropout drops."""
+    for node in graph.nodes:
+        if node.op == "BatchNormalization":
+            _normalize_by_batch(graph, node)
+        elif node.op == "Dropout":
+            node.attrs["training_mode"] = (True,)
+            node.inputs = node.inputs[:2]
+            if len(node.outputs) == 1:
+                shape = node.outputs[0].tensor.shape
+                node.outputs.append(Value(graph.fresh_name(f"{node.name}.mask"), TensorType(DType.BOOL, shape), node))
+
+
+def _normalize_by_batch(graph: Graph, node: Node) -> None:
+    node.attrs["training_mode"] = 1
+    for index, output in _RUNNING.items():
+        value = node.inputs[index]
+        if value is None or value not in graph.constants:
+            raise ModelError(
+                f"input {index} is not a constant, so there is no running mean", where=f"node '{node.name}'"
+            )
+        if len(node.outputs) <= output:
+            node.outputs.append(Value(graph.fresh_name(f"{value.name}.next"), value.type, node))
+        graph.states.append(State(value, node.outputs[output], graph.constants.pop(value)))
+
+
+class _Step:
+    """Writes what follows the gradients."""
+
+    def __init__(self, writer: Writer, recipe: Recipe) -> None:
+        self.writer, self.recipe = writer, recipe
+        optimizer = recipe.optimizer
+        names = optimizer.scalars(1, optimizer.rate)
+        self.scalars = {name: f"optimizer.{name}" for name in names}
+
+    def write(self, pairs: Sequence[tuple[Value, Value]], updates: bool) -> None:
+        slopes = [Term(self.writer, gradient) for _, gradient in pairs]
+        parameters = [self._parameter(value) for value, _ in pairs]
+        if self.recipe.accumulate > 1:
+            slopes = self._accumulated(parameters, slopes, updates)
+        scalar = TensorType(DType.FLOAT32, ())
+        scalars = {name: self.writer.input(label, scalar) for name, label in self.scalars.items()}
+        if not updates:
+            return
+        for state, slope in zip(parameters, self._clipped(slopes), strict=True):
+            self._update(state, slope, scalars)
+
+    def _parameter(self, value: Value) -> State:
+        """A constant becomes state; until it is updated it stays what it is."""
+        graph = self.writer.graph
+        state = State(value, value, graph.constants.pop(value))
+        graph.states.append(state)
+        return state
+
+    def _moment(self, like: State, name: str, initial: Array | None = None) -> State:
+        """A new state of a parameter's type, zeros unless an initial value is given."""
+        value = Value(self.writer.fresh(f"{like.value.name}.{name}"), like.value.type)
+        state = State(value, value, np.zeros_like(like.initial) if initial is None else initial)
+        self.writer.graph.states.append(state)
+        return state
+
+    def _accumulated(self, parameters: Sequence[State], slopes: Sequence[Term], updates: bool) -> list[Term]:
+        """The mean of the gradients of several runs, if this is the last of them."""
+        totals = []
+        for parameter, slope in zip(parameters, slopes, strict=True):
+            state = self._moment(parameter, "gradient_sum")
+            total = Term(self.writer, state.value) + slope / self.recipe.accumulate
+            state.update = self.writer.zeros_like(state.value).value if updates else total.value
+            totals.append(total)
+        return totals
+
+    def _clipped(self, slopes: Sequence[Term]) -> list[Term]:
+        clip, found = self.recipe.clip, list(slopes)
+        if clip.norm is not None:
+            squares = [slope.square().sum(keepdims=False) for slope in found]
+            norm = squares[0].op("Sum", *squares[1:]).sqrt()
+            factor = (clip.norm / (norm + 1e-6)).op("Min", 1.0)
+            found = [slope * factor for slope in found]
+        if clip.value is not None:
+            found = [slope.op("Max", -clip.value).op("Min", clip.value) for slope in found]
+        return found
+
+    def _update(self, parameter: State, slope: Term, scalars: dict[str, Term]) -> None:
+        moments = [self._moment(parameter, name) for name in self.recipe.optimizer.moments]
+        before = [Term(self.writer, moment.value) for moment in moments]
+        following, after = self.recipe.optimizer.update(Term(self.writer, parameter.value), slope, before, scalars)
+        parameter.update = following.value
+        for moment, term in zip(moments, after, strict=True):
+            moment.update = term.value
+        if self.recipe.average is not None:
+            self._average(parameter, following, self.recipe.average)
+
+    def _average(self, parameter: State, following: Term, kept: float) -> None:
+        """The running average of a parameter, which begins as the parameter."""
+        average = self._moment(parameter, "average", parameter.initial)
+        average.update = (Term(self.writer, average.value) * kept + following * (1 - kept)).value

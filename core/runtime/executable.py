@@ -101,16 +101,20 @@ class Executable:
     def run(self, n: int, inputs: Sequence[NDArray[Any]], times: NDArray[np.int64] | None = None) -> list[Any]:
         """Outputs in the model's order, freshly allocated. `inputs` are contiguous arrays of the right types.
 
-        `times`, when given, receives nanoseconds at the start and after each step.
+        `times`, when given, receives nanoseconds at the start and after each step. FeedError for data that a node
+        refuses, and for a batch that memory has no room for.
         """
-        context = self._acquire(n if n <= self._most else even_piece(n, self._most))
         try:
-            if self.plan.states:
-                with self._state_lock:
-                    return self._run(context, n, inputs, times)
-            return self._run(context, n, inputs, times)
-        finally:
-            self._release(context)
+            context = self._acquire(n if n <= self._most else even_piece(n, self._most))
+            try:
+                if self.plan.states:
+                    with self._state_lock:
+                        return self._run(context, n, inputs, times)
+                return self._run(context, n, inputs, times)
+            finally:
+                self._release(context)
+        except MemoryError as error:
+            raise FeedError(f"a batch of {n} needs more memory than there is: {error}") from error
 
     def close(self) -> None:
         """Free everything, now or when the last run ends. Further runs raise SessionClosed."""

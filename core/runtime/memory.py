@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 _ALIGNMENT = 64
+_CGROUP = Path("/sys/fs/cgroup")
 _addressof = ctypes.addressof
 _first_byte: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
+
+
+def machine_bytes(cgroup: Path = _CGROUP) -> int:
+    """The memory of this machine, or less where the container may use less (cgroup v2 or v1)."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            return min(total, int((cgroup / name).read_text()))
+        except (OSError, ValueError):  # no such group, or "max"
+            continue
+    return total
 
 
 def aligned_bytes(size: int) -> NDArray[np.uint8]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from core.ir.graph import Array, Graph, Node, Value, captures, node_reads
+from core.ir.graph import Array, Graph, Node, State, Value, captures, node_reads
 from core.ir.types import DType, TensorType
 from core.kernels.catalog import (
     VIEWS,
@@ -44,6 +44,7 @@ from core.plan.plan import (
     exact_affine,
 )
 from core.plan.probe import has_elements, holds_for_every_batch
+from core.plan.state import updated_in_place
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +201,9 @@ class _Planner:
             if root.producer is not None and root not in taken and plannable(root):
                 self.places[root] = _Place(port.base)
                 taken.add(root)
+        bases = dict(self._state_ports())
+        for value, state in updated_in_place(self.graph, self.nodes, self.calls, self._root).items():
+            self.places[value] = _Place(bases[state])
 
     def _root(self, value: Value) -> Value:
         """The value whose bytes a chain of views looks at."""
@@ -339,7 +343,8 @@ class _Planner:
         """Addresses of values that cross between native code and fallbacks, or are copied out at the end."""
         crossing = {v for node in self.reasons for v in [*_all_reads(node), *node.outputs]}
         crossing -= self.graph.constants.keys()
-        crossing |= {v for v in self.graph.outputs if not self._is_home(v)} | {s.update for s in self.graph.states}
+        crossing |= {v for v in self.graph.outputs if not self._is_home(v)}
+        crossing |= {s.update for s, port in self._state_ports() if not self._is_at(s.update, port)}
         return {
             v.name: (self._place(v).address(), v.tensor)
             for v in crossing
@@ -349,8 +354,15 @@ class _Planner:
     def _is_home(self, value: Value) -> bool:
         """Whether an output or state update is computed where it has to end up."""
         ports = {v: p.base for v, p in zip(self.graph.outputs, self.outputs, strict=True)}
+        return value in ports and self._is_at(value, ports[value])
+
+    def _is_at(self, value: Value, base: int) -> bool:
         place = self.places.get(value)
-        return place is not None and place.base == ports.get(value)
+        return place is not None and place.base == base
+
+    def _state_ports(self) -> list[tuple[State, int]]:
+        """The states with their bases."""
+        return [(state, port.base) for state, port in zip(self.graph.states, self.states, strict=True)]
 
     def _copies(self) -> tuple[tuple[str, int], ...]:
         copies = [
@@ -358,7 +370,7 @@ class _Planner:
             for value, port in zip(self.graph.outputs, self.outputs, strict=True)
             if value not in self.places or self.places[value].base != port.base
         ]
-        copies += [(s.update.name, p.base) for s, p in zip(self.graph.states, self.states, strict=True)]
+        copies += [(s.update.name, base) for s, base in self._state_ports() if not self._is_at(s.update, base)]
         return tuple(copies)
 
     def _memory(self, arena: Affine) -> Memory:

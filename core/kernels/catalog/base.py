@@ -111,6 +111,7 @@ class KernelCall:
     spec: KernelSpec
     operands: tuple[Operand, ...]
     inplace: tuple[int, ...] = ()  # inputs whose buffer output 0 may take over, elementwise-safe, best first
+    pointwise: bool = False  # other outputs may take over these buffers, too
     flops: Dim = 0
     bytes: Dim = 0  # least memory traffic: inputs read once, outputs written once
 

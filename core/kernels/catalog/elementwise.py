@@ -54,6 +54,7 @@ def elementwise(request: Request) -> KernelCall | None:
         ElementwiseSpec(body, nest),
         (*(In(index) for index, _ in operands), *(Out(i) for i in range(len(node.outputs)))),
         inplace=tuple(index for index, value in operands if _can_take_over(value, node.output)),
+        pointwise=True,
         flops=node.output.tensor.size * len(body.nodes),
         bytes=traffic(node),
     )

@@ -166,7 +166,7 @@ class _Importer:
         version = frame.opsets.get(domain)
         if version is None:
             raise ModelError(f"is of domain '{domain}', of which the model imports no opset", where=where)
-        if _is_ours(proto.op_type, domain) or (domain == contrib.DOMAIN and contrib.find_lowering(proto.op_type)):
+        if _is_ours(proto.op_type, domain) or contrib.find_lowering(domain, proto.op_type):
             label = frame.emitter.label
             self._emit(OnnxNode(proto.op_type, version, list(inputs), _outputs(proto), attrs, label, domain), frame)
             return
@@ -179,7 +179,7 @@ class _Importer:
     def _emit(self, node: OnnxNode, frame: Frame) -> None:
         wanted, node.outputs = node.outputs, [frame.value_name(name) for name in node.outputs]
         with naming(node.where):
-            lowering = contrib.find_lowering(node.op) if node.domain == contrib.DOMAIN else opsets.modernize
+            lowering = contrib.find_lowering(node.domain, node.op) or opsets.modernize
             values = lowering(frame.emitter, node) if lowering else None
         if values is None:
             attrs = check_known(node.op, node.attrs, node.where)

@@ -25,6 +25,7 @@ class LabelEncoder(OpDef):
     A key that stands twice has its last value, and a NaN key matches every NaN.
     """
 
+    zero_gradient = "its input is categories"
     inputs = "X"
     outputs = "Y"
     attrs = {
@@ -99,6 +100,7 @@ def _key(item: Any) -> Any:
 class CategoryMapper(OpDef):
     """Strings to the integers that stand beside them in two lists, or back; a default for what is in neither."""
 
+    zero_gradient = "its input is categories"
     inputs = "X"
     outputs = "Y"
     attrs = {"cats_int64s": None, "cats_strings": None, "default_int64": -1, "default_string": "_Unused"}
@@ -130,6 +132,7 @@ class OneHotEncoder(OpDef):
     An element of no category gives zeros, or an error where `zeros` is 0.
     """
 
+    zero_gradient = "its input is categories"
     inputs = "X"
     outputs = "Y"
     attrs = {"cats_int64s": None, "cats_strings": None, "zeros": 1}

@@ -12,6 +12,7 @@ from core.ops.common import check_kind, rows_beside
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required, RowAxis, register
 from core.ops.scores import (
     DOMAIN,
+    FITTED,
     NUMBERS,
     as_rows,
     both_classes,
@@ -29,6 +30,7 @@ from core.ops.scores import (
 class _Linear(OpDef):
     """Rows times coefficients [columns, features], plus an intercept per column."""
 
+    no_gradient = FITTED
     inputs = "X"
     domain = DOMAIN
 

@@ -36,6 +36,7 @@ def _map_type(c: Infer) -> MapType:
 class ZipMap(OpDef):
     """A map from class label to score for each row of X [N,C]; [C] is one row."""
 
+    no_gradient = "maps have no gradient"
     inputs = "X"
     outputs = "Z"
     attrs = {"classlabels_int64s": None, "classlabels_strings": None}
@@ -62,6 +63,7 @@ class ZipMap(OpDef):
 class DictVectorizer(OpDef):
     """The values of a map in the order of a vocabulary, 0 or "" for keys it lacks: [1, keys]."""
 
+    no_gradient = "maps have no gradient"
     inputs = "X"
     outputs = "Y"
     attrs = {"int64_vocabulary": None, "string_vocabulary": None}
@@ -99,6 +101,7 @@ class CastMap(OpDef):
     SPARSE puts each value at the place that its key names, among `max_map` places.
     """
 
+    no_gradient = "maps have no gradient"
     inputs = "X"
     outputs = "Y"
     attrs = {"cast_to": "TO_FLOAT", "map_form": "DENSE", "max_map": 1}

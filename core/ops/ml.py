@@ -12,13 +12,14 @@ from core.ir.graph import Array
 from core.ir.types import DType, TensorType, ValueType
 from core.ops.common import ANY, INDEX, check_kind, rows_beside
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, register
-from core.ops.scores import DOMAIN, NUMBERS, as_rows, floats, matrix_rows
+from core.ops.scores import DOMAIN, FITTED, NUMBERS, as_rows, floats, matrix_rows
 
 
 @register
 class ArrayFeatureExtractor(OpDef):
     """The columns of the last axis that Y names; a vector counts as one row."""
 
+    no_gradient = FITTED
     inputs = "X, Y"
     outputs = "Z"
     domain = DOMAIN
@@ -49,6 +50,7 @@ class ArrayFeatureExtractor(OpDef):
 class Binarizer(OpDef):
     """1 where the input exceeds the threshold, else 0."""
 
+    zero_gradient = "it is piecewise constant"
     inputs = "X"
     outputs = "Y"
     attrs = {"threshold": 0.0}
@@ -69,6 +71,7 @@ class Binarizer(OpDef):
 class Scaler(OpDef):
     """(X - offset) * scale, per feature; one number counts for all."""
 
+    no_gradient = FITTED
     inputs = "X"
     outputs = "Y"
     attrs = {"offset": None, "scale": None}
@@ -104,6 +107,7 @@ _NORMS: Mapping[str, Callable[[Array], Array]] = {
 class Normalizer(OpDef):
     """Each row over its largest element (MAX) or its L1 or L2 norm; a row whose divisor is zero stays as it is."""
 
+    no_gradient = FITTED
     inputs = "X"
     outputs = "Y"
     attrs = {"norm": "MAX"}
@@ -129,6 +133,7 @@ class Normalizer(OpDef):
 class Imputer(OpDef):
     """X with one value (NaN, say) replaced, per feature or by one number for all."""
 
+    no_gradient = FITTED
     inputs = "X"
     outputs = "Y"
     attrs = {
@@ -168,6 +173,7 @@ class Imputer(OpDef):
 class FeatureVectorizer(OpDef):
     """The inputs [N,C] beside each other as float32, each cut or zero-filled to its entry of `inputdimensions`."""
 
+    no_gradient = FITTED
     inputs = "*X"
     outputs = "Y"
     attrs = {"inputdimensions": None}

@@ -17,6 +17,7 @@ from core.ops.common import Kind
 from core.ops.registry import Infer, NodeView
 
 DOMAIN = "ai.onnx.ml"
+FITTED = "models of ai.onnx.ml were fitted elsewhere and are not trained further"
 NUMBERS = Kind("float32, float64, int32 or int64", frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64}))
 
 

@@ -14,6 +14,7 @@ from core.ops.common import check_kind, rows_beside
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, register
 from core.ops.scores import (
     DOMAIN,
+    FITTED,
     NUMBERS,
     as_rows,
     both_classes,
@@ -50,6 +51,7 @@ _KERNELS: Mapping[str, Callable[[Array, Array, _Parameters], Array]] = {
 class _Svm(OpDef):
     """A kernel between rows and support vectors (or the coefficients themselves, where there are none)."""
 
+    no_gradient = FITTED
     inputs = "X"
     domain = DOMAIN
     attrs = {

@@ -34,6 +34,7 @@ _FORESTS: WeakKeyDictionary[Node, Forest] = WeakKeyDictionary()  # tables of mil
 class Trees(OpDef):
     """What the operators share: a forest from the attributes, checked once, and its scores."""
 
+    zero_gradient = "trees are piecewise constant"
     inputs = "X"
     domain = DOMAIN
 

@@ -1,0 +1,180 @@
+"""Quantized operators: their inputs dequantized, ONNX's operator, the result quantized.
+
+Passes may make integer kernels of that again. Scales and zero points are those of one tensor, or of a weight's columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from core.errors import UnsupportedError
+from core.frontends.contrib.table import kept, last, lowers, refuse
+from core.frontends.opsets import OnnxNode
+from core.frontends.scope import Emitter
+from core.ir.graph import Value
+from core.ir.types import DType
+
+
+def _real(e: Emitter, node: OnnxNode, at: int, **attrs: Any) -> Value:
+    """The quantized input at `at`, whose scale and zero point follow it, as floats."""
+    return e("DequantizeLinear", node.required(at), node.required(at + 1), node.input(at + 2), **attrs)
+
+
+def _quantized(e: Emitter, node: OnnxNode, y: Value, at: int) -> list[Value]:
+    """The output, with the scale and the zero point at `at`."""
+    return last(e, node, "QuantizeLinear", y, node.required(at), node.input(at + 1))
+
+
+@lowers("QuantizeLinear", "DequantizeLinear")
+def _same(e: Emitter, node: OnnxNode) -> Sequence[Value]:
+    """ONNX's own, from before those took 16 and 4 bits."""
+    return last(e, node, node.op, *node.inputs, **kept(node, "axis", "block_size", "saturate"))
+
+
+@lowers("QLinearAdd", "QLinearMul")
+def _arithmetic(e: Emitter, node: OnnxNode) -> Sequence[Value]:
+    return _quantized(e, node, e(node.op.removeprefix("QLinear"), _real(e, node, 0), _real(e, node, 3)), 6)
+
+
+@lowers("QLinearSigmoid", "QLinearLeakyRelu")
+def _activation(e: Emitter, node: OnnxNode) -> Sequence[Value]:
+    return _quantized(e, node, e(node.op.removeprefix("QLinear"), _real(e, node, 0), **kept(node, "alpha")), 3)
+
+
+@lowers("QLinearSoftmax")
+def _softmax(e: Emitter, node: OnnxNode) -> Sequence[Value]:
+    axis: Any = node.attrs.get("axis", -1)
+    opset: Any = node.attrs.get("opset", 13)
+    if opset < 13 and axis % node.rank(0) != node.rank(0) - 1:
+        raise UnsupportedError(f"axis is {axis} of opset {opset}, expected the last axis", where=node.where)
+    return _quantized(e, node, e("Softmax", _real(e, node, 0), axis=axis), 3)
+
+
+@lowers("QLinearGlobalAveragePool", "QLinearAveragePool")
+def _pool(e: Emitter, node: OnnxNode) -> Sequence[Value]:
+    """The average over windows, with channels in axis 1 or last."""
+    attrs = kept(node, "auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
+    rank, is_last = node.rank(0), bool(node.attrs.get("channels_last"))
+    x = _real(e, node, 0)
+    x = e("Transpose", x, perm=(0, rank - 1, *range(1, rank - 1))) if is_last else x
+    y = e(node.op.removeprefix("QLinear"), x, **attrs)
+    return _quantized(e, node, e("Transpose", y, perm=(0, *range(2, rank), 1)) if is_last else y, 3)
+
+
+@lowers("QLinearConcat")
+def _concat(e: Emitter, node: OnnxNode) -> Sequence[Value]:
+    """Scale and zero point of the result come first, then each input with its own."""
+    parts = [_real(e, node, at) for at in range(2, len(node.inputs), 3)]
+    return _quantized(e, node, e("Concat", *parts, axis=node.attrs["axis"]), 0)
+
+
+@lowers("QLinearWhere")
+def _where(e: Emitter, node: OnnxNode) -> Sequence[Value]:
+    return _quantized(e, node, e("Where", node.required(0), _real(e, node, 1), _real(e, node, 4)), 7)
+
+
+@lowers("QGemm")
+def _gemm(e: Emitter, node: OnnxNode) -> Sequence[Value]:
+    """alpha * (A @ B + C); C is int32 in units of the product of the scales. Without an output scale it is float."""
+    b = _real(e, node, 3, axis=0 if node.attrs.get("transB") else 1)
+    y = e("Gemm", _real(e, node, 0), b, **kept(node, "transA", "transB"))
+    if (c := node.input(6)) is not None:
+        unit = e("Mul", node.required(1), node.required(4))
+        y = e("Add", y, e("Mul", e("Cast", c, to=DType.FLOAT32.onnx_code), unit))
+    y = e("Mul", y, e.constant(node.attrs.get("alpha", 1.0), dtype=DType.FLOAT32))
+    return last(e, node, "Identity", y) if node.input(7) is None else _quantized(e, node, y, 7)
+
+
+@lowers("MatMulIntegerToFloat")
+def _integer_product(e: Emitter, node: OnnxNode) -> Sequence[Value]:
+    """Inputs A, B, their scales, their zero points, a bias."""
+    return _product(e, node, node.required(0), node.required(2), node.input(4), node.input(3), node.input(5), 6)
+
+
+@lowers("DynamicQuantizeMatMul")
+def _dynamic_product(e: Emitter, node: OnnxNode) -> Sequence[Value]:
+    """A is quantized to uint8 by its own range first. Inputs A, B, B's scale, B's zero point, a bias."""
+    a, scale, zero = dynamically_quantized(e, node, node.required(0))
+    return _product(e, node, a, scale, zero, node.input(2), node.input(3), 4)
+
+
+def _product(
+    e: Emitter,
+    node: OnnxNode,
+    a: Value,
+    a_scale: Value,
+    a_zero: Value | None,
+    b_scale: Value | None,
+    b_zero: Value | None,
+    bias_at: int,
+) -> list[Value]:
+    if b_scale is None:
+        raise UnsupportedError("has no scale of B", where=node.where)
+    whole = e("Cast", e("MatMulInteger", a, node.required(1), a_zero, b_zero), to=DType.FLOAT32.onnx_code)
+    scales = (whole, e("Mul", a_scale, b_scale))
+    if (bias := node.input(bias_at)) is None:
+        return last(e, node, "Mul", *scales)
+    return last(e, node, "Add", e("Mul", *scales), bias)
+
+
+def dynamically_quantized(e: Emitter, node: OnnxNode, x: Value) -> tuple[Value, Value, Value]:
+    """x as uint8, its scale, its zero point: DynamicQuantizeLinear, of which ONNX gives this definition."""
+    zero = e.constant(0.0, dtype=DType.FLOAT32)
+    low = e("Min", e("ReduceMin", x, keepdims=0), zero)
+    high = e("Max", e("ReduceMax", x, keepdims=0), zero)
+    scale = e("Div", e("Sub", high, low), e.constant(255.0, dtype=DType.FLOAT32))
+    offset = e("Round", e("Div", e("Sub", zero, low), scale))
+    point = e("Cast", e("Clip", offset, zero, e.constant(255.0, dtype=DType.FLOAT32)), to=DType.UINT8.onnx_code)
+    return e("QuantizeLinear", x, scale, point), scale, point
+
+
+@lowers("MatMulNBits")
+def _packed_product(e: Emitter, node: OnnxNode) -> Sequence[Value]:
+    """A [.., K] times a weight of 4 or 8 bits in blocks along K: B uint8 [N, blocks, bytes], a scale for each block.
+
+    Zero points are packed like the weights, or floats; without them the middle of the range is zero.
+    """
+    refuse(node, "weight_prepacked")
+    sizes = [node.attrs.get(name) for name in ("K", "N", "bits", "block_size")]
+    k, n, bits, block = (size if isinstance(size, int) else 0 for size in sizes)
+    packed = e.value_of(node.input(1))
+    if packed is None or bits not in (4, 8) or block < 16 or node.input(4) is not None:
+        raise UnsupportedError("needs constant weights of 4 or 8 bits, not reordered", where=node.where)
+    blocks = -(-k // block)
+    weights = e.constant(_unpacked(packed.reshape(n, -1), bits)[:, : blocks * block].reshape(n, blocks, block))
+    scales = e("Reshape", node.required(2), e.constant([n, blocks, 1], dtype=DType.INT64))
+    steps = e("Sub", e("Cast", weights, to=scales.dtype.onnx_code), _zero_points(e, node, n, blocks, bits, scales))
+    dense = e("Reshape", e("Mul", steps, scales), e.constant([n, blocks * block], dtype=DType.INT64))
+    dense = dense if blocks * block == k else _first_columns(e, dense, k)
+    y = (node.required(0), e("Transpose", dense, perm=(1, 0)))
+    if (bias := node.input(5)) is None:
+        return last(e, node, "MatMul", *y)
+    return last(e, node, "Add", e("MatMul", *y), bias)
+
+
+def _first_columns(e: Emitter, x: Value, count: int) -> Value:
+    starts, ends, axes = (e.constant([each], dtype=DType.INT64) for each in (0, count, 1))
+    return e("Slice", x, starts, ends, axes)
+
+
+def _unpacked(packed: Any, bits: int) -> Any:
+    """Numbers of 4 bits from bytes, the lower half first."""
+    if bits == 8:
+        return packed
+    pairs = np.stack([packed & 15, packed >> 4], axis=-1)
+    return pairs.reshape(*packed.shape[:-1], -1)
+
+
+def _zero_points(e: Emitter, node: OnnxNode, n: int, blocks: int, bits: int, scales: Value) -> Value:
+    value = node.input(3)
+    if value is None:
+        return e.constant(1 << (bits - 1), dtype=scales.dtype)
+    points = e.value_of(value)
+    if points is None:
+        raise UnsupportedError("needs constant zero points", where=node.where)
+    if points.dtype == np.uint8:
+        points = _unpacked(points.reshape(n, -1), bits)[:, :blocks]
+    return e.constant(points.reshape(n, blocks, 1), dtype=scales.dtype)

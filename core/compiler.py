@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from core.codegen.jit import Library, compiler_version, llvm_version
 from core.codegen.target import host
-from core.errors import ArtifactError, ModelError, UnsupportedError
+from core.errors import ArtifactError, ModelError
 from core.frontends.onnx import load
 from core.ir.dim import Dim, SymDim, symbol
 from core.ir.graph import Graph
@@ -18,6 +19,8 @@ from core.ir.types import TensorType
 from core.ir.verify import verify
 from core.kernels.cpu import object_for
 from core.ops.inference import infer_graph
+from core.options import Options
+from core.options import make_options as make_options
 from core.passes.pipeline import Options as PassOptions
 from core.passes.pipeline import PassReport, optimize, prepare
 from core.passes.rows import rows
@@ -31,19 +34,7 @@ from core.runtime.memory import joined, machine_bytes
 from core.runtime.session import BatchInfo, Description, Session
 from core.runtime.shapes import Binding
 from core.runtime.store import Store, open_store
-
-PRECISIONS = ("float32", "bfloat16")
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How to compile. The same graph and options give the same code."""
-
-    precision: str = "float32"
-    threads: int = 1
-    max_batch: int = 32
-    optimize: bool = True
-    cache_dir: str | None = None
+from core.tune import Record, choices, read_findings
 
 
 def compile(
@@ -54,15 +45,23 @@ def compile(
     max_batch: int = 32,
     optimize: bool = True,
     cache_dir: str | os.PathLike[str] | None = None,
+    tune: Literal["off", "default", "full"] | float = "default",
+    record: str | os.PathLike[str] | None = None,
 ) -> Session:
     """A session that runs `model` (a graph, a path to an ONNX file, or its bytes).
 
     `threads` defaults to the processors this process may use. `max_batch` is the batch size to choose kernels for;
     every batch size runs. Object code, and what a file or bytes were compiled to, are kept in `cache_dir` (default:
     `LATHE_CACHE`, else the user's cache folder).
+
+    `tune` bounds how long alternatives are timed, in seconds ("default": 1; "full": until all are); what is found is
+    kept in the cache, too. `record` names an artifact whose choices go first: with "off", they alone count, and equal
+    models give equal code.
+
     ModelError when the model is not acceptable; UnsupportedError for a device or precision Lathe does not have.
     """
-    options = make_options(device, precision, threads, max_batch, optimize, cache_dir)
+    findings = read_findings(Path(record)) if record is not None else None
+    options = make_options(device, precision, threads, max_batch, optimize, cache_dir, tune, findings)
     if isinstance(model, Graph):
         return unkept(model, options)
     data = model if isinstance(model, bytes) else Path(model).read_bytes()
@@ -80,7 +79,7 @@ def kept(store: Store, model: bytes, options: Options) -> Session:
         description = describe(graph, options)
         content = content_of(graph, description.batching, options)
         try:
-            artifact.save(path, description, stored(options), content, durable=False)
+            artifact.save(path, description, options.kept(), content, durable=False)
         except OSError:  # the disk is full: what was compiled still runs
             return session_of(description, content, options)
         session = load_compiled(path, options.threads, options.cache_dir)
@@ -90,7 +89,7 @@ def kept(store: Store, model: bytes, options: Options) -> Session:
 
 def model_key(model: bytes, options: Options) -> str:
     """A digest of everything that compiling depends on."""
-    parts = (hashlib.sha256(model).hexdigest(), repr(stored(options)), host().key, compiler_version(), llvm_version())
+    parts = (hashlib.sha256(model).hexdigest(), options.key, host().key, compiler_version(), llvm_version())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -103,7 +102,7 @@ def unkept(graph: Graph, options: Options) -> Session:
 def compile_to(path: Path, graph: Graph, options: Options) -> None:
     """Compile into an artifact, one file; see runtime/artifact.py."""
     description = describe(graph, options)
-    artifact.save(path, description, stored(options), content_of(graph, description.batching, options))
+    artifact.save(path, description, options.kept(), content_of(graph, description.batching, options))
 
 
 def content_of(graph: Graph, batching: BatchInfo, options: Options) -> Compiled | Graph:
@@ -117,11 +116,6 @@ def session_of(description: Description, content: Compiled | Graph, options: Opt
     if isinstance(content, Graph):
         return Session(description, lambda binding: executable(content, options, batching, binding))
     return Session(description, fixed=loaded(content, options.threads, batching.batchable))
-
-
-def stored(options: Options) -> dict[str, Any]:
-    """Options as an artifact keeps them: where the cache was is of no interest."""
-    return {**asdict(options), "cache_dir": None}
 
 
 def load_compiled(
@@ -140,26 +134,6 @@ def load_compiled(
 
     count = threads or available_cpus()
     return artifact.load(Path(path), count, specialise)
-
-
-def make_options(
-    device: str,
-    precision: str,
-    threads: int | None,
-    max_batch: int,
-    optimize: bool,
-    cache_dir: str | os.PathLike[str] | None,
-) -> Options:
-    """Checked options. UnsupportedError or ValueError says what is wrong."""
-    if device != "cpu":
-        raise UnsupportedError(f"device '{device}' is not supported, expected 'cpu'")
-    if precision not in PRECISIONS:
-        expected = " or ".join(map(repr, PRECISIONS))
-        raise UnsupportedError(f"precision '{precision}' is not supported, expected {expected}")
-    if max_batch < 1 or (threads is not None and threads < 1):
-        raise ValueError(f"max_batch and threads must be 1 or more, got {max_batch} and {threads}")
-    folder = os.fspath(cache_dir) if cache_dir is not None else None
-    return Options(precision, threads or available_cpus(), max_batch, optimize, folder)
 
 
 def describe(graph: Graph, options: Options) -> Description:
@@ -192,16 +166,19 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     # 2. rewrite: fold, fuse, lay out
     passes = PassOptions(precision=options.precision)
     graph, reports = (optimize if options.optimize else prepare)(graph, passes)
-    # 3. choose kernels, share memory, give addresses
-    planned = make_plan(graph, host(), options.threads)
-    check_fits(planned.plan, machine_bytes())
-    # 4. native code for every distinct kernel, from the cache where it has been made before
+    # 3. measure alternatives, as far as the options allow
     store = open_store(options.cache_dir)
-    objects = {name: object_for(spec, host(), store.objects if store else None) for name, spec in planned.specs.items()}
-    # 5. constants in the layouts the kernels want
+    compiled = partial(object_for, target=host(), cache=store.objects if store else None)
+    choose = choices(graph, host(), options, Record(store.tuning, host()) if store else None, compiled)
+    # 4. choose kernels, share memory, give addresses
+    planned = make_plan(graph, host(), options.threads, choose)
+    check_fits(planned.plan, machine_bytes())
+    # 5. native code for every distinct kernel, from the cache where it has been made before
+    objects = {name: compiled(spec) for name, spec in planned.specs.items()}
+    # 6. constants in the layouts the kernels want
     plan = replace(planned.plan, log=tuple(log_line(report) for report in reports if report.changed))
     states = {state.value.name: state.initial for state in graph.states}
-    return Compiled(plan, objects, lambda: weight_chunks(planned), states)
+    return Compiled(plan, objects, lambda: weight_chunks(planned), states, choose.used)
 
 
 def check_fits(plan: Plan, machine: int) -> None:

@@ -20,6 +20,8 @@ LAYERS = [
     ["core.codegen"],
     ["core.kernels.cpu"],
     ["core.runtime"],
+    ["core.options"],
+    ["core.tune"],
     ["core.compiler"],
     ["core.train"],
     ["core.children", "core.onnx_backend"],

@@ -15,6 +15,7 @@ from core.kernels.catalog import (
     reduce,
     resize,
     softmax,
+    tiles,
     winograd,
 )
 from core.kernels.catalog.base import (
@@ -38,5 +39,5 @@ from core.kernels.catalog.base import (
 __all__ = [
     "VIEWS", "In", "KernelCall", "KernelSpec", "Operand", "Out", "Packed", "Request", "Scratch", "Selector",
     "Status", "attention", "candidates", "conv", "copy", "covers", "depthwise", "direct", "elementwise", "gather",
-    "gemm", "norm", "offers", "pool", "recurrent", "reduce", "resize", "select", "softmax", "winograd",
+    "gemm", "norm", "offers", "pool", "recurrent", "reduce", "resize", "select", "softmax", "tiles", "winograd",
 ]  # fmt: skip

@@ -124,6 +124,7 @@ class Request:
     constants: Mapping[Value, Array]
     target: Target
     threads: int = 1
+    rank: int = 0  # for selectors with tiles to choose from: 0 is the one expected to be fastest, 1 the next, ...
 
     def constant(self, index: int) -> Array | None:
         value = self.node.input(index)

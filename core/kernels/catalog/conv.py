@@ -146,7 +146,7 @@ def conv(request: Request) -> KernelCall | None:
         return None
     finish = finish_of(node)
     pixels = x.shape[0] * prod(window.count for window in windows)
-    tile = choose_tile(request.target, pixels, columns)
+    tile = choose_tile(request.target, pixels, columns, request.rank)
     key = f"conv{tile.columns}x{tile.lanes}g{groups}{element}"
     pack = Packed(1, key, partial(_pack, groups=groups, tile=tile, element=element))
     call = partial(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -47,15 +48,32 @@ class Tile:
         return f"{self.rows}x{self.columns}"
 
 
-def choose_tile(target: Target, rows: Dim, columns: int) -> Tile:
-    """The tile for a product with so many rows and columns."""
-    table = _row_choices(target)
-    vectors = _panel_vectors(-(-columns // target.lanes), sorted(table))
-    counts = _sample_rows(rows)
-    best = min(
-        table[vectors], key=lambda height: sum(_cost(target, count, height, vectors) / count for count in counts)
-    )
-    return Tile(min(best, max(counts)), vectors, target.lanes)
+def choose_tile(target: Target, rows: Dim, columns: int, rank: int = 0) -> Tile:
+    """The tile for a product with so many rows and columns; `rank` asks for the second best, and so on."""
+    ranked = ranked_tiles(target, rows, columns)
+    return ranked[min(rank, len(ranked) - 1)]
+
+
+@lru_cache(maxsize=4096)
+def ranked_tiles(target: Target, rows: Dim, columns: int) -> tuple[Tile, ...]:
+    """Tiles for such a product: the one that should be fastest, then the best of every width, their second best, ..."""
+    table, counts = _row_choices(target), _sample_rows(rows)
+    total = -(-columns // target.lanes)
+    preferred = _panel_vectors(total, sorted(table))
+
+    def cycles(vectors: int, height: int, total: int) -> float:
+        panels = [vectors] * (total // vectors) + [total % vectors] * bool(total % vectors)
+        return sum(_cost(target, count, height, width) / count for count in counts for width in panels)
+
+    first = min(table[preferred], key=lambda height: cycles(preferred, height, preferred))
+    by_width = [
+        sorted((cycles(vectors, height, total), vectors, height) for height in heights)
+        for vectors, heights in table.items()
+        if vectors <= total
+    ]
+    by_place = [shape for place in zip_longest(*by_width) for shape in sorted(filter(None, place))]
+    shapes = [(preferred, first), *((vectors, height) for _, vectors, height in by_place)]
+    return tuple(dict.fromkeys(Tile(min(height, max(counts)), vectors, target.lanes) for vectors, height in shapes))
 
 
 class Tails(NamedTuple):

@@ -95,7 +95,7 @@ def winograd(request: Request) -> KernelCall | None:
         return None
     columns, channels = weight.shape[:2]
     batch, finish = node.output.shape[0], finish_of(node)
-    tile = choose_tile(request.target, _BLOCK, columns)
+    tile = choose_tile(request.target, _BLOCK, columns, request.rank)
     (lines, places), element = windows, node.inputs[0].dtype if node.inputs[0] is not None else DType.FLOAT32
     spec = WinogradSpec(batch, (lines, places), channels, columns, finish, tile, _BLOCK, element)
     pack_weights = Packed(1, f"winograd{tile.columns}x{tile.lanes}{element}", partial(pack, tile=tile, element=element))

@@ -1,0 +1,78 @@
+"""How to compile: options as the caller gives them, checked, and as an artifact keeps them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import inf
+from typing import Any
+
+from core.errors import UnsupportedError
+from core.runtime.cpus import available_cpus
+
+PRECISIONS = ("float32", "bfloat16")
+TUNING = {"off": 0.0, "default": 1.0, "full": inf}  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The same graph, options and findings give the same code; with `tune` at 0 nothing is measured."""
+
+    precision: str = "float32"
+    threads: int = 1
+    max_batch: int = 32
+    optimize: bool = True
+    cache_dir: str | None = None
+    tune: float = 0.0  # seconds for measuring alternatives; infinity for all there are
+    findings: tuple[tuple[str, str], ...] = ()  # of an earlier tuning, to be used before any other: see core/tune.py
+
+    @property
+    def key(self) -> str:
+        """Text of everything that has a say in the result."""
+        return repr({**asdict(self), "cache_dir": None})
+
+    def kept(self) -> dict[str, Any]:
+        """What an artifact keeps: where the cache was is of no interest, and the findings that were used are kept by
+        themselves."""
+        return {**asdict(self), "cache_dir": None, "tune": 0.0, "findings": ()}
+
+
+def make_options(
+    device: str = "cpu",
+    precision: str = "float32",
+    threads: int | None = None,
+    max_batch: int = 32,
+    optimize: bool = True,
+    cache_dir: str | os.PathLike[str] | None = None,
+    tune: str | float = "off",
+    findings: Mapping[str, str] | None = None,
+) -> Options:
+    """Checked options. UnsupportedError or ValueError says what is wrong."""
+    if device != "cpu":
+        raise UnsupportedError(f"device '{device}' is not supported, expected 'cpu'")
+    if precision not in PRECISIONS:
+        expected = " or ".join(map(repr, PRECISIONS))
+        raise UnsupportedError(f"precision '{precision}' is not supported, expected {expected}")
+    if max_batch < 1 or (threads is not None and threads < 1):
+        raise ValueError(f"max_batch and threads must be 1 or more, got {max_batch} and {threads}")
+    return Options(
+        precision,
+        threads or available_cpus(),
+        max_batch,
+        optimize,
+        os.fspath(cache_dir) if cache_dir is not None else None,
+        seconds_of(tune),
+        tuple(sorted((findings or {}).items())),
+    )
+
+
+def seconds_of(tune: str | float) -> float:
+    """The seconds that a level of tuning, or a number, stands for. ValueError for anything else."""
+    try:
+        seconds = TUNING[tune] if isinstance(tune, str) and tune in TUNING else float(tune)
+    except ValueError:
+        seconds = -1.0
+    if not seconds >= 0:
+        raise ValueError(f"tune is {tune!r}, expected {', '.join(map(repr, TUNING))} or seconds")
+    return seconds

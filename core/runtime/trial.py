@@ -1,0 +1,96 @@
+"""One kernel on operands made for it, to be timed: no plan, no arena, one thread."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.ir.dim import evaluate
+from core.ir.graph import Value
+from core.ir.types import Dim
+from core.kernels.catalog import In, KernelCall, Operand, Out, Packed, Request, Scratch
+from core.runtime.memory import address_of, aligned_bytes, aligned_words
+
+_KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+_SAMPLE = 200e-6  # seconds: what a sample lasts at least, so that the clock and the call do not count
+_PATTERN = 1 << 16
+
+Shared: TypeAlias = dict[In | Out, NDArray[np.uint8]]
+
+
+class Trial:
+    """A kernel with memory for one batch size. Inputs hold small numbers (integers: zero), constants their values."""
+
+    def __init__(self, call: KernelCall, request: Request, address: int, n: int, shared: Shared) -> None:
+        """`address` is that of the call's function; what trials of one node have in common is made once in `shared`."""
+        self._function = _KERNEL(address)
+        for operand in call.operands:
+            if isinstance(operand, In | Out) and operand not in shared:
+                shared[operand] = _block(operand, request, n)
+        self._blocks = [shared[o] if isinstance(o, In | Out) else _block(o, request, n) for o in call.operands]
+        self._operands = np.array([address_of(block) for block in self._blocks], np.int64)
+        self._counter = aligned_words(8)
+        self._n = n
+        self._repeats = 1
+        while self._sample() < _SAMPLE and self._repeats < 1 << 14:
+            self._repeats *= 2
+
+    def seconds(self) -> float:
+        """The time of one call, as a mean over a sample."""
+        return self._sample() / self._repeats
+
+    def _sample(self) -> float:
+        counter, operands = address_of(self._counter), address_of(self._operands)
+        started = time.perf_counter()
+        for _ in range(self._repeats):
+            self._counter[0] = 0
+            self._function(operands, self._n, 0, 1, counter)
+        return time.perf_counter() - started
+
+
+def _block(operand: Operand, request: Request, n: int) -> NDArray[np.uint8]:
+    match operand:
+        case In(index):
+            constant = request.constant(index)
+            return _filled(request.node.input(index), n) if constant is None else _aligned(constant)
+        case Out(index):
+            return _filled(request.node.outputs[index], n)
+        case Packed(index, pack=pack):
+            constant = request.constant(index)
+            if constant is None:
+                raise ValueError(f"input {index} of {request.node.op} '{request.node.name}' is packed, but no constant")
+            return _aligned(pack(constant))
+        case Scratch(nbytes):
+            return aligned_bytes(_at(nbytes, n))
+        case _:
+            raise ValueError(f"a trial of {request.node.op} '{request.node.name}' has no {operand}")
+
+
+def _filled(value: Value | None, n: int) -> NDArray[np.uint8]:
+    """Memory for a value, with an even spread of numbers between 0 and 1 where it holds floats, else zeros."""
+    if value is None:
+        raise ValueError("a kernel reads an input that is absent")
+    dtype, size = value.tensor.dtype, _at(value.tensor.nbytes, n)
+    block = aligned_bytes(size)
+    if not dtype.is_float:
+        block[:] = 0
+        return block
+    pattern = np.linspace(0.0, 1.0, _PATTERN // dtype.itemsize).astype(dtype.numpy).view(np.uint8)
+    for start in range(0, size, pattern.size):
+        block[start : start + pattern.size] = pattern[: size - start]
+    return block
+
+
+def _aligned(array: NDArray[np.generic]) -> NDArray[np.uint8]:
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    block = aligned_bytes(data.size)
+    block[:] = data
+    return block
+
+
+def _at(dim: Dim, n: int) -> int:
+    return evaluate(dim, {"n": n})

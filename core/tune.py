@@ -1,0 +1,223 @@
+"""Which of several kernels runs a node fastest on this machine: measured once, noted, and used again.
+
+Every node for which the catalog has candidates is a problem, named by the digest of all of them: equal shapes share it.
+The problems with the most work come first, until the budget is spent; what is not measured keeps the kernel that the
+catalog prefers. Candidates take turns on operands of real sizes, one thread, at several batch sizes; a challenger needs
+a clear lead over the preferred kernel in the median of rounds, so that noise changes nothing.
+
+A `Record` of findings belongs to one target and one version of the generators. It lies in the store, or travels inside
+an artifact: compiling with the findings of an artifact and without measuring gives that artifact again, byte by byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import inf
+from pathlib import Path
+from statistics import geometric_mean, median
+from typing import TypeAlias
+
+from core.codegen.jit import Library, generator_version, llvm_version
+from core.errors import ArtifactError
+from core.ir.graph import Graph, Node
+from core.kernels.catalog import KernelCall, KernelSpec, Request, candidates
+from core.kernels.target import Target
+from core.options import Options
+from core.plan.plan import affine_of
+from core.plan.planner import plannable
+from core.runtime.bundle import Bundle
+from core.runtime.trial import Shared, Trial
+
+Findings: TypeAlias = dict[str, str]  # problem -> symbol of the kernel to use
+ObjectOf: TypeAlias = Callable[[KernelSpec], bytes]
+
+_FEW = 3  # candidates tried when time is short
+_LEAST_WORK = 2_000_000  # operations at the largest batch size; below, a choice could not be felt
+_BYTE = 8  # operations that take about as long as moving a byte
+_SAMPLE_BATCH = 8
+_ROUNDS = 7
+_LEAD = 1.03  # over all batch sizes together
+_LOSS = 0.98  # at any one of them
+_HOPELESS = 0.85
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One choice to make: the candidates, the preferred one first, and the batch sizes to measure at."""
+
+    request: Request
+    calls: tuple[KernelCall, ...]
+    batches: tuple[int, ...]
+
+    @property
+    def few(self) -> Problem:
+        """The smaller choice, for when time is short."""
+        return replace(self, calls=self.calls[:_FEW])
+
+    @cached_property
+    def key(self) -> str:
+        """The same for equal candidates, in whatever model."""
+        lines = [str(self.batches), *(call.spec.key for call in self.calls)]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:24]
+
+    @property
+    def work(self) -> int:
+        """Operations at the largest batch size, bytes counted as so many operations each."""
+        call, n = self.calls[0], self.batches[-1]
+        return affine_of(call.flops).at(n) + _BYTE * affine_of(call.bytes).at(n)
+
+    def found(self, findings: Mapping[str, str]) -> KernelCall | None:
+        """What was found, among all candidates or else among the few."""
+        symbol = findings.get(self.key) or findings.get(self.few.key)
+        return next((call for call in self.calls if call.spec.symbol == symbol), None)
+
+
+@dataclass
+class Choices:
+    """Picks kernels by findings. `used` collects those that mattered: what an artifact has to keep."""
+
+    findings: Mapping[str, str]
+    batches: tuple[int, ...]
+    used: Findings = field(default_factory=dict)
+
+    def __call__(self, request: Request) -> KernelCall | None:
+        """The kernel for a node, as `catalog.select` would answer."""
+        problem = Problem(request, candidates(request), self.batches)
+        chosen = problem.found(self.findings) if len(problem.calls) > 1 else None
+        if chosen is not None:
+            self.used[problem.key] = chosen.spec.symbol
+            return chosen
+        return problem.calls[0] if problem.calls else None
+
+
+def choices(graph: Graph, target: Target, options: Options, record: Record | None, compiled: ObjectOf) -> Choices:
+    """What is known of a graph's nodes, after as much measuring as the options allow.
+
+    Without tuning only the findings that the options bring count, so that the result depends on nothing else.
+    `compiled` gives the object file of a spec.
+    """
+    batches = tuple(dict.fromkeys((1, min(options.max_batch, _SAMPLE_BATCH))))
+    findings = dict(options.findings)
+    if options.tune:
+        findings = {**(record.read() if record else {}), **findings}
+        new = tune(problems(graph, target, options.threads, batches), findings, options.tune, compiled)
+        if new and record:
+            record.add(new)
+        findings |= new
+    return Choices(findings, batches)
+
+
+def problems(graph: Graph, target: Target, threads: int, batches: tuple[int, ...]) -> list[Problem]:
+    """The choices that a graph leaves, those with the most work first; none of too little work to be felt."""
+    found: dict[str, Problem] = {}
+    work: Counter[str] = Counter()
+    for node in filter(_is_static, graph.nodes):
+        request = Request(node, graph.constants, target, threads)
+        problem = Problem(request, candidates(request), batches)
+        if len(problem.calls) > 1:
+            found.setdefault(problem.key, problem)
+            work[problem.key] += problem.work
+    return [found[key] for key, total in work.most_common() if total >= _LEAST_WORK]
+
+
+def tune(todo: Iterable[Problem], known: Mapping[str, str], seconds: float, compiled: ObjectOf) -> Findings:
+    """Findings for problems that are not `known`, as many as fit into `seconds`; infinity: for all candidates of all."""
+    findings: Findings = {}
+    end = time.perf_counter() + seconds
+    longest = 0.0
+    for full in todo:
+        problem = full if seconds == inf else full.few
+        if problem.key in known or full.key in known:
+            continue
+        started = time.perf_counter()
+        if started + longest > end:
+            break
+        findings[problem.key] = fastest(problem, compiled).spec.symbol
+        longest = max(longest, time.perf_counter() - started)
+    return findings
+
+
+def fastest(problem: Problem, compiled: ObjectOf) -> KernelCall:
+    """The first candidate, or another that is clearly faster."""
+    with Library({call.spec.symbol: compiled(call.spec) for call in problem.calls}) as library:
+        gains = [_gains(_trials(problem, library, n)) for n in problem.batches]
+    by_call = list(zip(problem.calls, zip(*gains, strict=True), strict=True))
+    contenders = [(geometric_mean(each), call) for call, each in by_call if min(each) >= _LOSS]
+    score, best = max(contenders, key=lambda contender: contender[0])
+    return best if score >= _LEAD else problem.calls[0]
+
+
+def _trials(problem: Problem, library: Library, n: int) -> list[Trial]:
+    shared: Shared = {}
+    return [Trial(c, problem.request, library.address(c.spec.symbol), n, shared) for c in problem.calls]
+
+
+def _gains(trials: Sequence[Trial]) -> list[float]:
+    """For each trial the first one's time over its own, in the median over rounds in which they take turns."""
+    rounds: list[list[float]] = []
+    running = list(range(len(trials)))
+    gains = [1.0] * len(trials)
+    for _ in range(_ROUNDS):
+        times = {index: trials[index].seconds() for index in running}
+        rounds.append([times[0] / times[index] if index in times else 0.0 for index in range(len(trials))])
+        gains = [median(column) for column in zip(*rounds, strict=True)]
+        running = [index for index in running if index == 0 or len(rounds) < 3 or gains[index] > _HOPELESS]
+        if len(running) == 1:
+            break
+    return gains
+
+
+def _is_static(node: Node) -> bool:
+    """Whether every operand is a tensor whose shape is known once `n` is."""
+    return all(plannable(value) for value in (*node.inputs, *node.outputs) if value is not None)
+
+
+class Record:
+    """Findings on disk, for one target and one version of the generators. Several processes may share it."""
+
+    def __init__(self, folder: Path, target: Target) -> None:
+        self._origin = "\n".join((target.key, generator_version(), llvm_version()))
+        self.path = folder / f"{hashlib.sha256(self._origin.encode()).hexdigest()[:24]}.json"
+
+    def read(self) -> Findings:
+        """What is on disk; nothing where there is no file, or not a whole one of this target and version."""
+        try:
+            data = json.loads(self.path.read_bytes())
+            findings = {str(key): str(symbol) for key, symbol in data["findings"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+        whole = data.get("origin") == self._origin and data.get("sha256") == _digest(findings)
+        return findings if whole else {}
+
+    def add(self, findings: Mapping[str, str]) -> None:
+        """Note more findings; whoever reads meanwhile sees the old file or the new one."""
+        merged = {**self.read(), **findings}
+        content = {"origin": self._origin, "sha256": _digest(merged), "findings": dict(sorted(merged.items()))}
+        temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
+        with suppress(OSError):  # a full disk only costs the next tuning
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(content, indent=1))
+            os.replace(temporary, self.path)
+        temporary.unlink(missing_ok=True)
+
+
+def read_findings(path: Path) -> Findings:
+    """The findings inside an artifact. ArtifactError when it is none."""
+    with Bundle(path) as bundle:
+        findings = bundle.facts.get("findings", {})
+    if not isinstance(findings, dict):
+        raise ArtifactError(f"{path.name}: its findings are malformed")
+    return {str(problem): str(symbol) for problem, symbol in findings.items()}
+
+
+def _digest(findings: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(sorted(findings.items())).encode()).hexdigest()

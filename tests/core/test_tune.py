@@ -1,0 +1,187 @@
+"""The tuner: what it measures, when it changes its mind, and that its findings make a compilation repeatable."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from math import inf
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import core
+from core import compiler, tune
+from core.codegen.target import host, plain
+from core.errors import ArtifactError
+from core.ir.build import Builder
+from core.ir.graph import Graph
+from core.ir.types import DType, TensorType, symbol
+from core.kernels.catalog import KernelCall, KernelSpec
+from core.kernels.cpu import object_for
+from core.options import make_options
+from core.passes.pipeline import optimize
+from core.tune import Choices, Problem, Record
+
+BATCHES = (1, 8)
+
+
+def product(depth: int = 256, columns: int = 200) -> Graph:
+    """[n, depth] times a constant matrix."""
+    graph = Graph("product")
+    b = Builder(graph)
+    x = b.input("x", TensorType(DType.FLOAT32, (symbol("n"), 16, depth)))
+    w = b.constant(np.random.default_rng(0).standard_normal((depth, columns), np.float32), "w")
+    graph.outputs = [b("MatMul", x, w)]
+    return graph
+
+
+def image() -> Graph:
+    """A 3x3 and a 1x1 convolution."""
+    graph = Graph("image")
+    b = Builder(graph)
+    x = b.input("x", TensorType(DType.FLOAT32, (symbol("n"), 32, 13, 14)))
+    rng = np.random.default_rng(0)
+    for kernel, channels in ((3, 48), (1, 40)):
+        w = b.constant(rng.standard_normal((channels, x.shape[1], kernel, kernel)).astype(np.float32), "w")
+        x = b("Conv", x, w, pads=(kernel // 2,) * 4)
+    graph.outputs = [x]
+    return graph
+
+
+def problems(graph: Graph) -> list[Problem]:
+    """Those of the graph as the compiler plans it."""
+    batching = compiler.describe(graph, make_options(threads=1)).batching
+    optimized, _ = optimize(compiler.bind(graph, batching, ()))
+    return tune.problems(optimized, host(), 1, BATCHES)
+
+
+def compiled(spec: KernelSpec) -> bytes:
+    return object_for(spec, host())
+
+
+class Clock:
+    """Stands for `Trial`: the second candidate's time relative to the others' follows a script."""
+
+    script: tuple[float, ...] = ()
+
+    def __init__(self, call: KernelCall, *_: object) -> None:
+        self.call = call
+        self.times = itertools.cycle(self.script)
+
+    def seconds(self) -> float:
+        return next(self.times) if self.call is Clock.second else 1.0
+
+    second: KernelCall | None = None
+
+
+@pytest.mark.parametrize(
+    ("script", "wins"),
+    [((0.5,), True), ((0.99,), False), ((0.9, 0.9, 0.9, 9.0), True), ((1.1, 1.1, 1.1, 0.1), False), ((2.0,), False)],
+    ids=["faster", "hardly faster", "faster but for outliers", "slower but for outliers", "slower"],
+)
+def test_a_challenger_needs_a_clear_lead(
+    monkeypatch: pytest.MonkeyPatch, script: tuple[float, ...], wins: bool
+) -> None:
+    (problem,) = problems(product())
+    monkeypatch.setattr(tune, "Trial", Clock)
+    monkeypatch.setattr(Clock, "script", script)
+    monkeypatch.setattr(Clock, "second", problem.calls[1])
+    assert tune.fastest(problem, compiled) is problem.calls[1 if wins else 0]
+
+
+def test_real_measurements_pick_one_of_the_candidates() -> None:
+    (problem,) = problems(product())
+    findings = tune.tune([problem], {}, inf, compiled)
+    assert findings.keys() == {problem.key} and findings[problem.key] in {c.spec.symbol for c in problem.calls}
+    assert tune.tune([problem], findings, inf, compiled) == {}  # nothing left to find
+
+
+def test_a_budget_bounds_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = problems(image())
+    assert len(found) == 2 and found[0].work > found[1].work
+    now = itertools.count()
+    monkeypatch.setattr(tune.time, "perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr(tune, "fastest", lambda problem, _: problem.calls[-1])
+    assert tune.tune(found, {}, 2.5, compiled).keys() == {found[0].few.key}
+
+
+def test_equal_nodes_are_one_problem_and_small_ones_none() -> None:
+    graph = product(columns=256)
+    b = Builder(graph)
+    again = b("MatMul", b("Relu", graph.outputs[0]), b.constant(np.ones((256, 256), np.float32), "w2"))
+    graph.outputs = [b("Relu", again)]
+    assert len(problems(graph)) == 1
+    assert problems(product(8, 8)) == []
+
+
+@pytest.mark.parametrize("graph", [product(), image()], ids=lambda graph: graph.name)
+def test_every_candidate_computes_the_same(graph: Graph, tmp_path: Path) -> None:
+    found = problems(graph)
+    (x,) = graph.inputs
+    feeds = {"x": np.random.default_rng(1).standard_normal(x.tensor.evaluate({"n": 3})).astype(np.float32)}
+    (want,) = core.interpret(graph, feeds).values()
+    for index in range(max(len(problem.calls) for problem in found)):
+        chosen = [problem.calls[min(index, len(problem.calls) - 1)] for problem in found]
+        findings = {problem.key: call.spec.symbol for problem, call in zip(found, chosen, strict=True)}
+        options = make_options(threads=1, cache_dir=tmp_path, findings=findings)
+        with compiler.unkept(graph, options) as session:
+            assert all(call.spec.summary in session.explain() for call in chosen)
+            (got,) = session.run(feeds).values()
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
+
+
+def test_the_findings_of_an_artifact_give_it_again(tmp_path: Path) -> None:
+    graph = image()
+    found = problems(graph)
+    findings = {problem.key: problem.calls[-1].spec.symbol for problem in found}
+    record = Record(tmp_path / "cache" / "tuning", host())
+    record.add(findings)
+    first, second = tmp_path / "first.lathe", tmp_path / "second.lathe"
+    compiler.compile_to(first, graph, make_options(threads=1, cache_dir=tmp_path / "cache", tune=0.001))
+    assert tune.read_findings(first) == findings
+    again = make_options(threads=1, cache_dir=tmp_path / "other", findings=tune.read_findings(first))
+    compiler.compile_to(second, graph, again)
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_without_tuning_only_given_findings_count(tmp_path: Path) -> None:
+    graph = product()
+    (problem,) = problems(graph)
+    record = Record(tmp_path, host())
+    record.add({problem.key: problem.calls[1].spec.symbol})
+    for seconds, expected in ((0.0, problem.calls[0]), (0.001, problem.calls[1])):
+        chosen = tune.choices(graph, host(), make_options(threads=1, tune=seconds), record, compiled)(problem.request)
+        assert chosen is not None and chosen.spec == expected.spec
+
+
+def test_choices_that_no_longer_exist_are_passed_over() -> None:
+    (problem,) = problems(product())
+    choices = Choices({problem.key: "lathe_gemm_of_another_release"}, BATCHES)
+    assert choices(problem.request) == problem.calls[0] and choices.used == {}
+
+
+def test_a_record_adds_up_and_survives_only_whole(tmp_path: Path) -> None:
+    record = Record(tmp_path / "tuning", host())
+    assert record.read() == {}
+    record.add({"a": "x"})
+    record.add({"b": "y"})
+    assert Record(tmp_path / "tuning", host()).read() == {"a": "x", "b": "y"}
+    assert Record(tmp_path / "tuning", plain()).read() == {}
+    assert [path.name for path in (tmp_path / "tuning").iterdir()] == [record.path.name]
+    content = json.loads(record.path.read_text())
+    content["findings"]["a"] = "z"
+    record.path.write_text(json.dumps(content))
+    assert record.read() == {}
+
+
+def test_findings_are_only_read_from_artifacts(tmp_path: Path) -> None:
+    (tmp_path / "no.lathe").write_text("{}")
+    with pytest.raises(ArtifactError, match="is not a compiled model"):
+        core.compile(product(), record=tmp_path / "no.lathe")
+
+
+@pytest.mark.parametrize("wrong", ["most", -1, float("nan")])
+def test_a_budget_is_a_level_or_seconds(wrong: str | float) -> None:
+    with pytest.raises(ValueError, match="expected 'off', 'default', 'full' or seconds"):
+        core.compile(product(), tune=wrong)  # type: ignore[arg-type]

@@ -10,7 +10,10 @@ SUM    := $(shell cksum < pyproject.toml | cut -d' ' -f1)
 BIN    := $(VENV)/bin
 stamp   = $(VENV)/.lathe-$(SUM)-$(1)
 
-.PHONY: help serve test test-all lint bench docs clean
+# Their exporters ask for versions that Lathe cannot share, so each has an environment of its own.
+FRAMEWORKS := torch paddle tensorflow
+
+.PHONY: help serve test test-all test-exporters lint bench docs clean
 .DELETE_ON_ERROR:
 
 help:  ## show the targets
@@ -25,6 +28,9 @@ test: $(call stamp,test)  ## all tests but the slow ones
 test-all: $(call stamp,test)  ## all tests
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(ARGS)
 
+test-exporters: $(call stamp,test) $(FRAMEWORKS:%=.lathe/exporters/%/.ready)  ## export from PyTorch, Paddle, TensorFlow (gigabytes)
+	LATHE_EXPORTERS=.lathe/exporters $(BIN)/python -m pytest -q tests/exporters $(ARGS)
+
 lint: $(call stamp,lint)  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -37,6 +43,11 @@ docs: $(call stamp,base)  ## rewrite the generated pages of docs/
 
 clean:  ## remove the environment, caches and the working copy of the models
 	rm -rf $(VENV) .lathe .pytest_cache .mypy_cache .ruff_cache build *.egg-info
+
+.lathe/exporters/%/.ready: tests/exporters/requirements/%.txt | $(BIN)/python
+	$(BIN)/python -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
 
 # The server writes into its repository, so it gets a copy and the checkout stays clean.
 $(MODELS):

@@ -16,6 +16,13 @@ settings.register_profile("lathe", deadline=None, derandomize=True, database=Non
 settings.load_profile("lathe")
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was left out, and how to run it."""
+    if "LATHE_EXPORTERS" not in os.environ:
+        left_out = "the exporters of PyTorch, Paddle and TensorFlow (make test-exporters)"
+        terminalreporter.write_line(f"left out: {left_out}")
+
+
 @pytest.fixture(scope="session")
 def project() -> Path:
     """The folder that holds pyproject.toml."""

@@ -19,7 +19,7 @@ from core.errors import ModelError, UnsupportedError
 from core.frontends import contrib, ml, opsets  # noqa: F401  (ml adds adapters to opsets)
 from core.frontends.attributes import attribute_value, check_kinds, check_known
 from core.frontends.declared import agree, value_type
-from core.frontends.functions import check_attributes, standard_body
+from core.frontends.functions import MAX_CALL_DEPTH, Unfolding, check_attributes, standard_body
 from core.frontends.opsets import OnnxNode
 from core.frontends.order import defined_names, in_order
 from core.frontends.proto import default_domain, function_table, opset_versions, parse_model, read_opsets
@@ -29,8 +29,8 @@ from core.ir.graph import Array, Attr, Graph, Value
 from core.ir.types import DType, SequenceType, TensorType, ValueType
 from core.ir.verify import verify
 from core.ops import registry
+from core.ops.scores import DOMAIN as ML_DOMAIN
 
-_MAX_CALL_DEPTH = 32
 _MAX_BODY_DEPTH = 8  # the types of a loop's body are inferred several times, so nested loops multiply
 
 # Attributes of Constant, and the element type of those that are not tensors.
@@ -74,12 +74,14 @@ class _Importer:
     def __init__(self, session: Session, functions: Mapping[tuple[str, str, str], onnx.FunctionProto]) -> None:
         self.session = session
         self.functions = functions
+        self.unfolding = Unfolding(functions)
 
     # Graphs
 
     def model(self, proto: onnx.GraphProto, versions: Mapping[str, int]) -> Graph:
         _refuse_duplicates([info.name for info in proto.input], "input")
         _refuse_duplicates([info.name for info in proto.output], "output")
+        self.session.count_nodes(self.unfolding.size(proto.node))
         graph = Graph(proto.name or "graph")
         frame = Frame(Emitter(graph, self.session), Scope(), versions, declared=_declared(proto))
         self._contents(proto, frame, ())
@@ -132,7 +134,7 @@ class _Importer:
         value = _present(info.name, frame, "output")
         if info.type.WhichOneof("value") is not None:
             declared = value_type(info.type, self.session.symbols, info.name)
-            if not agree(value.type, declared):
+            if not agree(value.type, declared) and not _is_misdeclared(value.type, declared, frame):
                 raise ModelError(
                     f"is declared {declared}, its nodes make it {value.type}", where=f"output '{info.name}'"
                 )
@@ -143,7 +145,6 @@ class _Importer:
 
     def _nodes(self, protos: Sequence[onnx.NodeProto], frame: Frame, where: str) -> None:
         for proto in in_order(protos, where):
-            self.session.count_node()
             frame.emitter.label = frame.label(proto.name or next(filter(None, proto.output), "unnamed"))
             self._node(proto, frame, f"node '{frame.emitter.label}' ({proto.op_type})")
 
@@ -174,6 +175,7 @@ class _Importer:
         if body is None:
             place = f"domain '{domain or 'ai.onnx'}', opset {version}"
             raise UnsupportedError(f"operator {proto.op_type} of {place} is not implemented", where=where)
+        self.session.count_nodes(self.unfolding.size(body.node))
         self._call(body, proto, inputs, attrs, frame)
 
     def _emit(self, node: OnnxNode, frame: Frame) -> None:
@@ -238,8 +240,8 @@ class _Importer:
     ) -> Frame:
         """The frame of a function's body: its arguments bound, its results named after the node's outputs."""
         depth = frame.call.depth + 1 if frame.call else 1
-        if depth > _MAX_CALL_DEPTH:
-            raise UnsupportedError(f"functions call each other more than {_MAX_CALL_DEPTH} deep", where=where)
+        if depth > MAX_CALL_DEPTH:
+            raise UnsupportedError(f"functions call each other more than {MAX_CALL_DEPTH} deep", where=where)
         if len(inputs) > len(function.input) or len(proto.output) > len(function.output):
             got, expected = (len(inputs), len(proto.output)), (len(function.input), len(function.output))
             raise ModelError(f"has (inputs, outputs) {got}, expected at most {expected}", where=where)
@@ -315,6 +317,14 @@ def _argument_types(proto: onnx.NodeProto, inputs: Inputs) -> list[ValueType]:
     if proto.op_type == "SequenceMap":  # the body takes one element of each sequence
         return [type_.element if isinstance(type_, SequenceType) else type_ for type_ in open_]
     return open_
+
+
+def _is_misdeclared(inferred: ValueType, declared: ValueType, frame: Frame) -> bool:
+    """Whether only a shape differs in a model of ai.onnx.ml: scikit-learn's converter declares one column for several
+    targets, so the shape that the nodes make counts."""
+    if not isinstance(inferred, TensorType) or not isinstance(declared, TensorType):
+        return False
+    return inferred.dtype is declared.dtype and ML_DOMAIN in frame.opsets
 
 
 def _fill_in(value: Value, declared: ValueType) -> None:

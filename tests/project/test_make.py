@@ -51,6 +51,13 @@ def test_make_test_leaves_the_slow_tests_out_and_test_all_does_not(checkout: Pat
     assert "not slow" not in dry_run(checkout, "test-all")
 
 
+def test_each_framework_has_an_environment_of_its_own(project: Path) -> None:
+    planned = dry_run(project, "--always-make", "test-exporters")
+    for framework in ("torch", "paddle", "tensorflow"):
+        assert f"--requirement tests/exporters/requirements/{framework}.txt" in planned
+    assert "LATHE_EXPORTERS=.lathe/exporters" in planned
+
+
 def test_the_server_works_on_a_copy_of_the_bundled_models(checkout: Path) -> None:
     planned = dry_run(checkout, "serve")
     assert "cp -R model_repo .lathe/models" in planned

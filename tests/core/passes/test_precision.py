@@ -1,0 +1,141 @@
+"""bfloat16: which values become it, and how far whole models are off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+import core
+from core.errors import UnsupportedError
+from core.ir.build import Builder
+from core.ir.dim import symbol
+from core.ir.graph import Graph, Value
+from core.ir.text import print_graph
+from core.ir.types import DType, TensorType
+from core.ir.verify import verify
+from core.passes.pipeline import Options, optimize
+from core.passes.precision import ToBFloat16
+from core.reference import interpret
+from loadtest import zoo
+from tests.core.passes.case_files import feeds, operators
+
+F32, BF16 = DType.FLOAT32, DType.BFLOAT16
+RNG = np.random.default_rng(0)
+
+
+def network(write: Callable[[Builder, Value], Value], width: int = 8) -> Graph:
+    """`write` between the graph's input [n, width] and its output."""
+    b = Builder(Graph("net"))
+    x = b.input("x", TensorType(F32, (symbol("n"), width)))
+    b.graph.outputs = [write(b, x)]
+    return b.graph
+
+
+def weight(b: Builder, *shape: int) -> Value:
+    return b.constant(RNG.standard_normal(shape).astype(np.float32))
+
+
+def product(b: Builder, x: Value, **attrs: Any) -> Value:
+    return b("FusedMatMul", x, weight(b, x.shape[-1], 8), **attrs)  # type: ignore[arg-type]
+
+
+def narrowed(graph: Graph) -> dict[str, list[str]]:
+    """Operator -> element types of the outputs of such nodes, after the pass; results must stay close."""
+    copy = graph.clone()
+    ToBFloat16().run(copy)
+    verify(copy, "the pass")
+    given = feeds(graph)
+    for name, exact in interpret(graph, given).items():
+        assert np.abs(interpret(copy, given)[name] - exact).max() < 0.03 * np.abs(exact).max()
+    found: dict[str, list[str]] = {}
+    for node in copy.nodes:
+        found.setdefault(node.op, []).append(str(node.output.dtype))
+    return found
+
+
+def test_products_hand_on_bfloat16_and_the_ends_stay_float32() -> None:
+    found = narrowed(network(lambda b, x: product(b, b("Relu", product(b, x)))))
+    assert found["FusedElementwise"] == ["bfloat16"] and found["Cast"] == ["bfloat16"]  # the input's
+    assert found["FusedMatMul"] == ["bfloat16", "float32"]
+
+
+def test_a_reader_that_needs_float32_gets_a_conversion() -> None:
+    def write(b: Builder, x: Value) -> Value:
+        y = product(b, x)
+        return b("Add", b("Softmax", y, axis=-1), product(b, y))
+
+    found = narrowed(network(write))
+    assert found["FusedMatMul"][0] == "bfloat16" and found["Cast"] == ["bfloat16", "float32"]
+    assert found["Softmax"] == ["float32"]
+
+
+def test_what_no_product_multiplies_stays_float32() -> None:
+    found = narrowed(network(lambda b, x: b("Softmax", product(b, x), axis=-1)))
+    assert found == {"Cast": ["bfloat16"], "FusedMatMul": ["float32"], "Softmax": ["float32"]}
+
+
+def test_normalization_between_products_passes_bfloat16_on() -> None:
+    def write(b: Builder, x: Value) -> Value:
+        return product(b, b("LayerNormalization", product(b, x), weight(b, 8), weight(b, 8)))
+
+    found = narrowed(network(write))
+    assert found["LayerNormalization"] == ["bfloat16"] and found["FusedMatMul"] == ["bfloat16", "float32"]
+
+
+@pytest.mark.parametrize("width", [7, 9])
+def test_odd_depths_stay_float32(width: int) -> None:
+    assert narrowed(network(product, width)) == {"FusedMatMul": ["float32"]}
+
+
+def test_graphs_without_products_stay_as_they_are() -> None:
+    graph = network(lambda b, x: b("Exp", b("Add", x, x)))
+    text = print_graph(graph)
+    assert ToBFloat16().run(graph).changed == 0 and print_graph(graph) == text
+
+
+def test_running_again_changes_nothing() -> None:
+    graph, _ = optimize(network(lambda b, x: product(b, b("Relu", product(b, x)))), Options(precision="bfloat16"))
+    text = print_graph(graph)
+    ToBFloat16().run(graph)
+    assert print_graph(graph) == text
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "name", ["mlp", "transformer", *(pytest.param(n, marks=SLOW) for n in ("resnet", "mobilenet"))]
+)
+def test_models_stay_near_float32(name: str) -> None:
+    model = zoo.model(name).SerializeToString()
+    session = core.compile(model, threads=1, max_batch=4, precision="bfloat16")
+    assert " 0 on the reference" in session.explain() and "bfloat16" in session.explain()
+    x = {"x": zoo.sample(name, 3)}
+    exact = np.asarray(ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, x)[0])
+    got = session.run(x)["y"]
+    assert got.dtype == exact.dtype
+    assert np.abs(got - exact).max() < 0.02 * np.abs(exact).max()
+
+
+def test_kernels_compute_what_the_rewritten_graph_says() -> None:
+    def write(b: Builder, x: Value) -> Value:
+        hidden = b("Relu", b("Add", product(b, x), weight(b, 8)))
+        normal = b("LayerNormalization", b("Add", hidden, product(b, hidden)), weight(b, 8), weight(b, 8))
+        return b("Softmax", product(b, b("Gelu", product(b, normal))), axis=-1)
+
+    graph = network(write)
+    rewritten, _ = optimize(graph, Options(precision="bfloat16"))
+    assert operators(rewritten)["FusedMatMul"] == 4
+    x = {"x": RNG.standard_normal((7, 8)).astype(np.float32)}
+    got = core.compile(graph, precision="bfloat16").run(x)
+    for name, want in interpret(rewritten, x).items():
+        np.testing.assert_allclose(got[name], want, rtol=0.02, atol=0.005)
+
+
+def test_unknown_precisions_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="precision 'float8' is not supported, expected 'float32' or 'bfloat16'"):
+        core.compile(network(product), precision="float8")  # type: ignore[arg-type]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx
 
 from core.errors import ModelError
 from core.frontends.declared import type_proto
+from core.frontends.order import bodies
 from core.frontends.proto import default_domain
 from core.ir.graph import Attr, Value
 
+MAX_CALL_DEPTH = 32
 _Kind = onnx.AttributeProto
 _SINGLE = {_Kind.FLOAT: "f", _Kind.INT: "i", _Kind.STRING: "s"}
 _MANY = {_Kind.FLOATS: "floats", _Kind.INTS: "ints", _Kind.STRINGS: "strings"}
@@ -99,6 +101,28 @@ def _completed(text: bytes, schema: Any, opsets: Mapping[str, int]) -> onnx.Func
     function.attribute_proto.extend(a.default_value for a in schema.attributes.values() if a.default_value.name)
     function.attribute.extend(a.name for a in schema.attributes.values() if not a.default_value.name)
     return function
+
+
+class Unfolding:
+    """How many nodes graphs have once the calls of model-local functions are unfolded, worked out without doing so."""
+
+    def __init__(self, functions: Mapping[tuple[str, str, str], onnx.FunctionProto]) -> None:
+        self._functions = functions
+        self._sizes: dict[tuple[str, str, str], int] = {}
+
+    def size(self, nodes: Iterable[onnx.NodeProto], depth: int = 0) -> int:
+        """The nodes themselves, those of their bodies, and those of the functions they call."""
+        return sum(self._size_of(node, depth) for node in nodes)
+
+    def _size_of(self, node: onnx.NodeProto, depth: int) -> int:
+        inner = sum(self.size(body.node, depth) for body in bodies(node))
+        key = (default_domain(node.domain), node.op_type, node.overload)
+        if key not in self._functions or depth > MAX_CALL_DEPTH:  # unfolding finds out whether it goes too deep
+            return 1 + inner
+        if key not in self._sizes:
+            self._sizes[key] = 0
+            self._sizes[key] = self.size(self._functions[key].node, depth + 1)
+        return 1 + inner + self._sizes[key]
 
 
 def check_attributes(function: onnx.FunctionProto, given: Mapping[str, Any], where: str) -> None:

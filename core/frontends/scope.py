@@ -48,8 +48,9 @@ class Session:
         taken.add(name)
         return name
 
-    def count_node(self) -> None:
-        self.nodes += 1
+    def count_nodes(self, count: int) -> None:
+        """UnsupportedError when there are too many nodes with `count` more."""
+        self.nodes += count
         if self.nodes > MAX_NODES:
             raise UnsupportedError(f"the model has more than {MAX_NODES} nodes once its functions are unfolded")
 

@@ -193,6 +193,9 @@ class Arithmetic:
     def tanh(self, x: Operand) -> Val:
         return vmath.tanh(self, self._operand(x))
 
+    def sigmoid(self, x: Operand) -> Val:
+        return vmath.sigmoid(self, self._operand(x))
+
     def erf(self, x: Operand) -> Val:
         return vmath.erf(self, self._operand(x))
 

@@ -176,7 +176,7 @@ class Swish(Activation):
         return x * sigmoid(c.attr("alpha") * x)
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
-        return e.mul(x[0], sm.sigmoid(e, e.mul(x[0], c.attr("alpha"))))
+        return e.mul(x[0], e.sigmoid(e.mul(x[0], c.attr("alpha"))))
 
     def slopes(self, g: Rewrite) -> Sequence[Slope]:
         x, alpha = g.x(), g.attr("alpha")
@@ -232,7 +232,7 @@ class Sigmoid(Activation):
         return sigmoid(x)
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
-        return sm.sigmoid(e, x[0])
+        return e.sigmoid(x[0])
 
     def slopes(self, g: Rewrite) -> Sequence[Slope]:
         gate = g.x().op("Sigmoid")

@@ -31,10 +31,6 @@ def log1p(e: ScalarOps, x: Operand) -> Operand:
     return e.select(tiny, x, e.mul(e.log(one_plus), e.select(infinite, e.const(1.0, e.dtype(x)), ratio)))
 
 
-def sigmoid(e: ScalarOps, x: Operand) -> Operand:
-    return e.div(e.const(1.0, e.dtype(x)), e.add(e.exp(e.neg(x)), 1.0))
-
-
 def softplus(e: ScalarOps, x: Operand) -> Operand:
     """log(1 + exp(x)) without overflow."""
     return e.add(e.max(x, 0.0), log1p(e, e.exp(e.neg(e.abs(x)))))

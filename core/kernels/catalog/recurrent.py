@@ -27,7 +27,8 @@ _OPERATORS: dict[str, tuple[str, tuple[str, ...]]] = {
     "softplus": ("Softplus", ()), "hardsigmoid": ("HardSigmoid", ("alpha", "beta")),
     "leakyrelu": ("LeakyRelu", ("alpha",)), "elu": ("Elu", ("alpha",)),
 }  # fmt: skip
-_TALLEST = 8
+_HEIGHTS = {1: 8, 2: 8, 3: 8}  # rows of a tile by its width in vectors, where there are 32 registers
+_FEW_HEIGHTS = {1: 8, 2: 4, 3: 4}  # where there are 16
 _BLOCK = 32  # rows that go through time together: their state and sums stay in the first-level cache
 
 
@@ -36,7 +37,8 @@ class RecurrentSpec(KernelSpec):
     """`steps` steps of the rows of a batch, each with `hidden` units, in every one of `backwards`' directions.
 
     Operands: G, one packed weight per stage, then those present of bias, lengths, initial h, initial c and peepholes,
-    Y, the final h, an LSTM's final c, and scratch. `stages` are the gates whose products are made together.
+    Y, the final h, an LSTM's final c, and scratch. `stages` are the gates whose products come before the cell can go
+    on; a tile makes `width` of them at once.
     """
 
     family: ClassVar[str] = "recurrent"
@@ -80,10 +82,6 @@ class RecurrentSpec(KernelSpec):
         return _BLOCK // self.height * self.height
 
     @property
-    def widest(self) -> int:
-        return max(map(len, self.stages))
-
-    @property
     def buffers(self) -> int:
         """States of a block: the hidden one before and after a step, and the cell's, or the update gate and the reset
         state."""
@@ -91,12 +89,13 @@ class RecurrentSpec(KernelSpec):
 
     @property
     def scratch_bytes(self) -> int:
-        """The buffers, and the sums of a panel."""
-        return (self.buffers * self.pitch + self.widest * self.lanes) * self.block * F32.itemsize
+        """The buffers, and the sums of a vector of units."""
+        widest = max(map(len, self.stages))
+        return (self.buffers * self.pitch + widest * self.lanes) * self.block * F32.itemsize
 
     @property
     def summary(self) -> str:
-        tile = Tile(self.height, self.widest, self.lanes)
+        tile = Tile(self.height, max(map(width_of, self.stages)), self.lanes)
         return f"{self.cell.lower()} steps {tile}, {self.hidden} units, {len(self.backwards)} direction(s)"
 
 
@@ -105,6 +104,11 @@ def stages_of(cell: str, linear_before_reset: bool) -> tuple[tuple[int, ...], ..
     if cell == "GRU" and not linear_before_reset:
         return ((0, 1), (2,))
     return (tuple(range(GATES[cell])),)
+
+
+def width_of(stage: tuple[int, ...]) -> int:
+    """Gates that one tile makes: all that leave room for eight rows, a common batch."""
+    return 2 if len(stage) % 2 == 0 else len(stage)
 
 
 @covers("RecurrentSteps")
@@ -134,7 +138,7 @@ def recurrent(request: Request) -> KernelCall | None:
         initial=(4 in present, 5 in present),
         peepholes=6 in present,
         lanes=lanes,
-        height=min(_height(request.target, len(stage)) for stage in stages),
+        height=min(_height(request.target, width_of(stage)) for stage in stages),
     )
     operands: list[Operand] = [
         In(0),
@@ -147,18 +151,17 @@ def recurrent(request: Request) -> KernelCall | None:
 
 
 def _height(target: Target, vectors: int) -> int:
-    """Rows of accumulators that leave room for a line of weights."""
-    return max(1, min(_TALLEST, (target.registers - vectors) // vectors))
+    return (_HEIGHTS if target.registers >= 32 else _FEW_HEIGHTS)[vectors]
 
 
 def _pack(r: Array, cell: str, stage: tuple[int, ...], lanes: int) -> Array:
-    """[D, G*H, H] as panels [D, H/lanes, H, gates of the stage, lanes]: each makes all gates of a vector of units."""
+    """[D, G*H, H] as panels [D, units/lanes, tiles of the stage, H, gates of a tile, lanes]."""
     directions, _, hidden = r.shape
-    blocks = -(-hidden // lanes)
+    blocks, width = -(-hidden // lanes), width_of(stage)
     padded = np.zeros((directions, GATES[cell], blocks * lanes, hidden), r.dtype)
     padded[:, :, :hidden] = r.reshape(directions, GATES[cell], hidden, hidden)
-    chosen = padded[:, list(stage)].reshape(directions, len(stage), blocks, lanes, hidden)
-    return np.ascontiguousarray(chosen.transpose(0, 2, 4, 1, 3)).reshape(-1)
+    chosen = padded[:, list(stage)].reshape(directions, len(stage) // width, width, blocks, lanes, hidden)
+    return np.ascontiguousarray(chosen.transpose(0, 3, 1, 5, 2, 4)).reshape(-1)
 
 
 def _activations(node: Node) -> tuple[Graph, ...] | None:

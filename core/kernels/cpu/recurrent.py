@@ -1,6 +1,6 @@
 """Steps of recurrent layers: a block of rows goes through time with its state in the cache.
 
-One panel of weights makes all gates of a vector of units. Its sums wait in scratch until the tiles of the block are
+The weights of a vector of units lie together, gate by gate. Their sums wait in scratch until the tiles of the block are
 done; then the cell is computed row by row, once in the code for tiles of every height.
 """
 
@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from core.codegen.lang import Kernel, Pointer, Val
 from core.ir.types import DType
-from core.kernels.catalog.recurrent import RecurrentSpec
+from core.kernels.catalog.recurrent import RecurrentSpec, width_of
 from core.kernels.cpu.microkernel import accumulate, each_tile, zeros
 from core.kernels.target import Target
 from core.ops.fused import scalar_body
@@ -99,8 +99,8 @@ class _Recurrent:
         with k.loop(0, self.steps) as step:
             time = self._time(task.direction, step)
             for stage in range(len(spec.stages)):
-                with k.loop(0, spec.blocks) as panel:
-                    self._panel(task, time, step, stage, panel)
+                with k.loop(0, spec.blocks) as block:
+                    self._units(task, time, step, stage, block)
         half = self.steps % 2 * (spec.block * spec.pitch)
         self._end(task, self.h.at(half), self.last_h)
         if self.last_c is not None:
@@ -145,32 +145,37 @@ class _Recurrent:
         hidden = self.spec.hidden
         return None if hidden % self.lanes == 0 else self.kernel.lane_mask(self.kernel.index(hidden) - unit, self.lanes)
 
-    def _panel(self, task: _Task, time: Val, step: Val, stage: int, panel: Val) -> None:
-        """The products of a stage for a vector of units, and what becomes of them."""
+    def _units(self, task: _Task, time: Val, step: Val, stage: int, block: Val) -> None:
+        """A stage for a vector of units: its products, and what becomes of them."""
         k, spec = self.kernel, self.spec
-        width = len(spec.stages[stage])
-        old = step % 2
-        size = spec.hidden * width * self.lanes
-        weights = self.weights[stage].at((task.direction * spec.blocks + panel) * size)
-        source = self.h.at(old * (spec.block * spec.pitch)) if stage == 0 else self.extra[1]
-
-        def tile(row: Val, height: int) -> None:
-            rows = [source.at((row + r) * spec.pitch) for r in range(height)]
-            grid = accumulate(k, zeros(k, height, width, self.lanes), rows, 1, weights, width * self.lanes, spec.hidden)
-            for r, values in enumerate(grid):
-                for v, value in enumerate(values):
-                    self.sums.store(value, ((row + r) * width + v) * self.lanes)
-
-        each_tile(k, k.index(0), task.rows, spec.batch, spec.height, tile)
-        unit = panel * self.lanes
+        gates, old = spec.stages[stage], step % 2
+        for tile in range(len(gates) // width_of(gates)):
+            self._products(task, old, stage, block, tile)
+        unit = block * self.lanes
         mask = self._mask(unit)
         with k.loop(0, task.rows) as row:
             entry = task.first + row
             active = None if self.lengths is None else time < self.lengths.load(entry).cast(DType.INT64)
             place = _Place(row, entry, time * self.batch + entry, unit, task.direction, old, mask, active)
-            sums = [self.sums.load((row * width + v) * self.lanes, self.lanes) for v in range(width)]
-            gates = spec.stages[stage]
+            sums = [self.sums.load((row * len(gates) + v) * self.lanes, self.lanes) for v in range(len(gates))]
             self._cell(place, stage, [self._biased(place, g, value) for g, value in zip(gates, sums, strict=True)])
+
+    def _products(self, task: _Task, old: Val, stage: int, block: Val, tile: int) -> None:
+        """The state times the weights of a few gates, for all rows, into `sums`."""
+        k, spec = self.kernel, self.spec
+        count, width = len(spec.stages[stage]), width_of(spec.stages[stage])
+        panel = (task.direction * spec.blocks + block) * (count // width) + tile
+        weights = self.weights[stage].at(panel * (spec.hidden * width * self.lanes))
+        source = self.h.at(old * (spec.block * spec.pitch)) if stage == 0 else self.extra[1]
+
+        def rows(row: Val, height: int) -> None:
+            sources = [source.at((row + r) * spec.pitch) for r in range(height)]
+            start = zeros(k, height, width, self.lanes)
+            for r, values in enumerate(accumulate(k, start, sources, 1, weights, width * self.lanes, spec.hidden)):
+                for v, value in enumerate(values):
+                    self.sums.store(value, ((row + r) * count + tile * width + v) * self.lanes)
+
+        each_tile(k, k.index(0), task.rows, spec.batch, spec.height, rows)
 
     # What a cell makes of its sums
 

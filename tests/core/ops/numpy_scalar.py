@@ -39,6 +39,9 @@ class NumpyScalar:
     def erf(self, x: Operand) -> Operand:
         return np.vectorize(math.erf, otypes=[np.asarray(x).dtype])(x) if np.size(x) else erf(x)
 
+    def sigmoid(self, x: Operand) -> Operand:
+        return 1 / (1 + np.exp(-x))
+
     def bit_not(self, x: Operand) -> Operand:
         return np.bitwise_not(x)
 

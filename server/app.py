@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Response
 
+from server.access.authority import Authority
 from server.api.asgi import HeadAsGet
+from server.api.authorize import Authorize
 from server.api.canary import canary_routes
 from server.api.controls import LogSettings
 from server.api.errors import install_error_handlers
@@ -52,7 +54,8 @@ class Engine:
     def build(cls, settings: Settings, registry: Resolver) -> Engine:
         """Start the worker threads and connect the data plane to what the registry shows."""
         pool, book = WorkerPool(settings.workers), StatsBook()
-        return cls(settings, pool, book, ServableFactory(settings, pool, book), DataPlane(registry))
+        authority = Authority(settings.host, settings.keys_file, open_management=settings.open_management)
+        return cls(settings, pool, book, ServableFactory(settings, pool, book), DataPlane(registry, authority))
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -84,6 +87,7 @@ def assemble(
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         hub.start()
+        watching = asyncio.create_task(plane.authority.watch(settings.poll_interval))
         async with running(plane.start):
             if endpoint:
                 await endpoint.start()
@@ -91,10 +95,12 @@ def assemble(
             plane.draining = True
             if endpoint:
                 await endpoint.stop()
+        watching.cancel()
         hub.stop()
         await asyncio.to_thread(engine.pool.close)
 
     app = FastAPI(title="Lathe", version=VERSION, lifespan=lifespan, redirect_slashes=False)
+    app.add_middleware(Authorize, authority=plane.authority)
     app.add_middleware(HeadAsGet)
     app.state.plane, app.state.grpc = plane, endpoint
     install_error_handlers(app)

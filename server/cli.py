@@ -1,4 +1,4 @@
-"""The command line: ``lathe serve | run | inspect | push | rollback | canary | bench``."""
+"""The command line: ``lathe serve | run | inspect | push | rollback | canary | keys | bench``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from server import cli_canary
+from server import cli_canary, cli_keys
 from server.terminal import DEFAULT_URL, Url, connected, console, fail
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Serve ONNX models, compiled to native code.", no_args_is_help=True, add_completion=False)
 app.add_typer(cli_canary.app, name="canary")
+app.add_typer(cli_keys.app, name="keys")
 
 ModelFile = Annotated[Path, typer.Argument(help="An ONNX file.", exists=True, dir_okay=False, readable=True)]
 Threads = Annotated[int | None, typer.Option(help="Threads of the compute team; all there are without it.", min=1)]
@@ -38,6 +39,7 @@ def serve(
     """Serve a model repository. Every other setting is an environment variable, LATHE_<NAME>."""
     from pydantic import ValidationError
 
+    from server.access.keys import DamagedKeys
     from server.app import create_app
     from server.serve import make_server
     from server.settings import Settings
@@ -52,6 +54,9 @@ def serve(
         raise fail(f"model repository {settings.model_repo}: no such folder")
     try:
         server = make_server(create_app(settings), settings)
+    except (OSError, DamagedKeys) as error:
+        what = f"file of keys {settings.keys_file}" if settings.keys_file else f"repository {settings.model_repo}"
+        raise fail(f"{what}: {error}") from error
     except ModuleNotFoundError as error:
         if error.name != "grpc":
             raise

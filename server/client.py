@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,9 +66,12 @@ class Client:
         *,
         timeout: float = 30.0,
         upload_timeout: float = 1800.0,
+        api_key: str | None = None,
+        verify: ssl.SSLContext | bool = True,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._http = httpx.Client(base_url=url, timeout=timeout, transport=transport)
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else None
+        self._http = httpx.Client(base_url=url, timeout=timeout, headers=headers, verify=verify, transport=transport)
         self._upload_timeout = upload_timeout
 
     def __enter__(self) -> Client:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Iterable
 from typing import Protocol
 
+from server.access.authority import Authority
+from server.access.scopes import Scope
 from server.batching.entry import Entry, Outcome
 from server.batching.signature import Group
 from server.errors import BadRequest, Unavailable
@@ -34,10 +36,12 @@ class Resolver(Protocol):
 
 
 class DataPlane:
-    """Inference for callers in this process, whatever brought them here."""
+    """Inference, whatever brought the request here. Transports route and execute; :meth:`infer` is for callers in this
+    process, who need no key."""
 
-    def __init__(self, registry: Resolver) -> None:
+    def __init__(self, registry: Resolver, authority: Authority) -> None:
         self.registry = registry
+        self.authority = authority
         self.draining = False  # set at the first signal to stop: not ready any more, but still answering
         self.started = False  # set once the repository's live versions are loaded
 
@@ -54,8 +58,12 @@ class DataPlane:
         """Return the servable that this name stands for."""
         return self.registry.resolve(model, version)
 
-    def route(self, model: str, version: str = "", key: str = "") -> Servable:
-        """Return the servable that answers; the request stays with it whatever happens to the alias later."""
+    def route(self, model: str, version: str = "", *, key: str, authorization: str) -> Servable:
+        """Return the servable that answers; the request stays with it whatever happens to the alias later.
+
+        Raises Unauthorized or Forbidden when the caller may not run this model, and what :meth:`resolve` raises.
+        """
+        self.authority.check(authorization, Scope.INFER, model)
         return self.registry.route(model, version, key)
 
     def is_ready(self, model: str, version: str = "") -> bool:
@@ -68,7 +76,7 @@ class DataPlane:
 
     async def infer(self, request: InferRequest) -> InferResult:
         """Answer one request; cancelling the awaiting task takes waiting work out of its queue."""
-        servable = self.route(request.model, request.version, request.sticky_key)
+        servable = self.registry.route(request.model, request.version, request.sticky_key)
         signature = servable.signature
         group = signature.group_of(request.inputs)
         requested = signature.requested(request.outputs)

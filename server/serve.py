@@ -6,6 +6,7 @@ import asyncio
 import gc
 import signal
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import Iterator
@@ -76,6 +77,10 @@ def make_server(app: FastAPI, settings: Settings, connection: type[HttpToolsProt
         access_log=settings.access_log,
         server_header=False,
         proxy_headers=False,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+        ssl_ca_certs=str(settings.tls_client_ca) if settings.tls_client_ca else None,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if settings.tls_client_ca else ssl.CERT_NONE,
         backlog=4096,
         timeout_graceful_shutdown=int(max(1, settings.drain_timeout)),
     )

@@ -29,6 +29,20 @@ class Settings(BaseSettings):
         None, description="Folder for compiled artifacts; without it `.cache` inside the model repository."
     )
 
+    # access
+    keys_file: Path | None = Field(
+        None, description="File of API keys, as `lathe keys` writes it; with it every call needs one that allows it."
+    )
+    open_management: bool = Field(
+        False,
+        description="Without a file of keys, let everybody manage models even on an address that other machines reach.",
+    )
+    tls_cert: Path | None = Field(None, description="Certificate chain (PEM); with it HTTP and gRPC are TLS only.")
+    tls_key: Path | None = Field(None, description="The certificate's private key (PEM).")
+    tls_client_ca: Path | None = Field(
+        None, description="Certificates (PEM) that signed the clients'; with it a client without one is refused."
+    )
+
     # the engine
     threads: int | None = Field(
         None, ge=1, description="Threads of the compute team; without it what the process may use of the machine."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -21,11 +22,11 @@ complaints = Console(stderr=True, markup=False, highlight=False)
 
 @contextmanager
 def connected(url: str) -> Iterator[Client]:
-    """A client of the server; what goes wrong with it ends the command."""
+    """A client of the server, with the API key in ``LATHE_KEY``; what goes wrong with it ends the command."""
     from server.client import Client, ClientError
 
     try:
-        with Client(url) as client:
+        with Client(url, api_key=os.environ.get("LATHE_KEY")) as client:
             yield client
     except ClientError as error:
         raise fail(str(error)) from error

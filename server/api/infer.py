@@ -58,7 +58,9 @@ class InferCall:
 
     def _submit(self, body: bytes | bytearray) -> None:
         head = self.head
-        self.servable = servable = self.service.plane.route(head.model, head.version, head.sticky_key)
+        self.servable = servable = self.service.plane.route(
+            head.model, head.version, key=head.sticky_key, authorization=head.authorization
+        )
         self.codec = codec_of(servable)
         if head.encoding:
             body = inflate(body, head.encoding, self.service.settings.max_inflated)

@@ -9,6 +9,7 @@ import orjson
 from fastapi import APIRouter, Header, Path, Query, Request
 from starlette.requests import ClientDisconnect
 
+from server.access.scopes import Scope
 from server.api.asgi import ClientLeft
 from server.api.schemas import (
     AliasMove,
@@ -99,6 +100,8 @@ def _versions(routes: APIRouter, rollout: Rollout, max_upload: int) -> None:
         idempotency_key: Key = None,
     ) -> Published:
         """Upload a version: it is parsed, compiled and loaded before it gets its number."""
+        if promote:
+            request.state.caller.check(Scope.PROMOTE, model)
         _check_headers(request, max_upload)
         options = PublishOptions(
             promote=promote,
@@ -146,7 +149,7 @@ def _aliases(routes: APIRouter, rollout: Rollout) -> None:
 
 def origin_of(request: Request, key: str | None) -> Origin:
     """Return who asks, with the idempotency key they sent; raises BadRequest."""
-    actor = request.client.host if request.client else ""
+    actor = request.state.caller.name or (request.client.host if request.client else "")
     return Origin(actor, names.check_key(key) if key is not None else None)
 
 

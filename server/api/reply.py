@@ -50,6 +50,8 @@ def error_reply(error: Exception, path: bytes | str = "") -> Reply:
     extra: tuple[Header, ...] = ()
     if error.retry_after is not None:
         extra = ((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after))),)
+    if error.http_status == 401:
+        extra += ((b"www-authenticate", b"Bearer"),)
     document = {"error": error.message}
     if path[:5] in ("/api/", b"/api/"):
         document["code"] = error.code

@@ -12,13 +12,17 @@ import grpc
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.message import DecodeError
 
+from server.access.authority import Authority
+from server.access.scopes import CALLS, Need, Scope
 from server.api.grpc.health import HealthService
 from server.api.grpc.messages import HEALTH, INFERENCE, Message, message_class
 from server.api.grpc.service import InferenceService, Parts
 from server.api.grpc.status import errors_as_status
 from server.errors import BadRequest
+from server.settings import Settings
 
 Read: TypeAlias = Callable[[bytes], Message]
+Permit: TypeAlias = Callable[[Any, Any], None]  # of a message and its call's context; raises
 
 log = logging.getLogger("lathe.api")
 
@@ -44,11 +48,18 @@ class GrpcEndpoint:
                 ("grpc.so_reuseport", 0),  # else a second server would silently take half of the calls
             ],
         )
+        authority = self._parts.plane.authority
         inference = InferenceService(self._parts, self._stopping)
         health = HealthService(self._parts.plane, self._stopping)
-        self._server.add_generic_rpc_handlers((_handlers(INFERENCE, inference), _handlers(HEALTH, health)))
+        self._server.add_generic_rpc_handlers(
+            (_handlers(INFERENCE, inference, authority), _handlers(HEALTH, health, authority))
+        )
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        self.port = self._server.add_insecure_port(f"{host}:{settings.grpc_port}")
+        credentials, address = _credentials(settings), f"{host}:{settings.grpc_port}"
+        if credentials:
+            self.port = self._server.add_secure_port(address, credentials)
+        else:
+            self.port = self._server.add_insecure_port(address)
         await self._server.start()
         log.info("gRPC on %s:%d", host, self.port)
 
@@ -60,22 +71,47 @@ class GrpcEndpoint:
         await asyncio.shield(self._stopped)
 
 
-def _handlers(file: FileDescriptor, methods: object) -> Any:
+def _credentials(settings: Settings) -> Any:
+    """The certificate as gRPC wants it, None without one."""
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    clients = settings.tls_client_ca.read_bytes() if settings.tls_client_ca else None
+    pair = (settings.tls_key.read_bytes(), settings.tls_cert.read_bytes())
+    return grpc.ssl_server_credentials([pair], clients, clients is not None)
+
+
+def _handlers(file: FileDescriptor, methods: object, authority: Authority) -> Any:
     """Connect the file's one service with the methods of the same names."""
     (service,) = file.services_by_name.values()
-    found = {method.name: _handler(method, getattr(methods, method.name)) for method in service.methods}
+    found = {
+        method.name: _handler(method, getattr(methods, method.name), _permission(CALLS[method.name], authority))
+        for method in service.methods
+    }
     return grpc.method_handlers_generic_handler(service.full_name, found)
 
 
-def _handler(method: Any, call: Callable[..., Any]) -> Any:
+def _permission(need: Need, authority: Authority) -> Permit:
+    """Return the check of one call; inference is checked where it is routed, message by message."""
+
+    def permit(message: Any, context: Any) -> None:
+        if need is not None and need is not Scope.INFER:
+            shown = dict(context.invocation_metadata() or ()).get("authorization", "")
+            model = getattr(message, "model_name", "") or getattr(message, "name", "")
+            authority.check(shown, need, model)
+
+    return permit
+
+
+def _handler(method: Any, call: Callable[..., Any], permit: Permit) -> Any:
     """Wrap a method; messages are read in here, so that what is none is refused like any other bad request."""
     write = message_class(method.output_type).SerializeToString
     read = _reader(message_class(method.input_type))
     if not method.server_streaming:
-        return grpc.unary_unary_rpc_method_handler(_unary(read, call), None, write)
+        return grpc.unary_unary_rpc_method_handler(_unary(read, call, permit), None, write)
     if not method.client_streaming:
-        return grpc.unary_stream_rpc_method_handler(_streaming(read, call), None, write)
-    return grpc.stream_stream_rpc_method_handler(_streaming(functools.partial(_each, read), call), None, write)
+        return grpc.unary_stream_rpc_method_handler(_streaming(read, call, permit), None, write)
+    each = functools.partial(_each, read)
+    return grpc.stream_stream_rpc_method_handler(_streaming(each, call, permit), None, write)
 
 
 def _reader(kind: Any) -> Read:
@@ -93,18 +129,22 @@ async def _each(read: Read, requests: AsyncIterator[bytes]) -> AsyncIterator[Mes
         yield read(data)
 
 
-def _unary(read: Read, call: Callable[..., Any]) -> Callable[..., Any]:
+def _unary(read: Read, call: Callable[..., Any], permit: Permit) -> Callable[..., Any]:
     async def answer(request: bytes, context: Any) -> Message:
         async with errors_as_status(context):
-            return await call(read(request), context)
+            message = read(request)
+            permit(message, context)
+            return await call(message, context)
 
     return answer
 
 
-def _streaming(read: Callable[[Any], Any], call: Callable[..., Any]) -> Callable[..., Any]:
+def _streaming(read: Callable[[Any], Any], call: Callable[..., Any], permit: Permit) -> Callable[..., Any]:
     async def answer(request: Any, context: Any) -> AsyncIterator[Message]:
         async with errors_as_status(context):
-            async for message in call(read(request), context):
+            asked = read(request)
+            permit(asked, context)
+            async for message in call(asked, context):
                 yield message
 
     return answer

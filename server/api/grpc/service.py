@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, TypeAlias
 
 from google.protobuf.json_format import ParseDict
 
@@ -24,6 +24,8 @@ from server.dataplane import DataPlane
 from server.errors import BadRequest, NotFound, Unavailable, Unsupported
 from server.settings import Settings
 from server.telemetry.statistics import StatsBook
+
+Metadata: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +52,11 @@ class InferenceService:
     async def ModelInfer(self, request: Message, context: Any) -> Message:
         """Answer one request. When the caller cancels, or its deadline passes, gRPC cancels this task."""
         left = context.time_remaining()
-        return await self._infer(request, _sticky_key(context), None if left is None else monotonic() + left)
+        return await self._infer(request, _metadata(context), None if left is None else monotonic() + left)
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Message], context: Any) -> AsyncIterator[Message]:
         """Answer requests in their order while later ones already run; what is wrong with one ends only that one."""
-        infer = partial(self._infer, key=_sticky_key(context))
+        infer = partial(self._infer, metadata=_metadata(context))
         stream = _Stream(infer, requests, self._stopping, self._parts.settings.max_pipeline)
         try:
             async for response in stream.responses():
@@ -64,8 +66,9 @@ class InferenceService:
         if self._stopping.is_set():
             raise Unavailable("the server is stopping")
 
-    async def _infer(self, request: Message, key: str, deadline: float | None = None) -> Message:
-        servable = self._plane.route(request.model_name, request.model_version, key)
+    async def _infer(self, request: Message, metadata: Metadata, deadline: float | None = None) -> Message:
+        key, authorization = metadata.get(STICKY_KEY, ""), metadata.get("authorization", "")
+        servable = self._plane.route(request.model_name, request.model_version, key=key, authorization=authorization)
         codec = codec_of(servable)
         head, inputs = tensors.decode(codec, request)
         wanted = [at for at in (deadline, deadline_of(head)) if at is not None]
@@ -146,9 +149,9 @@ class InferenceService:
         return _parsed("LogSettingsResponse", {"settings": {name: _log_value(value) for name, value in found.items()}})
 
 
-def _sticky_key(context: Any) -> str:
-    """What the header of this name is over HTTP."""
-    return str(dict(context.invocation_metadata() or ()).get(STICKY_KEY, ""))
+def _metadata(context: Any) -> Metadata:
+    """What headers are over HTTP."""
+    return dict(context.invocation_metadata() or ())
 
 
 class _Stream:

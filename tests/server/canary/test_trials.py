@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from server.access.authority import Authority
 from server.canary.plan import CanaryPlan
 from server.canary.traffic import Trial
 from server.dataplane import DataPlane
@@ -35,7 +36,9 @@ async def tried(root: Path, candidate: bytes, **plan: Any) -> AsyncIterator[Worl
 
 
 async def ask(w: World, key: str = "", version: str = "") -> InferResult:
-    return await DataPlane(w.registry).infer(InferRequest("m", {"x": ROW}, version, sticky_key=key))
+    return await DataPlane(w.registry, Authority("127.0.0.1")).infer(
+        InferRequest("m", {"x": ROW}, version, sticky_key=key)
+    )
 
 
 async def ask_many(w: World, count: int) -> Counter[int]:
@@ -247,7 +250,7 @@ def test_a_verdict_that_comes_late_changes_nothing(tmp_path: Path) -> None:
 def test_what_callers_do_wrong_is_not_held_against_the_candidate(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with tried(tmp_path, toy(1.0), weight=0.5) as w:
-            plane = DataPlane(w.registry)
+            plane = DataPlane(w.registry, Authority("127.0.0.1"))
             for _ in range(40):
                 with pytest.raises(BadRequest):
                     await plane.infer(InferRequest("m", {"x": np.ones((1, 5), np.float32)}))

@@ -1,0 +1,1 @@
+"""Who may do what: keys, scopes, and one table of every route."""

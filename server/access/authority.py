@@ -1,0 +1,109 @@
+"""The one who is asked whether a caller may do something, whatever transport brought the call."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from server.access.keys import DamagedKeys, Key, KeyRing, read_keys
+from server.access.scopes import Scope
+from server.errors import Forbidden, Unauthorized
+
+log = logging.getLogger("lathe.access")
+
+LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+_UNGUARDED = frozenset({Scope.INFER, Scope.READ})
+
+
+class Mode(Enum):
+    """What holds for callers."""
+
+    OPEN = "open"  # everybody may do everything: an address of this machine only, or asked for
+    UNMANAGED = "unmanaged"  # no keys and an address others reach: run and read, change nothing
+    KEYED = "keyed"  # what the shown key allows
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whoever makes a call; ``key`` is None for one that needs none."""
+
+    key: Key | None = None
+    mode: Mode = Mode.OPEN
+
+    @property
+    def name(self) -> str:
+        """What the audit log calls them; empty for those without a key."""
+        return self.key.name if self.key else ""
+
+    def check(self, scope: Scope, model: str = "") -> None:
+        """Raise Forbidden when they may not do this."""
+        if self.mode is Mode.OPEN or (self.mode is Mode.UNMANAGED and scope in _UNGUARDED):
+            return
+        if self.key is None:
+            raise Forbidden(
+                "management is closed on an address that other machines reach: give the server a file of keys "
+                "(LATHE_KEYS_FILE), or open it to everybody (LATHE_OPEN_MANAGEMENT=true)"
+            )
+        if not self.key.allows(scope, model):
+            where = f"model {model[:80]!r}" if model else "all models"
+            raise Forbidden(f"key {self.key.name!r} does not have scope {scope.value!r} for {where}")
+
+
+class Authority:
+    """Knows the keys. Asked for every request, so it takes no lock and reads no file."""
+
+    def __init__(self, host: str, keys_file: Path | None = None, *, open_management: bool = False) -> None:
+        """Raises OSError or DamagedKeys when there is a file of keys that cannot be read."""
+        self._file = keys_file
+        self._stamp = _stamp(keys_file) if keys_file else None
+        self._ring = read_keys(keys_file) if keys_file else KeyRing()
+        if keys_file:
+            self.mode = Mode.KEYED
+        else:
+            self.mode = Mode.OPEN if open_management or host in LOOPBACK else Mode.UNMANAGED
+        self._anybody = Caller(mode=self.mode)
+
+    def caller(self, authorization: str) -> Caller:
+        """Return who shows this ``Authorization`` header; raises Unauthorized."""
+        if self.mode is not Mode.KEYED:
+            return self._anybody
+        kind, _, shown = authorization.partition(" ")
+        if kind.lower() != "bearer":
+            raise Unauthorized("header authorization: expected 'Bearer' and an API key")
+        key = self._ring.find(shown.strip(), time.time())
+        if key is None:
+            raise Unauthorized("header authorization: the API key is not known, or has expired")
+        return Caller(key, self.mode)
+
+    def check(self, authorization: str, scope: Scope, model: str) -> None:
+        """Raise Unauthorized or Forbidden unless whoever shows this header may do this."""
+        if self.mode is not Mode.OPEN:
+            self.caller(authorization).check(scope, model)
+
+    async def watch(self, interval: float) -> None:
+        """Take over changes of the file every ``interval`` seconds; a broken one changes nothing."""
+        while self._file is not None:
+            await asyncio.sleep(interval)
+            await asyncio.to_thread(self.refresh)
+
+    def refresh(self) -> None:
+        """Read the file again if it has changed."""
+        if self._file is None:
+            return
+        try:
+            stamp = _stamp(self._file)
+            if stamp != self._stamp:
+                self._ring, self._stamp = read_keys(self._file), stamp
+                log.info("%d keys read", len(self._ring.keys))
+        except (OSError, DamagedKeys) as error:
+            log.error("the keys stay as they were: %s", error)
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    status = os.stat(path)
+    return status.st_ino, status.st_mtime_ns, status.st_size

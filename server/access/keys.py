@@ -1,0 +1,130 @@
+"""API keys: what a caller shows, and the file that says what each may do.
+
+A key reads ``lathe_<id>_<secret>``. The file holds the secret's sha256 only: secrets are 256 random bits, so a slow
+hash would gain nothing. A key is replaced by adding another and revoking the first; both work in between.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from server.access.scopes import Scope
+
+SCHEMA = 1
+_KEY = re.compile(r"lathe_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
+
+
+class DamagedKeys(ValueError):
+    """The file of keys does not read as one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key. ``models`` are names or patterns (``*``, ``?``); times are seconds since 1970."""
+
+    id: str
+    name: str
+    digest: str
+    scopes: frozenset[Scope]
+    models: tuple[str, ...] = ("*",)
+    created: int = 0
+    expires: int | None = None
+
+    def allows(self, scope: Scope, model: str) -> bool:
+        """Whether it opens this; without a model only a key for all of them does."""
+        if scope not in self.scopes:
+            return False
+        return "*" in self.models or (model != "" and any(fnmatchcase(model, pattern) for pattern in self.models))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry of the file."""
+        return {**asdict(self), "scopes": sorted(self.scopes), "models": list(self.models)}
+
+
+class KeyRing:
+    """All keys of one file, as it was when read."""
+
+    def __init__(self, keys: Iterable[Key] = ()) -> None:
+        self.keys: Mapping[str, Key] = {key.id: key for key in keys}
+
+    def find(self, shown: str, now: float) -> Key | None:
+        """Return the key that was shown, unless it is none, or has expired at ``now``."""
+        match = _KEY.fullmatch(shown)
+        key = self.keys.get(match[1]) if match else None
+        if match is None or key is None or not hmac.compare_digest(key.digest, _digest(match[2])):
+            return None
+        return key if key.expires is None or now < key.expires else None
+
+
+def make_key(
+    name: str, scopes: Iterable[Scope], models: Iterable[str], now: int, expires: int | None
+) -> tuple[Key, str]:
+    """Return a new key and what its owner shows, which nobody can find out again."""
+    identity, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
+    key = Key(identity, name, _digest(secret), frozenset(scopes), tuple(models), now, expires)
+    return key, f"lathe_{identity}_{secret}"
+
+
+def read_keys(path: Path) -> KeyRing:
+    """Read a file of keys; raises OSError, DamagedKeys."""
+    try:
+        document = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise DamagedKeys(f"keys: not JSON: {error}") from error
+    match document:
+        case {"schema": 1, "keys": list(entries)}:
+            return KeyRing(_parse(entry) for entry in entries)
+    raise DamagedKeys("keys: expected schema 1 with a list of keys")
+
+
+def write_keys(path: Path, keys: Iterable[Key]) -> None:
+    """Replace the file in one step, readable by its owner only."""
+    content = json.dumps({"schema": SCHEMA, "keys": [key.to_json() for key in keys]}, indent=2) + "\n"
+    fd, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(fd, "w") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        os.unlink(draft)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _parse(entry: object) -> Key:
+    match entry:
+        case {
+            "id": str(identity),
+            "name": str(name),
+            "digest": str(digest),
+            "scopes": [*scopes],
+            "models": [*models],
+            "created": int(created),
+            "expires": int() | None as expires,
+        } if all(isinstance(model, str) for model in models) and len(digest) == 64:
+            try:
+                return Key(identity, name, digest, frozenset(map(Scope, scopes)), tuple(models), created, expires)
+            except ValueError as error:
+                raise DamagedKeys(f"keys: {identity}: {error}") from error
+    raise DamagedKeys("keys: expected id, name, digest, scopes, models, created and expires in each")
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,0 +1,79 @@
+"""What each route needs. What is not in the table does not exist; a test holds the table against the application."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TypeAlias
+
+
+class Scope(StrEnum):
+    """One kind of right. None includes another."""
+
+    INFER = "infer"  # run a model
+    READ = "read"  # what there is, how it is doing
+    WRITE = "write"  # bring and remove versions, load and unload
+    PROMOTE = "promote"  # change what is live
+    ADMIN = "admin"  # change how the server works
+
+
+Need: TypeAlias = Scope | None  # None: anybody
+
+_V2_MODEL = "/v2/models/{model}"
+_V2_VERSION = "/v2/models/{model}/versions/{version}"
+_MODEL = "/api/v1/models/{model}"
+
+ROUTES: dict[tuple[str, str], Need] = {
+    ("GET", "/v2/health/live"): None,
+    ("GET", "/v2/health/ready"): None,
+    ("GET", "/v2"): None,
+    ("GET", "/openapi.json"): None,
+    ("GET", "/docs"): None,
+    ("GET", "/docs/oauth2-redirect"): None,
+    ("GET", "/redoc"): None,
+    ("GET", "/metrics"): Scope.READ,
+    ("GET", "/v2/logging"): Scope.READ,
+    ("POST", "/v2/logging"): Scope.ADMIN,
+    ("GET", "/v2/trace/setting"): Scope.READ,
+    ("POST", "/v2/trace/setting"): Scope.ADMIN,
+    ("GET", f"{_V2_MODEL}/trace/setting"): Scope.READ,
+    ("POST", f"{_V2_MODEL}/trace/setting"): Scope.ADMIN,
+    ("POST", "/v2/repository/index"): Scope.READ,
+    ("POST", "/v2/repository/models/{model}/load"): Scope.WRITE,
+    ("POST", "/v2/repository/models/{model}/unload"): Scope.WRITE,
+    ("GET", "/v2/models/stats"): Scope.READ,  # before the model of that name, as in the application
+    **{("GET", base + tail): Scope.READ for base in (_V2_MODEL, _V2_VERSION) for tail in ("", "/config", "/stats")},
+    **{("GET", f"{base}/ready"): Scope.READ for base in (_V2_MODEL, _V2_VERSION)},
+    **{("POST", f"{base}/infer"): Scope.INFER for base in (_V2_MODEL, _V2_VERSION)},
+    ("GET", "/api/v1/models"): Scope.READ,
+    ("GET", _MODEL): Scope.READ,
+    ("GET", f"{_MODEL}/versions"): Scope.READ,
+    ("POST", f"{_MODEL}/versions"): Scope.WRITE,
+    ("GET", f"{_MODEL}/versions/{{version}}"): Scope.READ,
+    ("DELETE", f"{_MODEL}/versions/{{version}}"): Scope.WRITE,
+    ("GET", f"{_MODEL}/audit"): Scope.READ,
+    ("PUT", f"{_MODEL}/aliases/{{alias}}"): Scope.PROMOTE,
+    ("POST", f"{_MODEL}/rollback"): Scope.PROMOTE,
+    ("POST", f"{_MODEL}/canary"): Scope.PROMOTE,
+    ("GET", f"{_MODEL}/canary"): Scope.READ,
+    ("DELETE", f"{_MODEL}/canary"): Scope.PROMOTE,
+}
+
+# The calls of gRPC by name.
+CALLS: dict[str, Need] = {
+    "Check": None,
+    "Watch": None,
+    "ServerLive": None,
+    "ServerReady": None,
+    "ServerMetadata": None,
+    "ModelReady": Scope.READ,
+    "ModelMetadata": Scope.READ,
+    "ModelConfig": Scope.READ,
+    "ModelStatistics": Scope.READ,
+    "ModelInfer": Scope.INFER,
+    "ModelStreamInfer": Scope.INFER,
+    "RepositoryIndex": Scope.READ,
+    "RepositoryModelLoad": Scope.WRITE,
+    "RepositoryModelUnload": Scope.WRITE,
+    "TraceSetting": Scope.ADMIN,
+    "LogSettings": Scope.ADMIN,
+}

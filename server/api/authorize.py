@@ -1,0 +1,68 @@
+"""The gate before the application: what is not in the table of routes does not exist, the rest needs its scope.
+
+Direct inference does not come by here; it is checked where it is routed (``DataPlane.route``).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import compile_path
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from server.access.authority import Authority, Caller
+from server.access.scopes import ROUTES, Need
+from server.api.reply import error_reply
+from server.errors import MethodNotAllowed, NotFound, ServerError
+
+
+class _Entry(NamedTuple):
+    need: Need
+    model: str  # the one the path names, else empty
+
+
+class Authorize:
+    """Middleware. The routed path decides, never the ``Host`` header; nothing of the body is read before."""
+
+    def __init__(self, app: ASGIApp, authority: Authority) -> None:
+        self._app = app
+        self._authority = authority
+        self._table = [(method, compile_path(path)[0], need) for (method, path), need in ROUTES.items()]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on with its caller in ``request.state``, or refuse it."""
+        if scope["type"] == "http":
+            try:
+                scope.setdefault("state", {})["caller"] = self._admit(scope)
+            except ServerError as error:
+                await self._refuse(scope, error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _admit(self, scope: Scope) -> Caller:
+        entry = self._find(scope["method"], scope["path"])
+        if entry.need is None:
+            return Caller()
+        caller = self._authority.caller(Request(scope).headers.get("authorization", ""))
+        caller.check(entry.need, entry.model)
+        return caller
+
+    def _find(self, method: str, path: str) -> _Entry:
+        for listed, pattern, need in self._table:
+            if listed == method and (found := pattern.match(path)):
+                return _Entry(need, found.groupdict().get("model", ""))
+        if self._methods(path):
+            raise MethodNotAllowed(f"{path}: method {method} is not allowed")
+        raise NotFound(f"{method} {path}: there is no such route")
+
+    def _methods(self, path: str) -> list[str]:
+        return sorted({method for method, pattern, _ in self._table if pattern.match(path)})
+
+    def _refuse(self, scope: Scope, error: ServerError) -> Response:
+        reply = error_reply(error, scope["path"])
+        headers = {name.decode(): value.decode() for name, value in reply.headers}
+        if isinstance(error, MethodNotAllowed):
+            headers["allow"] = ", ".join(self._methods(scope["path"]))
+        return Response(reply.text, reply.status, headers)

@@ -1,0 +1,81 @@
+"""``lathe keys add | list | revoke``: the file that ``LATHE_KEYS_FILE`` names."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from server.access.keys import DamagedKeys, Key, make_key, read_keys, write_keys
+from server.access.scopes import Scope
+from server.repository.lock import FileLock
+from server.terminal import complaints, console, fail
+
+app = typer.Typer(help="Say who may do what; a running server takes changes over.", no_args_is_help=True)
+
+KeysFile = Annotated[Path, typer.Option("--file", help="The file of keys.", envvar="LATHE_KEYS_FILE")]
+_DAY = 86_400
+
+
+@app.command()
+def add(
+    name: Annotated[str, typer.Argument(help="What the audit log calls the key's owner.")],
+    scope: Annotated[list[Scope], typer.Option(help="What it may do; may be given more than once.")],
+    file: KeysFile,
+    model: Annotated[list[str] | None, typer.Option(help="Models it may do it to, * and ? allowed; all.")] = None,
+    days: Annotated[float | None, typer.Option(help="How long it works; without it until revoked.", min=0)] = None,
+) -> None:
+    """Make a key and print it. It is shown this once; the file holds only its digest."""
+    now = int(time.time())
+    expires = None if days is None else now + int(days * _DAY)
+    with _changing(file) as keys:
+        key, shown = make_key(name, scope, model or ["*"], now, expires)
+        keys[key.id] = key
+    complaints.print(f"key {key.id} for {name}; it will not be shown again:")
+    console.print(shown, soft_wrap=True)
+
+
+@app.command("list")
+def list_keys(file: KeysFile) -> None:
+    """List the keys."""
+    table = Table("id", "name", "scopes", "models", "created", "expires")
+    for key in _read(file).values():
+        expires = _date(key.expires) if key.expires is not None else "never"
+        table.add_row(key.id, key.name, " ".join(sorted(key.scopes)), " ".join(key.models), _date(key.created), expires)
+    console.print(table)
+
+
+@app.command()
+def revoke(identity: Annotated[str, typer.Argument(metavar="ID", help="The key's id.")], file: KeysFile) -> None:
+    """Take a key back."""
+    with _changing(file) as keys:
+        if identity not in keys:
+            raise fail(f"key {identity!r}: there is none of that id in {file}")
+        key = keys.pop(identity)
+    console.print(f"key {key.id} for {key.name} does not work any more")
+
+
+@contextmanager
+def _changing(file: Path) -> Iterator[dict[str, Key]]:
+    """The keys, to be changed; written if nothing is raised."""
+    with FileLock(file.with_name(f".{file.name}.lock"), timeout=10.0).held():
+        keys = _read(file) if file.exists() else {}
+        yield keys
+        write_keys(file, keys.values())
+
+
+def _read(file: Path) -> dict[str, Key]:
+    try:
+        return dict(read_keys(file).keys)
+    except (OSError, DamagedKeys) as error:
+        raise fail(f"{file}: {error}") from error
+
+
+def _date(seconds: int) -> str:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M")

@@ -1,0 +1,239 @@
+"""Keys, scopes and the table of routes: every route against every scope, over real connections."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from server.access.authority import Authority, Mode
+from server.access.keys import DamagedKeys, Key, KeyRing, make_key, read_keys, write_keys
+from server.access.scopes import CALLS, ROUTES, Need, Scope
+from server.cli import app as cli
+from server.errors import Forbidden, Unauthorized
+from tests.server.api.service import Service, service, until
+from tests.server.repository.world import toy
+
+NOW = 1_800_000_000
+PATH = {"{model}": "m", "{version}": "1", "{alias}": "blue"}
+
+
+def new_key(path: Path, scopes: Iterable[Scope], models: Iterable[str] = ("*",), expires: int | None = None) -> str:
+    """Add a key to a file; return what its owner shows."""
+    key, shown = make_key("bot", scopes, models, NOW, expires)
+    write_keys(path, [*(read_keys(path).keys.values() if path.exists() else ()), key])
+    return shown
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of keys of this module's server."""
+    path = tmp_path_factory.mktemp("keys") / "keys.json"
+    write_keys(path, [])
+    return path
+
+
+@pytest.fixture(scope="module")
+def everything(keys: Path) -> str:
+    """A key for all scopes."""
+    return new_key(keys, Scope)
+
+
+@pytest.fixture(scope="module")
+def guarded(keys: Path, everything: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A server that asks for keys, with version 1 of model m."""
+    root = tmp_path_factory.mktemp("guarded") / "repo"
+    with service(root, keys_file=keys) as running:
+        assert call(running, "POST", "/api/v1/models/m/versions", everything, content=toy(2.0)).status_code == 201
+        yield running
+
+
+def call(running: Service, method: str, path: str, key: str | None = None, **options: Any) -> httpx.Response:
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    return httpx.request(method, running.url + path, headers=headers, **options)
+
+
+def filled(template: str) -> str:
+    return re.sub(r"\{\w+\}", lambda found: PATH[found[0]], template)
+
+
+def fresh_key(running: Service, keys: Path, scopes: Iterable[Scope], models: Iterable[str] = ("*",)) -> str:
+    """Add a key and wait until the server knows it."""
+    shown = new_key(keys, scopes, models)
+    until(lambda: call(running, "GET", "/v2/models/m/ready", shown).status_code != 401)
+    return shown
+
+
+def test_the_table_names_every_route_of_the_application_and_no_other(guarded: Service) -> None:
+    described = httpx.get(f"{guarded.url}/openapi.json").json()["paths"]
+    served = {(method.upper(), path) for path, methods in described.items() for method in methods}
+    unlisted = {("GET", f"/{page}") for page in ("openapi.json", "docs", "docs/oauth2-redirect", "redoc")}
+    versions = ("", "/versions/{version}")
+    infer = {("POST", f"/v2/models/{{model}}{version}/infer") for version in versions}
+    assert served | unlisted | infer == ROUTES.keys()
+
+
+def test_every_route_with_every_scope(guarded: Service, keys: Path, everything: str) -> None:
+    """A route answers 401 without a key, 403 with any other scope, and neither with its own."""
+    shown = {scope: fresh_key(guarded, keys, [scope]) for scope in Scope}
+    for (method, template), need in ROUTES.items():
+        path = filled(template)
+        without = call(guarded, method, path).status_code
+        assert (without == 401) == (need is not None), (method, path, without)
+        for scope, key in shown.items() if need else ():
+            status = call(guarded, method, path, key).status_code
+            assert (status == 403) == (scope is not need), (method, path, scope, status)
+            assert status != 500, (method, path, scope)
+    assert call(guarded, "POST", "/v2/repository/models/m/load", everything).status_code == 200  # after the unload
+
+
+def test_a_key_is_for_the_models_it_names(guarded: Service, keys: Path, everything: str) -> None:
+    call(guarded, "POST", "/api/v1/models/team-a/versions", everything, content=toy(2.0))
+    key = fresh_key(guarded, keys, [Scope.INFER, Scope.READ], ["team-*"])
+    body = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 1, 1, 1]}]}
+    seen = {name: call(guarded, "POST", f"/v2/models/{name}/infer", key, json=body) for name in ("team-a", "m")}
+    assert {name: answer.status_code for name, answer in seen.items()} == {"team-a": 200, "m": 403}
+    assert seen["m"].json()["error"] == "key 'bot' does not have scope 'infer' for model 'm'"
+    assert call(guarded, "GET", "/v2/models/team-a", key).status_code == 200
+    assert call(guarded, "GET", "/api/v1/models", key).status_code == 403  # a list of all models
+
+
+def test_going_live_takes_more_than_the_right_to_upload(guarded: Service, keys: Path) -> None:
+    key = fresh_key(guarded, keys, [Scope.WRITE])
+    refused = call(guarded, "POST", "/api/v1/models/m/versions?promote=true", key, content=toy(9.0))
+    assert refused.status_code == 403
+    assert "'promote'" in refused.json()["error"]
+
+
+def test_the_audit_log_names_the_key(guarded: Service, everything: str) -> None:
+    assert call(guarded, "GET", "/api/v1/models/m/audit", everything).json()[0]["actor"] == "bot"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {},
+        {"authorization": ""},
+        {"authorization": "Basic YTpi"},
+        {"authorization": "Bearer"},
+        {"authorization": "Bearer lathe_000000000000_" + "x" * 43},
+        {"authorization": "Bearer " + "\xff" * 30},
+    ],
+)
+def test_what_is_no_key_is_refused_with_a_challenge(guarded: Service, header: dict[str, str]) -> None:
+    raw = {name: value.encode("latin-1") for name, value in header.items()}
+    answer = httpx.get(f"{guarded.url}/api/v1/models", headers=raw)
+    assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+    assert answer.json()["code"] == "unauthorized"
+    direct = httpx.post(f"{guarded.url}/v2/models/m/infer", headers=raw, json={})
+    assert (direct.status_code, direct.headers["www-authenticate"]) == (401, "Bearer")
+
+
+def test_a_key_that_differs_in_one_letter_is_none(everything: str, keys: Path) -> None:
+    ring = read_keys(keys)
+    assert ring.find(everything, NOW) is not None
+    for at in (6, 20, len(everything) - 1):
+        other = everything[:at] + ("a" if everything[at] != "a" else "b") + everything[at + 1 :]
+        assert ring.find(other, NOW) is None
+
+
+def test_a_key_expires_and_is_revoked_without_a_restart(guarded: Service, keys: Path) -> None:
+    key, shown = make_key("bot", [Scope.READ], ["*"], NOW, NOW + 10)
+    assert KeyRing([key]).find(shown, NOW + 9) == key
+    assert KeyRing([key]).find(shown, NOW + 10) is None
+
+    passing = fresh_key(guarded, keys, [Scope.READ])
+    before = read_keys(keys)
+    write_keys(keys, [key for key in before.keys.values() if before.find(passing, NOW) != key])
+    until(lambda: call(guarded, "GET", "/v2/models/m", passing).status_code == 401)
+
+
+def test_a_broken_file_leaves_the_keys_as_they_were(guarded: Service, keys: Path, everything: str) -> None:
+    whole = keys.read_bytes()
+    try:
+        for broken in (b"", b"{", b'{"schema": 1, "keys": [{}]}', b'{"schema": 2, "keys": []}'):
+            keys.write_bytes(broken)
+            with pytest.raises(DamagedKeys):
+                read_keys(keys)
+            assert call(guarded, "GET", "/v2/models/m", everything).status_code == 200
+    finally:
+        keys.write_bytes(whole)
+
+
+def test_without_keys_an_address_that_others_reach_is_not_managed(tmp_path: Path) -> None:
+    assert [Authority(host).mode for host in ("127.0.0.1", "::1", "0.0.0.0", "10.0.0.1")] == [
+        *[Mode.OPEN, Mode.OPEN, Mode.UNMANAGED, Mode.UNMANAGED]
+    ]
+    assert Authority("0.0.0.0", open_management=True).mode is Mode.OPEN
+    authority = Authority("0.0.0.0")
+    for scope in (Scope.INFER, Scope.READ):
+        authority.check("", scope, "m")
+    for scope in (Scope.WRITE, Scope.PROMOTE, Scope.ADMIN):
+        with pytest.raises(Forbidden, match="LATHE_KEYS_FILE"):
+            authority.check("Bearer whatever", scope, "m")
+    with service(tmp_path / "repo", host="0.0.0.0") as running:
+        refused = httpx.post(f"{running.url}/api/v1/models/m/versions", content=toy(1.0))
+        assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
+        assert httpx.get(f"{running.url}/api/v1/models").json() == []
+
+
+def test_every_call_of_grpc_is_in_the_table() -> None:
+    from server.api.grpc.messages import HEALTH, INFERENCE
+
+    named = {m.name for file in (INFERENCE, HEALTH) for s in file.services_by_name.values() for m in s.methods}
+    assert named == CALLS.keys()
+
+
+def test_a_server_with_a_broken_file_of_keys_does_not_start(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    file.write_text("{}")
+    for env in ({"LATHE_KEYS_FILE": str(file)}, {"LATHE_KEYS_FILE": str(tmp_path / "absent.json")}):
+        result = CliRunner().invoke(cli, ["serve", "--model-repo", str(tmp_path), "--port", "0"], env=env)
+        assert result.exit_code == 1
+        assert "keys" in result.output
+
+
+def test_keys_are_made_listed_and_revoked_on_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+
+    def lathe(*arguments: str) -> Any:
+        return CliRunner().invoke(cli, ["keys", *arguments, "--file", str(file)], env={"COLUMNS": "200"})
+
+    made = lathe("add", "ci", "--scope", "write", "--scope", "promote", "--model", "digits*", "--days", "90")
+    shown = made.stdout.strip()
+    (key,) = read_keys(file).keys.values()
+    assert isinstance(key, Key)
+    assert read_keys(file).find(shown, key.created + 1) == key
+    assert (key.name, key.scopes, key.models) == ("ci", {Scope.WRITE, Scope.PROMOTE}, ("digits*",))
+    assert key.expires == key.created + 90 * 86_400
+    assert shown.rpartition("_")[2] not in file.read_text()
+    assert os.stat(file).st_mode & 0o077 == 0
+    assert "promote write" in lathe("list").output
+    assert "there is none of that id" in lathe("revoke", "0" * 12).output
+    assert lathe("revoke", key.id).exit_code == 0
+    assert not read_keys(file).keys
+
+
+def check(authority: Authority, need: Need, key: str, model: str = "m") -> type[Exception] | None:
+    try:
+        if need is not None:
+            authority.check(f"Bearer {key}", need, model)
+    except (Unauthorized, Forbidden) as error:
+        return type(error)
+    return None
+
+
+def test_no_scope_includes_another(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    shown = {scope: new_key(file, [scope]) for scope in Scope}
+    authority = Authority("127.0.0.1", file)
+    for own, key in shown.items():
+        for scope in Scope:
+            assert check(authority, scope, key) is (None if scope is own else Forbidden)
+    assert {check(authority, scope, "lathe_x_y") for scope in Scope} == {Unauthorized}

@@ -1,0 +1,66 @@
+"""HTTP and gRPC over TLS, with and without certificates of clients."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+
+from server.api.grpc.messages import INFERENCE, message_class
+from server.client import Client
+from tests.server.data.fakes import doubler
+from tests.server.data.running import serving
+from tests.server.grpc.wire import grpc_serving
+
+FILES = Path(__file__).parent / "tls"  # a test authority's certificates, good for a hundred years
+SERVER = {"tls_cert": FILES / "server.pem", "tls_key": FILES / "server.key"}
+
+
+def trusting(*, showing: bool = False) -> ssl.SSLContext:
+    """A client's side of TLS that knows the authority."""
+    context = ssl.create_default_context(cafile=FILES / "ca.pem")
+    if showing:
+        context.load_cert_chain(FILES / "client.pem", FILES / "client.key")
+    return context
+
+
+def test_http_over_tls() -> None:
+    with serving({"m": doubler()}, **SERVER) as running:
+        with Client(f"https://127.0.0.1:{running.port}", verify=trusting()) as client:
+            answer = client.infer("m", {"x": np.ones((1, 4), np.float32)})
+            assert answer.outputs["y"].tolist() == [[2.0] * 4]
+        with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
+            httpx.get(f"https://127.0.0.1:{running.port}/v2")
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"http://127.0.0.1:{running.port}/v2")
+
+
+def test_a_client_without_a_certificate_is_refused_where_one_is_asked_for() -> None:
+    with serving({"m": doubler()}, **SERVER, tls_client_ca=FILES / "ca.pem") as running:
+        url = f"https://127.0.0.1:{running.port}/v2"
+        assert httpx.get(url, verify=trusting(showing=True)).status_code == 200
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(url, verify=trusting())
+
+
+def live_over_grpc(address: str, credentials: grpc.ChannelCredentials) -> bool:
+    request = message_class(INFERENCE.message_types_by_name["ServerLiveRequest"])
+    response = message_class(INFERENCE.message_types_by_name["ServerLiveResponse"])
+    with grpc.secure_channel(address, credentials) as channel:
+        call = channel.unary_unary(
+            "/inference.GRPCInferenceService/ServerLive", request.SerializeToString, response.FromString
+        )
+        return bool(call(request(), timeout=5).live)
+
+
+def test_grpc_over_tls() -> None:
+    authority = (FILES / "ca.pem").read_bytes()
+    pair = ((FILES / "client.key").read_bytes(), (FILES / "client.pem").read_bytes())
+    with grpc_serving({"m": doubler()}, **SERVER, tls_client_ca=FILES / "ca.pem") as (_, address):
+        assert live_over_grpc(address, grpc.ssl_channel_credentials(authority, *pair))
+        with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
+            live_over_grpc(address, grpc.ssl_channel_credentials(authority))

@@ -1,0 +1,44 @@
+"""Keys over gRPC: the same rights as over HTTP, shown as metadata."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+
+from server.access.keys import make_key, write_keys
+from server.access.scopes import Scope
+from tests.server.data.fakes import doubler
+from tests.server.grpc.wire import grpc_serving, tensor
+
+X = np.ones((1, 4), np.float32)
+
+
+def test_each_call_needs_a_key_with_its_scope(tmp_path: Path) -> None:
+    made = {scope: make_key("bot", [scope], ["doubler"], 0, None) for scope in (Scope.INFER, Scope.READ, Scope.WRITE)}
+    write_keys(tmp_path / "keys.json", [key for key, _ in made.values()])
+    headers = {scope: {"authorization": f"Bearer {shown}"} for scope, (_, shown) in made.items()}
+    models = {"doubler": doubler(), "other": doubler()}
+    serving = grpc_serving(models, keys_file=tmp_path / "keys.json")
+    with serving as (_, address), triton.InferenceServerClient(address) as client:
+        assert client.is_server_ready()
+        calls = {
+            Scope.INFER: lambda **more: client.infer("doubler", [tensor("x", X)], **more),
+            Scope.READ: lambda **more: client.get_model_metadata("doubler", **more),
+            Scope.WRITE: lambda **more: client.load_model("doubler", **more),
+        }
+        for need, call in calls.items():
+            with pytest.raises(triton.InferenceServerException, match="UNAUTHENTICATED"):
+                call()
+            for scope, shown in headers.items():
+                if scope is need:
+                    call(headers=shown)
+                else:
+                    with pytest.raises(triton.InferenceServerException, match="PERMISSION_DENIED"):
+                        call(headers=shown)
+        with pytest.raises(triton.InferenceServerException, match="scope 'infer' for model 'other'"):
+            client.infer("other", [tensor("x", X)], headers=headers[Scope.INFER])
+        with pytest.raises(triton.InferenceServerException, match="for all models"):
+            client.get_model_repository_index(headers=headers[Scope.READ])

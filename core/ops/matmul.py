@@ -160,12 +160,9 @@ class Gemm(OpDef):
         a, b = g.x(0), g.x(1)
         scaled = g.dy() * g.attr("alpha")
         left, right = (x.swap() if g.attr(name) else x for x, name in ((a, "transA"), (b, "transB")))
-        da, db = scaled @ right.swap(), left.swap() @ scaled
-        return [
-            da.swap() if g.attr("transA") else da,
-            db.swap() if g.attr("transB") else db,
-            g.dy() * g.attr("beta"),
-        ]
+        da = right @ scaled.swap() if g.attr("transA") else scaled @ right.swap()
+        db = scaled.swap() @ left if g.attr("transB") else left.swap() @ scaled
+        return [da, db, g.dy() * g.attr("beta")]
 
 
 def _bias_fits(c: Infer, axis: RowAxis, along: int) -> bool:

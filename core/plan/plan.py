@@ -66,6 +66,17 @@ class Port:
 
 
 @dataclass(frozen=True, slots=True)
+class Region:
+    """Bytes of the arena and what they hold, from node `first` of the order to node `last`."""
+
+    offset: Affine
+    size: Affine
+    first: int
+    last: int
+    values: tuple[str, ...]  # none: scratch memory
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """What the arena costs: `peak` as planned, `lower_bound` the most bytes alive at one step, both for n = 1;
     `unshared` is the sum of all buffers."""
@@ -100,6 +111,7 @@ class Plan:
     copies: tuple[tuple[str, int], ...] = ()  # values that must be copied to a base (an output or a state) at the end
     log: tuple[str, ...] = ()  # what the passes did, for people
     threads: int = 1  # scratch memory is for so many: no more may take part in a run
+    regions: tuple[Region, ...] = ()  # the map of the arena, for people
 
     @property
     def flops(self) -> Affine:

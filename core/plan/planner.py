@@ -38,6 +38,7 @@ from core.plan.plan import (
     Memory,
     Plan,
     Port,
+    Region,
     Segment,
     Step,
     affine_of,
@@ -153,6 +154,7 @@ class _Planner:
             located=located,
             copies=self._copies(),
             threads=self.threads,
+            regions=self._regions(),
         )
         specs = {call.spec.symbol: call.spec for call in self.calls.values()}
         return Planned(plan, specs, tuple(self.items.values()))
@@ -372,6 +374,12 @@ class _Planner:
         ]
         copies += [(s.update.name, base) for s, base in self._state_ports() if not self._is_at(s.update, base)]
         return tuple(copies)
+
+    def _regions(self) -> tuple[Region, ...]:
+        return tuple(
+            Region(b.offset or Affine(), b.size, b.first, b.last, tuple(value.name for value in b.values))
+            for b in self.buffers
+        )
 
     def _memory(self, arena: Affine) -> Memory:
         return Memory(

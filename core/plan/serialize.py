@@ -8,9 +8,9 @@ from core.errors import ArtifactError
 from core.ir.graph import Graph
 from core.ir.types import TensorType, parse_type
 from core.plan.liveness import Affine
-from core.plan.plan import Address, Fallback, Memory, Plan, Port, Segment, Step
+from core.plan.plan import Address, Fallback, Memory, Plan, Port, Region, Segment, Step
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
@@ -29,6 +29,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "copies": [list(copy) for copy in plan.copies],
         "log": list(plan.log),
         "threads": plan.threads,
+        "regions": [_region(region) for region in plan.regions],
     }
 
 
@@ -57,6 +58,7 @@ def _plan(data: dict[str, Any], fallbacks: Graph) -> Plan:
         copies=tuple((str(name), int(base)) for name, base in data["copies"]),
         log=tuple(map(str, data["log"])),
         threads=int(data["threads"]),
+        regions=tuple(_read_region(item) for item in data["regions"]),
     )
 
 
@@ -78,6 +80,15 @@ def _port(port: Port) -> list[Any]:
 
 def _read_port(item: list[Any]) -> Port:
     return Port(item[0], parse_type(item[1]), item[2])
+
+
+def _region(region: Region) -> list[Any]:
+    return [_affine(region.offset), _affine(region.size), region.first, region.last, list(region.values)]
+
+
+def _read_region(item: list[Any]) -> Region:
+    offset, size, first, last, values = item
+    return Region(Affine(*offset), Affine(*size), int(first), int(last), tuple(map(str, values)))
 
 
 def _tensor(text: str) -> TensorType:

@@ -51,6 +51,15 @@ class _Context:
     arena: NDArray[np.uint8]
 
 
+class Times:
+    """Nanoseconds that a run took per step and per fallback, all pieces together."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.steps = np.zeros(len(plan.steps), np.int64)
+        self.fallbacks = np.zeros(len(plan.fallbacks.nodes), np.int64)
+        self.stamps = np.zeros(len(plan.steps) + 1, np.int64)  # the driver's clock: at the start and after each step
+
+
 class Executable:
     """Runs a plan. `close` frees code, weights and arenas once the last run in flight has ended."""
 
@@ -98,7 +107,7 @@ class Executable:
         with self._state_lock:
             return self._states[port.base].copy()
 
-    def run(self, n: int, inputs: Sequence[NDArray[Any]], times: NDArray[np.int64] | None = None) -> list[Any]:
+    def run(self, n: int, inputs: Sequence[NDArray[Any]], times: Times | None = None) -> list[Any]:
         """Outputs in the model's order, freshly allocated. `inputs` are contiguous arrays of the right types.
 
         `times`, when given, receives nanoseconds at the start and after each step. FeedError for data that a node
@@ -128,7 +137,7 @@ class Executable:
 
     # -- one run --------------------------------------------------------------------------------------------------
 
-    def _run(self, context: _Context, n: int, inputs: Sequence[Any], times: NDArray[np.int64] | None) -> list[Any]:
+    def _run(self, context: _Context, n: int, inputs: Sequence[Any], times: Times | None) -> list[Any]:
         bases = context.bases
         base = _FIRST_PORT
         for array in inputs:
@@ -149,26 +158,19 @@ class Executable:
         words = context.words
         words[_N] = n
         words[_THREADS] = self._threads_for(n)
-        words[_TIMES] = 0 if times is None else address_of(times)
         if self._simple:
-            self._enter(context, *self._whole)
+            self._enter(context, *self._whole, times)
             return outputs
-        return self._run_schedule(context, n, inputs, outputs)
+        return self._run_schedule(context, n, inputs, outputs, times)
 
-    def _run_pieces(self, context: _Context, n: int, times: NDArray[np.int64] | None) -> None:
-        """The tape once per piece; `times` receives what the steps took in all pieces together."""
+    def _run_pieces(self, context: _Context, n: int, times: Times | None) -> None:
+        """The tape once per piece."""
         piece, words, whole = even_piece(n, self._most), context.words, context.bases.copy()
-        stamps = np.zeros(len(self.plan.steps) + 1, np.int64)
-        total = np.zeros(len(self.plan.steps), np.int64)
-        words[_TIMES] = 0 if times is None else address_of(stamps)
         for first in range(0, n, piece):
             rows = min(piece, n - first)
             context.bases[:] = whole + first * self._row_steps
             words[_N], words[_THREADS] = rows, self._threads_for(rows)
-            self._enter(context, *self._whole)
-            total += np.diff(stamps)
-        if times is not None:
-            times[1:] = times[0] + np.cumsum(total)
+            self._enter(context, *self._whole, times)
 
     def _threads_for(self, n: int) -> int:
         if self.threads == 1:
@@ -179,27 +181,35 @@ class Executable:
         in_a_row = work <= _ALONE_BELOW and perf_counter_ns() - self._team.ended < _IN_A_ROW_NS
         return self.threads if in_a_row or work > _ALONE_BELOW else 1
 
-    def _enter(self, context: _Context, first: int, last: int) -> None:
+    def _enter(self, context: _Context, first: int, last: int, times: Times | None = None) -> None:
         words = context.words
         words[_FIRST] = first
         words[_LAST] = last
+        words[_TIMES] = 0 if times is None else address_of(times.stamps)
         status = self._team.enter(context.address)
         if self.threads > 1:
             self._team.ended = perf_counter_ns()
+        if times is not None:
+            times.steps[first:last] += np.diff(times.stamps[first : last + 1])
         if status:
             step = self.plan.steps[(status >> 8) - 1]
             reason = Status(status & 0xFF).name.lower().replace("_", " ")
             raise FeedError(f"node '{step.label}' ({step.op}): {reason}")
 
-    def _run_schedule(self, context: _Context, n: int, inputs: Sequence[Any], outputs: list[Any]) -> list[Any]:
+    def _run_schedule(
+        self, context: _Context, n: int, inputs: Sequence[Any], outputs: list[Any], times: Times | None
+    ) -> list[Any]:
         """Native segments and reference nodes in turn, then what has to be copied out."""
         boxed: dict[str, Any] = {port.name: array for port, array in zip(self.plan.inputs, inputs, strict=True)}
         symbols = {"n": n}
         for entry in self.plan.schedule:
             if isinstance(entry, Segment):
-                self._enter(context, entry.first, entry.last)
-            else:
-                self._run_fallback(context, symbols, entry, boxed)
+                self._enter(context, entry.first, entry.last, times)
+                continue
+            started = perf_counter_ns()
+            self._run_fallback(context, symbols, entry, boxed)
+            if times is not None:
+                times.fallbacks[entry.index] += perf_counter_ns() - started
         by_base = {port.base: index for index, port in enumerate(self.plan.outputs)}
         updates: list[tuple[int, NDArray[Any]]] = []
         for name, base in self.plan.copies:
@@ -212,9 +222,7 @@ class Executable:
             np.copyto(self._states[base], array)
         return outputs
 
-    def _run_fallback(
-        self, context: _Context, symbols: dict[str, int], entry: Fallback, boxed: dict[str, Any]
-    ) -> None:
+    def _run_fallback(self, context: _Context, symbols: dict[str, int], entry: Fallback, boxed: dict[str, Any]) -> None:
         """Run one node on its reference; `symbols` receives what its results show."""
         graph, n = self.plan.fallbacks, symbols["n"]
         node = graph.nodes[entry.index]

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.plan.plan import Fallback
+from core.runtime.executable import Executable, Times
+from core.runtime.machine import peaks
+
+REFERENCE = "reference"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeTime:
-    """One step: median nanoseconds over the measured runs, and the work it did."""
+    """One step: median nanoseconds over the measured runs, the work it did, and the least time for that."""
 
     label: str
     op: str
-    kernel: str
+    kernel: str  # REFERENCE for a node without a compiled one: its work is unknown
     outputs: tuple[str, ...]
     nanoseconds: int
     flops: int
     bytes: int
+    least: int  # nanoseconds, by the machine's peak rates
 
     @property
     def gflops(self) -> float:
@@ -28,6 +40,11 @@ class NodeTime:
     def gigabytes(self) -> float:
         """10^9 bytes per second of the least memory traffic."""
         return self.bytes / self.nanoseconds if self.nanoseconds else 0.0
+
+    @property
+    def roofline(self) -> float:
+        """Share of the machine's peak. Above 1: a better algorithm (Winograd), or data that was in a cache."""
+        return self.least / self.nanoseconds if self.nanoseconds else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +60,29 @@ class Profile:
         """Nanoseconds of all steps."""
         return sum(node.nanoseconds for node in self.nodes)
 
+    @property
+    def roofline(self) -> float:
+        """Share of the machine's peak, of all steps together."""
+        return sum(node.least for node in self.nodes) / self.total if self.total else 0.0
+
     def top(self, count: int = 10) -> tuple[NodeTime, ...]:
         """The steps that took longest."""
         return tuple(sorted(self.nodes, key=lambda node: -node.nanoseconds)[:count])
 
+    def share(self, node: NodeTime) -> float:
+        """The part of the whole time that a step took."""
+        return node.nanoseconds / self.total if self.total else 0.0
+
     def table(self, count: int = 10) -> str:
         """The slowest steps as aligned text."""
-        rows = [f"{'us':>9} {'share':>6} {'GFLOP/s':>8} {'GB/s':>7}  node"]
-        for node in self.top(count):
-            share = node.nanoseconds / self.total if self.total else 0.0
-            rows.append(
-                f"{node.nanoseconds / 1e3:9.1f} {share:6.1%} {node.gflops:8.1f} {node.gigabytes:7.1f}  "
-                f"{node.op} '{node.label}' {node.kernel} -> {', '.join(node.outputs)}"
-            )
+        rows = [f"{'us':>9} {'share':>6} {'GFLOP/s':>8} {'GB/s':>7} {'of peak':>8}  node"]
+        rows += [
+            f"{node.nanoseconds / 1e3:9.1f} {self.share(node):6.1%} {node.gflops:8.1f} {node.gigabytes:7.1f} "
+            f"{node.roofline:8.1%}  {node.op} '{node.label}' {node.kernel} -> {', '.join(node.outputs)}"
+            for node in self.top(count)
+        ]
         what = f"{len(self.nodes)} steps, {self.threads} threads, {self.runs} runs"
-        rows.append(f"{self.total / 1e3:9.1f} 100.0%  {what}")
+        rows.append(f"{self.total / 1e3:9.1f} 100.0% {'':16s} {self.roofline:8.1%}  {what}")
         return "\n".join(rows)
 
     def chrome_trace(self, path: str | Path) -> None:
@@ -65,8 +90,36 @@ class Profile:
         events, at = [], 0.0
         for node in self.nodes:
             duration = node.nanoseconds / 1e3
-            arguments = {"kernel": node.kernel, "outputs": node.outputs, "gflops": round(node.gflops, 1)}
+            arguments = {"kernel": node.kernel, "outputs": node.outputs, "gflops": round(node.gflops, 1),
+                         "of peak": round(node.roofline, 3)}  # fmt: skip
             events.append({"name": f"{node.op} {node.label}", "ph": "X", "ts": at, "dur": duration, "pid": 0, "tid": 0,
                            "args": arguments})  # fmt: skip
             at += duration
         Path(path).write_text(json.dumps({"traceEvents": events}))
+
+
+def profile(executable: Executable, n: int, arrays: Sequence[NDArray[Any]], runs: int) -> Profile:
+    """Median times over some runs, after one that does not count."""
+    executable.run(n, arrays)
+    samples = []
+    for _ in range(runs):
+        times = Times(executable.plan)
+        executable.run(n, arrays, times)
+        samples.append(times)
+    steps = np.median([times.steps for times in samples], axis=0).astype(np.int64)
+    fallbacks = np.median([times.fallbacks for times in samples], axis=0).astype(np.int64)
+    return Profile(tuple(_nodes(executable, n, steps.tolist(), fallbacks.tolist())), runs, executable.threads)
+
+
+def _nodes(executable: Executable, n: int, steps: list[int], fallbacks: list[int]) -> list[NodeTime]:
+    """In the order of the schedule."""
+    plan, machine, nodes = executable.plan, peaks(), []
+    for entry in plan.schedule:
+        if isinstance(entry, Fallback):
+            nodes.append(NodeTime(entry.label, entry.op, REFERENCE, (), fallbacks[entry.index], 0, 0, 0))
+            continue
+        for step, taken in zip(plan.steps[entry.first : entry.last], steps[entry.first : entry.last], strict=True):
+            flops, nbytes = step.flops.at(n), step.bytes.at(n)
+            least = int(machine.seconds(flops, nbytes, executable.threads) * 1e9)
+            nodes.append(NodeTime(step.label, step.op, step.summary, step.outputs, taken, flops, nbytes, least))
+    return nodes

@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from core.errors import FeedError, SessionClosed, UnsupportedError
 from core.ir.dim import SymDim, affine, symbols
 from core.ir.types import TensorType, ValueType
-from core.plan.plan import Fallback, Memory, Segment, Step
+from core.plan.plan import Memory
 from core.runtime.executable import Executable
-from core.runtime.profile import NodeTime, Profile
+from core.runtime.explain import explain_plan
+from core.runtime.machine import peaks
+from core.runtime.profile import Profile, profile
 from core.runtime.shapes import Binding, Shapes
 
 # Shapes beyond the batch size get an executable each; the ones not used for longest are dropped.
@@ -104,13 +106,14 @@ class Session:
         return dict(zip(self._output_names, results, strict=True))
 
     def profile(self, feeds: Mapping[str, Any], runs: int = 10) -> Profile:
-        """Median time of every native step over some runs."""
+        """Median time of every step over some runs, beside the least time that this machine would need."""
         n, arrays, binding = self._bind(feeds)
         with self._executable(binding) as executable:
-            return _profile(executable, n, arrays, runs)
+            return profile(executable, n, arrays, runs)
 
-    def explain(self) -> str:
-        """What the passes did, which kernel runs each node, what falls back and why, and the memory it takes."""
+    def explain(self, batch: int = 1) -> str:
+        """What the passes did, which kernel runs each node and how much of the work that is for a batch of so many
+        rows, what falls back and why, and the memory it takes."""
         lines = [f"model {self.description.name}"]
         lines.append(f"batching: {'yes' if self.batching.batchable else 'no'} - {self.batching.reason}")
         executables: dict[Binding, Executable] = {(): self._fixed} if self._fixed is not None else self._shapes.made()
@@ -119,7 +122,7 @@ class Session:
         for binding, executable in executables.items():
             if binding:
                 lines.append("for " + ", ".join(f"{name}={value}" for name, value in binding))
-            lines += explain_plan(executable)
+            lines += explain_plan(executable.plan, batch, peaks())
         return "\n".join(lines)
 
     def close(self) -> None:
@@ -232,38 +235,3 @@ def _match(name: str, type_: TensorType, dim: Any, size: int, shape: tuple[int, 
         raise FeedError(f"input '{name}' has shape {list(shape)}, expected {type_}")
     if values.setdefault(symbol, value) != value:
         raise FeedError(f"dimension {symbol} is {values[symbol]} in one input and {value} in '{name}'")
-
-
-def _profile(executable: Executable, n: int, arrays: list[NDArray[Any]], runs: int) -> Profile:
-    steps = executable.plan.steps
-    samples = np.zeros((runs, len(steps)), np.int64)
-    executable.run(n, arrays)
-    for index in range(runs):
-        stamps = np.zeros(len(steps) + 1, np.int64)
-        executable.run(n, arrays, stamps)
-        samples[index] = np.diff(stamps)
-    medians = np.median(samples, axis=0).astype(np.int64)
-    nodes = tuple(
-        NodeTime(s.label, s.op, s.summary, s.outputs, int(t), s.flops.at(n), s.bytes.at(n))
-        for s, t in zip(steps, medians, strict=True)
-    )
-    return Profile(nodes, runs, executable.threads)
-
-
-def _explain_step(step: Step) -> str:
-    kernel = f"{step.op:20s} {step.label:28s} {step.summary:30s}"
-    return f"  {kernel} -> {', '.join(step.outputs)}  {step.flops} flop, {step.bytes} B"
-
-
-def explain_plan(executable: Executable) -> list[str]:
-    """What the passes did, which kernel runs each node, and the memory it takes."""
-    plan = executable.plan
-    lines = ["passes:", *(f"  {line}" for line in plan.log), "kernels:"]
-    for entry in plan.schedule:
-        if isinstance(entry, Segment):
-            lines += map(_explain_step, plan.steps[entry.first : entry.last])
-        elif isinstance(entry, Fallback):
-            lines.append(f"  {entry.op:20s} {entry.label:28s} FALLBACK to the reference: {entry.reason}")
-    lines.append(f"memory: {plan.memory}")
-    lines.append(f"steps: {len(plan.steps)} compiled, {len(plan.fallbacks.nodes)} on the reference")
-    return lines

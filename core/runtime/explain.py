@@ -1,0 +1,69 @@
+"""What a plan does, as text: passes, the kernel of every node with its share of the work, what falls back, memory.
+
+The share of a node is that of the roofline's time: the least that its operations and bytes take on this machine, over
+the least of all nodes together. "compute" and "memory" say which of the two it is bound by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from core.plan.plan import Fallback, Plan, Region, Step
+from core.runtime.machine import Peaks
+
+_BAR = 48  # characters for the life of a region
+
+
+def explain_plan(plan: Plan, n: int, peaks: Peaks) -> list[str]:
+    """The lines for a batch of `n` rows."""
+    compiled = f"steps: {len(plan.steps)} compiled, {len(plan.fallbacks.nodes)} on the reference"
+    return [
+        "passes:",
+        *(f"  {line}" for line in plan.log),
+        f"kernels (n = {n}; one thread: {peaks.flops / 1e9:.0f} GFLOP/s, {peaks.bandwidth / 1e9:.0f} GB/s):",
+        *_schedule(plan, n, peaks),
+        f"memory: {plan.memory}",
+        *_memory_map(plan.regions, n),
+        compiled,
+    ]
+
+
+def _schedule(plan: Plan, n: int, peaks: Peaks) -> Iterator[str]:
+    total = sum(_bound(step, n, peaks) for step in plan.steps)
+    for entry in plan.schedule:
+        if isinstance(entry, Fallback):
+            yield f"  {entry.op:20s} {entry.label:28s} FALLBACK to the reference: {entry.reason}"
+        else:
+            for step in plan.steps[entry.first : entry.last]:
+                yield _step(step, n, peaks, total)
+
+
+def _step(step: Step, n: int, peaks: Peaks, total: float) -> str:
+    flops, nbytes = step.flops.at(n), step.bytes.at(n)
+    share = _bound(step, n, peaks) / total if total else 0.0
+    work = f"{_scaled(flops, 'FLOP'):>12s} {_scaled(nbytes, 'B'):>10s} {peaks.limit(flops, nbytes):7s} {share:6.1%}"
+    return f"  {step.op:20s} {step.label:28s} {step.summary:36s} {work} -> {', '.join(step.outputs)}"
+
+
+def _bound(step: Step, n: int, peaks: Peaks) -> float:
+    return peaks.seconds(step.flops.at(n), step.bytes.at(n))
+
+
+def _memory_map(regions: tuple[Region, ...], n: int) -> Iterator[str]:
+    """A line per region, in order of address: where it lies, how long it lives, what it holds."""
+    positions = max((region.last for region in regions), default=0) + 1
+    for region in sorted(regions, key=lambda region: (region.offset.at(n), region.first)):
+        first = region.first * _BAR // positions
+        after = max((region.last + 1) * _BAR // positions, first + 1)
+        life = "." * first + "#" * (after - first) + "." * (_BAR - after)
+        holds = ", ".join(region.values) or "scratch"
+        yield f"  {region.offset.at(n):>10d} +{region.size.at(n):<10d} {life} {holds}"
+
+
+def _scaled(value: float, unit: str) -> str:
+    """With the prefix that leaves at most three digits before the point."""
+    for prefix in ("", "k", "M", "G"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if not prefix else f"{value:.1f} {prefix}{unit}"
+        value /= 1000
+    return f"{value:.1f} T{unit}"

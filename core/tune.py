@@ -42,6 +42,8 @@ ObjectOf: TypeAlias = Callable[[KernelSpec], bytes]
 
 _FEW = 3  # candidates tried when time is short
 _LEAST_WORK = 2_000_000  # operations at the largest batch size; below, a choice could not be felt
+_MOST_WORK = 200_000_000_000  # a trial must end, and its operands must fit beside whatever else runs here:
+_MOST_BYTES = 1 << 29
 _BYTE = 8  # operations that take about as long as moving a byte
 _SAMPLE_BATCH = 8
 _ROUNDS = 7
@@ -74,6 +76,11 @@ class Problem:
         """Operations at the largest batch size, bytes counted as so many operations each."""
         call, n = self.calls[0], self.batches[-1]
         return affine_of(call.flops).at(n) + _BYTE * affine_of(call.bytes).at(n)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the operands at the largest batch size."""
+        return affine_of(self.calls[0].bytes).at(self.batches[-1])
 
     def found(self, findings: Mapping[str, str]) -> KernelCall | None:
         """What was found, among all candidates or else among the few."""
@@ -123,7 +130,7 @@ def problems(graph: Graph, target: Target, threads: int, batches: tuple[int, ...
     for node in filter(_is_static, graph.nodes):
         request = Request(node, graph.constants, target, threads)
         problem = Problem(request, candidates(request), batches)
-        if len(problem.calls) > 1:
+        if len(problem.calls) > 1 and problem.work <= _MOST_WORK and problem.nbytes <= _MOST_BYTES:
             found.setdefault(problem.key, problem)
             work[problem.key] += problem.work
     return [found[key] for key, total in work.most_common() if total >= _LEAST_WORK]

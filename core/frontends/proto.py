@@ -16,6 +16,7 @@ from core.errors import ModelError, UnsupportedError
 
 NEWEST_OPSET: int = onnx.defs.onnx_opset_version()
 NEWEST_IR: int = onnx.IR_VERSION
+_MOST_ATTRIBUTES = 1000  # operators have tens; what nobody reads is not worth looking at
 _IR_WITH_OPSETS = 3  # older files name no opset and mean 1
 
 
@@ -90,6 +91,9 @@ def check_messages(model: Message) -> None:
             message.data_location == onnx.TensorProto.EXTERNAL or message.external_data
         ):
             raise ModelError("its data lies outside the file, expected it inside", where=f"tensor '{message.name}'")
+        if isinstance(message, onnx.NodeProto) and len(message.attribute) > _MOST_ATTRIBUTES:
+            count = f"has {len(message.attribute)} attributes, expected at most {_MOST_ATTRIBUTES}"
+            raise ModelError(count, where=f"node '{message.name}' ({message.op_type})")
 
 
 def _check_text(value: Any, name: str, message: Message) -> None:

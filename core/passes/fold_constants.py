@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,13 +23,16 @@ _QUICK = frozenset({
     "softmax", "norm", "order",
 })  # fmt: skip
 _MOST_COMBINATIONS = 1 << 30
+_WIDENING = ("Cast", "CastLike", "DequantizeLinear")
+_REPEATING = ("Expand", "Tile")
 
 
 @dataclass(frozen=True)
 class FoldConstants:
-    """A result of more than `growth` times its inputs is folded up to `limit_bytes`, or `limit_copies` when it only
-    repeats its input: repeating while running reads less memory. All results together are at most `growth` times as
-    large again, so that no chain of nodes fills the memory of the machine that compiles."""
+    """A result larger than its inputs is folded up to `limit_bytes`, or `limit_copies` when it only repeats its input:
+    repeating while running reads less memory. Where each element becomes a wider one the result may be `growth` times
+    as large. All results together are at most `growth` times what the graph holds, so that no number of nodes fills the
+    memory of the machine that compiles."""
 
     limit_bytes: int = 1 << 26
     limit_copies: int = 1 << 20
@@ -39,7 +42,7 @@ class FoldConstants:
     def run(self, graph: Graph) -> PassResult:
         known = infer_graph(graph)
         editor = Editor(graph)
-        left = self.growth * self._limit(graph.constants.values())
+        left = self.growth * max(self.limit_bytes, sum(array.nbytes for array in graph.constants.values()))
         for node in editor.nodes():
             value = _static(known.get(node.output)) if len(node.outputs) == 1 else None
             arrays = [value] if value is not None else self._evaluated(editor, node, left)
@@ -59,13 +62,10 @@ class FoldConstants:
 
     def _is_small(self, node: Node, inputs: Sequence[Array | None], left: int) -> bool:
         made = sum(_nbytes(value.type) for value in node.outputs)
-        copies = node.op in ("Expand", "Tile")
-        return made <= min(left, self._limit(inputs, self.limit_copies if copies else self.limit_bytes))
-
-    def _limit(self, given: Iterable[Array | None], least: int | None = None) -> int:
-        """How much may be made of the given arrays."""
-        total = sum(array.nbytes for array in given if array is not None)
-        return max(self.limit_bytes if least is None else least, self.growth * total)
+        given = sum(array.nbytes for array in {id(array): array for array in inputs if array is not None}.values())
+        growth = self.growth if node.op in _WIDENING else 1
+        limit = self.limit_copies if node.op in _REPEATING else self.limit_bytes
+        return made <= min(left, max(limit, growth * given))
 
 
 def _is_foldable(node: Node) -> bool:
@@ -117,4 +117,5 @@ def _evaluate(node: Node, inputs: Sequence[Array | None]) -> Sequence[Array | No
 def _replace(editor: Editor, node: Node, arrays: Sequence[Array | None]) -> None:
     for value, array in zip(node.outputs, arrays, strict=True):
         if array is not None and array.dtype == value.dtype.numpy:
-            editor.replace(value, editor.constant(array.copy(), value.name))
+            own = array if array.base is None else array.copy()  # not a view that keeps a larger array alive
+            editor.replace(value, editor.constant(own, value.name))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from core.ops.conv import transposed_cuts
 from core.passes.base import PassResult, shape_of
 from core.passes.edit import Editor
 from core.passes.layout import first_perm, last_perm
+
+_MOST_GROWTH = 16  # of the weights, which zeros fill up where a kernel is smaller than its stride
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ def _rewrite(editor: Editor, node: Node) -> None:
         return
     axes = _axes(node, x, weight) if x.dtype.is_float and node.attrs.get("layout", "NCHW") == "NCHW" else None
     if axes is None or any(min(axis.pads) < 0 for axis in axes):
+        return
+    if prod(axis.stride * len(axis.reach) for axis in axes) > _MOST_GROWTH * prod(axis.kernel for axis in axes):
         return
     last = editor.emit(node, "Transpose", x, attrs={"perm": last_perm(len(x.shape))})
     if _group(node) == 1 and len(axes) <= 2 and all(len(axis.reach) == 1 for axis in axes):

@@ -24,6 +24,7 @@ from pathlib import Path
 from tests.fuzz import corpus, minimise
 
 _ROOT = Path(__file__).resolve().parents[2]
+WORKER = "tests.fuzz.worker"  # the module that children run
 _SILENCE = 60.0  # seconds without a word from a child: it waits for something that never comes
 
 
@@ -77,7 +78,7 @@ def _child(path: Path, seed: int, cases: range, findings: Findings) -> tuple[int
     """How many cases a child finished, and how it ended if not well."""
     arguments = [str(path), str(seed), str(cases.start), str(cases.stop), str(cases.step)]
     environment = {**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.fuzz.worker", *arguments]
+    command = [sys.executable, "-m", WORKER, *arguments]
     child = subprocess.Popen(
         command, cwd=_ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

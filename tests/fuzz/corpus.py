@@ -23,7 +23,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 def models() -> list[bytes]:
     """All seeds, always in the same order."""
-    found = [*_suite(), *_files(), *_random(), *_structured()]
+    found = [*_suite(), *_files(), *_random(), *structured()]
     return [data for data in found if len(data) <= _LARGEST]
 
 
@@ -61,7 +61,7 @@ def _random() -> Iterator[bytes]:
         yield export(Net(random.Random(seed).randrange).grow(steps=1 + seed % 6), 22)
 
 
-def _structured() -> Iterator[bytes]:
+def structured() -> Iterator[bytes]:
     """What the suite has little of: functions that call functions, bodies in bodies, sparse weights, open shapes."""
     for depth in (1, 2, 3):
         yield _functions(depth).SerializeToString()

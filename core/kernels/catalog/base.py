@@ -136,6 +136,8 @@ Offer: TypeAlias = Callable[[Request], Iterable[KernelCall]]
 _SELECTORS: dict[str, list[Selector]] = {}
 _OFFERS: dict[str, list[Offer]] = {}
 
+_MOST_OPERANDS = 1024  # code grows with each; a node of more is a mistake or an attack
+
 # Operators whose output is the input's bytes under another shape: no kernel, the planner makes a view.
 VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
 
@@ -153,6 +155,8 @@ def covers(*ops: str) -> Callable[[Selector], Selector]:
 
 def select(request: Request) -> KernelCall | None:
     """The kernel for a node, or None: the node runs on the reference."""
+    if len(request.node.inputs) + len(request.node.outputs) > _MOST_OPERANDS:
+        return None
     for selector in _SELECTORS.get(request.node.op, ()):
         call = selector(request)
         if call is not None:

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from core.ir.graph import Array, Attr, Graph, Node, Value
+from core.ir.types import DType
 from core.ops import registry
 from core.ops.conv import conv_pads
+from core.ops.products import padded_total
 from core.passes.base import PassResult, is_elementwise, shape_of
 from core.passes.edit import Editor
 from core.passes.permutation import Perm, inverse, is_view, perm_of, permuted
@@ -49,7 +51,7 @@ class _Walk:
     twins: dict[Value, Value] = field(default_factory=dict)
 
     def convert(self, node: Node) -> None:
-        if node.op == "Conv":
+        if node.op in ("Conv", "ConvInteger"):
             _convolution(self, node)
         elif any(self.twin(value) is not None for value in node.inputs if value is not None):
             self._follow(node)
@@ -64,12 +66,13 @@ class _Walk:
             _elementwise(self, node)
 
     def twin(self, value: Value) -> Value | None:
-        """The channels-last form of a value if there is one already."""
+        """The channels-last form of a value if there is one already. A swap of two axes says nothing of images: tokens
+        come out of one, too."""
         if value in self.twins:
             return self.twins[value]
         source = value.producer.inputs[0] if value.producer is not None and value.producer.inputs else None
         perm = perm_of(value.producer) if value.producer is not None else None
-        return source if perm is not None and len(perm) > 2 and perm == first_perm(len(perm)) else None
+        return source if perm is not None and len(perm) > 3 and perm == first_perm(len(perm)) else None
 
     def last(self, value: Value, anchor: Node) -> Value:
         """The channels-last form of a value, made by a transpose if need be."""
@@ -100,11 +103,11 @@ def _converts(*ops: str) -> Callable[[Converter], Converter]:
 
 
 def _convolution(walk: _Walk, node: Node) -> None:
-    """Conv with known weights becomes FusedConv, its padding made explicit."""
+    """Conv and ConvInteger with known weights become FusedConv, their padding made explicit."""
     x, w = node.inputs[0], node.inputs[1]
     if x is None or walk.editor.array(w) is None or shape_of(x) is None:
         return
-    pads = conv_pads(registry.Infer(registry.get("Conv"), node, {}))
+    pads = conv_pads(registry.Infer(registry.get(node.op), node, {}))
     if pads is None:
         return
     rank = len(x.shape) - 2
@@ -115,7 +118,29 @@ def _convolution(walk: _Walk, node: Node) -> None:
         "group": node.attrs.get("group", 1),
         "layout": "NHWC",
     }
-    walk.replace(node, [walk.editor.emit(node, "FusedConv", walk.last(x, node), w, node.input(2), attrs=attrs)])
+    bias = node.input(2)
+    if node.op == "ConvInteger":
+        if not _is_integer_kernel(walk, node):
+            return
+        attrs["pad_value"], bias = _zero_point(walk, node)
+    walk.replace(node, [walk.editor.emit(node, "FusedConv", walk.last(x, node), w, bias, attrs=attrs)])
+
+
+def _is_integer_kernel(walk: _Walk, node: Node) -> bool:
+    """Whether the operands are uint8 around a known zero point, and int8 around zero."""
+    x, w = node.inputs[:2]
+    plain = x is not None and x.dtype is DType.UINT8 and w is not None and w.dtype is DType.INT8
+    known = node.input(2) is None or walk.editor.array(node.input(2)) is not None
+    return plain and known and node.input(3) is None
+
+
+def _zero_point(walk: _Walk, node: Node) -> tuple[int, Value | None]:
+    """The zero point of the image, which is what pads it, and what it adds up to in every output channel."""
+    weight, zero = walk.editor.array(node.inputs[1]), walk.editor.array(node.input(2))
+    if weight is None or zero is None or int(zero.reshape(())) == 0:
+        return 0, None
+    total = padded_total(weight.astype(np.int32), -int(zero.reshape(())))
+    return int(zero.reshape(())), walk.editor.constant(total.astype(np.int32), "offset")
 
 
 def _ints(node: Node, name: str, rank: int) -> tuple[Attr, ...]:
@@ -216,8 +241,18 @@ def _reduce(walk: _Walk, node: Node) -> None:
 
 @_converts("Reshape")
 def _reshape(walk: _Walk, node: Node) -> None:
-    if not _shuffle(walk, node):
+    if not _shuffle(walk, node) and not _pixels(walk, node):
         _flatten(walk, node)
+
+
+def _pixels(walk: _Walk, node: Node) -> bool:
+    """An image as a list of pixels, N, C, D1*D2: channels last it is the same bytes."""
+    x, shape = node.inputs[0], node.output.shape
+    if x is None or len(node.inputs) != 1 or len(shape) != 3 or len(x.shape) < 4 or shape[:2] != x.shape[:2]:
+        return False
+    listed: tuple[Attr, ...] = (shape[0], shape[2], shape[1])
+    walk.replace(node, [walk.editor.emit(node, "Reshape", walk.last(x, node), attrs={"shape": listed})])
+    return True
 
 
 def _shuffle(walk: _Walk, split: Node) -> bool:

@@ -1,6 +1,7 @@
 """Stages that the server runs in child processes, as command lines over files: nothing is pickled.
 
     python -m core.children parse   MODEL.onnx OUT            OUT/graph.lir, OUT/weights.bin, OUT/report.json
+                                    --external                tensors may lie in other files of MODEL.onnx's folder
     python -m core.children compile IR OUT [options]          OUT/model.lathe, an artifact for core.load_compiled
 
 Exit status 0, or 2 with {"error": ...} on standard output when the model is at fault.
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         if arguments.stage == "parse":
-            parse(arguments.model, arguments.out)
+            parse(arguments.model, arguments.out, arguments.external)
         else:
             compile_stage(arguments)
     except LatheError as error:
@@ -44,14 +45,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def parse(model: Path, out: Path) -> None:
+def parse(model: Path, out: Path, external: bool = False) -> None:
     """Read and verify an ONNX file; write the graph as IR text with its weights beside it."""
-    graph = load(model.read_bytes())
+    graph = load(model, external)
     weights = Weights()
     text = print_graph(graph, weights)
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     (out / "graph.lir").write_text(text)
-    (out / "weights.bin").write_bytes(weights.tobytes())
+    with (out / "weights.bin").open("wb") as file:
+        file.writelines(weights.chunks)
     (out / "report.json").write_text(json.dumps(report(graph)))
 
 
@@ -107,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     parsing = stages.add_parser("parse")
     parsing.add_argument("model", type=Path)
     parsing.add_argument("out", type=Path)
+    parsing.add_argument("--external", action="store_true")
     compiling = stages.add_parser("compile")
     compiling.add_argument("ir", type=Path)
     compiling.add_argument("out", type=Path)

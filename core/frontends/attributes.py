@@ -12,6 +12,7 @@ import onnx
 
 from core.errors import ModelError, UnsupportedError
 from core.frontends.declared import Symbols, value_type
+from core.frontends.external import ExternalFiles
 from core.frontends.tensors import sparse_array, tensor_array
 from core.ir.graph import Attr, Graph
 from core.ir.types import OptionalType, SequenceType, TensorType
@@ -24,7 +25,9 @@ _LISTS = {_Proto.FLOATS: "floats", _Proto.INTS: "ints"}
 GraphReader = Callable[[onnx.GraphProto], Graph]
 
 
-def attribute_value(proto: onnx.AttributeProto, read_graph: GraphReader, where: str) -> Attr:
+def attribute_value(
+    proto: onnx.AttributeProto, read_graph: GraphReader, where: str, files: ExternalFiles | None = None
+) -> Attr:
     """The value of an attribute: a number, text, an array, a graph, a type, or a tuple of these."""
     where = f"{where}, attribute '{proto.name}'"
     if proto.type in _SCALARS:
@@ -38,7 +41,7 @@ def attribute_value(proto: onnx.AttributeProto, read_graph: GraphReader, where: 
         case _Proto.STRINGS:
             return tuple(map(_text, proto.strings))
         case _Proto.TENSOR:
-            return tensor_array(proto.t, where)
+            return tensor_array(proto.t, where, files)
         case _Proto.SPARSE_TENSOR:
             return sparse_array(proto.sparse_tensor, where)
         case _Proto.GRAPH:

@@ -19,6 +19,7 @@ from core.errors import ModelError, UnsupportedError
 from core.frontends import contrib, ml, opsets  # noqa: F401  (ml adds adapters to opsets)
 from core.frontends.attributes import attribute_value, check_kinds, check_known
 from core.frontends.declared import agree, value_type
+from core.frontends.external import ExternalFiles
 from core.frontends.functions import MAX_CALL_DEPTH, Unfolding, check_attributes, standard_body
 from core.frontends.opsets import OnnxNode
 from core.frontends.order import defined_names, in_order
@@ -50,19 +51,24 @@ STANDARD_DOMAINS = ("", "ai.onnx.preview")  # domains whose operators may be def
 Inputs = Sequence[Value | None]
 
 
-def load(source: str | os.PathLike[str] | bytes) -> Graph:
+def load(source: str | os.PathLike[str] | bytes, external_data: bool = False) -> Graph:
     """The graph of an ONNX model, given as a path or as bytes; nothing outside the file is read.
+
+    `external_data` permits tensors to lie in other files of the model's folder; they are mapped, not copied.
 
     ModelError names the node, operator and opset, what was expected and what came; UnsupportedError says the model is
     valid but needs what Lathe lacks.
     """
-    data = source if isinstance(source, bytes) else Path(source).read_bytes()
-    return import_model(parse_model(data))
+    if isinstance(source, bytes):
+        return import_model(parse_model(source))
+    path = Path(source)
+    files = ExternalFiles(path.parent) if external_data else None
+    return import_model(parse_model(path.read_bytes(), external_data), files)
 
 
-def import_model(model: onnx.ModelProto) -> Graph:
-    """The graph of a model that has passed the checks of `parse_model`."""
-    importer = _Importer(Session(set(defined_names(model.graph))), function_table(model))
+def import_model(model: onnx.ModelProto, files: ExternalFiles | None = None) -> Graph:
+    """The graph of a model that has passed the checks of `parse_model`; `files` hold what lies outside of it."""
+    importer = _Importer(Session(set(defined_names(model.graph)), files=files), function_table(model))
     graph = importer.model(model.graph, opset_versions(model))
     verify(graph, "import")
     return graph
@@ -104,7 +110,7 @@ class _Importer:
 
     def _contents(self, proto: onnx.GraphProto, frame: Frame, arguments: Sequence[ValueType]) -> None:
         for tensor in proto.initializer:
-            self._initializer(tensor.name, tensor_array(tensor, "initializer"), frame)
+            self._initializer(tensor.name, tensor_array(tensor, "initializer", self.session.files), frame)
         for sparse in proto.sparse_initializer:
             self._initializer(sparse.values.name, sparse_array(sparse, "sparse initializer"), frame)
         for index, info in enumerate(proto.input):
@@ -272,7 +278,7 @@ class _Importer:
         return found
 
     def _attribute(self, proto: onnx.AttributeProto, arguments: Sequence[ValueType], frame: Frame, where: str) -> Attr:
-        return attribute_value(proto, lambda graph: self.body(graph, frame, arguments), where)
+        return attribute_value(proto, lambda graph: self.body(graph, frame, arguments), where, self.session.files)
 
 
 def _is_ours(op: str, domain: str) -> bool:

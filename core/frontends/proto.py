@@ -1,6 +1,7 @@
 """Bytes to a checked `ModelProto`: what can be refused before anything is imported.
 
-Nothing here follows a reference out of the file: external data is refused wherever a tensor can stand.
+Nothing here follows a reference out of the file: unless the caller permits external data (see external.py), it is
+refused wherever a tensor can stand.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import onnx
 from google.protobuf.message import DecodeError, Message
 
 from core.errors import ModelError, UnsupportedError
+from core.frontends.external import is_external
 
 NEWEST_OPSET: int = onnx.defs.onnx_opset_version()
 NEWEST_IR: int = onnx.IR_VERSION
@@ -20,8 +22,11 @@ _MOST_ATTRIBUTES = 1000  # operators have tens; what nobody reads is not worth l
 _IR_WITH_OPSETS = 3  # older files name no opset and mean 1
 
 
-def parse_model(data: bytes) -> onnx.ModelProto:
-    """The model in `data`, whole-file checks passed. ModelError when it is malformed or holds what is never read."""
+def parse_model(data: bytes, external: bool = False) -> onnx.ModelProto:
+    """The model in `data`, whole-file checks passed. ModelError when it is malformed or holds what is never read.
+
+    `external` permits tensors whose data lies in other files.
+    """
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
@@ -31,7 +36,7 @@ def parse_model(data: bytes) -> onnx.ModelProto:
         raise ModelError(f"the {len(data)} bytes hold no ONNX graph")
     if not 1 <= model.ir_version <= NEWEST_IR:
         raise UnsupportedError(f"ir_version is {model.ir_version}, expected 1 to {NEWEST_IR}")
-    check_messages(model)
+    checkmessages(model, external)
     return model
 
 
@@ -80,16 +85,14 @@ def function_table(model: onnx.ModelProto) -> Mapping[tuple[str, str, str], onnx
     return table
 
 
-def check_messages(model: Message) -> None:
+def checkmessages(model: Message, external: bool = False) -> None:
     """Checks on every message of the file: initializers, attributes, subgraphs, functions, sparse tensors, training
-    information. ModelError for data that lies outside the file, and for text that is not UTF-8.
+    information. ModelError for data that lies outside the file, unless `external`, and for text that is not UTF-8.
     """
-    for message in _messages(model):
+    for message in messages(model):
         for name in _fields(message.DESCRIPTOR).texts:
             _check_text(getattr(message, name), name, message)
-        if isinstance(message, onnx.TensorProto) and (
-            message.data_location == onnx.TensorProto.EXTERNAL or message.external_data
-        ):
+        if not external and isinstance(message, onnx.TensorProto) and is_external(message):
             raise ModelError("its data lies outside the file, expected it inside", where=f"tensor '{message.name}'")
         if isinstance(message, onnx.NodeProto) and len(message.attribute) > _MOST_ATTRIBUTES:
             count = f"has {len(message.attribute)} attributes, expected at most {_MOST_ATTRIBUTES}"
@@ -102,7 +105,7 @@ def _check_text(value: Any, name: str, message: Message) -> None:
         raise ModelError(f"field '{name}' of a {message.DESCRIPTOR.name} is not UTF-8 text")
 
 
-def _messages(root: Message) -> Iterator[Message]:
+def messages(root: Message) -> Iterator[Message]:
     """Every message in `root`, itself first."""
     stack = [root]
     while stack:

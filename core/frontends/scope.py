@@ -11,6 +11,7 @@ import onnx
 
 from core.errors import LatheError, ModelError, UnsupportedError
 from core.frontends.declared import Symbols, check_size
+from core.frontends.external import ExternalFiles
 from core.ir.graph import Array, Attr, Graph, Node, Value
 from core.ir.types import DType, TensorType
 from core.ops.inference import infer_node
@@ -31,6 +32,7 @@ class Session:
     nodes: int = 0
     labels: set[str] = field(default_factory=set)  # every name of a node
     used: dict[str, int] = field(default_factory=dict)  # how often a base was asked for
+    files: ExternalFiles | None = None  # where tensors may lie that are not in the file
 
     def fresh(self, base: str) -> str:
         """A name that nothing in the file has: `base`, or `base_2` ..."""

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 
 from core.errors import ModelError, UnsupportedError
+from core.frontends.external import ExternalFiles, is_external
 from core.ir.graph import Array
 from core.ir.types import DType
 
@@ -33,8 +34,8 @@ _FIELDS = {
 }  # the others use int32_data
 
 
-def tensor_array(tensor: onnx.TensorProto, where: str) -> Array:
-    """The tensor as a read-only array.
+def tensor_array(tensor: onnx.TensorProto, where: str, files: ExternalFiles | None = None) -> Array:
+    """The tensor as a read-only array; `files` are those in which its data may lie.
 
     ModelError, naming `where`, for negative sizes, an unknown element type, or data that does not fill the shape.
     """
@@ -42,13 +43,22 @@ def tensor_array(tensor: onnx.TensorProto, where: str) -> Array:
     if tensor.HasField("segment"):
         raise UnsupportedError("it is stored in segments, expected one piece", where=where)
     dtype, shape = element_type(tensor.data_type, where), checked_shape(tensor.dims, where)
-    if tensor.HasField("raw_data"):
+    if is_external(tensor):
+        array = _from_raw(_outside(tensor, dtype, math.prod(shape), where, files), dtype, math.prod(shape), where)
+    elif tensor.HasField("raw_data"):
         array = _from_raw(tensor.raw_data, dtype, math.prod(shape), where)
     else:
         array = _from_typed(tensor, dtype, math.prod(shape), where)
     array = array.reshape(shape)
     array.setflags(write=False)
     return array
+
+
+def _outside(tensor: onnx.TensorProto, dtype: DType, count: int, where: str, files: ExternalFiles | None) -> Array:
+    """The bytes of a tensor whose data lies in another file."""
+    if files is None:
+        raise ModelError("its data lies outside the file, expected it inside", where=where)
+    return files.read(tensor, (count * dtype.bits + 7) // 8, where)
 
 
 def element_type(code: int, where: str) -> DType:
@@ -96,7 +106,7 @@ def sparse_array(sparse: onnx.SparseTensorProto, where: str) -> Array:
     return dense
 
 
-def _from_raw(data: bytes, dtype: DType, count: int, where: str) -> Array:
+def _from_raw(data: bytes | Array, dtype: DType, count: int, where: str) -> Array:
     """Elements from little-endian bytes."""
     if dtype is DType.STRING:
         raise ModelError("strings are given as raw bytes, expected string_data", where=where)

@@ -41,12 +41,12 @@ _PLAIN_NAME = re.compile(r"\d+|/?(?!inf|nan)[A-Za-z_][A-Za-z0-9_.$/]*")  # what 
 class Weights:
     """Bytes of the large constants of a graph, one after the other, each aligned to 64 bytes."""
 
-    chunks: list[bytes] = field(default_factory=list)
+    chunks: list[bytes | memoryview] = field(default_factory=list)  # views: nothing is copied until it is written
     size: int = 0
 
     def add(self, array: Array) -> int:
         """Append an array; returns its offset."""
-        data = np.ascontiguousarray(array).tobytes()
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         offset = self.size
         padding = -len(data) % _ALIGNMENT
         self.chunks += [data, b"\0" * padding]

@@ -1,0 +1,136 @@
+"""Tensors whose data lies in other files: which of them may be read, and reading them through memory maps.
+
+By default none may (`proto.check_messages` refuses them). Where a caller permits the files of one folder, a name must
+stay inside it, lead over no symbolic link, and end at a plain file; what a tensor claims must lie in its file, and all
+tensors together may not claim more than there is, so that a small file cannot unfold to a large graph.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+
+from core.errors import ModelError
+from core.ir.graph import Array
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO must not block
+
+
+class Extent(NamedTuple):
+    """Where the data of a tensor lies."""
+
+    location: str  # relative to the model's folder
+    offset: int
+    length: int | None  # None: what the tensor's type and shape need
+
+
+def is_external(tensor: onnx.TensorProto) -> bool:
+    """Whether the data lies outside, or the tensor says anything about that."""
+    return bool(tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data)
+
+
+def extent_of(tensor: onnx.TensorProto, where: str) -> Extent:
+    """What the tensor says; ModelError when it is incomplete, contradictory, or leads out of the folder."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    if tensor.data_location != onnx.TensorProto.EXTERNAL or len(entries) < len(tensor.external_data):
+        raise ModelError("says twice, or not clearly, where its data lies", where=where)
+    if tensor.HasField("raw_data"):
+        raise ModelError("has data inside the file and outside", where=where)
+    location = entries.get("location", "")
+    path = PurePosixPath(location)
+    if not path.name or path.is_absolute() or ".." in path.parts or set(location) & {"\\", "\0", ":"}:
+        raise ModelError("its data lies outside the model's folder", where=where)
+    length = entries.get("length")
+    return Extent(
+        path.as_posix(), _number(entries.get("offset", "0"), where), None if length is None else _number(length, where)
+    )
+
+
+def _number(text: str, where: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise ModelError(f"offset or length of its data is {text[:40]!r}, expected a number of bytes", where=where)
+    return int(text)
+
+
+class ExternalFiles:
+    """The files of one folder, opened when a tensor asks for them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, Array] = {}
+        self._claimed: dict[str, int] = {}
+
+    def read(self, tensor: onnx.TensorProto, nbytes: int, where: str) -> Array:
+        """The `nbytes` bytes of a tensor as a view, uint8, of its file."""
+        location, offset, length = extent_of(tensor, where)
+        if length not in (None, nbytes):
+            raise ModelError(f"has {length} bytes of data, expected {nbytes} for its type and shape", where=where)
+        file = self._file(location, where)
+        if offset + nbytes > len(file):
+            message = f"its data ends at byte {offset + nbytes} of '{location}', which has {len(file)}"
+            raise ModelError(message, where=where)
+        self._claimed[location] = self._claimed.get(location, 0) + nbytes
+        if self._claimed[location] > len(file):
+            raise ModelError(f"with it, tensors claim more bytes of '{location}' than it has", where=where)
+        return file[offset : offset + nbytes]
+
+    def _file(self, location: str, where: str) -> Array:
+        if location not in self._files:
+            try:
+                self._files[location] = _mapped(self._folder, location)
+            except OSError as error:
+                message = f"its data lies in '{location}', which cannot be read: {error.strerror or error}"
+                raise ModelError(message, where=where) from None
+        return self._files[location]
+
+
+def _mapped(folder: Path, location: str) -> Array:
+    """A file as bytes that nobody may write to."""
+    with closing(open_inside(folder, location)) as file:
+        size = os.fstat(file.fd).st_size
+        return np.frombuffer(mmap.mmap(file.fd, size, access=mmap.ACCESS_READ), np.uint8) if size else _NOTHING
+
+
+_NOTHING: Array = np.zeros(0, np.uint8)
+
+
+class OpenFile(NamedTuple):
+    """A file descriptor that `contextlib.closing` closes."""
+
+    fd: int
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def open_inside(folder: Path, location: str) -> OpenFile:
+    """A plain file below `folder`, for reading; OSError for links on the way, and for what is no plain file."""
+    *above, name = PurePosixPath(location).parts
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for part in above:
+        with closing(OpenFile(fd)):
+            fd = os.open(part, _DIRECTORY, dir_fd=fd)
+    with closing(OpenFile(fd)):
+        file = OpenFile(os.open(name, _FILE, dir_fd=fd))
+    if not stat.S_ISREG(os.fstat(file.fd).st_mode):
+        file.close()
+        raise OSError(None, "not a plain file")
+    return file
+
+
+def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor of a model whose data lies outside, wherever it stands."""
+    from core.frontends.proto import messages
+
+    for message in messages(model):
+        if isinstance(message, onnx.TensorProto) and is_external(message):
+            yield message

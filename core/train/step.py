@@ -17,7 +17,9 @@ from core.ir.types import TensorType
 from core.reference import bind_symbols
 from core.runtime.cpus import available_cpus
 from core.runtime.executable import Executable
-from core.runtime.session import BatchInfo, explain_plan
+from core.runtime.explain import explain_plan
+from core.runtime.machine import peaks
+from core.runtime.session import BatchInfo
 from core.runtime.shapes import Binding
 from core.train.joint import NO_CLIP, Clip, Recipe, Trainable, is_weight, joint_graph
 from core.train.losses import Loss
@@ -137,7 +139,7 @@ class TrainStep:
 
     def explain(self) -> str:
         """Which kernel runs each node, for every batch size so far."""
-        return "\n".join(line for ready in self._executables.values() for line in explain_plan(ready))
+        return "\n".join(line for ready in self._executables.values() for line in explain_plan(ready.plan, 1, peaks()))
 
     def _names(self) -> set[str]:
         return {value.name for value in self.model.constants}

@@ -18,6 +18,8 @@ I64 = ir.IntType(64)
 I32 = ir.IntType(32)
 I1 = ir.IntType(1)
 ADDRESS = ir.PointerType()
+_READ, _SECOND_LEVEL, _DATA = 0, 2, 1  # of llvm.prefetch
+_READ, _SECOND_LEVEL, _DATA = 0, 2, 1  # of llvm.prefetch
 
 
 class BFloatType(ir.Type):  # type: ignore[misc]  # llvmlite has no types
@@ -210,6 +212,12 @@ class Pointer:
             self.kernel.builder.store(raw, address, align=self.dtype.itemsize)
         else:
             self._masked("store", raw.type, [raw, address], mask, [], ir.VoidType())
+
+    def prefetch(self, offset: Val | int = 0) -> None:
+        """Ask for the cache line of an element in the second-level cache. Any address will do, also one of nothing."""
+        address = self.at(offset).ir
+        hints = [ir.Constant(I32, hint) for hint in (_READ, _SECOND_LEVEL, _DATA)]
+        self.kernel.call("llvm.prefetch.p0", ir.VoidType(), [address, *hints])
 
     def gather(self, offsets: Val, mask: Val | None = None) -> Val:
         """The elements at a vector of int64 `offsets`; where `mask` is false nothing is read and the lane is zero."""

@@ -28,7 +28,7 @@ from core.ops.registry import Infer, NodeView
 F32 = DType.FLOAT32
 _FEW_CHANNELS = 16  # below, a pixel's channels are too short a run: whole rows of the window are gathered first
 _POINTER_BYTES = 8
-_WINOGRAD_SIZE = 12  # least results along an axis
+_WINOGRAD_SIZE = 6  # least results along an axis
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def is_depthwise(node: Node, weight: Array, windows: tuple[Window, ...]) -> bool
 def is_winograd(node: Node, weight: Array, windows: tuple[Window, ...], target: Target) -> bool:
     """Whether Winograd's algorithm wins (`core.kernels.catalog.winograd`): many tiles, whole vectors of channels.
 
-    Its weights take four times the room, which small images do not repay.
+    Its weights take two to four times the room, which very small images do not repay.
     """
     columns, channels = weight.shape[:2]
     shaped = all((w.kernel, w.stride, w.dilation) == (3, 1, 1) and w.count >= _WINOGRAD_SIZE for w in windows)

@@ -21,6 +21,8 @@ from core.kernels.catalog import body as bodies
 from core.kernels.catalog.words import WORD_BYTES
 from core.kernels.target import Target
 
+LINE = 16  # words of a cache line
+
 RowChoices = dict[int, tuple[int, ...]]
 
 # Row counts per panel width in vectors that measured fast where 32, 16 and 16 registers hold the tile.
@@ -119,12 +121,21 @@ def is_deferred(epilogue: Graph | None, dtype: DType, step: int) -> bool:
 
     One copy of long code is enough; the results wait in the output meanwhile, so nothing else may lie in its buffer.
     """
-    return epilogue is not None and bodies.cost(epilogue) > _SHORT_EPILOGUE and dtype is DType.FLOAT32 and step == 1
+    return _is_long(epilogue) and step == 1 and _holds_sums(epilogue, dtype)
 
 
 def is_staged(epilogue: Graph | None, dtype: DType, step: int) -> bool:
     """Whether a long epilogue that cannot wait in the output runs tile by tile over a copy of the sums."""
-    return epilogue is not None and bodies.cost(epilogue) > _SHORT_EPILOGUE and dtype is not DType.FLOAT32 and step == 1
+    return _is_long(epilogue) and step == 1 and not _holds_sums(epilogue, dtype)
+
+
+def _is_long(epilogue: Graph | None) -> bool:
+    return epilogue is not None and bodies.cost(epilogue) > _SHORT_EPILOGUE
+
+
+def _holds_sums(epilogue: Graph | None, dtype: DType) -> bool:
+    """Whether sums fit the output as they are."""
+    return dtype is DType.FLOAT32 and epilogue is not None and epilogue.inputs[0].dtype is DType.FLOAT32
 
 
 def stage_bytes(tile: Tile) -> int:

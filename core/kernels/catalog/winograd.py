@@ -1,11 +1,12 @@
-"""3x3 convolutions by Winograd's F(4x4, 3x3): a quarter of the multiplications (Lavin and Gray, 2015)."""
+"""3x3 convolutions by Winograd's algorithm (Lavin and Gray, 2015): F(4x4, 3x3) takes a quarter of the multiplications,
+F(2x2, 3x3) for small images four ninths, with less than half the weights."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
@@ -15,32 +16,64 @@ from core.ir.types import Dim, DType
 from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Packed, Request, Scratch, covers
 from core.kernels.catalog.conv import Finish, extra_indices, finish_of, inplace_extras, is_winograd, windows_of
 from core.kernels.catalog.nest import traffic
-from core.kernels.catalog.panels import Tile, choose_tile, pack_panels
+from core.kernels.catalog.panels import LINE, Tile, choose_tile, pack_panels
 from core.kernels.catalog.pool import Window
 from core.kernels.catalog.words import WORD_BYTES, pack_words, per_word
 
-OUTPUT = 4  # results of a tile along an axis
-INPUT = 6  # places of the image that they need
-PRODUCTS = INPUT * INPUT
-TABLE_LANES = 8  # entries of a line in the table of places: INPUT, rounded up to a vector
+Matrix: TypeAlias = tuple[tuple[float, ...], ...]
+
+TABLE_LANES = 8  # entries of a line in the table of places: those of a tile, rounded up to a vector
 _BLOCK = 24  # tiles of a task: few enough that both intermediates stay near, enough to use the weights well
+_FAR_BYTES = 16 << 20  # weights that the last-level cache does not hold beside the rest: more tiles must share them
+_LARGE_IMAGE = 12  # results along an axis from which large tiles cover an image well and are many
 
-_POINTS = (0.0, 5 / 8, -5 / 8, 3 / 2, -3 / 2)  # and infinity: among simple ones these lose the least to rounding
+
+@dataclass(frozen=True)
+class Form:
+    """F(output x output, 3x3) by evaluating at `points` and at infinity (Toom and Cook). Points come in pairs of either
+    sign behind 0, which lets transforms share sums."""
+
+    output: int  # results of a tile along an axis
+    points: tuple[float, ...]
+
+    @property
+    def input(self) -> int:
+        """Places of the image that they need."""
+        return self.output + 2
+
+    @property
+    def products(self) -> int:
+        return self.input**2
+
+    @property
+    def image(self) -> Matrix:
+        """The transform of a line of the image: row p holds the polynomial that is zero at all other points."""
+        rows = [(*_with_zeros(self._others(p)), 0.0) for p in self.points]
+        return (*rows, _with_zeros(self.points))
+
+    @property
+    def result(self) -> Matrix:
+        """The transform of a line of products: row i holds the powers p**i."""
+        last = self.output - 1
+        return tuple((*(p**i for p in self.points), float(i == last)) for i in range(self.output))
+
+    @property
+    def weight(self) -> Matrix:
+        """The transform of a line of weights, divided by what the polynomials are at their own points."""
+        rows = [tuple(p**i / float(np.prod([p - o for o in self._others(p)])) for i in range(3)) for p in self.points]
+        return (*rows, (0.0, 0.0, 1.0))
+
+    def _others(self, point: float) -> list[float]:
+        return [other for other in self.points if other != point]
 
 
-def _without(points: Sequence[float]) -> tuple[float, ...]:
+LARGE = Form(4, (0.0, 5 / 8, -5 / 8, 3 / 2, -3 / 2))  # among simple points these lose the least to rounding
+SMALL = Form(2, (0.0, 1.0, -1.0))
+
+
+def _with_zeros(points: Sequence[float]) -> tuple[float, ...]:
     """The coefficients of the polynomial that has these zeros, the constant one first."""
     return tuple(float(c) for c in np.poly(points)[::-1])
-
-
-def _others(point: float) -> list[float]:
-    return [other for other in _POINTS if other != point]
-
-
-# Rows of the transforms of image, results and weights (Toom and Cook: evaluate, multiply, interpolate).
-IMAGE = (*((*_without(_others(p)), 0.0) for p in _POINTS), _without(_POINTS))
-RESULT = tuple((*(p**i for p in _POINTS), float(i == OUTPUT - 1)) for i in range(OUTPUT))
-_WEIGHT = (*([p**i / np.prod([p - o for o in _others(p)]) for i in range(3)] for p in _POINTS), [0.0, 0.0, 1.0])
 
 
 @dataclass(frozen=True)
@@ -58,6 +91,7 @@ class WinogradSpec(KernelSpec):
     finish: Finish
     tile: Tile
     block: int
+    form: Form
     element: DType = DType.FLOAT32
 
     @property
@@ -68,7 +102,7 @@ class WinogradSpec(KernelSpec):
     @property
     def grid(self) -> tuple[int, int]:
         """Tiles of an image along its two axes; the last ones may reach beyond the result."""
-        lines, columns = (-(-window.count // OUTPUT) for window in self.windows)
+        lines, columns = (-(-window.count // self.form.output) for window in self.windows)
         return lines, columns
 
     @property
@@ -76,15 +110,27 @@ class WinogradSpec(KernelSpec):
         return self.batch * product(self.grid)
 
     @property
+    def input_step(self) -> int:
+        """Words from one matrix of transformed places to the next: a line more than they take, lest all of them meet in
+        the same sets of the nearest cache."""
+        return self.block * self.depth + LINE
+
+    @property
+    def output_step(self) -> int:
+        """The same for the products."""
+        return self.block * self.columns + LINE
+
+    @property
     def scratch_words(self) -> int:
-        """Both intermediates, [36][block][depth] and [36][block][columns]; the table of places; a pixel of zeros."""
-        table = 2 * INPUT * TABLE_LANES  # of int64
-        return PRODUCTS * self.block * (self.depth + self.columns) + table + self.depth
+        """Both intermediates, [products][block][depth] and [products][block][columns]; the table of places; a pixel of
+        zeros."""
+        table = 2 * self.form.input * TABLE_LANES  # of int64
+        return self.form.products * (self.input_step + self.output_step) + table + self.depth
 
     @property
     def summary(self) -> str:
         kind = "" if self.element is DType.FLOAT32 else f"{self.element} "
-        return f"conv {kind}3x3 winograd 4x4 {self.tile}"
+        return f"conv {kind}3x3 winograd {self.form.output}x{self.form.output} {self.tile}"
 
 
 @covers("FusedConv", "Conv")
@@ -95,10 +141,13 @@ def winograd(request: Request) -> KernelCall | None:
         return None
     columns, channels = weight.shape[:2]
     batch, finish = node.output.shape[0], finish_of(node)
-    tile = choose_tile(request.target, _BLOCK, columns, request.rank)
+    form = LARGE if all(window.count >= _LARGE_IMAGE for window in windows) else SMALL
+    block = _BLOCK if form.products * channels * columns * WORD_BYTES < _FAR_BYTES else 2 * _BLOCK
+    tile = choose_tile(request.target, block, columns, request.rank)
     (lines, places), element = windows, node.inputs[0].dtype if node.inputs[0] is not None else DType.FLOAT32
-    spec = WinogradSpec(batch, (lines, places), channels, columns, finish, tile, _BLOCK, element)
-    pack_weights = Packed(1, f"winograd{tile.columns}x{tile.lanes}{element}", partial(pack, tile=tile, element=element))
+    spec = WinogradSpec(batch, (lines, places), channels, columns, finish, tile, block, form, element)
+    key = f"winograd{form.output}x{tile.columns}x{tile.lanes}{element}"
+    pack_weights = Packed(1, key, partial(pack, tile=tile, form=form, element=element))
     return KernelCall(
         spec,
         (
@@ -114,10 +163,10 @@ def winograd(request: Request) -> KernelCall | None:
     )
 
 
-def pack(weight: Array, tile: Tile, element: DType = DType.FLOAT32) -> Array:
-    """[O, I, 3, 3] as panels of 36 transformed matrices [I, O]."""
+def pack(weight: Array, tile: Tile, form: Form = LARGE, element: DType = DType.FLOAT32) -> Array:
+    """[O, I, 3, 3] as panels of the transformed matrices [I, O]."""
     outputs, inputs = weight.shape[:2]
-    both = np.kron(_WEIGHT, _WEIGHT)  # [36, 9]: the transform of rows and of columns in one product
+    both = np.kron(form.weight, form.weight)  # the transform of rows and of columns in one product
     transformed = both @ weight.reshape(-1, 9).T.astype(np.float64)
-    matrices = transformed.astype(np.float32).reshape(PRODUCTS, outputs, inputs).swapaxes(1, 2)
+    matrices = transformed.astype(np.float32).reshape(form.products, outputs, inputs).swapaxes(1, 2)
     return pack_panels(pack_words(matrices, element), tile)

@@ -10,7 +10,7 @@ from core.ir.types import DType
 from core.kernels.catalog.conv import ConvSpec, table_lanes
 from core.kernels.catalog.panels import packed_size, stage_bytes
 from core.kernels.catalog.words import total_dtype, word_dtype
-from core.kernels.cpu.microkernel import Grid, accumulate, each_panel, each_tile, zeros
+from core.kernels.cpu.microkernel import AHEAD, Grid, accumulate, ahead_of, each_panel, each_tile, zeros
 from core.kernels.cpu.nest import offsets_of
 from core.kernels.cpu.results import Results
 from core.kernels.target import Target
@@ -74,7 +74,8 @@ class _Conv:
         place = _Panel(self.image.at(group * spec.channels), weights, results, columns)
 
         def tile(pixel: Val, height: int) -> None:
-            self._tile(place, pixel, height)
+            ahead = ahead_of(weights.at(columns * spec.depth), (pixel - start) // spec.tile.rows, spec.depth)
+            self._tile(place, pixel, height, ahead)
 
         each_tile(k, start, stop, spec.pixels, spec.tile.rows, tile)
         results.finish(start, stop, columns, self.lanes, self._offsets)
@@ -83,16 +84,16 @@ class _Conv:
         """Where the extras and Y are at a pixel."""
         return offsets_of(self.kernel, self.spec.finish.pixels, pixel)
 
-    def _tile(self, place: _Panel, pixel: Val, height: int) -> None:
+    def _tile(self, place: _Panel, pixel: Val, height: int, ahead: Pointer) -> None:
         k, lanes = self.kernel, self.lanes
         vectors, tail = -(-place.columns // lanes), place.columns % lanes
         grid = zeros(k, height, vectors, lanes, total_dtype(self.spec.element))
-        grid = self._gathered(place, grid, pixel) if self.spec.gathers else self._implicit(place, grid, pixel)
+        grid = self._gathered(place, grid, pixel) if self.spec.gathers else self._implicit(place, grid, pixel, ahead)
         place.results.store_tile(grid, pixel, self._offsets, k.lane_mask(tail, lanes) if tail else None)
 
     # Windows found through a table
 
-    def _implicit(self, place: _Panel, grid: Grid, pixel: Val) -> Grid:
+    def _implicit(self, place: _Panel, grid: Grid, pixel: Val, ahead: Pointer) -> Grid:
         k, spec = self.kernel, self.spec
         height, width = len(grid), len(grid[0]) * self.lanes
         self._fill_table(place.image, pixel)
@@ -101,7 +102,8 @@ class _Conv:
             sources = [self._source(place.image, fold.index, r) for r in range(height)]
             panel = place.weights.at(fold.index * (spec.run * width))
             carried = [fold.values[r * len(grid[0]) : (r + 1) * len(grid[0])] for r in range(height)]
-            rows = accumulate(k, carried, sources, 1, panel, width, spec.run, element=spec.element)
+            part = ahead.at(fold.index * (spec.run * AHEAD))
+            rows = accumulate(k, carried, sources, 1, panel, width, spec.run, element=spec.element, ahead=part)
             fold.values = [value for row in rows for value in row]
         return [fold.values[r * len(grid[0]) : (r + 1) * len(grid[0])] for r in range(height)]
 

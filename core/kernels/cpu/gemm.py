@@ -9,7 +9,7 @@ from core.ir.types import DType
 from core.kernels.catalog.gemm import GemmSpec
 from core.kernels.catalog.panels import stage_bytes
 from core.kernels.catalog.words import total_dtype, word_dtype
-from core.kernels.cpu.microkernel import accumulate, each_panel, each_tile, zeros
+from core.kernels.cpu.microkernel import accumulate, ahead_of, each_panel, each_tile, zeros
 from core.kernels.cpu.nest import offsets_of
 from core.kernels.cpu.repack import gather_panel
 from core.kernels.cpu.results import Results
@@ -54,7 +54,8 @@ class _Gemm:
         results = Results(k, spec.epilogue, tuple(rest), steps, spec.deferred, self.stage).at_column(first)
 
         def tile(row: Val, height: int) -> None:
-            self._tile(a, b, results, row, height, columns)
+            ahead = ahead_of(b.at(columns * spec.depth), (row - start) // spec.tile.rows, spec.depth)
+            self._tile(a, b, results, row, height, columns, ahead if spec.packed else None)
 
         each_tile(k, start, stop, spec.rows, spec.tile.rows, tile)
         results.finish(start, stop, columns, self.lanes, self._offsets)
@@ -63,7 +64,9 @@ class _Gemm:
         """Where the extras and Y are in a row."""
         return [row * move for move in self.moves[2:]]
 
-    def _tile(self, a: Pointer, b: Pointer, results: Results, row: Val, height: int, columns: int) -> None:
+    def _tile(
+        self, a: Pointer, b: Pointer, results: Results, row: Val, height: int, columns: int, ahead: Pointer | None
+    ) -> None:
         k, spec, lanes = self.kernel, self.spec, self.lanes
         vectors, tail = -(-columns // lanes), columns % lanes
         mask = k.lane_mask(tail, lanes) if tail else None
@@ -71,7 +74,7 @@ class _Gemm:
         grid = zeros(k, height, vectors, lanes, total_dtype(spec.element))
         if spec.packed or spec.repacks:
             step = vectors * lanes
-            grid = accumulate(k, grid, sources, spec.a_step, b, step, spec.depth, element=spec.element)
+            grid = accumulate(k, grid, sources, spec.a_step, b, step, spec.depth, element=spec.element, ahead=ahead)
         else:
             grid = accumulate(k, grid, sources, spec.a_step, b, spec.b_steps[0], spec.depth, mask)
         results.store_tile(grid, row, self._offsets, mask)

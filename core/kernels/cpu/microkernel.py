@@ -9,12 +9,14 @@ from core.codegen.dot import multiply_add
 from core.codegen.lang import Kernel, Val
 from core.codegen.registers import Pointer
 from core.ir.types import Dim, DType
-from core.kernels.catalog.panels import Tile, tails
+from core.kernels.catalog.panels import LINE, Tile, tails
 
 Grid: TypeAlias = list[list[Val]]  # [rows][vectors]
 
 _BUSY = 8  # products that must be independent to keep two pipelines of latency 4 busy
 _TASKS_PER_THREAD = 4
+AHEAD = 2 * LINE  # words that are fetched per step down a panel: free beside its products
+_TILES_AHEAD = 2  # tiles of a panel that do so: together they fetch four vectors per step
 _BODY = 112  # products in the loop body: enough to hide the loop, few enough for the instruction cache
 
 
@@ -32,11 +34,13 @@ def accumulate(
     depth: int,
     mask: Val | None = None,
     element: DType = DType.FLOAT32,
+    ahead: Pointer | None = None,
 ) -> Grid:
     """grid[r][v] + the sum over `depth` of rows[r][i * row_step] * panel[i * panel_step + vector v].
 
     `mask` guards the last vector of a panel that is not padded. `element` is what the words behind `rows` hold (see
-    `core.codegen.dot`). Small tiles run several chains of sums, so that one product need not wait for the one before.
+    `core.codegen.dot`). `ahead`: what to fetch meanwhile, see `ahead_of`. Small tiles run several chains of sums, so
+    that one product need not wait for the one before.
     """
     height, width, lanes = len(grid), len(grid[0]), grid[0][0].lanes
     chains = max(1, min(_BUSY // (height * width), depth))
@@ -56,6 +60,8 @@ def accumulate(
     with k.fold(0, whole, init, unroll) as fold:
         values = list(fold.values)
         sources, line = _advanced(rows, fold.index * row_step), panel.at(fold.index * panel_step)
+        if ahead is not None:
+            _prefetch(ahead.at(fold.index * AHEAD), unroll * AHEAD)
         for i in range(unroll):
             step(values, i % chains, sources, line, i)
         fold.values = values
@@ -109,6 +115,17 @@ def _block_rows(k: Kernel, rows: Val, panels: Val, height: int) -> Val:
     wanted = k.ops.select(k.threads.equals(1), 1, wanted)
     tiles = (rows + (height - 1)) // height
     return k.ops.max((tiles + wanted - 1) // wanted, 1) * height
+
+
+def ahead_of(next_panel: Pointer, tile: Val, depth: int) -> Pointer:
+    """What a tile has to prefetch so that the first ones of a panel together fetch the beginning of the next one."""
+    k = next_panel.kernel
+    return next_panel.at(k.ops.min(tile, _TILES_AHEAD - 1) * (depth * AHEAD))
+
+
+def _prefetch(place: Pointer, words: int) -> None:
+    for line in range(0, words, LINE):
+        place.prefetch(line)
 
 
 def _advanced(rows: Sequence[Pointer], by: Val) -> list[Pointer]:

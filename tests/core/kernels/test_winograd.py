@@ -1,4 +1,4 @@
-"""Winograd's convolution against NumPy."""
+"""Winograd's convolution against NumPy: large tiles, and small ones for small images."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from core.codegen.target import host, x86_64_v3
 from core.ir.types import TensorType
 from core.kernels.catalog.panels import choose_tile
-from core.kernels.catalog.winograd import pack
+from core.kernels.catalog.winograd import LARGE, SMALL, Form, pack
 from core.kernels.target import Target
 from tests.core.kernels.harness import scalar_body
 from tests.core.kernels.test_conv import F32, N, check, convolution, floats
@@ -17,7 +17,15 @@ from tests.core.kernels.test_conv import F32, N, check, convolution, floats
 @pytest.mark.parametrize("target", [host(), x86_64_v3()], ids=["host", "x86-64-v3"])
 @pytest.mark.parametrize(
     ("size", "channels", "outputs", "pad"),
-    [((12, 12), 32, 32, 1), ((13, 18), 32, 80, 1), ((17, 15), 48, 64, 0), ((12, 14), 32, 32, 2)],
+    [
+        ((12, 12), 32, 32, 1),
+        ((13, 18), 32, 80, 1),
+        ((17, 15), 48, 64, 0),
+        ((12, 14), 32, 32, 2),
+        ((7, 7), 32, 48, 1),
+        ((8, 15), 48, 32, 0),
+        ((9, 8), 32, 32, 1),
+    ],
 )
 def test_sizes(target: Target, size: tuple[int, int], channels: int, outputs: int, pad: int) -> None:
     kernel = convolution(size, channels, outputs, (3, 3), pads=(pad,) * 4, target=target)
@@ -26,9 +34,10 @@ def test_sizes(target: Target, size: tuple[int, int], channels: int, outputs: in
         kernel.check(floats(n, *size, channels), threads=threads, rtol=1e-3, atol=1e-3)
 
 
-def test_error_is_small_against_the_largest_result() -> None:
-    kernel = convolution((16, 16), 64, 64, (3, 3), pads=(1,) * 4, bias=False)
-    x = floats(1, 16, 16, 64)
+@pytest.mark.parametrize("size", [16, 8])
+def test_error_is_small_against_the_largest_result(size: int) -> None:
+    kernel = convolution((size, size), 64, 64, (3, 3), pads=(1,) * 4, bias=False)
+    x = floats(1, size, size, 64)
     weight = next(iter(kernel.graph.constants.values()))
     padded = np.pad(x[0].astype(np.float64), ((1, 1), (1, 1), (0, 0)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (0, 1))
@@ -47,7 +56,7 @@ def test_residual_epilogue_in_place() -> None:
 @pytest.mark.parametrize(
     ("size", "channels", "kernel", "attrs"),
     [
-        ((7, 7), 32, (3, 3), {"pads": (1,) * 4}),
+        ((5, 9), 32, (3, 3), {"pads": (1,) * 4}),
         ((16, 16), 36, (3, 3), {"pads": (1,) * 4}),
         ((16, 16), 32, (3, 3), {"strides": (2, 2)}),
         ((16, 16), 32, (3, 3), {"dilations": (2, 2)}),
@@ -62,6 +71,14 @@ def test_other_convolutions_stay_direct(
     check(node, 1)
 
 
-def test_packed_weights_are_four_times_as_many() -> None:
+@pytest.mark.parametrize(("form", "times"), [(LARGE, 36 / 9), (SMALL, 16 / 9)])
+def test_packed_weights_are_more_than_the_weights(form: Form, times: float) -> None:
     weight = floats(64, 32, 3, 3)
-    assert pack(weight, choose_tile(host(), 24, 64)).size == 4 * weight.size
+    assert pack(weight, choose_tile(host(), 24, 64), form).size == round(times * weight.size)
+
+
+@pytest.mark.parametrize("form", [LARGE, SMALL])
+def test_transforms_convolve_exactly_in_exact_arithmetic(form: Form) -> None:
+    image, result, weight = (np.array(matrix) for matrix in (form.image, form.result, form.weight))
+    line, taps = np.arange(form.input) ** 2.0, np.array([2.0, -1.0, 3.0])
+    np.testing.assert_allclose(result @ ((image @ line) * (weight @ taps)), np.correlate(line, taps, "valid"))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from core.codegen.jit import Library, compiler_version, llvm_version
-from core.codegen.target import host
+from core.codegen.target import has_bytes, host
 from core.errors import ArtifactError, ModelError
 from core.frontends.onnx import load
 from core.ir.dim import Dim, SymDim, symbol
@@ -19,6 +19,7 @@ from core.ir.types import TensorType
 from core.ir.verify import verify
 from core.kernels.cpu import object_for
 from core.ops.inference import infer_graph
+from core.ops.registry import revisions
 from core.options import Options
 from core.options import make_options as make_options
 from core.passes.pipeline import Options as PassOptions
@@ -89,7 +90,7 @@ def kept(store: Store, model: bytes, options: Options) -> Session:
 
 def model_key(model: bytes, options: Options) -> str:
     """A digest of everything that compiling depends on."""
-    parts = (hashlib.sha256(model).hexdigest(), options.key, host().key, compiler_version(), llvm_version())
+    parts = (hashlib.sha256(model).hexdigest(), options.key, host().key, compiler_version(), llvm_version(), revisions())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -164,7 +165,7 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     # 1. the batch size becomes `n`, every other symbol a number
     graph = bind(graph, batching, binding)
     # 2. rewrite: fold, fuse, lay out
-    passes = PassOptions(precision=options.precision)
+    passes = PassOptions(precision=options.precision, integers=has_bytes(host()))
     graph, reports = (optimize if options.optimize else prepare)(graph, passes)
     # 3. measure alternatives, as far as the options allow
     store = open_store(options.cache_dir)

@@ -9,12 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from core.ir.graph import Graph, Node, Value
-from core.passes.base import PassResult, is_elementwise
+from core.ir.types import DType
+from core.passes.base import PassResult, is_elementwise, shape_of
 from core.passes.bodies import FUSED, Body
 from core.passes.edit import Editor
 from core.passes.permutation import trimmed_axes
 
 _FIRST_EXTRA = {"FusedConv": 3, "FusedMatMul": 2}
+# Types that an epilogue may convert between: sums of bytes become numbers and bytes again.
+_QUANTIZED = frozenset({DType.INT32, DType.FLOAT32, DType.UINT8, DType.INT8})
 
 
 @dataclass(frozen=True)
@@ -51,16 +54,18 @@ class FuseEpilogue:
 
 def _joins(reader: Node, product: Node) -> bool:
     elementwise = reader.op == FUSED or is_elementwise(reader)
-    return elementwise and len(reader.outputs) == 1 and reader.output.type == product.output.type
+    if not elementwise or len(reader.outputs) != 1 or shape_of(reader.output) != shape_of(product.output):
+        return False
+    return reader.output.dtype is product.output.dtype or {reader.output.dtype, product.output.dtype} <= _QUANTIZED
 
 
 def _body(editor: Editor, product: Node, reader: Node) -> Body:
     """The product's epilogue, then the reader."""
     body = Body(editor.graph.constants, "epilogue")
-    element = body.input(None, product.output.dtype)
+    old = product.attrs.get("epilogue")
+    element = body.input(None, old.inputs[0].dtype if isinstance(old, Graph) else product.output.dtype)
     extras = [value for value in product.inputs[_FIRST_EXTRA[product.op] :] if value is not None]
     given = [body.input(value, value.dtype) for value in extras]
-    old = product.attrs.get("epilogue")
     body.inner[product.output] = body.inline(old, [element, *given])[0] if isinstance(old, Graph) else element
     body.add(reader)
     body.graph.outputs = [body.inner[reader.output]]
@@ -70,7 +75,7 @@ def _body(editor: Editor, product: Node, reader: Node) -> Body:
 def _affordable(product: Node, extras: list[Value]) -> bool:
     """Extras of the product's type, at most one of them of its size, and in its order of elements."""
     dtype, shape = product.output.dtype, product.output.shape
-    if any(value.dtype != dtype for value in extras):
+    if any(value.dtype is not dtype and not {value.dtype, dtype} <= _QUANTIZED for value in extras):
         return False
     if product.attrs.get("perm_y") is not None and extras:
         return False

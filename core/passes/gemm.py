@@ -30,9 +30,14 @@ class FuseMatMul:
                 _from_gemm(editor, node)
             elif node.op == "MatMul":
                 _from_matmul(editor, node)
+            elif node.op == "MatMulInteger":
+                _from_integers(editor, node)
         for node in editor.nodes():
             if node.op == "FusedMatMul":
                 _absorb(editor, node)
+        for node in editor.nodes():
+            if node.attrs.get("perm_y") == _SWAP and is_plain_product(node):
+                editor.replace(node.output, exchanged(editor, node))  # so that rows are written as rows
         return editor.finish()
 
 
@@ -103,6 +108,24 @@ def _from_matmul(editor: Editor, node: Node) -> None:
     editor.replace(node.output, _reshaped(editor, node, editor.emit(node, "FusedMatMul", a, b), shape))
 
 
+def _from_integers(editor: Editor, node: Node) -> None:
+    """uint8 by a constant int8 matrix: the zero point of A is taken off as that many sums of B's columns."""
+    a, b, zero = node.inputs[0], node.inputs[1], node.input(2)
+    weight, left = editor.array(b), shape_of(a)
+    if a is None or weight is None or left is None or len(left) < 2 or weight.ndim != 2 or node.input(3) is not None:
+        return
+    if a.dtype is not DType.UINT8 or weight.dtype != np.int8 or left[-1] != weight.shape[0]:
+        return
+    if zero is not None and shape_of(zero) not in ((), (1,)):
+        return
+    y = editor.emit(node, "FusedMatMul", a, b)
+    if zero is not None:
+        columns = editor.constant(weight.astype(np.int32).sum(0, dtype=np.int32), "columns")
+        wide = editor.emit(node, "Cast", zero, attrs={"to": DType.INT32.onnx_code})
+        y = editor.emit(node, "Sub", y, editor.emit(node, "Mul", columns, wide))
+    editor.replace(node.output, y)
+
+
 def _reshaped(editor: Editor, anchor: Node, value: Value, shape: tuple[Dim, ...]) -> Value:
     return editor.emit(anchor, "Reshape", value, attrs={"shape": shape})
 
@@ -116,6 +139,20 @@ def _absorb(editor: Editor, node: Node) -> None:
     if reader is not None and perm is not None:
         attrs = _given({**node.attrs, "perm_y": compose(_perm(node, "perm_y"), perm)})
         editor.replace(reader.output, editor.emit(reader, node.op, *node.inputs, attrs=attrs, name=node.name))
+
+
+def is_plain_product(node: Node) -> bool:
+    """Whether a node multiplies two matrices and does nothing else."""
+    shape = shape_of(node.output)
+    return node.op == "FusedMatMul" and len(node.inputs) == 2 and shape is not None and len(shape) == 2
+
+
+def exchanged(editor: Editor, node: Node) -> Value:
+    """The transpose of a product of two matrices: that of the transposed operands in the other order."""
+    a, b = node.inputs
+    perms = {"perm_a": compose(_perm(node, "perm_b"), _SWAP), "perm_b": compose(_perm(node, "perm_a"), _SWAP)}
+    attrs = _given({**node.attrs, **perms, "perm_y": None})
+    return editor.emit(node, node.op, b, a, attrs=attrs, name=node.name)
 
 
 def _given(attrs: Mapping[str, Attr]) -> dict[str, Attr]:

@@ -1,0 +1,260 @@
+"""Quantized graphs: products of dequantized numbers become products of integers, scaled afterwards.
+
+Exporters write DequantizeLinear before an operator and QuantizeLinear behind it. Here the conversions move out of the
+way (behind what only moves elements, and against each other), a convolution or matrix product of a dequantized input
+with a quantized weight becomes an integer one, and the conversions that remain become elementwise operators, which
+other passes fuse into the products' epilogues. Activations are unsigned: an int8 one is stored 128 higher.
+
+Sums are exact. A result is within one quantum of ONNX's: scaling by s and dividing by t may round once more or less,
+and division by a constant scale is multiplication by its reciprocal. Where a product has no integer kernel (depthwise
+convolutions, few channels, computed weights) the same graph computes it in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from core.ir.graph import Array, Attr, Graph, Node, Value
+from core.ir.types import DType
+from core.passes.base import PassResult
+from core.passes.edit import Editor
+from core.passes.permutation import perm_of
+from core.passes.scales import Real, dequantized, lower, real_of
+
+_QUAD = 4  # bytes that one word of a product holds
+_OFFSET = 128
+_MOVING = frozenset({
+    "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose", "Slice", "DepthToSpace", "SpaceToDepth",
+    "MaxPool",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """`integers`: whether the target multiplies bytes faster than floats; otherwise products stay float32."""
+
+    integers: bool = True
+    name: str = "quantized"
+
+    def run(self, graph: Graph) -> PassResult:
+        editor = Editor(graph)
+        steps = [_spell_out, _make_unsigned, _move]
+        if self.integers:
+            steps += [_multiply, _normalize]
+        for step in (*steps, lower):
+            for node in editor.nodes():
+                step(editor, node)
+        return editor.finish()
+
+
+# Operators that quantize for themselves
+
+
+def _spell_out(editor: Editor, node: Node) -> None:
+    """QLinearConv and QLinearMatMul as the operator between conversions."""
+    if node.op not in ("QLinearConv", "QLinearMatMul"):
+        return
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = node.inputs[:8]
+    scales = [editor.array(value) for value in (x_scale, w_scale, y_scale)]
+    if any(scale is None or scale.dtype != np.float32 for scale in scales) or scales[0].size != 1:  # type: ignore[union-attr]
+        return
+    is_conv = node.op == "QLinearConv"
+    rank = len(w.shape) if w is not None else 0
+    left = editor.emit(node, "DequantizeLinear", x, x_scale, x_zero)
+    right = editor.emit(node, "DequantizeLinear", w, w_scale, w_zero, attrs={"axis": 0 if is_conv else rank - 1})
+    if is_conv:
+        bias = node.input(8)
+        if bias is not None:
+            unit = editor.constant(np.asarray(scales[0]).reshape(()) * np.asarray(scales[1]), "unit")
+            bias = editor.emit(node, "DequantizeLinear", bias, unit, attrs={"axis": 0})
+        y = editor.emit(node, "Conv", left, right, bias, attrs=node.attrs)
+    else:
+        y = editor.emit(node, "MatMul", left, right)
+    editor.replace(node.output, editor.emit(node, "QuantizeLinear", y, y_scale, y_zero))
+
+
+# Conversions that move
+
+
+def _make_unsigned(editor: Editor, node: Node) -> None:
+    """What is quantized to int8 only to be dequantized again is quantized to uint8 instead."""
+    zero = editor.array(node.input(2))
+    if node.op != "QuantizeLinear" or node.output.dtype is not DType.INT8 or zero is None or zero.size != 1:
+        return
+    readers = [reader for reader in editor.readers(node.output) if _is_dequantized_whole(editor, reader)]
+    if not readers:
+        return
+    raised = editor.constant(_raised(zero), "zero")
+    attrs = {name: value for name, value in node.attrs.items() if name != "output_dtype"}
+    y = editor.emit(node, "QuantizeLinear", node.inputs[0], node.inputs[1], raised, attrs=attrs)
+    for reader in readers:
+        own = editor.array(reader.input(2))
+        point = editor.constant(_raised(np.zeros((), np.int8) if own is None else own), "zero")
+        editor.replace(reader.output, editor.emit(reader, "DequantizeLinear", y, reader.inputs[1], point))
+
+
+def _is_dequantized_whole(editor: Editor, reader: Node) -> bool:
+    """Whether the reader dequantizes with one scale and one zero point."""
+    real = real_of(editor, reader) if reader.op == "DequantizeLinear" else None
+    return real is not None and real.scale.size == 1
+
+
+def _raised(zero: Array) -> Array:
+    return (zero.astype(np.int32) + _OFFSET).astype(np.uint8).reshape(())
+
+
+def _move(editor: Editor, node: Node) -> None:
+    """Behind a conversion from integers comes what only moves elements; a conversion and its inverse cancel out."""
+    if node.op == "QuantizeLinear":
+        _cancel(editor, node)
+    elif node.op in _MOVING and len(node.outputs) == 1:
+        real = dequantized(editor, node.input(0))
+        if real is not None and real.scale.size == 1 and (node.op != "MaxPool" or float(real.scale.reshape(())) > 0):
+            moved = editor.emit(node, node.op, real.whole, *node.inputs[1:], attrs=node.attrs)
+            editor.replace(node.output, real.again(editor, node, moved))
+    elif node.op == "Concat":
+        reals = [dequantized(editor, value) for value in node.inputs]
+        first = reals[0]
+        if first is not None and all(real is not None and real.is_like(first) for real in reals):
+            moved = editor.emit(node, "Concat", *(real.whole for real in reals if real), attrs=node.attrs)
+            editor.replace(node.output, first.again(editor, node, moved))
+
+
+def _cancel(editor: Editor, node: Node) -> None:
+    real, y = dequantized(editor, node.inputs[0]), real_of(editor, node)
+    if real is not None and y is not None and real.whole.dtype is node.output.dtype and real.is_like(y):
+        editor.replace(node.output, real.whole)
+
+
+# Products
+
+
+def _multiply(editor: Editor, node: Node) -> None:
+    """A product of dequantized numbers as that of the integers, times both scales, plus the bias."""
+    if node.op not in ("Conv", "MatMul", "Gemm"):
+        return
+    left = dequantized(editor, node.inputs[0])
+    if left is None or left.scale.size != 1 or left.whole.dtype not in (DType.UINT8, DType.INT8):
+        return
+    weight = _weight(editor, node)
+    if weight is None:
+        return
+    integers, scale = weight
+    x, zero = _unsigned(editor, node, left)
+    zero_value, right = editor.constant(zero, "zero"), editor.constant(integers, "weight")
+    op = "ConvInteger" if node.op == "Conv" else "MatMulInteger"
+    attrs = node.attrs if node.op == "Conv" else {}
+    total = editor.emit(node, op, x, right, zero_value, attrs=attrs)
+    y = editor.emit(node, "Cast", total, attrs={"to": DType.FLOAT32.onnx_code})
+    alpha = np.float32(node.attrs.get("alpha", 1.0)) if node.op == "Gemm" else np.float32(1)  # type: ignore[arg-type]
+    factor = left.scale.reshape(()) * scale * alpha
+    y = editor.emit(node, "Mul", y, editor.constant(_per_channel(node, factor), "scale"))
+    editor.replace(node.output, _with_bias(editor, node, y))
+
+
+def _with_bias(editor: Editor, node: Node, y: Value) -> Value:
+    bias = node.input(2)
+    if bias is None:
+        return y
+    if node.op == "Conv":
+        bias = editor.emit(node, "Reshape", bias, attrs={"shape": _per_channel(node, np.empty(bias.shape)).shape})
+    elif node.attrs.get("beta", 1.0) != 1.0:
+        beta = editor.constant(np.float32(node.attrs["beta"]).reshape(()), "beta")  # type: ignore[arg-type]
+        bias = editor.emit(node, "Mul", bias, beta)
+    return editor.emit(node, "Add", y, bias)
+
+
+def _per_channel(node: Node, values: Any) -> Array:
+    """Values per output channel, as they broadcast to the output."""
+    values = np.asarray(values)
+    if node.op != "Conv" or values.ndim == 0:
+        return values
+    return values.reshape(-1, *(1,) * (len(node.output.shape) - 2))
+
+
+def _weight(editor: Editor, node: Node) -> tuple[Array, Array] | None:
+    """The right operand as int8 around zero, and its scale: a number or one per output channel. None when integer
+    kernels cannot take it."""
+    swapped = bool(node.op == "Gemm" and node.attrs.get("transB", 0))
+    if node.op == "Gemm" and node.attrs.get("transA", 0):
+        return None
+    found = _constant_weight(editor, node.inputs[1], swapped)
+    if found is None:
+        return None
+    scale, array, axis = found
+    channel, depth = (0, 1) if node.op == "Conv" else (1, 0)
+    if node.op != "Conv" and array.ndim != 2:
+        return None
+    if array.shape[depth] % _QUAD or (scale.size > 1 and axis != channel):
+        return None
+    return array, scale if scale.size > 1 else scale.reshape(())
+
+
+def _constant_weight(editor: Editor, value: Value | None, swapped: bool) -> tuple[Array, Array, int] | None:
+    """A constant dequantized along an axis, possibly transposed: its scale; int8 around zero in the order of the
+    product; and the axis there."""
+    real, moved = dequantized(editor, value), None
+    if real is None and value is not None and value.producer is not None:
+        moved = perm_of(value.producer)
+        real = dequantized(editor, value.producer.inputs[0]) if moved is not None else None
+    array = editor.array(real.whole) if real is not None else None
+    centred = _centred(array, real.zero, real.axis) if real is not None and array is not None else None
+    if real is None or centred is None:
+        return None
+    axis = real.axis % centred.ndim
+    for perm in (moved, (1, 0) if swapped else None):
+        if perm is not None:
+            centred, axis = np.transpose(centred, perm), perm.index(axis)
+    return real.scale, centred, axis
+
+
+def _centred(array: Array, zero: Array, axis: int) -> Array | None:
+    """Bytes minus their zero point, which may vary along an axis, as int8; None where they do not fit."""
+    if array.dtype not in (np.int8, np.uint8):
+        return None
+    shape = [-1 if at == axis % array.ndim else 1 for at in range(array.ndim)]
+    apart = array.astype(np.int32) - zero.astype(np.int32).reshape(shape if zero.size > 1 else ())
+    fits = apart.min(initial=0) >= -_OFFSET and apart.max(initial=0) < _OFFSET
+    return apart.astype(np.int8) if fits else None
+
+
+def _unsigned(editor: Editor, anchor: Node, real: Real) -> tuple[Value, Array]:
+    """The integers of the left operand as uint8, and their zero point."""
+    if real.whole.dtype is DType.UINT8:
+        return real.whole, real.zero.astype(np.uint8).reshape(())
+    return _lifted(editor, anchor, real.whole), _raised(real.zero)
+
+
+def _lifted(editor: Editor, anchor: Node, value: Value) -> Value:
+    """An int8 value, 128 higher."""
+    wide = editor.emit(anchor, "Cast", value, attrs={"to": DType.INT32.onnx_code})
+    higher = editor.emit(anchor, "Add", wide, editor.constant(np.array(_OFFSET, np.int32), "offset"))
+    return editor.emit(anchor, "Cast", higher, attrs={"to": DType.UINT8.onnx_code})
+
+
+# Integer products
+
+
+def _normalize(editor: Editor, node: Node) -> None:
+    """MatMulInteger and ConvInteger as kernels have them: uint8 by constant int8 around zero."""
+    if node.op not in ("MatMulInteger", "ConvInteger"):
+        return
+    a, zero = node.inputs[0], node.input(2)
+    weight, b_zero = editor.array(node.inputs[1]), editor.array(node.input(3))
+    if a is None or weight is None or (node.input(3) is not None and b_zero is None):
+        return
+    point = np.zeros((), weight.dtype) if b_zero is None else b_zero
+    centred = _centred(weight, point, 0 if node.op == "ConvInteger" else weight.ndim - 1)
+    if centred is None or (a.dtype is DType.UINT8 and weight.dtype == np.int8 and node.input(3) is None):
+        return
+    if a.dtype is DType.INT8:
+        a = _lifted(editor, node, a)
+        if zero is None:
+            zero = editor.constant(np.array(0, np.int8), "zero")
+        zero = _lifted(editor, node, zero)
+    attrs: dict[str, Attr] = dict(node.attrs)
+    right = editor.constant(centred, "weight")
+    editor.replace(node.output, editor.emit(node, node.op, a, right, zero, attrs=attrs))

@@ -5,7 +5,7 @@
     outputs = session.run({"x": array})
 
 `load` parses, `export` writes ONNX, `interpret` runs the reference executor, `compile` gives a `Session`,
-`load_compiled` loads an artifact.
+`load_compiled` loads an artifact, `register_op` adds an operator of your own.
 Nothing heavy is imported before it is used.
 """
 
@@ -18,6 +18,7 @@ from core import errors
 
 if TYPE_CHECKING:
     from core.compiler import compile, load_compiled
+    from core.custom import register_op
     from core.frontends.export import export
     from core.frontends.onnx import load
     from core.ir.graph import Graph
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchInfo", "Graph", "Profile", "Session", "compile", "errors", "export", "interpret", "load", "load_compiled",
+    "register_op",
 ]  # fmt: skip
 
 _HOMES = {
@@ -35,6 +37,7 @@ _HOMES = {
     "export": "core.frontends.export",
     "load": "core.frontends.onnx",
     "interpret": "core.reference",
+    "register_op": "core.custom",
     "Graph": "core.ir.graph",
     "Profile": "core.runtime.profile",
     "Session": "core.runtime.session",

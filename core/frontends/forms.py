@@ -43,6 +43,8 @@ def least_inputs(op: str, domain: str) -> int:
 
 def _fits(node: Node, domain: str, version: int) -> bool:
     """Whether an opset knows the operator, means the same by it, and allows these attributes and types."""
+    if registry.revisions([node.op]):
+        return True  # an operator from outside this package: no schema knows it
     schema = _schema(node.op, domain, version)
     if schema is None or any(version < changed < ALWAYS for changed in adapted_below(node.op)):
         return False

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, TypeVar
 
@@ -186,6 +186,7 @@ class OpDef:
     shape_arithmetic: ClassVar[bool] = False
     pure: ClassVar[bool] = True  # False: not to be folded, merged or reordered (random numbers)
     commutative: ClassVar[bool] = False
+    kernel_dtypes: ClassVar[Collection[DType]] = (DType.FLOAT32,)  # element types that `write_kernel` knows
     zero_gradient: ClassVar[str] = ""  # why small changes of the inputs do not change the outputs
     no_gradient: ClassVar[str] = ""  # why there is no gradient although there could be one
 
@@ -204,6 +205,14 @@ class OpDef:
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         """One element of the output from one element of each input. Only for elementwise operators."""
         raise NotImplementedError(f"{self.name} is not elementwise")
+
+    def write_kernel(self, k: Any, spec: Any) -> None:
+        """Write native code in the vector language; for operators from outside this package (docs/custom-operators.md).
+
+        `k` is a core.codegen.lang.Kernel whose operands are the inputs that are present, then the outputs; `spec` a
+        core.kernels.catalog.custom.CustomSpec, which knows their types and the node's attributes.
+        """
+        raise NotImplementedError(f"{self.name} has no kernel of its own")
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
         """How rows of independent callers move through the operator.
@@ -242,6 +251,10 @@ class OpDef:
     def is_elementwise(self) -> bool:
         return type(self).scalar is not OpDef.scalar
 
+    @property
+    def has_kernel(self) -> bool:
+        return type(self).write_kernel is not OpDef.write_kernel
+
     def input_name(self, index: int) -> str:
         names = [name.strip(" ?*") for name in self.inputs.split(",")]
         return names[min(index, len(names) - 1)]
@@ -265,6 +278,7 @@ _DIFFERENTIATION = {
 }  # fmt: skip
 
 _REGISTRY: dict[str, OpDef] = {}
+_REVISIONS: dict[str, str] = {}  # operators from outside this package -> a digest of their source
 _OpClass = TypeVar("_OpClass", bound=type[OpDef])
 
 
@@ -276,6 +290,22 @@ def register(cls: _OpClass) -> _OpClass:
         raise ValueError(f"operator {cls.name} is registered twice")
     _REGISTRY[cls.name] = cls()
     return cls
+
+
+def extend(cls: type[OpDef], revision: str) -> None:
+    """Add an operator from outside this package. Defining the same class again, as in a notebook, replaces it."""
+    known = _REGISTRY.get(cls.name)
+    if known is not None and (type(known).__module__, type(known).__qualname__) != (cls.__module__, cls.__qualname__):
+        raise ValueError(f"operator {cls.name} is registered twice: {type(known).__qualname__} has the name already")
+    _REGISTRY[cls.name] = cls()
+    _REVISIONS[cls.name] = revision
+
+
+def revisions(names: Iterable[str] | None = None) -> str:
+    """The digests of all operators from outside this package, or of those among `names`: compiled code depends on
+    them. Empty when there are none."""
+    chosen = _REVISIONS if names is None else _REVISIONS.keys() & set(names)
+    return " ".join(f"{name}@{_REVISIONS[name]}" for name in sorted(chosen))
 
 
 def get(name: str) -> OpDef:
@@ -316,5 +346,5 @@ def _identifier(name: str) -> str:
 
 __all__ = [
     "Call", "Infer", "Mixes", "NodeView", "OpDef", "OptionalType", "Required", "RowAxis", "Runtime", "SequenceType",
-    "describe", "find", "get", "names", "register",
+    "describe", "extend", "find", "get", "names", "register", "revisions",
 ]  # fmt: skip

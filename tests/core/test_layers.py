@@ -23,6 +23,7 @@ LAYERS = [
     ["core.options"],
     ["core.tune"],
     ["core.compiler"],
+    ["core.custom"],
     ["core.train"],
     ["core.children", "core.onnx_backend"],
 ]

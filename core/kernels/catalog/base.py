@@ -27,6 +27,7 @@ from core.ir.graph import Array, Graph, Node, Value
 from core.ir.text import Weights, print_graph
 from core.ir.types import Dim, DType
 from core.kernels.target import Target
+from core.ops import registry
 
 
 class Status(IntEnum):
@@ -201,7 +202,8 @@ def _key(value: Any) -> str:
     match value:
         case Graph():
             weights = Weights()
-            return print_graph(value, weights) + hashlib.sha256(weights.tobytes()).hexdigest()
+            text = print_graph(value, weights) + registry.revisions(node.op for node in value.nodes)
+            return text + hashlib.sha256(weights.tobytes()).hexdigest()
         case SymDim() | DType() | int() | float() | str() | None:
             return str(value)
         case tuple():

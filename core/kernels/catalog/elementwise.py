@@ -19,6 +19,8 @@ DTYPES = frozenset(
 )
 STORED = frozenset({DType.BFLOAT16})  # kernels convert such elements, they do not compute with them
 
+_MOST_NAMED = 4  # operators of a kernel that `summary` lists
+
 
 @dataclass(frozen=True)
 class ElementwiseSpec(KernelSpec):
@@ -30,7 +32,9 @@ class ElementwiseSpec(KernelSpec):
 
     @property
     def summary(self) -> str:
-        return f"elementwise({len(self.body.nodes)} ops, {self.nest.rank} loops)"
+        names = [node.op for node in self.body.nodes]
+        steps = "+".join(names) if len(names) <= _MOST_NAMED else f"{len(names)} ops"
+        return f"elementwise({steps}, {self.nest.rank} loops)"
 
 
 def _names() -> list[str]:

@@ -239,10 +239,10 @@ class Kernel:
             flat = flat // extent
         return (flat, *reversed(coordinates))
 
-    def refuse(self, status: Status) -> None:
+    def refuse(self, status: Status | Val) -> None:
         """Note that the data cannot be accepted; the run raises after this kernel."""
         slot = self.builder.gep(self._counter, [ir.Constant(I64, _STATUS_WORD)], source_etype=I64)
-        self.builder.atomic_rmw("max", slot, ir.Constant(I64, int(status)), "monotonic")
+        self.builder.atomic_rmw("max", slot, self.index(status).ir, "monotonic")
 
     # Under the surface
 

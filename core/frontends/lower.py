@@ -7,7 +7,7 @@ values where they depend on symbols.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from core.frontends.scope import Session
 from core.frontends.unfold import unfolding
@@ -20,15 +20,18 @@ def lower(graph: Graph) -> Graph:
 
     UnsupportedError for a parameter that depends on symbols which no value shows.
     """
-    return _lower_graph(graph.clone(), Session(set(_names(graph))), {})
+    graph, session = graph.clone(), Session(set())
+    _name_apart(graph, session)
+    return _lower_graph(graph, session, {})
 
 
-def _names(graph: Graph) -> Iterator[str]:
+def _name_apart(graph: Graph, session: Session) -> None:
+    """ONNX wants names that no value of a graph around has, either."""
     for value in graph.values():
-        yield value.name
+        value.name = session.fresh(value.name)
     for node in graph.nodes:
         for body in node.subgraphs:
-            yield from _names(body)
+            _name_apart(body, session)
 
 
 def _lower_graph(graph: Graph, session: Session, sources: Mapping[str, tuple[Value, int]]) -> Graph:

@@ -162,7 +162,8 @@ class Squeeze(SameElements):
     def target(self, c: Infer | Call, shape: Shape) -> Shape | None:
         given = c.param("axes")
         if given is None:
-            if isinstance(c, Infer) and c.has_param("axes"):
+            unknown = any(not isinstance(dim, int) for dim in shape)  # one of these may be 1 when the model runs
+            if isinstance(c, Infer) and (c.has_param("axes") or unknown):
                 return None
             return tuple(dim for dim in shape if dim != 1)
         axes = normalize_axes(c, given, len(shape))

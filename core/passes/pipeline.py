@@ -12,6 +12,7 @@ from core.ir.verify import verify
 from core.passes.attention import FuseAttention
 from core.passes.base import Pass, PassError
 from core.passes.bind_params import BindParams
+from core.passes.control import OptimizeBodies
 from core.passes.cse import CommonSubexpressions
 from core.passes.elementwise import FuseElementwise
 from core.passes.eliminate import Eliminate
@@ -67,7 +68,8 @@ def passes(options: Options) -> list[Pass]:
     images = last if options.channels_last else []
     fusion: list[Pass] = [FuseEpilogue(), FuseElementwise(), FuseEpilogue(), FuseAttention(), PoolConvolutions()]
     narrow: list[Pass] = [ToBFloat16()] if options.precision == "bfloat16" else []
-    return [*clean, *canonical, *algebra, *products, *images, *clean, *fusion, *narrow]
+    bodies = OptimizeBodies(lambda body: _counted(optimize(body, options)))
+    return [*clean, *canonical, *algebra, *products, *images, *clean, *fusion, *narrow, bodies]
 
 
 def optimize(graph: Graph, options: Options = Options()) -> tuple[Graph, list[PassReport]]:
@@ -80,7 +82,13 @@ def optimize(graph: Graph, options: Options = Options()) -> tuple[Graph, list[Pa
 
 def prepare(graph: Graph, options: Options = Options()) -> tuple[Graph, list[PassReport]]:
     """`optimize` without the optimizations: every node stays what the model's author wrote."""
-    return run_passes(graph, preparation(options))
+    bodies = OptimizeBodies(lambda body: _counted(prepare(body, options)))
+    return run_passes(graph, [*preparation(options), bodies])
+
+
+def _counted(result: tuple[Graph, list[PassReport]]) -> tuple[Graph, int]:
+    graph, reports = result
+    return graph, sum(report.changed for report in reports)
 
 
 def run_passes(graph: Graph, sequence: Sequence[Pass]) -> tuple[Graph, list[PassReport]]:

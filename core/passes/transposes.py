@@ -84,7 +84,7 @@ def _sink_through_split(editor: Editor, node: Node) -> None:
     if x is None or x.producer is None or perm is None or target is None or editor.only_reader(x) is not node:
         return
     source = x.producer.inputs[0]
-    parts = split_axes(x.shape, target)
+    parts = split_axes(x.shape, target) if shape_of(x) is not None else None
     if source is None or parts is None or node.attrs.get("shape") != target:
         return
     order = [axis for before in inverse(perm) for axis in parts[before]]  # the target's axes as the source has them
@@ -102,7 +102,7 @@ def _batch_first(editor: Editor, node: Node) -> None:
     perm = perm_of(x.producer) if x is not None and x.producer is not None else None
     if x is None or x.producer is None or perm is None or target is None or editor.only_reader(x) is not node:
         return
-    parts, source = split_axes(target, x.shape), x.producer.inputs[0]
+    parts, source = split_axes(target, x.shape) if shape_of(x) is not None else None, x.producer.inputs[0]
     place = perm.index(0)
     if not parts or source is None or [place] not in parts or perm[0] == 0 or node.attrs.get("shape") != target:
         return

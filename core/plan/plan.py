@@ -5,11 +5,15 @@ A plan is plain data: it can be printed, stored beside its object code, and exec
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from core.ir.dim import SymDim, evaluate
-from core.ir.graph import Graph
+from core.ir.graph import Array, Graph
 from core.ir.types import Dim, TensorType, ValueType
+from core.kernels.catalog.base import KernelSpec
 from core.plan.liveness import Affine
 
 ARENA, WEIGHTS = 0, 1  # the first bases; model inputs, states and outputs follow in this order
@@ -121,6 +125,33 @@ class Plan:
     def work(self) -> Affine:
         """A rough measure of the run's length: arithmetic, and bytes at eight operations each."""
         return sum((Affine(s.flops.a + 8 * s.bytes.a, s.flops.b + 8 * s.bytes.b) for s in self.steps), Affine())
+
+
+@dataclass(frozen=True, slots=True)
+class WeightItem:
+    """One array of the weight block: a constant as it is, or in a kernel's layout."""
+
+    offset: int
+    data: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The plan, what code it needs, and the parts of its weight block."""
+
+    plan: Plan
+    specs: dict[str, KernelSpec]
+    weights: tuple[WeightItem, ...]
+
+
+def weight_chunks(planned: Planned) -> Iterator[memoryview]:
+    """The weight block of `plan.weights` bytes, piece by piece; what lies between items is zero."""
+    end = 0
+    for item in planned.weights:
+        yield memoryview(bytes(item.offset - end))
+        yield item.data.reshape(-1).view(np.uint8).data
+        end = item.offset + item.data.nbytes
+    yield memoryview(bytes(planned.plan.weights - end))
 
 
 def affine_of(dim: Dim) -> Affine:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,11 +15,12 @@ from core.ir.graph import Array, Graph, Node, State, Value, captures, node_reads
 from core.ir.types import DType, TensorType
 from core.kernels.catalog import (
     VIEWS,
+    Block,
     In,
     KernelCall,
-    KernelSpec,
     Operand,
     Out,
+    Outer,
     Packed,
     Request,
     Scratch,
@@ -28,6 +29,7 @@ from core.kernels.catalog import (
 )
 from core.kernels.target import Target
 from core.plan.arena import place
+from core.plan.control import CONTROL, NotNative, control_call, outer_values
 from core.plan.liveness import ALIGNMENT, Affine, Buffer, aligned, lower_bound
 from core.plan.order import order
 from core.plan.plan import (
@@ -37,32 +39,21 @@ from core.plan.plan import (
     Fallback,
     Memory,
     Plan,
+    Planned,
     Port,
     Region,
     Segment,
     Step,
+    WeightItem,
     affine_of,
     exact_affine,
+    weight_chunks,
 )
 from core.plan.probe import has_elements, holds_for_every_batch
 from core.plan.state import updated_in_place
+from core.plan.windows import Window, Windows
 
-
-@dataclass(frozen=True, slots=True)
-class WeightItem:
-    """One array of the weight block: a constant as it is, or in a kernel's layout."""
-
-    offset: int
-    data: Array
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """The plan, what code it needs, and the parts of its weight block."""
-
-    plan: Plan
-    specs: dict[str, KernelSpec]
-    weights: tuple[WeightItem, ...]
+__all__ = ["make_plan", "plannable", "weight_chunks"]
 
 
 def make_plan(graph: Graph, target: Target, threads: int = 1, choose: Selector = select) -> Planned:
@@ -71,16 +62,6 @@ def make_plan(graph: Graph, target: Target, threads: int = 1, choose: Selector =
     `choose` picks the kernel of a node; None where it has to run on the reference.
     """
     return _Planner(graph, target, threads, choose).plan()
-
-
-def weight_chunks(planned: Planned) -> Iterator[memoryview]:
-    """The weight block of `plan.weights` bytes, piece by piece; what lies between items is zero."""
-    end = 0
-    for item in planned.weights:
-        yield memoryview(bytes(item.offset - end))
-        yield item.data.reshape(-1).view(np.uint8).data
-        end = item.offset + item.data.nbytes
-    yield memoryview(bytes(planned.plan.weights - end))
 
 
 def plannable(value: Value) -> bool:
@@ -99,6 +80,10 @@ class _Place:
     buffer: Buffer | None = None
     offset: Affine = field(default_factory=Affine)
 
+    def at(self, start: Affine) -> _Place:
+        """The place that begins `start` bytes further."""
+        return _Place(self.base, self.buffer, self.offset + start)
+
     def address(self) -> Address:
         if self.buffer is None:
             return Address(self.base, self.offset)
@@ -114,6 +99,7 @@ class _Planner:
         self.nodes = order(graph)
         self.calls: dict[Node, KernelCall] = {}
         self.reasons: dict[Node, str] = {}
+        self.windows: dict[Value, Window] = {}
         self.places: dict[Value, _Place] = {}
         self.buffers: list[Buffer] = []
         self.items: dict[tuple[Value, str], WeightItem] = {}
@@ -132,6 +118,7 @@ class _Planner:
     def plan(self) -> Planned:
         for node in self.nodes:
             self._choose(node)
+        self._find_windows()
         self._bind_ports()
         last_read = self._last_reads()
         for position, node in enumerate(self.nodes):
@@ -156,7 +143,7 @@ class _Planner:
             threads=self.threads,
             regions=self._regions(),
         )
-        specs = {call.spec.symbol: call.spec for call in self.calls.values()}
+        specs = {spec.symbol: spec for call in self.calls.values() for spec in (call.spec, *call.parts)}
         return Planned(plan, specs, tuple(self.items.values()))
 
     # -- which kernel ---------------------------------------------------------------------------------------------
@@ -173,13 +160,39 @@ class _Planner:
         if not has_elements(node):
             self.reasons[node] = f"{node.op} of {', '.join(_types(node))} has empty operands"
             return
-        call = self.choose(Request(node, self.graph.constants, self.target, self.threads))
+        request = self._request(node)
+        if node.op in CONTROL:
+            self._choose_control(request)
+            return
+        call = self.choose(request)
         if call is None:
             self.reasons[node] = f"no compiled kernel for {node.op} of {', '.join(_types(node))}"
         elif not holds_for_every_batch(node, self.graph.constants):
             self.reasons[node] = f"{node.op} of {', '.join(_types(node))} only fits some batch sizes"
         else:
             self.calls[node] = call
+
+    def _choose_control(self, request: Request) -> None:
+        """Loops and branches are one kernel when all of their bodies have kernels."""
+        try:
+            self.calls[request.node] = control_call(request, lambda body: make_plan(body, self.target, 1, self.choose))
+        except NotNative as reason:
+            self.reasons[request.node] = str(reason)
+
+    def _request(self, node: Node) -> Request:
+        return Request(node, self.graph.constants, self.target, self.threads)
+
+    def _find_windows(self) -> None:
+        """Let values live inside others where all their kernels can; nodes that only made them so have no kernel."""
+        found = Windows(self.graph, self.calls, self._request, self._is_plain_view)
+        found.find(self.nodes)
+        self.windows = found.windows
+        self.calls.update(found.kernels())
+        for node in found.gone:
+            del self.calls[node]
+
+    def _is_plain_view(self, node: Node) -> bool:
+        return node not in self.reasons and self._is_view(node)
 
     def _is_view(self, node: Node) -> bool:
         """Whether the output is the input's bytes, for every batch size."""
@@ -208,10 +221,14 @@ class _Planner:
             self.places[value] = _Place(bases[state])
 
     def _root(self, value: Value) -> Value:
-        """The value whose bytes a chain of views looks at."""
-        while value.producer is not None and value.producer not in self.reasons and self._is_view(value.producer):
-            value = value.producer.inputs[0]  # type: ignore[assignment]
-        return value
+        """The value whose bytes a chain of views looks at, or that a window is part of."""
+        while True:
+            if value in self.windows:
+                value = self.windows[value].parent
+            elif value.producer is not None and self._is_plain_view(value.producer):
+                value = value.producer.inputs[0]  # type: ignore[assignment]
+            else:
+                return value
 
     def _last_reads(self) -> dict[Value, int]:
         """The position of the last read of every root value, reads through views included."""
@@ -224,16 +241,28 @@ class _Planner:
         return last
 
     def _store_outputs(self, position: int, node: Node, last_read: dict[Value, int]) -> None:
-        if node not in self.calls and node not in self.reasons:
+        if node not in self.calls and node not in self.reasons and self._is_view(node):
             self.places[node.output] = self._place(node.inputs[0])  # type: ignore[arg-type]
             return
         for value in node.outputs:
+            if value in self.windows:
+                self.places[value] = self._window(self.windows[value], position, last_read)
             if value in self.places or not plannable(value):
                 continue
             buffer = self._inplace(position, node, value, last_read) or self._new_buffer(value, position)
             buffer.values.append(value)
             buffer.last = max(buffer.last, last_read.get(value, position))
             self.places[value] = _Place(ARENA, buffer)
+
+    def _window(self, window: Window, position: int, last_read: dict[Value, int]) -> _Place:
+        """The place of a window; the first one that is written begins the life of the tensor around it."""
+        whole = window.parent
+        if whole not in self.places:
+            buffer = self._new_buffer(whole, position)
+            buffer.values.append(whole)
+            buffer.last = last_read.get(whole, position)
+            self.places[whole] = _Place(ARENA, buffer)
+        return self.places[whole].at(window.start)
 
     def _new_buffer(self, value: Value, position: int) -> Buffer:
         size = exact_affine(value.tensor.nbytes) or Affine()
@@ -248,6 +277,8 @@ class _Planner:
             return None
         for index in call.inplace:
             source = node.input(index)
+            if source in self.windows:
+                continue
             buffer = self.places[self._root(source)].buffer if source is not None and source in self.places else None
             if buffer is None or source is None or source.tensor.nbytes != value.tensor.nbytes:
                 continue
@@ -281,10 +312,18 @@ class _Planner:
     def _weight(self, value: Value, key: str, pack: Callable[[Array], Array] | None) -> WeightItem:
         if (value, key) not in self.items:
             array = self.graph.constants[value]
-            data = np.ascontiguousarray(array if pack is None else pack(array))
-            self.items[value, key] = WeightItem(self.weight_bytes, data)
-            self.weight_bytes += -(-data.nbytes // ALIGNMENT) * ALIGNMENT
+            self._add_item(value, key, array if pack is None else pack(array))
         return self.items[value, key]
+
+    def _block(self, node: Node, block: Block) -> WeightItem:
+        if (node.output, block.key) not in self.items:
+            self._add_item(node.output, block.key, block.data)
+        return self.items[node.output, block.key]
+
+    def _add_item(self, value: Value, key: str, array: Array) -> None:
+        data = np.ascontiguousarray(array)
+        self.items[value, key] = WeightItem(self.weight_bytes, data)
+        self.weight_bytes += -(-data.nbytes // ALIGNMENT) * ALIGNMENT
 
     # -- the tape -------------------------------------------------------------------------------------------------
 
@@ -329,6 +368,10 @@ class _Planner:
                 return Address(WEIGHTS, Affine(b=item.offset))
             case In():
                 return self._place(_present(node, operand.index)).address()
+            case Outer():
+                return self._place(outer_values(node, self.graph.constants)[operand.index]).address()
+            case Block():
+                return Address(WEIGHTS, Affine(b=self._block(node, operand).offset))
 
     # -- what runs on the reference -------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from core.kernels.catalog import (
     attention,
     conv,
+    conv_batch,
     copy,
     depthwise,
     direct,
@@ -11,6 +12,7 @@ from core.kernels.catalog import (
     gemm,
     norm,
     pool,
+    pool_gradient,
     recurrent,
     reduce,
     resize,
@@ -20,11 +22,13 @@ from core.kernels.catalog import (
 )
 from core.kernels.catalog.base import (
     VIEWS,
+    Block,
     In,
     KernelCall,
     KernelSpec,
     Operand,
     Out,
+    Outer,
     Packed,
     Request,
     Scratch,
@@ -37,7 +41,8 @@ from core.kernels.catalog.base import (
 )
 
 __all__ = [
-    "VIEWS", "In", "KernelCall", "KernelSpec", "Operand", "Out", "Packed", "Request", "Scratch", "Selector",
-    "Status", "attention", "candidates", "conv", "copy", "covers", "depthwise", "direct", "elementwise", "gather",
-    "gemm", "norm", "offers", "pool", "recurrent", "reduce", "resize", "select", "softmax", "tiles", "winograd",
+    "VIEWS", "Block", "In", "KernelCall", "KernelSpec", "Operand", "Out", "Outer", "Packed", "Request", "Scratch",
+    "Selector", "Status", "attention", "candidates", "conv", "conv_batch", "copy", "covers", "depthwise", "direct",
+    "elementwise", "gather", "gemm", "norm", "offers", "pool", "pool_gradient", "recurrent", "reduce", "resize",
+    "select", "softmax", "tiles", "winograd",
 ]  # fmt: skip

@@ -102,7 +102,22 @@ class Scratch:
     shared: bool = False
 
 
-Operand: TypeAlias = In | Out | Packed | Scratch
+@dataclass(frozen=True, slots=True)
+class Outer:
+    """The address of the value `index` that the node's bodies capture (see `core.ir.graph.node_reads`)."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The address of bytes that belong to the node alone, such as the weights of its body."""
+
+    key: str
+    data: Array = field(compare=False)
+
+
+Operand: TypeAlias = In | Out | Packed | Scratch | Outer | Block
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +130,7 @@ class KernelCall:
     pointwise: bool = False  # other outputs may take over these buffers, too
     flops: Dim = 0
     bytes: Dim = 0  # least memory traffic: inputs read once, outputs written once
+    parts: tuple[KernelSpec, ...] = ()  # further kernels, which this one calls
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,8 @@ def test_the_callers_graph_is_not_edited() -> None:
 
 def test_preparation_only_binds_and_cleans() -> None:
     prepared, reports = prepare(encoder())
-    assert [report.name for report in reports] == ["bind_params", "fold_constants", "inline_if", "eliminate", "cse"]
+    names = ["bind_params", "fold_constants", "inline_if", "eliminate", "cse", "control"]
+    assert [report.name for report in reports] == names
     assert operators(prepared)["MatMul"] == 8
     assert all(len(node.inputs) == 1 for node in prepared.nodes if node.op == "Reshape")
 

@@ -1,0 +1,187 @@
+"""Loops and branches around the kernels of a body: one thread calls them one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import llvmlite.ir as ir
+
+from core.codegen.lang import Kernel, Pointer, Val
+from core.codegen.registers import I64
+from core.ir.types import Dim, DType
+from core.kernels.catalog.control import (
+    GOING,
+    ITERATION,
+    TABLE,
+    TRUE,
+    Base,
+    BranchSpec,
+    Called,
+    Carried,
+    CarriedValue,
+    Operand,
+    Own,
+    Place,
+    RepeatSpec,
+    Slice,
+    Tape,
+)
+from core.kernels.target import Target
+
+_FOREVER = (1 << 63) - 1
+
+
+def generate(spec: RepeatSpec | BranchSpec, target: Target) -> Kernel:
+    k = Kernel(spec, target)
+    with k.when(k.tid.equals(0)):
+        frame = _Frame(k, spec.scratch)
+        if isinstance(spec, RepeatSpec):
+            _Repeat(frame, spec).write()
+        else:
+            _branch(frame, spec)
+        k.refuse(frame.status())
+    return k
+
+
+class _Frame:
+    """The scratch of the function, and calls out of it."""
+
+    def __init__(self, k: Kernel, scratch: int) -> None:
+        self.k = k
+        self.scratch = k.operand(scratch, DType.UINT8)
+        self.counter = self.scratch.view(DType.INT64)
+        self.counter.store(k.index(0), 1)
+        self._rows, self._some_rows = k.n, k.ops.max(k.n, 1)
+
+    def own(self, offset: Dim) -> Pointer:
+        return self.scratch.at(self.offset(offset))
+
+    def offset(self, dim: Dim) -> Val:
+        """Where something lies: an empty batch has the addresses of n = 1."""
+        self.k.n = self._some_rows
+        value = self.k.dim(dim)
+        self.k.n = self._rows
+        return value
+
+    def status(self) -> Val:
+        return self.counter.load(1)
+
+    def run(self, tape: Tape, bases: Sequence[Pointer]) -> None:
+        """The kernels of a tape, then what it has to move; `bases` are in the tape's order."""
+        for call in tape.calls:
+            self._call(call, bases)
+        for move in tape.moves:
+            self.copy(self._at(bases, move.target), self._at(bases, move.source), self.k.dim(move.nbytes))
+
+    def copy(self, target: Pointer, source: Pointer, nbytes: Val) -> None:
+        arguments = [target.ir, source.ir, nbytes.ir, ir.Constant(ir.IntType(1), 0)]
+        self.k.call("llvm.memcpy.p0.p0.i64", ir.VoidType(), arguments)
+
+    def _call(self, call: Called, bases: Sequence[Pointer]) -> None:
+        k, table = self.k, self.own(TABLE)
+        for index, place in enumerate(call.operands):
+            k.builder.store(self._at(bases, place).ir, table.at(8 * index).ir, align=8)
+        self.counter.store(k.index(0))
+        k.call(call.symbol, ir.VoidType(), [table.ir, k.n.ir, _word(0), _word(1), self.counter.ir])
+
+    def _at(self, bases: Sequence[Pointer], place: Place) -> Pointer:
+        return bases[place.base].at(self.offset(place.offset))
+
+
+class _Repeat:
+    """A loop. Carried values alternate between two buffers; the first ones are where the node has them."""
+
+    def __init__(self, frame: _Frame, spec: RepeatSpec) -> None:
+        self.frame, self.k, self.spec = frame, frame.k, spec
+        fixed = {base.index for base in spec.tape.bases if isinstance(base, Operand | Slice)}
+        fixed |= {index for value in spec.carried for index in (value.initial, value.final)}
+        self.operands = {index: self.k.operand(index, DType.UINT8) for index in sorted(fixed)}
+        self.buffers = [[frame.own(offset) for offset in value.buffers] for value in spec.carried]
+
+    def write(self) -> None:
+        limit = self._limit()
+        self._begin()
+        with self._while_going(limit) as iteration:
+            self.frame.own(ITERATION).view(DType.INT64).store(iteration)
+            bases = [self._base(base, iteration) for base in self.spec.tape.bases]
+            self.frame.run(self.spec.tape, bases)
+        for value, buffers in zip(self.spec.carried, self.buffers, strict=True):
+            last = self._before(value, buffers, self.count)
+            self.frame.copy(self.operands[value.final], last, self.k.dim(value.nbytes))
+
+    def _limit(self) -> Val:
+        spec, k = self.spec, self.k
+        if spec.trips is not None:
+            return k.dim(spec.trips)
+        return k.index(_FOREVER) if spec.limit is None else k.operand(spec.limit, DType.INT64).load()
+
+    def _begin(self) -> None:
+        """Set the flags: the condition may forbid even the first iteration."""
+        k, one = self.k, self.k.constant(1, DType.UINT8)
+        begins = one if self.spec.condition is None else k.operand(self.spec.condition, DType.UINT8).load()
+        self.frame.own(GOING).store(begins)
+        self.frame.own(TRUE).store(one)
+
+    @contextmanager
+    def _while_going(self, limit: Val) -> Iterator[Val]:
+        """Iterations; `count` is how many there were."""
+        b = self.k.builder
+        before = b.block
+        head, body, after = (b.append_basic_block(name) for name in ("iteration", "once", "ended"))
+        b.branch(head)
+        b.position_at_end(head)
+        phi = b.phi(I64)
+        phi.add_incoming(_word(0), before)
+        self.count = Val(self.k, phi, DType.INT64)
+        going = ~self.frame.own(GOING).load().equals(0)
+        b.cbranch((going & (self.count < limit)).ir, body, after)
+        b.position_at_end(body)
+        yield self.count
+        phi.add_incoming((self.count + 1).ir, b.block)
+        b.branch(head)
+        b.position_at_end(after)
+
+    def _base(self, base: Base, iteration: Val) -> Pointer:
+        match base:
+            case Operand(index):
+                return self.operands[index]
+            case Own(offset):
+                return self.frame.own(offset)
+            case Slice(index, nbytes, backward):
+                row = self._limit() - 1 - iteration if backward else iteration
+                return self.operands[index].at(row * self.k.dim(nbytes))
+            case Carried(index, True):
+                return self._chosen(iteration & 1, *self.buffers[index])
+            case Carried(index):
+                return self._before(self.spec.carried[index], self.buffers[index], iteration)
+
+    def _before(self, value: CarriedValue, buffers: Sequence[Pointer], iteration: Val) -> Pointer:
+        """The value as the iteration of this number finds it."""
+        last = self._chosen((iteration + 1) & 1, *buffers)
+        return self._chosen(iteration.equals(0), last, self.operands[value.initial])
+
+    def _chosen(self, second: Val, a: Pointer, b: Pointer) -> Pointer:
+        condition = second if second.dtype is DType.BOOL else second.equals(1)
+        return Pointer(self.k, self.k.builder.select(condition.ir, b.ir, a.ir), DType.UINT8)
+
+
+def _branch(frame: _Frame, spec: BranchSpec) -> None:
+    condition = frame.k.operand(0, DType.UINT8).load().equals(0)
+    with frame.k.builder.if_else(condition.ir) as (no, yes):
+        for block, tape in ((no, spec.other), (yes, spec.then)):
+            with block:
+                frame.run(tape, [_branch_base(frame, base) for base in tape.bases])
+
+
+def _branch_base(frame: _Frame, base: Base) -> Pointer:
+    match base:
+        case Operand(index):
+            return frame.k.operand(index, DType.UINT8)
+        case Own(offset):
+            return frame.own(offset)
+    raise TypeError(f"a branch has no {base}")
+
+
+def _word(value: int) -> ir.Constant:
+    return ir.Constant(I64, value)

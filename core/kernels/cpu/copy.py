@@ -183,8 +183,11 @@ class _Swap:
         k, side = self.k, self.side
         rows = []
         for j in range(side):
-            present = k.lane_mask(k.ops.select(width > j, height, 0), side)
-            rows.append(source.load(self.step_in * j, side, present))
+            # Rows that do not exist are read, with an empty mask, from one that does: where the memory behind them is not
+            # mapped, a processor takes hundreds of cycles to find that it may ignore the fault.
+            exists = width > j
+            present = k.lane_mask(k.ops.select(exists, height, 0), side)
+            rows.append(source.load(k.ops.select(exists, self.step_in * j, 0), side, present))
         for i, row in enumerate(transpose_rows(k, rows)):
             with k.when(height > i):
                 target.store(row, self.step_out * i, k.lane_mask(width, side))

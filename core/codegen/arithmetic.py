@@ -78,6 +78,8 @@ class Arithmetic:
         if source.is_float and dtype.is_float:
             wider = dtype.itemsize > source.itemsize
             return self._wrap(self.b.fpext(value.ir, type_) if wider else self.b.fptrunc(value.ir, type_), value, dtype)
+        if source is DType.FLOAT32 and dtype.itemsize < 4:
+            return self._to_small_integer(value, dtype)
         if source.is_float:
             verb = "fptosi" if is_signed(dtype) else "fptoui"
             name = f"llvm.{verb}.sat.{_overload(type_)}.{_overload(value.ir.type)}"
@@ -93,6 +95,16 @@ class Arithmetic:
             return self._to_bfloat16(self.cast(x, DType.FLOAT32))
         wide = self.cast(self.bitcast(x, DType.UINT16), DType.UINT32)
         return self.cast(self.bitcast(self.shift_left(wide, 16), DType.FLOAT32), dtype)
+
+    def _to_small_integer(self, x: Val, dtype: DType) -> Val:
+        """Saturated as float32, then cut down from int32: LLVM would convert one element at a time."""
+        bits = 8 * dtype.itemsize
+        low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if is_signed(dtype) else (0, (1 << bits) - 1)
+        number = self.select(self.is_nan(x), 0.0, x) if is_signed(dtype) else x
+        above = self.select(self.lt(float(low), number), number, float(low))  # and NaN is 0 where that is the lowest
+        within = self.select(self.lt(above, float(high)), above, float(high))
+        whole = self._wrap(self.b.fptosi(within.ir, register_type(DType.INT32, x.lanes)), x, DType.INT32)
+        return self.cast(whole, dtype)
 
     def _to_bfloat16(self, x: Val) -> Val:
         """Half to even. Subnormal numbers become zero where one instruction rounds."""

@@ -51,7 +51,6 @@ from core.plan.plan import (
 )
 from core.plan.probe import has_elements, holds_for_every_batch
 from core.plan.state import updated_in_place
-from core.plan.windows import Window, Windows
 
 __all__ = ["make_plan", "plannable", "weight_chunks"]
 
@@ -80,10 +79,6 @@ class _Place:
     buffer: Buffer | None = None
     offset: Affine = field(default_factory=Affine)
 
-    def at(self, start: Affine) -> _Place:
-        """The place that begins `start` bytes further."""
-        return _Place(self.base, self.buffer, self.offset + start)
-
     def address(self) -> Address:
         if self.buffer is None:
             return Address(self.base, self.offset)
@@ -99,7 +94,6 @@ class _Planner:
         self.nodes = order(graph)
         self.calls: dict[Node, KernelCall] = {}
         self.reasons: dict[Node, str] = {}
-        self.windows: dict[Value, Window] = {}
         self.places: dict[Value, _Place] = {}
         self.buffers: list[Buffer] = []
         self.items: dict[tuple[Value, str], WeightItem] = {}
@@ -118,7 +112,6 @@ class _Planner:
     def plan(self) -> Planned:
         for node in self.nodes:
             self._choose(node)
-        self._find_windows()
         self._bind_ports()
         last_read = self._last_reads()
         for position, node in enumerate(self.nodes):
@@ -160,7 +153,7 @@ class _Planner:
         if not has_elements(node):
             self.reasons[node] = f"{node.op} of {', '.join(_types(node))} has empty operands"
             return
-        request = self._request(node)
+        request = Request(node, self.graph.constants, self.target, self.threads)
         if node.op in CONTROL:
             self._choose_control(request)
             return
@@ -178,21 +171,6 @@ class _Planner:
             self.calls[request.node] = control_call(request, lambda body: make_plan(body, self.target, 1, self.choose))
         except NotNative as reason:
             self.reasons[request.node] = str(reason)
-
-    def _request(self, node: Node) -> Request:
-        return Request(node, self.graph.constants, self.target, self.threads)
-
-    def _find_windows(self) -> None:
-        """Let values live inside others where all their kernels can; nodes that only made them so have no kernel."""
-        found = Windows(self.graph, self.calls, self._request, self._is_plain_view)
-        found.find(self.nodes)
-        self.windows = found.windows
-        self.calls.update(found.kernels())
-        for node in found.gone:
-            del self.calls[node]
-
-    def _is_plain_view(self, node: Node) -> bool:
-        return node not in self.reasons and self._is_view(node)
 
     def _is_view(self, node: Node) -> bool:
         """Whether the output is the input's bytes, for every batch size."""
@@ -221,14 +199,10 @@ class _Planner:
             self.places[value] = _Place(bases[state])
 
     def _root(self, value: Value) -> Value:
-        """The value whose bytes a chain of views looks at, or that a window is part of."""
-        while True:
-            if value in self.windows:
-                value = self.windows[value].parent
-            elif value.producer is not None and self._is_plain_view(value.producer):
-                value = value.producer.inputs[0]  # type: ignore[assignment]
-            else:
-                return value
+        """The value whose bytes a chain of views looks at."""
+        while value.producer is not None and value.producer not in self.reasons and self._is_view(value.producer):
+            value = value.producer.inputs[0]  # type: ignore[assignment]
+        return value
 
     def _last_reads(self) -> dict[Value, int]:
         """The position of the last read of every root value, reads through views included."""
@@ -241,28 +215,16 @@ class _Planner:
         return last
 
     def _store_outputs(self, position: int, node: Node, last_read: dict[Value, int]) -> None:
-        if node not in self.calls and node not in self.reasons and self._is_view(node):
+        if node not in self.calls and node not in self.reasons:
             self.places[node.output] = self._place(node.inputs[0])  # type: ignore[arg-type]
             return
         for value in node.outputs:
-            if value in self.windows:
-                self.places[value] = self._window(self.windows[value], position, last_read)
             if value in self.places or not plannable(value):
                 continue
             buffer = self._inplace(position, node, value, last_read) or self._new_buffer(value, position)
             buffer.values.append(value)
             buffer.last = max(buffer.last, last_read.get(value, position))
             self.places[value] = _Place(ARENA, buffer)
-
-    def _window(self, window: Window, position: int, last_read: dict[Value, int]) -> _Place:
-        """The place of a window; the first one that is written begins the life of the tensor around it."""
-        whole = window.parent
-        if whole not in self.places:
-            buffer = self._new_buffer(whole, position)
-            buffer.values.append(whole)
-            buffer.last = last_read.get(whole, position)
-            self.places[whole] = _Place(ARENA, buffer)
-        return self.places[whole].at(window.start)
 
     def _new_buffer(self, value: Value, position: int) -> Buffer:
         size = exact_affine(value.tensor.nbytes) or Affine()
@@ -277,8 +239,6 @@ class _Planner:
             return None
         for index in call.inplace:
             source = node.input(index)
-            if source in self.windows:
-                continue
             buffer = self.places[self._root(source)].buffer if source is not None and source in self.places else None
             if buffer is None or source is None or source.tensor.nbytes != value.tensor.nbytes:
                 continue

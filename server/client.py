@@ -9,7 +9,6 @@ with Client("http://127.0.0.1:8080") as lathe:
 from __future__ import annotations
 
 import base64
-import hashlib
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from pydantic import BaseModel
 
 from server.api.canary_schemas import CanaryState
 from server.api.schemas import AliasState, AuditEntry, ModelState, Published, VersionDetail, VersionState
+from server.archive import Body, body_of
 from server.datatypes import NUMPY_OF, pack_strings, unpack_strings, wire_name
 from server.types import Array, Tensors
 
@@ -119,12 +119,16 @@ class Client:
         key: str | None = None,
         progress: Progress | None = None,
     ) -> Published:
-        """Upload a model file; returns once it is compiled, loaded and durable. ``key`` makes repeating it harmless."""
-        size, digest = _measure(content)
+        """Upload a model file; returns once it is compiled, loaded and durable. ``key`` makes repeating it harmless.
+
+        Weights that lie in other files of its folder go along, in an archive that is made on the way; raises
+        core.errors.ModelError when they do not lie there.
+        """
+        body = body_of(content)
         headers = {
-            "content-type": "application/octet-stream",
-            "content-length": str(size),
-            "content-digest": f"sha-256=:{base64.b64encode(digest).decode()}:",
+            "content-type": body.content_type,
+            "content-length": str(body.size),
+            "content-digest": f"sha-256=:{base64.b64encode(body.sha256()).decode()}:",
             **_key(key),
         }
         query: dict[str, str] = {"promote": str(promote), "allow_signature_change": str(allow_signature_change)}
@@ -133,7 +137,7 @@ class Client:
         response = self._call(
             "POST",
             _path(model, "versions"),
-            content=_chunks(content, size, progress),
+            content=_chunks(body, progress),
             headers=headers,
             params=query,
             timeout=self._upload_timeout,
@@ -226,30 +230,13 @@ def _many(kind: type[M], response: httpx.Response) -> list[M]:
     return [kind.model_validate(item) for item in response.json()]
 
 
-def _measure(content: Path | bytes) -> tuple[int, bytes]:
-    if isinstance(content, bytes):
-        return len(content), hashlib.sha256(content).digest()
-    with content.open("rb") as file:
-        return content.stat().st_size, hashlib.file_digest(file, "sha256").digest()
-
-
-def _chunks(content: Path | bytes, size: int, progress: Progress | None) -> Iterator[bytes]:
-    sent = 0
-    for chunk in _pieces(content):
+def _chunks(body: Body, progress: Progress | None) -> Iterator[bytes]:
+    sent, size = 0, body.size
+    for chunk in body.pieces():
         yield chunk
         sent += len(chunk)
         if progress is not None:
             progress(sent, size)
-
-
-def _pieces(content: Path | bytes) -> Iterator[bytes]:
-    if isinstance(content, bytes):
-        for start in range(0, len(content), _CHUNK):
-            yield content[start : start + _CHUNK]
-        return
-    with content.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            yield chunk
 
 
 def _encode(inputs: Tensors) -> tuple[bytes, bytes]:

@@ -39,8 +39,11 @@ Key = Annotated[
 ONNX_BODY = {
     "requestBody": {
         "required": True,
-        "description": "The raw ONNX file.",
-        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+        "description": "The raw ONNX file, or a tar archive of model.onnx with the files that its weights lie in.",
+        "content": {
+            kind: {"schema": {"type": "string", "format": "binary"}}
+            for kind in ("application/octet-stream", "application/x-tar")
+        },
     }
 }
 FAILURES: dict[int | str, dict[str, Any]] = {

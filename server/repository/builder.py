@@ -18,6 +18,7 @@ from server.children import Children
 from server.datatypes import NUMPY_OF
 from server.errors import ServerError, Unavailable, Unprocessable
 from server.repository.artifacts import ArtifactCache, BuildOptions, compiler_at_start, compiler_now, key_of
+from server.repository.manifest import MANIFEST
 from server.repository.store import storage_error
 from server.types import Array, TensorSpec
 
@@ -79,7 +80,7 @@ class Builder:
         except OSError as error:
             raise storage_error("compiling", error) from error
         try:
-            await self._children.run("parse", model_file, work / "ir")
+            await self._children.run("parse", model_file, work / "ir", *await asyncio.to_thread(_reading, model_file))
             await self._children.run("compile", work / "ir", work / "artifact", *self._flags())
             await asyncio.to_thread(self._check_compiler)
             return await asyncio.to_thread(self._cache.keep, key, work / "artifact")
@@ -111,6 +112,12 @@ class Builder:
             model.close()
             raise
         return model
+
+
+def _reading(model_file: Path) -> list[str]:
+    """Permit tensors in other files where the version has any: all of them are its own."""
+    others = {path.name for path in model_file.parent.iterdir()} - {model_file.name, MANIFEST}
+    return ["--external"] if others else []
 
 
 def warm_up(model: LoadedModel) -> None:

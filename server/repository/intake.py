@@ -1,17 +1,23 @@
-"""Receives an upload: bounded, digested on the way, and nothing but a raw ONNX file."""
+"""Receives an upload: bounded, digested on the way; a raw ONNX file, or a tar archive of one with its weights."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import re
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from server.errors import BadRequest, TooLarge, UnsupportedMedia
-from server.repository.manifest import MODEL_FILE, FileEntry
-from server.repository.staging import StagedFile, Staging
+from server.repository.manifest import MODEL_FILE, content_digest
+from server.repository.staging import Staging
 from server.repository.store import Store, storage_errors
+from server.repository.unpack import Unpacker, is_archive
+
+if TYPE_CHECKING:
+    from hashlib import _Hash as Digest
 
 _BLOCK = 1 << 20  # bytes gathered before a write
 _SHA256 = re.compile(r"(?:^|,)\s*sha-256=:([A-Za-z0-9+/]{43}=):\s*(?=,|$)")
@@ -36,10 +42,33 @@ _FOREIGN = {
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A received model file in its staging folder."""
+    """The received files of a version in their staging folder, and what identifies their content."""
 
     staging: Staging
-    entry: FileEntry
+    digest: str
+
+
+class Writer(Protocol):
+    """Puts a body into files; called on a thread, one call after the other."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def finish(self) -> None:
+        """Raises BadRequest where something is missing."""
+        ...
+
+
+class ModelWriter:
+    """The body is the model file."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._file = staging.create(MODEL_FILE)
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data)
+
+    def finish(self) -> None:
+        """Nothing can be missing: the body is as long as it is."""
 
 
 def parse_content_digest(header: str) -> str:
@@ -51,24 +80,39 @@ def parse_content_digest(header: str) -> str:
 
 
 async def receive(store: Store, stream: AsyncIterable[bytes], max_bytes: int, sha256: str | None) -> Upload:
-    """Write a model file to a fresh staging folder.
+    """Write the files of a version to a fresh staging folder.
 
-    Raises TooLarge beyond ``max_bytes``, UnsupportedMedia for what is no raw ONNX file, BadRequest when the content
-    is empty or its digest is not ``sha256``, StorageFull. Nothing stays behind then.
+    Raises TooLarge beyond ``max_bytes``, UnsupportedMedia for what is neither a raw ONNX file nor a tar archive,
+    BadRequest when the content is empty, malformed, or its digest is not ``sha256``, StorageFull. Nothing stays behind
+    then.
     """
     staging = await asyncio.to_thread(store.stage)
     try:
         with storage_errors("receiving the model file"):
-            file = await asyncio.to_thread(staging.create, MODEL_FILE)
-            await _fill(file, stream, max_bytes)
-        _check(file.entry, sha256)
+            found = await _fill(staging, stream, max_bytes)
+        if sha256 is not None and sha256 != found:
+            raise BadRequest(f"Content-Digest says sha-256 {sha256}, the body received has {found}")
     except BaseException:
         await asyncio.shield(asyncio.to_thread(staging.discard))
         raise
-    return Upload(staging, file.entry)
+    return Upload(staging, content_digest(staging.entries))
 
 
-async def _fill(file: StagedFile, stream: AsyncIterable[bytes], max_bytes: int) -> None:
+async def _fill(staging: Staging, stream: AsyncIterable[bytes], max_bytes: int) -> str:
+    """Write the body to files, block by block; returns its sha256 in hexadecimal."""
+    digest, writer = hashlib.sha256(), None
+    async for block in _blocks(stream, max_bytes):
+        if writer is None:
+            writer = await asyncio.to_thread(_writer, staging, block, max_bytes)
+        await asyncio.to_thread(_write, writer, digest, block)
+    if writer is None:
+        raise BadRequest("the body is empty, expected a raw ONNX file")
+    await asyncio.to_thread(writer.finish)
+    return digest.hexdigest()
+
+
+async def _blocks(stream: AsyncIterable[bytes], max_bytes: int) -> AsyncIterator[bytes]:
+    """The body in pieces that are worth a write."""
     block, size = bytearray(), 0
     async for chunk in stream:
         block += chunk
@@ -76,25 +120,20 @@ async def _fill(file: StagedFile, stream: AsyncIterable[bytes], max_bytes: int) 
         if size > max_bytes:
             raise TooLarge(f"the model file is larger than {max_bytes} bytes")
         if len(block) >= _BLOCK:
-            await _write(file, block)
+            yield bytes(block)
             block = bytearray()
-    await _write(file, block)
+    if block:
+        yield bytes(block)
 
 
-async def _write(file: StagedFile, block: bytearray) -> None:
-    if file.entry.size == 0:
-        _check_start(bytes(block[:8]))
-    await asyncio.to_thread(file.write, bytes(block))
-
-
-def _check_start(start: bytes) -> None:
+def _writer(staging: Staging, start: bytes, max_bytes: int) -> Writer:
+    """What takes a body that begins so; raises UnsupportedMedia."""
     for magic, what in _FOREIGN.items():
         if start.startswith(magic):
             raise UnsupportedMedia(f"the body is {what}, expected a raw ONNX file")
+    return Unpacker(staging.create, max_bytes) if is_archive(start) else ModelWriter(staging)
 
 
-def _check(entry: FileEntry, sha256: str | None) -> None:
-    if entry.size == 0:
-        raise BadRequest("the body is empty, expected a raw ONNX file")
-    if sha256 is not None and sha256 != entry.sha256:
-        raise BadRequest(f"Content-Digest says sha-256 {sha256}, the body received has {entry.sha256}")
+def _write(writer: Writer, digest: Digest, block: bytes) -> None:
+    digest.update(block)
+    writer.write(block)

@@ -70,8 +70,8 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """The sha256 of the model file: what identifies a version's content."""
-        return self.files[MODEL_FILE].sha256
+        """What identifies a version's content; see :func:`content_digest`."""
+        return content_digest(self.files)
 
     def to_json(self) -> dict[str, Any]:
         """Return the document."""
@@ -179,6 +179,14 @@ def describe_folder(folder: Path) -> dict[str, FileEntry]:
     if MODEL_FILE not in entries:
         raise CorruptVersion(f"there is no {MODEL_FILE}")
     return entries
+
+
+def content_digest(files: Mapping[str, FileEntry]) -> str:
+    """Return the sha256 of the model file; where there are others, of the list of all names with their digests."""
+    if files.keys() == {MODEL_FILE}:
+        return files[MODEL_FILE].sha256
+    listed = "".join(f"{entry.sha256}  {name}\n" for name, entry in sorted(files.items()))
+    return hashlib.sha256(listed.encode()).hexdigest()
 
 
 def digest_file(path: Path) -> FileEntry:

@@ -116,12 +116,12 @@ class Rollout:
         return await self._loader.to_the_end(self._housekeeping.delete(model, version, origin))
 
     async def _publish(self, model: LiveModel, upload: Upload, options: PublishOptions) -> Outcome:
-        options = replace(options, origin=replace(options.origin, fingerprint=options.fingerprint(upload.entry.sha256)))
+        options = replace(options, origin=replace(options.origin, fingerprint=options.fingerprint(upload.digest)))
         try:
             if (found := await self._replay(model, options.origin)) is not None:
                 return found
             file = upload.staging.path / MODEL_FILE
-            built = await self._loader.prepare(file, upload.entry.sha256)
+            built = await self._loader.prepare(file, upload.digest)
             outcome = await self._enter(model, upload, options, built)
         finally:
             await asyncio.to_thread(upload.staging.discard)

@@ -82,10 +82,12 @@ class DataPlane:
         requested = signature.requested(request.outputs)
         if any(output.classes for output in requested):
             raise BadRequest("outputs: classification belongs to the wire protocol")
-        outputs = await self.execute(servable, request.inputs, group, request.deadline)
+        outputs = await self.execute(servable, request.inputs, group, request.deadline, request.priority)
         return InferResult(servable.ref, {output.name: outputs[output.name] for output in requested}, request.id)
 
-    async def execute(self, servable: Servable, inputs: Tensors, group: Group, deadline: float | None) -> Tensors:
+    async def execute(
+        self, servable: Servable, inputs: Tensors, group: Group, deadline: float | None, priority: int = 0
+    ) -> Tensors:
         """Queue checked inputs and return all outputs; ``deadline`` in monotonic seconds. Cancelling works as above."""
         answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
@@ -93,7 +95,7 @@ class DataPlane:
             if not answered.done():  # else cancelled, and this task is about to hear of it
                 answered.set_result(outcome)
 
-        entry = Entry(inputs, group, answer, deadline)
+        entry = Entry(inputs, group, answer, deadline, priority)
         servable.submit(entry)
         try:
             outcome = await answered

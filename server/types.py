@@ -58,6 +58,7 @@ class InferRequest:
     outputs: tuple[RequestedOutput, ...] = ()  # empty: all of them
     parameters: Parameters = field(default_factory=dict)
     deadline: float | None = None  # monotonic seconds
+    priority: int = 0  # 1 is the most urgent, 0 the model's default
     sticky_key: str = ""  # requests with the same one are answered by the same version while a candidate is tried
 
 

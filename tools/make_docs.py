@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from server.repository.modelconfig import ModelConfig
 from server.settings import Settings
 from tools import make_coverage
 
@@ -15,13 +18,24 @@ CONFIGURATION = Path("docs/configuration.md")
 HEAD = """\
 # Configuration
 
-<!-- Written by `make docs` from server/settings.py; a test fails when the two differ. -->
+<!-- Written by `make docs` from server/settings.py and server/repository/modelconfig.py; a test holds it true. -->
 
 Every setting has a default that suits one machine. Set it in the environment as below; `lathe serve --help` lists those
 that have a flag, and a flag wins. Sizes are bytes, times are seconds, unless the name says otherwise. A value that is
 out of range stops the server before it listens.
 
 | Variable | Default | Meaning |
+|---|---|---|
+"""
+
+MODEL_HEAD = """
+## One model
+
+`config.toml` in a model's folder, beside its versions. All of it is optional; names are those of Triton's
+`config.pbtxt` where it has them. It is read again when it changes, without a restart; one that does not read is told of
+in the log and in `GET /api/v1/models/NAME` (`config_error`), and the one before stays in force.
+
+| Key | Default | Meaning |
 |---|---|---|
 """
 
@@ -32,7 +46,21 @@ def configuration() -> str:
     """The page, from the settings themselves."""
     prefix = Settings.model_config["env_prefix"]
     rows = (row(f"{prefix}{name}".upper(), field) for name, field in Settings.model_fields.items())
-    return HEAD + "".join(rows)
+    keys = (model_row(name, field) for name, field in model_keys(ModelConfig))
+    return HEAD + "".join(rows) + MODEL_HEAD + "".join(keys)
+
+
+def model_keys(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """The keys of a model's configuration with their sections."""
+    for name, field in section.model_fields.items():
+        if isinstance(field.default, BaseModel):
+            yield from model_keys(type(field.default), f"{prefix}{name}.")
+        else:
+            yield prefix + name, field
+
+
+def model_row(name: str, field: FieldInfo) -> str:
+    return f"| `{name}` | {shown(field.default)} | {field.description} |\n"
 
 
 def row(variable: str, field: FieldInfo) -> str:
@@ -41,7 +69,7 @@ def row(variable: str, field: FieldInfo) -> str:
 
 def shown(default: Any) -> str:
     """A default as people read it: `67108864` (64 MiB)."""
-    if default is None:
+    if default is None or default == ():
         return "-"
     if type(default) is int and default > 0:
         for size, unit in UNITS:

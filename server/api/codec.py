@@ -61,6 +61,7 @@ class Head:
     outputs: tuple[RequestedOutput, ...]
     parameters: Parameters
     timeout: float | None  # seconds
+    priority: int  # 0: the model's default
     group: Group
     plain: bool  # every output binary and a tensor, so answers depend on shapes alone
     answers: dict[tuple[Shape, ...], Answer] = field(default_factory=dict)
@@ -133,6 +134,7 @@ class Codec:
             outputs=outputs,
             parameters=parameters,
             timeout=_timeout(parameters.get("timeout")),
+            priority=_priority(parameters.get("priority")),
             group=group,
             plain=all(o.binary and not o.classes and self._is_fixed_size(o.name) for o in outputs),
         )
@@ -153,7 +155,7 @@ class Codec:
         group = self.signature.group({slot.name: (slot.datatype, slot.shape)})
         outputs = tuple(RequestedOutput(name, True) for name in self.signature.outputs)
         plain = all(self._is_fixed_size(name) for name in self.signature.outputs)
-        return Head("", (slot,), slot.size, outputs, {}, None, group, plain)
+        return Head("", (slot,), slot.size, outputs, {}, None, 0, group, plain)
 
     # answers
 
@@ -227,6 +229,15 @@ _WORDS = {dict: "an object", list: "a list", str: "a string", int: "an integer",
 
 def _parameters(value: object, name: str) -> dict[str, Any]:
     return {} if value is None else _expect(value, dict, name)
+
+
+def _priority(level: object) -> int:
+    if level is None:
+        return 0
+    value = _expect(level, int, "parameters.priority")
+    if value < 0:
+        raise BadRequest(f"parameters.priority: expected a level, 0 or more, got {value}")
+    return int(value)
 
 
 def _timeout(microseconds: object) -> float | None:

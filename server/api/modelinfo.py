@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from server.batching.policy import BatchPolicy
 from server.dataplane import DataPlane
 from server.errors import NotFound
 from server.scheduling.servable import Servable
@@ -57,20 +58,30 @@ def statistics(plane: DataPlane, book: StatsBook, model: str = "", version: str 
 
 def configuration(servable: Servable) -> dict[str, Any]:
     """Return the configuration as Triton writes it: with a batch axis, ``dims`` leave it out."""
-    model = servable.model
+    model, policy = servable.model, servable.batcher.policy
     config: dict[str, Any] = {
         "name": servable.ref.name,
         "platform": model.platform,
         "backend": "lathe",
-        "max_batch_size": model.max_batch if model.batchable else 0,
+        "max_batch_size": min(policy.max_rows or model.max_batch, model.max_batch) if model.batchable else 0,
         "input": [_tensor(spec, model.batchable) for spec in model.inputs],
         "output": [_tensor(spec, model.batchable) for spec in model.outputs],
         "model_transaction_policy": {"decoupled": False},
         "parameters": {"batching": {"string_value": model.batch_reason}},
     }
     if model.batchable:
-        config["dynamic_batching"] = {"max_queue_delay_microseconds": 0}
+        config["dynamic_batching"] = _dynamic_batching(policy)
     return config
+
+
+def _dynamic_batching(policy: BatchPolicy) -> dict[str, Any]:
+    batching: dict[str, Any] = {"max_queue_delay_microseconds": int(policy.max_delay * 1e6)}
+    if policy.preferred:
+        batching["preferred_batch_size"] = list(policy.preferred)
+    if policy.priority_levels:
+        batching["priority_levels"] = policy.priority_levels
+        batching["default_priority_level"] = policy.default_priority
+    return batching
 
 
 def _tensor(spec: TensorSpec, batched: bool) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class Published(Answer):
     model: str
     version: int
     state: str = Field(description="The version's state in this server.")
-    digest: str = Field(description="sha256 of the model file, in hexadecimal.")
+    digest: str = Field(description="sha256 of the model file, in hexadecimal; of a list of the files if several.")
     live: bool = Field(description="Whether requests that name no version go to it.")
     generation: int = Field(description="The number of this change of the model.")
     replayed: bool = Field(description="Whether the same Idempotency-Key had made it before.")
@@ -110,6 +110,7 @@ class ModelState(Answer):
     aliases: dict[str, int] = Field(description="The version each alias names.")
     answering: dict[str, int] = Field(description="The version that answers for each alias in this server.")
     generation: int
+    config_error: str = Field(description="Why config.toml is not followed; empty where it is.")
 
     @classmethod
     def of(cls, info: ModelInfo) -> ModelState:
@@ -120,6 +121,7 @@ class ModelState(Answer):
             aliases={name: alias.version for name, alias in info.aliases.aliases.items()},
             answering=dict(info.answering),
             generation=info.aliases.generation,
+            config_error=info.config_error,
         )
 
 

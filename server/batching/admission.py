@@ -35,15 +35,22 @@ class DrainRate:
 class Admission:
     """What is waiting or running against what may."""
 
-    __slots__ = ("drain", "items", "max_bytes", "max_items", "nbytes", "rejected")
+    __slots__ = ("_defaults", "drain", "items", "max_bytes", "max_items", "nbytes", "rejected")
 
     def __init__(self, max_items: int, max_bytes: int) -> None:
+        self._defaults = (max_items, max_bytes)
         self.max_items = max_items
         self.max_bytes = max_bytes
         self.items = 0
         self.nbytes = 0
         self.rejected = 0
         self.drain = DrainRate()
+
+    def limit(self, max_items: int | None, max_bytes: int | None) -> None:
+        """Bound the queue otherwise; None: as at first. Who is in stays in."""
+        items, nbytes = self._defaults
+        self.max_items = max_items or items
+        self.max_bytes = max_bytes or nbytes
 
     def enter(self, nbytes: int, now: float) -> None:
         """Take one request in; raises Overloaded with the time after which a place should be free.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Iterator
 from time import monotonic, time
@@ -19,9 +20,10 @@ from server.batching.admission import Admission
 from server.batching.cost import CostModel
 from server.batching.entry import Entry, State
 from server.batching.execution import Ran, run
+from server.batching.policy import BatchPolicy
 from server.batching.queue import Queue
 from server.batching.split import split
-from server.errors import DeadlineExceeded, ServerError
+from server.errors import DeadlineExceeded, Overloaded, ServerError
 from server.scheduling.pool import WorkerPool
 from server.telemetry.statistics import Statistics
 
@@ -52,12 +54,22 @@ class Batcher:
         self._pool = pool
         self._inline_budget = inline_budget if _has_known_shapes(model) else 0.0  # seconds
         self._loop = asyncio.get_running_loop()
+        self.policy = BatchPolicy()
         self._max_rows = model.max_batch if model.batchable else 1
+        self._delayed: asyncio.TimerHandle | None = None  # requests are held back until then
         self._running = False  # a worker has this batcher's job
         self._staged: deque[list[Entry]] = deque()  # batches the worker has yet to take, at most one
         self._woken = False
         self._drained: asyncio.Event | None = None
         self._rows = 0  # waiting or running
+
+    def configure(self, policy: BatchPolicy) -> None:
+        """Batch as this says from now on."""
+        self.policy = policy
+        most = self.model.max_batch if self.model.batchable else 1
+        self._max_rows = min(policy.max_rows or most, most)
+        self.queue.starvation = policy.starvation if policy.priority_levels else math.inf
+        self._wake()
 
     # requests come in, and may leave early
 
@@ -67,7 +79,10 @@ class Batcher:
             self._submit_parts(entry)
             return
         now = monotonic()
+        entry.priority = self.policy.level(entry.priority)
         try:
+            if self.policy.latency_target is not None:
+                self._check_target(entry, self.policy.latency_target, now)
             if entry.deadline is not None:
                 self._check_deadline(entry, entry.deadline, now)
             self.admission.enter(entry.nbytes, now)
@@ -119,6 +134,16 @@ class Batcher:
             )
         entry.timer = self._loop.call_later(max(0.0, deadline - now), self._expire, entry)
 
+    def _check_target(self, entry: Entry, target: float, now: float) -> None:
+        """Keep out whom the target cannot be kept for: behind a longer queue everybody would be late."""
+        expected = self._expected(entry.rows)
+        if self._rows and expected > target:
+            raise Overloaded(
+                f"the request would be answered after {expected * 1e3:.0f} ms, the model's latency target is "
+                f"{target * 1e3:.0f} ms",
+                retry_after=self.admission.retry_after(now),
+            )
+
     def _expected(self, rows: int) -> float:
         """Return the seconds until ``rows`` more have been answered, behind all that is here, in full batches."""
         batches, rest = divmod(self._rows + rows, self._max_rows)
@@ -144,6 +169,8 @@ class Batcher:
         self._woken = False
         if self._running and not self._is_next_full():
             return
+        if self.policy.waits and not self._running and self._holds_back():
+            return
         batch = self._form()
         if not batch:
             return
@@ -157,6 +184,23 @@ class Batcher:
         if not self._running:
             self._running = True
             self._pool.submit(self._work, self._back, self._ended)
+
+    def _holds_back(self) -> bool:
+        """Whether what waits shall wait for more; if so, until when is seen to."""
+        now = monotonic()
+        waiting = self.queue.next(now)
+        if not waiting or self.policy.is_enough(sum(entry.rows for entry in waiting), self._max_rows):
+            return False
+        left = min(entry.since for entry in waiting) + self.policy.max_delay - now
+        if left <= 0:
+            return False
+        if self._delayed is None:
+            self._delayed = self._loop.call_later(left, self._delay_passed)
+        return True
+
+    def _delay_passed(self) -> None:
+        self._delayed = None
+        self._wake()
 
     def _is_next_full(self) -> bool:
         return not self._staged and len(self.queue) >= self._max_rows
@@ -202,17 +246,34 @@ class Batcher:
             self._next()
 
     def _form(self) -> list[Entry]:
-        """Take the next batch, small enough for the nearest deadline in it."""
-        while batch := self.queue.take(self._max_rows):
+        """Take the next batch, small enough for the nearest deadline in it, and for the latency target."""
+        while batch := self.queue.take(self._limit(), monotonic()):
             deadlines = [entry.deadline for entry in batch if entry.deadline is not None]
             if not deadlines:
-                self._note_release(batch)
-                return batch
+                return self._fit_target(batch)
             rows = self.cost.rows_within((min(deadlines) - monotonic()) / HEADROOM, self._max_rows)
             batch = self._cut(batch, rows)
             if batch:
                 return batch
         return []
+
+    def _limit(self) -> int:
+        """The most rows the next batch may have."""
+        if not self.policy.preferred:
+            return self._max_rows
+        waiting = sum(entry.rows for entry in self.queue.next(monotonic()))
+        return self.policy.most(waiting, self._max_rows)
+
+    def _fit_target(self, batch: list[Entry]) -> list[Entry]:
+        """Make a batch smaller if its oldest request then meets the latency target; if it cannot, size is no help."""
+        target = self.policy.latency_target
+        if target is not None:
+            left = min(entry.since for entry in batch) + target - monotonic()
+            rows = self.cost.rows_within(left / HEADROOM, self._max_rows) or self._max_rows
+            if sum(entry.rows for entry in batch) > rows:
+                return self._keep(batch, rows, "target")
+        self._note_release(batch)
+        return batch
 
     def _cut(self, batch: list[Entry], rows: int) -> list[Entry]:
         """Keep what fits into ``rows``; the rest waits on. A deadline that cannot be met at all is refused now."""
@@ -226,11 +287,15 @@ class Batcher:
         if late:
             self.queue.put_back([entry for entry in batch if entry not in late])
             return []  # the rest may have more time
+        return self._keep(batch, rows, "deadline")
+
+    def _keep(self, batch: list[Entry], rows: int, reason: str) -> list[Entry]:
+        """Return what fits into ``rows``, at least one; the rest waits on."""
         kept = 1
         while kept < len(batch) and sum(entry.rows for entry in batch[: kept + 1]) <= rows:
             kept += 1
         self.queue.put_back(batch[kept:])
-        self.stats.released["deadline"] += 1
+        self.stats.released[reason] += 1
         return batch[:kept]
 
     def _is_late(self, entry: Entry) -> bool:
@@ -241,6 +306,8 @@ class Batcher:
             reason = "idle"
         elif sum(entry.rows for entry in batch) >= self._max_rows:
             reason = "full"
+        elif sum(entry.rows for entry in batch) in self.policy.preferred:
+            reason = "preferred"
         else:
             reason = "incompatible"
         self.stats.released[reason] += 1

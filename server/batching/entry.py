@@ -26,13 +26,16 @@ class State(Enum):
 class Entry:
     """A request's tensors, deadline and the function that takes its outcome (called once, on the event loop)."""
 
-    __slots__ = ("deadline", "done", "group", "inputs", "nbytes", "parts", "since", "state", "timer")
+    __slots__ = ("deadline", "done", "group", "inputs", "nbytes", "parts", "priority", "since", "state", "timer")
 
-    def __init__(self, inputs: Tensors, group: Group, done: Done, deadline: float | None = None) -> None:
+    def __init__(
+        self, inputs: Tensors, group: Group, done: Done, deadline: float | None = None, priority: int = 0
+    ) -> None:
         self.inputs = inputs
         self.group = group
         self.done = done
         self.deadline = deadline  # monotonic seconds
+        self.priority = priority  # 1 is the most urgent; 0: as the model's policy says
         self.nbytes = 0
         for array in inputs.values():
             self.nbytes += array.nbytes

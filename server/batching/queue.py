@@ -1,7 +1,8 @@
-"""Waiting requests, kept apart by what may be stacked with what. Used on the event loop's thread only."""
+"""Waiting requests, apart by urgency and by what may be stacked with what. Used on the event loop's thread only."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from typing import TypeAlias
@@ -9,15 +10,19 @@ from typing import TypeAlias
 from server.batching.entry import Entry, State
 from server.batching.signature import Shape
 
-Key: TypeAlias = tuple[Shape, ...]
+Key: TypeAlias = tuple[int, tuple[Shape, ...]]  # priority, inner shapes
 
 
 class Queue:
-    """First come, first served over groups; inside a batch only requests of one group."""
+    """First come, first served within a priority; inside a batch only requests of equal shapes.
 
-    __slots__ = ("_gone", "_groups", "_length")
+    ``starvation``: seconds after which a request's priority counts no more.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_gone", "_groups", "_length", "starvation")
+
+    def __init__(self, starvation: float = math.inf) -> None:
+        self.starvation = starvation
         self._groups: dict[Key, deque[Entry]] = {}
         self._length = 0  # including those that left since
         self._gone = 0
@@ -30,9 +35,10 @@ class Queue:
 
     def push(self, entry: Entry) -> None:
         """Queue an entry behind its group."""
-        group = self._groups.get(entry.group.key)
+        key = (entry.priority, entry.group.key)
+        group = self._groups.get(key)
         if group is None:
-            group = self._groups[entry.group.key] = deque()
+            group = self._groups[key] = deque()
         group.append(entry)
         self._length += 1
 
@@ -42,25 +48,38 @@ class Queue:
         if self._gone > 64 and self._gone * 2 > self._length:
             self._sweep()
 
-    def take(self, max_rows: int) -> list[Entry]:
-        """Take the group whose head waited longest: as many of its entries, in order, as fit; at least one."""
+    def next(self, now: float) -> list[Entry]:
+        """Return what :meth:`take` would choose from, in its order, without taking it."""
+        self._sweep()
+        return [entry for key in self._order(now) for entry in self._groups[key]]
+
+    def take(self, max_rows: int, now: float) -> list[Entry]:
+        """Take the most urgent group whose head waited longest: as many of its entries, in order, as fit, at least
+        one; then, while there is room, less urgent ones of the same shapes."""
         while self._groups:
-            key, group = self._oldest()
-            batch = self._fill(group, max_rows)
-            if not group:
-                del self._groups[key]
+            batch: list[Entry] = []
+            for key in self._order(now):
+                group = self._groups[key]
+                self._fill(batch, group, max_rows)
+                if not group:
+                    del self._groups[key]
             if batch:
                 return batch
         return []
 
-    def _oldest(self) -> tuple[Key, deque[Entry]]:
-        if len(self._groups) == 1:
-            return next(iter(self._groups.items()))
-        return min(self._groups.items(), key=lambda item: item[1][0].since)
+    def _order(self, now: float) -> list[Key]:
+        """The groups a batch may be made of, the first to be served first; all of the same shapes."""
+        if len(self._groups) <= 1:
+            return list(self._groups)
+        ordered = sorted(self._groups, key=lambda key: self._urgency(key, now))
+        return [key for key in ordered if key[1] == ordered[0][1]]
 
-    def _fill(self, group: deque[Entry], max_rows: int) -> list[Entry]:
-        batch: list[Entry] = []
-        rows = 0
+    def _urgency(self, key: Key, now: float) -> tuple[int, float]:
+        since = self._groups[key][0].since
+        return (-1 if now - since > self.starvation else key[0], since)
+
+    def _fill(self, batch: list[Entry], group: deque[Entry], max_rows: int) -> None:
+        rows = sum([entry.rows for entry in batch])
         while group:
             entry = group[0]
             if entry.state is not State.WAITING:
@@ -72,15 +91,14 @@ class Queue:
                 rows += entry.rows
             group.popleft()
             self._length -= 1
-            if batch and entry.group.rows == 0:
+            if batch and batch[-1].group.rows == 0:
                 break
-        return batch
 
     def put_back(self, entries: list[Entry]) -> None:
-        """Return entries just taken, of one group, to its front in their order."""
-        if entries:
-            self._groups.setdefault(entries[0].group.key, deque()).extendleft(reversed(entries))
-            self._length += len(entries)
+        """Return entries just taken to the fronts of their groups, in their order."""
+        for entry in reversed(entries):
+            self._groups.setdefault((entry.priority, entry.group.key), deque()).appendleft(entry)
+        self._length += len(entries)
 
     def _sweep(self) -> None:
         for key, group in list(self._groups.items()):

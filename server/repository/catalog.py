@@ -35,6 +35,7 @@ class ModelInfo:
     aliases: Aliases
     answering: Mapping[str, int]
     versions: tuple[int, ...]
+    config_error: str = ""
 
     @property
     def ready(self) -> bool:
@@ -95,4 +96,5 @@ class Catalog:
 
 
 def _describe(model: LiveModel) -> ModelInfo:
-    return ModelInfo(model.name, model.aliases, model.answering(), tuple(sorted(model.statuses)))
+    versions = tuple(sorted(model.statuses))
+    return ModelInfo(model.name, model.aliases, model.answering(), versions, model.config_error)

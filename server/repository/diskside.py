@@ -16,6 +16,7 @@ from server.repository.lifecycle import Status
 from server.repository.live import LiveModel, LiveModels
 from server.repository.loader import Loader, as_server_error
 from server.repository.manifest import FileEntry, Manifest, describe_folder
+from server.repository.modelconfig import CONFIG, BadConfig, read_config
 from server.repository.store import Store, now
 
 log = logging.getLogger(__name__)
@@ -46,12 +47,26 @@ class DiskSide:
             return
         self._models.keep(model)
         self._note(model, versions)
+        await self._configure(model)
         try:
             await self._follow(model, settled)
         except DamagedDocument as error:
             log.error("model %s: %s", name, error)
             model.show(model.aliases)
         await self._housekeeping.tidy(model)
+
+    async def _configure(self, model: LiveModel) -> None:
+        """Follow the configuration beside the model; a bad one is noted, and the one before it stays."""
+        try:
+            config = await asyncio.to_thread(read_config, self._store.root / model.name)
+        except (BadConfig, OSError) as error:
+            reason = str(error) if isinstance(error, BadConfig) else f"{CONFIG}: {error.strerror}"
+            if reason != model.config_error:
+                log.error("model %s: %s", model.name, reason)
+            model.config_error = reason
+        else:
+            if config != model.config or model.config_error:
+                model.configure(config)
 
     def manifest(self, model: LiveModel, version: int) -> Manifest | None:
         """Return a version's manifest, None where it has none or a damaged one."""

@@ -18,6 +18,7 @@ from server.repository import policy
 from server.repository.aliases import Aliases
 from server.repository.lifecycle import State, Status
 from server.repository.manifest import Manifest, Signature
+from server.repository.modelconfig import ModelConfig
 from server.repository.names import LIVE
 from server.repository.registry import Registry, View
 
@@ -42,6 +43,8 @@ class LiveModel:
     pinned: Counter[int] = field(default_factory=Counter)  # versions an operation under way needs in memory
     guests: dict[int, Manifest] = field(default_factory=dict)  # taken from a repository that cannot be written
     untaken: set[int] = field(default_factory=set)  # hand-copied folders the repository has not taken note of
+    config: ModelConfig = field(default_factory=ModelConfig)
+    config_error: str = ""  # why the file beside the model is not followed; the configuration before it is
     unloaded: bool = False  # by request, until a load request
     trial: Trial | None = None  # of a candidate, while both versions are in memory
     decided: TrialDecided | None = None  # told when a trial comes to a verdict
@@ -70,6 +73,12 @@ class LiveModel:
         """Return what a version in memory takes and gives."""
         servable = self.loaded.get(version)
         return Signature.of(servable.model.inputs, servable.model.outputs) if servable else None
+
+    def configure(self, config: ModelConfig) -> None:
+        """Follow a configuration from now on."""
+        self.config, self.config_error = config, ""
+        for servable in self.loaded.values():
+            servable.configure(config.policy, config.queue.max_queue_size, config.queue.max_queue_bytes)
 
     @contextmanager
     def pin(self, version: int) -> Iterator[None]:

@@ -71,6 +71,7 @@ class Loader:
         ref = ModelRef(model.name, version)
         servable = model.loaded[version] = self._servables.make(ref, built.model)
         servable.stats.load_seconds = built.seconds
+        model.configure(model.config)
         self._artifacts[ref] = built.artifact
         model.failures.pop(version, None)
         model.advance(version, State.READY)

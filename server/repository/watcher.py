@@ -6,11 +6,12 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from server.repository.modelconfig import CONFIG
 from server.repository.rollout import Rollout
 from server.repository.store import ALIASES, Store
 
@@ -24,7 +25,7 @@ FileLook = tuple[str, int, int, int]  # name, inode, size, time of the last chan
 class ModelLook(NamedTuple):
     """What a model's folder looks like from outside, without reading a file."""
 
-    aliases: tuple[FileLook, ...]
+    files: tuple[FileLook, ...]  # aliases and configuration
     versions: Mapping[int, tuple[FileLook, ...]]
 
 
@@ -114,15 +115,15 @@ class Watcher:
     def _look_at(self, name: str) -> ModelLook:
         root = self._store.root / name
         return ModelLook(
-            tuple(_files(root, only=ALIASES)),
+            tuple(_files(root, only={ALIASES, CONFIG})),
             {version: tuple(_files(root / str(version))) for version in self._store.versions(name)},
         )
 
 
-def _files(folder: Path, only: str | None = None) -> Iterator[FileLook]:
+def _files(folder: Path, only: Collection[str] | None = None) -> Iterator[FileLook]:
     try:
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-            if only is None or entry.name == only:
+            if only is None or entry.name in only:
                 status = entry.stat(follow_symlinks=False)
                 yield entry.name, status.st_ino, status.st_size, status.st_ctime_ns
     except (FileNotFoundError, NotADirectoryError):

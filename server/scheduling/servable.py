@@ -9,6 +9,7 @@ from server.backends.base import LoadedModel
 from server.batching.admission import Admission
 from server.batching.batcher import Batcher
 from server.batching.entry import Entry
+from server.batching.policy import BatchPolicy
 from server.batching.signature import Signature
 from server.scheduling.pool import WorkerPool
 from server.settings import Settings
@@ -41,6 +42,11 @@ class Servable:
     def cancel(self, entry: Entry) -> None:
         """The request's caller left."""
         self.batcher.cancel(entry)
+
+    def configure(self, policy: BatchPolicy, max_items: int | None = None, max_bytes: int | None = None) -> None:
+        """Batch and bound the queue as this says from now on; None: as the server's settings say."""
+        self.batcher.configure(policy)
+        self.batcher.admission.limit(max_items, max_bytes)
 
     @property
     def in_flight(self) -> int:

@@ -72,7 +72,8 @@ class InferenceService:
         codec = codec_of(servable)
         head, inputs = tensors.decode(codec, request)
         wanted = [at for at in (deadline, deadline_of(head)) if at is not None]
-        outputs = await self._plane.execute(servable, inputs, head.group, min(wanted, default=None))
+        deadline = min(wanted, default=None)
+        outputs = await self._plane.execute(servable, inputs, head.group, deadline, head.priority)
         return tensors.encode(codec, head, outputs)
 
     # the server and its models

@@ -1,0 +1,39 @@
+"""How one model's requests become batches, where its owner has a say. The defaults need none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPolicy:
+    """Overrides of what is otherwise derived; names and meaning as in Triton's ``dynamic_batching``.
+
+    Priorities count from 1, the most urgent, to ``priority_levels``; 0 levels: all requests are equal. A request that
+    has waited for ``starvation`` seconds goes before all others, so that none waits for ever.
+    """
+
+    max_rows: int | None = None  # of a batch; None: what the model was compiled for
+    preferred: tuple[int, ...] = ()  # sizes to wait for
+    max_delay: float = 0.0  # seconds a request may wait for others to join it although nothing runs
+    latency_target: float | None = None  # seconds from arrival to answer that batches are sized for
+    priority_levels: int = 0
+    default_priority: int = 0
+    starvation: float = 1.0
+
+    @property
+    def waits(self) -> bool:
+        """Whether an idle model may hold requests back."""
+        return self.max_delay > 0.0
+
+    def level(self, asked: int) -> int:
+        """Return the level of a request that asks for this priority; 0, or what there is none of, is the default."""
+        return asked if 1 <= asked <= self.priority_levels else self.default_priority
+
+    def is_enough(self, rows: int, limit: int) -> bool:
+        """Whether so many waiting rows need not wait for more; ``limit`` is what fits into one batch."""
+        return rows >= min(self.preferred, default=limit)
+
+    def most(self, rows: int, limit: int) -> int:
+        """Return how many of the waiting rows the next batch takes: the largest preferred size there is, else all."""
+        return max((size for size in self.preferred if size <= min(rows, limit)), default=limit)

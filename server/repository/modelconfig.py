@@ -1,0 +1,112 @@
+"""``config.toml`` beside a model's versions: what its owner wants otherwise. Everything in it is optional.
+
+Names and meaning are those of Triton's ``config.pbtxt`` where it has them.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from server.batching.policy import BatchPolicy
+
+CONFIG = "config.toml"
+_LARGEST = 1 << 16  # bytes
+
+Size = Annotated[int, Field(ge=1, le=4096)]
+
+
+class BadConfig(ValueError):
+    """The file does not read as a configuration; the message names the field."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class DynamicBatching(_Section):
+    """How requests become batches."""
+
+    preferred_batch_size: tuple[Size, ...] = Field(
+        default=(), strict=False, description="Sizes to form; waits for the smallest of them up to the delay."
+    )
+    max_queue_delay_microseconds: int = Field(
+        default=0, ge=0, le=10_000_000, description="How long a request may wait for others while nothing runs."
+    )
+    priority_levels: int = Field(default=0, ge=0, le=16, description="1 is the most urgent; 0: all requests are equal.")
+    default_priority_level: int = Field(default=0, ge=0, le=16, description="Of requests that name none.")
+    starvation_ms: float = Field(
+        default=1000.0, gt=0, strict=False, description="A request that waited for longer goes before all others."
+    )
+
+
+class QueuePolicy(_Section):
+    """What may wait per version."""
+
+    max_queue_size: int | None = Field(default=None, ge=1, description="Requests; else the server's `queue_items`.")
+    max_queue_bytes: int | None = Field(
+        default=None, ge=1, description="Bytes of input; else the server's `queue_bytes`."
+    )
+
+
+class ModelConfig(_Section):
+    """One model's configuration."""
+
+    max_batch_size: Size | None = Field(default=None, description="Largest batch; at most the server's `max_batch`.")
+    latency_target_ms: float | None = Field(
+        default=None,
+        gt=0,
+        strict=False,
+        description="From arrival to answer: batches are sized for it; requests it cannot be kept for get 503.",
+    )
+    dynamic_batching: DynamicBatching = DynamicBatching()
+    queue: QueuePolicy = QueuePolicy()
+
+    @property
+    def policy(self) -> BatchPolicy:
+        """What the batcher needs of it."""
+        batching = self.dynamic_batching
+        return BatchPolicy(
+            max_rows=self.max_batch_size,
+            preferred=tuple(sorted(batching.preferred_batch_size)),
+            max_delay=batching.max_queue_delay_microseconds / 1e6,
+            latency_target=self.latency_target_ms / 1e3 if self.latency_target_ms else None,
+            priority_levels=batching.priority_levels,
+            default_priority=batching.default_priority_level,
+            starvation=batching.starvation_ms / 1e3,
+        )
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Read a model's configuration; the defaults where there is no file. Raises BadConfig, OSError."""
+    try:
+        with (folder / CONFIG).open("rb") as file:
+            content = file.read(_LARGEST + 1)
+    except FileNotFoundError:
+        return ModelConfig()
+    if len(content) > _LARGEST:
+        raise BadConfig(f"{CONFIG}: expected at most {_LARGEST} bytes, got more")
+    try:
+        return _checked(ModelConfig(**tomllib.loads(content.decode())))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadConfig(f"{CONFIG}: not TOML: {error}") from error
+    except ValidationError as error:
+        found = (f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        raise BadConfig(f"{CONFIG}: {'; '.join(found)}") from error
+
+
+def _checked(config: ModelConfig) -> ModelConfig:
+    batching = config.dynamic_batching
+    if batching.default_priority_level > batching.priority_levels:
+        raise BadConfig(
+            f"{CONFIG}: dynamic_batching.default_priority_level: expected at most priority_levels, "
+            f"{batching.priority_levels}, got {batching.default_priority_level}"
+        )
+    if batching.preferred_batch_size and not batching.max_queue_delay_microseconds:
+        raise BadConfig(
+            f"{CONFIG}: dynamic_batching.preferred_batch_size: expected max_queue_delay_microseconds above 0 with it"
+        )
+    return config

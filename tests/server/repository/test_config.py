@@ -1,0 +1,88 @@
+"""``config.toml``: followed without a restart; a bad one is told of and changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from server.batching.policy import BatchPolicy
+from server.repository.modelconfig import BadConfig, read_config
+from tests.server.repository.world import World, run, toy, world
+
+WHOLE = """
+max_batch_size = 4
+latency_target_ms = 50
+
+[dynamic_batching]
+preferred_batch_size = [4, 2]
+max_queue_delay_microseconds = 500
+priority_levels = 3
+default_priority_level = 2
+starvation_ms = 200.0
+
+[queue]
+max_queue_size = 7
+max_queue_bytes = 100_000
+"""
+
+
+def policy(w: World, version: str = "") -> BatchPolicy:
+    return w.registry.resolve("m", version).batcher.policy
+
+
+async def write(w: World, content: str) -> None:
+    (w.root / "m" / "config.toml").write_text(content)
+    await w.watcher.poll()
+
+
+def test_a_configuration_is_followed_by_all_versions_and_let_go_with_its_file(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(1.0))
+            assert policy(w) == BatchPolicy()
+            await write(w, WHOLE)
+            await w.push(toy(2.0))
+            expected = BatchPolicy(4, (2, 4), 0.0005, 0.05, 3, 2, 0.2)
+            assert policy(w) == policy(w, "2") == expected
+            admission = w.registry.resolve("m").batcher.admission
+            assert (admission.max_items, admission.max_bytes) == (7, 100_000)
+            (w.root / "m" / "config.toml").unlink()
+            await w.watcher.poll()
+            assert policy(w) == BatchPolicy()
+            assert admission.max_items == 2048
+
+        async with world(tmp_path) as w:
+            await write(w, "max_batch_size = 2")
+            assert policy(w).max_rows == 2
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("max_batch_size = 0", "max_batch_size: Input should be greater than or equal to 1"),
+        ("max_batch_size = '4'", "max_batch_size: Input should be a valid integer"),
+        ("max_batchsize = 4", "max_batchsize: Extra inputs are not permitted"),
+        ("[dynamic_batching]\nmax_queue_delay_microseconds = -1", "dynamic_batching.max_queue_delay_microseconds"),
+        ("[dynamic_batching]\npreferred_batch_size = [4]", "expected max_queue_delay_microseconds above 0"),
+        ("[dynamic_batching]\npriority_levels = 2\ndefault_priority_level = 3", "expected at most priority_levels, 2"),
+        ("max_batch_size = ", "not TOML"),
+        ("# " + "x" * 70_000, "at most 65536 bytes"),
+    ],
+)
+def test_a_bad_configuration_is_told_of_and_the_one_before_stays(tmp_path: Path, content: str, named: str) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(1.0))
+            await write(w, "max_batch_size = 3")
+            await write(w, content)
+            assert policy(w).max_rows == 3
+            assert named in w.rollout.catalog.model("m").config_error
+            with pytest.raises(BadConfig):
+                read_config(tmp_path / "m")
+            await write(w, "max_batch_size = 3")
+            assert w.rollout.catalog.model("m").config_error == ""
+
+    run(scenario())

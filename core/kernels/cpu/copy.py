@@ -183,8 +183,8 @@ class _Swap:
         k, side = self.k, self.side
         rows = []
         for j in range(side):
-            # Rows that do not exist are read, with an empty mask, from one that does: where the memory behind them is not
-            # mapped, a processor takes hundreds of cycles to find that it may ignore the fault.
+            # Rows that do not exist are read, with an empty mask, from one that does: where no memory is mapped, a
+            # processor takes hundreds of cycles to find that it may ignore the fault.
             exists = width > j
             present = k.lane_mask(k.ops.select(exists, height, 0), side)
             rows.append(source.load(k.ops.select(exists, self.step_in * j, 0), side, present))

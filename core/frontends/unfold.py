@@ -11,6 +11,7 @@ from core.frontends.writer import Writer
 from core.ir.graph import Graph, Node, Value
 from core.ops import registry
 from core.ops.spatial import window_of
+from core.passes.permutation import inverse
 
 Unfolding: TypeAlias = Callable[[Writer, Node], Sequence[Value]]
 _UNFOLDINGS: dict[str, Unfolding] = {}
@@ -18,7 +19,7 @@ _UNFOLDINGS: dict[str, Unfolding] = {}
 
 def unfolding(node: Node) -> Unfolding | None:
     """What writes the node's outputs with operators of ONNX; None for a node that is one already."""
-    return _UNFOLDINGS.get(node.op) or (_channels_last if _is_channels_last(node) else None)
+    return _UNFOLDINGS.get(node.op) or (_laid_out if _to_first(node, 2) is not None else None)
 
 
 def has_unfolding(op: str) -> bool:
@@ -131,27 +132,30 @@ def _plain_conv(w: Writer, node: Node) -> Value:
     return w.emit("Conv", _first(w, node, node.inputs[0]), node.input(1), node.input(2), **own)
 
 
-def _channels_last(w: Writer, node: Node) -> Sequence[Value]:
+def _laid_out(w: Writer, node: Node) -> Sequence[Value]:
     """An operator between transposes; only its first input and first output are images."""
     own = {name: attr for name, attr in node.attrs.items() if name != "layout"}
     made = w.emit(node.op, _first(w, node, node.inputs[0]), *node.inputs[1:], **own)
     return [_last(w, node, made)]
 
 
-def _is_channels_last(node: Node) -> bool:
-    return node.attrs.get("layout") == "NHWC"
+def _to_first(node: Node, rank: int) -> tuple[int, ...] | None:
+    """The permutation that brings an image in the node's layout to channels first; None where it is already."""
+    layouts = {"NHWC": (0, rank - 1, *range(1, rank - 1)), "CHWN": (rank - 1, *range(rank - 1))}
+    return layouts.get(str(node.attrs.get("layout")))
 
 
 def _first(w: Writer, node: Node, value: Value | None) -> Value:
     """An image with its channels first."""
     assert value is not None, f"{registry.describe(node)} has no image"
     rank = len(value.shape)
-    return w.transposed(value, (0, rank - 1, *range(1, rank - 1))) if _is_channels_last(node) else value
+    return w.transposed(value, _to_first(node, rank))
 
 
 def _last(w: Writer, node: Node, value: Value) -> Value:
     """An image, given channels first, in the node's layout."""
-    return w.transposed(value, (0, *range(2, len(value.shape)), 1)) if _is_channels_last(node) else value
+    perm = _to_first(node, len(value.shape))
+    return w.transposed(value, None if perm is None else inverse(perm))
 
 
 def _permuted(w: Writer, node: Node, value: Value, perm: str) -> Value:

@@ -42,7 +42,8 @@ class Relu(Unary):
         return e.max(x[0], 0)
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
-        return [(g.x() > 0).where(g.dy(), 0)]
+        """By the output, which is zero where the input is not above zero: the input need not be kept."""
+        return [(g.y() > 0).where(g.dy(), 0)]
 
 
 @register

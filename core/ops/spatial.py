@@ -1,8 +1,9 @@
 """What spatial operators share: the `layout` attribute and sliding windows.
 
 `layout` is Lathe's own attribute, set by passes: "NCHW" means channels first (N, C, D1..Dr), "NHWC" channels last
-(N, D1..Dr, C), for any number r of spatial axes. It concerns activations only: weights and every attribute that counts
-axes stay as ONNX has them. Inference and references work channels first and convert at their borders.
+(N, D1..Dr, C), "CHWN" batch last (C, D1..Dr, N), for any number r of spatial axes. It concerns activations only:
+weights and every attribute that counts axes stay as ONNX has them. Inference and references work channels first and
+convert at their borders.
 """
 
 from __future__ import annotations
@@ -17,47 +18,63 @@ from core.ir.graph import Array
 from core.ir.types import Dim
 from core.ops.registry import Infer, Mixes, NodeView, RowAxis
 
-LAYOUTS = ("NCHW", "NHWC")
+LAYOUTS = ("NCHW", "NHWC", "CHWN")
 AUTO_PADS = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
 WINDOW_ATTRS = {"kernel_shape": None, "strides": None, "pads": None, "dilations": None, "auto_pad": "NOTSET"}
 
 Pads = tuple[tuple[int, int], ...]  # (before, after) of each spatial axis
 
 
-def channels_last(c: NodeView) -> bool:
+def layout_of(c: NodeView) -> str:
     layout = c.attr("layout")
     if layout not in LAYOUTS:
         c.fail(f"layout is {layout!r}, expected one of {', '.join(LAYOUTS)}")
-    return bool(layout == "NHWC")
+    return str(layout)
+
+
+def channels_last(c: NodeView) -> bool:
+    return layout_of(c) == "NHWC"
 
 
 def first_shape(c: NodeView, shape: Sequence[Dim]) -> tuple[Dim, ...]:
     """An activation's shape in the node's layout, as N, C, D1.."""
     if len(shape) < 2:
         c.fail(f"has rank {len(shape)}, expected at least 2 (batch and channels)")
-    return (shape[0], shape[-1], *shape[1:-1]) if channels_last(c) else tuple(shape)
+    match layout_of(c):
+        case "NHWC":
+            return (shape[0], shape[-1], *shape[1:-1])
+        case "CHWN":
+            return (shape[-1], *shape[:-1])
+    return tuple(shape)
 
 
 def layout_shape(c: NodeView, shape: Sequence[Dim]) -> tuple[Dim, ...]:
     """A shape N, C, D1.. in the node's layout."""
-    return (shape[0], *shape[2:], shape[1]) if channels_last(c) else tuple(shape)
+    match layout_of(c):
+        case "NHWC":
+            return (shape[0], *shape[2:], shape[1])
+        case "CHWN":
+            return (*shape[1:], shape[0])
+    return tuple(shape)
 
 
 def to_first(c: NodeView, array: Array) -> Array:
     """A view of an activation with its channels first."""
-    return np.moveaxis(array, -1, 1) if channels_last(c) else array
+    layout = layout_of(c)
+    return array if layout == "NCHW" else np.moveaxis(array, -1, 1 if layout == "NHWC" else 0)
 
 
 def to_layout(c: NodeView, array: Array) -> Array:
     """A view of a channels-first activation in the node's layout."""
-    return np.moveaxis(array, 1, -1) if channels_last(c) else array
+    layout = layout_of(c)
+    return array if layout == "NCHW" else np.moveaxis(array, 1 if layout == "NHWC" else 0, -1)
 
 
 def batch_rows(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
     """Rows stay apart along axis 0 of the first input when every other input is the same for all rows."""
     if all(axis is None for axis in axes):
         return [None] * len(c.node.outputs)
-    if axes[0] != 0:
+    if axes[0] != 0 or c.attr("layout") == "CHWN":
         return Mixes("its rows do not lie along the batch axis of the first input")
     if any(axis is not None for axis in axes[1:]):
         return Mixes("a parameter differs from row to row")

@@ -11,6 +11,7 @@ from core.ir.graph import Graph
 from core.ir.verify import verify
 from core.passes.attention import FuseAttention
 from core.passes.base import Pass, PassError
+from core.passes.batch_last import BatchLast
 from core.passes.bind_params import BindParams
 from core.passes.control import OptimizeBodies
 from core.passes.cse import CommonSubexpressions
@@ -64,7 +65,7 @@ def passes(options: Options) -> list[Pass]:
     canonical: list[Pass] = [Simplify(), *clean]
     algebra: list[Pass] = [Recompose(), FoldAffine(), Simplify()]
     products: list[Pass] = [Transposes(), SplitRecurrent(), FuseMatMul()]
-    last: list[Pass] = [TransposedConvolutions(), ChannelsLast(), Transposes(), FuseMatMul()]
+    last: list[Pass] = [BatchLast(), TransposedConvolutions(), ChannelsLast(), Transposes(), FuseMatMul()]
     images = last if options.channels_last else []
     fusion: list[Pass] = [FuseEpilogue(), FuseElementwise(), FuseEpilogue(), FuseAttention(), PoolConvolutions()]
     narrow: list[Pass] = [ToBFloat16()] if options.precision == "bfloat16" else []

@@ -74,7 +74,7 @@ def pool(request: Request) -> KernelCall | None:
     x = node.inputs[0]
     if x is None or not has_plannable_types(node) or len(node.outputs) > 1 or x.dtype not in _DTYPES[node.op]:
         return None
-    last = attribute(node, "layout") == "NHWC"
+    last = attribute(node, "layout") != "NCHW"  # batch-last, rows of the batch take the place of the channels
     spatial, results = (v.shape[1:-1] if last else v.shape[2:] for v in (x, node.output))
     windows = _windows(node, spatial, results)
     if windows is None:

@@ -1,0 +1,189 @@
+"""Images of a training step become batch-last: C, D1.., N, so that vectors go along the rows of the batch.
+
+Where weights are computed, as they are while a model learns, that layout needs no packing: a weight multiplies whole
+vectors of rows, whatever the number of channels. The pass begins at convolutions with computed weights and carries the
+layout on through what lies between them; transposes stay at the borders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from core.ir.graph import Attr, Graph, Node, Value
+from core.ops import registry
+from core.ops.conv import conv_pads
+from core.passes.base import PassResult, is_elementwise, shape_of
+from core.passes.edit import Editor
+from core.passes.gemm import exchanged, is_plain_product
+from core.passes.permutation import Perm
+
+_IMAGES = frozenset({"Conv", "ConvTranspose", "ConvWeightGradient"})
+_FEWEST_ROWS = 8  # of the batch: below, vectors along it would be mostly empty
+
+
+@dataclass(frozen=True)
+class BatchLast:
+    name: str = "batch_last"
+
+    def run(self, graph: Graph) -> PassResult:
+        editor = Editor(graph)
+        if any(node.op == "ConvWeightGradient" for node in graph.nodes):
+            walk = _Walk(editor)
+            for node in editor.nodes():
+                walk.convert(node)
+        return editor.finish()
+
+
+def last_perm(rank: int) -> Perm:
+    """From N, C, D1.. to C, D1.., N."""
+    return (*range(1, rank), 0)
+
+
+def first_perm(rank: int) -> Perm:
+    """From C, D1.., N to N, C, D1..."""
+    return (rank - 1, *range(rank - 1))
+
+
+@dataclass
+class _Walk:
+    """The state of one walk: `twins` maps a value to the same data batch-last."""
+
+    editor: Editor
+    twins: dict[Value, Value] = field(default_factory=dict)
+
+    def convert(self, node: Node) -> None:
+        x = node.inputs[0] if node.inputs else None
+        if node.op in _IMAGES:
+            if x is not None and _suits(self.editor, node, x):
+                _CONVERTERS[node.op](self, node)
+        elif any(value in self.twins for value in node.inputs if value is not None):
+            if node.op in _CONVERTERS:
+                _CONVERTERS[node.op](self, node)
+            elif is_elementwise(node):
+                _elementwise(self, node)
+
+    def last(self, value: Value, anchor: Node) -> Value:
+        """The batch-last form of a value, made by a transpose if need be."""
+        if value not in self.twins:
+            matrix = _rows_of_images(value)
+            turned = self._turned(anchor, value) if matrix is None else exchanged(self.editor, matrix)
+            attrs: dict[str, Attr] = {"shape": (*value.shape[1:], value.shape[0]), "allowzero": 1}
+            self.twins[value] = turned if matrix is None else self.editor.emit(anchor, "Reshape", turned, attrs=attrs)
+        return self.twins[value]
+
+    def _turned(self, anchor: Node, value: Value) -> Value:
+        return self.editor.emit(anchor, "Transpose", value, attrs={"perm": last_perm(len(value.shape))})
+
+    def replace(self, node: Node, result: Value) -> None:
+        """The output of `node` is `result`, which is batch-last."""
+        back = self.editor.emit(node, "Transpose", result, attrs={"perm": first_perm(len(result.shape))})
+        self.twins[back] = result
+        self.editor.replace(node.output, back)
+
+
+def _rows_of_images(value: Value) -> Node | None:
+    """The product whose rows are images, if that is where they come from: its transpose costs nothing."""
+    view = value.producer
+    if view is None or view.op != "Reshape" or len(view.inputs) != 1 or view.inputs[0] is None:
+        return None
+    node = view.inputs[0].producer
+    plain = node is not None and is_plain_product(node) and node.attrs.get("perm_y") is None
+    return node if plain and len(value.shape) > 2 and value.shape[0] == view.inputs[0].shape[0] else None
+
+
+def _suits(editor: Editor, node: Node, x: Value) -> bool:
+    """Whether a convolution of images [N, C, H, W] has computed weights and rows enough."""
+    shape = shape_of(x)
+    if shape is None or len(shape) != 4 or node.attrs.get("group", 1) != 1 or not x.tensor.is_static:
+        return False
+    rows = shape[0]
+    return isinstance(rows, int) and rows >= _FEWEST_ROWS and editor.array(node.inputs[1]) is None
+
+
+Converter = Callable[[_Walk, Node], None]
+_CONVERTERS: dict[str, Converter] = {}
+
+
+def _converts(*ops: str) -> Callable[[Converter], Converter]:
+    def add(converter: Converter) -> Converter:
+        _CONVERTERS.update(dict.fromkeys(ops, converter))
+        return converter
+
+    return add
+
+
+@_converts("Conv")
+def _convolution(walk: _Walk, node: Node) -> None:
+    """FusedConv takes what follows into its epilogue."""
+    x = node.inputs[0]
+    pads = conv_pads(registry.Infer(registry.get("Conv"), node, {}))
+    if x is None or pads is None:
+        return
+    attrs = {name: attr for name, attr in node.attrs.items() if name in ("strides", "dilations")}
+    attrs["pads"] = (*(before for before, _ in pads), *(after for _, after in pads))
+    images = walk.last(x, node)
+    walk.replace(node, walk.editor.emit(node, "FusedConv", images, *node.inputs[1:], attrs={**attrs, "layout": "CHWN"}))
+
+
+@_converts("ConvTranspose", "MaxPool")
+def _image(walk: _Walk, node: Node) -> None:
+    x = node.inputs[0]
+    if x is not None and len(node.outputs) == 1:
+        attrs: dict[str, Attr] = {**node.attrs, "layout": "CHWN"}
+        walk.replace(node, walk.editor.emit(node, node.op, walk.last(x, node), *node.inputs[1:], attrs=attrs))
+
+
+@_converts("MaxPoolGradient")
+def _images(walk: _Walk, node: Node) -> None:
+    inputs = [walk.last(value, node) for value in node.inputs if value is not None]
+    walk.replace(node, walk.editor.emit(node, node.op, *inputs, attrs={**node.attrs, "layout": "CHWN"}))
+
+
+@_converts("ConvWeightGradient")
+def _weight_gradient(walk: _Walk, node: Node) -> None:
+    inputs = [walk.last(value, node) for value in node.inputs if value is not None]
+    attrs: dict[str, Attr] = {**node.attrs, "layout": "CHWN"}
+    walk.editor.replace(node.output, walk.editor.emit(node, node.op, *inputs, attrs=attrs))
+
+
+@_converts("ReduceSum")
+def _sum(walk: _Walk, node: Node) -> None:
+    """Without kept dimensions the result has no layout: fine when the axes that stay keep their order."""
+    x, axes = node.inputs[0], node.attrs.get("axes")
+    if x is None or len(node.inputs) != 1 or not isinstance(axes, tuple) or node.attrs.get("keepdims", 1):
+        return
+    rank = len(x.shape)
+    moved = tuple(sorted((int(axis) % rank - 1) % rank for axis in axes))  # type: ignore[arg-type]
+    if rank - 1 in moved:  # rows are summed: what stays are channels and places, in their order
+        total = walk.editor.emit(node, "ReduceSum", walk.last(x, node), attrs={**node.attrs, "axes": moved})
+        walk.editor.replace(node.output, total)
+
+
+@_converts("Reshape", "Flatten")
+def _flatten(walk: _Walk, node: Node) -> None:
+    """Images as rows of a matrix and back: batch-last the matrix is [features, rows]."""
+    x, y = node.inputs[0], node.output
+    if x is None or len(node.inputs) != 1 or shape_of(x) is None or shape_of(y) is None:
+        return
+    if len(x.shape) < 2 or len(y.shape) < 2 or x.shape[0] != y.shape[0]:
+        return
+    shape = (*y.shape[1:], y.shape[0])
+    walk.replace(node, walk.editor.emit(node, "Reshape", walk.last(x, node), attrs={"shape": shape, "allowzero": 1}))
+
+
+def _elementwise(walk: _Walk, node: Node) -> None:
+    shape = shape_of(node.output)
+    if shape is None or len(node.outputs) > 1:
+        return
+    inputs = [_operand(walk, node, value, len(shape)) for value in node.inputs]
+    if all(new is not None or old is None for new, old in zip(inputs, node.inputs, strict=True)):
+        walk.replace(node, walk.editor.emit(node, node.op, *inputs, attrs=node.attrs))
+
+
+def _operand(walk: _Walk, node: Node, value: Value | None, rank: int) -> Value | None:
+    """An operand that broadcasts to the batch-last result, or None when that takes more than a transpose."""
+    shape = shape_of(value)
+    if value is None or shape is None or len(shape) not in (0, rank):
+        return None
+    return value if len(shape) == 0 else walk.last(value, node)

@@ -69,6 +69,8 @@ def configuration(servable: Servable) -> dict[str, Any]:
         "model_transaction_policy": {"decoupled": False},
         "parameters": {"batching": {"string_value": model.batch_reason}},
     }
+    if servable.cache is not None:
+        config["response_cache"] = {"enable": True}
     if model.batchable:
         config["dynamic_batching"] = _dynamic_batching(policy)
     return config

@@ -78,7 +78,9 @@ class LiveModel:
         """Follow a configuration from now on."""
         self.config, self.config_error = config, ""
         for servable in self.loaded.values():
-            servable.configure(config.policy, config.queue.max_queue_size, config.queue.max_queue_bytes)
+            queue = config.queue
+            cache = config.response_cache.max_bytes
+            servable.configure(config.policy, queue.max_queue_size, queue.max_queue_bytes, cache)
 
     @contextmanager
     def pin(self, version: int) -> Iterator[None]:

@@ -52,6 +52,14 @@ class QueuePolicy(_Section):
     )
 
 
+class ResponseCaching(_Section):
+    """Whether answers are kept for equal requests."""
+
+    max_bytes: int = Field(
+        default=0, ge=0, description="Bytes per version; 0 turns it off. Only for models that answer alike each time."
+    )
+
+
 class ModelConfig(_Section):
     """One model's configuration."""
 
@@ -64,6 +72,7 @@ class ModelConfig(_Section):
     )
     dynamic_batching: DynamicBatching = DynamicBatching()
     queue: QueuePolicy = QueuePolicy()
+    response_cache: ResponseCaching = ResponseCaching()
 
     @property
     def policy(self) -> BatchPolicy:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from server.backends.base import LoadedModel
 from server.batching.admission import Admission
 from server.batching.batcher import Batcher
-from server.batching.entry import Entry
+from server.batching.cache import ResponseCache, key_of
+from server.batching.entry import Entry, Outcome, State
 from server.batching.policy import BatchPolicy
 from server.batching.signature import Signature
 from server.scheduling.pool import WorkerPool
@@ -34,19 +36,46 @@ class Servable:
         self.stats = batcher.stats
         self.signature = Signature(model.inputs, model.outputs, model.batchable)
         self.wire: Codec | None = None  # made by the wire layer on first use
+        self.cache: ResponseCache | None = None
 
     def submit(self, entry: Entry) -> None:
-        """Queue a request; raises Overloaded or DeadlineExceeded at the door."""
-        self.batcher.submit(entry)
+        """Queue a request, or answer it soon from the cache; raises Overloaded or DeadlineExceeded at the door."""
+        if self.cache is None or not self._answer_from(self.cache, entry):
+            self.batcher.submit(entry)
 
     def cancel(self, entry: Entry) -> None:
         """The request's caller left."""
         self.batcher.cancel(entry)
 
-    def configure(self, policy: BatchPolicy, max_items: int | None = None, max_bytes: int | None = None) -> None:
-        """Batch and bound the queue as this says from now on; None: as the server's settings say."""
+    def configure(
+        self, policy: BatchPolicy, max_items: int | None = None, max_bytes: int | None = None, cache_bytes: int = 0
+    ) -> None:
+        """Batch, bound the queue and cache as this says from now on; None: as the server's settings say."""
         self.batcher.configure(policy)
         self.batcher.admission.limit(max_items, max_bytes)
+        if cache_bytes != (self.cache.max_bytes if self.cache is not None else 0):
+            self.cache = ResponseCache(cache_bytes) if cache_bytes else None
+
+    def _answer_from(self, cache: ResponseCache, entry: Entry) -> bool:
+        """Answer from the cache if it can; else see to it that the answer gets there."""
+        started = monotonic()
+        key = key_of(entry.inputs)
+        outputs = cache.get(key)
+        if outputs is None:
+            self.stats.cache_miss.add(monotonic() - started)
+            tell = entry.done
+
+            def done(outcome: Outcome) -> None:
+                if not isinstance(outcome, Exception):
+                    cache.put(key, outcome)
+                tell(outcome)
+
+            entry.done = done
+            return False
+        entry.state = State.RUNNING  # it is in no queue that it would have to be taken out of
+        asyncio.get_running_loop().call_soon(entry.finish, outputs)
+        self.stats.cache_hit.add(monotonic() - started)
+        return True
 
     @property
     def in_flight(self) -> int:

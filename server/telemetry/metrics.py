@@ -51,6 +51,12 @@ class Metrics:
         for name, text, value in _TRITON:
             yield from (f"# HELP {name} {text}", f"# TYPE {name} counter")
             yield from (f"{name}{_labels(page)} {value(page)}" for page in pages)
+        for name, text, hits in (
+            ("nv_cache_num_hits_per_model", "Requests answered from the cache", True),
+            ("nv_cache_num_misses_per_model", "Requests that were not in the cache", False),
+        ):
+            yield from (f"# HELP {name} {text}", f"# TYPE {name} counter")
+            yield from (f"{name}{_labels(p)} {(p.cache_hit if hits else p.cache_miss).count}" for p in pages)
         name = "nv_inference_request_failure"
         yield from (f"# HELP {name} Failed requests by reason", f"# TYPE {name} counter")
         for page in pages:

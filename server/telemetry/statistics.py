@@ -74,6 +74,8 @@ class Statistics:
     compute_input: Duration = field(default_factory=Duration)
     compute_infer: Duration = field(default_factory=Duration)
     compute_output: Duration = field(default_factory=Duration)
+    cache_hit: Duration = field(default_factory=Duration)
+    cache_miss: Duration = field(default_factory=Duration)
     batches: dict[int, BatchStat] = field(default_factory=dict)
     queue_times: Histogram = field(default_factory=Histogram)
     compute_times: Histogram = field(default_factory=Histogram)
@@ -116,18 +118,23 @@ class Statistics:
 
     def describe(self) -> dict[str, object]:
         """Return the wire's ``model_stats`` object."""
-        steps = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
+        steps = (
+            "success",
+            "fail",
+            "queue",
+            "compute_input",
+            "compute_infer",
+            "compute_output",
+            "cache_hit",
+            "cache_miss",
+        )
         return {
             "name": self.ref.name,
             "version": str(self.ref.version),
             "last_inference": self.last_inference_ms,
             "inference_count": self.inference_count,
             "execution_count": self.execution_count,
-            "inference_stats": {
-                **{step: getattr(self, step).describe() for step in steps},
-                "cache_hit": Duration().describe(),
-                "cache_miss": Duration().describe(),
-            },
+            "inference_stats": {step: getattr(self, step).describe() for step in steps},
             "batch_stats": [_batch(size, stat) for size, stat in sorted(self.batches.items())],
         }
 

@@ -1,0 +1,143 @@
+"""Equal requests are answered from the cache where it is on; unequal ones never are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+
+from server.access.authority import Authority
+from server.batching.cache import ResponseCache, key_of
+from server.batching.policy import BatchPolicy
+from server.dataplane import DataPlane
+from server.errors import Internal
+from server.scheduling.pool import WorkerPool
+from server.scheduling.servable import Servable, ServableFactory
+from server.settings import Settings
+from server.telemetry.statistics import StatsBook
+from server.types import InferRequest, ModelRef, Tensors
+from tests.server.data.fakes import FakeModel, FakeRegistry, doubler
+from tests.server.data.running import rows
+
+Ask = Callable[[np.ndarray], Awaitable[np.ndarray]]
+
+
+def play(model: FakeModel, scene: Callable[[Servable, Ask], Awaitable[None]], cache_bytes: int = 1 << 20) -> None:
+    async def run() -> None:
+        pool, registry = WorkerPool(1), FakeRegistry()
+        servable = ServableFactory(Settings(), pool, StatsBook()).make(ModelRef("m", 1), model)
+        servable.configure(BatchPolicy(), cache_bytes=cache_bytes)
+        registry.add(servable)
+        plane = DataPlane(registry, Authority("127.0.0.1"))
+
+        async def ask(x: np.ndarray) -> np.ndarray:
+            return (await plane.infer(InferRequest("m", {"x": x}))).outputs["y"]
+
+        try:
+            await scene(servable, ask)
+            await servable.batcher.drained()
+        finally:
+            pool.close()
+
+    asyncio.run(run())
+
+
+def test_an_equal_request_is_not_executed_again() -> None:
+    model = doubler()
+
+    async def scene(servable: Servable, ask: Ask) -> None:
+        for _ in range(3):
+            np.testing.assert_array_equal(await ask(rows(2)), rows(2) * 2)
+        np.testing.assert_array_equal(await ask(rows(2, start=1)), rows(2, start=1) * 2)
+        described = servable.stats.describe()["inference_stats"]
+        assert isinstance(described, dict)
+        assert (described["cache_hit"]["count"], described["cache_miss"]["count"]) == (2, 2)
+
+    play(model, scene)
+    assert model.batches == [2, 2]
+
+
+def test_without_a_configuration_nothing_is_cached() -> None:
+    model = doubler()
+
+    async def scene(servable: Servable, ask: Ask) -> None:
+        await ask(rows(1))
+        await ask(rows(1))
+
+    play(model, scene, cache_bytes=0)
+    assert model.batches == [1, 1]
+
+
+def test_failures_are_not_cached() -> None:
+    model = doubler()
+    sound = model.function
+
+    def fail(tensors: Tensors) -> Tensors:
+        raise RuntimeError
+
+    async def scene(servable: Servable, ask: Ask) -> None:
+        model.function = fail
+        with pytest.raises(Internal):
+            await ask(rows(1))
+        model.function = sound
+        np.testing.assert_array_equal(await ask(rows(1)), rows(1) * 2)
+
+    play(model, scene)
+
+
+def test_what_was_cached_does_not_change_with_the_batch_it_came_from() -> None:
+    async def scene(servable: Servable, ask: Ask) -> None:
+        answer = await ask(rows(1))
+        answer[:] = 99
+        np.testing.assert_array_equal(await ask(rows(1)), rows(1) * 2)
+
+    play(doubler(), scene)
+
+
+def test_a_caller_that_leaves_before_its_cached_answer_takes_nothing_along() -> None:
+    async def scene(servable: Servable, ask: Ask) -> None:
+        await ask(rows(1))
+        leaving = asyncio.ensure_future(ask(rows(1)))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        np.testing.assert_array_equal(await ask(rows(1)), rows(1) * 2)
+        assert servable.in_flight == 0
+
+    play(doubler(), scene)
+
+
+def test_the_bound_holds_and_the_longest_unused_go_first() -> None:
+    cache = ResponseCache(3 * (256 + 400))
+    outputs = {"y": np.zeros(100, np.float32)}
+    for key in (b"a", b"b", b"c"):
+        cache.put(key, outputs)
+    assert cache.get(b"a") is not None
+    cache.put(b"d", outputs)
+    assert [key for key in (b"a", b"b", b"c", b"d") if cache.get(key) is not None] == [b"a", b"c", b"d"]
+    cache.put(b"too large", {"y": np.zeros(10_000, np.float32)})
+    assert len(cache) == 3
+    assert cache.nbytes == 3 * (256 + 400)
+
+
+def test_keys_differ_wherever_requests_do() -> None:
+    x = np.arange(4, dtype=np.float32)
+    strings = np.array([b"ab", b"c"], object)
+    requests: list[Tensors] = [
+        {"x": x},
+        {"z": x},
+        {"x": x.reshape(2, 2)},
+        {"x": x.view(np.int32)},
+        {"x": x[::-1]},
+        {"x": np.array([0.0, 1, 2, -3], np.float32)},
+        {"x": x, "z": x},
+        {"x": np.zeros((0, 4), np.float32)},
+        {"x": np.zeros((0, 5), np.float32)},
+        {"x": strings},
+        {"x": np.array([b"a", b"bc"], object)},
+    ]
+    assert len({key_of(request) for request in requests}) == len(requests)
+    assert key_of({"x": x, "z": x + 1}) == key_of({"z": x + 1, "x": x.copy()})

@@ -37,6 +37,8 @@ from core.runtime.shapes import Binding
 from core.runtime.store import Store, open_store
 from core.tune import Record, choices, read_findings
 
+_BY_DEFINITION = "winograd=False: every product is computed by its definition"
+
 
 def compile(
     model: Graph | str | os.PathLike[str] | bytes,
@@ -48,6 +50,7 @@ def compile(
     cache_dir: str | os.PathLike[str] | None = None,
     tune: Literal["off", "default", "full"] | float = "default",
     record: str | os.PathLike[str] | None = None,
+    winograd: bool = True,
 ) -> Session:
     """A session that runs `model` (a graph, a path to an ONNX file, or its bytes).
 
@@ -57,12 +60,13 @@ def compile(
 
     `tune` bounds how long alternatives are timed, in seconds ("default": 1; "full": until all are); what is found is
     kept in the cache, too. `record` names an artifact whose choices go first: with "off", they alone count, and equal
-    models give equal code.
+    models give equal code. `winograd=False` computes every product by its definition: Winograd's convolution rounds
+    like one of larger numbers, which shows where results are much smaller than what they are sums of.
 
     ModelError when the model is not acceptable; UnsupportedError for a device or precision Lathe does not have.
     """
     findings = read_findings(Path(record)) if record is not None else None
-    options = make_options(device, precision, threads, max_batch, optimize, cache_dir, tune, findings)
+    options = make_options(device, precision, threads, max_batch, optimize, cache_dir, tune, findings, winograd)
     if isinstance(model, Graph):
         return unkept(model, options)
     data = model if isinstance(model, bytes) else Path(model).read_bytes()
@@ -177,7 +181,8 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     # 5. native code for every distinct kernel, from the cache where it has been made before
     objects = {name: compiled(spec) for name, spec in planned.specs.items()}
     # 6. constants in the layouts the kernels want
-    plan = replace(planned.plan, log=tuple(log_line(report) for report in reports if report.changed))
+    log = [*([] if options.winograd else [_BY_DEFINITION]), *(log_line(report) for report in reports if report.changed)]
+    plan = replace(planned.plan, log=tuple(log))
     states = {state.value.name: state.initial for state in graph.states}
     return Compiled(plan, objects, lambda: weight_chunks(planned), states, choose.used)
 

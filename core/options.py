@@ -25,6 +25,7 @@ class Options:
     optimize: bool = True
     cache_dir: str | None = None
     tune: float = 0.0  # seconds for measuring alternatives; infinity for all there are
+    winograd: bool = True  # whether products may be computed from fewer multiplications than their definition has
     findings: tuple[tuple[str, str], ...] = ()  # of an earlier tuning, to be used before any other: see core/tune.py
 
     @property
@@ -47,6 +48,7 @@ def make_options(
     cache_dir: str | os.PathLike[str] | None = None,
     tune: str | float = "off",
     findings: Mapping[str, str] | None = None,
+    winograd: bool = True,
 ) -> Options:
     """Checked options. UnsupportedError or ValueError says what is wrong."""
     if device != "cpu":
@@ -63,6 +65,7 @@ def make_options(
         optimize,
         os.fspath(cache_dir) if cache_dir is not None else None,
         seconds_of(tune),
+        winograd,
         tuple(sorted((findings or {}).items())),
     )
 

@@ -94,10 +94,12 @@ class Choices:
 
     findings: Mapping[str, str]
     batches: tuple[int, ...]
+    winograd: bool = True  # see Request
     used: Findings = field(default_factory=dict)
 
     def __call__(self, request: Request) -> KernelCall | None:
         """The kernel for a node, as `catalog.select` would answer."""
+        request = replace(request, winograd=self.winograd)
         problem = Problem(request, candidates(request), self.batches)
         chosen = problem.found(self.findings) if len(problem.calls) > 1 else None
         if chosen is not None:
@@ -116,19 +118,22 @@ def choices(graph: Graph, target: Target, options: Options, record: Record | Non
     findings = dict(options.findings)
     if options.tune:
         findings = {**(record.read() if record else {}), **findings}
-        new = tune(problems(graph, target, options.threads, batches), findings, options.tune, compiled)
+        todo = problems(graph, target, options.threads, batches, options.winograd)
+        new = tune(todo, findings, options.tune, compiled)
         if new and record:
             record.add(new)
         findings |= new
-    return Choices(findings, batches)
+    return Choices(findings, batches, options.winograd)
 
 
-def problems(graph: Graph, target: Target, threads: int, batches: tuple[int, ...]) -> list[Problem]:
+def problems(
+    graph: Graph, target: Target, threads: int, batches: tuple[int, ...], winograd: bool = True
+) -> list[Problem]:
     """The choices that a graph leaves, those with the most work first; none of too little work to be felt."""
     found: dict[str, Problem] = {}
     work: Counter[str] = Counter()
     for node in filter(_is_static, graph.nodes):
-        request = Request(node, graph.constants, target, threads)
+        request = Request(node, graph.constants, target, threads, winograd=winograd)
         problem = Problem(request, candidates(request), batches)
         if len(problem.calls) > 1 and problem.work <= _MOST_WORK and problem.nbytes <= _MOST_BYTES:
             found.setdefault(problem.key, problem)

@@ -142,6 +142,7 @@ class Request:
     target: Target
     threads: int = 1
     rank: int = 0  # for selectors with tiles to choose from: 0 is the one expected to be fastest, 1 the next, ...
+    winograd: bool = True  # whether fewer multiplications may be taken than the definition has
 
     def constant(self, index: int) -> Array | None:
         value = self.node.input(index)

@@ -135,7 +135,7 @@ def conv(request: Request) -> KernelCall | None:
     windows = windows_of(node)
     if weight is None or windows is None or not is_covered(node):
         return None
-    if is_depthwise(node, weight, windows) or is_winograd(node, weight, windows, request.target):
+    if is_depthwise(node, weight, windows) or is_winograd(request, weight, windows):
         return None
     if is_direct(node, weight):
         return None
@@ -218,17 +218,18 @@ def is_depthwise(node: Node, weight: Array, windows: tuple[Window, ...]) -> bool
     return len(windows) <= 2 and groups > 1 and weight.shape[:2] == (groups, 1)
 
 
-def is_winograd(node: Node, weight: Array, windows: tuple[Window, ...], target: Target) -> bool:
+def is_winograd(request: Request, weight: Array, windows: tuple[Window, ...]) -> bool:
     """Whether Winograd's algorithm wins (`core.kernels.catalog.winograd`): many tiles, whole vectors of channels.
 
     Its weights take two to four times the room, which very small images do not repay.
     """
+    node, target = request.node, request.target
     columns, channels = weight.shape[:2]
     shaped = all((w.kernel, w.stride, w.dilation) == (3, 1, 1) and w.count >= _WINOGRAD_SIZE for w in windows)
     whole = channels % target.lanes == 0 and columns % target.lanes == 0 and min(channels, columns) >= 32
     suits = len(windows) == 2 and shaped and whole and int(attribute(node, "group")) == 1
     narrow = _value(node, 0).dtype.is_integer or finish_of(node).deferred or finish_of(node).staged
-    return suits and is_covered(node) and target.lanes >= 8 and not narrow
+    return request.winograd and suits and is_covered(node) and target.lanes >= 8 and not narrow
 
 
 def is_direct(node: Node, weight: Array) -> bool:

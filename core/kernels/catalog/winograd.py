@@ -137,7 +137,7 @@ class WinogradSpec(KernelSpec):
 def winograd(request: Request) -> KernelCall | None:
     """For the convolutions that `core.kernels.catalog.conv.is_winograd` picks."""
     node, weight, windows = request.node, request.constant(1), windows_of(request.node)
-    if weight is None or windows is None or not is_winograd(node, weight, windows, request.target):
+    if weight is None or windows is None or not is_winograd(request, weight, windows):
         return None
     columns, channels = weight.shape[:2]
     batch, finish = node.output.shape[0], finish_of(node)

@@ -1,0 +1,58 @@
+"""`winograd=False`: every product by its definition, exact where results are small against what they are sums of."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import core
+from core.ir.build import Builder
+from core.ir.graph import Array, Graph
+from core.ir.types import DType, TensorType, symbol
+
+BORDER = 10  # inside a tile of Winograd's: its results at 11 do not depend on what lies left of here
+FAR = 1e4  # how much larger the values there are
+
+
+def convolution(weight: Array) -> Graph:
+    graph = Graph("convolution")
+    b = Builder(graph)
+    x = b.input("x", TensorType(DType.FLOAT32, (symbol("batch"), 32, 16, 16)))
+    graph.outputs = [b("Conv", x, b.constant(weight), pads=(1, 1, 1, 1))]
+    return graph
+
+
+@pytest.fixture
+def problem() -> tuple[Graph, Array, Array]:
+    """A convolution, an image with very different values left and right, and the exact result."""
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((32, 32, 3, 3)).astype(np.float32)
+    x = rng.standard_normal((2, 32, 16, 16)).astype(np.float32)
+    x[..., :BORDER] *= FAR
+    windows = np.lib.stride_tricks.sliding_window_view(
+        np.pad(x.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1))), (3, 3), (2, 3)
+    )
+    return convolution(weight), x, np.einsum("nihwjk,oijk->nohw", windows, weight)
+
+
+def error_of_near(session: core.Session, x: Array, exact: Array) -> float:
+    """The greatest error of results that only depend on the right part, against the largest of them."""
+    [y] = session.run({"x": x}).values()
+    return float(np.abs(y - exact)[..., BORDER + 1 :].max() / np.abs(exact[..., BORDER + 1 :]).max())
+
+
+def test_small_results_beside_large_ones_are_exact_without_winograd(problem: tuple[Graph, Array, Array]) -> None:
+    graph, x, exact = problem
+    fast, plain = (core.compile(graph, threads=1, winograd=choice) for choice in (True, False))
+    assert error_of_near(plain, x, exact) < 2e-6
+    assert error_of_near(fast, x, exact) > 1e-4  # tiles reach across the border
+
+
+def test_explain_says_so(problem: tuple[Graph, Array, Array]) -> None:
+    fast, plain = (core.compile(problem[0], threads=1, winograd=choice) for choice in (True, False))
+    for session in (fast, plain):
+        session.run({"x": problem[1]})
+    assert "winograd 4x4" in fast.explain()
+    assert "winograd=False" not in fast.explain()
+    assert "winograd 4x4" not in plain.explain()
+    assert "winograd=False: every product is computed by its definition" in plain.explain()

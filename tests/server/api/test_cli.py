@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -95,12 +96,44 @@ def test_run_and_bench(tmp_path: Path) -> None:
     assert output.count(" ms") == 4
 
 
+def test_a_compiled_file_runs_without_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LATHE_CACHE", str(tmp_path / "cache"))
+    path = str(tmp_path / "digits.lathe")
+    assert "digits.lathe: " in lathe("compile", GOOD, "-o", path, "--threads", "1", "--tune", "0.1")
+    monkeypatch.setattr("core.compiler.build", None)  # nothing compiles from here on
+    assert "[5, 10]" in lathe("run", path, "--batch", "5", "--threads", "1")
+    assert "float32[batch,1,8,8]" in lathe("inspect", path)
+    explained = lathe("inspect", path, "--explain", "--batch", "4")
+    assert "kernels (n = 4; one thread: " in explained
+    assert "rows/s" in lathe("bench", path, "--batch", "1", "--seconds", "0.05")
+
+
+def test_profile_shows_where_time_goes(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    output = lathe("profile", GOOD, "--batch", "1,16", "--threads", "1", "--top", "2", "--trace", str(trace))
+    for expected in ("batch 1, 1 threads", "batch 16, 1 threads", "GFLOP/s", "of peak", "steps"):
+        assert expected in output
+    for size in (1, 16):
+        events = json.loads((tmp_path / f"trace-{size}.json").read_text())["traceEvents"]
+        assert len(events) > 2 and all(event["dur"] > 0 for event in events)
+
+
+def test_a_record_repeats_a_compilation(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.lathe", tmp_path / "second.lathe"
+    lathe("compile", GOOD, "-o", str(first), "--threads", "1", "--tune", "0.5")
+    lathe("compile", GOOD, "-o", str(second), "--threads", "1", "--tune", "off", "--record", str(first))
+    assert first.read_bytes() == second.read_bytes()
+
+
 def test_what_is_wrong_is_told_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"no model")
     for command in ("run", "inspect", "bench"):
         output = lathe(command, str(tmp_path / "bad.onnx"), fails=True)
         assert "error: " in output
         assert "Traceback" not in output
+    (tmp_path / "bad.lathe").write_bytes(b"no model")
+    assert "bad.lathe is not a compiled model" in lathe("run", str(tmp_path / "bad.lathe"), fails=True)
+    assert "tune is 'much'" in lathe("compile", GOOD, "--tune", "much", fails=True)
     np.savez(tmp_path / "in.npz", wrong=np.zeros(3))
     assert "image" in lathe("run", GOOD, "--inputs", str(tmp_path / "in.npz"), fails=True)
     assert "expected numbers" in lathe("bench", GOOD, "--batches", "one", fails=True)

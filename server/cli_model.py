@@ -1,0 +1,244 @@
+"""Commands that work on a model in this process, without a server: compile, run, inspect, profile, bench."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from server.terminal import console, fail
+
+if TYPE_CHECKING:
+    from core import Profile, Session
+
+COMPILED = ".lathe"
+
+ModelFile = Annotated[
+    Path, typer.Argument(help="An ONNX file, or what `lathe compile` made.", exists=True, dir_okay=False, readable=True)
+]
+OnnxFile = Annotated[Path, typer.Argument(help="An ONNX file.", exists=True, dir_okay=False, readable=True)]
+Threads = Annotated[int | None, typer.Option(help="Threads of the compute team; all there are without it.", min=1)]
+Batches = Annotated[str, typer.Option("--batch", "--batches", help="Batch sizes, separated by commas.")]
+
+
+def compile(
+    model: OnnxFile,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write; MODEL.lathe.")] = None,
+    threads: Threads = None,
+    max_batch: Annotated[int, typer.Option(help="The batch size to choose kernels for.", min=1)] = 32,
+    precision: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    tune: Annotated[str, typer.Option(help="off, default, full, or seconds of measuring.")] = "default",
+    record: Annotated[Path | None, typer.Option(help="A compiled model whose kernels to choose.", exists=True)] = None,
+) -> None:
+    """Compile a model into one file, which runs on this kind of machine without compiling."""
+    import core
+    from core import compiler, options
+    from core.tune import read_findings
+
+    path = output or model.with_suffix(COMPILED)
+    started = time.perf_counter()
+    with model_errors(), console.status("compiling"):
+        findings = read_findings(record) if record else None
+        chosen = options.make_options("cpu", precision, threads, max_batch, True, None, tune, findings)
+        compiler.compile_to(path, core.load(model), chosen)
+    seconds, size = time.perf_counter() - started, path.stat().st_size
+    console.print(f"{path}: {size / 2**20:.1f} MiB in {seconds:.1f} s, for {chosen.threads} threads")
+
+
+def run(
+    model: ModelFile,
+    inputs: Annotated[Path | None, typer.Option(help="An .npz file with an array per input.", exists=True)] = None,
+    batch: Annotated[int, typer.Option(help="Rows of the random input that stands in for a file.", min=1)] = 1,
+    threads: Threads = None,
+) -> None:
+    """Run a model once; an ONNX file is compiled first."""
+    import numpy as np
+
+    with model_errors(), ready(model, threads, batch) as session:
+        feeds = dict(np.load(inputs, allow_pickle=False)) if inputs else random_feeds(session, batch)
+        started = time.perf_counter()
+        outputs = session.run(feeds)
+        elapsed = time.perf_counter() - started
+    table = Table("output", "dtype", "shape", "values")
+    for name, array in outputs.items():
+        values = np.array2string(np.ravel(array)[:8], precision=4, separator=", ")
+        table.add_row(name, str(array.dtype), str(list(array.shape)), values + (" ..." if array.size > 8 else ""))
+    console.print(table)
+    console.print(f"{elapsed * 1e3:.3f} ms")
+
+
+def inspect(
+    model: ModelFile,
+    explain: Annotated[bool, typer.Option("--explain", help="Say what runs each node, and where memory goes.")] = False,
+    batch: Annotated[int, typer.Option(help="Rows to count the work of.", min=1)] = 1,
+) -> None:
+    """Say what a model takes, gives, and is made of."""
+    with model_errors():
+        if model.suffix == COMPILED:
+            _inspect_compiled(model)
+        else:
+            _inspect_onnx(model)
+        if explain:
+            with ready(model, None, 32) as session:
+                session.run(random_feeds(session, batch))  # a model compiled per shape has nothing to say before
+                console.print(session.explain(batch), soft_wrap=True)
+
+
+def profile(
+    model: ModelFile,
+    batches: Batches = "1",
+    threads: Threads = None,
+    top: Annotated[int, typer.Option(help="Steps to show, the slowest first.", min=1)] = 15,
+    runs: Annotated[int, typer.Option(help="Runs to take the median of.", min=1)] = 10,
+    trace: Annotated[Path | None, typer.Option(help="Also write a file for chrome://tracing or Perfetto.")] = None,
+) -> None:
+    """Say where a model's time goes, and how close each step is to the machine's peak."""
+    sizes = batch_sizes(batches)
+    with model_errors(), ready(model, threads, max(sizes)) as session:
+        for size in sizes:
+            measured = session.profile(random_feeds(session, size), runs)
+            console.print(_profile_table(measured, size, top))
+            if trace is not None:
+                path = trace if len(sizes) == 1 else trace.with_stem(f"{trace.stem}-{size}")
+                measured.chrome_trace(path)
+                console.print(f"trace: {path}")
+
+
+def bench(
+    model: ModelFile,
+    batches: Batches = "1,8,32",
+    seconds: Annotated[float, typer.Option(help="Time per batch size.", min=0.01)] = 1.0,
+    threads: Threads = None,
+) -> None:
+    """Time a model in this process."""
+    sizes = batch_sizes(batches)
+    table = Table("batch", "median", "p99", "rows/s")
+    with model_errors(), ready(model, threads, max(sizes)) as session:
+        for size in sizes:
+            times = _times(session, size, seconds)
+            median = statistics.median(times)
+            p99 = sorted(times)[int(len(times) * 0.99)]
+            table.add_row(str(size), f"{median * 1e3:.3f} ms", f"{p99 * 1e3:.3f} ms", f"{size / median:,.0f}")
+    console.print(table)
+
+
+def _inspect_onnx(model: Path) -> None:
+    import core
+
+    graph = core.load(model)
+    console.print(_signature([(v.name, v.type) for v in graph.inputs], [(v.name, v.type) for v in graph.outputs]))
+    counts = Counter(node.op for node in graph.nodes)
+    console.print(", ".join(f"{op} x{count}" for op, count in counts.most_common()))
+
+
+def _inspect_compiled(model: Path) -> None:
+    import core
+
+    with core.load_compiled(model) as session:
+        console.print(_signature(session.inputs.items(), session.outputs.items()))
+        console.print(f"batching: {session.batching.reason}")
+        if session.memory is not None:
+            console.print(f"memory: {session.memory}")
+
+
+def _signature(inputs: Any, outputs: Any) -> Table:
+    table = Table("", "name", "type")
+    for side, values in (("input", inputs), ("output", outputs)):
+        for name, type_ in values:
+            table.add_row(side, name, str(type_))
+    return table
+
+
+def _profile_table(measured: Profile, batch: int, top: int) -> Table:
+    title = f"batch {batch}, {measured.threads} threads, {measured.runs} runs"
+    table = Table(title=title, title_justify="left", show_footer=True)
+    total = f"{measured.total / 1e3:.1f}"
+    for name, footer in (
+        ("us", total),
+        ("share", ""),
+        ("GFLOP/s", ""),
+        ("GB/s", ""),
+        ("of peak", f"{measured.roofline:.0%}"),
+    ):
+        table.add_column(name, footer, justify="right")
+    table.add_column("node", f"{len(measured.nodes)} steps", overflow="fold")
+    table.add_column("kernel", overflow="fold")
+    for node in measured.top(top):
+        table.add_row(
+            f"{node.nanoseconds / 1e3:.1f}", f"{measured.share(node):.1%}", f"{node.gflops:.1f}",
+            f"{node.gigabytes:.1f}", f"{node.roofline:.0%}", f"{node.op} {node.label}", node.kernel,
+        )  # fmt: skip
+    return table
+
+
+def batch_sizes(text: str) -> list[int]:
+    """The numbers in a list separated by commas."""
+    try:
+        sizes = [int(size) for size in text.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"batches {text!r}: expected numbers separated by commas") from error
+    if min(sizes) < 1:
+        raise typer.BadParameter(f"batches {text!r}: expected numbers from 1 on")
+    return sizes
+
+
+def _times(session: Session, size: int, seconds: float) -> list[float]:
+    feeds = random_feeds(session, size)
+    session.run(feeds)
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while not times or time.perf_counter() < end:
+        started = time.perf_counter()
+        session.run(feeds)
+        times.append(time.perf_counter() - started)
+    return times
+
+
+def random_feeds(session: Session, rows: int) -> dict[str, Any]:
+    """Return inputs between 0 and 1 (0 and 8 for integers); the batch axis has ``rows``, other free axes 1."""
+    import numpy as np
+
+    from core.ir.types import TensorType
+
+    random = np.random.default_rng(0)
+    feeds: dict[str, Any] = {}
+    for name, type_ in session.inputs.items():
+        if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype.numpy.kind == "O":
+            raise fail(f"input {name!r} is {type_}: give it with --inputs")
+        sizes = dict.fromkeys(type_.symbols, 1) | {session.batching.symbol or "": rows}
+        shape, dtype = type_.evaluate(sizes), type_.dtype.numpy
+        values = random.integers(0, 9, shape) if dtype.kind in "iub" else random.random(shape)
+        feeds[name] = values.astype(dtype)
+    return feeds
+
+
+@contextmanager
+def ready(model: Path, threads: int | None, max_batch: int) -> Iterator[Session]:
+    """A session of a compiled file as it is, or of an ONNX file, compiled (or from the cache)."""
+    import core
+
+    if model.suffix == COMPILED:
+        session = core.load_compiled(model, threads=threads)
+    else:
+        with console.status("compiling"):
+            session = core.compile(model, threads=threads, max_batch=max(32, max_batch))
+    with session:
+        yield session
+
+
+@contextmanager
+def model_errors() -> Iterator[None]:
+    """Turn what the compiler refuses into one line and an exit status."""
+    from core.errors import LatheError
+
+    try:
+        yield
+    except (LatheError, ValueError) as error:
+        raise fail(str(error)) from error

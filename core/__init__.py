@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from core import errors
 
 if TYPE_CHECKING:
+    from core.autodiff import gradients
     from core.compiler import compile, load_compiled
     from core.custom import register_op
     from core.frontends.export import export
@@ -27,14 +28,15 @@ if TYPE_CHECKING:
     from core.runtime.session import BatchInfo, Session
 
 __all__ = [
-    "BatchInfo", "Graph", "Profile", "Session", "compile", "errors", "export", "interpret", "load", "load_compiled",
-    "register_op",
+    "BatchInfo", "Graph", "Profile", "Session", "compile", "errors", "export", "gradients", "interpret", "load",
+    "load_compiled", "register_op",
 ]  # fmt: skip
 
 _HOMES = {
     "compile": "core.compiler",
     "load_compiled": "core.compiler",
     "export": "core.frontends.export",
+    "gradients": "core.autodiff",
     "load": "core.frontends.onnx",
     "interpret": "core.reference",
     "register_op": "core.custom",

@@ -84,6 +84,11 @@ def _recurrent(w: Writer, node: Node) -> Sequence[Value]:
     return w.emit_many(str(node.attrs["cell"]), inputs, len(node.outputs), **own)
 
 
+@_unfolds("StopGradient")
+def _stop_gradient(w: Writer, node: Node) -> Sequence[Value]:
+    return [w.emit("Identity", node.inputs[0])]
+
+
 @_unfolds("MaxPoolGradient")
 def _max_pool_gradient(w: Writer, node: Node) -> Sequence[Value]:
     """MaxPool tells where the greatest elements are: there the gradient is added up."""

@@ -409,6 +409,14 @@ class Identity(OpDef):
         return [1.0]
 
 
+@register
+class StopGradient(Identity):
+    """Passes a value on, and is a constant to those who differentiate."""
+
+    domain = "lathe"
+    zero_gradient = "it says so"
+
+
 def dims_equal(x: Dim, y: Dim) -> bool:
     """Whether two dimensions are equal; TypeError when that depends on their symbols."""
     difference = x - y

@@ -67,9 +67,28 @@ def _body(editor: Editor, product: Node, reader: Node) -> Body:
     extras = [value for value in product.inputs[_FIRST_EXTRA[product.op] :] if value is not None]
     given = [body.input(value, value.dtype) for value in extras]
     body.inner[product.output] = body.inline(old, [element, *given])[0] if isinstance(old, Graph) else element
+    for value in reader.inputs:
+        for node in _widening(editor, value, reader):
+            body.add(node)
     body.add(reader)
     body.graph.outputs = [body.inner[reader.output]]
     return body
+
+
+def _widening(editor: Editor, value: Value | None, reader: Node) -> list[Node]:
+    """The elementwise nodes, in order, that only make `value` for `reader` from the narrowest value of its shape: what
+    takes less room in memory is read and widened in the epilogue, too."""
+    nodes: list[Node] = []
+    best, narrowest = 0, value.dtype.itemsize if value is not None else 0
+    while value is not None and (node := value.producer) is not None and editor.only_reader(value) is reader:
+        sources = [x for x in node.inputs if x is not None and ((array := editor.array(x)) is None or array.size != 1)]
+        if not is_elementwise(node) or len(sources) != 1 or shape_of(sources[0]) != shape_of(value):
+            break
+        nodes.append(node)
+        value, reader = sources[0], node
+        if value.dtype.itemsize < narrowest:
+            best, narrowest = len(nodes), value.dtype.itemsize
+    return nodes[:best][::-1]
 
 
 def _affordable(product: Node, extras: list[Value]) -> bool:

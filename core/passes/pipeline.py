@@ -25,6 +25,7 @@ from core.passes.inline_if import InlineIf
 from core.passes.layout import ChannelsLast
 from core.passes.pooled_conv import PoolConvolutions
 from core.passes.precision import ToBFloat16
+from core.passes.quantized import Quantized
 from core.passes.recompose import Recompose
 from core.passes.recurrent import SplitRecurrent
 from core.passes.simplify import Simplify
@@ -35,11 +36,13 @@ from core.passes.transposes import Transposes
 @dataclass(frozen=True)
 class Options:
     """`channels_last`: whether images are laid out N, D1.., C. `fold_limit_bytes`: see `FoldConstants`. `precision`:
-    the type of what products multiply, "float32" or "bfloat16"."""
+    the type of what products multiply, "float32" or "bfloat16". `integers`: whether the target multiplies bytes faster
+    than floats, so that products of quantized numbers are worth integer kernels."""
 
     channels_last: bool = True
     fold_limit_bytes: int = 1 << 26
     precision: str = "float32"
+    integers: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,8 @@ def passes(options: Options) -> list[Pass]:
     fusion: list[Pass] = [FuseEpilogue(), FuseElementwise(), FuseEpilogue(), FuseAttention(), PoolConvolutions()]
     narrow: list[Pass] = [ToBFloat16()] if options.precision == "bfloat16" else []
     bodies = OptimizeBodies(lambda body: _counted(optimize(body, options)))
-    return [*clean, *canonical, *algebra, *products, *images, *clean, *fusion, *narrow, bodies]
+    whole: list[Pass] = [Quantized(options.integers)]
+    return [*whole, *clean, *canonical, *algebra, *products, *images, *clean, *fusion, *narrow, bodies]
 
 
 def optimize(graph: Graph, options: Options = Options()) -> tuple[Graph, list[PassReport]]:

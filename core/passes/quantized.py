@@ -144,6 +144,7 @@ def _multiply(editor: Editor, node: Node) -> None:
         return
     integers, scale = weight
     x, zero = _unsigned(editor, node, left)
+    x, integers = _whole_words(editor, node, x, integers)
     zero_value, right = editor.constant(zero, "zero"), editor.constant(integers, "weight")
     op = "ConvInteger" if node.op == "Conv" else "MatMulInteger"
     attrs = node.attrs if node.op == "Conv" else {}
@@ -153,6 +154,17 @@ def _multiply(editor: Editor, node: Node) -> None:
     factor = left.scale.reshape(()) * scale * alpha
     y = editor.emit(node, "Mul", y, editor.constant(_per_channel(node, factor), "scale"))
     editor.replace(node.output, _with_bias(editor, node, y))
+
+
+def _whole_words(editor: Editor, node: Node, x: Value, weight: Array) -> tuple[Value, Array]:
+    """Operands with zeros added to the depth, so that it is a multiple of four."""
+    x_axis, axis = (1, 1) if node.op == "Conv" else (len(x.shape) - 1, 0)
+    missing = -weight.shape[axis] % _QUAD
+    if missing == 0:
+        return x, weight
+    widths = [(0, missing if at == axis else 0) for at in range(weight.ndim)]
+    padded = editor.emit(node, "Pad", x, attrs={"pads": (0, missing), "axes": (x_axis,)})
+    return padded, np.pad(weight, widths)
 
 
 def _with_bias(editor: Editor, node: Node, y: Value) -> Value:
@@ -188,7 +200,9 @@ def _weight(editor: Editor, node: Node) -> tuple[Array, Array] | None:
     channel, depth = (0, 1) if node.op == "Conv" else (1, 0)
     if node.op != "Conv" and array.ndim != 2:
         return None
-    if array.shape[depth] % _QUAD or (scale.size > 1 and axis != channel):
+    if scale.size > 1 and axis != channel:
+        return None
+    if array.shape[depth] % _QUAD and (node.op == "Conv" and node.attrs.get("group", 1) != 1):
         return None
     return array, scale if scale.size > 1 else scale.reshape(())
 

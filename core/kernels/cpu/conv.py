@@ -9,7 +9,7 @@ from core.codegen.registers import Pointer
 from core.ir.types import DType
 from core.kernels.catalog.conv import ConvSpec, table_lanes
 from core.kernels.catalog.panels import packed_size, stage_bytes
-from core.kernels.catalog.words import total_dtype, word_dtype
+from core.kernels.catalog.words import WORD_BYTES, total_dtype, word_dtype
 from core.kernels.cpu.microkernel import AHEAD, Grid, accumulate, ahead_of, each_panel, each_tile, zeros
 from core.kernels.cpu.nest import offsets_of
 from core.kernels.cpu.results import Results
@@ -55,7 +55,7 @@ class _Conv:
         """Rows for gathered windows; or the table of runs, and behind it what runs outside the image point at."""
         k, spec = self.kernel, self.spec
         if spec.gathers:
-            self.rows = k.scratch(index, spec.tile.rows * spec.row_elements * F32.itemsize, F32)
+            self.rows = k.scratch(index, spec.tile.rows * spec.row_elements * WORD_BYTES, self.word)
             return
         entries = spec.runs * self.entries
         room = -(-spec.run // self.lanes) * self.lanes
@@ -146,10 +146,11 @@ class _Conv:
         with k.loop(0, len(grid)) as r:
             self._gather_window(place.image, self.rows.at(r * spec.row_elements), pixel + r)
         sources = [self.rows.at(r * spec.row_elements) for r in range(len(grid))]
-        return accumulate(k, grid, sources, 1, place.weights, len(grid[0]) * self.lanes, spec.depth)
+        width = len(grid[0]) * self.lanes
+        return accumulate(k, grid, sources, 1, place.weights, width, spec.depth, element=spec.element)
 
     def _gather_window(self, image: Pointer, row: Pointer, pixel: Val) -> None:
-        """Copy one window, run by run; what lies outside the image becomes zero."""
+        """Copy one window, run by run; what lies outside the image is filled."""
         k, spec = self.kernel, self.spec
         batch, *places = k.unravel(pixel, [0, *(w.count for w in spec.windows)])
         *outer, last = [place * w.stride - w.before for place, w in zip(places, spec.windows, strict=True)]
@@ -168,12 +169,14 @@ class _Conv:
             self._copy_run(source, row.at(run * spec.row), first, end)
 
     def _copy_run(self, source: Pointer, target: Pointer, first: Val, end: Val) -> None:
-        """Elements `first` to `end` of a run, zeros around them. Writes whole vectors: the next run covers the rest."""
+        """Words `first` to `end` of a run, and what fills it up. Writes whole vectors: the next run covers the rest."""
         k, lanes = self.kernel, self.lanes
+        fill = k.constant(self.spec.fill, self.word, lanes)
         for at in range(0, self.spec.row, lanes):
             count = min(lanes, self.spec.row - at)
             if self.spec.padded:
                 mask = k.lane_mask(end - at, lanes) & ~k.lane_mask(first - at, lanes)
             else:
                 mask = k.lane_mask(count, lanes)
-            target.store(source.load(at, lanes, mask), at)
+            value = source.load(at, lanes, mask)
+            target.store(k.ops.select(mask, value, fill) if self.spec.fill else value, at)

@@ -1,0 +1,202 @@
+"""Quantized graphs: what becomes integer kernels, and that results stay within one quantum of ONNX's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import core
+from core.ir.build import Builder
+from core.ir.dim import symbol
+from core.ir.graph import Array, Graph, Value
+from core.ir.types import DType, TensorType
+from core.passes.pipeline import Options, optimize
+from core.reference import interpret
+from tests.core.passes.case_files import operators
+
+F32 = DType.FLOAT32
+RNG = np.random.default_rng(0)
+N = symbol("n")
+
+
+def network(write: Callable[[Builder, Value], Value], *shape: int, dtype: DType = F32) -> Graph:
+    b = Builder(Graph("net"))
+    x = b.input("x", TensorType(dtype, (N, *shape)))
+    b.graph.outputs = [write(b, x)]
+    return b.graph
+
+
+def scalar(b: Builder, value: Any, dtype: Any) -> Value:
+    return b.constant(np.array(value, dtype))
+
+
+def quantized(b: Builder, x: Value, scale: float, zero: int, dtype: Any = np.uint8) -> Value:
+    return b("QuantizeLinear", x, scalar(b, scale, np.float32), scalar(b, zero, dtype))
+
+
+def pair(b: Builder, x: Value, scale: float = 0.05, zero: int = 120, dtype: Any = np.uint8) -> Value:
+    """Quantized and back."""
+    y = quantized(b, x, scale, zero, dtype)
+    return b("DequantizeLinear", y, scalar(b, scale, np.float32), scalar(b, zero, dtype))
+
+
+def weight(b: Builder, *shape: int, axis: int | None = None, dtype: Any = np.int8) -> Value:
+    """A weight around zero, with a scale for each index of an axis or one for all."""
+    middle = 0 if dtype is np.int8 else 128
+    whole = RNG.integers(-100, 101, shape) + middle
+    count = () if axis is None else (shape[axis],)
+    scale = b.constant(RNG.uniform(0.01, 0.02, count).astype(np.float32))
+    zero = b.constant(np.full(count, middle, dtype))
+    return b("DequantizeLinear", b.constant(whole.astype(dtype)), scale, zero, axis=axis or 0)
+
+
+def floats(*shape: int) -> Array:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def check(graph: Graph, x: Array, quantum: float, kernels: str = "uint8") -> str:
+    """Compile, run, compare with the reference of the graph as it was written; most results are the same."""
+    session = core.compile(graph, threads=1)
+    text = session.explain()
+    assert " 0 on the reference" in text, text
+    assert kernels in text
+    (want,) = interpret(graph, {"x": x}).values()
+    (got,) = session.run({"x": x}).values()
+    assert got.dtype == want.dtype and got.shape == want.shape
+    apart = np.abs(got.astype(np.float64) - want.astype(np.float64))
+    assert apart.max() <= quantum * 1.001 + 1e-5 * np.abs(want.astype(np.float64)).max()
+    assert (apart > quantum / 2).mean() < 0.02
+    return text
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+@pytest.mark.parametrize("axis", [None, 1])
+def test_products(dtype: Any, axis: int | None) -> None:
+    def write(b: Builder, x: Value) -> Value:
+        zero = 120 if dtype is np.uint8 else -7
+        y = b("MatMul", pair(b, x, 0.05, zero, dtype), weight(b, 24, 20, axis=axis))
+        return quantized(b, b("Relu", b("Add", y, b.constant(floats(20)))), 0.1, 3, dtype)
+
+    check(network(write, 24), floats(9, 24) * 3, quantum=1)
+
+
+@pytest.mark.parametrize("depth", [3, 16, 30])
+def test_gemm_with_swapped_weights_and_any_depth(depth: int) -> None:
+    def write(b: Builder, x: Value) -> Value:
+        y = b("Gemm", pair(b, x), weight(b, 11, depth, axis=0), b.constant(floats(11)), transB=1, alpha=0.5, beta=2.0)
+        return pair(b, y, 0.1)
+
+    check(network(write, depth), floats(5, depth), quantum=0.1)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+@pytest.mark.parametrize(
+    ("channels", "kernel", "attrs"),
+    [
+        (3, (7, 7), {"strides": (2, 2), "pads": (3, 3, 3, 3)}),
+        (8, (3, 3), {"pads": (1, 1, 1, 1)}),
+        (8, (1, 1), {}),
+        (16, (3, 2), {"group": 2, "auto_pad": "SAME_UPPER"}),
+        (6, (3, 3), {"group": 6, "pads": (1, 1, 1, 1)}),
+    ],
+)
+def test_convolutions(dtype: Any, channels: int, kernel: tuple[int, int], attrs: dict[str, Any]) -> None:
+    def write(b: Builder, x: Value) -> Value:
+        w = weight(b, 12, channels // attrs.get("group", 1), *kernel, axis=0)
+        bias = b(
+            "DequantizeLinear",
+            b.constant(RNG.integers(-900, 900, 12, np.int32)),
+            b.constant(np.full(12, 1e-3, np.float32)),
+            axis=0,
+        )
+        return quantized(b, b("Conv", pair(b, x, dtype=dtype, zero=17), w, bias, **attrs), 0.1, 9, dtype)
+
+    few = attrs.get("group") == channels  # channels of a group: too few for words
+    made = "gemm uint8" if kernel == (1, 1) else "conv 3x3" if few else "conv uint8"
+    check(network(write, channels, 13, 12), floats(2, channels, 13, 12), 1, made)
+
+
+def test_unsigned_weights_around_the_middle_become_signed() -> None:
+    graph = network(lambda b, x: b("MatMul", pair(b, x), weight(b, 8, 6, dtype=np.uint8)), 8)
+    check(graph, floats(4, 8), quantum=1e-4)
+
+
+def test_a_residual_block_stays_in_bytes() -> None:
+    def write(b: Builder, x: Value) -> Value:
+        x = pair(b, x)
+        inner = pair(b, b("Relu", b("Conv", x, weight(b, 8, 8, 3, 3, axis=0), pads=(1,) * 4)), 0.1, 0)
+        outer = pair(b, b("Conv", inner, weight(b, 8, 8, 1, 1, axis=0)), 0.2, 128)
+        joined = pair(b, b("Relu", b("Add", outer, x)), 0.2, 0)
+        return pair(b, b("MaxPool", joined, kernel_shape=(2, 2), strides=(2, 2)), 0.2, 0)
+
+    graph = network(write, 8, 10, 10)
+    rewritten, _ = optimize(graph)
+    made = [str(node.output.dtype) for node in rewritten.nodes if node.op in ("FusedConv", "MaxPool")]
+    assert made == ["uint8", "uint8", "uint8"]
+    check(graph, floats(2, 8, 10, 10), quantum=0.2)
+
+
+def test_quantizing_operators_are_spelled_out() -> None:
+    def write(b: Builder, x: Value) -> Value:
+        q = quantized(b, x, 0.05, 100)
+        w, scale = b.constant(RNG.integers(-9, 9, (4, 8, 3, 3), np.int8)), scalar(b, 0.1, np.float32)
+        args = (q, scalar(b, 0.05, np.float32), scalar(b, 100, np.uint8), w, b.constant(np.full(4, 0.02, np.float32)))
+        bias = b.constant(RNG.integers(-99, 99, 4, np.int32))
+        y = b("QLinearConv", *args, b.constant(np.zeros(4, np.int8)), scale, scalar(b, 50, np.uint8), bias)
+        v = b("Transpose", y, perm=(0, 2, 3, 1))
+        m = b.constant(RNG.integers(-9, 9, (4, 6), np.int8))
+        more = (m, scalar(b, 0.03, np.float32), scalar(b, 0, np.int8), scale, scalar(b, 7, np.uint8))
+        return b("QLinearMatMul", v, scale, scalar(b, 50, np.uint8), *more)
+
+    check(network(write, 8, 6, 6), floats(2, 8, 6, 6), quantum=1)
+
+
+@pytest.mark.parametrize("dtype", [DType.UINT8, DType.INT8])
+def test_integer_products_are_exact(dtype: DType) -> None:
+    x = RNG.integers(0, 256, (7, 20)).astype(np.uint8).view(dtype.numpy)
+    zero = np.array(99, dtype.numpy)
+    w = RNG.integers(0, 100, (20, 9)).astype(np.uint8)
+
+    def write(b: Builder, value: Value) -> Value:
+        return b("MatMulInteger", value, b.constant(w), b.constant(zero), scalar(b, 60, np.uint8))
+
+    check(network(write, 20, dtype=dtype), x, quantum=0)
+
+
+def test_dynamic_quantization_takes_off_a_computed_zero_point() -> None:
+    def write(b: Builder, x: Value) -> Value:
+        low, high = b("ReduceMin", x, keepdims=0), b("ReduceMax", x, keepdims=0)
+        scale = b("Div", b("Sub", high, low), scalar(b, 255, np.float32))
+        zero = b("Cast", b("Round", b("Div", b("Neg", low), scale)), to=DType.UINT8.onnx_code)
+        q = b("QuantizeLinear", x, scale, zero)
+        total = b("MatMulInteger", q, b.constant(RNG.integers(-99, 99, (16, 12), np.int8)), zero)
+        return b("Mul", b("Cast", total, to=F32.onnx_code), b("Mul", scale, scalar(b, 0.01, np.float32)))
+
+    graph = network(write, 16)
+    rewritten, _ = optimize(graph)
+    assert operators(rewritten)["FusedMatMul"] == 1 and "MatMulInteger" not in operators(rewritten)
+    check(graph, floats(5, 16), quantum=1e-4)
+
+
+def test_without_byte_products_the_same_graph_runs_in_floats() -> None:
+    def write(b: Builder, x: Value) -> Value:
+        return pair(b, b("MatMul", pair(b, x), weight(b, 8, 6, axis=1)), 0.1)
+
+    graph, x = network(write, 8), {"x": floats(4, 8)}
+    rewritten, _ = optimize(graph, Options(integers=False))
+    (product,) = (node for node in rewritten.nodes if node.op == "FusedMatMul")
+    assert {str(value.dtype) for value in product.inputs[:2] if value} == {"float32"}
+    for name, want in interpret(graph, x).items():
+        assert np.abs(interpret(rewritten, x)[name] - want).max() <= 0.1001
+
+
+def test_per_channel_conversions_of_activations_are_elementwise() -> None:
+    def write(b: Builder, x: Value) -> Value:
+        scale = b.constant(np.array([0.1, 0.2, 0.3], np.float32))
+        zero = b.constant(np.array([1, 2, 3], np.uint8))
+        return b("DequantizeLinear", b("QuantizeLinear", b("Exp", x), scale, zero, axis=1), scale, zero, axis=1)
+
+    check(network(write, 3, 5), floats(4, 3, 5), quantum=0.3, kernels="elementwise")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class LatheError(Exception):
     """Base of all errors that a user of Lathe can cause or act upon."""
@@ -10,13 +12,15 @@ class LatheError(Exception):
 class ModelError(LatheError):
     """A model that cannot be accepted: malformed, ill-typed or using something unsupported.
 
-    `where` names the place (node, operator, opset or value) so that the author of the model can find it.
+    `where` names the place (node, operator, opset or value) so that the author of the model can find it; `notes` are
+    lines below that, such as what the node was given and where that came from.
     """
 
-    def __init__(self, message: str, *, where: str = "") -> None:
-        super().__init__(f"{where}: {message}" if where else message)
+    def __init__(self, message: str, *, where: str = "", notes: Sequence[str] = ()) -> None:
+        super().__init__("\n".join([f"{where}: {message}" if where else message, *notes]))
         self.where = where
         self.reason = message
+        self.notes = tuple(notes)
 
 
 class UnsupportedError(ModelError):

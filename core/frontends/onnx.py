@@ -19,6 +19,7 @@ from core.errors import ModelError, UnsupportedError
 from core.frontends import contrib, ml, opsets  # noqa: F401  (ml adds adapters to opsets)
 from core.frontends.attributes import attribute_value, check_kinds, check_known
 from core.frontends.declared import agree, value_type
+from core.frontends.diagnosis import diagnosed, history, suggestion
 from core.frontends.external import ExternalFiles
 from core.frontends.functions import MAX_CALL_DEPTH, Unfolding, check_attributes, standard_body
 from core.frontends.opsets import OnnxNode
@@ -141,9 +142,9 @@ class _Importer:
         if info.type.WhichOneof("value") is not None:
             declared = value_type(info.type, self.session.symbols, info.name)
             if not agree(value.type, declared) and not _is_misdeclared(value.type, declared, frame):
-                raise ModelError(
-                    f"is declared {declared}, its nodes make it {value.type}", where=f"output '{info.name}'"
-                )
+                message = f"is declared {declared}, its nodes make it {value.type}"
+                notes = [f"  {line}" for line in history(value, frame.emitter)]
+                raise ModelError(message, where=f"output '{info.name}'", notes=notes)
             _fill_in(value, declared)
         return value
 
@@ -180,18 +181,18 @@ class _Importer:
         body = standard_body(proto, frame.opsets, inputs, attrs) if domain in STANDARD_DOMAINS else None
         if body is None:
             place = f"domain '{domain or 'ai.onnx'}', opset {version}"
-            raise UnsupportedError(f"operator {proto.op_type} of {place} is not implemented", where=where)
+            advice = suggestion(proto.op_type, domain)
+            raise UnsupportedError(f"operator {proto.op_type} of {place} is not implemented; {advice}", where=where)
         self.session.count_nodes(self.unfolding.size(body.node))
         self._call(body, proto, inputs, attrs, frame)
 
     def _emit(self, node: OnnxNode, frame: Frame) -> None:
         wanted, node.outputs = node.outputs, [frame.value_name(name) for name in node.outputs]
-        with naming(node.where):
-            lowering = contrib.find_lowering(node.domain, node.op) or opsets.modernize
-            values = lowering(frame.emitter, node) if lowering else None
-        if values is None:
-            attrs = check_known(node.op, node.attrs, node.where)
-            values = frame.emitter.emit(node.op, node.inputs, attrs, node.outputs, node.label)
+        as_written = replace(node, inputs=list(node.inputs))
+        try:
+            values = _emitted(node, frame.emitter)
+        except ModelError as error:
+            raise diagnosed(error, as_written, frame.emitter) from None
         for name, value in zip(wanted, values, strict=False):
             if name:
                 self._define(name, value, frame)
@@ -287,6 +288,17 @@ def _is_ours(op: str, domain: str) -> bool:
     if definition is None:
         return domain == "" and opsets.has_adapter(op)
     return definition.domain == domain and domain != "lathe"
+
+
+def _emitted(node: OnnxNode, emitter: Emitter) -> Sequence[Value]:
+    """The values of the node's outputs, in its newest form."""
+    with naming(node.where):
+        lowering = contrib.find_lowering(node.domain, node.op) or opsets.modernize
+        values = lowering(emitter, node)
+    if values is not None:
+        return values
+    attrs = check_known(node.op, node.attrs, node.where)
+    return emitter.emit(node.op, node.inputs, attrs, node.outputs, node.label)
 
 
 def _declared(proto: onnx.GraphProto) -> dict[str, onnx.TypeProto]:

@@ -151,7 +151,7 @@ def test_a_function_that_passes_its_argument_through() -> None:
             "has \\(inputs, outputs\\) \\(3, 1\\), expected at most \\(2, 1\\)",
         ),
         (N("Scale", ["x"], ["y"], domain="local", speed=1), "has attribute speed, expected only factor"),
-        (N("Scale", [], ["y"], domain="local"), "node 'y/t' \\(Add\\)"),
+        (N("Scale", [], ["y"], domain="local"), "node 'y/t' \\(Add, opset 17\\)"),
     ],
 )
 def test_calls_that_do_not_fit(call: onnx.NodeProto, message: str) -> None:
@@ -205,7 +205,7 @@ def test_operators_defined_by_others_are_unfolded() -> None:
         (N("FusedMatMul", ["x", "x"], ["y"]), "operator FusedMatMul of domain 'ai.onnx'"),
         (N("Relu", ["x"], ["y"], slope=1), "has attribute 'slope', expected only none"),
         (N("MaxPool", ["x"], ["y"], kernel_shape=[2], layout="NHWC"), "has attribute 'layout', expected only"),
-        (N("Add", ["x"], ["y"]), r"node 'y' \(Add\): has 1 inputs, expected 2"),
+        (N("Add", ["x"], ["y"]), r"node 'y' \(Add, opset 21\): has 1 inputs, expected 2"),
         (N("Relu", ["q"], ["y"]), "reads 'q', which nothing defines"),
         (N("Constant", [], ["y"]), "has 0 attributes and 1 outputs, expected one each"),
         (

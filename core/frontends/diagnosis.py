@@ -1,0 +1,99 @@
+"""Errors as a compiler prints them: what is wrong with a node, what it was given, and where that came from.
+
+node 'fc2' (MatMul, opset 17): cannot multiply [n,64] by [32,10]: inner extents 64 and 32 differ
+  input 0 (A) is %h : float32[n,64]
+    %h : float32[n,64] = Relu(%g) "act"
+    %g : float32[n,64] = MatMul(%x, %w1) "fc1"
+    %x : float32[n,8], an input of graph 'g'
+  input 1 (B) is %w2 : float32[32,10], a constant
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from itertools import islice
+
+from core.errors import ModelError
+from core.frontends.opsets import OnnxNode
+from core.frontends.scope import Emitter
+from core.ir.graph import Node, Value
+from core.ops import registry
+
+_STEPS = 4  # of a value's history
+_MOST_INPUTS = 6
+_MOST_ELEMENTS = 8
+_WIDTH = 200  # of a line: names may be of any length
+
+
+def diagnosed(error: ModelError, node: OnnxNode, emitter: Emitter) -> ModelError:
+    """The error with the node's opset, its inputs, and a few steps of how each came about."""
+    own = error.where.startswith(f"node '{node.label}'")
+    reason = error.reason if own or not error.where else f"{error.where}: {error.reason}"
+    lines = [line for index, value in enumerate(node.inputs[:_MOST_INPUTS]) if value is not None
+             for line in _input_lines(node, index, value, emitter)]  # fmt: skip
+    return type(error)(reason, where=node.where, notes=(*map(_cut, lines), *error.notes))
+
+
+def history(value: Value, emitter: Emitter) -> list[str]:
+    """How a value came about, the last step first."""
+    lines = [_cut(line) for line in islice(_steps(value, emitter), _STEPS + 1)]
+    return [*lines[:_STEPS], *(["..."] if len(lines) > _STEPS else [])]
+
+
+def suggestion(op: str, domain: str) -> str:
+    """What the author of a model can do about an operator that nothing defines."""
+    if domain:
+        return "bring it along as a model-local function, or register it (docs/custom-operators.md)"
+    known = [name for name in registry.names() if registry.get(name).domain == ""]
+    close = difflib.get_close_matches(op, known, 1)
+    return f"did you mean {close[0]}?" if close else "no opset of ONNX has it"
+
+
+def _input_lines(node: OnnxNode, index: int, value: Value, emitter: Emitter) -> Iterator[str]:
+    definition = registry.find(node.op)
+    name = f" ({definition.input_name(index)})" if definition is not None else ""
+    constant = _origin(value, emitter) if value.producer is None else ""
+    yield f"  input {index}{name} is {_shown(value, emitter)}{constant}"
+    if value.producer is not None:
+        yield from (f"    {line}" for line in history(value, emitter))
+
+
+def _steps(value: Value, emitter: Emitter) -> Iterator[str]:
+    while value.producer is not None:
+        yield f"{_shown(value, emitter)} = {_application(value.producer)}"
+        following = next((v for v in value.producer.inputs if v is not None and not _is_constant(v, emitter)), None)
+        if following is None:
+            return
+        value = following
+    yield f"{_shown(value, emitter)}{_origin(value, emitter)}"
+
+
+def _application(node: Node) -> str:
+    inputs = ["_" if value is None else f"%{value.name}" for value in node.inputs[:_MOST_INPUTS]]
+    rest = ["..."] if len(node.inputs) > _MOST_INPUTS else []
+    return f'{node.op}({", ".join(inputs + rest)}) "{node.name}"'
+
+
+def _origin(value: Value, emitter: Emitter) -> str:
+    if _is_constant(value, emitter):
+        return ", a constant"
+    own = value in emitter.graph.inputs
+    return f", an input of graph '{emitter.graph.name}'" if own else ", from a graph around it"
+
+
+def _is_constant(value: Value, emitter: Emitter) -> bool:
+    return value.producer is None and value in emitter.session.known
+
+
+def _shown(value: Value, emitter: Emitter) -> str:
+    """The value, its type, and its elements where few are known: they are mostly somebody's shape."""
+    known = emitter.session.known.get(value)
+    if known is None or known.size > _MOST_ELEMENTS or known.ndim > 1:
+        return f"%{value.name} : {value.type}"
+    items = ", ".join(map(str, known.ravel().tolist()))
+    return f"%{value.name} : {value.type} = [{items}]"
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= _WIDTH else f"{line[:_WIDTH]}..."

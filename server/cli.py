@@ -1,4 +1,4 @@
-"""The command line: ``lathe serve | push | rollback | canary | keys | compile | run | inspect | profile | bench``."""
+"""The command line: ``lathe serve | push | rollback | top | canary | keys | compile | run | inspect | profile | bench``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from server import cli_canary, cli_keys, cli_model
+from server import cli_canary, cli_keys, cli_model, cli_top
 from server.cli_model import OnnxFile, Threads
 from server.terminal import DEFAULT_URL, Url, connected, console, fail
 
 app = typer.Typer(help="Serve ONNX models, compiled to native code.", no_args_is_help=True, add_completion=False)
 app.add_typer(cli_canary.app, name="canary")
 app.add_typer(cli_keys.app, name="keys")
+app.command()(cli_top.top)
 for command in (cli_model.compile, cli_model.run, cli_model.inspect, cli_model.profile, cli_model.bench):
     app.command()(command)
 

@@ -92,6 +92,10 @@ class Client:
         """Say whether the server wants requests; raises ClientError when it cannot be reached."""
         return self._send("GET", "/v2/health/ready").status_code == 200
 
+    def metrics(self) -> str:
+        """Return the metrics in Prometheus' text format."""
+        return self._call("GET", "/metrics").text
+
     def models(self) -> list[ModelState]:
         """List the models."""
         return _many(ModelState, self._call("GET", "/api/v1/models"))

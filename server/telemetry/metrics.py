@@ -81,6 +81,7 @@ class _LatheCollector(Collector):
         self._servables = servables
 
     def collect(self) -> Iterator[Metric]:
+        request = HistogramMetricFamily("lathe_request_seconds", "Time from queue to outcome", labels=_LABELS)
         queue = HistogramMetricFamily("lathe_queue_seconds", "Time requests waited", labels=_LABELS)
         compute = HistogramMetricFamily("lathe_compute_seconds", "Time of executions", labels=_LABELS)
         batch = HistogramMetricFamily("lathe_batch_rows", "Rows per execution", labels=_LABELS)
@@ -88,6 +89,7 @@ class _LatheCollector(Collector):
         cancelled = CounterMetricFamily("lathe_requests_cancelled", "Requests whose caller left", labels=_LABELS)
         for page in self._book.all():
             labels = (page.ref.name, str(page.ref.version))
+            request.add_metric(labels, page.request_times.cumulative(), page.request_times.total)
             queue.add_metric(labels, page.queue_times.cumulative(), page.queue_times.total)
             compute.add_metric(labels, page.compute_times.cumulative(), page.compute_times.total)
             batch.add_metric(labels, *_batch_sizes(page))
@@ -97,7 +99,7 @@ class _LatheCollector(Collector):
         memory = GaugeMetricFamily("lathe_model_memory_bytes", "Memory of loaded models", labels=_LABELS)
         for servable in self._servables():
             memory.add_metric((servable.ref.name, str(servable.ref.version)), servable.model.memory_bytes)
-        yield from (queue, compute, batch, released, cancelled, memory)
+        yield from (request, queue, compute, batch, released, cancelled, memory)
 
 
 def _batch_sizes(page: Statistics) -> tuple[list[tuple[str, float]], float]:

@@ -77,6 +77,7 @@ class Statistics:
     cache_hit: Duration = field(default_factory=Duration)
     cache_miss: Duration = field(default_factory=Duration)
     batches: dict[int, BatchStat] = field(default_factory=dict)
+    request_times: Histogram = field(default_factory=Histogram)  # from queue to outcome
     queue_times: Histogram = field(default_factory=Histogram)
     compute_times: Histogram = field(default_factory=Histogram)
     released: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # why a batch was let go
@@ -96,6 +97,7 @@ class Statistics:
             self._succeeded(batch, waits, good)
         for wait in waits:
             self.queue_times.add(wait)
+            self.request_times.add(wait + whole)
         self.compute_times.add(batch.executed - batch.gathered)
 
     def _succeeded(self, batch: Ran, waits: list[float], good: int) -> None:

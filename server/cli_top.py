@@ -1,0 +1,126 @@
+"""``lathe top``: what a server's models are doing, from two looks at its metrics."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import typer
+from prometheus_client.parser import text_string_to_metric_families
+from rich.live import Live
+from rich.table import Table
+
+from server.terminal import DEFAULT_URL, Url, connected, console
+
+Version = tuple[str, str]  # model, version
+
+
+def top(
+    interval: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.05)] = 1.0,
+    rounds: Annotated[int | None, typer.Option(help="How many times to look; until interrupted without it.")] = None,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Show models, versions, rates, latencies, batch sizes and queues, live."""
+    with connected(url) as client, Live(console=console, auto_refresh=False) as display:
+        before = read(client.metrics(), time.monotonic())
+        while rounds is None or rounds > 0:
+            time.sleep(interval)
+            now = read(client.metrics(), time.monotonic())
+            display.update(table(now, before), refresh=True)
+            before = now
+            rounds = rounds and rounds - 1
+
+
+@dataclass(slots=True)
+class Page:
+    """One version's counters at one time."""
+
+    requests: float = 0.0
+    failures: float = 0.0
+    rows: float = 0.0
+    executions: float = 0.0
+    pending: float = 0.0
+    memory: float = 0.0
+    buckets: dict[float, float] = field(default_factory=dict)  # requests up to so many seconds
+
+
+@dataclass(slots=True)
+class Look:
+    """All versions' counters at one time (monotonic seconds)."""
+
+    at: float
+    pages: Mapping[Version, Page]
+
+
+_PLAIN = {
+    "nv_inference_request_success": "requests",
+    "nv_inference_request_failure": "failures",
+    "nv_inference_count": "rows",
+    "nv_inference_exec_count": "executions",
+    "nv_inference_pending_request_count": "pending",
+    "lathe_model_memory_bytes": "memory",
+}
+
+
+def read(exposition: str, at: float) -> Look:
+    """Read the metrics that the server gave at a time."""
+    pages: dict[Version, Page] = defaultdict(Page)
+    for family in text_string_to_metric_families(exposition):
+        for sample in family.samples:
+            page_of = (sample.labels.get("model", ""), sample.labels.get("version", ""))
+            if sample.name in _PLAIN:
+                page, name = pages[page_of], _PLAIN[sample.name]
+                setattr(page, name, getattr(page, name) + sample.value)
+            elif sample.name == "lathe_request_seconds_bucket":
+                pages[page_of].buckets[float(sample.labels["le"])] = sample.value
+    return Look(at, pages)
+
+
+def table(now: Look, before: Look) -> Table:
+    """Return what happened between two looks."""
+    found = Table("model", "version", "requests/s", "failed/s", "p50", "p99", "rows/batch", "queue", "memory")
+    seconds = now.at - before.at
+    for (model, version), page in sorted(now.pages.items()):
+        old = before.pages.get((model, version), Page())
+        counts = {bound: count - old.buckets.get(bound, 0.0) for bound, count in page.buckets.items()}
+        runs = page.executions - old.executions
+        found.add_row(
+            model,
+            version,
+            f"{(page.requests - old.requests) / seconds:,.0f}",
+            f"{(page.failures - old.failures) / seconds:,.0f}",
+            _time(quantile(counts, 0.50)),
+            _time(quantile(counts, 0.99)),
+            f"{(page.rows - old.rows) / runs:.1f}" if runs else "",
+            f"{page.pending:.0f}",
+            f"{page.memory / 2**20:,.0f} MiB" if page.memory else "not loaded",
+        )
+    return found
+
+
+def quantile(counts: Mapping[float, float], share: float) -> float | None:
+    """The time below which this share of the requests lies; inside a bucket they count as spread evenly."""
+    ordered = sorted(counts.items())
+    wanted = share * ordered[-1][1] if ordered else 0.0
+    if not wanted:
+        return None
+    return _interpolated(ordered, wanted)
+
+
+def _interpolated(ordered: Iterable[tuple[float, float]], wanted: float) -> float:
+    low = below = 0.0
+    for bound, count in ordered:
+        if count >= wanted:
+            return low if math.isinf(bound) else low + (bound - low) * (wanted - below) / (count - below)
+        low, below = bound, count
+    return low
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"

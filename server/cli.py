@@ -1,4 +1,4 @@
-"""The command line: ``lathe serve | push | rollback | top | canary | keys | compile | run | inspect | profile | bench``."""
+"""Commands: ``lathe serve | push | rollback | canary | keys | top | compile | run | inspect | profile | bench``."""
 
 from __future__ import annotations
 

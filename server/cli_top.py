@@ -56,11 +56,11 @@ class Look:
     pages: Mapping[Version, Page]
 
 
-_PLAIN = {
-    "nv_inference_request_success": "requests",
-    "nv_inference_request_failure": "failures",
-    "nv_inference_count": "rows",
-    "nv_inference_exec_count": "executions",
+_PLAIN = {  # counters as the parser names them
+    "nv_inference_request_success_total": "requests",
+    "nv_inference_request_failure_total": "failures",
+    "nv_inference_count_total": "rows",
+    "nv_inference_exec_count_total": "executions",
     "nv_inference_pending_request_count": "pending",
     "lathe_model_memory_bytes": "memory",
 }

@@ -20,6 +20,7 @@ import numpy as np
 
 from core import compiler
 from core.errors import LatheError
+from core.frontends.maps import maps_as_tensors
 from core.frontends.onnx import load
 from core.ir.graph import Array, Graph
 from core.ir.text import Weights, parse_graph, print_graph
@@ -48,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse(model: Path, out: Path, external: bool = False) -> None:
     """Read and verify an ONNX file; write the graph as IR text with its weights beside it."""
     graph = load(model, external)
+    maps_as_tensors(graph)
     weights = Weights()
     text = print_graph(graph, weights)
     out.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ from sklearn import (
 )
 
 import core
+from core import children
 from tests.exporters.agreement import agrees, same
 
 with warnings.catch_warnings():  # the converter's own imports
@@ -157,6 +159,19 @@ def test_probabilities_as_tensors(classes: Any) -> None:
     data = converted(model, X[:1], options={id(model): {"zipmap": False}})
     agrees(data, {"X": X}, [model.predict(X), model.predict_proba(X).astype(np.float32)])
     with core.compile(data, threads=1) as session:
+        assert session.batching.batchable, session.batching.reason
+
+
+@pytest.mark.parametrize("classes", [KINDS, NAMES])
+def test_a_server_answers_with_tensors_where_the_model_gives_maps(classes: Any, tmp_path: Path) -> None:
+    model = linear_model.LogisticRegression(max_iter=500).fit(X, classes)
+    (tmp_path / "model.onnx").write_bytes(converted(model, X[:1]))
+    assert children.main(["parse", str(tmp_path / "model.onnx"), str(tmp_path / "ir")]) == 0
+    graph = children.read_parsed(tmp_path / "ir")
+    label, scores = core.interpret(graph, {"X": X}).values()
+    assert label.tolist() == model.predict(X).tolist()
+    np.testing.assert_allclose(scores, model.predict_proba(X), 1e-4, 1e-5)
+    with core.compile(graph, threads=1) as session:
         assert session.batching.batchable, session.batching.reason
 
 

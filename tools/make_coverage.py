@@ -11,6 +11,7 @@ import onnx
 
 import core  # noqa: F401  (registers operators and kernels)
 from core.frontends import opsets
+from core.frontends.contrib import find_lowering
 from core.frontends.onnx import STANDARD_DOMAINS
 from core.ir.types import DType
 from core.kernels.catalog.base import VIEWS, families
@@ -33,13 +34,15 @@ them, {older} rewritten on import as others, {missing} missing.
 - **Compiled**: the family of kernels in `core/kernels/catalog` that takes it, for the shapes and element types (float32
   first) that its selector names; *view*: it costs nothing; -: it runs on the reference, unless its value is known when
   the model is compiled. `explain()` says which of them happens, node by node.
+- **Gradient**: *yes*; *definition*: that of its ONNX function body; *zero*: small changes of the inputs do not change
+  the outputs; *none*, with the reason.
 """
 
 TABLE = """
 ## {domain}
 
-| Operator | Opsets | Element types | Reference | Compiled |
-|---|---|---|---|---|
+| Operator | Opsets | Element types | Reference | Compiled | Gradient |
+|---|---|---|---|---|---|
 """
 
 # What only the passes make out of an operator has the kernels.
@@ -55,6 +58,7 @@ class Row(NamedTuple):
     types: str
     reference: str
     compiled: str
+    gradient: str
 
 
 def coverage() -> str:
@@ -72,10 +76,12 @@ def coverage() -> str:
 
 
 def _table(domain: str, rows: Iterable[Row]) -> str:
-    lines = (
-        f"| {r.name} | {', '.join(map(str, r.opsets))} | {r.types} | {r.reference} | {r.compiled} |\n" for r in rows
-    )
-    return TABLE.format(domain=domain or "ai.onnx") + "".join(lines)
+    return TABLE.format(domain=domain or "ai.onnx") + "".join(map(_line, rows))
+
+
+def _line(row: Row) -> str:
+    opsets = ", ".join(map(str, row.opsets))
+    return f"| {row.name} | {opsets} | {row.types} | {row.reference} | {row.compiled} | {row.gradient} |\n"
 
 
 def _rows() -> Iterator[Row]:
@@ -85,7 +91,8 @@ def _rows() -> Iterator[Row]:
     for (domain, name), schemas in sorted(history.items()):
         newest = max(schemas, key=lambda schema: schema.since_version)
         versions = tuple(sorted({schema.since_version for schema in schemas}))
-        yield Row(domain, name, versions, _types(newest), _reference(newest), _compiled(newest))
+        facts = _types(newest), _reference(newest), _compiled(newest), _gradient(newest)
+        yield Row(domain, name, versions, *facts)
 
 
 def _types(schema: Any) -> str:
@@ -107,7 +114,8 @@ def _reference(schema: Any) -> str:
     definition = registry.find(schema.name)
     if definition is not None and definition.domain == schema.domain:
         return "own"
-    if schema.name == "Constant" or (schema.domain == "" and opsets.has_adapter(schema.name)):
+    adapted = schema.domain == "" and opsets.has_adapter(schema.name)
+    if schema.name == "Constant" or adapted or find_lowering(schema.domain, schema.name) is not None:
         return "rewritten"
     if schema.domain in STANDARD_DOMAINS and (schema.has_function or schema.has_context_dependent_function):
         return "definition"
@@ -120,6 +128,16 @@ def _compiled(schema: Any) -> str:
     if schema.name in VIEWS:
         return "view"
     return ", ".join(families(FUSED.get(schema.name, schema.name))) or "-"
+
+
+def _gradient(schema: Any) -> str:
+    reference = _reference(schema)
+    if reference != "own":
+        return {"definition": "definition", "rewritten": "yes"}.get(reference, "-")
+    op = registry.get(schema.name)
+    if op.differentiation == "none":
+        return f"none: {op.no_gradient or 'models of this domain are not trained by gradients'}"
+    return "zero" if op.differentiation == "zero" else "yes"
 
 
 def main() -> None:

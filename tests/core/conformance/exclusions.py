@@ -5,13 +5,10 @@ A case stands here only if it cannot pass, or if what it needs is not built yet.
 
 from __future__ import annotations
 
-_GRADIENT = "Gradient differentiates the graph it stands in, which Lathe does not do yet"
 _CODEC = "ImageDecoder reads the lossless formats only: JPEG, JPEG 2000 and WebP need codecs that Lathe does not have"
 _DRAWN = "expects what NumPy's global generator happened to draw; ONNX fixes no generator"
 
 EXCLUSIONS: dict[str, str] = {
-    "test_gradient_of_add": _GRADIENT,
-    "test_gradient_of_add_and_mul": _GRADIENT,
     "test_image_decoder_decode_jpeg2k_rgb": _CODEC,
     "test_image_decoder_decode_jpeg_bgr": _CODEC,
     "test_image_decoder_decode_jpeg_grayscale": _CODEC,
@@ -31,6 +28,3 @@ RANDOM: dict[str, str] = {
 }
 
 REASONS = EXCLUSIONS | RANDOM
-
-# Models that cannot even be imported.
-NOT_IMPORTED = {name: reason for name, reason in EXCLUSIONS.items() if reason is _GRADIENT}

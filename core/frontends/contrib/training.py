@@ -1,0 +1,46 @@
+"""Gradient, of ONNX's training domain: the graph is differentiated on import."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from core.autodiff import derivatives
+from core.errors import ModelError, UnsupportedError
+from core.frontends.contrib.table import lowers
+from core.frontends.opsets import OnnxNode
+from core.frontends.scope import Emitter
+from core.ir.graph import Value
+from core.ops.terms import Writer
+
+
+@lowers("Gradient", domain="ai.onnx.preview.training")
+def gradient(e: Emitter, node: OnnxNode) -> Sequence[Value]:
+    """dy/dx for every x of `xs`, at the values that the graph itself gives to `xs` and `zs`."""
+    named = {value.name: value for value in e.graph.values()}
+    y = named.get(str(node.attrs.get("y")))
+    if y is None:
+        raise ModelError(f"y is {node.attrs.get('y')!r}, which nothing before it defines", where=node.where)
+    targets = [_same(node, index, str(name), named) for index, name in enumerate(_names(node, "xs"))]
+    for index, name in enumerate(_names(node, "zs"), start=len(targets)):
+        _same(node, index, str(name), named)
+    writer = Writer(e.graph, e.session.known, e.session.names)
+    found = derivatives(writer, [y], targets)
+    e.session.known.update(writer.known)
+    pairs = zip(found, targets, strict=True)
+    results = [value if value is not None else writer.zeros_like(target).value for value, target in pairs]
+    return [e.emit("Identity", [value], {}, [name])[0] for value, name in zip(results, node.outputs, strict=True)]
+
+
+def _names(node: OnnxNode, attribute: str) -> Sequence[Any]:
+    names = node.attrs.get(attribute) or ()
+    return names if isinstance(names, tuple) else ()
+
+
+def _same(node: OnnxNode, index: int, name: str, named: dict[str, Value]) -> Value:
+    """An input, which must be the very tensor that is named."""
+    value = node.required(index)
+    if named.get(name) is not value:
+        message = f"input {index} is %{value.name}: gradients at other values than '{name}' itself are not supported"
+        raise UnsupportedError(message, where=node.where)
+    return value

@@ -59,10 +59,11 @@ class Net:
         self.values.append(value)
         return value
 
-    def grow(self, steps: int) -> Graph:
+    def grow(self, steps: int, kinds: Sequence[Step] = ()) -> Graph:
+        """The graph after so many steps, of the given kinds (default: those that networks are made of)."""
         inputs = len(self.values)
         for _ in range(steps):
-            self.of(STEPS)(self)
+            self.of(kinds or STEPS)(self)
         made = self.values[inputs:] or [self.b("Neg", self.values[0])]
         outputs = [made[-1], self.of(made), self.of(made), *([self.ids[-1]] if len(self.ids) > 1 else [])]
         self.graph.outputs = list(dict.fromkeys(outputs))

@@ -59,7 +59,7 @@ def onnx_runtime(graph: Graph, given: dict[str, np.ndarray]) -> dict[str, np.nda
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(export(graph, 22), options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(export(graph), options, providers=["CPUExecutionProvider"])
     used = {port.name: given[port.name] for port in session.get_inputs()}
     return dict(zip([port.name for port in session.get_outputs()], session.run(None, used), strict=True))
 

@@ -1,0 +1,264 @@
+"""Everything that is compiled, against the interpreter and ONNX Runtime: all operators, odd shapes, targets, threads.
+
+`random_nets.py` grows graphs of what networks are made of, `rare_steps.py` of everything else; hypothesis decides what,
+or a seed where a search has to be the same every time.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import core
+from core.autodiff import gradients
+from core.ir.build import Builder
+from core.ir.dim import symbol
+from core.ir.graph import Graph, Node, Value
+from core.ir.types import DType, TensorType
+from core.kernels.catalog import VIEWS, base
+from core.passes.pipeline import optimize
+from tests.core.random_nets import STEPS, Net, feeds
+from tests.core.rare_steps import RARE_STEPS
+from tests.core.test_random_graphs import assert_close, check
+
+ROOT = Path(__file__).resolve().parents[2]
+ALL_STEPS = (*RARE_STEPS, *RARE_STEPS, *STEPS)
+
+# Run in a process of its own, because a process has one target.
+OTHER_TARGET = """
+import sys
+from tests.core.test_differential import check_seed
+for seed in range(int(sys.argv[1]), int(sys.argv[2])):
+    check_seed(seed)
+"""
+
+
+def grown(seed: int) -> Graph:
+    return Net(random.Random(seed).randrange).grow(2 + seed % 10, ALL_STEPS)
+
+
+def check_seed(seed: int) -> None:
+    try:
+        check(grown(seed), 1 + seed % 4, (1, 4, 32)[seed % 3], seed)
+    except Exception as error:
+        raise AssertionError(f"the graph of seed {seed}") from error
+
+
+def training_graph() -> Graph:
+    """A convolution, pooling and a product, with the gradients of their weights."""
+    b = Builder(Graph("training"))
+    x = b.input("x", TensorType(DType.FLOAT32, (symbol("batch"), 3, 9, 11)))
+    rng = np.random.default_rng(0)
+    weights = [
+        b.input(name, TensorType(DType.FLOAT32, shape)) for name, shape in (("w", (5, 3, 3, 3)), ("v", (100, 4)))
+    ]
+    h = b("MaxPool", b("Relu", b("Conv", x, weights[0], pads=(1, 1, 1, 1))), kernel_shape=(2, 2), strides=(2, 2))
+    y = b(
+        "Mul", b("MatMul", b("Flatten", h, axis=1), weights[1]), b.constant(rng.standard_normal(4).astype(np.float32))
+    )
+    b.graph.outputs = [y]
+    return gradients(b.graph, of=y.name, with_respect_to=["w", "v"])
+
+
+def pooled_graph() -> Graph:
+    """What becomes a convolution that pools in registers."""
+    b = Builder(Graph("pooled"))
+    x = b.input("x", TensorType(DType.FLOAT32, (symbol("batch"), 1, 28, 28)))
+    weight = b.constant(np.random.default_rng(0).standard_normal((8, 1, 3, 3)).astype(np.float32))
+    h = b("Relu", b("Conv", x, weight, pads=(1, 1, 1, 1)))
+    b.graph.outputs = [b("MaxPool", h, kernel_shape=(2, 2), strides=(2, 2))]
+    return b.graph
+
+
+def operators(graph: Graph) -> Iterator[str]:
+    """Those of a graph as it is, as it is optimized, and in its fused bodies."""
+    for each in (graph, optimize(graph)[0]):
+        yield from _operators(each.nodes)
+
+
+def _operators(nodes: list[Node]) -> Iterator[str]:
+    for node in nodes:
+        yield node.op
+        for body in node.subgraphs:
+            yield from _operators(body.nodes)
+
+
+def test_every_compiled_operator_is_drawn() -> None:
+    """A new kernel needs a step: here, or in one of the files named above."""
+    graphs = [*map(grown, range(300)), training_graph(), pooled_graph()]
+    drawn = {op for graph in graphs for op in operators(graph)}
+    compiled = {*base._SELECTORS, *VIEWS}
+    assert compiled - drawn == set()
+
+
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_all_operators_agree(data: st.DataObject) -> None:
+    drawn(data)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@settings(max_examples=1500, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_all_operators_agree_in_many_graphs(data: st.DataObject) -> None:
+    drawn(data)
+
+
+def drawn(data: st.DataObject) -> None:
+    def choose(count: int) -> int:
+        return data.draw(st.integers(0, count - 1))
+
+    graph = Net(choose).grow(1 + choose(8), ALL_STEPS)
+    check(graph, threads=1 + choose(4), max_batch=(1, 4, 32)[choose(3)])
+
+
+@pytest.mark.parametrize("graph", [training_graph, pooled_graph])
+@pytest.mark.parametrize("threads", [1, 4])
+def test_what_only_passes_and_derivatives_make(graph: Any, threads: int) -> None:
+    made = graph()
+    with core.compile(made, threads=threads, max_batch=4) as session:
+        for rows in (3, 1, 6):
+            given_ = filled(made, rows)
+            want = core.interpret(made, given_)
+            for name, array in session.run(given_).items():
+                assert_close(array, want[name], f"{name} of {rows} rows")
+
+
+def filled(graph: Graph, rows: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(rows)
+    shapes = {value.name: value.tensor.evaluate({"batch": rows}) for value in graph.inputs}
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize(
+    ("target", "first", "last"),
+    [
+        ("x86-64-v3", 300, 305),
+        ("plain", 310, 313),
+        pytest.param("x86-64-v3", 400, 560, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+        pytest.param("plain", 560, 640, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+    ],
+)
+@pytest.mark.skipif(os.uname().machine not in ("x86_64", "AMD64"), reason="these are x86-64 targets")
+def test_other_targets_agree(target: str, first: int, last: int) -> None:
+    environment = {**os.environ, "LATHE_TARGET": target, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", OTHER_TARGET, str(first), str(last)]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=880)
+    assert done.returncode == 0, done.stderr
+
+
+# -- extents that are nothing, or a lot -------------------------------------------------------------------------------
+
+LONG = 1_000_003
+
+
+def _input(b: Builder, *shape: Any, dtype: DType = DType.FLOAT32) -> Value:
+    return b.input("x", TensorType(dtype, shape))
+
+
+LONG_GRAPHS = {
+    "elementwise": lambda b: b("Tanh", b("Mul", _input(b, symbol("batch"), LONG), b.constant(np.float32(0.5)))),
+    "broadcast": lambda b: b("Add", _input(b, symbol("batch"), LONG, 1), b.constant(np.ones((1, 1, 3), np.float32))),
+    "one column": lambda b: b("MatMul", _input(b, symbol("batch"), LONG), b.constant(np.ones((LONG, 1), np.float32))),
+    "one row": lambda b: b("MatMul", _input(b, symbol("batch"), 1), b.constant(np.ones((1, LONG), np.float32))),
+    "reduction": lambda b: b("ReduceMax", _input(b, symbol("batch"), LONG), axes=(1,), keepdims=0),
+    "softmax": lambda b: b("Softmax", _input(b, symbol("batch"), LONG), axis=1),
+    "normalization": lambda b: b(
+        "LayerNormalization", _input(b, symbol("batch"), LONG), b.constant(np.ones(LONG, np.float32)), axis=-1
+    ),
+    "transpose": lambda b: b("Transpose", _input(b, symbol("batch"), LONG, 3), perm=(0, 2, 1)),
+    "slice": lambda b: b("Slice", _input(b, symbol("batch"), LONG), starts=(-5,), ends=(0,), axes=(1,), steps=(-7,)),
+    "concat": lambda b: (lambda x: b("Concat", x, x, axis=1))(_input(b, symbol("batch"), LONG)),
+    "gather": lambda b: b(
+        "Gather", b.constant(np.arange(LONG, dtype=np.float32)), _input(b, symbol("batch"), 5, dtype=DType.INT64)
+    ),
+    "convolution": lambda b: b(
+        "Conv", _input(b, symbol("batch"), 1, LONG), b.constant(np.ones((2, 1, 3), np.float32)), pads=(1, 1)
+    ),
+    "pooling": lambda b: b("MaxPool", _input(b, symbol("batch"), 1, LONG), kernel_shape=(3,), strides=(2,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LONG_GRAPHS)
+def test_long_extents(name: str) -> None:
+    """A prime far above any tile; more than one task per thread."""
+    b = Builder(Graph(name))
+    b.graph.outputs = [LONG_GRAPHS[name](b)]
+    value = b.graph.inputs[0]
+    rng = np.random.default_rng(0)
+    with core.compile(b.graph, threads=3, max_batch=2) as session:
+        assert " 0 on the reference" in session.explain()
+        for rows in (2, 1):
+            shape = value.tensor.evaluate({"batch": rows})
+            whole = value.dtype is DType.INT64
+            x = rng.integers(-LONG, LONG, shape) if whole else rng.standard_normal(shape).astype(np.float32)
+            got, want = session.run({"x": x}), core.interpret(b.graph, {"x": x})
+            for key, array in want.items():
+                assert_close(got[key], array, f"{key} of {rows} rows")
+
+
+EMPTY_GRAPHS = {
+    "elementwise": lambda b, x: b("Relu", x),
+    "reduction": lambda b, x: b("ReduceSum", x, axes=(1,), keepdims=1),
+    "maximum": lambda b, x: b("ReduceMax", x, axes=(1, 2)),
+    "softmax": lambda b, x: b("Softmax", x, axis=2),
+    "product": lambda b, x: b("MatMul", x, b.constant(np.ones((x.shape[2], 3), np.float32))),
+    "transpose": lambda b, x: b("Transpose", x, perm=(0, 2, 1)),
+    "concat": lambda b, x: b("Concat", x, x, axis=1),
+    "padding": lambda b, x: b("Pad", x, pads=(0, 1, 2, 0, 1, 0), constant_value=1.5),
+    "slice": lambda b, x: b("Slice", x, starts=(5,), ends=(9,), axes=(1,)),
+    "tile": lambda b, x: b("Tile", x, repeats=(1, 2, 0)),
+    "expand": lambda b, x: b("Expand", b("ReduceSum", x, axes=(1,), keepdims=1), shape=(1, 4, x.shape[2])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("extents", [(0, 5), (5, 0), (0, 0)])
+@pytest.mark.parametrize("name", EMPTY_GRAPHS)
+def test_empty_extents(name: str, extents: tuple[int, int]) -> None:
+    b = Builder(Graph(name))
+    x = _input(b, symbol("batch"), *extents)
+    b.graph.outputs = [b("Identity", EMPTY_GRAPHS[name](b, x))]
+    with core.compile(b.graph, threads=2) as session:
+        for rows in (3, 0):
+            data = np.ones((rows, *extents), np.float32)
+            got, want = session.run({"x": data}), core.interpret(b.graph, {"x": data})
+            for key, array in want.items():
+                np.testing.assert_array_equal(got[key], array, err_msg=f"{rows} rows")
+                assert got[key].shape == array.shape
+
+
+# -- many at once -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [7, 100])
+def test_a_thousand_runs_from_eight_threads(seed: int) -> None:
+    """One session, runs of different batch sizes at the same time; each gets what it would get alone."""
+    graph = grown(seed)
+    with core.compile(graph, threads=3, max_batch=8) as session:
+        alone = [(given_, session.run(given_)) for given_ in (feeds(graph, rows, rows) for rows in (1, 2, 3, 5, 8, 0))]
+        together = threading.Barrier(8)
+
+        def runs(worker: int) -> int:
+            together.wait()
+            for i in range(125):
+                given_, want = alone[(worker + i) % len(alone)]
+                got = session.run(given_)
+                for name, array in want.items():
+                    np.testing.assert_array_equal(got[name], array, err_msg=name)
+            return 125
+
+        with ThreadPoolExecutor(8) as pool:
+            assert sum(pool.map(runs, range(8))) == 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
@@ -30,11 +31,22 @@ from server.repository.manifest import METADATA_LIMIT
 from server.repository.rollout import PublishOptions, Rollout
 from server.repository.store import Origin
 
-Model = Annotated[str, Path(description=f"The model's name: {names.MODEL.pattern}")]
-Number = Annotated[str, Path(description="The version's number.")]
+
+def _form(pattern: re.Pattern[str]) -> dict[str, Any]:
+    """For the description only: `names` checks them, in its own words."""
+    return {"pattern": f"^(?:{pattern.pattern})$"}
+
+
+Model = Annotated[str, Path(description="The model's name.", json_schema_extra=_form(names.MODEL))]
+Number = Annotated[str, Path(description="The version's number.", json_schema_extra=_form(names.VERSION))]
+AliasName = Annotated[str, Path(description="The alias.", json_schema_extra=_form(names.ALIAS))]
 Key = Annotated[
     str | None,
-    Header(alias="Idempotency-Key", description="Repeating a request with its key repeats the answer, not the change."),
+    Header(
+        alias="Idempotency-Key",
+        description="Repeating a request with its key repeats the answer, not the change.",
+        json_schema_extra=_form(names.KEY),
+    ),
 ]
 ONNX_BODY = {
     "requestBody": {
@@ -127,7 +139,7 @@ def _versions(routes: APIRouter, rollout: Rollout, max_upload: int) -> None:
 def _aliases(routes: APIRouter, rollout: Rollout) -> None:
     @routes.put("/models/{model}/aliases/{alias}")
     async def set_alias(
-        request: Request, model: Model, alias: str, asked: AliasMove, idempotency_key: Key = None
+        request: Request, model: Model, alias: AliasName, asked: AliasMove, idempotency_key: Key = None
     ) -> AliasState:
         """Let an alias name a version; answered once requests go there."""
         outcome = await rollout.set_alias(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.codegen.lang import Kernel, Val
@@ -97,15 +98,14 @@ class _Conv:
         k, spec = self.kernel, self.spec
         height, width = len(grid), len(grid[0]) * self.lanes
         self._fill_table(place.image, pixel)
-        flat = [value for row in grid for value in row]
-        with k.fold(0, spec.runs, flat) as fold:
+        with k.fold(0, spec.runs, _flat(grid)) as fold:
             sources = [self._source(place.image, fold.index, r) for r in range(height)]
             panel = place.weights.at(fold.index * (spec.run * width))
-            carried = [fold.values[r * len(grid[0]) : (r + 1) * len(grid[0])] for r in range(height)]
+            carried = _regrid(fold.values, grid)
             part = ahead.at(fold.index * (spec.run * AHEAD))
             rows = accumulate(k, carried, sources, 1, panel, width, spec.run, element=spec.element, ahead=part)
-            fold.values = [value for row in rows for value in row]
-        return [fold.values[r * len(grid[0]) : (r + 1) * len(grid[0])] for r in range(height)]
+            fold.values = _flat(rows)
+        return _regrid(fold.values, grid)
 
     def _source(self, image: Pointer, run: Val, row: int) -> Pointer:
         return image.at(self.table.load(run * self.entries + row))
@@ -139,9 +139,44 @@ class _Conv:
             steps.insert(0, step)
         return steps
 
-    # Windows copied into rows
+    # Windows read line by line, or copied into rows
 
     def _gathered(self, place: _Panel, grid: Grid, pixel: Val) -> Grid:
+        """A tile whose windows lie inside the image, on one line, reads them where they are; others copy them."""
+        if len(self.spec.windows) > 2:
+            return self._copied(place, grid, pixel)
+        inside, corner = self._first_window(place.image, pixel, len(grid))
+        flat = self.kernel.choose(
+            inside,
+            lambda: _flat(self._in_place(place, grid, corner)),
+            lambda: _flat(self._copied(place, grid, pixel)),
+        )
+        return _regrid(flat, grid)
+
+    def _first_window(self, image: Pointer, pixel: Val, height: int) -> tuple[Val, Pointer]:
+        """Whether the windows of `height` pixels lie inside the image, on one line, and where the first one begins."""
+        k, spec = self.kernel, self.spec
+        batch, *places = k.unravel(pixel, [0, *(w.count for w in spec.windows)])
+        inside, offset = places[-1] + height <= spec.windows[-1].inside[1], batch
+        for at, w in zip(places, spec.windows, strict=True):
+            first, after = w.inside
+            inside = inside & (at >= first) & (at < after)
+            offset = offset * w.size + at * w.stride - w.before
+        return inside, image.at(offset * spec.channels)
+
+    def _in_place(self, place: _Panel, grid: Grid, corner: Pointer) -> Grid:
+        """Windows that begin at `corner`, one pixel's after the other."""
+        k, spec = self.kernel, self.spec
+        *outer, inner = spec.windows
+        width = len(grid[0]) * self.lanes
+        with k.fold(0, spec.taps // inner.kernel, _flat(grid)) as fold:
+            line = corner.at(fold.index * (sum(w.dilation for w in outer) * inner.size * spec.channels))
+            sources = [line.at(r * inner.stride * spec.channels) for r in range(len(grid))]
+            panel, carried = place.weights.at(fold.index * (spec.row * width)), _regrid(fold.values, grid)
+            fold.values = _flat(accumulate(k, carried, sources, 1, panel, width, spec.row, element=spec.element))
+        return _regrid(fold.values, grid)
+
+    def _copied(self, place: _Panel, grid: Grid, pixel: Val) -> Grid:
         k, spec = self.kernel, self.spec
         with k.loop(0, len(grid)) as r:
             self._gather_window(place.image, self.rows.at(r * spec.row_elements), pixel + r)
@@ -180,3 +215,13 @@ class _Conv:
                 mask = k.lane_mask(count, lanes)
             value = source.load(at, lanes, mask)
             target.store(k.ops.select(mask, value, fill) if self.spec.fill else value, at)
+
+
+def _flat(grid: Grid) -> list[Val]:
+    return [value for row in grid for value in row]
+
+
+def _regrid(values: Sequence[Val], like: Grid) -> Grid:
+    """Flat values as rows of the same length as those of another grid."""
+    width = len(like[0])
+    return [list(values[r * width : (r + 1) * width]) for r in range(len(like))]

@@ -56,6 +56,10 @@ class _NamedTrees(Trees):
         tensor = c.attr(f"{name}_as_tensor")
         return floats(c.attr(name)) if tensor is None else np.asarray(tensor).ravel()
 
+    def base(self, c: NodeView) -> Array:
+        given = self.numbers(c, "base_values")
+        return given if given.size else np.zeros(1, np.float32)
+
     def read(self, c: NodeView) -> Forest:
         trees, ids = integers(c.attr("nodes_treeids")), integers(c.attr("nodes_nodeids"))
         modes = self._modes(c, len(trees))
@@ -182,8 +186,7 @@ class TreeEnsembleRegressor(_NamedTrees):
 
     def reference(self, c: Call, x: Array) -> Array:
         found = self.scores(c, self.as_split(c, x), _AGGREGATES[c.attr("aggregate_function")])
-        base = self.numbers(c, "base_values")
-        return transformed(c, found + base if base.size else found)
+        return transformed(c, found + self.base(c))
 
 
 @register
@@ -222,9 +225,8 @@ class TreeEnsembleClassifier(_NamedTrees):
         return classifier_types(c, labels, len(labels))
 
     def reference(self, c: Call, x: Array) -> tuple[Array, Array]:
-        labels, base = self.labels(c), self.numbers(c, "base_values")
-        found = self.scores(c, self.as_split(c, x), SUM)
-        found = found + base if base.size else found
+        labels = self.labels(c)
+        found = self.scores(c, self.as_split(c, x), SUM) + self.base(c)
         weighed = np.unique(self.forest(c).target)
         if len(labels) == 2 and weighed.size == 1:
             return self._binary(c, labels, found[:, weighed[0]], bool(weighed[0]))

@@ -53,6 +53,10 @@ class Trees(OpDef):
         """The number of scores of a row."""
         raise NotImplementedError
 
+    def base(self, c: NodeView) -> Array:
+        """What is added to the scores: one number, or one for each target."""
+        return np.zeros(1, np.float32)
+
     def scores(self, c: Call, x: Array, how: int) -> Array:
         """Scores [rows, targets], of the weights' element type."""
         forest, x = self.forest(c), np.atleast_2d(x)

@@ -14,7 +14,7 @@ import core
 
 def agrees(data: bytes, feeds: Mapping[str, Any], expected: Sequence[Any], rtol: float = 1e-4) -> None:
     """AssertionError where an output differs in type, shape, or by more than `rtol` of its largest element."""
-    with core.compile(data, threads=1) as session:
+    with core.compile(data, threads=1, tune="off") as session:
         answers = {"interpreted": core.interpret(core.load(data), feeds), "compiled": session.run(feeds)}
     theirs = ort.InferenceSession(data, providers=["CPUExecutionProvider"])
     answers["onnxruntime"] = dict(

@@ -158,7 +158,7 @@ def test_probabilities_as_tensors(classes: Any) -> None:
     model = ensemble.RandomForestClassifier(10, random_state=0).fit(X, classes)
     data = converted(model, X[:1], options={id(model): {"zipmap": False}})
     agrees(data, {"X": X}, [model.predict(X), model.predict_proba(X).astype(np.float32)])
-    with core.compile(data, threads=1) as session:
+    with core.compile(data, threads=1, tune="off") as session:
         assert session.batching.batchable, session.batching.reason
 
 
@@ -171,7 +171,7 @@ def test_a_server_answers_with_tensors_where_the_model_gives_maps(classes: Any, 
     label, scores = core.interpret(graph, {"X": X}).values()
     assert label.tolist() == model.predict(X).tolist()
     np.testing.assert_allclose(scores, model.predict_proba(X), 1e-4, 1e-5)
-    with core.compile(graph, threads=1) as session:
+    with core.compile(graph, threads=1, tune="off") as session:
         assert session.batching.batchable, session.batching.reason
 
 

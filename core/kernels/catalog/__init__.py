@@ -18,6 +18,7 @@ from core.kernels.catalog import (
     resize,
     softmax,
     tiles,
+    trees,
     winograd,
 )
 from core.kernels.catalog.base import (
@@ -44,5 +45,5 @@ __all__ = [
     "VIEWS", "Block", "In", "KernelCall", "KernelSpec", "Operand", "Out", "Outer", "Packed", "Request", "Scratch",
     "Selector", "Status", "attention", "candidates", "conv", "conv_batch", "copy", "covers", "depthwise", "direct",
     "elementwise", "gather", "gemm", "norm", "offers", "pool", "pool_gradient", "recurrent", "reduce", "resize",
-    "select", "softmax", "tiles", "winograd",
+    "select", "softmax", "tiles", "trees", "winograd",
 ]  # fmt: skip

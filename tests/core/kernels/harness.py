@@ -26,7 +26,7 @@ from core.ir.build import Builder
 from core.ir.dim import evaluate
 from core.ir.graph import Array, Graph, Value
 from core.ir.types import DType, TensorType
-from core.kernels.catalog import In, KernelCall, Out, Packed, Request, Scratch, select
+from core.kernels.catalog import Block, In, KernelCall, Out, Packed, Request, Scratch, select
 from core.kernels.cpu import object_for
 from core.kernels.target import Target
 from core.reference import bind_symbols, interpret
@@ -89,6 +89,8 @@ class NodeKernel:
                 return outputs[index].array
             case Packed(index, _, pack):
                 return guarded(pack(feeds[self.node.inputs[index]]), align=64)
+            case Block(_, data):
+                return guarded(data, align=64)
             case Scratch(nbytes, shared):
                 return guarded(np.zeros(evaluate(nbytes, {"n": n}) * (1 if shared else threads), np.uint8), align=64)
         raise TypeError(f"unknown operand {operand}")

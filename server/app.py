@@ -35,6 +35,7 @@ from server.telemetry.metrics import CONTENT_TYPE, Metrics
 from server.telemetry.statistics import StatsBook
 
 if TYPE_CHECKING:
+    from server.access.tokens import Tokens
     from server.api.grpc.endpoint import GrpcEndpoint
 
 Running = Callable[[Callable[[], None]], AbstractAsyncContextManager[None]]  # tells when all is loaded
@@ -54,8 +55,17 @@ class Engine:
     def build(cls, settings: Settings, registry: Resolver) -> Engine:
         """Start the worker threads and connect the data plane to what the registry shows."""
         pool, book = WorkerPool(settings.workers), StatsBook()
-        authority = Authority(settings.host, settings.keys_file, open_management=settings.open_management)
+        tokens, opened = _tokens(settings), settings.open_management
+        authority = Authority(settings.host, settings.keys_file, tokens=tokens, open_management=opened)
         return cls(settings, pool, book, ServableFactory(settings, pool, book), DataPlane(registry, authority))
+
+
+def _tokens(settings: Settings) -> Tokens | None:
+    if settings.jwt_keys is None:
+        return None
+    from server.access.tokens import Tokens  # only now: the extra that brings pyjwt may be absent
+
+    return Tokens(settings.jwt_keys, settings.jwt_issuer, settings.jwt_audience)
 
 
 def create_app(settings: Settings) -> FastAPI:

@@ -49,12 +49,13 @@ def serve(
     try:
         server = make_server(create_app(settings), settings)
     except (OSError, DamagedKeys) as error:
-        what = f"file of keys {settings.keys_file}" if settings.keys_file else f"repository {settings.model_repo}"
-        raise fail(f"{what}: {error}") from error
+        files = [str(file) for file in (settings.keys_file, settings.jwt_keys) if file]
+        raise fail(f"keys ({', '.join(files)}) or repository: {error}") from error
     except ModuleNotFoundError as error:
-        if error.name != "grpc":
+        extra = {"grpc": "grpc", "jwt": "jwt"}.get(error.name or "")
+        if extra is None:
             raise
-        raise fail("gRPC needs the extra that brings it: pip install 'lathe[grpc]'") from error
+        raise fail(f"{extra} needs the extra that brings it: pip install 'lathe[{extra}]'") from error
     server.run()
     if not server.started:
         raise typer.Exit(1)

@@ -33,6 +33,13 @@ class Settings(BaseSettings):
     keys_file: Path | None = Field(
         None, description="File of API keys, as `lathe keys` writes it; with it every call needs one that allows it."
     )
+    jwt_keys: Path | None = Field(
+        None,
+        description="Public keys (JWKS file) of an identity provider whose tokens are taken like keys; the extra `jwt` "
+        "brings what reads them.",
+    )
+    jwt_issuer: str = Field("", description="What a token's `iss` must be.")
+    jwt_audience: str = Field("lathe", description="What a token's `aud` must name.")
     open_management: bool = Field(
         False,
         description="Without a file of keys, let everybody manage models even on an address that other machines reach.",

@@ -9,10 +9,14 @@ import time
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from server.access.keys import DamagedKeys, Key, KeyRing, read_keys
 from server.access.scopes import Scope
 from server.errors import Forbidden, Unauthorized
+
+if TYPE_CHECKING:
+    from server.access.tokens import Tokens
 
 log = logging.getLogger("lathe.access")
 
@@ -57,12 +61,20 @@ class Caller:
 class Authority:
     """Knows the keys. Asked for every request, so it takes no lock and reads no file."""
 
-    def __init__(self, host: str, keys_file: Path | None = None, *, open_management: bool = False) -> None:
+    def __init__(
+        self,
+        host: str,
+        keys_file: Path | None = None,
+        *,
+        tokens: Tokens | None = None,
+        open_management: bool = False,
+    ) -> None:
         """Raises OSError or DamagedKeys when there is a file of keys that cannot be read."""
         self._file = keys_file
+        self._tokens = tokens
         self._stamp = _stamp(keys_file) if keys_file else None
         self._ring = read_keys(keys_file) if keys_file else KeyRing()
-        if keys_file:
+        if keys_file or tokens:
             self.mode = Mode.KEYED
         else:
             self.mode = Mode.OPEN if open_management or host in LOOPBACK else Mode.UNMANAGED
@@ -74,10 +86,13 @@ class Authority:
             return self._anybody
         kind, _, shown = authorization.partition(" ")
         if kind.lower() != "bearer":
-            raise Unauthorized("header authorization: expected 'Bearer' and an API key")
-        key = self._ring.find(shown.strip(), time.time())
+            raise Unauthorized("header authorization: expected 'Bearer' and an API key or a token")
+        now = time.time()
+        key = self._ring.find(shown.strip(), now)
+        if key is None and self._tokens is not None:
+            key = self._tokens.find(shown.strip(), now)
         if key is None:
-            raise Unauthorized("header authorization: the API key is not known, or has expired")
+            raise Unauthorized("header authorization: the API key or token is not known, or has expired")
         return Caller(key, self.mode)
 
     def check(self, authorization: str, scope: Scope, model: str) -> None:

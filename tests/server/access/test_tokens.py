@@ -1,0 +1,106 @@
+"""Tokens of an identity provider: who signed them, for whom, for how long, for what."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+from server.access.keys import DamagedKeys
+from server.access.scopes import Scope
+from server.access.tokens import Tokens
+from tests.server.api.service import service
+from tests.server.repository.world import toy
+
+PRIVATE = ec.generate_private_key(ec.SECP256R1())
+STRANGER = ec.generate_private_key(ec.SECP256R1())
+NOW = int(time.time())
+CLAIMS = {
+    "iss": "https://login.example.org",
+    "aud": "lathe",
+    "sub": "alice",
+    "iat": NOW,
+    "exp": NOW + 600,
+    "scope": "openid lathe:infer lathe:read lathe:fly",
+    "lathe_models": ["m*"],
+}
+
+
+def write_key_set(path: Path) -> Path:
+    public = json.loads(jwt.algorithms.ECAlgorithm.to_jwk(PRIVATE.public_key()))
+    path.write_text(json.dumps({"keys": [{**public, "kid": "one", "alg": "ES256", "use": "sig"}]}))
+    return path
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Tokens:
+    return Tokens(write_key_set(tmp_path / "jwks.json"), "https://login.example.org", "lathe")
+
+
+def signed(key: Any = PRIVATE, algorithm: str = "ES256", kid: str | None = "one", **changed: Any) -> str:
+    claims = {name: value for name, value in {**CLAIMS, **changed}.items() if value is not None}
+    return jwt.encode(claims, key, algorithm, headers={"kid": kid} if kid else {})
+
+
+def test_a_token_carries_its_scopes_and_models(tokens: Tokens) -> None:
+    for _ in range(2):  # checked, then remembered
+        key = tokens.find(signed(), NOW)
+        assert key is not None
+        assert (key.name, key.scopes, key.models) == ("alice", {Scope.INFER, Scope.READ}, ("m*",))
+        assert key.allows(Scope.INFER, "m1")
+        assert not key.allows(Scope.INFER, "other")
+        assert not key.allows(Scope.WRITE, "m1")
+
+
+def test_a_token_ends_even_if_it_is_remembered(tokens: Tokens) -> None:
+    token = signed()
+    assert tokens.find(token, NOW) is not None
+    assert tokens.find(token, NOW + 601) is None
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        signed(STRANGER),
+        signed(kid=None),
+        signed(kid="two"),
+        signed(exp=NOW - 10),
+        signed(exp=None),
+        signed(sub=None),
+        signed(iss="https://elsewhere.example.org"),
+        signed(aud="another service"),
+        signed(lathe_models="m"),
+        signed(rsa.generate_private_key(65537, 2048), "RS256"),
+        signed("a shared secret of thirty-two bytes", "HS256"),
+        jwt.encode(CLAIMS, None, "none", headers={"kid": "one"}),
+        signed()[:-4] + "AAAA",
+        "a.b.c",
+        "",
+    ],
+)
+def test_any_other_token_is_none(tokens: Tokens, token: str) -> None:
+    assert tokens.find(token, NOW) is None
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"keys": []}', '{"keys": [{"kty": "oct", "k": "AAAA", "kid": "one"}]}'])
+def test_a_file_without_a_public_key_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "jwks.json").write_text(content)
+    with pytest.raises(DamagedKeys):
+        Tokens(tmp_path / "jwks.json", "", "lathe")
+
+
+def test_a_server_takes_tokens_and_names_their_owner(tmp_path: Path) -> None:
+    files = {"jwt_keys": write_key_set(tmp_path / "jwks.json"), "jwt_issuer": CLAIMS["iss"]}
+    with service(tmp_path / "repo", **files) as running:
+        url = f"{running.url}/api/v1/models/m/versions"
+        writer = {"authorization": f"Bearer {signed(scope='lathe:write lathe:read')}"}
+        assert httpx.post(url, content=toy(2.0)).status_code == 401
+        assert httpx.post(url, content=toy(2.0), headers={"authorization": f"Bearer {signed()}"}).status_code == 403
+        assert httpx.post(url, content=toy(2.0), headers=writer).status_code == 201
+        assert httpx.get(f"{running.url}/api/v1/models/m/audit", headers=writer).json()[0]["actor"] == "alice"

@@ -176,7 +176,7 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     compiled = partial(object_for, target=host(), cache=store.objects if store else None)
     choose = choices(graph, host(), options, Record(store.tuning, host()) if store else None, compiled)
     # 4. choose kernels, share memory, give addresses
-    planned = make_plan(graph, host(), options.threads, choose)
+    planned = make_plan(graph, host(), options.threads, choose, options.winograd)
     check_fits(planned.plan, machine_bytes())
     # 5. native code for every distinct kernel, from the cache where it has been made before
     objects = {name: compiled(spec) for name, spec in planned.specs.items()}

@@ -51,16 +51,20 @@ from core.plan.plan import (
 )
 from core.plan.probe import has_elements, holds_for_every_batch
 from core.plan.state import updated_in_place
+from core.plan.windows import Window, Windows
 
 __all__ = ["make_plan", "plannable", "weight_chunks"]
 
 
-def make_plan(graph: Graph, target: Target, threads: int = 1, choose: Selector = select) -> Planned:
+def make_plan(
+    graph: Graph, target: Target, threads: int = 1, choose: Selector = select, winograd: bool = True
+) -> Planned:
     """Plan a graph whose only symbol (apart from dimensions that depend on data) is the batch size `n`.
 
-    `choose` picks the kernel of a node; None where it has to run on the reference.
+    `choose` picks the kernel of a node among what the catalog has for its request (`winograd`: see Request); None where
+    the node has to run on the reference.
     """
-    return _Planner(graph, target, threads, choose).plan()
+    return _Planner(graph, target, threads, choose, winograd).plan()
 
 
 def plannable(value: Value) -> bool:
@@ -79,6 +83,10 @@ class _Place:
     buffer: Buffer | None = None
     offset: Affine = field(default_factory=Affine)
 
+    def at(self, start: Affine) -> _Place:
+        """The place that begins `start` bytes further."""
+        return _Place(self.base, self.buffer, self.offset + start)
+
     def address(self) -> Address:
         if self.buffer is None:
             return Address(self.base, self.offset)
@@ -86,14 +94,16 @@ class _Place:
 
 
 class _Planner:
-    def __init__(self, graph: Graph, target: Target, threads: int, choose: Selector) -> None:
+    def __init__(self, graph: Graph, target: Target, threads: int, choose: Selector, winograd: bool) -> None:
         self.graph = graph
         self.choose = choose
+        self.winograd = winograd
         self.target = target
         self.threads = threads
         self.nodes = order(graph)
         self.calls: dict[Node, KernelCall] = {}
         self.reasons: dict[Node, str] = {}
+        self.windows: dict[Value, Window] = {}
         self.places: dict[Value, _Place] = {}
         self.buffers: list[Buffer] = []
         self.items: dict[tuple[Value, str], WeightItem] = {}
@@ -112,6 +122,7 @@ class _Planner:
     def plan(self) -> Planned:
         for node in self.nodes:
             self._choose(node)
+        self._find_windows()
         self._bind_ports()
         last_read = self._last_reads()
         for position, node in enumerate(self.nodes):
@@ -153,7 +164,7 @@ class _Planner:
         if not has_elements(node):
             self.reasons[node] = f"{node.op} of {', '.join(_types(node))} has empty operands"
             return
-        request = Request(node, self.graph.constants, self.target, self.threads)
+        request = self._request(node)
         if node.op in CONTROL:
             self._choose_control(request)
             return
@@ -168,9 +179,27 @@ class _Planner:
     def _choose_control(self, request: Request) -> None:
         """Loops and branches are one kernel when all of their bodies have kernels."""
         try:
-            self.calls[request.node] = control_call(request, lambda body: make_plan(body, self.target, 1, self.choose))
+            self.calls[request.node] = control_call(request, self._body_plan)
         except NotNative as reason:
             self.reasons[request.node] = str(reason)
+
+    def _body_plan(self, body: Graph) -> Planned:
+        return make_plan(body, self.target, 1, self.choose, self.winograd)
+
+    def _request(self, node: Node) -> Request:
+        return Request(node, self.graph.constants, self.target, self.threads, winograd=self.winograd)
+
+    def _find_windows(self) -> None:
+        """Let values live inside others where all their kernels can; nodes that only made them so have no kernel."""
+        found = Windows(self.graph, self.calls, self._request, self._is_plain_view)
+        found.find(self.nodes)
+        self.windows = found.windows
+        self.calls.update(found.kernels())
+        for node in found.gone:
+            del self.calls[node]
+
+    def _is_plain_view(self, node: Node) -> bool:
+        return node not in self.reasons and self._is_view(node)
 
     def _is_view(self, node: Node) -> bool:
         """Whether the output is the input's bytes, for every batch size."""
@@ -199,10 +228,14 @@ class _Planner:
             self.places[value] = _Place(bases[state])
 
     def _root(self, value: Value) -> Value:
-        """The value whose bytes a chain of views looks at."""
-        while value.producer is not None and value.producer not in self.reasons and self._is_view(value.producer):
-            value = value.producer.inputs[0]  # type: ignore[assignment]
-        return value
+        """The value whose bytes a chain of views looks at, or that a window is part of."""
+        while True:
+            if value in self.windows:
+                value = self.windows[value].parent
+            elif value.producer is not None and self._is_plain_view(value.producer):
+                value = value.producer.inputs[0]  # type: ignore[assignment]
+            else:
+                return value
 
     def _last_reads(self) -> dict[Value, int]:
         """The position of the last read of every root value, reads through views included."""
@@ -215,16 +248,28 @@ class _Planner:
         return last
 
     def _store_outputs(self, position: int, node: Node, last_read: dict[Value, int]) -> None:
-        if node not in self.calls and node not in self.reasons:
+        if node not in self.calls and node not in self.reasons and self._is_view(node):
             self.places[node.output] = self._place(node.inputs[0])  # type: ignore[arg-type]
             return
         for value in node.outputs:
+            if value in self.windows:
+                self.places[value] = self._window(self.windows[value], position, last_read)
             if value in self.places or not plannable(value):
                 continue
             buffer = self._inplace(position, node, value, last_read) or self._new_buffer(value, position)
             buffer.values.append(value)
             buffer.last = max(buffer.last, last_read.get(value, position))
             self.places[value] = _Place(ARENA, buffer)
+
+    def _window(self, window: Window, position: int, last_read: dict[Value, int]) -> _Place:
+        """The place of a window; the first one that is written begins the life of the tensor around it."""
+        whole = window.parent
+        if whole not in self.places:
+            buffer = self._new_buffer(whole, position)
+            buffer.values.append(whole)
+            buffer.last = last_read.get(whole, position)
+            self.places[whole] = _Place(ARENA, buffer)
+        return self.places[whole].at(window.start)
 
     def _new_buffer(self, value: Value, position: int) -> Buffer:
         size = exact_affine(value.tensor.nbytes) or Affine()
@@ -239,6 +284,8 @@ class _Planner:
             return None
         for index in call.inplace:
             source = node.input(index)
+            if source in self.windows:
+                continue
             buffer = self.places[self._root(source)].buffer if source is not None and source in self.places else None
             if buffer is None or source is None or source.tensor.nbytes != value.tensor.nbytes:
                 continue

@@ -12,7 +12,7 @@ from core.ir.types import Dim, DType
 from core.kernels.catalog import body as bodies
 from core.kernels.catalog.base import In, KernelCall, KernelSpec, Operand, Out, Request, Scratch, covers
 from core.kernels.catalog.matrices import Matrices, perm_attribute, unpermuted
-from core.kernels.catalog.nest import Nest, broadcast_strides, has_plannable_types, row_major, traffic
+from core.kernels.catalog.nest import Nest, has_plannable_types, traffic
 from core.kernels.catalog.panels import Tile, choose_tile
 
 F32 = DType.FLOAT32
@@ -69,12 +69,12 @@ def attention(request: Request) -> KernelCall | None:
     node = request.node
     if not _is_covered(node):
         return None
-    q, k, v = (_operand(node, index, name) for index, name in enumerate(("perm_q", "perm_k", "perm_v")))
+    q, k, v = (_operand(request, index, name) for index, name in enumerate(("perm_q", "perm_k", "perm_v")))
     perm_y = perm_attribute(node, "perm_y")
     shape = unpermuted(node.output.shape, perm_y)
-    y = Matrices(shape, unpermuted(row_major(node.output.shape), perm_y))
+    y = Matrices(shape, unpermuted(request.strides_of(node.output), perm_y))
     scores = (*shape[:-1], k.shape[-1])
-    extras = {i: Matrices(scores, broadcast_strides(value.shape, scores)) for i, value in _extras(node).items()}
+    extras = {i: Matrices(scores, request.walk(value, scores)) for i, value in _extras(node).items()}
     steps = _whole(step for matrix in (q, k, v, y, *extras.values()) for step in matrix.strides[-2:])
     sizes = _whole((q.shape[-2], k.shape[-1], q.shape[-1], v.shape[-1]))
     if steps is None or sizes is None or 0 in sizes or (steps[5], steps[7]) != (1, 1):
@@ -101,7 +101,10 @@ def attention(request: Request) -> KernelCall | None:
     flops = product((*batch, queries, keys)) * (2 * depth + 2 * columns + _SOFTMAX_FLOPS)
     scratch = Scratch(sum(spec.scratch_parts) * F32.itemsize)
     operands: tuple[Operand, ...] = (*(In(i) for i in (0, 1, 2, *_extras(node))), Out(), scratch)
-    return KernelCall(spec, operands, flops=flops, bytes=traffic(node))
+    strided: tuple[In | Out, ...] = ()
+    if spec.dtype is F32:
+        strided = (*(In(i) for i in (0, 1, 2, *_extras(node))), Out())
+    return KernelCall(spec, operands, strided=strided, flops=flops, bytes=traffic(node))
 
 
 def _score_tile(request: Request, queries: int, keys: int) -> Tile:
@@ -123,11 +126,11 @@ def _is_covered(node: Node) -> bool:
     return all(value is not None and value.dtype is dtype for value in given)
 
 
-def _operand(node: Node, index: int, perm: str) -> Matrices:
-    value = node.inputs[index]
+def _operand(request: Request, index: int, perm: str) -> Matrices:
+    node, value = request.node, request.node.inputs[index]
     if value is None:
         raise ValueError(f"{node} has no input {index}")
-    return Matrices.of(value, perm_attribute(node, perm))
+    return Matrices.of(value, perm_attribute(node, perm), request.strides_of(value))
 
 
 def _extras(node: Node) -> dict[int, Value]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, ClassVar, TypeAlias
@@ -26,6 +26,7 @@ from core.ir.dim import SymDim
 from core.ir.graph import Array, Graph, Node, Value
 from core.ir.text import Weights, print_graph
 from core.ir.types import Dim, DType
+from core.kernels.catalog.nest import broadcast_strides, row_major
 from core.kernels.target import Target
 from core.ops import registry
 
@@ -127,6 +128,7 @@ class KernelCall:
     spec: KernelSpec
     operands: tuple[Operand, ...]
     inplace: tuple[int, ...] = ()  # inputs whose buffer output 0 may take over, elementwise-safe, best first
+    strided: tuple[In | Out, ...] = ()  # operands that may lie inside other tensors: `Request.strides` was honoured
     pointwise: bool = False  # other outputs may take over these buffers, too
     flops: Dim = 0
     bytes: Dim = 0  # least memory traffic: inputs read once, outputs written once
@@ -143,10 +145,28 @@ class Request:
     threads: int = 1
     rank: int = 0  # for selectors with tiles to choose from: 0 is the one expected to be fastest, 1 the next, ...
     winograd: bool = True  # whether fewer multiplications may be taken than the definition has
+    strides: Mapping[Value, tuple[Dim, ...]] = field(default_factory=dict)  # of values inside others, in elements
+    placed: frozenset[Value] = frozenset()  # inputs that lie in their place inside the output already
 
     def constant(self, index: int) -> Array | None:
         value = self.node.input(index)
         return self.constants.get(value) if value is not None else None
+
+    def strides_of(self, value: Value) -> tuple[Dim, ...]:
+        return self.strides[value] if value in self.strides else row_major(value.shape)
+
+    def walk(self, value: Value, to: Sequence[Dim]) -> tuple[Dim, ...]:
+        """Strides of a value while it is walked in the shape that it broadcasts to."""
+        return broadcast_strides(value.shape, to, self.strides_of(value))
+
+    def pitch(self, value: Value) -> Dim | None:
+        """The step from one row of contiguous elements along the last axis to the next; None where it is not one step
+        for all rows."""
+        *outer, last = self.strides_of(value)
+        step = next((s for s, n in zip(reversed(outer), reversed(value.shape[:-1]), strict=True) if n != 1), 1)
+        dense = row_major(value.shape[:-1])
+        even = all(n == 1 or s == d * step for s, d, n in zip(outer, dense, value.shape[:-1], strict=True))
+        return step if even and (last == 1 or value.shape[-1] == 1) else None
 
 
 Selector: TypeAlias = Callable[[Request], KernelCall | None]

@@ -144,7 +144,7 @@ def conv(request: Request) -> KernelCall | None:
     channels = in_words(weight.shape[1], element) if element is not None else None
     if element is None or not isinstance(channels, int):
         return None
-    finish = finish_of(node)
+    finish, pitch = finish_of(node, request), request.pitch(x)
     pixels = x.shape[0] * prod(window.count for window in windows)
     tile = choose_tile(request.target, pixels, columns, request.rank)
     key = f"conv{tile.columns}x{tile.lanes}g{groups}{element}"
@@ -156,27 +156,30 @@ def conv(request: Request) -> KernelCall | None:
         bytes=traffic(node),
     )
     extras = [In(i) for i in extra_indices(node)]
-    if groups == 1 and all(w == Window(w.size, w.size, 1, 1, w.dilation, 0, 0) for w in windows):
-        spec = _pointwise(finish, channels, columns, tile, element)
-        return call(spec, (In(0), pack, *extras, Out(0), *_stage(spec.staged, tile)))
+    lines = in_lines(request)
+    if pitch is not None and groups == 1 and all(w == Window(w.size, w.size, 1, 1, w.dilation, 0, 0) for w in windows):
+        step = pitch if element is F32 else channels
+        spec = _pointwise(finish, channels, columns, step, tile, element)
+        strided = (In(0), *lines) if element is F32 and lines else ()
+        return call(spec, (In(0), pack, *extras, Out(0), *_stage(spec.staged, tile)), strided=strided)
     fill = word_of(attribute(node, "pad_value"), element) if node.op == "FusedConv" else 0
     full = ConvSpec(x.shape[0], windows, groups, channels, columns, finish, False, tile, element, fill)
     short = channels < _FEW_CHANNELS and windows[-1].dilation == 1 and not full.has_whole_rows
-    if element is F32 and groups == 1 and short:
+    if groups == 1 and short:
         full = dataclasses.replace(full, gathers=True)
     scratch = Scratch(_scratch_bytes(full, request.target))
-    return call(full, (In(0), pack, *extras, Out(0), scratch, *_stage(finish.staged, tile)))
+    return call(full, (In(0), pack, *extras, Out(0), scratch, *_stage(finish.staged, tile)), strided=lines)
 
 
 def _stage(needed: bool, tile: Tile) -> tuple[Scratch, ...]:
     return (Scratch(stage_bytes(tile)),) if needed else ()
 
 
-def _pointwise(finish: Finish, channels: int, columns: int, tile: Tile, element: DType) -> GemmSpec:
-    """A 1x1 convolution is a matrix product over pixels."""
+def _pointwise(finish: Finish, channels: int, columns: int, step: Dim, tile: Tile, element: DType) -> GemmSpec:
+    """A 1x1 convolution is a matrix product over pixels, which lie `step` words apart."""
     extents = finish.pixels.extents
     dense = row_major(extents)
-    strides = (tuple(s * channels for s in dense), (0,) * len(extents), *finish.pixels.strides)
+    strides = (tuple(s * step for s in dense), (0,) * len(extents), *finish.pixels.strides)
     nest = Nest(extents, strides).collapsed()
     return GemmSpec(
         nest, channels, columns, 1, (columns, 1), finish.extra_steps, 1, True, finish.epilogue,
@@ -267,12 +270,21 @@ def extra_indices(node: Node) -> list[int]:
     return [i for i, value in enumerate(node.inputs) if i >= 2 and value is not None]
 
 
-def finish_of(node: Node) -> Finish:
-    """The epilogue with the bias as its first extra input."""
+def in_lines(request: Request) -> tuple[In | Out, ...]:
+    """The output and what its epilogue reads, if the channels of each are neighbours: then pixels may lie anywhere."""
+    node = request.node
+    values = [node.output, *(_value(node, i) for i in extra_indices(node))]
+    even = all(value.shape[-1:] == (1,) or request.strides_of(value)[-1:] in ((), (1,)) for value in values)
+    return (*(In(i) for i in extra_indices(node)), Out(0)) if even else ()
+
+
+def finish_of(node: Node, request: Request | None = None) -> Finish:
+    """The epilogue with the bias as its first extra input. `request` says which operands lie inside other tensors."""
     values = [_value(node, i) for i in extra_indices(node)]
-    shape = node.output.shape
-    strides = [broadcast_strides(value.shape, shape) for value in values]
-    pixels = Nest(shape[:-1], (*(s[:-1] for s in strides), row_major(shape)[:-1])).collapsed()
+    shape, inside = node.output.shape, request.strides if request is not None else {}
+    strides = [broadcast_strides(value.shape, shape, inside.get(value)) for value in values]
+    y = inside.get(node.output, row_major(shape))
+    pixels = Nest(shape[:-1], (*(s[:-1] for s in strides), y[:-1])).collapsed()
     body = node.attrs.get("epilogue")
     epilogue = body if isinstance(body, Graph) else None
     bias = node.input(2)

@@ -53,13 +53,18 @@ class CopySpec(KernelSpec):
         return f"copy({len(self.pieces)} pieces, {loops} loops)"
 
 
-def _call(node: Node, pieces: Sequence[Piece], operands: Sequence[Operand], fill: int = 0) -> KernelCall | None:
-    """The call that makes all pieces, simplified; None when a stride or an offset cannot be computed."""
+def _call(
+    node: Node, pieces: Sequence[Piece], operands: Sequence[Operand], fill: int = 0, strided: bool = False
+) -> KernelCall | None:
+    """The call that makes all pieces, simplified; None when a stride or an offset cannot be computed. `strided`: they
+    go by the operands' own strides."""
     live = [piece for piece in pieces if 0 not in piece.nest.extents]
     merged = tuple(Piece(p.source, p.target, p.nest.collapsed(), p.offsets) for p in live)
     if not all(map(is_plannable, (dim for p in merged for dim in (*p.offsets, *p.nest.extents)))):
         return None
-    return KernelCall(CopySpec(node.output.dtype.itemsize, merged, fill), tuple(operands), bytes=traffic(node))
+    given = tuple(operand for operand in operands if isinstance(operand, In | Out)) if strided else ()
+    spec = CopySpec(node.output.dtype.itemsize, merged, fill)
+    return KernelCall(spec, tuple(operands), strided=given, bytes=traffic(node))
 
 
 def _is_movable(node: Node) -> bool:
@@ -68,7 +73,7 @@ def _is_movable(node: Node) -> bool:
 
 
 def _moved(node: Node, extents: Sequence[Dim], strides: Sequence[Dim], offset: Dim = 0) -> KernelCall | None:
-    """One dense output, filled from one input walked with `strides` from `offset`."""
+    """One dense output, filled from one dense input walked with `strides` from `offset`."""
     nest = Nest(tuple(extents), (tuple(strides), row_major(extents)))
     return _call(node, [Piece(0, 1, nest, (offset, 0))], [In(0), Out()])
 
@@ -90,10 +95,11 @@ def transpose(request: Request) -> KernelCall | None:
     node = request.node
     if not _is_movable(node):
         return None
-    source = _input(node).shape
+    source, strides = _input(node).shape, request.strides_of(_input(node))
     perm = integers(node, "perm") or tuple(reversed(range(len(source))))
-    strides = row_major(source)
-    return _moved(node, [source[axis] for axis in perm], [strides[axis] for axis in perm])
+    walks = (tuple(strides[axis] for axis in perm), request.strides_of(node.output))
+    piece = Piece(0, 1, Nest(tuple(source[axis] for axis in perm), walks))
+    return _call(node, [piece], [In(0), Out()], strided=True)
 
 
 @covers("DepthToSpace", "SpaceToDepth")
@@ -161,12 +167,22 @@ def tile(request: Request) -> KernelCall | None:
 @covers("Slice")
 def slice_(request: Request) -> KernelCall | None:
     node = request.node
+    walk = sliced(node, request.strides_of(_input(node))) if _is_movable(node) else None
+    if walk is None:
+        return None
+    offset, strides = walk
+    piece = Piece(0, 1, Nest(node.output.shape, (strides, request.strides_of(node.output))), (offset, 0))
+    return _call(node, [piece], [In(0), Out()], strided=True)
+
+
+def sliced(node: Node, given: Sequence[Dim]) -> tuple[Dim, tuple[Dim, ...]] | None:
+    """Where a slice of an input with these strides begins, and its strides; None when a value is not known."""
     starts, steps = integers(node, "starts"), integers(node, "steps")
-    if not _is_movable(node) or starts is None or len(node.inputs) != 1:
+    if starts is None or len(node.inputs) != 1:
         return None
     source = _input(node).shape
     axes = integers(node, "axes") or tuple(range(len(starts)))
-    strides: list[Dim] = list(row_major(source))
+    strides: list[Dim] = list(given)
     offset: Dim = 0
     for axis, start, step in zip(axes, starts, steps or (1,) * len(starts), strict=True):
         axis = axis_of(axis, len(source))
@@ -175,7 +191,7 @@ def slice_(request: Request) -> KernelCall | None:
             return None
         offset = offset + first * strides[axis]
         strides[axis] = strides[axis] * step
-    return _moved(node, node.output.shape, strides, offset)
+    return offset, tuple(strides)
 
 
 def _first(start: Dim, step: int, extent: Dim) -> Dim | None:
@@ -197,15 +213,17 @@ def concat(request: Request) -> KernelCall | None:
         return None
     shape = node.output.shape
     axis = axis_of(attribute(node, "axis"), len(shape))
-    dense = row_major(shape)
+    strides = request.strides_of(node.output)
     pieces: list[Piece] = []
     position: Dim = 0
     for index, value in enumerate(node.inputs):
-        extents = value.shape if value is not None else ()
-        nest = Nest(extents, (row_major(extents), dense))
-        pieces.append(Piece(index, len(node.inputs), nest, (0, position * dense[axis])))
-        position = position + extents[axis]
-    return _call(node, pieces, [*(In(i) for i in range(len(node.inputs))), Out()])
+        if value is None:
+            return None
+        nest = Nest(value.shape, (request.strides_of(value), strides))
+        if value not in request.placed:
+            pieces.append(Piece(index, len(node.inputs), nest, (0, position * strides[axis])))
+        position = position + value.shape[axis]
+    return _call(node, pieces, [*(In(i) for i in range(len(node.inputs))), Out()], strided=True)
 
 
 @covers("Split")

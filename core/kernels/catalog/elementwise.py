@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from core.ir.graph import Array, Graph, Node, Value
-from core.ir.types import Dim, DType
+from core.ir.graph import Array, Graph, Value
+from core.ir.types import DType
 from core.kernels.catalog import body as bodies
 from core.kernels.catalog.base import VIEWS, In, KernelCall, KernelSpec, Out, Request, covers
-from core.kernels.catalog.nest import Nest, broadcast_strides, has_plannable_types, row_major, traffic
+from core.kernels.catalog.nest import Nest, has_plannable_types, traffic
 from core.ops import registry
 
 DTYPES = frozenset(
@@ -24,7 +24,7 @@ _MOST_NAMED = 4  # operators of a kernel that `summary` lists
 
 @dataclass(frozen=True)
 class ElementwiseSpec(KernelSpec):
-    """`body` applied along `nest`; the nest's operands are the body's inputs and then one dense output for all."""
+    """`body` applied along `nest`; the nest's operands are the body's inputs and then one output for all."""
 
     family: ClassVar[str] = "elementwise"
     body: Graph
@@ -53,15 +53,22 @@ def elementwise(request: Request) -> KernelCall | None:
     known = _known(given, request.constants)
     body = bodies.canonical(source, known)
     operands = [(index, value) for position, (index, value) in enumerate(given) if position not in known]
-    nest = _nest(node, [value for _, value in operands])
+    nest = _nest(request, [value for _, value in operands])
+    inputs, outputs = [In(index) for index, _ in operands], [Out(i) for i in range(len(node.outputs))]
     return KernelCall(
         ElementwiseSpec(body, nest),
-        (*(In(index) for index, _ in operands), *(Out(i) for i in range(len(node.outputs)))),
+        (*inputs, *outputs),
+        strided=(*inputs, *(outputs if len(outputs) == 1 else [])) if _in_lines(nest) else (),
         inplace=tuple(index for index, value in operands if _can_take_over(value, node.output)),
         pointwise=True,
         flops=node.output.tensor.size * len(body.nodes),
         bytes=traffic(node),
     )
+
+
+def _in_lines(nest: Nest) -> bool:
+    """Whether neighbours in the innermost loop are neighbours in memory, or one value for all."""
+    return all(stride in (0, 1) for stride in nest.loop(nest.rank - 1))
 
 
 def _is_covered(body: Graph) -> bool:
@@ -83,10 +90,10 @@ def _known(given: list[tuple[int, Value]], constants: Mapping[Value, Array]) -> 
     }
 
 
-def _nest(node: Node, inputs: list[Value]) -> Nest:
-    shape: tuple[Dim, ...] = node.output.shape
-    strides = [broadcast_strides(value.shape, shape) for value in inputs]
-    return Nest(shape, (*strides, row_major(shape))).collapsed()
+def _nest(request: Request, inputs: list[Value]) -> Nest:
+    output = request.node.outputs[0]
+    strides = [request.walk(value, output.shape) for value in inputs]
+    return Nest(output.shape, (*strides, request.strides_of(output))).collapsed()
 
 
 def _can_take_over(value: Value, output: Value) -> bool:

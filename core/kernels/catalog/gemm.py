@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -14,7 +15,7 @@ from core.ir.types import Dim, DType
 from core.kernels.catalog import body as bodies
 from core.kernels.catalog.base import In, KernelCall, KernelSpec, Operand, Out, Packed, Request, Scratch, covers
 from core.kernels.catalog.matrices import Matrices, perm_attribute, unpermuted
-from core.kernels.catalog.nest import Nest, broadcast_strides, has_plannable_types, row_major, traffic
+from core.kernels.catalog.nest import Nest, has_plannable_types, row_major, traffic
 from core.kernels.catalog.panels import (
     Tile,
     choose_tile,
@@ -85,10 +86,10 @@ def gemm(request: Request) -> KernelCall | None:
     element = _element(request)
     if element is None:
         return None
-    a, b, shape = _in_words(_operand(node, 0), element), _operand(node, 1), _product_shape(node)
+    a, b, shape = _in_words(_operand(request, 0), element), _operand(request, 1), _product_shape(node)
     if a is None:
         return None
-    y_strides = unpermuted(row_major(node.output.shape), perm_attribute(node, "perm_y"))
+    y_strides = unpermuted(request.strides_of(node.output), perm_attribute(node, "perm_y"))
     steps = (a.strides[-1], *b.strides[-2:], y_strides[-1], a.shape[-1], b.shape[-1])
     known = [step for step in steps if isinstance(step, int)]
     if len(known) < len(steps):
@@ -99,7 +100,7 @@ def gemm(request: Request) -> KernelCall | None:
     if packed:
         size = packed_size(depth, columns, tile)
         b = Matrices(b.shape, (*(s * size for s in row_major(b.shape[:-2])), *b.strides[-2:]))
-    extras = {i: broadcast_strides(value.shape, shape) for i, value in _extras(node).items()}
+    extras = {i: request.walk(value, shape) for i, value in _extras(node).items()}
     batch = shape[:-2]
     walks = (
         (*a.along(batch), a.strides[-2]),
@@ -127,7 +128,15 @@ def gemm(request: Request) -> KernelCall | None:
         i for i, strides in extras.items() if strides == y_strides and not spec.deferred and _can_be_replaced(node, i)
     ]
     flops = product(shape) * (depth * per_word(element) * 2)
-    return KernelCall(spec, _operands(spec, node), tuple(replaceable), flops=flops, bytes=traffic(node))
+    strided: tuple[In | Out, ...] = ()
+    if element is F32 and _in_lines(extras):
+        strided = (In(0), In(1), *(In(i) for i in extras), Out(0))
+    return KernelCall(spec, _operands(spec, node), tuple(replaceable), strided, flops=flops, bytes=traffic(node))
+
+
+def _in_lines(extras: Mapping[int, tuple[Dim, ...]]) -> bool:
+    """Whether columns are neighbours in every extra, or one value for all."""
+    return all(strides[-1] in (0, 1) for strides in extras.values())
 
 
 def _operands(spec: GemmSpec, node: Node) -> tuple[Operand, ...]:
@@ -173,11 +182,11 @@ def _in_words(a: Matrices, element: DType) -> Matrices | None:
     return Matrices(*(tuple(dim for dim in dims if dim is not None) for dims in (shape, strides)))
 
 
-def _operand(node: Node, index: int) -> Matrices:
-    value = node.inputs[index]
+def _operand(request: Request, index: int) -> Matrices:
+    node, value = request.node, request.node.inputs[index]
     if value is None:
         raise ValueError(f"{node} has no input {index}")
-    return Matrices.of(value, perm_attribute(node, ("perm_a", "perm_b")[index]))
+    return Matrices.of(value, perm_attribute(node, ("perm_a", "perm_b")[index]), request.strides_of(value))
 
 
 def _extras(node: Node) -> dict[int, Value]:

@@ -14,14 +14,15 @@ Perm = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Matrices:
-    """A dense tensor seen through a permutation; strides count elements."""
+    """A tensor seen through a permutation; strides count elements."""
 
     shape: tuple[Dim, ...]
     strides: tuple[Dim, ...]
 
     @classmethod
-    def of(cls, value: Value, perm: Perm | None) -> Matrices:
-        axes, strides = perm or range(len(value.shape)), row_major(value.shape)
+    def of(cls, value: Value, perm: Perm | None, strides: tuple[Dim, ...] | None = None) -> Matrices:
+        """Dense unless its strides are given."""
+        axes, strides = perm or range(len(value.shape)), row_major(value.shape) if strides is None else strides
         return cls(tuple(value.shape[axis] for axis in axes), tuple(strides[axis] for axis in axes))
 
     def along(self, batch: Sequence[Dim]) -> tuple[Dim, ...]:

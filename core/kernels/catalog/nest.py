@@ -67,9 +67,11 @@ def row_major(shape: Sequence[Dim]) -> tuple[Dim, ...]:
     return tuple(reversed(strides))
 
 
-def broadcast_strides(shape: Sequence[Dim], to: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Strides of a dense array of `shape` while it is walked in the shape `to` that it broadcasts to."""
-    dense = (0,) * (len(to) - len(shape)) + row_major(shape)
+def broadcast_strides(
+    shape: Sequence[Dim], to: Sequence[Dim], strides: tuple[Dim, ...] | None = None
+) -> tuple[Dim, ...]:
+    """Strides of an array of `shape` (dense by default) while it is walked in the shape `to` that it broadcasts to."""
+    dense = (0,) * (len(to) - len(shape)) + (row_major(shape) if strides is None else strides)
     padded = (1,) * (len(to) - len(shape)) + tuple(shape)
     return tuple(0 if extent == 1 else stride for extent, stride in zip(padded, dense, strict=True))
 

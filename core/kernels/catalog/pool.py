@@ -50,6 +50,7 @@ class PoolSpec(KernelSpec):
     batch: Dim
     windows: tuple[Window, ...]
     channels: Dim
+    pitches: tuple[Dim, Dim]  # elements from pixel to pixel, of the image and of the result
 
     @property
     def computed(self) -> DType:
@@ -81,9 +82,14 @@ def pool(request: Request) -> KernelCall | None:
         return None
     batch, channels = (x.shape[0], x.shape[-1]) if last else (x.shape[0] * x.shape[1], 1)
     average = node.op == "AveragePool"
-    spec = PoolSpec(average, bool(attribute(node, "count_include_pad")), x.dtype, batch, windows, channels)
+    pitches = (request.pitch(x), request.pitch(node.output)) if last else (1, 1)
+    if pitches[0] is None or pitches[1] is None:
+        return None
+    padded = bool(attribute(node, "count_include_pad"))
+    spec = PoolSpec(average, padded, x.dtype, batch, windows, channels, (pitches[0], pitches[1]))
     flops = node.output.tensor.size * prod(w.kernel for w in windows)
-    return KernelCall(spec, (In(0), Out()), flops=flops, bytes=traffic(node))
+    strided = (In(0), Out()) if last else ()
+    return KernelCall(spec, (In(0), Out()), strided=strided, flops=flops, bytes=traffic(node))
 
 
 def _windows(node: Node, spatial: Sequence[Dim], results: Sequence[Dim]) -> tuple[Window, ...] | None:

@@ -14,7 +14,15 @@ from core.ir.dim import product
 from core.ir.graph import Array
 from core.ir.types import Dim, DType
 from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Packed, Request, Scratch, covers
-from core.kernels.catalog.conv import Finish, extra_indices, finish_of, inplace_extras, is_winograd, windows_of
+from core.kernels.catalog.conv import (
+    Finish,
+    extra_indices,
+    finish_of,
+    in_lines,
+    inplace_extras,
+    is_winograd,
+    windows_of,
+)
 from core.kernels.catalog.nest import traffic
 from core.kernels.catalog.panels import LINE, Tile, choose_tile, pack_panels
 from core.kernels.catalog.pool import Window
@@ -140,7 +148,7 @@ def winograd(request: Request) -> KernelCall | None:
     if weight is None or windows is None or not is_winograd(request, weight, windows):
         return None
     columns, channels = weight.shape[:2]
-    batch, finish = node.output.shape[0], finish_of(node)
+    batch, finish = node.output.shape[0], finish_of(node, request)
     form = LARGE if all(window.count >= _LARGE_IMAGE for window in windows) else SMALL
     block = _BLOCK if form.products * channels * columns * WORD_BYTES < _FAR_BYTES else 2 * _BLOCK
     tile = choose_tile(request.target, block, columns, request.rank)
@@ -158,6 +166,7 @@ def winograd(request: Request) -> KernelCall | None:
             Scratch(spec.scratch_words * WORD_BYTES),
         ),
         inplace=inplace_extras(node),
+        strided=in_lines(request),
         flops=node.output.tensor.size * (2 * weight[0].size),
         bytes=traffic(node),
     )

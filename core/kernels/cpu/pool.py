@@ -36,9 +36,9 @@ def generate(spec: PoolSpec, target: Target) -> Kernel:
     k = Kernel(spec, target)
     x, y = (k.operand(i, spec.dtype).computing(spec.computed) for i in range(2))
     counts = [window.count for window in spec.windows]
-    strides = row_major([*(window.size for window in spec.windows), spec.channels])
+    strides = row_major([*(window.size for window in spec.windows), spec.pitches[0]])
     image = strides[0] * spec.windows[0].size
-    line = k.dim(counts[-1] * spec.channels)
+    line = k.dim(counts[-1] * spec.pitches[1])
     steps = k.index(grain(2 * spec.dtype.itemsize, spec.taps)) // k.ops.max(line, 1)
     lines = k.dim(spec.batch) * math.prod(counts[:-1])
     with even_chunks(k, lines, steps) as (start, stop), k.loop(start, stop) as item:
@@ -57,7 +57,7 @@ def _line(k: Kernel, spec: PoolSpec, x: Pointer, y: Pointer, outer: Sequence[Val
     count = spec.windows[-1].count
 
     def result(place: Val, unrolled: bool) -> None:
-        _result(k, spec, x, y.at(place * k.dim(spec.channels)), [*outer, place], strides, unrolled)
+        _result(k, spec, x, y.at(place * k.dim(spec.pitches[1])), [*outer, place], strides, unrolled)
 
     with k.loop(0, begin + (count - end)) as border:
         result(k.ops.select(border < begin, border, border - begin + end), unrolled=False)

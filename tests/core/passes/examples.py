@@ -1,0 +1,190 @@
+"""Examples of what passes rewrite, built in Python where the text would be long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from core.autodiff import gradients
+from core.ir.build import Builder
+from core.ir.dim import symbol
+from core.ir.graph import Graph, Value
+from core.ir.types import DType, TensorType
+from core.passes.pipeline import optimize
+from tests.core.passes.test_pipeline import encoder, image_net
+from tests.core.passes.test_quantized import network, pair, quantized, scalar, weight
+
+N = symbol("n")
+F32 = DType.FLOAT32
+
+
+def _input(b: Builder, name: str, *shape: Any, dtype: DType = F32) -> Value:
+    return b.input(name, TensorType(dtype, shape))
+
+
+def _weight(b: Builder, *shape: int) -> Value:
+    return b.constant(np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32) * 0.3)
+
+
+def trained_convolutions() -> Graph:
+    """Two convolutions, pooling and a product, with the gradients of their weights."""
+    b = Builder(Graph("trained"))
+    x, w, v = _input(b, "x", 8, 3, 8, 8), _input(b, "w", 4, 3, 3, 3), _input(b, "v", 6, 4, 3, 3)
+    bias, u = _input(b, "bias", 4), _input(b, "u", 24, 5)
+    h = b("Relu", b("Conv", x, w, bias, pads=(1, 1, 1, 1)))
+    h = b("MaxPool", h, kernel_shape=(2, 2), strides=(2, 2))
+    h = b("Relu", b("Conv", h, v))
+    y = b("MatMul", b("Flatten", h, axis=1), u)
+    b.graph.outputs = [y]
+    return gradients(b.graph, of=y.name, with_respect_to=["w", "v", "bias", "u"])
+
+
+def loop_with_a_body() -> Graph:
+    """Five times x = x * 0.5 * 2 + 1, spelt with constants to fold."""
+    b = Builder(Graph("loop"))
+    x = _input(b, "x", N, 3)
+    body = Builder(Graph("body"))
+    trip, going, carried = (
+        _input(body, name, *shape, dtype=dtype)
+        for name, shape, dtype in (("i", (), DType.INT64), ("c", (), DType.BOOL), ("v", (N, 3), F32))
+    )
+    half = body("Mul", body("Mul", carried, body.constant(np.float32(0.5))), body.constant(np.float32(2)))
+    body.graph.outputs = [body("Identity", going), body("Add", half, body.constant(np.float32(1)))]
+    assert trip is body.graph.inputs[0]
+    b.graph.outputs = [b("Loop", b.constant(np.int64(5)), None, x, body=body.graph)]
+    return b.graph
+
+
+def chosen_branch() -> Graph:
+    """A branch by data: both bodies are optimized in place."""
+    b = Builder(Graph("branch"))
+    x = _input(b, "x", N, 3)
+    condition = b("Squeeze", b("Greater", b("ReduceSum", x, axes=(0, 1), keepdims=1), b.constant(np.float32(0))))
+    branches = []
+    for op in ("Relu", "Neg"):
+        inner = Builder(Graph(op.lower()))
+        inner.graph.outputs = [inner("Add", inner(op, x), inner.constant(np.zeros(1, np.float32)))]
+        branches.append(inner.graph)
+    b.graph.outputs = [b("If", condition, then_branch=branches[0], else_branch=branches[1])]
+    return b.graph
+
+
+def what_changes_nothing() -> Graph:
+    """Less nothing, repeated once, cut at no bound, split into one part."""
+    b = Builder(Graph("nothing"))
+    x = _input(b, "x", N, 6)
+    y = b("Neg", b("Sub", x, b.constant(np.float32(0))))
+    y = b("Neg", b("Tile", y, repeats=(1, 1)))
+    y = b("Neg", b("Clip", y))
+    y = b("Neg", b("Split", y, axis=1, num_outputs=1))
+    b.graph.outputs = [y]
+    return b.graph
+
+
+def said_twice() -> Graph:
+    b = Builder(Graph("twice"))
+    x, flag = _input(b, "x", N, 6), _input(b, "flag", N, dtype=DType.BOOL)
+    b.graph.outputs = [b("Relu", b("Relu", x)), b("And", b("Not", b("Not", flag)), flag)]
+    return b.graph
+
+
+def product_read_across() -> Graph:
+    """The transpose of a product of two matrices, which is the product of their transposes."""
+    b = Builder(Graph("across"))
+    x = _input(b, "x", N, 4)
+    y = b("FusedMatMul", x, _weight(b, 4, 5), perm_y=(1, 0))
+    b.graph.outputs = [y]
+    return b.graph
+
+
+def product_of_bytes() -> Graph:
+    b = Builder(Graph("bytes"))
+    x, zero = _input(b, "x", N, 4, dtype=DType.UINT8), _input(b, "zero", dtype=DType.UINT8)
+    w = b.constant(np.arange(-10, 10, dtype=np.int8).reshape(4, 5))
+    b.graph.outputs = [b("MatMulInteger", x, w, zero), b("MatMulInteger", x, w)]
+    return b.graph
+
+
+def convolution_of_bytes() -> Graph:
+    b = Builder(Graph("bytes"))
+    x = _input(b, "x", N, 2, 5, 5, dtype=DType.UINT8)
+    w = b.constant(np.arange(-18, 18, dtype=np.int8).reshape(2, 2, 3, 3))
+    y = b("ConvInteger", x, w, b.constant(np.uint8(3)), pads=(1, 1, 1, 1))
+    z = b("ConvInteger", x, w)
+    b.graph.outputs = [y, z]
+    return b.graph
+
+
+def image_network() -> Graph:
+    return optimize(image_net())[0]
+
+
+def language_network() -> Graph:
+    return optimize(encoder())[0]
+
+
+# -- quantized --------------------------------------------------------------------------------------------------------
+
+
+def _quantized(write: Callable[[Builder, Value], Value], *shape: int, dtype: DType = F32) -> Callable[[], Graph]:
+    def make() -> Graph:
+        return network(write, *shape, dtype=dtype)
+
+    make.__name__ = write.__name__.strip("_")
+    return make
+
+
+def _quantized_products(b: Builder, x: Value) -> Value:
+    y = b("MatMul", pair(b, x), weight(b, 24, 20, axis=1))
+    y = pair(b, b("Relu", b("Add", y, b.constant(np.ones(20, np.float32)))), 0.1, 3)
+    y = b(
+        "Gemm", y, weight(b, 11, 20, axis=0, dtype=np.uint8), b.constant(np.ones(11, np.float32)), transB=1, alpha=0.5
+    )
+    return pair(b, y, 0.1, -7, np.int8)
+
+
+def _quantized_convolutions(b: Builder, x: Value) -> Value:
+    numbers = b.constant(np.arange(8, dtype=np.int32) * 50)
+    bias = b("DequantizeLinear", numbers, b.constant(np.full(8, 1e-3, np.float32)), axis=0)
+    x = pair(b, b("Conv", pair(b, x), weight(b, 8, 8, 3, 3, axis=0), bias, pads=(1,) * 4), 0.2, 100)
+    inner = pair(b, b("Relu", b("Conv", x, weight(b, 8, 1, 3, 3, axis=0), group=8, pads=(1,) * 4)), 0.1, 0)
+    joined = pair(b, b("Relu", b("Add", pair(b, b("Conv", inner, weight(b, 8, 8, 1, 1, axis=0)), 0.2, 128), x)), 0.2, 0)
+    return pair(b, b("MaxPool", joined, kernel_shape=(2, 2), strides=(2, 2)), 0.2, 0)
+
+
+def _quantized_operators(b: Builder, x: Value) -> Value:
+    q, scale = quantized(b, x, 0.05, 100), scalar(b, 0.1, np.float32)
+    w = b.constant((np.arange(288) % 19 - 9).astype(np.int8).reshape(4, 8, 3, 3))
+    args = (q, scalar(b, 0.05, np.float32), scalar(b, 100, np.uint8), w, b.constant(np.full(4, 0.02, np.float32)))
+    bias = b.constant(np.arange(4, dtype=np.int32))
+    y = b("QLinearConv", *args, b.constant(np.zeros(4, np.int8)), scale, scalar(b, 50, np.uint8), bias)
+    m = b.constant((np.arange(24) % 17 - 8).astype(np.int8).reshape(4, 6))
+    fine = scalar(b, 0.012, np.float32)
+    more = (m, scalar(b, 0.03, np.float32), scalar(b, 0, np.int8), fine, scalar(b, 128, np.uint8))
+    z = b("QLinearMatMul", b("Transpose", y, perm=(0, 2, 3, 1)), scale, scalar(b, 50, np.uint8), *more)
+    return b("DequantizeLinear", z, fine, scalar(b, 128, np.uint8))
+
+
+def _integer_products(b: Builder, x: Value) -> Value:
+    w = b.constant((np.arange(180) % 100).astype(np.uint8).reshape(20, 9))
+    return b("MatMulInteger", x, w, b.constant(np.array(99, x.dtype.numpy)), scalar(b, 60, np.uint8))
+
+
+EXAMPLES: Mapping[str, Sequence[Callable[[], Graph]]] = {
+    "batch_last": [trained_convolutions],
+    "bfloat16": [image_network, language_network],
+    "control": [loop_with_a_body, chosen_branch],
+    "eliminate": [what_changes_nothing],
+    "gemm": [product_read_across, product_of_bytes],
+    "layout": [convolution_of_bytes],
+    "quantized": [
+        _quantized(_quantized_products, 24),
+        _quantized(_quantized_convolutions, 8, 10, 10),
+        _quantized(_quantized_operators, 8, 6, 6),
+        _quantized(_integer_products, 20, dtype=DType.UINT8),
+        _quantized(_integer_products, 20, dtype=DType.INT8),
+    ],
+    "simplify": [said_twice],
+}

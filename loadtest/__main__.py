@@ -1,16 +1,21 @@
-"""`python -m loadtest SCENARIO --url http://127.0.0.1:8080 --out reports`: exit status 1 when a promise is broken."""
+"""Load tests and measurements; exit status 1 when a promise is broken.
+
+python -m loadtest SCENARIO --url http://127.0.0.1:8080 --out reports     of a running server
+python -m loadtest engine | footprint                                     of the engine: see these modules
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
 import uvloop
 from rich.console import Console
 
+from loadtest import engine, footprint
 from loadtest.admin import CallFailed
 from loadtest.output import save, show
 from loadtest.scenario import Options, Report
@@ -18,16 +23,17 @@ from loadtest.scenarios import SCENARIOS
 
 HELP = {
     "url": "the running server",
-    "model": "model to ask (steady, ramp, peak)",
+    "model": "model to ask (steady, ramp, soak, peak)",
     "rate": "requests/s; of ramp the highest",
     "seconds": "length of a phase",
     "connections": "connections at most",
     "rows": "rows per request",
-    "onnx": "model that rollback makes its versions from",
+    "onnx": "model that rollback and soak make their versions from",
     "switches": "alias switches (rollback)",
     "cycles": "cycles of upload and rollback (rollback)",
     "requests": "requests at least (rollback)",
 }
+OFFLINE: dict[str, Callable[[Sequence[str]], int]] = {"engine": engine.main, "footprint": footprint.main}
 TYPES = {"url": str, "model": str, "rate": float, "seconds": float, "onnx": str}
 
 
@@ -54,7 +60,10 @@ def run(name: str, options: Options, out: Path, console: Console) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    chosen = vars(parser().parse_args(arguments))
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given and given[0] in OFFLINE:
+        return OFFLINE[given[0]](given[1:])
+    chosen = vars(parser().parse_args(given))
     name, out = chosen.pop("scenario"), chosen.pop("out")
     console = Console()
     try:

@@ -7,6 +7,7 @@ from loadtest.admin import Admin
 from loadtest.openloop import capacity
 from loadtest.rollback import rollback
 from loadtest.scenario import Options, Report, Scenario, Traffic
+from loadtest.soak import soak
 from loadtest.wrk import peak
 
 WARM_UP = 1.0  # seconds of traffic that is not reported
@@ -68,4 +69,4 @@ async def overload(options: Options, report: Report) -> None:
     report.promise_no_failures()
 
 
-SCENARIOS: dict[str, Scenario] = {f.__name__: f for f in (steady, ramp, overload, rollback, peak)}
+SCENARIOS: dict[str, Scenario] = {f.__name__: f for f in (steady, ramp, overload, rollback, soak, peak)}

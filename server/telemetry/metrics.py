@@ -6,6 +6,8 @@ unloading a model.
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
@@ -96,10 +98,19 @@ class _LatheCollector(Collector):
             cancelled.add_metric(labels, page.cancelled)
             for reason, count in page.released.items():
                 released.add_metric((*labels, reason), count)
+        threads = GaugeMetricFamily("lathe_threads", "Threads of the process, native ones too", value=_threads())
         memory = GaugeMetricFamily("lathe_model_memory_bytes", "Memory of loaded models", labels=_LABELS)
         for servable in self._servables():
             memory.add_metric((servable.ref.name, str(servable.ref.version)), servable.model.memory_bytes)
-        yield from (request, queue, compute, batch, released, cancelled, memory)
+        yield from (request, queue, compute, batch, released, cancelled, memory, threads)
+
+
+def _threads() -> int:
+    """As the system counts them where it lists them, else Python's own."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return threading.active_count()
 
 
 def _batch_sizes(page: Statistics) -> tuple[list[tuple[str, float]], float]:

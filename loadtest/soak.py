@@ -1,0 +1,163 @@
+"""Scenario: everything that happens to a server in a long life, for as long as wanted; nothing of it may add up."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadtest import arrivals
+from loadtest.admin import Admin
+from loadtest.connection import Target
+from loadtest.scenario import Options, Report, Traffic
+from loadtest.stats import summarise
+from loadtest.switching import variant
+from loadtest.wire import http_request
+
+MODEL = "loadtest-soak"
+SECONDS, RATE = 1800.0, 200.0
+SETTLING = 0.25  # of the time, before anything counts: caches fill, allocators find their size
+SAMPLE = 2.0  # seconds between two looks
+PAUSE = 0.5  # seconds between two rounds of trouble
+VERSIONS = 8  # kept; older ones are deleted
+MEMORY = 5.0  # MiB per hour that memory may grow
+HANDLES = 2.0  # per hour that descriptors and threads may grow
+
+GAUGES = {
+    "process_resident_memory_bytes": ("resident memory", 2.0**-20, MEMORY, "MiB"),
+    "process_open_fds": ("file descriptors", 1.0, HANDLES, ""),
+    "lathe_threads": ("threads", 1.0, HANDLES, ""),
+}
+
+
+@dataclass
+class Watch:
+    """The server's gauges over time (seconds of the monotonic clock)."""
+
+    target: Target
+    times: list[float] = field(default_factory=list)
+    samples: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in GAUGES})
+
+    async def run(self) -> None:
+        while True:
+            await self.look()
+            await asyncio.sleep(SAMPLE)
+
+    async def look(self) -> None:
+        text = (await self.target.ask("GET", "/metrics")).body.decode()
+        found = dict(line.split(" ", 1) for line in text.splitlines() if line.split(" ", 1)[0] in GAUGES)
+        self.times.append(time.monotonic())
+        for name, samples in self.samples.items():
+            samples.append(float(found[name]))
+
+
+@dataclass
+class Trouble:
+    """What goes on beside the traffic; every round does all of it once."""
+
+    admin: Admin
+    base: bytes
+    report: Report
+    versions: list[int] = field(default_factory=list)
+
+    async def run(self) -> None:
+        for number in itertools.count():
+            await self.come_and_go(number)
+            await self.load_and_unload()
+            await self.leave_early()
+            await self.send_nonsense()
+            await asyncio.sleep(PAUSE)
+
+    async def come_and_go(self, number: int) -> None:
+        """A version comes, goes live, is rolled back; the oldest is deleted."""
+        done = await self.admin.upload(variant(self.base, 1 + number % 997 / 1000))
+        self.report.calls_ms.setdefault("upload", []).append(done.ms)
+        self.versions.append(int(done.result["version"]))
+        if len(self.versions) > 1:
+            await self.admin.rollback()
+            await self.admin.set_alias(self.versions[-1])
+        if len(self.versions) > VERSIONS:
+            await self.expect("DELETE", f"/api/v1/models/{MODEL}/versions/{self.versions.pop(0)}", 200)
+
+    async def load_and_unload(self) -> None:
+        await self.expect("POST", f"/v2/repository/models/{MODEL}/unload", 200)
+        await self.expect("POST", f"/v2/repository/models/{MODEL}/load", 200)
+
+    async def leave_early(self) -> None:
+        """Callers that go in the middle of their request, and before its answer."""
+        whole = http_request("POST", f"/v2/models/{MODEL}/infer", self.admin.target.authority, b"{}")
+        for request in (whole[: len(whole) // 2], whole):
+            for _ in range(5):
+                connection = await self.admin.target.connect()
+                connection.send(request, lambda *_: None)
+                await asyncio.sleep(0)
+                connection.close()
+
+    async def send_nonsense(self) -> None:
+        for path, body, status in nonsense():
+            await self.expect("POST", path, status, body)
+
+    async def expect(self, method: str, path: str, status: int, body: bytes = b"") -> None:
+        answer = await self.admin.target.ask(method, path, body)
+        if answer.status != status:
+            raise RuntimeError(f"{method} {path}: expected {status}, got {answer.status}: {answer.body[:200]!r}")
+
+
+def nonsense() -> Iterator[tuple[str, bytes, int]]:
+    """Requests that must be refused, and how."""
+    infer = f"/v2/models/{quote(MODEL)}/infer"
+    yield infer, b"", 400
+    yield infer, b"not JSON", 400
+    yield infer, b'{"inputs": [{"name": "x", "shape": [-1], "datatype": "FP32", "data": []}]}', 400
+    yield infer, b"[" * 10_000, 400
+    yield "/v2/models/nothing/infer", b"{}", 404
+    yield f"/api/v1/models/{MODEL}/versions", b"no model", 422
+
+
+async def soak(options: Options, report: Report) -> None:
+    """Half an hour of traffic while versions come and go, callers leave and nonsense arrives: nothing grows."""
+    seconds, rate = options.seconds or SECONDS, options.rate or RATE
+    traffic = await Traffic.of(options, options.model)
+    base = await asyncio.to_thread(Path(options.onnx).read_bytes)
+    watch = Watch(traffic.admin.target)
+    trouble = Trouble(Admin.at(options.url, MODEL), base, report)
+    loop = traffic.loop(arrivals.poisson(rate, seconds))
+    beside = [asyncio.create_task(watch.run()), asyncio.create_task(trouble.run())]
+    try:
+        log = await loop.run()
+        for task in beside:
+            if task.done():
+                task.result()  # raises what ended it
+    finally:
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
+    report.phases.append(summarise(f"{rate:g}/s for {seconds:g} s", log, seconds, {}))
+    report.promise_no_failures()
+    judge(watch, report)
+
+
+def judge(watch: Watch, report: Report) -> None:
+    """Every gauge is flat once things have settled."""
+    first = int(len(watch.times) * SETTLING)
+    hours = (np.array(watch.times[first:]) - watch.times[first]) / 3600
+    for name, (what, scale, limit, unit) in GAUGES.items():
+        values = np.array(watch.samples[name][first:]) * scale
+        growth = slope(hours, values)
+        measured = f"{growth:+.1f} {unit}/h over {60 * hours[-1]:.0f} min, at the end {values[-1]:,.0f} {unit}"
+        report.promise(f"{what}: at most {limit:g} {unit}/h more", growth <= limit, measured)
+
+
+def slope(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+    """The median of the slopes between all pairs of points (Theil and Sen): a few outliers do not move it."""
+    first, second = np.triu_indices(len(x), 1)
+    apart = x[second] > x[first]
+    slopes = (y[second] - y[first])[apart] / (x[second] - x[first])[apart]
+    return float(np.median(slopes)) if slopes.size else 0.0

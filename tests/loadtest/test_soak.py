@@ -1,0 +1,107 @@
+"""The soak notices what adds up, and only that."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import numpy as np
+import orjson
+import pytest
+
+from loadtest import soak as scenario
+from loadtest import zoo
+from loadtest.connection import Target
+from loadtest.scenario import Options, Report
+from loadtest.soak import Watch, judge, nonsense, soak
+from tests.loadtest.fake import Answer, Call, serving
+
+
+@dataclass
+class Server:
+    """Answers whatever it is asked; each upload leaks a little."""
+
+    leak: float = 0.0  # MiB of memory per look
+    handles: int = 0  # descriptors per look
+    looks: int = 0
+    versions: int = 0
+    fails: bool = False
+
+    async def handle(self, call: Call) -> Answer:
+        refusals = {(path, body): status for path, body, status in nonsense()}
+        if status := refusals.get((call.path, call.body)):
+            return status, b"{}"
+        match call.path.split("?")[0].split("/")[1:]:
+            case ["metrics"]:
+                self.looks += 1
+                return 200, self.metrics()
+            case ["v2", "models", _]:
+                return 200, orjson.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]})
+            case ["v2", "models", "m", "infer"]:
+                return (500 if self.fails else 200), b"{}"
+            case ["api", "v1", "models", _, "versions"]:
+                self.versions += 1
+        return 200, orjson.dumps({"version": self.versions})
+
+    def metrics(self) -> bytes:
+        memory = 2**20 * (300 + self.leak * self.looks)
+        return (
+            f"process_resident_memory_bytes {memory}\nprocess_open_fds {30 + self.handles * self.looks}\n"
+            "lathe_threads 12.0\n"
+        ).encode()
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A soak of a second with many looks; returns the file its versions are made from."""
+    monkeypatch.setattr(scenario, "SAMPLE", 0.02)
+    monkeypatch.setattr(scenario, "PAUSE", 0.01)
+    path = tmp_path_factory.mktemp("soak") / "mlp.onnx"
+    path.write_bytes(zoo.model("mlp").SerializeToString())
+    return str(path)
+
+
+def promises(server: Server, onnx: str) -> dict[str, bool]:
+    async def drive() -> Report:
+        async with serving(server.handle) as url:
+            report = Report("soak", {})
+            await soak(Options(url=url, model="m", onnx=onnx, seconds=1.0, rate=50, connections=2), report)
+            return report
+
+    return {verdict.promise.split(":")[0]: verdict.held for verdict in asyncio.run(drive()).verdicts}
+
+
+def test_a_server_that_stays_as_it_is_passes(hurried: str) -> None:
+    server = Server()
+    found = promises(server, hurried)
+    assert found == dict.fromkeys(["no request fails", "resident memory", "file descriptors", "threads"], True)
+    assert server.versions > 2
+    assert server.looks > 10
+
+
+def test_a_leak_of_memory_is_noticed(hurried: str) -> None:
+    found = promises(Server(leak=0.01), hurried)
+    assert (found["resident memory"], found["file descriptors"]) == (False, True)
+
+
+def test_a_leak_of_descriptors_is_noticed(hurried: str) -> None:
+    assert not promises(Server(handles=1), hurried)["file descriptors"]
+
+
+def test_failures_are_noticed(hurried: str) -> None:
+    assert not promises(Server(fails=True), hurried)["no request fails"]
+
+
+@pytest.mark.parametrize(("per_hour", "held"), [(0.0, True), (4.0, True), (6.0, False), (60.0, False)])
+def test_noise_and_spikes_hide_no_slope_and_make_none(per_hour: float, held: bool) -> None:
+    rng = np.random.default_rng(0)
+    watch = Watch(Target("http://127.0.0.1:1"), [2.0 * index for index in range(900)])
+    hours = np.array(watch.times) / 3600
+    memory = 300 + per_hour * hours + rng.normal(0, 0.3, 900)
+    memory[rng.choice(900, 40, replace=False)] += 200
+    memory[:200] -= np.linspace(80, 0, 200)  # warming up
+    watch.samples = {name: [12.0] * 900 for name in watch.samples}
+    watch.samples["process_resident_memory_bytes"] = list(memory * 2**20)
+    report = Report("soak", {})
+    judge(watch, report)
+    assert [verdict.held for verdict in report.verdicts] == [held, True, True]

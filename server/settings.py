@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -55,7 +56,9 @@ class Settings(BaseSettings):
         None, ge=1, description="Threads of the compute team; without it what the process may use of the machine."
     )
     max_batch: int = Field(32, ge=1, le=4096, description="Largest batch a model is compiled for.")
-    precision: str = Field("float32", description="Arithmetic a model is compiled for.")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="What matrix products and convolutions multiply; they add up in float32 either way."
+    )
 
     # batching and admission
     workers: int = Field(2, ge=1, le=64, description="Threads that run batches, so also how many models run at once.")

@@ -71,6 +71,8 @@ class Arithmetic:
             return value
         if DType.BFLOAT16 in (source, dtype):
             return self._cast_bfloat16(value, dtype)
+        if DType.FLOAT16 in (source, dtype) and DType.FLOAT32 not in (source, dtype):
+            return self.cast(self.cast(value, DType.FLOAT32), dtype)
         if value.constant is not None and dtype is not DType.BOOL and not (source.is_float and dtype.is_integer):
             return self.const(value.constant, dtype)
         if dtype is DType.BOOL:

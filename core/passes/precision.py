@@ -44,6 +44,8 @@ class ToBFloat16:
         walk = _Walk(editor, _chosen(editor))
         for node in editor.nodes():
             walk.convert(node)
+        if walk.products:
+            editor.notes.append(f"{walk.products} products of bfloat16")
         return editor.finish()
 
 
@@ -149,6 +151,7 @@ class _Walk:
     chosen: set[Value]
     narrow: set[Value] = field(default_factory=set)
     casts: dict[tuple[Value, DType], Value] = field(default_factory=dict)
+    products: int = 0  # that read bfloat16
 
     def convert(self, node: Node) -> None:
         wanted = [value for value in node.outputs if value in self.chosen]
@@ -170,6 +173,7 @@ class _Walk:
         if not (wants or narrow or any(value in self.narrow for value in extras)):
             return
         body = self._body(node, extras, narrow)
+        self.products += wants
         factors[0] = self._as(node, left, BF16 if wants else F32)
         attrs = {**node.attrs, **({} if body is None else {"epilogue": body})}
         new = self.editor.emit(node, node.op, *factors, *extras, attrs=attrs)

@@ -47,6 +47,9 @@ class Quantized:
         for step in (*steps, lower):
             for node in editor.nodes():
                 step(editor, node)
+        integers = sum(node.op in ("ConvInteger", "MatMulInteger") for node in editor.nodes())
+        if integers:
+            editor.notes.append(f"{integers} products of bytes")
         return editor.finish()
 
 

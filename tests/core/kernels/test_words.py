@@ -194,3 +194,13 @@ def test_conversions_round_half_to_even(target: Target) -> None:
     np.testing.assert_array_equal(narrow.astype(np.float32), x.astype(ml_dtypes.bfloat16).astype(np.float32))
     NodeKernel("Cast", TensorType(BF16, (N,)), to=F32.onnx_code, target=target).check(narrow, rtol=0, atol=0)
     NodeKernel("Cast", TensorType(BF16, (N,)), to=DType.INT32.onnx_code, target=target).check(halves(37), rtol=0)
+
+
+@pytest.mark.parametrize("target", [host(), x86_64_v3()], ids=["host", "x86-64-v3"])
+def test_conversions_of_float16(target: Target) -> None:
+    x = np.concatenate([floats(1000) * 100, [65504.0, -65504.0, 6e-8, np.inf, np.nan]]).astype(np.float32)
+    narrow = x.astype(np.float16)
+    NodeKernel("Cast", TensorType(F32, (N,)), to=DType.FLOAT16.onnx_code, target=target).check(x, rtol=0, atol=0)
+    for dtype in (F32, BF16, DType.INT8, DType.BOOL):
+        kernel = NodeKernel("Cast", TensorType(DType.FLOAT16, (N,)), to=dtype.onnx_code, target=target)
+        kernel.check(narrow[:1000], threads=2, rtol=0, atol=0)

@@ -13,7 +13,7 @@ stamp   = $(VENV)/.lathe-$(SUM)-$(1)
 # Their exporters ask for versions that Lathe cannot share, so each has an environment of its own.
 FRAMEWORKS := torch paddle tensorflow
 
-.PHONY: help serve test test-all test-exporters lint bench docs clean
+.PHONY: help serve test test-all test-exporters fuzz lint bench docs clean
 .DELETE_ON_ERROR:
 
 help:  ## show the targets
@@ -30,6 +30,9 @@ test-all: $(call stamp,test)  ## all tests
 
 test-exporters: $(call stamp,test) $(FRAMEWORKS:%=.lathe/exporters/%/.ready)  ## export from PyTorch, Paddle, TensorFlow (gigabytes)
 	LATHE_EXPORTERS=.lathe/exporters $(BIN)/python -m pytest -q tests/exporters $(ARGS)
+
+fuzz: $(call stamp,test)  ## 50,000 damaged models against the importer; ARGS="--seed 7" for others
+	$(BIN)/python -m tests.fuzz.campaign --jobs $(JOBS) $(ARGS)
 
 lint: $(call stamp,lint)  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -150,9 +150,9 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     "twenty thousand nodes in a row": lambda: _serialized(
         [N("Neg", [f"h{i}" if i else "x"], [f"h{i + 1}" if i < 19_999 else "y"]) for i in range(20_000)]
     ),
-    "two hundred thousand inputs of one node": lambda: _serialized([N("Sum", ["x"] * 200_000, ["y"])]),
-    "a hundred thousand outputs of one node": lambda: _serialized(
-        [N("Split", ["w"], ["y", *(f"y{i}" for i in range(99_999))], axis=0)], constants={"w": ones(100_000)}
+    "fifty thousand inputs of one node": lambda: _serialized([N("Sum", ["x"] * 50_000, ["y"])]),
+    "thirty thousand outputs of one node": lambda: _serialized(
+        [N("Split", ["w"], ["y", *(f"y{i}" for i in range(29_999))], axis=0)], constants={"w": ones(30_000)}
     ),
     "names of a megabyte": lambda: _serialized([N("Relu", ["x"], [_LONG]), N("Neg", [_LONG], ["y"])]),
     "a million integers": lambda: _serialized([N("Transpose", ["x"], ["y"], perm=[0] * 1_000_000)]),

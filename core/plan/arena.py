@@ -14,15 +14,22 @@ def place(buffers: list[Buffer]) -> Affine:
     """Give every buffer an offset such that buffers alive together do not overlap for any n >= 1. Returns the size."""
     rows = [buffer for buffer in buffers if buffer.size.a]
     constant = [buffer for buffer in buffers if not buffer.size.a]
-    extent = _place_rows(rows)
+    extent = _place_rows(rows, constant)
     tail = _place_constant(constant, rows, extent)
     return Affine(extent, tail)
 
 
-def _place_rows(buffers: list[Buffer]) -> int:
-    """Place the largest first, each at the lowest gap that fits among the placed buffers it lives together with."""
+def _place_rows(buffers: list[Buffer], constant: list[Buffer]) -> int:
+    """Place the largest first, each at the lowest gap that fits among the placed buffers it lives together with.
+
+    A buffer counts with the largest constant one that lives beside it: those two have to find room above each other.
+    """
+
+    def beside(buffer: Buffer) -> int:
+        return max((other.size.b for other in constant if other.overlaps(buffer)), default=0)
+
     placed: list[Buffer] = []
-    for buffer in sorted(buffers, key=lambda b: (-b.size.a, b.first)):
+    for buffer in sorted(buffers, key=lambda b: (-b.size.a - beside(b), b.first)):
         taken = sorted(_span(other) for other in placed if other.overlaps(buffer))
         buffer.offset = Affine(a=_lowest_gap(taken, buffer.size.a))
         placed.append(buffer)
@@ -33,15 +40,14 @@ def _place_constant(buffers: list[Buffer], rows: list[Buffer], extent: int) -> i
     """Place constant-size buffers, the largest first; returns how far they reach beyond the rows' extent.
 
     Each is anchored at the last end of any row buffer before it. Later buffers have later anchors, so that what is in
-    order for n = 1 stays in order.
+    order for n = 1 stays in order; and as no anchor lies beyond the extent, what reaches beyond it for n = 1 reaches no
+    further for larger n.
     """
     starts = {0, extent, *(_span(row)[1] for row in rows)}
     placed: list[Buffer] = []
     for buffer in sorted(buffers, key=lambda b: (-b.size.b, b.first)):
         taken = sorted(_span(other) for other in [*rows, *placed] if other.overlaps(buffer))
         at = _lowest_gap(taken, buffer.size.b)
-        if at + buffer.size.b > extent:  # no gap among the rows: behind everything
-            at = _lowest_gap([span for span in taken if span[1] > extent], buffer.size.b, extent)
         base = max(start for start in starts if start <= at)
         buffer.offset = Affine(base, at - base)
         placed.append(buffer)

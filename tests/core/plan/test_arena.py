@@ -62,3 +62,12 @@ def test_a_constant_buffer_fills_a_gap_between_rows() -> None:
     scratch = Buffer(Affine(b=256), 5, 5)
     assert place([low, gap, high, scratch]) == Affine(a=640 + 576 + 512)
     assert not overlapping([low, gap, high, scratch], 5)
+
+
+def test_scratch_lies_above_the_rows_that_live_beside_it() -> None:
+    wide, narrow, scratch = Buffer(Affine(a=640), 0, 1), Buffer(Affine(a=128), 2, 4), Buffer(Affine(b=6400), 3, 3)
+    other = Buffer(Affine(a=128), 1, 2)
+    buffers = [wide, narrow, scratch, other]
+    assert place(buffers).at(1) == 6400 + 128 == lower_bound(buffers, 1)
+    for n in (1, 2, 50, 100):
+        assert not overlapping(buffers, n)

@@ -18,7 +18,7 @@ Write = Callable[[Builder, Value], list[Value]]
 
 
 def ran(write: Write, *shape: Dim, threads: int = 1) -> list[str]:
-    """The operators that run natively, sorted, after results have been compared with the reference for several batches."""
+    """The operators that run natively, sorted, once results agree with the reference for several batch sizes."""
     graph = Graph("g")
     builder = Builder(graph)
     graph.outputs = write(builder, builder.input("x", TensorType(DType.FLOAT32, shape)))

@@ -46,7 +46,10 @@ TABLE = """
 """
 
 # What only the passes make out of an operator has the kernels.
-FUSED = {"Gemm": "FusedMatMul", "MatMul": "FusedMatMul", "Conv": "FusedConv"}
+FUSED = {
+    "Gemm": "FusedMatMul", "MatMul": "FusedMatMul", "Conv": "FusedConv", "ConvTranspose": "FusedConv",
+    "RNN": "RecurrentSteps", "GRU": "RecurrentSteps", "LSTM": "RecurrentSteps",
+}  # fmt: skip
 
 
 class Row(NamedTuple):

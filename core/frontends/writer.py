@@ -58,8 +58,17 @@ class Writer:
         values.update({value: self.emitter.constant(array) for value, array in body.constants.items()})
         for node in body.nodes:
             arguments = [values[value] if value is not None else None for value in node.inputs]
+            if node.op == "Cast" and arguments[0] is not None:
+                arguments[0] = self._within(arguments[0], node.output.dtype)
             values[node.output] = self.emit(node.op, *arguments, **node.attrs)
         return [values[value] for value in body.outputs]
+
+    def _within(self, value: Value, dtype: DType) -> Value:
+        """What is about to become a small integer: Lathe's casts saturate, which ONNX leaves open."""
+        if not value.dtype.is_float or not dtype.is_integer or dtype.bits not in (8, 16):
+            return value
+        limits = np.iinfo(dtype.label)
+        return self.emit("Clip", value, min=(float(limits.min),), max=(float(limits.max),))
 
     def expanded(self, value: Value, like: Value) -> Value:
         """`value` broadcast to the shape of `like`."""

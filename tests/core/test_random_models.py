@@ -1,0 +1,77 @@
+"""Random files of all opsets from 7 on, through the importer, the compiler and the exporter, against ONNX Runtime."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import onnx
+import pytest
+
+import core
+from core.ir.equality import difference
+from core.passes.pipeline import optimize
+from tests.core.conformance.round_trip import REFUSALS, answers, assert_similar
+from tests.core.random_models import OPSETS, grow
+
+_TOLERANCES = (1e-3, 2e-4)  # relative, absolute: values are of size 1
+
+QUICK = range(80)
+MANY = range(1000, 1400)
+
+
+class Refused(Exception):
+    """ONNX Runtime does not take the model."""
+
+
+def check(seed: int, compiled: bool) -> tuple[int, set[str]]:
+    """Lathe agrees with ONNX Runtime about the model of this seed, and so does what it exports. Returns the model's
+    opset and operators."""
+    model, feeds = grow(random.Random(seed).randrange, steps=2 + seed % 14)
+    onnx.checker.check_model(model)
+    data = model.SerializeToString()
+    try:
+        want = answers(data, feeds)
+    except REFUSALS as refusal:
+        raise Refused(str(refusal)) from None
+    graph = core.load(data)
+    assert_similar(list(core.interpret(graph, feeds).values()), want, _TOLERANCES)
+    exported = core.export(graph)
+    assert difference(graph, core.load(exported)) == ""
+    assert_similar(answers(core.export(optimize(graph)[0]), feeds), want, _TOLERANCES)
+    if compiled:
+        with core.compile(graph, threads=1 + seed % 2, tune="off") as session:
+            assert_similar(list(session.run(feeds).values()), want, _TOLERANCES)
+    return model.opset_import[0].version, {node.op_type for node in model.graph.node}
+
+
+def check_all(seeds: range, compiled_each: int) -> tuple[Counter[int], set[str]]:
+    """All of them, all but one in fifty taken by ONNX Runtime; what opsets and operators there were."""
+    opsets: Counter[int] = Counter()
+    operators: set[str] = set()
+    refused = []
+    for seed in seeds:
+        try:
+            opset, found = check(seed, seed % compiled_each == 0)
+        except Refused as refusal:
+            refused.append(str(refusal))
+            continue
+        except Exception as error:
+            raise AssertionError(f"the model of seed {seed}") from error
+        opsets[opset] += 1
+        operators |= found
+    assert len(refused) <= len(seeds) // 50, refused
+    return opsets, operators
+
+
+def test_files_agree() -> None:
+    opsets, operators = check_all(QUICK, compiled_each=16)
+    assert len(opsets) > 10 and len(operators) > 50
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_many_files_agree() -> None:
+    opsets, operators = check_all(MANY, compiled_each=1)
+    assert set(opsets) == set(OPSETS)
+    assert {"If", "Loop", "Scan", "SequenceConstruct", "QuantizeLinear", "LSTM", "Upsample"} <= operators

@@ -18,6 +18,7 @@ from core.passes.cse import CommonSubexpressions
 from core.passes.elementwise import FuseElementwise
 from core.passes.eliminate import Eliminate
 from core.passes.epilogue import FuseEpilogue
+from core.passes.fitted import ExpandFitted
 from core.passes.fold_affine import FoldAffine
 from core.passes.fold_constants import FoldConstants
 from core.passes.gemm import FuseMatMul
@@ -73,7 +74,7 @@ def passes(options: Options) -> list[Pass]:
     fusion: list[Pass] = [FuseEpilogue(), FuseElementwise(), FuseEpilogue(), FuseAttention(), PoolConvolutions()]
     narrow: list[Pass] = [ToBFloat16()] if options.precision == "bfloat16" else []
     bodies = OptimizeBodies(lambda body: _counted(optimize(body, options)))
-    whole: list[Pass] = [Quantized(options.integers)]
+    whole: list[Pass] = [Quantized(options.integers), ExpandFitted()]
     return [*whole, *clean, *canonical, *algebra, *products, *images, *clean, *fusion, *narrow, bodies]
 
 

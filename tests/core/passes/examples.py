@@ -172,11 +172,53 @@ def _integer_products(b: Builder, x: Value) -> Value:
     return b("MatMulInteger", x, w, b.constant(np.array(99, x.dtype.numpy)), scalar(b, 60, np.uint8))
 
 
+def fitted_models() -> Graph:
+    """Every operator of ai.onnx.ml that has an expansion, in the forms that exporters write."""
+    b = Builder(Graph("fitted"))
+    x, whole = _input(b, "x", N, 4), _input(b, "whole", N, 3, dtype=DType.INT32)
+    random = np.random.default_rng(5)
+
+    def numbers(count: int) -> tuple[float, ...]:
+        return tuple(random.standard_normal(count).astype(np.float32).tolist())
+
+    scaled = b("Scaler", x, offset=numbers(4), scale=numbers(1))
+    norms = [b("Normalizer", scaled, norm=norm) for norm in ("MAX", "L1", "L2")]
+    filled = [
+        b("Imputer", x, imputed_value_floats=(0.5,), replaced_value_float=wanted) for wanted in (float("nan"), 0.0)
+    ]
+    picked = b("ArrayFeatureExtractor", x, b.constant(np.int64([3, 0])))
+    three = {"coefficients": numbers(12), "intercepts": numbers(3)}
+    one = b("LinearRegressor", whole, coefficients=numbers(3))
+    more = [b("LinearRegressor", x, **three, targets=3, post_transform=kind) for kind in ("NONE", "LOGISTIC")]
+    over = b("Binarizer", b("Cast", whole, to=F32.onnx_code), threshold=0.5)
+    found = [*norms, *filled, picked, over, one, *more]
+    found += b.emit("LinearClassifier", x, outputs=2, **three, classlabels_ints=(7, 8, 9), post_transform="SOFTMAX")
+    for labels, weighed, kind in (
+        ((4, 5, 6), (0, 1, 2), "NONE"), ((4, 5), (1, 1, 1), "SOFTMAX"), ((4, 5), (0, 0, 0), "NONE"),
+        ((4, 5), (0, 0, 0), "LOGISTIC"),
+    ):  # fmt: skip
+        attrs = {**_stump(weighed), "classlabels_int64s": labels, "post_transform": kind}
+        found += b.emit("TreeEnsembleClassifier", x, outputs=2, **attrs)
+    b.graph.outputs = found
+    return b.graph
+
+
+def _stump(ids: tuple[int, ...]) -> dict[str, Any]:
+    """A tree of two decisions whose three leaves weigh these classes."""
+    return {
+        "nodes_treeids": (0,) * 5, "nodes_nodeids": (0, 1, 2, 3, 4), "nodes_featureids": (1, 3, 0, 0, 0),
+        "nodes_values": (0.25, -0.5, 0.0, 0.0, 0.0), "nodes_modes": ("BRANCH_LEQ",) * 2 + ("LEAF",) * 3,
+        "nodes_truenodeids": (1, 2, 0, 0, 0), "nodes_falsenodeids": (4, 3, 0, 0, 0), "class_treeids": (0, 0, 0),
+        "class_nodeids": (2, 3, 4), "class_ids": ids, "class_weights": (0.75, 0.25, 0.5), "base_values": (0.125,),
+    }  # fmt: skip
+
+
 EXAMPLES: Mapping[str, Sequence[Callable[[], Graph]]] = {
     "batch_last": [trained_convolutions],
     "bfloat16": [image_network, language_network],
     "control": [loop_with_a_body, chosen_branch],
     "eliminate": [what_changes_nothing],
+    "fitted": [fitted_models],
     "gemm": [product_read_across, product_of_bytes],
     "layout": [convolution_of_bytes],
     "quantized": [

@@ -1,0 +1,187 @@
+"""Fitted models of ai.onnx.ml in terms of products, trees and elementwise operators, which have kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from core.ir.graph import Array, Attr, Graph, Node, Value
+from core.ir.types import DType, TensorType
+from core.ops import registry
+from core.ops.linear import LinearClassifier, LinearRegressor
+from core.ops.scores import class_labels
+from core.ops.tree_models import TreeEnsembleClassifier
+from core.passes.base import PassResult
+from core.passes.edit import Editor
+
+_TRANSFORMS = {"NONE": None, "LOGISTIC": "Sigmoid", "SOFTMAX": "Softmax"}  # the others stay with the reference
+
+
+@dataclass(frozen=True)
+class ExpandFitted:
+    """Only what takes rows [N,C] of numbers."""
+
+    name: str = "fitted"
+
+    def run(self, graph: Graph) -> PassResult:
+        editor = Editor(graph)
+        for node in editor.nodes():
+            if node.op in _RULES and _takes_rows(node):
+                results = _RULES[node.op](_At(editor, node))
+                for old, new in zip(node.outputs, results, strict=False):
+                    editor.replace(old, new)
+        return editor.finish()
+
+
+def _takes_rows(node: Node) -> bool:
+    x = node.inputs[0]
+    known = x is not None and isinstance(x.type, TensorType) and x.type.shape is not None
+    return known and len(x.shape) == 2 and x.dtype.numpy.kind in "fi"  # type: ignore[union-attr]
+
+
+class _At:
+    """Writes in place of one node."""
+
+    def __init__(self, editor: Editor, node: Node) -> None:
+        self.editor, self.node = editor, node
+        self.view = registry.NodeView(registry.get(node.op), node)
+
+    @property
+    def x(self) -> Value:
+        value = self.node.inputs[0]
+        assert value is not None
+        return value
+
+    def __call__(self, op: str, *inputs: Value | Array | float, **attrs: Attr) -> Value:
+        given = [each if isinstance(each, Value) else self.constant(each) for each in inputs]
+        return self.editor.emit(self.node, op, *given, attrs=attrs)
+
+    def constant(self, value: Array | float) -> Value:
+        return self.editor.constant(np.asarray(value, np.float32) if isinstance(value, int | float) else value)
+
+    def floats(self) -> Value:
+        """X in single precision, in which these operators compute."""
+        return self.x if self.x.dtype is DType.FLOAT32 else self("Cast", self.x, to=DType.FLOAT32.onnx_code)
+
+    def vector(self, name: str, default: float) -> Array:
+        """An attribute of numbers."""
+        return np.array(self.view.attr(name) or (default,), np.float32)
+
+    def transformed(self, scores: Value) -> Value:
+        op = _TRANSFORMS[self.view.attr("post_transform")]
+        return scores if op is None else self(op, scores, **({"axis": -1} if op == "Softmax" else {}))
+
+    def looked_up(self, labels: Array, places: Value) -> Value:
+        return self("Gather", self.constant(labels), places, axis=0)
+
+
+Rule: TypeAlias = Callable[[_At], "list[Value]"]
+
+
+def _scaler(at: _At) -> list[Value]:
+    return [at("Mul", at("Sub", at.floats(), at.vector("offset", 0)), at.vector("scale", 1))]
+
+
+def _normalizer(at: _At) -> list[Value]:
+    op = {"MAX": "ReduceMax", "L1": "ReduceL1", "L2": "ReduceL2"}[at.view.attr("norm")]
+    x = at.floats()
+    divisor = at(op, x, axes=(-1,), keepdims=1)
+    return [at("Div", x, at("Where", at("Equal", divisor, 0.0), 1.0, divisor))]
+
+
+def _imputer(at: _At) -> list[Value]:
+    if at.x.dtype is not DType.FLOAT32:
+        return []
+    wanted, imputed = at.view.attr("replaced_value_float"), at.vector("imputed_value_floats", 0)
+    found = at("IsNaN", at.x) if np.isnan(wanted) else at("Equal", at.x, wanted)
+    return [at("Where", found, imputed, at.x)]
+
+
+def _binarizer(at: _At) -> list[Value]:
+    if at.x.dtype is not DType.FLOAT32:
+        return []
+    return [at("Cast", at("Greater", at.x, at.view.attr("threshold")), to=DType.FLOAT32.onnx_code)]
+
+
+def _feature_extractor(at: _At) -> list[Value]:
+    """Columns that the model names."""
+    columns, extent = at.editor.array(at.node.inputs[1]), at.x.shape[-1]
+    if columns is None or not isinstance(extent, int) or np.any((columns < 0) | (columns >= extent)):
+        return []
+    return [at("Gather", at.x, columns.reshape(-1), axis=1)]
+
+
+def _linear_scores(at: _At, op: LinearRegressor | LinearClassifier, columns: int) -> Value:
+    coefficients, intercepts = op.weights(at.view, columns)
+    return at("Add", at("MatMul", at.floats(), np.ascontiguousarray(coefficients.T)), intercepts)
+
+
+def _linear_regressor(at: _At) -> list[Value]:
+    assert isinstance(at.view.op, LinearRegressor)
+    if at.view.attr("post_transform") not in _TRANSFORMS:
+        return []
+    return [at.transformed(_linear_scores(at, at.view.op, at.view.attr("targets")))]
+
+
+def _linear_classifier(at: _At) -> list[Value]:
+    op, labels = at.view.op, class_labels(at.view)
+    assert isinstance(op, LinearClassifier)
+    if op.columns(at.view, len(labels)) != len(labels) or at.view.attr("post_transform") not in _TRANSFORMS:
+        return []
+    return _classified(at, labels, _linear_scores(at, op, len(labels)))
+
+
+def _classified(at: _At, labels: Array, scores: Value) -> list[Value]:
+    """The label of the largest score, and the scores."""
+    return [at.looked_up(labels, at("ArgMax", scores, axis=1, keepdims=0)), at.transformed(scores)]
+
+
+def _tree_classifier(at: _At) -> list[Value]:
+    op = at.view.op
+    assert isinstance(op, TreeEnsembleClassifier)
+    labels, weighed = op.labels(at.view), np.unique(op.forest(at.view).target)
+    if at.view.attr("post_transform") not in _TRANSFORMS:
+        return []
+    if len(labels) != 2 or weighed.size != 1:
+        return _classified(at, labels, _tree_scores(at, op, len(labels), at.view.attr("class_ids")))
+    zeros = (0,) * len(at.view.attr("class_ids"))
+    score = _tree_scores(at, op, 1, zeros, np.broadcast_to(op.base(at.view), 2)[weighed])
+    positive = bool(op.forest(at.view).weight.min() >= 0)
+    wins = at("Greater", at("Squeeze", score, axes=(1,)), 0.5 if positive else 0.0)
+    label = at.looked_up(labels, at("Cast", wins, to=DType.INT64.onnx_code))
+    return [label, _both(at, score, bool(weighed[0]), positive)]
+
+
+def _both(at: _At, score: Value, is_second: bool, positive: bool) -> Value:
+    """The scores of both classes from that of one, [N,1]; see `TreeEnsembleClassifier`."""
+    if is_second:
+        return at.transformed(at("Pad", score, pads=(0, 1, 0, 0)))
+    if at.view.attr("post_transform") == "LOGISTIC":
+        return at("Concat", at("Sigmoid", at("Neg", score)), at("Sigmoid", score), axis=1)
+    other = at("Sub", 1.0, score) if positive else at("Neg", score)
+    return at("Concat", other, score, axis=1)
+
+
+def _tree_scores(at: _At, op: TreeEnsembleClassifier, targets: int, ids: Attr, base: Array | None = None) -> Value:
+    """The sums over trees as a regressor's."""
+    renamed = {name.replace("class_", "target_", 1): value for name, value in at.node.attrs.items()}
+    attrs: dict[str, Attr] = {name: value for name, value in renamed.items() if not name.startswith("classlabels_")}
+    base = op.base(at.view) if base is None else base
+    attrs |= {"n_targets": targets, "target_ids": ids, "post_transform": "NONE"}
+    attrs.pop("base_values_as_tensor", None)
+    return at("TreeEnsembleRegressor", at.x, **attrs | {"base_values": tuple(base.tolist())})
+
+
+_RULES: Mapping[str, Rule] = {
+    "ArrayFeatureExtractor": _feature_extractor,
+    "Binarizer": _binarizer,
+    "Imputer": _imputer,
+    "LinearClassifier": _linear_classifier,
+    "LinearRegressor": _linear_regressor,
+    "Normalizer": _normalizer,
+    "Scaler": _scaler,
+    "TreeEnsembleClassifier": _tree_classifier,
+}

@@ -22,6 +22,9 @@ from core.ir.types import DType
 from core.runtime.session import Session
 
 
+_OPTIONS = ("precision", "threads", "max_batch", "optimize", "cache_dir", "tune", "winograd")
+
+
 class LatheRep(BackendRep):
     """A prepared model."""
 
@@ -51,8 +54,14 @@ class LatheBackend(Backend):
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> LatheRep:
-        """Compile a model. ModelError when it is not acceptable."""
-        return LatheRep(core.compile(model.SerializeToString(), threads=kwargs.get("threads", 1)))
+        """Compile a model. ModelError when it is not acceptable, UnsupportedError for another device.
+
+        Of the further arguments, those of `core.compile` count; without `threads` there is one, and nothing is tuned.
+        """
+        if not cls.supports_device(device):
+            raise core.errors.UnsupportedError(f"device '{device}' is not supported, expected 'CPU'")
+        options: dict[str, Any] = {"threads": 1, "tune": "off"} | {name: kwargs[name] for name in _OPTIONS if name in kwargs}
+        return LatheRep(core.compile(core.load(model.SerializeToString()), **options))
 
     @classmethod
     def run_node(

@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import core.onnx_backend as backend
+from core.errors import UnsupportedError
 
 N = helper.make_node
 X = np.float32([[1, -2, 3]])
@@ -34,6 +35,18 @@ def test_devices_and_models_it_takes() -> None:
     assert backend.supports_device("CPU") and backend.supports_device("cpu:0") and not backend.supports_device("CUDA")
     assert backend.is_compatible(relu_model())
     assert not backend.is_compatible(relu_model("NoSuchOperator"))
+
+
+def test_another_device_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="device 'CUDA:0' is not supported, expected 'CPU'"):
+        backend.prepare(relu_model(), "CUDA:0")
+
+
+def test_options_of_the_compiler_are_passed_on() -> None:
+    rep = backend.prepare(relu_model(), optimize=False, threads=2, precision="float32")
+    np.testing.assert_array_equal(rep.run(X)[0], [[1, 0, 3]])
+    with pytest.raises(UnsupportedError, match="precision 'ternary'"):
+        backend.prepare(relu_model(), precision="ternary")
 
 
 def test_one_node_on_tensors_of_any_element_type() -> None:

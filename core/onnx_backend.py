@@ -21,7 +21,6 @@ from core.frontends.proto import newest_opset
 from core.ir.types import DType
 from core.runtime.session import Session
 
-
 _OPTIONS = ("precision", "threads", "max_batch", "optimize", "cache_dir", "tune", "winograd")
 
 
@@ -60,8 +59,9 @@ class LatheBackend(Backend):
         """
         if not cls.supports_device(device):
             raise core.errors.UnsupportedError(f"device '{device}' is not supported, expected 'CPU'")
-        options: dict[str, Any] = {"threads": 1, "tune": "off"} | {name: kwargs[name] for name in _OPTIONS if name in kwargs}
-        return LatheRep(core.compile(core.load(model.SerializeToString()), **options))
+        options: dict[str, Any] = {name: kwargs[name] for name in _OPTIONS if name in kwargs}
+        graph = core.load(model.SerializeToString())
+        return LatheRep(core.compile(graph, **{"threads": 1, "tune": "off", **options}))
 
     @classmethod
     def run_node(

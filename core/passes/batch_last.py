@@ -126,7 +126,7 @@ def _convolution(walk: _Walk, node: Node) -> None:
     walk.replace(node, walk.editor.emit(node, "FusedConv", images, *node.inputs[1:], attrs={**attrs, "layout": "CHWN"}))
 
 
-@_converts("ConvTranspose", "MaxPool")
+@_converts("ConvTranspose", "MaxPool", "AveragePool")
 def _image(walk: _Walk, node: Node) -> None:
     x = node.inputs[0]
     if x is not None and len(node.outputs) == 1:
@@ -147,17 +147,22 @@ def _weight_gradient(walk: _Walk, node: Node) -> None:
     walk.editor.replace(node.output, walk.editor.emit(node, node.op, *inputs, attrs=attrs))
 
 
-@_converts("ReduceSum")
-def _sum(walk: _Walk, node: Node) -> None:
+@_converts("ReduceSum", "ReduceMean", "ReduceMax")
+def _reduce(walk: _Walk, node: Node) -> None:
     """Without kept dimensions the result has no layout: fine when the axes that stay keep their order."""
     x, axes = node.inputs[0], node.attrs.get("axes")
-    if x is None or len(node.inputs) != 1 or not isinstance(axes, tuple) or node.attrs.get("keepdims", 1):
+    if x is None or len(node.inputs) != 1 or not isinstance(axes, tuple) or not axes:
         return
     rank = len(x.shape)
     moved = tuple(sorted((int(axis) % rank - 1) % rank for axis in axes))  # type: ignore[arg-type]
-    if rank - 1 in moved:  # rows are summed: what stays are channels and places, in their order
-        total = walk.editor.emit(node, "ReduceSum", walk.last(x, node), attrs={**node.attrs, "axes": moved})
-        walk.editor.replace(node.output, total)
+    kept = node.attrs.get("keepdims", 1)
+    if not kept and rank - 1 not in moved:
+        return  # rows of the batch would come last
+    result = walk.editor.emit(node, node.op, walk.last(x, node), attrs={**node.attrs, "axes": moved})
+    if kept:
+        walk.replace(node, result)
+    else:
+        walk.editor.replace(node.output, result)
 
 
 @_converts("Reshape", "Flatten")

@@ -12,6 +12,8 @@ from core.autodiff import derivatives
 from core.errors import ModelError
 from core.ir.graph import Array, Graph, Node, State, Value
 from core.ir.types import DType, TensorType
+from core.ops import registry
+from core.ops.backward import Rewrite
 from core.ops.inference import infer_graph
 from core.ops.terms import Term, Writer
 from core.train.losses import Loss
@@ -20,7 +22,6 @@ from core.train.optimizers import Optimizer
 Trainable: TypeAlias = Callable[[str, Array], bool]
 
 TARGET, LOSS = "target", "loss"
-_RUNNING = {3: 1, 4: 2}  # BatchNormalization: the inputs that are running statistics -> the outputs that update them
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ def joint_graph(model: Graph, recipe: Recipe, trainable: Trainable, updates: boo
     with `keep_outputs` the model's. Without `updates` gradients are only added up.
     """
     graph = model.clone()
+    infer_graph(graph)
     _train_mode(graph)
     writer = Writer(graph, infer_graph(graph))
     output = Term(writer, graph.outputs[0])
@@ -82,28 +84,36 @@ def _parameters(graph: Graph, trainable: Trainable) -> list[Value]:
 
 def _train_mode(graph: Graph) -> None:
     """Batch normalization by the batch's own statistics, their running means becoming state; dropout drops."""
-    for node in graph.nodes:
+    writer, replaced = Writer(graph), dict[Value, Value]()
+    nodes, graph.nodes = graph.nodes, []
+    for node in nodes:
         if node.op == "BatchNormalization":
-            _normalize_by_batch(graph, node)
-        elif node.op == "Dropout":
-            node.attrs["training_mode"] = (True,)
-            node.inputs = node.inputs[:2]
-            if len(node.outputs) == 1:
-                shape = node.outputs[0].tensor.shape
-                node.outputs.append(Value(graph.fresh_name(f"{node.name}.mask"), TensorType(DType.BOOL, shape), node))
+            replaced[node.output] = _normalized_by_batch(writer, node)
+            continue
+        graph.nodes.append(node)
+        if node.op == "Dropout":
+            _drop(writer, node)
+    graph.replace_uses(replaced)
 
 
-def _normalize_by_batch(graph: Graph, node: Node) -> None:
+def _drop(writer: Writer, node: Node) -> None:
+    node.attrs["training_mode"] = (True,)
+    node.inputs = node.inputs[:2]
+    if len(node.outputs) == 1:
+        shape = node.output.tensor.shape
+        node.outputs.append(Value(writer.fresh(f"{node.name}.mask"), TensorType(DType.BOOL, shape), node))
+
+
+def _normalized_by_batch(writer: Writer, node: Node) -> Value:
+    """The definition in the node's place: its parts are compiled, and go along with what surrounds them."""
     node.attrs["training_mode"] = 1
-    for index, output in _RUNNING.items():
-        value = node.inputs[index]
-        if value is None or value not in graph.constants:
-            raise ModelError(
-                f"input {index} is not a constant, so there is no running mean", where=f"node '{node.name}'"
-            )
-        if len(node.outputs) <= output:
-            node.outputs.append(Value(graph.fresh_name(f"{value.name}.next"), value.type, node))
-        graph.states.append(State(value, node.outputs[output], graph.constants.pop(value)))
+    op = registry.get(node.op)
+    result, *following = op.definition(Rewrite(op, node, writer))
+    for value, update in zip(node.inputs[3:], following, strict=True):
+        if value is None or value not in writer.graph.constants:
+            raise ModelError("has running statistics that are no constants", where=registry.describe(node))
+        writer.graph.states.append(State(value, update.value, writer.graph.constants.pop(value)))
+    return result.value
 
 
 class _Step:

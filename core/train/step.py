@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from core.compiler import Options, executable
+from core.compiler import executable
 from core.errors import FeedError, LatheError
 from core.ir.graph import Array, Graph
 from core.ir.types import TensorType
-
+from core.options import Options
 from core.reference import bind_symbols
 from core.runtime.cpus import available_cpus
 from core.runtime.executable import Executable
@@ -27,6 +27,7 @@ from core.train.optimizers import Optimizer
 from core.train.schedules import Schedule
 
 _TRAINING = BatchInfo(False, "a training step mixes all rows of its batch")
+
 
 def step(
     model: Graph,
@@ -53,6 +54,7 @@ def step(
     threads = threads or available_cpus()
     options = Options(threads=threads, cache_dir=os.fspath(cache_dir) if cache_dir is not None else None)
     return TrainStep(model, recipe, schedule or (lambda _: optimizer.rate), trainable, keep_outputs, options)
+
 
 class TrainStep:
     """A compiled training step, and the state it works on. Not for several threads at once.
@@ -120,8 +122,7 @@ class TrainStep:
         for name, array in self._states.items():
             given = state.get(name)
             if given is None or given.shape != array.shape or given.dtype != array.dtype:
-                came = "nothing" if given is None else f"{given.dtype}{list(given.shape)}"
-                raise LatheError(f"state '{name}': expected {array.dtype}{list(array.shape)}, got {came}")
+                raise LatheError(f"state '{name}': expected {_text(array)}, got {_text(given)}")
         for name, array in self._states.items():
             array[...] = state[name]
         self.runs = runs
@@ -160,6 +161,11 @@ class TrainStep:
                 ready.adopt_state(name, self._states[name])
             self._executables[moves, binding] = ready
         return self._executables[moves, binding]
+
+
+def _text(array: Array | None) -> str:
+    return "nothing" if array is None else f"{array.dtype}[{','.join(map(str, array.shape))}]"
+
 
 def _checked(name: str, type_: TensorType, feeds: Mapping[str, Any]) -> NDArray[Any]:
     """A feed as a contiguous array of the declared type; its symbols are checked together later."""

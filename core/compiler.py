@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from core.runtime import artifact
 from core.runtime.artifact import Compiled
 from core.runtime.cpus import available_cpus
 from core.runtime.executable import Executable
-from core.runtime.memory import joined, machine_bytes
+from core.runtime.memory import give_back, joined, machine_bytes
 from core.runtime.session import BatchInfo, Description, Session
 from core.runtime.shapes import Binding
 from core.runtime.store import Store, open_store
@@ -77,19 +78,25 @@ def compile(
 def kept(store: Store, model: bytes, options: Options) -> Session:
     """A session from the compiled model in the store, which is made and put there when it is missing or of no use."""
     path = store.model(model_key(model, options))
+    with suppress(ArtifactError):
+        session = load_compiled(path, options.threads, options.cache_dir)
+        store.used(path)
+        return session
+    unsaved = saved(store, path, load(model), options)
+    give_back(len(model))  # what packing and generating code took
+    return unsaved or load_compiled(path, options.threads, options.cache_dir)
+
+
+def saved(store: Store, path: Path, graph: Graph, options: Options) -> Session | None:
+    """Compile into the store; a session only where the disk is full: what was compiled still runs."""
+    description = describe(graph, options)
+    content = content_of(graph, description.batching, options)
     try:
-        session = load_compiled(path, options.threads, options.cache_dir)
-    except ArtifactError:
-        graph = load(model)
-        description = describe(graph, options)
-        content = content_of(graph, description.batching, options)
-        try:
-            artifact.save(path, description, options.kept(), content, durable=False)
-        except OSError:  # the disk is full: what was compiled still runs
-            return session_of(description, content, options)
-        session = load_compiled(path, options.threads, options.cache_dir)
-    store.used(path)
-    return session
+        artifact.save(path, description, options.kept(), content, durable=False)
+        store.added(path)
+    except OSError:
+        return session_of(description, content, options)
+    return None
 
 
 def model_key(model: bytes, options: Options) -> str:
@@ -101,7 +108,9 @@ def model_key(model: bytes, options: Options) -> str:
 def unkept(graph: Graph, options: Options) -> Session:
     """A session that leaves nothing behind but object code."""
     description = describe(graph, options)
-    return session_of(description, content_of(graph, description.batching, options), options)
+    session = session_of(description, content_of(graph, description.batching, options), options)
+    give_back(sum(array.nbytes for array in graph.constants.values()))  # what packing and generating code took
+    return session
 
 
 def compile_to(path: Path, graph: Graph, options: Options) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import stat
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
 from core.errors import ArtifactError
 
 _DIGEST_BYTES = 32
+_LOOKS = 16  # while one process adds as much as fits
+_PUTS_PER_LOOK = 256  # by chance: processes may be too short-lived to add much
 
 
 class ObjectCache:
@@ -26,7 +28,7 @@ class ObjectCache:
         `max_bytes` bounds what is kept: beyond it the objects not used for longest go.
         """
         self.folder = folder
-        self.max_bytes = max_bytes
+        self._quota = Quota(folder, "*.o", max_bytes) if max_bytes is not None else None
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _only_ours(os.lstat(folder), stat.S_ISDIR):
             raise ArtifactError(f"cache folder {folder} can be written by other users; make it yours, mode 700")
@@ -57,20 +59,38 @@ class ObjectCache:
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
-        if self.max_bytes is not None:
-            trim(self.folder.glob("*.o"), self.max_bytes)
+        if self._quota is not None:
+            self._quota.added(_DIGEST_BYTES + len(data))
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.o"
 
 
-def trim(files: Iterable[Path], max_bytes: int) -> None:
-    """Delete the files not used for longest (by modification time) until the rest has at most `max_bytes`."""
-    total = 0
-    for _, size, path in sorted(map(_usage, files), reverse=True):
-        total += size
-        if total > max_bytes:
-            path.unlink(missing_ok=True)
+class Quota:
+    """Bounds what files of a folder take: those not used for longest (by modification time) go.
+
+    Looking at all of them takes long where there are many, so it is done when much was added, or rarely by chance.
+    """
+
+    def __init__(self, folder: Path, pattern: str, max_bytes: int) -> None:
+        self._folder = folder
+        self._pattern = pattern
+        self._max_bytes = max_bytes
+        self._added = 0
+
+    def added(self, nbytes: int) -> None:
+        """Note a new file, and make room if it is time to."""
+        self._added += nbytes
+        if self._added * _LOOKS > self._max_bytes or random.randrange(_PUTS_PER_LOOK) == 0:
+            self._added = 0
+            self._trim()
+
+    def _trim(self) -> None:
+        total = 0
+        for _, size, path in sorted(map(_usage, self._folder.glob(self._pattern)), reverse=True):
+            total += size
+            if total > self._max_bytes:
+                path.unlink(missing_ok=True)
 
 
 def _usage(path: Path) -> tuple[float, int, Path]:

@@ -20,7 +20,7 @@ from core.ir.types import TensorType
 from core.kernels.catalog import Status
 from core.plan.plan import ARENA, WEIGHTS, Fallback, Plan, Port, Segment
 from core.reference import learn_symbols, run_node
-from core.runtime.memory import address_of, aligned_bytes, aligned_words, array_at
+from core.runtime.memory import address_of, aligned_bytes, aligned_words, array_at, give_back
 from core.runtime.native import ContextWord
 from core.runtime.pieces import ALL, even_piece, row_steps, rows_of_a_piece
 from core.runtime.team import team
@@ -297,6 +297,7 @@ class Executable:
         self._library.close()
         self._weights = np.zeros(0, np.uint8)
         self._states.clear()
+        give_back(self.plan.weights)
 
     def _new_context(self) -> _Context:
         words = aligned_words(ContextWord.SIZE)

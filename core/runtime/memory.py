@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import mmap
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 _ALIGNMENT = 64
+_LARGE = 1 << 20  # bytes
+_MUCH = 16 << 20
 _CGROUP = Path("/sys/fs/cgroup")
+_trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
 _addressof = ctypes.addressof
 _first_byte: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
 
@@ -29,10 +35,34 @@ def machine_bytes(cgroup: Path = _CGROUP) -> int:
 
 
 def aligned_bytes(size: int) -> NDArray[np.uint8]:
-    """Uninitialised bytes whose address is a multiple of 64."""
+    """Uninitialised bytes whose address is a multiple of 64.
+
+    Large blocks are mapped one by one: the C library keeps freed ones for itself once it has seen a few.
+    """
+    if size >= _LARGE:
+        return np.frombuffer(_mapped(size), np.uint8)
     block = np.empty(size + _ALIGNMENT, np.uint8)
     offset = -block.ctypes.data % _ALIGNMENT
     return block[offset : offset + size]
+
+
+def _mapped(size: int) -> mmap.mmap:
+    block = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without huge pages
+            block.madvise(mmap.MADV_HUGEPAGE)
+    return block
+
+
+def give_back(used: int) -> None:
+    """After work that left much behind: collect it, and return to the system what the C library keeps (glibc).
+
+    `used` is about how many bytes that may be; little is not worth looking for.
+    """
+    if used >= _MUCH:
+        gc.collect()
+        if _trim is not None:
+            _trim(0)
 
 
 def joined(chunks: Iterable[bytes | memoryview], size: int) -> NDArray[np.uint8]:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from core.codegen.cache import ObjectCache, trim
+from core.codegen.cache import ObjectCache, Quota
 from core.errors import ArtifactError
 
 _OBJECT_BYTES = 1 << 30
@@ -31,16 +31,20 @@ class Store:
         self.objects = ObjectCache(root / "objects", _OBJECT_BYTES)
         self._models = root / "models"
         self._models.mkdir(mode=0o700, exist_ok=True)
+        self._quota = Quota(self._models, "*.lathe", _MODEL_BYTES)
 
     def model(self, key: str) -> Path:
         """Where the compiled model of this key is, or is to be kept."""
         return self._models / f"{key}.lathe"
 
     def used(self, path: Path) -> None:
-        """Note that a model was used or made; those not used for longest go when there are too many."""
+        """Note that a model was used: those not used for longest go first."""
         with suppress(OSError):
             os.utime(path)
-        trim(self._models.glob("*.lathe"), _MODEL_BYTES)
+
+    def added(self, path: Path) -> None:
+        """Note that a model was made; others may have to go."""
+        self._quota.added(path.stat().st_size)
 
     @property
     def tuning(self) -> Path:

@@ -129,7 +129,7 @@ def drawn(data: st.DataObject) -> None:
 @pytest.mark.parametrize("threads", [1, 4])
 def test_what_only_passes_and_derivatives_make(graph: Any, threads: int) -> None:
     made = graph()
-    with core.compile(made, threads=threads, max_batch=4) as session:
+    with core.compile(made, threads=threads, max_batch=4, tune="off") as session:
         for rows in (3, 1, 6):
             given_ = filled(made, rows)
             want = core.interpret(made, given_)
@@ -199,7 +199,7 @@ def test_long_extents(name: str) -> None:
     b.graph.outputs = [LONG_GRAPHS[name](b)]
     value = b.graph.inputs[0]
     rng = np.random.default_rng(0)
-    with core.compile(b.graph, threads=3, max_batch=2) as session:
+    with core.compile(b.graph, threads=3, max_batch=2, tune="off") as session:
         assert " 0 on the reference" in session.explain()
         for rows in (2, 1):
             shape = value.tensor.evaluate({"batch": rows})
@@ -231,7 +231,7 @@ def test_empty_extents(name: str, extents: tuple[int, int]) -> None:
     b = Builder(Graph(name))
     x = _input(b, symbol("batch"), *extents)
     b.graph.outputs = [b("Identity", EMPTY_GRAPHS[name](b, x))]
-    with core.compile(b.graph, threads=2) as session:
+    with core.compile(b.graph, threads=2, tune="off") as session:
         for rows in (3, 0):
             data = np.ones((rows, *extents), np.float32)
             got, want = session.run({"x": data}), core.interpret(b.graph, {"x": data})
@@ -247,7 +247,7 @@ def test_empty_extents(name: str, extents: tuple[int, int]) -> None:
 def test_a_thousand_runs_from_eight_threads(seed: int) -> None:
     """One session, runs of different batch sizes at the same time; each gets what it would get alone."""
     graph = grown(seed)
-    with core.compile(graph, threads=3, max_batch=8) as session:
+    with core.compile(graph, threads=3, max_batch=8, tune="off") as session:
         alone = [(given_, session.run(given_)) for given_ in (feeds(graph, rows, rows) for rows in (1, 2, 3, 5, 8, 0))]
         together = threading.Barrier(8)
 

@@ -46,7 +46,7 @@ def error(name: str, rows: int, threads: int) -> float:
     feeds = zoo.feeds(name, rows)
     wide = {key: array.astype(np.float64) if array.dtype == np.float32 else array for key, array in feeds.items()}
     exact = core.interpret(in_float64(graph), wide)
-    with core.compile(graph, threads=threads, max_batch=4) as session:
+    with core.compile(graph, threads=threads, max_batch=4, tune="off") as session:
         got = session.run(feeds)
     assert all(array.dtype == np.float64 for array in exact.values() if array.dtype.kind == "f")
     return max(float(np.abs(got[key] - want).max() / np.abs(want).max()) for key, want in exact.items())

@@ -77,7 +77,8 @@ def _watch(path: Path, seed: int, cases: range) -> Findings:
 def _child(path: Path, seed: int, cases: range, findings: Findings) -> tuple[int, str]:
     """How many cases a child finished, and how it ended if not well."""
     arguments = [str(path), str(seed), str(cases.start), str(cases.stop), str(cases.step)]
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1"}
+    cache = str(path.with_name("cache"))
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "OPENBLAS_NUM_THREADS": "1", "LATHE_CACHE": cache}
     command = [sys.executable, "-m", WORKER, *arguments]
     child = subprocess.Popen(
         command, cwd=_ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

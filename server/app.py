@@ -37,6 +37,7 @@ from server.telemetry.statistics import StatsBook
 if TYPE_CHECKING:
     from server.access.tokens import Tokens
     from server.api.grpc.endpoint import GrpcEndpoint
+    from server.telemetry.tracing import Tracing
 
 Running = Callable[[Callable[[], None]], AbstractAsyncContextManager[None]]  # tells when all is loaded
 
@@ -57,7 +58,9 @@ class Engine:
         pool, book = WorkerPool(settings.workers), StatsBook()
         tokens, opened = _tokens(settings), settings.open_management
         authority = Authority(settings.host, settings.keys_file, tokens=tokens, open_management=opened)
-        return cls(settings, pool, book, ServableFactory(settings, pool, book), DataPlane(registry, authority))
+        plane = DataPlane(registry, authority)
+        plane.tracing = _tracing(settings)
+        return cls(settings, pool, book, ServableFactory(settings, pool, book), plane)
 
 
 def _tokens(settings: Settings) -> Tokens | None:
@@ -66,6 +69,14 @@ def _tokens(settings: Settings) -> Tokens | None:
     from server.access.tokens import Tokens  # only now: the extra that brings pyjwt may be absent
 
     return Tokens(settings.jwt_keys, settings.jwt_issuer, settings.jwt_audience)
+
+
+def _tracing(settings: Settings) -> Tracing | None:
+    if settings.otlp_endpoint is None:
+        return None
+    from server.telemetry.tracing import Tracing  # only now: the extra that brings opentelemetry may be absent
+
+    return Tracing(settings.otlp_endpoint, settings.trace_share)
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -108,6 +119,8 @@ def assemble(
         watching.cancel()
         hub.stop()
         await asyncio.to_thread(engine.pool.close)
+        if plane.tracing is not None:
+            await asyncio.to_thread(plane.tracing.close)
 
     app = FastAPI(title="Lathe", version=VERSION, lifespan=lifespan, redirect_slashes=False)
     app.add_middleware(Authorize, authority=plane.authority)

@@ -52,7 +52,7 @@ def serve(
         files = [str(file) for file in (settings.keys_file, settings.jwt_keys) if file]
         raise fail(f"keys ({', '.join(files)}) or repository: {error}") from error
     except ModuleNotFoundError as error:
-        extra = {"grpc": "grpc", "jwt": "jwt"}.get(error.name or "")
+        extra = {"grpc": "grpc", "jwt": "jwt", "opentelemetry": "otel"}.get((error.name or "").partition(".")[0])
         if extra is None:
             raise
         raise fail(f"{extra} needs the extra that brings it: pip install 'lathe[{extra}]'") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from server.access.authority import Authority
 from server.access.scopes import Scope
@@ -13,6 +13,9 @@ from server.batching.signature import Group
 from server.errors import BadRequest, Unavailable
 from server.scheduling.servable import Servable
 from server.types import InferRequest, InferResult, Tensors
+
+if TYPE_CHECKING:
+    from server.telemetry.tracing import Tracing
 
 
 class Resolver(Protocol):
@@ -42,6 +45,7 @@ class DataPlane:
     def __init__(self, registry: Resolver, authority: Authority) -> None:
         self.registry = registry
         self.authority = authority
+        self.tracing: Tracing | None = None
         self.draining = False  # set at the first signal to stop: not ready any more, but still answering
         self.started = False  # set once the repository's live versions are loaded
 
@@ -85,8 +89,20 @@ class DataPlane:
         outputs = await self.execute(servable, request.inputs, group, request.deadline, request.priority)
         return InferResult(servable.ref, {output.name: outputs[output.name] for output in requested}, request.id)
 
+    def submit(self, servable: Servable, entry: Entry, traceparent: str) -> None:
+        """Queue a request of any transport; raises Overloaded or DeadlineExceeded at the door."""
+        if self.tracing is not None:
+            self.tracing.watch(entry, servable.ref, traceparent)
+        servable.submit(entry)
+
     async def execute(
-        self, servable: Servable, inputs: Tensors, group: Group, deadline: float | None, priority: int = 0
+        self,
+        servable: Servable,
+        inputs: Tensors,
+        group: Group,
+        deadline: float | None,
+        priority: int = 0,
+        traceparent: str = "",
     ) -> Tensors:
         """Queue checked inputs and return all outputs; ``deadline`` in monotonic seconds. Cancelling works as above."""
         answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -96,7 +112,7 @@ class DataPlane:
                 answered.set_result(outcome)
 
         entry = Entry(inputs, group, answer, deadline, priority)
-        servable.submit(entry)
+        self.submit(servable, entry, traceparent)
         try:
             outcome = await answered
         except asyncio.CancelledError:

@@ -92,6 +92,13 @@ class Settings(BaseSettings):
         4 * KIB, ge=0, description="Smallest answer that is compressed for a client that merely accepts it."
     )
     drain_timeout: float = Field(20.0, gt=0, description="Time accepted requests get to finish after SIGTERM.")
+    otlp_endpoint: str | None = Field(
+        None,
+        description="Address of an OpenTelemetry collector (OTLP over HTTP); the extra `otel` brings what it needs.",
+    )
+    trace_share: float = Field(
+        0.01, ge=0, le=1, description="Share of the requests without a `traceparent` header whose traces are recorded."
+    )
     access_log: bool = Field(False, description="Log one line per request that is not an inference.")
 
     # repository

@@ -25,6 +25,7 @@ class CallHead:
     accepts: bytes = b""  # coding the answer may have; empty: none
     asked_alone: bool = False  # that coding is the only one the caller listed
     content_length: int = -1  # -1: chunked
+    traceparent: str = ""  # W3C trace context
     authorization: str = ""  # the header as it came
     sticky_key: str = ""  # which callers stay with one version while a candidate is tried
 
@@ -51,6 +52,7 @@ def call_head(path: bytes, headers: Iterable[tuple[bytes, bytes]]) -> CallHead:
         accepts=accepts,
         asked_alone=alone,
         content_length=-1 if length is None else length,
+        traceparent=found.get(b"traceparent", b"").decode("latin-1"),
         authorization=found.get(b"authorization", b"").decode("latin-1"),
         sticky_key=found.get(STICKY_KEY.encode(), b"").decode("latin-1"),
     )

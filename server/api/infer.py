@@ -72,7 +72,7 @@ class InferCall:
         self._check_json(len(body) if head.json_bytes is None else head.json_bytes)
         self.wire, tensors = self.codec.decode(body, head.json_bytes)
         self.entry = Entry(tensors, self.wire.group, self._finish, deadline_of(self.wire), self.wire.priority)
-        servable.submit(self.entry)
+        self.service.plane.submit(servable, self.entry, head.traceparent)
 
     def _check_json(self, size: int) -> None:
         """Reading JSON holds everybody up, ten milliseconds per MiB; what is large is to come as binary data."""

@@ -323,6 +323,7 @@ class Batcher:
     def _answer(self, batch: list[Entry], ran: Ran) -> None:
         self._record(batch, ran)
         for entry, outcome in zip(batch, ran.outcomes, strict=True):
+            entry.ran = ran
             try:
                 entry.finish(outcome)
             except Exception:

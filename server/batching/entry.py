@@ -5,10 +5,13 @@ from __future__ import annotations
 from asyncio import TimerHandle
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from server.batching.signature import Group
 from server.types import Tensors
+
+if TYPE_CHECKING:
+    from server.batching.execution import Ran
 
 Outcome: TypeAlias = Tensors | Exception
 Done: TypeAlias = Callable[[Outcome], None]
@@ -26,7 +29,7 @@ class State(Enum):
 class Entry:
     """A request's tensors, deadline and the function that takes its outcome (called once, on the event loop)."""
 
-    __slots__ = ("deadline", "done", "group", "inputs", "nbytes", "parts", "priority", "since", "state", "timer")
+    __slots__ = ("deadline", "done", "group", "inputs", "nbytes", "parts", "priority", "ran", "since", "state", "timer")
 
     def __init__(
         self, inputs: Tensors, group: Group, done: Done, deadline: float | None = None, priority: int = 0
@@ -41,6 +44,7 @@ class Entry:
             self.nbytes += array.nbytes
         self.since = 0.0  # monotonic seconds; set when queued
         self.state = State.WAITING
+        self.ran: Ran | None = None  # the batch it was part of, once that has ended
         self.timer: TimerHandle | None = None
         self.parts: list[Entry] = []  # queued in place of a request too large for one batch
 

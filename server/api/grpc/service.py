@@ -73,7 +73,8 @@ class InferenceService:
         head, inputs = tensors.decode(codec, request)
         wanted = [at for at in (deadline, deadline_of(head)) if at is not None]
         deadline = min(wanted, default=None)
-        outputs = await self._plane.execute(servable, inputs, head.group, deadline, head.priority)
+        trace = metadata.get("traceparent", "")
+        outputs = await self._plane.execute(servable, inputs, head.group, deadline, head.priority, trace)
         return tensors.encode(codec, head, outputs)
 
     # the server and its models

@@ -215,7 +215,8 @@ def free_sizes() -> Made:
 @module
 def numbers() -> Made:
     def run(self: Any, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        return x // y, x % y, (x / y).round(), x.float().clamp(-1, 2), x.to(torch.int32), x.ne(y)
+        floor = torch.div(x, y, rounding_mode="floor")  # for x // y the older exporter writes division towards zero
+        return floor, x % y, (x / y).round(), x.float().clamp(-1, 2), x.to(torch.int32), x.ne(y)
 
     return Call(run), lambda n: (torch.randint(-9, 9, (n, 4)), torch.randint(1, 5, (n, 4)))
 

@@ -29,6 +29,7 @@ RowChoices = dict[int, tuple[int, ...]]
 _ROWS_32: RowChoices = {1: (10, 8), 2: (10, 8, 7), 3: (9, 8, 7), 4: (6, 7, 5)}
 _ROWS_16: RowChoices = {1: (10, 6), 2: (6, 5, 4), 3: (4, 3)}
 _ROWS_PLAIN: RowChoices = {1: (8, 6), 2: (5, 4)}
+_REUSES = 4
 _SHORT_EPILOGUE = 8  # additions
 _FMA_LATENCY = 4.0  # cycles; two start per cycle, and so do two loads
 _SAMPLE_BATCHES = (1, 2, 8, 32)  # where the cost of a tile is weighed when the row count depends on the batch
@@ -98,6 +99,13 @@ def tails(rows: Dim, height: int) -> Tails:
     if len(remainders) <= 2:
         return Tails(tuple(sorted(remainders, reverse=True)), additive=False)
     return Tails(tuple(size for size in (8, 4, 2, 1) if size < height), additive=True)
+
+
+def is_reused(rows: Dim, tile: Tile) -> bool:
+    """Whether even a batch of one keeps a panel busy for several tiles: time enough to fetch the next one. With fewer,
+    panels pass by at the speed of memory anyway, and fetching only competes."""
+    form = affine(rows, "n")
+    return form is None or sum(form) >= _REUSES * tile.rows
 
 
 def packed_size(depth: int, columns: int, tile: Tile) -> int:

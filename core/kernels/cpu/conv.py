@@ -9,7 +9,7 @@ from core.codegen.lang import Kernel, Val
 from core.codegen.registers import Pointer
 from core.ir.types import DType
 from core.kernels.catalog.conv import ConvSpec, table_lanes
-from core.kernels.catalog.panels import packed_size, stage_bytes
+from core.kernels.catalog.panels import is_reused, packed_size, stage_bytes
 from core.kernels.catalog.words import WORD_BYTES, total_dtype, word_dtype
 from core.kernels.cpu.microkernel import AHEAD, Grid, accumulate, ahead_of, each_panel, each_tile, zeros
 from core.kernels.cpu.nest import offsets_of
@@ -75,7 +75,8 @@ class _Conv:
         place = _Panel(self.image.at(group * spec.channels), weights, results, columns)
 
         def tile(pixel: Val, height: int) -> None:
-            ahead = ahead_of(weights.at(columns * spec.depth), (pixel - start) // spec.tile.rows, spec.depth)
+            next_panel, number = weights.at(columns * spec.depth), (pixel - start) // spec.tile.rows
+            ahead = ahead_of(next_panel, number, spec.depth) if is_reused(spec.pixels, spec.tile) else None
             self._tile(place, pixel, height, ahead)
 
         each_tile(k, start, stop, spec.pixels, spec.tile.rows, tile)
@@ -85,7 +86,7 @@ class _Conv:
         """Where the extras and Y are at a pixel."""
         return offsets_of(self.kernel, self.spec.finish.pixels, pixel)
 
-    def _tile(self, place: _Panel, pixel: Val, height: int, ahead: Pointer) -> None:
+    def _tile(self, place: _Panel, pixel: Val, height: int, ahead: Pointer | None) -> None:
         k, lanes = self.kernel, self.lanes
         vectors, tail = -(-place.columns // lanes), place.columns % lanes
         grid = zeros(k, height, vectors, lanes, total_dtype(self.spec.element))
@@ -94,7 +95,7 @@ class _Conv:
 
     # Windows found through a table
 
-    def _implicit(self, place: _Panel, grid: Grid, pixel: Val, ahead: Pointer) -> Grid:
+    def _implicit(self, place: _Panel, grid: Grid, pixel: Val, ahead: Pointer | None) -> Grid:
         k, spec = self.kernel, self.spec
         height, width = len(grid), len(grid[0]) * self.lanes
         self._fill_table(place.image, pixel)
@@ -102,7 +103,7 @@ class _Conv:
             sources = [self._source(place.image, fold.index, r) for r in range(height)]
             panel = place.weights.at(fold.index * (spec.run * width))
             carried = _regrid(fold.values, grid)
-            part = ahead.at(fold.index * (spec.run * AHEAD))
+            part = ahead.at(fold.index * (spec.run * AHEAD)) if ahead is not None else None
             rows = accumulate(k, carried, sources, 1, panel, width, spec.run, element=spec.element, ahead=part)
             fold.values = _flat(rows)
         return _regrid(fold.values, grid)

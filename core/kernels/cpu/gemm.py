@@ -7,7 +7,7 @@ from core.codegen.registers import Pointer
 from core.ir.dim import product
 from core.ir.types import DType
 from core.kernels.catalog.gemm import GemmSpec
-from core.kernels.catalog.panels import stage_bytes
+from core.kernels.catalog.panels import is_reused, stage_bytes
 from core.kernels.catalog.words import total_dtype, word_dtype
 from core.kernels.cpu.microkernel import accumulate, ahead_of, each_panel, each_tile, zeros
 from core.kernels.cpu.nest import offsets_of
@@ -53,9 +53,12 @@ class _Gemm:
         steps = (*spec.extra_steps, spec.y_step)
         results = Results(k, spec.epilogue, tuple(rest), steps, spec.deferred, self.stage).at_column(first)
 
+        fetches = spec.packed and is_reused(spec.rows, spec.tile)
+
         def tile(row: Val, height: int) -> None:
-            ahead = ahead_of(b.at(columns * spec.depth), (row - start) // spec.tile.rows, spec.depth)
-            self._tile(a, b, results, row, height, columns, ahead if spec.packed else None)
+            next_panel, number = b.at(columns * spec.depth), (row - start) // spec.tile.rows
+            ahead = ahead_of(next_panel, number, spec.depth) if fetches else None
+            self._tile(a, b, results, row, height, columns, ahead)
 
         each_tile(k, start, stop, spec.rows, spec.tile.rows, tile)
         results.finish(start, stop, columns, self.lanes, self._offsets)

@@ -13,7 +13,7 @@ stamp   = $(VENV)/.lathe-$(SUM)-$(1)
 # Their exporters ask for versions that Lathe cannot share, so each has an environment of its own.
 FRAMEWORKS := torch paddle tensorflow
 
-.PHONY: help serve test test-all test-exporters fuzz lint bench docs clean
+.PHONY: help serve test test-all test-exporters fuzz lint bench bench-docs docs clean
 .DELETE_ON_ERROR:
 
 help:  ## show the targets
@@ -40,6 +40,9 @@ lint: $(call stamp,lint)  ## ruff and mypy
 
 bench: $(call stamp,bench)  ## compare the engine with ONNX Runtime and OpenVINO
 	$(BIN)/python -m loadtest.engine $(ARGS)
+
+bench-docs: $(call stamp,bench)  ## measure, and rewrite the tables and plots of docs/performance.md
+	$(BIN)/python -m loadtest docs $(ARGS)
 
 docs: $(call stamp,base)  ## rewrite the generated pages of docs/
 	$(BIN)/python -m tools.make_docs

@@ -38,7 +38,7 @@ SETS = {"tuned": ("lenet", "mlp", "mobilenet", "resnet", "transformer"), "others
 def lathe(model: bytes, feeds: Feeds, threads: int) -> Run:
     import core
 
-    session = core.compile(core.load(model), threads=threads, max_batch=max(32, len(feeds["x"])))
+    session = core.compile(model, threads=threads, max_batch=max(32, len(feeds["x"])))
     return lambda: session.run(feeds)["y"]
 
 

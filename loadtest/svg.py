@@ -130,3 +130,34 @@ def bars(values: dict[str, float], x_label: str, y_label: str) -> str:
         size = f'width="{right - left:.1f}" height="{HEIGHT - BOTTOM - top:.1f}"'
         parts.append(f'<rect x="{left:.1f}" y="{top:.1f}" {size} fill="{COLOURS[0]}"/>')
     return svg(parts, f"{y_label} by {x_label}")
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A length with its name on the left and its value, as text, behind it."""
+
+    name: str
+    value: float
+    text: str
+
+
+def lengths(entries: Sequence[Bar], title: str, mark: float) -> str:
+    """Horizontal bars as an image of its own, with a line at `mark`: for many entries with long names."""
+    row, names, width = 18, 330, 900
+    height = TOP + 26 + row * len(entries) + 10
+    scale = (width - names - 60) / max([mark, *(entry.value for entry in entries)])
+    parts = [text(names, TOP + 10, title, "start")]
+    for i, entry in enumerate(entries):
+        y = TOP + 26 + row * i
+        colour = COLOURS[0] if entry.value >= mark else COLOURS[1]
+        parts.append(text(names - 8, y + 11, entry.name, "end"))
+        parts.append(
+            f'<rect x="{names}" y="{y}" width="{entry.value * scale:.1f}" height="{row - 5}" fill="{colour}"/>'
+        )
+        parts.append(text(names + entry.value * scale + 5, y + 11, entry.text, "start"))
+    at = names + mark * scale
+    parts.append(f'<line x1="{at:.1f}" y1="{TOP + 20}" x2="{at:.1f}" y2="{height - 6}" stroke="#888"/>')
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img"'
+    style = "<style>text {font: 11px sans-serif; fill: #444}</style>"
+    inside = "\n".join(parts)
+    return f'{head} aria-label="{escape(title)}">\n{style}\n{inside}\n</svg>\n'

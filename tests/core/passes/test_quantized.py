@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +24,7 @@ from tests.core.passes.case_files import operators
 F32 = DType.FLOAT32
 RNG = np.random.default_rng(0)
 N = symbol("n")
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def network(write: Callable[[Builder, Value], Value], *shape: int, dtype: DType = F32) -> Graph:
@@ -124,7 +129,7 @@ def test_unsigned_weights_around_the_middle_become_signed() -> None:
     check(graph, floats(4, 8), quantum=1e-4)
 
 
-def test_a_residual_block_stays_in_bytes() -> None:
+def residual_block() -> Graph:
     def write(b: Builder, x: Value) -> Value:
         x = pair(b, x)
         inner = pair(b, b("Relu", b("Conv", x, weight(b, 8, 8, 3, 3, axis=0), pads=(1,) * 4)), 0.1, 0)
@@ -132,7 +137,11 @@ def test_a_residual_block_stays_in_bytes() -> None:
         joined = pair(b, b("Relu", b("Add", outer, x)), 0.2, 0)
         return pair(b, b("MaxPool", joined, kernel_shape=(2, 2), strides=(2, 2)), 0.2, 0)
 
-    graph = network(write, 8, 10, 10)
+    return network(write, 8, 10, 10)
+
+
+def test_a_residual_block_stays_in_bytes() -> None:
+    graph = residual_block()
     rewritten, _ = optimize(graph)
     made = [str(node.output.dtype) for node in rewritten.nodes if node.op in ("FusedConv", "MaxPool")]
     assert made == ["uint8", "uint8", "uint8"]
@@ -200,3 +209,25 @@ def test_per_channel_conversions_of_activations_are_elementwise() -> None:
         return b("DequantizeLinear", b("QuantizeLinear", b("Exp", x), scale, zero, axis=1), scale, zero, axis=1)
 
     check(network(write, 3, 5), floats(4, 3, 5), quantum=0.3, kernels="elementwise")
+
+
+# Run in a process of its own, because a process has one target: prints how many outputs are off by more than a quantum,
+# then the largest error in bfloat16.
+OTHER_TARGET = """
+import numpy as np, core
+from tests.core.passes import test_quantized as nets
+graph = nets.residual_block()
+x = {"x": nets.floats(2, 8, 10, 10)}
+session, precise = core.compile(graph, threads=1), core.compile(graph, threads=1, precision="bfloat16")
+(got,), (near,), (want,) = session.run(x).values(), precise.run(x).values(), core.interpret(graph, x).values()
+print(int((np.abs(got - want) > 0.2001).sum()), float(np.abs(near - want).max() / np.abs(want).max()))
+"""
+
+
+@pytest.mark.parametrize("target", ["x86-64-v3", "plain"])
+def test_other_targets(target: str) -> None:
+    command = [sys.executable, "-c", OTHER_TARGET]
+    environment = {**os.environ, "LATHE_TARGET": target}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    off, error = done.stdout.split()
+    assert int(off) == 0 and float(error) < 0.05

@@ -1,0 +1,116 @@
+"""Kernels for batch-last images with computed weights: convolution, both gradients, and that of MaxPool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.codegen.target import host
+from core.ir.graph import Graph
+from core.ir.types import DType, TensorType
+from core.kernels.catalog import Request, select
+from core.kernels.target import Target
+from core.ops.terms import Writer
+from tests.core.kernels.harness import NodeKernel, single_node
+from tests.core.kernels.sweep import each_target
+
+F32 = DType.FLOAT32
+WINDOWS: list[dict[str, Any]] = [
+    {},
+    {"pads": (1, 1, 1, 1)},
+    {"pads": (2, 0, 1, 3)},
+    {"strides": (2, 1), "pads": (1, 2, 0, 1)},
+    {"strides": (2, 3), "dilations": (1, 2), "pads": (1, 1, 2, 2)},
+]
+each_window = pytest.mark.parametrize("window", WINDOWS, ids=lambda window: "-".join(map(str, window.values())))
+
+
+def tensor(*shape: int) -> TensorType:
+    return TensorType(F32, shape)
+
+
+def floats(*shape: int) -> Any:
+    return np.random.default_rng(sum(shape)).uniform(-1, 1, shape).astype(np.float32)
+
+
+def run(op: str, *shapes: tuple[int, ...], target: Target, threads: int = 1, **attrs: Any) -> NodeKernel:
+    kernel = NodeKernel(op, *(tensor(*shape) for shape in shapes), target=target, layout="CHWN", **attrs)
+    kernel.check(*(floats(*shape) for shape in shapes), threads=threads, atol=1e-4)  # sums of thousands of products
+    return kernel
+
+
+def result_size(size: int, kernel: int, axis: int, window: dict[str, Any]) -> int:
+    pads = window.get("pads", (0, 0, 0, 0))
+    reach = (kernel - 1) * window.get("dilations", (1, 1))[axis] + 1
+    return int((size + pads[axis] + pads[axis + 2] - reach) // window.get("strides", (1, 1))[axis] + 1)
+
+
+@each_target
+@each_window
+@pytest.mark.parametrize(("channels", "outputs", "rows"), [(1, 6, 64), (3, 17, 9), (5, 2, 83)])
+def test_convolution(target: Target, window: dict[str, Any], channels: int, outputs: int, rows: int) -> None:
+    shapes = ((channels, 7, 9, rows), (outputs, channels, 3, 2), (outputs,))
+    run("FusedConv", *shapes, target=target, threads=1 + rows % 2, **window)
+
+
+@each_target
+@each_window
+@pytest.mark.parametrize(("channels", "outputs", "rows"), [(1, 6, 64), (3, 17, 9), (5, 2, 83)])
+def test_weight_gradient(target: Target, window: dict[str, Any], channels: int, outputs: int, rows: int) -> None:
+    lines, columns = result_size(7, 3, 0, window), result_size(9, 2, 1, window)
+    shapes = ((channels, 7, 9, rows), (outputs, lines, columns, rows))
+    run("ConvWeightGradient", *shapes, target=target, threads=1 + rows % 2, kernel_shape=(3, 2), **window)
+
+
+@each_target
+@pytest.mark.parametrize("window", WINDOWS[:3], ids=str)
+@pytest.mark.parametrize(("channels", "outputs", "rows"), [(6, 1, 64), (17, 3, 9)])
+def test_image_gradient(target: Target, window: dict[str, Any], channels: int, outputs: int, rows: int) -> None:
+    run("ConvTranspose", (channels, 6, 7, rows), (channels, outputs, 3, 2), target=target, **window)
+    run("ConvTranspose", (channels, 6, 7, rows), (channels, outputs, 1, 4), target=target, dilations=(2, 2))
+
+
+@each_target
+@pytest.mark.parametrize("layout", ["CHWN", "NHWC"])
+@pytest.mark.parametrize(("kernel", "channels"), [((2, 2), 64), ((3, 2), 5), ((2, 4), 19)])
+def test_pool_gradient(target: Target, layout: str, kernel: tuple[int, int], channels: int) -> None:
+    """Also where lines and columns are left over at the end, and where several places are the greatest."""
+    x, dy = tensor(3, 7, 8, channels), tensor(3, 7 // kernel[0], 8 // kernel[1], channels)
+    window = {"kernel_shape": kernel, "strides": kernel, "layout": layout}
+    node = NodeKernel("MaxPoolGradient", x, dy, target=target, **window)
+    rounded = np.round(floats(3, 7, 8, channels) * 2)
+    node.check(rounded.astype(np.float32), floats(*dy.evaluate({})), threads=2)
+
+
+@each_target
+def test_epilogue(target: Target) -> None:
+    """A bias, one number per channel, and one number for all."""
+    body = Graph("epilogue")
+    writer = Writer(body)
+    value, scale, shift = (writer.input(name, TensorType(F32, ())) for name in ("x", "scale", "shift"))
+    body.outputs = [((value * scale).op("Relu") + shift).value]
+    shapes = ((2, 5, 6, 20), (7, 2, 3, 3), (7,), (7, 1, 1, 1), (1,))
+    run("FusedConv", *shapes, target=target, epilogue=body)
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "attrs"),
+    [
+        ("FusedConv", ((2, 5, 6, 20), (8, 1, 3, 3)), {"group": 2}),
+        ("FusedConv", ((2, 5, 6, 20), (7, 2, 3, 3), (7,), (20,)), {}),
+        ("ConvTranspose", ((2, 5, 6, 20), (2, 7, 3, 3)), {"strides": (2, 2)}),
+        ("ConvWeightGradient", ((2, 5, 20, 8), (3, 5, 12, 8)), {"kernel_shape": (1, 9)}),
+        ("MaxPoolGradient", ((2, 5, 6, 8), (2, 4, 5, 8)), {"kernel_shape": (2, 2), "strides": (1, 1)}),
+    ],
+)
+def test_what_is_left_to_the_reference(op: str, shapes: Any, attrs: dict[str, Any]) -> None:
+    if len(shapes) == 4:
+        body = Graph("epilogue")
+        writer = Writer(body)
+        value, extra = (writer.input(name, TensorType(F32, ())) for name in ("x", "extra"))
+        body.outputs = [(value + extra).value]
+        attrs = {**attrs, "epilogue": body}
+    graph = single_node(op, *(tensor(*shape) for shape in shapes), layout="CHWN", **attrs)
+    assert select(Request(graph.nodes[0], graph.constants, host())) is None

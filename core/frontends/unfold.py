@@ -9,9 +9,12 @@ import numpy as np
 
 from core.frontends.writer import Writer
 from core.ir.graph import Graph, Node, Value
+from core.ir.types import DType
 from core.ops import registry
 from core.ops.spatial import window_of
 from core.passes.permutation import inverse
+
+_NORMS = frozenset({"LayerNormalization", "RMSNormalization"})  # they may have parameters wider than their input
 
 Unfolding: TypeAlias = Callable[[Writer, Node], Sequence[Value]]
 _UNFOLDINGS: dict[str, Unfolding] = {}
@@ -19,7 +22,11 @@ _UNFOLDINGS: dict[str, Unfolding] = {}
 
 def unfolding(node: Node) -> Unfolding | None:
     """What writes the node's outputs with operators of ONNX; None for a node that is one already."""
-    return _UNFOLDINGS.get(node.op) or (_laid_out if _to_first(node, 2) is not None else None)
+    if node.op in _UNFOLDINGS:
+        return _UNFOLDINGS[node.op]
+    if _to_first(node, 2) is not None:
+        return _laid_out
+    return _of_one_type if node.op in _NORMS and len({value.dtype for value in _given(node)}) > 1 else None
 
 
 def has_unfolding(op: str) -> bool:
@@ -43,17 +50,18 @@ def _elementwise(w: Writer, node: Node) -> Sequence[Value]:
 @_unfolds("FusedMatMul")
 def _matmul(w: Writer, node: Node) -> Sequence[Value]:
     a, b, *extras = _given(node)
-    made = w.emit("MatMul", _permuted(w, node, a, "perm_a"), _permuted(w, node, b, "perm_b"))
+    made = _product(w, _permuted(w, node, a, "perm_a"), _permuted(w, node, b, "perm_b"))
     return [_permuted(w, node, _finished(w, node, made, extras), "perm_y")]
 
 
 @_unfolds("FusedAttention")
 def _attention(w: Writer, node: Node) -> Sequence[Value]:
     q, k, v, *extras = _given(node)
+    q, k, v = (_wide(w, value) for value in (q, k, v))
     scores = w.emit("MatMul", _permuted(w, node, q, "perm_q"), _permuted(w, node, k, "perm_k"))
     weights = w.emit("Softmax", _finished(w, node, scores, extras), axis=-1)
     made = w.emit("MatMul", weights, _permuted(w, node, v, "perm_v"))
-    return [_permuted(w, node, made, "perm_y")]
+    return [_cast(w, _permuted(w, node, made, "perm_y"), node.output.dtype)]
 
 
 @_unfolds("FusedConv")
@@ -132,9 +140,58 @@ def _weight_gradient(w: Writer, node: Node, x: Value, dy: Value) -> Value:
 
 
 def _plain_conv(w: Writer, node: Node) -> Value:
-    """The convolution itself, channels first."""
-    own = {name: attr for name, attr in node.attrs.items() if name not in ("layout", "epilogue", "pool")}
-    return w.emit("Conv", _first(w, node, node.inputs[0]), node.input(1), node.input(2), **own)
+    """The convolution itself, channels first, with its bias; in the type of the product (see `core.ops.products`)."""
+    own = {name: attr for name, attr in node.attrs.items() if name not in ("layout", "epilogue", "pool", "pad_value")}
+    x, weight, bias = _first(w, node, node.inputs[0]), node.inputs[1], node.input(2)
+    assert weight is not None, registry.describe(node)
+    fill = registry.NodeView(registry.get(node.op), node).attr("pad_value")
+    if _are_bytes(x, weight):
+        zero = w.emitter.constant(np.asarray(fill, x.dtype.numpy))
+        made = w.emit("ConvInteger", x, weight, zero, **own)
+    else:
+        x, weight = _multiplied(w, x, weight)
+        x = x if not fill else w.emit("Sub", x, w.emitter.constant(np.asarray(fill, x.dtype.numpy)))
+        made = w.emit("Conv", x, weight, **own)
+    if fill:
+        made = _per_channel(w, made, _padded_total(w, weight, made.dtype, fill))
+    return made if bias is None else _per_channel(w, made, bias)
+
+
+def _padded_total(w: Writer, weight: Value, dtype: DType, fill: int) -> Value:
+    """What `fill` in every place of a window adds to each channel."""
+    axes = tuple(range(1, len(weight.shape)))
+    total = w.emit("ReduceSum", _cast(w, weight, dtype), axes=axes, keepdims=0)
+    return w.emit("Mul", total, w.emitter.constant(np.asarray(fill, dtype.numpy)))
+
+
+def _per_channel(w: Writer, image: Value, added: Value) -> Value:
+    """An image, channels first, and one number for each channel."""
+    return w.emit("Add", image, w.emit("Reshape", added, shape=(-1, *(1,) * (len(image.shape) - 2))))
+
+
+def _product(w: Writer, a: Value, b: Value) -> Value:
+    if _are_bytes(a, b):
+        return w.emit("MatMulInteger", a, b)
+    return w.emit("MatMul", *_multiplied(w, a, b))
+
+
+def _are_bytes(a: Value, b: Value) -> bool:
+    return (a.dtype, b.dtype) == (DType.UINT8, DType.INT8)
+
+
+def _multiplied(w: Writer, a: Value, b: Value) -> tuple[Value, Value]:
+    """Operands in the type of their product; the wider one of two floats is rounded like the other first."""
+    if a.dtype is b.dtype:
+        return a, b
+    return _cast(w, a, b.dtype), _cast(w, _cast(w, b, a.dtype), b.dtype)
+
+
+def _wide(w: Writer, value: Value) -> Value:
+    return _cast(w, value, DType.FLOAT32) if value.dtype.itemsize < DType.FLOAT32.itemsize else value
+
+
+def _cast(w: Writer, value: Value, dtype: DType) -> Value:
+    return value if value.dtype is dtype else w.emit("Cast", value, to=dtype.onnx_code)
 
 
 def _laid_out(w: Writer, node: Node) -> Sequence[Value]:
@@ -142,6 +199,12 @@ def _laid_out(w: Writer, node: Node) -> Sequence[Value]:
     own = {name: attr for name, attr in node.attrs.items() if name != "layout"}
     made = w.emit(node.op, _first(w, node, node.inputs[0]), *node.inputs[1:], **own)
     return [_last(w, node, made)]
+
+
+def _of_one_type(w: Writer, node: Node) -> Sequence[Value]:
+    """An operator whose inputs are of two types, for ONNX in the wider one."""
+    inputs = [None if value is None else _wide(w, value) for value in node.inputs]
+    return [_cast(w, w.emit(node.op, *inputs, **node.attrs), node.output.dtype)]
 
 
 def _to_first(node: Node, rank: int) -> tuple[int, ...] | None:

@@ -20,7 +20,6 @@ from core.kernels.catalog.base import Block, In, KernelCall, Operand, Out, Outer
 from core.kernels.catalog.control import (
     GOING,
     ITERATION,
-    LINE,
     TABLE,
     TRUE,
     Base,
@@ -39,7 +38,7 @@ from core.kernels.catalog.control import Operand as Fixed
 from core.ops import registry
 from core.ops.control import trip_count
 from core.plan.liveness import Affine, aligned
-from core.plan.plan import ARENA, Address, Fallback, Plan, Planned, exact_affine, weight_chunks
+from core.plan.plan import Address, Fallback, Plan, Planned, exact_affine, weight_chunks
 
 CONTROL = ("If", "Loop", "Scan")
 
@@ -125,7 +124,10 @@ class _Frame:
         self.room(Affine(b=8 * longest))
 
     def tape(self, body: _Body, inputs: Sequence[Base], outputs: Sequence[Base], key: str) -> Tape:
-        """The body's tape; `inputs` and `outputs` tell where those of the node's own body lie."""
+        """The body's tape; `inputs` and `outputs` tell where those of the node's own body lie.
+
+        Bases are in a plan's order: arena, weights, inputs (what the body captures comes last), outputs.
+        """
         plan = body.plan
         weights = np.frombuffer(b"".join(weight_chunks(body.planned)), np.uint8)
         block: Base = Fixed(self.operand(Block(key, weights))) if weights.size else Own(0)
@@ -152,7 +154,7 @@ def _branch(node: Node, bodies: Sequence[_Body], outer: Sequence[Value]) -> Kern
     names = [name for name, value in node.attrs.items() if isinstance(value, Graph)]
     tapes = {name: frame.tape(body, [], outputs, name) for name, body in zip(names, bodies, strict=True)}
     spec = BranchSpec(tapes["then_branch"], tapes["else_branch"], scratch)
-    return frame.call(spec, bodies, max((_flops(body) for body in bodies), key=str))
+    return frame.call(spec, bodies, _flops(max(bodies, key=lambda body: body.plan.flops.at(1))))
 
 
 def _loop(node: Node, body: _Body, outer: Sequence[Value], trips: Dim) -> KernelCall:
@@ -256,6 +258,3 @@ def _place(address: Address) -> Place:
 def _moved(plan: Plan, name: str, base: int) -> Moved:
     address, type_ = plan.located[name]
     return Moved(_place(address), Place(base, 0), type_.nbytes)
-
-
-assert ARENA == 0 and LINE % 64 == 0  # what `_Frame.tape` and the scratch's layout rely on

@@ -17,7 +17,7 @@ from core.ir.equality import difference
 from core.ir.graph import Graph, State, Value
 from core.ir.types import DType, TensorType
 from core.ops import registry
-from core.passes.pipeline import optimize
+from core.passes.pipeline import Options, optimize
 from core.reference import interpret
 from loadtest import zoo
 from tests.core.frontends.models import floats, model, theirs
@@ -113,6 +113,35 @@ def test_channels_last_operators_get_transposes(op: str) -> None:
     feeds = {"x": floats(2, 6, 4, 5)}
     (want,), (got,) = interpret(graph, feeds).values(), theirs(onnx.load_from_string(export(graph)), feeds).values()
     np.testing.assert_allclose(got, want, 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["mlp", "transformer"])
+def test_products_of_bfloat16(name: str) -> None:
+    optimized, _ = optimize(load(zoo.model(name).SerializeToString()), Options(precision="bfloat16"))
+    assert DType.BFLOAT16 in {value.dtype for node in optimized.nodes for value in node.outputs}
+    data, x = export(optimized), zoo.sample(name, 2)
+    onnx.checker.check_model(onnx.load_from_string(data), full_check=True)
+    want, got = interpret(optimized, {"x": x})["y"], interpret(load(data), {"x": x})["y"]
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_products_of_bytes(layout: str) -> None:
+    rng = np.random.default_rng(0)
+    graph = Graph()
+    b = Builder(graph)
+    x = b.input("x", TensorType(DType.UINT8, (symbol("n"), 5, 5, 5)))
+    weight = b.constant(rng.integers(-127, 127, (3, 5, 3, 3)), dtype=DType.INT8)
+    bias = b.constant([7, -7, 100], dtype=DType.INT32)
+    image = b("FusedConv", x, weight, bias, pads=(1, 1, 1, 1), pad_value=128, layout=layout)
+    rows = b.input("rows", TensorType(DType.UINT8, (symbol("n"), 6)))
+    product = b("FusedMatMul", rows, b.constant(rng.integers(-127, 127, (6, 4)), dtype=DType.INT8))
+    graph.outputs = [image, product]
+    shapes = {"x": (2, 5, 5, 5), "rows": (2, 6)}
+    feeds = {name: rng.integers(0, 255, shape).astype(np.uint8) for name, shape in shapes.items()}
+    want, got = interpret(graph, feeds), theirs(onnx.load_from_string(export(graph)), feeds)
+    for name, array in want.items():
+        np.testing.assert_array_equal(got[name], array)
 
 
 def test_parameters_that_depend_on_symbols_are_computed() -> None:

@@ -47,7 +47,7 @@ def compile(
     with model_errors(), console.status("compiling"):
         findings = read_findings(record) if record else None
         chosen = options.make_options("cpu", precision, threads, max_batch, True, None, tune, findings)
-        compiler.compile_to(path, core.load(model), chosen)
+        compiler.compile_to(path, core.load(model, external_data=True), chosen)
     seconds, size = time.perf_counter() - started, path.stat().st_size
     console.print(f"{path}: {size / 2**20:.1f} MiB in {seconds:.1f} s, for {chosen.threads} threads")
 
@@ -132,7 +132,7 @@ def bench(
 def _inspect_onnx(model: Path) -> None:
     import core
 
-    graph = core.load(model)
+    graph = core.load(model, external_data=True)
     console.print(_signature([(v.name, v.type) for v in graph.inputs], [(v.name, v.type) for v in graph.outputs]))
     counts = Counter(node.op for node in graph.nodes)
     console.print(", ".join(f"{op} x{count}" for op, count in counts.most_common()))
@@ -219,6 +219,17 @@ def random_feeds(session: Session, rows: int) -> dict[str, Any]:
     return feeds
 
 
+def _compiled(model: Path, threads: int | None, max_batch: int) -> Session:
+    """What the cache holds of a file, where it can; a model whose weights lie beside it is compiled anew."""
+    import core
+
+    try:
+        return core.compile(model, threads=threads, max_batch=max_batch)
+    except core.errors.ModelError:
+        graph = core.load(model, external_data=True)
+        return core.compile(graph, threads=threads, max_batch=max_batch)
+
+
 @contextmanager
 def ready(model: Path, threads: int | None, max_batch: int) -> Iterator[Session]:
     """A session of a compiled file as it is, or of an ONNX file, compiled (or from the cache)."""
@@ -228,7 +239,7 @@ def ready(model: Path, threads: int | None, max_batch: int) -> Iterator[Session]
         session = core.load_compiled(model, threads=threads)
     else:
         with console.status("compiling"):
-            session = core.compile(model, threads=threads, max_batch=max(32, max_batch))
+            session = _compiled(model, threads, max(32, max_batch))
     with session:
         yield session
 

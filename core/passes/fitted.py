@@ -22,14 +22,14 @@ _TRANSFORMS = {"NONE": None, "LOGISTIC": "Sigmoid", "SOFTMAX": "Softmax"}  # the
 
 @dataclass(frozen=True)
 class ExpandFitted:
-    """Only what takes rows [N,C] of numbers."""
+    """Only what takes rows [N,C] of numbers, and labels that are looked up."""
 
     name: str = "fitted"
 
     def run(self, graph: Graph) -> PassResult:
         editor = Editor(graph)
         for node in editor.nodes():
-            if node.op in _RULES and _takes_rows(node):
+            if node.op in _RULES and (_takes_rows(node) or node.op == "ArrayFeatureExtractor"):
                 results = _RULES[node.op](_At(editor, node))
                 for old, new in zip(node.outputs, results, strict=False):
                     editor.replace(old, new)
@@ -107,11 +107,28 @@ def _binarizer(at: _At) -> list[Value]:
 
 
 def _feature_extractor(at: _At) -> list[Value]:
-    """Columns that the model names."""
-    columns, extent = at.editor.array(at.node.inputs[1]), at.x.shape[-1]
-    if columns is None or not isinstance(extent, int) or np.any((columns < 0) | (columns >= extent)):
+    """Columns that the model names, or the labels of largest scores."""
+    places, columns, labels = at.node.inputs[1], at.editor.array(at.node.inputs[1]), at.editor.array(at.x)
+    extent = at.x.shape[-1]
+    if places is None or not isinstance(extent, int):
         return []
-    return [at("Gather", at.x, columns.reshape(-1), axis=1)]
+    if labels is not None and labels.size == extent and _are_places(places, extent):
+        found = at.looked_up(labels.reshape(-1), at("Reshape", places, shape=(-1,)))
+        return [at("Unsqueeze", found, axes=(0,))]
+    if columns is None or np.any((columns < 0) | (columns >= extent)) or len(at.x.shape) < 2:
+        return []
+    return [at("Gather", at.x, columns.reshape(-1), axis=-1)]
+
+
+def _are_places(value: Value, below: int) -> bool:
+    """Whether these are surely numbers from 0 on and `below` an extent: where scores are largest."""
+    node = value.producer
+    while node is not None and node.op in ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"):
+        node = node.inputs[0].producer if node.inputs[0] is not None else None
+    if node is None or node.op != "ArgMax" or node.inputs[0] is None:
+        return False
+    axis = node.attrs.get("axis", 0)
+    return isinstance(axis, int) and node.inputs[0].shape[axis] == below
 
 
 def _linear_scores(at: _At, op: LinearRegressor | LinearClassifier, columns: int) -> Value:

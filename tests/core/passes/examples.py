@@ -187,11 +187,13 @@ def fitted_models() -> Graph:
         b("Imputer", x, imputed_value_floats=(0.5,), replaced_value_float=wanted) for wanted in (float("nan"), 0.0)
     ]
     picked = b("ArrayFeatureExtractor", x, b.constant(np.int64([3, 0])))
+    largest = b("Cast", b("ArgMax", x, axis=1, keepdims=1), to=DType.INT64.onnx_code)
+    label = b("ArrayFeatureExtractor", b.constant(np.int64([5, 6, 7, 8])), largest)
     three = {"coefficients": numbers(12), "intercepts": numbers(3)}
     one = b("LinearRegressor", whole, coefficients=numbers(3))
     more = [b("LinearRegressor", x, **three, targets=3, post_transform=kind) for kind in ("NONE", "LOGISTIC")]
     over = b("Binarizer", b("Cast", whole, to=F32.onnx_code), threshold=0.5)
-    found = [*norms, *filled, picked, over, one, *more]
+    found = [*norms, *filled, picked, label, over, one, *more]
     found += b.emit("LinearClassifier", x, outputs=2, **three, classlabels_ints=(7, 8, 9), post_transform="SOFTMAX")
     for labels, weighed, kind in (
         ((4, 5, 6), (0, 1, 2), "NONE"), ((4, 5), (1, 1, 1), "SOFTMAX"), ((4, 5), (0, 0, 0), "NONE"),

@@ -61,6 +61,9 @@ class ConvSpec(KernelSpec):
     `gathers`: each tile of pixels first copies its windows into rows; otherwise a table says where the window of each
     pixel meets the image, run by run of neighbouring elements, and runs outside point at `fill`. `element` is what
     words of the image hold (`core.kernels.catalog.words`): channels, and all that follows from them, count words.
+
+    Groups narrower than a vector are made `pair` at a time: they count as one group, in which every output channel
+    reads the input channels of its own part only.
     """
 
     family: ClassVar[str] = "conv"
@@ -74,6 +77,7 @@ class ConvSpec(KernelSpec):
     tile: Tile
     element: DType = F32
     fill: int = 0  # a word
+    pair: int = 1
 
     @property
     def taps(self) -> int:
@@ -82,7 +86,8 @@ class ConvSpec(KernelSpec):
 
     @property
     def depth(self) -> int:
-        return self.taps * self.channels
+        """Products that make one result."""
+        return self.taps * self.channels // self.pair
 
     @property
     def pixels(self) -> Dim:
@@ -103,7 +108,7 @@ class ConvSpec(KernelSpec):
     def has_whole_rows(self) -> bool:
         """Whether rows of a window are runs: neighbours in the image, all of them inside it or all outside."""
         last = self.windows[-1]
-        return self.groups == 1 and last.dilation == 1 and last.inside == (0, last.count)
+        return self.groups == self.pair == 1 and last.dilation == 1 and last.inside == (0, last.count)
 
     @property
     def run(self) -> int:
@@ -113,7 +118,7 @@ class ConvSpec(KernelSpec):
     @property
     def runs(self) -> int:
         """Runs of a window."""
-        return self.depth // self.run
+        return self.taps * self.channels // self.run
 
     @property
     def row_elements(self) -> int:
@@ -124,7 +129,8 @@ class ConvSpec(KernelSpec):
     def summary(self) -> str:
         kernel = "x".join(str(window.kernel) for window in self.windows)
         kind = "" if self.element is F32 else f"{self.element} "
-        return f"conv {kind}{kernel} {self.tile}, {'gathered windows' if self.gathers else 'implicit'}"
+        paired = "" if self.pair == 1 else f", {self.pair} groups per vector"
+        return f"conv {kind}{kernel} {self.tile}, {'gathered windows' if self.gathers else 'implicit'}{paired}"
 
 
 @covers("FusedConv", "Conv")
@@ -144,6 +150,8 @@ def conv(request: Request) -> KernelCall | None:
     channels = in_words(weight.shape[1], element) if element is not None else None
     if element is None or not isinstance(channels, int):
         return None
+    pair = groups_per_vector(groups, channels, columns, request.target) if element is F32 else 1
+    groups, channels, columns = groups // pair, channels * pair, columns * pair
     finish, pitch = finish_of(node, request), request.pitch(x)
     pixels = x.shape[0] * prod(window.count for window in windows)
     tile = choose_tile(request.target, pixels, columns, request.rank)
@@ -157,18 +165,26 @@ def conv(request: Request) -> KernelCall | None:
     )
     extras = [In(i) for i in extra_indices(node)]
     lines = in_lines(request)
-    if pitch is not None and groups == 1 and all(w == Window(w.size, w.size, 1, 1, w.dilation, 0, 0) for w in windows):
+    single = groups == pair == 1
+    if single and pitch is not None and all(w == Window(w.size, w.size, 1, 1, w.dilation, 0, 0) for w in windows):
         step = pitch if element is F32 else channels
         spec = _pointwise(finish, channels, columns, step, tile, element)
         strided = (In(0), *lines) if element is F32 and lines else ()
         return call(spec, (In(0), pack, *extras, Out(0), *_stage(spec.staged, tile)), strided=strided)
     fill = word_of(attribute(node, "pad_value"), element) if node.op == "FusedConv" else 0
-    full = ConvSpec(x.shape[0], windows, groups, channels, columns, finish, False, tile, element, fill)
+    full = ConvSpec(x.shape[0], windows, groups, channels, columns, finish, False, tile, element, fill, pair)
     short = channels < _FEW_CHANNELS and windows[-1].dilation == 1 and not full.has_whole_rows
-    if groups == 1 and short:
+    if single and short:
         full = dataclasses.replace(full, gathers=True)
     scratch = Scratch(_scratch_bytes(full, request.target))
     return call(full, (In(0), pack, *extras, Out(0), scratch, *_stage(finish.staged, tile)), strided=lines)
+
+
+def groups_per_vector(groups: int, channels: int, columns: int, target: Target) -> int:
+    """How many groups a vector holds side by side, where they are narrow and have as many channels in as out."""
+    count = target.lanes // columns
+    fits = channels == columns > 1 and target.lanes % columns == 0 and groups % max(count, 1) == 0
+    return count if fits else 1
 
 
 def _stage(needed: bool, tile: Tile) -> tuple[Scratch, ...]:
@@ -201,7 +217,7 @@ def table_lanes(tile: Tile) -> int:
 
 
 def _pack(weight: Array, groups: int, tile: Tile, element: DType) -> Array:
-    """[O, I/groups, K...] as panels of [(K..., I/groups), O/groups] per group."""
+    """[O, I/groups, K...] as panels of [(K..., I/groups), O/groups] per group. Fewer groups: several side by side."""
     columns = weight.shape[0] // groups
     last = np.moveaxis(weight, 1, -1).reshape(groups, columns, -1)
     return pack_panels(pack_words(np.swapaxes(last, 1, 2), element), tile)

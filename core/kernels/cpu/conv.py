@@ -14,6 +14,7 @@ from core.kernels.catalog.words import WORD_BYTES, total_dtype, word_dtype
 from core.kernels.cpu.microkernel import AHEAD, Grid, accumulate, ahead_of, each_panel, each_tile, zeros
 from core.kernels.cpu.nest import offsets_of
 from core.kernels.cpu.results import Results
+from core.kernels.cpu.tile import shuffle
 from core.kernels.target import Target
 
 F32, I64 = DType.FLOAT32, DType.INT64
@@ -101,12 +102,25 @@ class _Conv:
         self._fill_table(place.image, pixel)
         with k.fold(0, spec.runs, _flat(grid)) as fold:
             sources = [self._source(place.image, fold.index, r) for r in range(height)]
-            panel = place.weights.at(fold.index * (spec.run * width))
+            panel = place.weights.at(fold.index * (spec.run // spec.pair * width))
             carried = _regrid(fold.values, grid)
             part = ahead.at(fold.index * (spec.run * AHEAD)) if ahead is not None else None
-            rows = accumulate(k, carried, sources, 1, panel, width, spec.run, element=spec.element, ahead=part)
+            if spec.pair > 1:
+                rows = self._side_by_side(carried, sources, panel)
+            else:
+                rows = accumulate(k, carried, sources, 1, panel, width, spec.run, element=spec.element, ahead=part)
             fold.values = _flat(rows)
         return _regrid(fold.values, grid)
+
+    def _side_by_side(self, grid: Grid, sources: Sequence[Pointer], panel: Pointer) -> Grid:
+        """One run of a few groups: channel c of every group, spread over the lanes of its results."""
+        k, lanes, size = self.kernel, self.lanes, self.spec.channels // self.spec.pair
+        images, sums = [source.load(0, lanes) for source in sources], [row[0] for row in grid]
+        for channel in range(size):
+            weights = panel.load(channel * lanes, lanes)
+            spread = [lane // size * size + channel for lane in range(lanes)]
+            sums = [k.ops.fma(shuffle(k, x, x, spread), weights, total) for x, total in zip(images, sums, strict=True)]
+        return [[total] for total in sums]
 
     def _source(self, image: Pointer, run: Val, row: int) -> Pointer:
         return image.at(self.table.load(run * self.entries + row))

@@ -82,6 +82,17 @@ def test_targets_and_threads(target: Target, channels: int) -> None:
     check(kernel, 1, 3, threads=3)
 
 
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+@pytest.mark.parametrize("channels", [2, 4, 8])
+def test_groups_narrower_than_a_vector(channels: int, target: Target) -> None:
+    strides = {"pads": (1, 1, 1, 1), "strides": (2, 1)}
+    check(convolution((5, 6), 32, 32, (3, 3), group=32 // channels, target=target, **strides), 1, 3, threads=2)
+
+
+def test_groups_that_fill_one_vector() -> None:
+    check(convolution((4, 3), 16, 16, (2, 2), group=2), 2)
+
+
 @pytest.mark.parametrize("group", [2, 4])
 @pytest.mark.parametrize("outputs", [8, 36])
 def test_groups(group: int, outputs: int) -> None:

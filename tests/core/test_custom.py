@@ -142,6 +142,16 @@ def test_a_kernel_is_not_asked_for_types_it_does_not_know() -> None:
     np.testing.assert_allclose(got, X - X.mean(axis=1, keepdims=True), atol=1e-6)
 
 
+def test_another_definition_takes_nothing_over_from_the_first() -> None:
+    data = using(helper.make_node("CentreRows", ["x"], ["y"], domain=DOMAIN))
+    for kernel, shown in ((True, "custom(CentreRows)"), (False, "no compiled kernel for CentreRows")):
+        centre_rows(kernel)
+        with core.compile(core.load(data), threads=1) as session:
+            assert shown in session.explain()
+            agrees(session, data)
+    assert base._SELECTORS.get("CentreRows", []) == []
+
+
 def test_another_definition_is_compiled_anew(tmp_path: Path) -> None:
     """Both kinds of cache know the operators that a model was compiled with."""
     results = []

@@ -191,6 +191,12 @@ def covers(*ops: str) -> Callable[[Selector], Selector]:
     return add
 
 
+def uncover(op: str) -> None:
+    """Nothing answers for this operator any more."""
+    _SELECTORS.pop(op, None)
+    _OFFERS.pop(op, None)
+
+
 def select(request: Request) -> KernelCall | None:
     """The kernel for a node, or None: the node runs on the reference."""
     if len(request.node.inputs) + len(request.node.outputs) > _MOST_OPERANDS:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from core.ir.types import TensorType
 from core.kernels.catalog.attributes import attribute
-from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Request, covers
+from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Request, covers, uncover
 from core.kernels.catalog.elementwise import elementwise
 from core.kernels.catalog.nest import has_plannable_types, traffic
 from core.ops import registry
@@ -34,7 +34,8 @@ class CustomSpec(KernelSpec):
 
 
 def cover(op: registry.OpDef) -> None:
-    """Let kernels answer for an operator that was registered just now."""
+    """Let kernels answer for an operator that was registered just now, and no longer those of an earlier definition."""
+    uncover(op.name)
     if op.has_kernel:
         covers(op.name)(_own_kernel)
     if op.is_elementwise:

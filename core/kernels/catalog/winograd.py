@@ -3,8 +3,8 @@ F(2x2, 3x3) for small images four ninths, with less than half the weights."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, TypeAlias
 
@@ -13,7 +13,7 @@ import numpy as np
 from core.ir.dim import product
 from core.ir.graph import Array
 from core.ir.types import Dim, DType
-from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Packed, Request, Scratch, covers
+from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Packed, Request, Scratch, covers, offers, select
 from core.kernels.catalog.conv import (
     Finish,
     extra_indices,
@@ -170,6 +170,14 @@ def winograd(request: Request) -> KernelCall | None:
         flops=node.output.tensor.size * (2 * weight[0].size),
         bytes=traffic(node),
     )
+
+
+@offers("FusedConv", "Conv")
+def by_definition(request: Request) -> Iterator[KernelCall]:
+    """What would run without Winograd: on machines whose memory is slow, its larger weights may not pay."""
+    plain = select(replace(request, winograd=False))
+    if plain is not None and winograd(request) is not None:
+        yield plain
 
 
 def pack(weight: Array, tile: Tile, form: Form = LARGE, element: DType = DType.FLOAT32) -> Array:

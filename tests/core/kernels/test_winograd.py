@@ -7,6 +7,7 @@ import pytest
 
 from core.codegen.target import host, x86_64_v3
 from core.ir.types import TensorType
+from core.kernels.catalog import Request, candidates
 from core.kernels.catalog.panels import choose_tile
 from core.kernels.catalog.winograd import LARGE, SMALL, Form, pack
 from core.kernels.target import Target
@@ -43,6 +44,14 @@ def test_error_is_small_against_the_largest_result(size: int) -> None:
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (0, 1))
     exact = np.einsum("yxcij,ocij->yxo", windows, weight.astype(np.float64))
     assert np.abs(kernel(x)[0][0] - exact).max() < 1e-5 * np.abs(exact).max()
+
+
+def test_the_tuner_may_take_the_definition_instead() -> None:
+    node = convolution((16, 16), 32, 32, (3, 3), pads=(1,) * 4)
+    offered = candidates(Request(node.node, node.graph.constants, host()))
+    assert {call.spec.family for call in offered} == {"winograd", "conv"}
+    exact = candidates(Request(node.node, node.graph.constants, host(), winograd=False))
+    assert {call.spec.family for call in exact} == {"conv"}
 
 
 def test_residual_epilogue_in_place() -> None:

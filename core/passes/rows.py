@@ -7,7 +7,7 @@ has no rule, or breaks one, makes the answer no, and the reason names the node.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from core.ir.dim import SymDim, symbol, symbols
@@ -86,11 +86,16 @@ def _flow(graph: Graph, batch: str) -> dict[Value, RowAxis]:
     known = infer_graph(graph)
     axes: dict[Value, RowAxis] = dict.fromkeys(graph.constants, None)
     axes.update(dict.fromkeys(graph.inputs, 0))
+    _walk(graph, axes, known, batch)
+    return axes
+
+
+def _walk(graph: Graph, axes: dict[Value, RowAxis], known: dict[Value, Array], batch: str) -> None:
+    """Note the axes of what the nodes of a graph compute."""
     counts = {value for value, array in known.items() if _counts_rows(array, batch)}
     for node in graph.nodes:
         _check_counts(node, counts, known)
         axes.update(zip(node.outputs, _node_rows(node, axes, known, batch), strict=False))
-    return axes
 
 
 def _counts_rows(array: Array, batch: str) -> bool:
@@ -124,6 +129,8 @@ def _node_rows(node: Node, axes: dict[Value, RowAxis], known: dict[Value, Array]
     given = [axes.get(value) if value is not None else None for value in node.inputs]
     if node.op in ("Shape", "Size"):
         return [None]
+    if node.op in _CONTROL:
+        return _CONTROL[node.op](node, given, lambda body, inputs: _body_rows(body, inputs, axes, known, batch))
     if any(axes.get(value) is not None for body in node.subgraphs for value in node_reads_of(body)):
         raise _Mixed(f"{describe(node)}: its nested graph reads values that differ from row to row")
     if all(axis is None for axis in given):
@@ -132,6 +139,72 @@ def _node_rows(node: Node, axes: dict[Value, RowAxis], known: dict[Value, Array]
     if isinstance(answer, Mixes):
         raise _Mixed(f"{describe(node)}: {answer.reason}")
     return answer
+
+
+Inside = Callable[[Graph, Sequence[RowAxis]], list[RowAxis]]  # the axes of a body's outputs, given those of its inputs
+
+
+def _body_rows(
+    body: Graph, inputs: Sequence[RowAxis], axes: dict[Value, RowAxis], known: dict[Value, Array], batch: str
+) -> list[RowAxis]:
+    inner = {**axes, **dict.fromkeys(body.constants, None), **dict(zip(body.inputs, inputs, strict=True))}
+    _walk(body, inner, infer_graph(body, dict(known)), batch)
+    return [inner.get(value) for value in body.outputs]
+
+
+def _if_rows(node: Node, given: Sequence[RowAxis], inside: Inside) -> Sequence[RowAxis]:
+    then, other = (inside(branch, []) for branch in node.subgraphs)
+    if given[0] is not None:
+        raise _Mixed(f"{describe(node)}: its condition differs from row to row")
+    if then != other:
+        raise _Mixed(f"{describe(node)}: rows lie along other axes in one branch than in the other")
+    return then
+
+
+def _loop_rows(node: Node, given: Sequence[RowAxis], inside: Inside) -> Sequence[RowAxis]:
+    """Every iteration must leave the rows of what is carried where it finds them, and all rows end together."""
+    carried = list(given[2:])
+    going, *results = inside(node.subgraphs[0], [None, None, *carried])
+    if going is not None or any(axis is not None for axis in given[:2]):
+        raise _Mixed(f"{describe(node)}: how often it runs differs from row to row")
+    stacked = [None if axis is None else axis + 1 for axis in results[len(carried) :]]
+    return [*_kept(node, carried, results), *stacked]
+
+
+def _scan_rows(node: Node, given: Sequence[RowAxis], inside: Inside) -> Sequence[RowAxis]:
+    """Slices are taken along other axes than that of the rows."""
+    view = registry.NodeView(registry.get(node.op), node)
+    states = len(given) - view.attr("num_scan_inputs")
+    slices = []
+    for index, (value, axis) in enumerate(zip(node.inputs[states:], given[states:], strict=True)):
+        along = _scan_axis(view, "scan_input_axes", index, len(shape_of(value) or ()))
+        if axis == along:
+            raise _Mixed(f"{describe(node)}: its steps are rows")
+        slices.append(None if axis is None else axis - (axis > along))
+    results = inside(node.subgraphs[0], [*given[:states], *slices])
+    stacked = []
+    for index, (value, axis) in enumerate(zip(node.outputs[states:], results[states:], strict=False)):
+        along = _scan_axis(view, "scan_output_axes", index, len(shape_of(value) or ()))
+        stacked.append(None if axis is None else axis + (axis >= along))
+    return [*_kept(node, given[:states], results), *stacked]
+
+
+def _scan_axis(view: registry.NodeView, name: str, index: int, rank: int) -> int:
+    axes = view.attr(name)
+    return int(axes[index]) % rank if axes and rank else 0
+
+
+def _kept(node: Node, before: Sequence[RowAxis], after: Sequence[RowAxis]) -> Sequence[RowAxis]:
+    if list(before) != list(after[: len(before)]):
+        raise _Mixed(f"{describe(node)}: an iteration moves the rows of what it carries")
+    return before
+
+
+_CONTROL: dict[str, Callable[[Node, Sequence[RowAxis], Inside], Sequence[RowAxis]]] = {
+    "If": _if_rows,
+    "Loop": _loop_rows,
+    "Scan": _scan_rows,
+}
 
 
 def _repeated(node: Node, value: Value, batch: str) -> RowAxis:

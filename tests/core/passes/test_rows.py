@@ -68,6 +68,46 @@ INDEPENDENT = {
         %e : float32[*] = Gather(%table, %k) {axis = 0}
         %y : float32[*] = Add(%x, %e)
         output %y""",
+    "a loop that carries rows": """
+        input %x : float32[n,4]
+        const %m : int64[] = [3]
+        %h : float32[*], %s : float32[*] = Loop(%m, _, %x) {body = graph @b {
+          input %i : int64[]
+          input %c : bool[]
+          input %u : float32[n,4]
+          %v : float32[*] = Mul(%u, %x)
+          %w : float32[*] = Softmax(%v) {axis = 1}
+          %r : float32[*] = ReduceMax(%v) {axes = [1], keepdims = 1}
+          %d : bool[*] = Identity(%c)
+          output %d, %w, %r
+        }}
+        %t : float32[*] = Transpose(%s) {perm = [1, 0, 2]}
+        %y : float32[*] = Reshape(%t) {shape = [n, 3]}
+        output %h, %y""",
+    "a scan over positions": """
+        input %x : float32[n,3,4]
+        input %z : float32[n,4]
+        %h : float32[*], %y : float32[*] = Scan(%z, %x) {num_scan_inputs = 1, scan_input_axes = [1],
+            scan_output_axes = [1], body = graph @b {
+          input %a : float32[n,4]
+          input %b : float32[n,4]
+          %u : float32[*] = Add(%a, %b)
+          %v : float32[*] = Mul(%u, %b)
+          output %u, %v
+        }}
+        output %h, %y""",
+    "a branch for all rows": """
+        input %x : float32[n,4]
+        const %f : bool[] = [1]
+        %g : bool[*] = Not(%f)
+        %y : float32[*] = If(%g) {else_branch = graph @e {
+          %u : float32[*] = Neg(%x)
+          output %u
+        }, then_branch = graph @t {
+          %v : float32[*] = Softmax(%x) {axis = 1}
+          output %v
+        }}
+        output %y""",
 }
 
 MIXING = {
@@ -160,6 +200,52 @@ MIXING = {
         %y : float32[*] = Cast(%r) {to = 1}
         output %y""",
         "node 'numbers' (Range): computes with the number of rows",
+    ),
+    "a scan over the rows": (
+        """
+        input %x : float32[n,4]
+        const %z : float32[4] = [0.0, 0.0, 0.0, 0.0]
+        %h : float32[*], %y : float32[*] = Scan(%z, %x) {num_scan_inputs = 1, body = graph @b {
+          input %a : float32[4]
+          input %b : float32[4]
+          %u : float32[*] = Add(%a, %b)
+          %v : float32[*] = Neg(%u)
+          output %u, %v
+        }} "sums"
+        output %y""",
+        "node 'sums' (Scan): its steps are rows",
+    ),
+    "a loop that ends when all rows are large": (
+        """
+        input %x : float32[n,4]
+        const %m : int64[] = [3]
+        const %ten : float32[] = [10.0]
+        %y : float32[*] = Loop(%m, _, %x) {body = graph @b {
+          input %i : int64[]
+          input %c : bool[]
+          input %u : float32[n,4]
+          %v : float32[*] = Add(%u, %u)
+          %l : float32[*] = ReduceMin(%v) {keepdims = 0} "least"
+          %d : bool[*] = Less(%l, %ten)
+          output %d, %v
+        }} "growth"
+        output %y""",
+        "node 'least' (ReduceMin)",
+    ),
+    "a branch that the rows choose": (
+        """
+        input %x : float32[n]
+        const %zero : float32[] = [0.0]
+        %f : bool[*] = Greater(%x, %zero)
+        %y : float32[*] = If(%f) {else_branch = graph @e {
+          %u : float32[*] = Neg(%x)
+          output %u
+        }, then_branch = graph @t {
+          %v : float32[*] = Relu(%x)
+          output %v
+        }} "choice"
+        output %y""",
+        "node 'choice' (If): its condition differs from row to row",
     ),
     "an output without rows": (
         """

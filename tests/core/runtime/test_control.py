@@ -62,6 +62,15 @@ def test_a_loop_with_a_carried_value_and_a_scan_output(rows: int, threads: int) 
     check(recurrent(KEEP, "5"), feeds, threads)
 
 
+def test_requests_share_a_batch_where_the_body_keeps_rows_apart() -> None:
+    data, x, h0 = recurrent(KEEP, "5", "float[n,4] h"), floats(3000, 4), floats(3000, 4, seed=1)
+    with core.compile(data, threads=2) as session:
+        assert session.batching.batchable, session.batching.reason
+        together = session.run({"x": x, "h0": h0})["h"]
+        apart = [session.run({"x": x[i : i + 1], "h0": h0[i : i + 1]})["h"][0] for i in (0, 7, 2999)]
+    np.testing.assert_allclose(together[[0, 7, 2999]], apart, 1e-5, 1e-6)
+
+
 def test_like_onnx_runtime() -> None:
     data, feeds = recurrent(KEEP, "5"), {"x": floats(3, 4), "h0": floats(3, 4, seed=1)}
     want = check(data, feeds)

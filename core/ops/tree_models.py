@@ -26,6 +26,7 @@ from core.ops.scores import (
 )
 from core.ops.trees import Trees
 
+_MOST_IDS = 1 << 31  # so that a node's name, (tree, node), is one number
 _MODES = {f"BRANCH_{name}": mode for mode, name in enumerate(("LEQ", "LT", "GTE", "GT", "EQ", "NEQ"))} | {"LEAF": LEAF}
 assert len(_MODES) == len(COMPARE) + 1
 
@@ -61,9 +62,12 @@ class _NamedTrees(Trees):
         return given if given.size else np.zeros(1, np.float32)
 
     def read(self, c: NodeView) -> Forest:
-        trees, ids = integers(c.attr("nodes_treeids")), integers(c.attr("nodes_nodeids"))
+        names, trees = np.unique(integers(c.attr("nodes_treeids")), return_inverse=True)
+        ids = integers(c.attr("nodes_nodeids"))
         modes = self._modes(c, len(trees))
         nodes, span = np.arange(len(trees)), int(ids.max(initial=0)) + 1
+        if ids.min(initial=0) < 0 or span > _MOST_IDS:
+            c.fail(f"nodes_nodeids goes from {ids.min()} to {ids.max()}, expected 0 to {_MOST_IDS - 1}")
         keys = trees * span + ids
         if len(np.unique(keys)) < len(keys):
             c.fail("has two nodes of one name (nodes_treeids, nodes_nodeids)")
@@ -72,7 +76,7 @@ class _NamedTrees(Trees):
         for side, name in ((yes, "nodes_truenodeids"), (no, "nodes_falsenodeids")):
             named = self._per_node(c, name, len(trees))
             side[branch] = find_nodes(c, keys, trees[branch] * span + self._ids(c, named[branch], span))
-        first, target, weight = self._leaf_weights(c, keys, span, modes)
+        first, target, weight = self._leaf_weights(c, names, keys, span, modes)
         return Forest(
             roots=self._roots(c, trees, np.tile(nodes[branch], 2), np.concatenate([yes[branch], no[branch]])),
             mode=modes,
@@ -127,13 +131,15 @@ class _NamedTrees(Trees):
             c.fail(f"nodes_values has {len(splits)} items, expected one for each of the {nodes} nodes")
         return splits
 
-    def _leaf_weights(self, c: NodeView, keys: Array, span: int, modes: Array) -> tuple[Array, Array, Array]:
+    def _leaf_weights(
+        self, c: NodeView, names: Array, keys: Array, span: int, modes: Array
+    ) -> tuple[Array, Array, Array]:
         """`first`, `target` and `weight` of the forest: the entries sorted by their leaf."""
         trees, ids, targets = (integers(c.attr(f"{self.leaves}_{part}")) for part in ("treeids", "nodeids", "ids"))
         weights = self.numbers(c, f"{self.leaves}_weights")
         if len({len(trees), len(ids), len(targets), len(weights)}) > 1:
             c.fail(f"{self.leaves}_treeids, _nodeids, _ids and _weights differ in length")
-        leaf = find_nodes(c, keys, trees * span + self._ids(c, ids, span))
+        leaf = find_nodes(c, keys, find_nodes(c, names, trees) * span + self._ids(c, ids, span))
         if np.any(modes[leaf] != LEAF):
             c.fail(f"{self.leaves}_nodeids names a node that is not a leaf")
         order = np.argsort(leaf, kind="stable")

@@ -175,6 +175,14 @@ def test_two_weighed_classes_have_the_label_of_the_larger_score() -> None:
     assert set(found["y"].tolist()) == {4, 9}
 
 
+def test_trees_are_named_by_any_number() -> None:
+    attrs = trees("target", [0], [0.5, -2.0, 3.0], n_targets=1)
+    far = {0: 5, 1: -(1 << 60)}
+    named = {key: [far[tree] for tree in attrs[key]] for key in ("nodes_treeids", "target_treeids")}
+    plain, renamed = (reference(ml("TreeEnsembleRegressor", "x", **each), X)["y"] for each in (attrs, attrs | named))
+    np.testing.assert_array_equal(plain, renamed)
+
+
 def test_missing_values_go_where_the_node_says() -> None:
     attrs = trees("target", [0], [1.0, 2.0, 4.0, 8.0, 16.0], n_targets=1)
     attrs["nodes_missing_value_tracks_true"] = [1, 0, 0, 0, 0, 1, 0, 0]
@@ -201,6 +209,9 @@ def test_splits_in_double_precision() -> None:
         ({"nodes_featureids": [0, -1, 0, 0, 0, 1, 0, 0]}, "nodes_featureids has -1"),
         ({"nodes_modes": ["BRANCH_ODD"] * 8}, "BRANCH_ODD"),
         ({"nodes_nodeids": [0, 1, 2, 2, 4, 0, 1, 2]}, "two nodes of one name"),
+        ({"nodes_nodeids": [0, 1, 2, 3, -4, 0, 1, 2]}, "nodes_nodeids goes from -4 to 3"),
+        ({"nodes_nodeids": [0, 1, 2, 3, 1 << 40, 0, 1, 2]}, "expected 0 to 2147483647"),
+        ({"target_treeids": [0, 0, 0, 1, 7]}, "names a node that does not exist"),
         ({"target_nodeids": [2, 3, 0, 1, 2]}, "not a leaf"),
         ({"target_ids": [0, 0, 1, 0, 0]}, "expected numbers below 1"),
         ({"target_weights": [1.0]}, "differ in length"),

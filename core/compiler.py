@@ -101,7 +101,14 @@ def saved(store: Store, path: Path, graph: Graph, options: Options) -> Session |
 
 def model_key(model: bytes, options: Options) -> str:
     """A digest of everything that compiling depends on."""
-    parts = (hashlib.sha256(model).hexdigest(), options.key, host().key, compiler_version(), llvm_version(), revisions())
+    parts = (
+        hashlib.sha256(model).hexdigest(),
+        options.key,
+        host().key,
+        compiler_version(),
+        llvm_version(),
+        revisions(),
+    )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -137,14 +144,18 @@ def load_compiled(
 ) -> Session:
     """A session from an artifact, such as `lathe compile` writes, without compiling.
 
-    A model with symbolic dimensions besides the batch size compiles for each new combination when it first meets it.
+    A model with symbolic dimensions besides the batch size compiles for each new combination when it first meets it,
+    and keeps the result in the cache.
+
     `threads` defaults to the processors this process may use, and is at most what the artifact was compiled for.
     ArtifactError when the artifact is damaged or was made for another machine or version.
     """
 
-    def specialise(graph: Graph, stored: dict[str, Any], batching: BatchInfo, binding: Binding) -> Executable:
+    def specialise(
+        graph: Graph, stored: dict[str, Any], batching: BatchInfo, binding: Binding, origin: str
+    ) -> Executable:
         options = Options(**{**stored, "threads": count, "cache_dir": os.fspath(cache_dir) if cache_dir else None})
-        return executable(graph, options, batching, binding)
+        return kept_executable(graph, options, batching, binding, origin)
 
     count = threads or available_cpus()
     return artifact.load(Path(path), count, specialise)
@@ -162,6 +173,24 @@ def describe(graph: Graph, options: Options) -> Description:
 def executable(graph: Graph, options: Options, batching: BatchInfo, binding: Binding) -> Executable:
     """Compile for one set of shapes and load the result."""
     return loaded(build(graph, options, batching, binding), options.threads, batching.batchable)
+
+
+def kept_executable(graph: Graph, options: Options, batching: BatchInfo, binding: Binding, origin: str) -> Executable:
+    """As `executable`, from the store where the same artifact (`origin`) was compiled for these shapes before."""
+    store = open_store(options.cache_dir)
+    if store is None:
+        return executable(graph, options, batching, binding)
+    key = "\n".join((origin, repr(binding), options.key, host().key, revisions()))
+    path = store.model(hashlib.sha256(key.encode()).hexdigest())
+    with suppress(ArtifactError):
+        found = artifact.load_executable(path, options.threads)
+        store.used(path)
+        return found
+    compiled = build(graph, options, batching, binding)
+    with suppress(OSError):  # a full disk costs the next process's time
+        artifact.save(path, describe(graph, options), options.kept(), compiled, durable=False)
+        store.added(path)
+    return loaded(compiled, options.threads, batching.batchable)
 
 
 def loaded(compiled: Compiled, threads: int, independent: bool) -> Executable:

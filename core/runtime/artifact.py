@@ -32,8 +32,9 @@ from core.runtime.shapes import Binding
 
 SCHEMA = 3
 
-# Compiles a stored graph with its stored options for one set of shapes; whether rows may share a run is stored too.
-Specialise: TypeAlias = Callable[[Graph, dict[str, Any], BatchInfo, Binding], Executable]
+# Compiles a stored graph with its stored options for one set of shapes; whether rows may share a run is stored too. The
+# last argument identifies the artifact's contents.
+Specialise: TypeAlias = Callable[[Graph, dict[str, Any], BatchInfo, Binding, str], Executable]
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,19 @@ def load(path: Path, threads: int, specialise: Specialise) -> Session:
         description = _description_from_json(facts["description"])
         if "plan" not in facts:
             source = _read_graph(bundle, "source")
-            options = dict(facts["options"])
-            return Session(description, lambda binding: specialise(source, options, description.batching, binding))
+            options, batching = dict(facts["options"]), description.batching
+            return Session(description, lambda binding: specialise(source, options, batching, binding, bundle.digest))
         return Session(description, fixed=_executable(bundle, threads, description.batching.batchable))
+
+
+def load_executable(path: Path, threads: int) -> Executable:
+    """The code of an artifact without a session around it. ArtifactError as in `load`, and where it holds a graph."""
+    with Bundle(path) as bundle:
+        _check_origin(bundle)
+        if "plan" not in bundle.facts:
+            raise ArtifactError(f"{bundle.name} holds a model that is compiled per shape, expected compiled code")
+        description = _description_from_json(bundle.facts["description"])
+        return _executable(bundle, threads, description.batching.batchable)
 
 
 def _check_origin(bundle: Bundle) -> None:

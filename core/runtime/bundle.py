@@ -76,6 +76,7 @@ class Bundle:
     def __init__(self, path: Path) -> None:
         """ArtifactError when the file is missing, not a whole bundle, or somebody else could have written it."""
         self.name = path.name
+        self.digest = ""  # of the header, and with it of all sections
         self._descriptor = _open(path)
         try:
             header = self._header()
@@ -128,6 +129,7 @@ class Bundle:
         header = os.pread(self._descriptor, size, whole - _TRAILER.size - size)
         if hashlib.sha256(header).digest() != digest:
             raise ArtifactError(f"{self.name} is damaged: the digest of its header differs")
+        self.digest = digest.hex()
         read = json.loads(header)
         if not isinstance(read, dict):
             raise ValueError("the header is not an object")

@@ -53,6 +53,27 @@ def test_a_model_compiled_per_shape_travels_as_its_graph(tmp_path: Path) -> None
     np.testing.assert_allclose(got, next(iter(core.interpret(graphs.sequence(), x).values())), rtol=2e-5)
 
 
+def test_shapes_that_were_compiled_before_are_not_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made(tmp_path, graphs.sequence())
+    builds: list[object] = []
+    build = compiler.build
+    monkeypatch.setattr(compiler, "build", lambda *arguments: builds.append(arguments) or build(*arguments))
+    for length, so_far in ((9, 1), (9, 1), (5, 2), (9, 2)):
+        x = {"x": np.random.default_rng(length).standard_normal((2, length, 8), np.float32)}
+        with core.load_compiled(folder, threads=1, cache_dir=tmp_path / "cache") as session:
+            (got,) = session.run(x).values()
+        (want,) = core.interpret(graphs.sequence(), x).values()
+        np.testing.assert_allclose(got, want, rtol=2e-5)
+        assert len(builds) == so_far
+    for kept in (tmp_path / "cache" / "models").iterdir():
+        kept.write_bytes(kept.read_bytes()[:-1])
+    with core.load_compiled(folder, threads=1, cache_dir=tmp_path / "cache") as session:
+        session.run(x)
+    assert len(builds) == 3
+
+
 @pytest.mark.parametrize("fact", ["compiler", "target", "schema"])
 def test_an_artifact_of_another_version_or_machine_says_so(tmp_path: Path, fact: str) -> None:
     path = made(tmp_path)

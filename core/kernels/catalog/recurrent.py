@@ -15,8 +15,6 @@ from core.kernels.catalog import body as bodies
 from core.kernels.catalog.attributes import attribute
 from core.kernels.catalog.base import In, KernelCall, KernelSpec, Operand, Out, Packed, Request, Scratch, covers
 from core.kernels.catalog.nest import has_plannable_types, traffic
-from core.kernels.catalog.panels import Tile
-from core.kernels.target import Target
 
 F32 = DType.FLOAT32
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
@@ -27,8 +25,7 @@ _OPERATORS: dict[str, tuple[str, tuple[str, ...]]] = {
     "softplus": ("Softplus", ()), "hardsigmoid": ("HardSigmoid", ("alpha", "beta")),
     "leakyrelu": ("LeakyRelu", ("alpha",)), "elu": ("Elu", ("alpha",)),
 }  # fmt: skip
-_HEIGHTS = {1: 8, 2: 8, 3: 8}  # rows of a tile by its width in vectors, where there are 32 registers
-_FEW_HEIGHTS = {1: 8, 2: 4, 3: 4}  # where there are 16
+_HEIGHT, _LOW = 8, 4  # rows of a tile where there are 32 registers, and where there are fewer
 _BLOCK = 32  # rows that go through time together: their state and sums stay in the first-level cache
 
 
@@ -38,7 +35,7 @@ class RecurrentSpec(KernelSpec):
 
     Operands: G, one packed weight per stage, then those present of bias, lengths, initial h, initial c and peepholes,
     Y, the final h, an LSTM's final c, and scratch. `stages` are the gates whose products come before the cell can go
-    on; a tile makes `width` of them at once.
+    on; a tile of accumulators makes as many of them at once as fit the registers beside its rows.
     """
 
     family: ClassVar[str] = "recurrent"
@@ -57,6 +54,7 @@ class RecurrentSpec(KernelSpec):
     peepholes: bool
     lanes: int
     height: int  # rows of a tile
+    registers: int
 
     @property
     def stages(self) -> tuple[tuple[int, ...], ...]:
@@ -65,6 +63,13 @@ class RecurrentSpec(KernelSpec):
     @property
     def gates(self) -> int:
         return GATES[self.cell]
+
+    def width(self, stage: int, rows: int) -> int:
+        """Gates of a stage that a tile of so many rows makes at once: accumulators and a line of weights must fit."""
+        count = len(self.stages[stage])
+        return next(
+            w for w in range(count, 0, -1) if count % w == 0 and (rows + 1) * w <= max(self.registers, rows + 1)
+        )
 
     @property
     def blocks(self) -> int:
@@ -95,8 +100,8 @@ class RecurrentSpec(KernelSpec):
 
     @property
     def summary(self) -> str:
-        tile = Tile(self.height, max(map(width_of, self.stages)), self.lanes)
-        return f"{self.cell.lower()} steps {tile}, {self.hidden} units, {len(self.backwards)} direction(s)"
+        rows = f"{self.height} rows, {self.lanes} of {self.hidden} units"
+        return f"{self.cell.lower()} steps of {rows}, {len(self.backwards)} direction(s)"
 
 
 def stages_of(cell: str, linear_before_reset: bool) -> tuple[tuple[int, ...], ...]:
@@ -104,11 +109,6 @@ def stages_of(cell: str, linear_before_reset: bool) -> tuple[tuple[int, ...], ..
     if cell == "GRU" and not linear_before_reset:
         return ((0, 1), (2,))
     return (tuple(range(GATES[cell])),)
-
-
-def width_of(stage: tuple[int, ...]) -> int:
-    """Gates that one tile makes: all that leave room for eight rows, a common batch."""
-    return 2 if len(stage) % 2 == 0 else len(stage)
 
 
 @covers("RecurrentSteps")
@@ -138,7 +138,8 @@ def recurrent(request: Request) -> KernelCall | None:
         initial=(4 in present, 5 in present),
         peepholes=6 in present,
         lanes=lanes,
-        height=min(_height(request.target, width_of(stage)) for stage in stages),
+        height=_HEIGHT if request.target.registers >= 32 else _LOW,
+        registers=request.target.registers,
     )
     operands: list[Operand] = [
         In(0),
@@ -150,18 +151,14 @@ def recurrent(request: Request) -> KernelCall | None:
     return KernelCall(spec, tuple(operands), flops=product(gates.shape) * (2 * r.shape[2]), bytes=traffic(node))
 
 
-def _height(target: Target, vectors: int) -> int:
-    return (_HEIGHTS if target.registers >= 32 else _FEW_HEIGHTS)[vectors]
-
-
 def _pack(r: Array, cell: str, stage: tuple[int, ...], lanes: int) -> Array:
-    """[D, G*H, H] as panels [D, units/lanes, tiles of the stage, H, gates of a tile, lanes]."""
+    """[D, G*H, H] as panels [D, units/lanes, H, gates of the stage, lanes]."""
     directions, _, hidden = r.shape
-    blocks, width = -(-hidden // lanes), width_of(stage)
+    blocks = -(-hidden // lanes)
     padded = np.zeros((directions, GATES[cell], blocks * lanes, hidden), r.dtype)
     padded[:, :, :hidden] = r.reshape(directions, GATES[cell], hidden, hidden)
-    chosen = padded[:, list(stage)].reshape(directions, len(stage) // width, width, blocks, lanes, hidden)
-    return np.ascontiguousarray(chosen.transpose(0, 3, 1, 5, 2, 4)).reshape(-1)
+    chosen = padded[:, list(stage)].reshape(directions, len(stage), blocks, lanes, hidden)
+    return np.ascontiguousarray(chosen.transpose(0, 2, 4, 1, 3)).reshape(-1)
 
 
 def _activations(node: Node) -> tuple[Graph, ...] | None:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from core.codegen.lang import Kernel, Pointer, Val
 from core.ir.types import DType
-from core.kernels.catalog.recurrent import RecurrentSpec, width_of
+from core.kernels.catalog.recurrent import RecurrentSpec
 from core.kernels.cpu.microkernel import accumulate, each_tile, zeros
 from core.kernels.target import Target
 from core.ops.fused import scalar_body
@@ -149,8 +149,7 @@ class _Recurrent:
         """A stage for a vector of units: its products, and what becomes of them."""
         k, spec = self.kernel, self.spec
         gates, old = spec.stages[stage], step % 2
-        for tile in range(len(gates) // width_of(gates)):
-            self._products(task, old, stage, block, tile)
+        self._products(task, old, stage, block)
         unit = block * self.lanes
         mask = self._mask(unit)
         with k.loop(0, task.rows) as row:
@@ -160,22 +159,24 @@ class _Recurrent:
             sums = [self.sums.load((row * len(gates) + v) * self.lanes, self.lanes) for v in range(len(gates))]
             self._cell(place, stage, [self._biased(place, g, value) for g, value in zip(gates, sums, strict=True)])
 
-    def _products(self, task: _Task, old: Val, stage: int, block: Val, tile: int) -> None:
-        """The state times the weights of a few gates, for all rows, into `sums`."""
+    def _products(self, task: _Task, old: Val, stage: int, block: Val) -> None:
+        """The state times the weights of a vector of units, for all rows, into `sums`."""
         k, spec = self.kernel, self.spec
-        count, width = len(spec.stages[stage]), width_of(spec.stages[stage])
-        panel = (task.direction * spec.blocks + block) * (count // width) + tile
-        weights = self.weights[stage].at(panel * (spec.hidden * width * self.lanes))
+        count = len(spec.stages[stage])
+        line = count * self.lanes
+        weights = self.weights[stage].at((task.direction * spec.blocks + block) * (spec.hidden * line))
         source = self.h.at(old * (spec.block * spec.pitch)) if stage == 0 else self.extra[1]
 
-        def rows(row: Val, height: int) -> None:
+        def tile(row: Val, height: int) -> None:
             sources = [source.at((row + r) * spec.pitch) for r in range(height)]
-            start = zeros(k, height, width, self.lanes)
-            for r, values in enumerate(accumulate(k, start, sources, 1, weights, width * self.lanes, spec.hidden)):
-                for v, value in enumerate(values):
-                    self.sums.store(value, ((row + r) * count + tile * width + v) * self.lanes)
+            width = spec.width(stage, height)
+            for first in range(0, count, width):
+                start, panel = zeros(k, height, width, self.lanes), weights.at(first * self.lanes)
+                for r, values in enumerate(accumulate(k, start, sources, 1, panel, line, spec.hidden)):
+                    for v, value in enumerate(values):
+                        self.sums.store(value, ((row + r) * count + first + v) * self.lanes)
 
-        each_tile(k, k.index(0), task.rows, spec.batch, spec.height, rows)
+        each_tile(k, k.index(0), task.rows, spec.batch, spec.height, tile)
 
     # What a cell makes of its sums
 

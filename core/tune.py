@@ -29,7 +29,7 @@ from typing import TypeAlias
 from core.codegen.jit import Library, generator_version, llvm_version
 from core.errors import ArtifactError
 from core.ir.graph import Graph, Node
-from core.kernels.catalog import KernelCall, KernelSpec, Request, candidates
+from core.kernels.catalog import KernelCall, KernelSpec, Request, candidates, select
 from core.kernels.target import Target
 from core.options import Options
 from core.plan.plan import affine_of
@@ -46,7 +46,7 @@ _MOST_WORK = 200_000_000_000  # a trial must end, and its operands must fit besi
 _MOST_BYTES = 1 << 29
 _BYTE = 8  # operations that take about as long as moving a byte
 _SAMPLE_BATCH = 8
-_ROUNDS = 7
+_ROUNDS, _LEAST_ROUNDS = 7, 3
 _LEAD = 1.03  # over all batch sizes together
 _LOSS = 0.98  # at any one of them
 _HOPELESS = 0.85
@@ -100,6 +100,8 @@ class Choices:
     def __call__(self, request: Request) -> KernelCall | None:
         """The kernel for a node, as `catalog.select` would answer."""
         request = replace(request, winograd=self.winograd)
+        if not self.findings:
+            return select(request)
         problem = Problem(request, candidates(request), self.batches)
         chosen = problem.found(self.findings) if len(problem.calls) > 1 else None
         if chosen is not None:
@@ -142,7 +144,7 @@ def problems(
 
 
 def tune(todo: Iterable[Problem], known: Mapping[str, str], seconds: float, compiled: ObjectOf) -> Findings:
-    """Findings for problems that are not `known`, as many as fit into `seconds`; infinity: for all candidates of all."""
+    """Findings for problems that are not `known`, as many as fit into `seconds`; infinity: all candidates of all."""
     findings: Findings = {}
     end = time.perf_counter() + seconds
     longest = 0.0
@@ -153,15 +155,15 @@ def tune(todo: Iterable[Problem], known: Mapping[str, str], seconds: float, comp
         started = time.perf_counter()
         if started + longest > end:
             break
-        findings[problem.key] = fastest(problem, compiled).spec.symbol
+        findings[problem.key] = fastest(problem, compiled, end).spec.symbol
         longest = max(longest, time.perf_counter() - started)
     return findings
 
 
-def fastest(problem: Problem, compiled: ObjectOf) -> KernelCall:
-    """The first candidate, or another that is clearly faster."""
+def fastest(problem: Problem, compiled: ObjectOf, end: float = inf) -> KernelCall:
+    """The first candidate, or another that is clearly faster; past `end` the fewest rounds have to do."""
     with Library({call.spec.symbol: compiled(call.spec) for call in problem.calls}) as library:
-        gains = [_gains(_trials(problem, library, n)) for n in problem.batches]
+        gains = [_gains(_trials(problem, library, n), end) for n in problem.batches]
     by_call = list(zip(problem.calls, zip(*gains, strict=True), strict=True))
     contenders = [(geometric_mean(each), call) for call, each in by_call if min(each) >= _LOSS]
     score, best = max(contenders, key=lambda contender: contender[0])
@@ -173,7 +175,7 @@ def _trials(problem: Problem, library: Library, n: int) -> list[Trial]:
     return [Trial(c, problem.request, library.address(c.spec.symbol), n, shared) for c in problem.calls]
 
 
-def _gains(trials: Sequence[Trial]) -> list[float]:
+def _gains(trials: Sequence[Trial], end: float) -> list[float]:
     """For each trial the first one's time over its own, in the median over rounds in which they take turns."""
     rounds: list[list[float]] = []
     running = list(range(len(trials)))
@@ -182,8 +184,10 @@ def _gains(trials: Sequence[Trial]) -> list[float]:
         times = {index: trials[index].seconds() for index in running}
         rounds.append([times[0] / times[index] if index in times else 0.0 for index in range(len(trials))])
         gains = [median(column) for column in zip(*rounds, strict=True)]
-        running = [index for index in running if index == 0 or len(rounds) < 3 or gains[index] > _HOPELESS]
-        if len(running) == 1:
+        if len(rounds) < _LEAST_ROUNDS:
+            continue
+        running = [index for index in running if index == 0 or gains[index] > _HOPELESS]
+        if len(running) == 1 or time.perf_counter() > end:
             break
     return gains
 

@@ -6,6 +6,7 @@ import itertools
 import json
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -102,8 +103,23 @@ def test_a_budget_bounds_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(found) == 2 and found[0].work > found[1].work
     now = itertools.count()
     monkeypatch.setattr(tune.time, "perf_counter", lambda: float(next(now)))
-    monkeypatch.setattr(tune, "fastest", lambda problem, _: problem.calls[-1])
+    monkeypatch.setattr(tune, "fastest", lambda problem, *_: problem.calls[-1])
     assert tune.tune(found, {}, 2.5, compiled).keys() == {found[0].few.key}
+
+
+def test_late_measurements_end_after_the_fewest_rounds() -> None:
+    turns: list[int] = []
+
+    class Turn:
+        def seconds(self) -> float:
+            turns.append(1)
+            return 1.0
+
+    trials: list[Any] = [Turn(), Turn()]
+    for end, rounds in ((0.0, 3), (inf, 7)):
+        turns.clear()
+        assert tune._gains(trials, end) == [1.0, 1.0]
+        assert len(turns) == 2 * rounds
 
 
 def test_equal_nodes_are_one_problem_and_small_ones_none() -> None:

@@ -185,7 +185,7 @@ class _Walk:
         if old is None and not narrow:
             return None
         body = Body(self.editor.graph.constants, "epilogue")
-        element = body.input(None, F32)
+        element = body.input(None, old.inputs[0].dtype if isinstance(old, Graph) else F32)
         given = [self._read(body, body.input(value, value.dtype)) for value in extras]
         result = body.inline(old, [element, *given])[0] if isinstance(old, Graph) else element
         body.graph.outputs = [_cast(body, result, BF16) if narrow else result]

@@ -19,7 +19,7 @@ import numpy as np
 
 from core.ir.graph import Array, Attr, Graph, Node, Value
 from core.ir.types import DType
-from core.passes.base import PassResult
+from core.passes.base import PassResult, shape_of
 from core.passes.edit import Editor
 from core.passes.permutation import perm_of
 from core.passes.scales import Real, dequantized, lower, real_of
@@ -143,7 +143,7 @@ def _multiply(editor: Editor, node: Node) -> None:
     if left is None or left.scale.size != 1 or left.whole.dtype not in (DType.UINT8, DType.INT8):
         return
     weight = _weight(editor, node)
-    if weight is None:
+    if weight is None or not _is_matrix(node, left.whole, weight[0]):
         return
     integers, scale = weight
     x, zero = _unsigned(editor, node, left)
@@ -157,6 +157,14 @@ def _multiply(editor: Editor, node: Node) -> None:
     factor = left.scale.reshape(()) * scale * alpha
     y = editor.emit(node, "Mul", y, editor.constant(_per_channel(node, factor), "scale"))
     editor.replace(node.output, _with_bias(editor, node, y))
+
+
+def _is_matrix(node: Node, x: Value, weight: Array) -> bool:
+    """Whether the left operand surely is what kernels multiply: of known rank, and as deep as the weight."""
+    shape = shape_of(x)
+    if shape is None or len(shape) < 2 or shape_of(node.output) is None:
+        return False
+    return node.op == "Conv" or shape[-1] == weight.shape[0]
 
 
 def _whole_words(editor: Editor, node: Node, x: Value, weight: Array) -> tuple[Value, Array]:

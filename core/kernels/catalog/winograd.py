@@ -149,10 +149,10 @@ def winograd(request: Request) -> KernelCall | None:
         return None
     columns, channels = weight.shape[:2]
     batch, finish = node.output.shape[0], finish_of(node, request)
-    form = LARGE if all(window.count >= _LARGE_IMAGE for window in windows) else SMALL
+    (lines, places), element = windows, node.inputs[0].dtype if node.inputs[0] is not None else DType.FLOAT32
+    form = _form((lines, places), element)
     block = _BLOCK if form.products * channels * columns * WORD_BYTES < _FAR_BYTES else 2 * _BLOCK
     tile = choose_tile(request.target, block, columns, request.rank)
-    (lines, places), element = windows, node.inputs[0].dtype if node.inputs[0] is not None else DType.FLOAT32
     spec = WinogradSpec(batch, (lines, places), channels, columns, finish, tile, block, form, element)
     key = f"winograd{form.output}x{tile.columns}x{tile.lanes}{element}"
     pack_weights = Packed(1, key, partial(pack, tile=tile, form=form, element=element))
@@ -170,6 +170,12 @@ def winograd(request: Request) -> KernelCall | None:
         flops=node.output.tensor.size * (2 * weight[0].size),
         bytes=traffic(node),
     )
+
+
+def _form(windows: tuple[Window, Window], element: DType) -> Form:
+    """The large form multiplies least; in bfloat16 it would lose four times as much to rounding as the definition."""
+    large = element is DType.FLOAT32 and all(window.count >= _LARGE_IMAGE for window in windows)
+    return LARGE if large else SMALL
 
 
 @offers("FusedConv", "Conv")

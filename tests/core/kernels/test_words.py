@@ -124,8 +124,8 @@ def test_winograd_of_bfloat16_loses_little(target: Target) -> None:
     [y] = kernel(x, threads=2)
     exact = NodeKernel("FusedConv", TensorType(F32, image.shape), *kernel.graph.constants.values(), pads=(1,) * 4,
                        layout="NHWC")(x.astype(np.float32))[0]  # fmt: skip
-    assert np.abs(y - exact).max() < 0.02 * np.abs(exact).max()
-    assert np.sqrt(np.mean((y - exact) ** 2)) < 0.012 * np.sqrt(np.mean(exact**2))
+    assert np.abs(y - exact).max() < 0.005 * np.abs(exact).max()
+    assert np.sqrt(np.mean((y - exact) ** 2)) < 0.004 * np.sqrt(np.mean(exact**2))
 
 
 def test_depthwise_convolutions_read_bfloat16() -> None:

@@ -75,9 +75,11 @@ class _Conv:
         results = self.results.at_column(group * spec.columns + first)
         place = _Panel(self.image.at(group * spec.channels), weights, results, columns)
 
+        fetches = is_reused(spec.pixels, spec.tile)
+
         def tile(pixel: Val, height: int) -> None:
             next_panel, number = weights.at(columns * spec.depth), (pixel - start) // spec.tile.rows
-            ahead = ahead_of(next_panel, number, spec.depth) if is_reused(spec.pixels, spec.tile) else None
+            ahead = ahead_of(next_panel, number, spec.depth) if fetches and height == spec.tile.rows else None
             self._tile(place, pixel, height, ahead)
 
         each_tile(k, start, stop, spec.pixels, spec.tile.rows, tile)

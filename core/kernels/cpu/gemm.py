@@ -57,7 +57,7 @@ class _Gemm:
 
         def tile(row: Val, height: int) -> None:
             next_panel, number = b.at(columns * spec.depth), (row - start) // spec.tile.rows
-            ahead = ahead_of(next_panel, number, spec.depth) if fetches else None
+            ahead = ahead_of(next_panel, number, spec.depth) if fetches and height == spec.tile.rows else None
             self._tile(a, b, results, row, height, columns, ahead)
 
         each_tile(k, start, stop, spec.rows, spec.tile.rows, tile)

@@ -116,7 +116,8 @@ class _Winograd:
         def tile(row: Val, height: int) -> None:
             sources = [source.at((row + r) * spec.depth) for r in range(height)]
             grid = zeros(k, height, vectors, self.lanes)
-            ahead = ahead_of(panel.at(columns * spec.depth), row // spec.tile.rows, spec.depth)
+            next_panel, number = panel.at(columns * spec.depth), row // spec.tile.rows
+            ahead = ahead_of(next_panel, number, spec.depth) if height == spec.tile.rows else None
             grid = accumulate(k, grid, sources, 1, panel, columns, spec.depth, element=spec.element, ahead=ahead)
             for r, values in enumerate(grid):
                 for v, value in enumerate(values):

@@ -77,7 +77,7 @@ def _rewrite(editor: Editor, node: Node) -> None:
     if prod(axis.stride * len(axis.reach) for axis in axes) > _MOST_GROWTH * prod(axis.kernel for axis in axes):
         return
     last = editor.emit(node, "Transpose", x, attrs={"perm": last_perm(len(x.shape))})
-    if _group(node) == 1 and len(axes) <= 2 and all(len(axis.reach) == 1 for axis in axes):
+    if _group(node) == 1 and len(axes) <= 2 and all(len(axis.reach) == 1 and axis.pads == (0, 0) for axis in axes):
         y = _as_product(editor, node, last, weight, bias, axes)
     else:
         y = _as_convolution(editor, node, last, weight, bias, axes)

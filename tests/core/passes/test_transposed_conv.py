@@ -15,6 +15,7 @@ import core
 # Kernel, and what is not the default: X has 4 channels and 5 pixels along every axis.
 CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "windows side by side": ((2, 2), {"strides": [2, 2]}),
+    "room behind windows side by side": ((2, 2), {"strides": [2, 2], "output_padding": [1, 1]}),
     "another stride along either axis": ((2, 3), {"strides": [2, 3]}),
     "overlapping windows": ((4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
     "three by two": ((3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]}),

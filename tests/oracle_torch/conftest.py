@@ -1,0 +1,16 @@
+"""Tests beside PyTorch, which no other test needs: `pip install .[oracle]` brings it."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+INSTALLED = find_spec("torch") is not None
+collect_ignore_glob = [] if INSTALLED else ["test_*.py"]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was left out, and what it takes."""
+    if not INSTALLED:
+        terminalreporter.write_line("left out: comparisons with PyTorch (pip install .[oracle])")

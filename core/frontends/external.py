@@ -10,7 +10,6 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -125,12 +124,3 @@ def open_inside(folder: Path, location: str) -> OpenFile:
         file.close()
         raise OSError(None, "not a plain file")
     return file
-
-
-def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor of a model whose data lies outside, wherever it stands."""
-    from core.frontends.proto import messages
-
-    for message in messages(model):
-        if isinstance(message, onnx.TensorProto) and is_external(message):
-            yield message

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import onnx
 
-from core.frontends.external import ExternalFiles, external_tensors
+from core.frontends.external import ExternalFiles, is_external
+from core.frontends.proto import messages
 from core.frontends.tensors import checked_shape, element_type
 from core.ir.graph import Array
 
@@ -28,7 +29,7 @@ def fold(model: onnx.ModelProto, folder: Path, location: str) -> Folded | None:
 
     ModelError for data that lies outside the folder or its file; see external.py. Changes `model`.
     """
-    tensors = list(external_tensors(model))
+    tensors = [each for each in messages(model) if isinstance(each, onnx.TensorProto) and is_external(each)]
     if not tensors:
         return None
     files, pieces, at = ExternalFiles(folder), list[Array](), 0

@@ -48,7 +48,7 @@ class Windows:
         calls: Mapping[Node, KernelCall],
         request: Callable[[Node], Request],
         view: Callable[[Node], bool],
-    ):
+    ) -> None:
         self.graph, self.calls, self.request, self.is_view = graph, calls, request, view
         self.readers: dict[Value, list[Node]] = {}
         for node in graph.nodes:

@@ -46,7 +46,8 @@ def extent_of(tensor: onnx.TensorProto, where: str) -> Extent:
         raise ModelError("has data inside the file and outside", where=where)
     location = entries.get("location", "")
     path = PurePosixPath(location)
-    if not path.name or path.is_absolute() or ".." in path.parts or set(location) & {"\\", "\0", ":"}:
+    is_foreign = bool(set(location) & {"\\", "\0"}) or location[1:2] == ":"  # a path of Windows
+    if not path.name or path.is_absolute() or ".." in path.parts or is_foreign:
         raise ModelError("its data lies outside the model's folder", where=where)
     length = entries.get("length")
     return Extent(

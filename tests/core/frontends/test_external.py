@@ -67,6 +67,18 @@ def test_weights_are_read_from_the_folder_when_permitted(folder: Path) -> None:
         np.testing.assert_allclose(session.run({"x": X})["y"], expected, 1e-5, 1e-5)
 
 
+def test_names_may_be_those_of_tensors(folder: Path) -> None:
+    """An older exporter of PyTorch writes a file for each."""
+    shutil.move(folder / "data" / "weights.bin", folder / "onnx::MatMul_3")
+    proto = onnx.load(folder / "model.onnx", load_external_data=False)
+    for tensor in external_data_helper._get_all_tensors(proto):
+        for entry in tensor.external_data:
+            entry.value = "onnx::MatMul_3" if entry.key == "location" else entry.value
+    (folder / "model.onnx").write_bytes(proto.SerializeToString())
+    graph = core.load(folder / "model.onnx", external_data=True)
+    np.testing.assert_array_equal(core.interpret(graph, {"x": X})["y"], np.load(folder / "expected.npy"))
+
+
 def test_weights_are_views_of_the_file(folder: Path) -> None:
     graph = core.load(folder / "model.onnx", external_data=True)
     (weight,) = (array for value, array in graph.constants.items() if value.name == "w")

@@ -231,3 +231,9 @@ def test_other_targets(target: str) -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     off, error = done.stdout.split()
     assert int(off) == 0 and float(error) < 0.05
+
+
+def test_what_stays_in_floats_may_be_bfloat16() -> None:
+    graph, x = residual_block(), {"x": floats(2, 8, 10, 10)}
+    (got,), (want,) = core.compile(graph, threads=1, precision="bfloat16").run(x).values(), interpret(graph, x).values()
+    assert np.abs(got - want).max() <= 0.2001

@@ -1,0 +1,52 @@
+"""A training step with its images batch-last computes what it did before, and transposes only at the borders."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from core.ir.graph import Graph
+from core.ir.verify import verify
+from core.ops.inference import infer_graph
+from core.passes.batch_last import BatchLast
+from core.passes.pipeline import optimize
+from core.reference import interpret
+from core.train import losses, optimizers
+from core.train.joint import Recipe, is_weight, joint_graph
+from tests.core.train.models import batch, convolutional
+
+RECIPE = Recipe(losses.CrossEntropy(), optimizers.SGD(0.1))
+
+
+def learning(rows: int) -> Graph:
+    """A training step of so many rows, whose outputs are the loss and all new states."""
+    step = joint_graph(convolutional(), RECIPE, is_weight, updates=True, keep_outputs=False)
+    bound = step.clone({"n": rows})
+    infer_graph(bound)
+    bound.outputs += [state.update for state in bound.states]
+    return bound
+
+
+@pytest.mark.parametrize("rows", [8, 13])
+def test_the_same_answers(rows: int) -> None:
+    before = learning(rows)
+    after = before.clone()
+    assert BatchLast().run(after).changed > 0
+    verify(after)
+    feeds = {**batch(convolutional(), rows), "optimizer.rate": np.float32(0.1)}
+    pairs = zip(interpret(before, feeds).values(), interpret(after, feeds).values(), strict=True)
+    for expected, found in pairs:
+        np.testing.assert_allclose(found, expected, 1e-4, 1e-5)
+    assert BatchLast().run(after).changed == 0, "running again changes nothing"
+
+
+def test_transposes_stay_at_the_borders() -> None:
+    optimized, _ = optimize(learning(16))
+    moved = [node for node in optimized.nodes if node.op == "Transpose"]
+    assert len(moved) <= 2, [str(node.output) for node in moved]
+    layouts = {node.attrs["layout"] for node in optimized.nodes if "layout" in node.attrs}
+    assert layouts == {"CHWN"}
+
+
+def test_few_rows_stay_as_they_are() -> None:
+    assert BatchLast().run(learning(1)).changed == 0

@@ -13,7 +13,7 @@ from core.ir.dim import SymDim, evaluate, symbol
 from core.ir.dim import symbols as symbols_of
 from core.ir.types import Dim, DType, MapType, OptionalType, SequenceType, TensorType, ValueType
 
-# A declared tensor that no machine can hold is refused where it is declared, symbols counted as 1.
+# A declared tensor that no machine can hold is refused where it is declared; symbols and zeros count as 1.
 MAX_TENSOR_BYTES = 1 << 40
 _RESERVED = frozenset({"inf", "nan", "true", "false", "none", "type", "tensor", "graph"})  # words of the textual form
 
@@ -91,14 +91,14 @@ def _dim(proto: onnx.TensorShapeProto.Dimension, symbols: Symbols, hint: str, wh
 
 
 def check_size(type_: ValueType, where: str) -> None:
-    """ModelError when a tensor is larger than any memory, its symbols counted as 1."""
+    """ModelError when a tensor is larger than any memory, symbols and zeros counted as 1."""
     if not isinstance(type_, TensorType) or type_.shape is None:
         return
     if len(type_.shape) > 64:  # NumPy's own limit
         raise UnsupportedError(f"rank is {len(type_.shape)}, expected at most 64", where=where)
     nbytes = type_.dtype.itemsize
     for dim in type_.shape:
-        nbytes *= max(evaluate(dim, dict.fromkeys(symbols_of(dim), 1)), 0)
+        nbytes *= max(evaluate(dim, dict.fromkeys(symbols_of(dim), 1)), 1)  # NumPy refuses [0, 2**62], too
     if nbytes > MAX_TENSOR_BYTES:
         raise ModelError(f"{type_} has {nbytes} bytes, expected at most {MAX_TENSOR_BYTES}", where=where)
 

@@ -14,6 +14,7 @@ from core.frontends.external import ExternalFiles, is_external
 from core.ir.graph import Array
 from core.ir.types import DType
 
+_MOST_ELEMENTS = 1 << 48  # in an empty array zeros counted as 1: NumPy limits the product of the others, too
 _MAX_DENSE_BYTES = 1 << 28  # a sparse tensor is small in the file whatever it unfolds to
 
 _COMPLEX: dict[DType, np.dtype[Any]] = {DType.COMPLEX64: np.dtype(np.float32), DType.COMPLEX128: np.dtype(np.float64)}
@@ -75,6 +76,8 @@ def checked_shape(dims: Sequence[int], where: str) -> tuple[int, ...]:
     shape = tuple(dims)
     if min(shape, default=0) < 0:
         raise ModelError(f"shape is {list(shape)}, expected no negative sizes", where=where)
+    if 0 in shape and math.prod(size or 1 for size in shape) > _MOST_ELEMENTS:
+        raise ModelError(f"shape is {list(shape)}, which no array can have", where=where)
     if len(shape) > 64:  # NumPy's own limit
         raise UnsupportedError(f"rank is {len(shape)}, expected at most 64", where=where)
     return shape

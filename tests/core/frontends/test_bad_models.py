@@ -76,6 +76,10 @@ def dimension(value: int) -> Callable[[onnx.ModelProto], Any]:
     return lambda m: m.graph.input[0].type.tensor_type.shape.dim.add(dim_value=value)
 
 
+def dimensions(*sizes: int) -> Callable[[onnx.ModelProto], Any]:
+    return lambda m: m.graph.input.append(helper.make_tensor_value_info("e", TensorProto.FLOAT, sizes))
+
+
 def copy_of(items: Any, index: int = 0) -> Any:
     return items.add().CopyFrom(items[index])
 
@@ -102,12 +106,17 @@ EDITS: dict[str, tuple[Callable[[onnx.ModelProto], Any], str]] = {
     "a rank of 70": (lambda m: [dimension(1)(m) for _ in range(68)], "rank is 70, expected at most 64"),
     "a computed rank of 65": (
         lambda m: (m.graph.input.append(helper.make_tensor_value_info("q", TensorProto.INT64, [65])),
-                   m.graph.node.append(N("Reshape", ["x", "q"], ["r"]))), "makes a tensor of rank 65, expected at most 64"),
+                   m.graph.node.append(N("Reshape", ["x", "q"], ["r"]))),
+        "makes a tensor of rank 65, expected at most 64"),
     "a constant of text where a tensor belongs": (
         lambda m: m.graph.node.append(N("Constant", [], ["c"], value="cubic")), "'value' is 'cubic', expected TENSOR"),
     "a constant number given as text": (
         lambda m: m.graph.node.append(N("Constant", [], ["c"], value_int="x")), "'value_int' is 'x', expected INT"),
     "an unknown type": (lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", 77), "element type 77"),
+    "nothing, but of a huge shape": (dimensions(0, 2**62, 2**62), "has 85070591730234615.* bytes, expected at most"),
+    "weights of a shape that no array can have": (
+        lambda m: m.graph.initializer.append(TensorProto(name="e", data_type=1, dims=[0, 2**62, 2**62], raw_data=b"")),
+        "shape is .0, 4611686018427387904, 4611686018427387904., which no array can have"),
     "no opset": (lambda m: m.ClearField("opset_import"), "imports no opset"),
     "no IR version": (lambda m: m.ClearField("ir_version"), "ir_version is 0"),
     "no graph": (lambda m: m.ClearField("graph"), "hold no ONNX graph"),

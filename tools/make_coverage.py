@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
+from textwrap import fill
 from typing import Any, NamedTuple
 
 import onnx
 
 import core  # noqa: F401  (registers operators and kernels)
-from core.frontends import opsets
+from core.frontends import contrib, opsets
 from core.frontends.contrib import find_lowering
 from core.frontends.onnx import STANDARD_DOMAINS
 from core.ir.types import DType
@@ -36,6 +37,14 @@ them, {older} rewritten on import as others, {missing} missing.
   the model is compiled. `explain()` says which of them happens, node by node.
 - **Gradient**: *yes*; *definition*: that of its ONNX function body; *zero*: small changes of the inputs do not change
   the outputs; *none*, with the reason.
+"""
+
+CONTRIBUTED = """
+## com.microsoft
+
+What exporters and ONNX Runtime's optimizer and quantizer write; rewritten on import as operators above, but for
+Tokenizer, which has a reference of its own:
+{operators}.
 """
 
 TABLE = """
@@ -75,7 +84,12 @@ def coverage() -> str:
         older=count("rewritten"),
         missing=count("missing"),
     )
-    return head + "".join(_table(domain, group) for domain, group in groupby(rows, key=lambda row: row.domain))
+    tables = [_table(domain, group) for domain, group in groupby(rows, key=lambda row: row.domain)]
+    return "".join([head, *tables, _contributed()])
+
+
+def _contributed() -> str:
+    return CONTRIBUTED.format(operators=fill(", ".join(sorted([*contrib.lowered(), "Tokenizer"])), 120))
 
 
 def _table(domain: str, rows: Iterable[Row]) -> str:

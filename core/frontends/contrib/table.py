@@ -22,6 +22,11 @@ def find_lowering(domain: str, op: str) -> Lowering | None:
     return _LOWERINGS.get((domain, op))
 
 
+def lowered() -> list[str]:
+    """The contributed operators that have a lowering, sorted; a few stand in the default domain."""
+    return sorted(op for domain, op in _LOWERINGS if domain in (DOMAIN, ""))
+
+
 def lowers(*ops: str, domain: str = DOMAIN) -> Callable[[Lowering], Lowering]:
     """Decorator: the lowering of these operators. A few stand in the default domain, where ONNX has none of them."""
 

@@ -50,7 +50,7 @@ class _Winograd:
         tiles = k.dim(spec.tiles)
         share = (tiles + k.threads - 1) // k.threads
         height = spec.tile.rows
-        block = k.ops.min((share + (height - 1)) // height * height, spec.block)
+        block = k.ops.max(k.ops.min((share + (height - 1)) // height * height, spec.block), 1)
         with k.tasks((tiles + block - 1) // block) as task:
             start = task * block
             count = k.ops.min(block, tiles - start)

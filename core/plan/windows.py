@@ -19,7 +19,6 @@ from core.kernels.catalog.attributes import attribute, axis_of
 from core.kernels.catalog.copy import sliced
 from core.kernels.catalog.nest import row_major
 from core.plan.liveness import Affine
-from core.plan.plan import exact_affine
 
 Strides = Mapping[Value, tuple[Dim, ...]]
 
@@ -33,9 +32,15 @@ class Window:
     strides: tuple[Dim, ...]
 
     @property
+    def is_fixed(self) -> bool:
+        """Whether it begins at one place for all batch sizes: addresses are those of a batch of one for an empty one,
+        so what begins after the rows of a batch cannot be found by its address."""
+        return isinstance(self.offset, int)
+
+    @property
     def start(self) -> Affine:
         """In bytes."""
-        return exact_affine(self.offset * self.parent.dtype.itemsize) or Affine()
+        return Affine(b=self.offset * self.parent.dtype.itemsize) if isinstance(self.offset, int) else Affine()
 
 
 class Windows:
@@ -90,7 +95,7 @@ class Windows:
         for value, (offset, strides) in parts.items():
             window = Window(given.parent, given.offset + offset, strides)
             seen = self._seen(value, window)
-            if seen is None or exact_affine(window.offset) is None:
+            if seen is None or not window.is_fixed:
                 return False
             found |= seen
         return self._accept(found, ())
@@ -146,7 +151,7 @@ class Windows:
         producer = root.producer
         if producer not in self.calls or producer is None or producer in self.gone or root in self.windows:
             return False
-        if root in self.fixed or self._is_parent(root) or exact_affine(window.offset) is None:
+        if root in self.fixed or self._is_parent(root) or not window.is_fixed:
             return False
         if sum(self._root(other) is root for other in node.inputs if other is not None) != 1:
             return False

@@ -16,7 +16,7 @@ from tests.core.random_models import OPSETS, grow
 
 _TOLERANCES = (1e-3, 2e-4)  # relative, absolute: values are of size 1
 
-QUICK = range(80)
+QUICK = range(60)
 MANY = range(1000, 1400)
 
 

@@ -88,4 +88,4 @@ def _type_name(type_: ValueType) -> str:
         case OptionalType(element):
             return f"optional({_type_name(element)})"
         case MapType(key, element):
-            return f"map({key.label}, {_type_name(element)})"
+            return f"map({key.label},{_type_name(element)})"

@@ -11,6 +11,7 @@ from onnx import helper
 
 import core
 from core.errors import FeedError, ModelError
+from core.frontends.export import export
 from tests.core.ops.test_ml import floats, ml
 from tests.core.ops.whole import agree, model
 
@@ -122,6 +123,21 @@ def test_cast_map(x: Any, attrs: dict[str, Any]) -> None:
 )
 def test_maps_that_onnx_runtime_does_not_take_from_python(node: onnx.NodeProto, x: Any, expected: Any) -> None:
     assert run(node, x).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("node", "x"),
+    [
+        (ml("ZipMap", "x", classlabels_strings=["yes", "no"]), floats(3, 2)),
+        (ml("CastMap", "x"), {1: 2.0}),
+        (ml("DictVectorizer", "x", string_vocabulary=["a"]), {"a": 4}),
+    ],
+)
+def test_maps_survive_a_round_trip(node: onnx.NodeProto, x: Any) -> None:
+    graph = core.load(model([node], {"x": x}, ["y"]))
+    exported = export(graph)
+    onnx.checker.check_model(exported)
+    assert str(core.load(exported)) == str(graph)
 
 
 def test_a_sparse_map_has_no_key_beyond_its_size() -> None:

@@ -103,7 +103,7 @@ def _can_read(editor: Editor, node: Node, value: Value, chosen: set[Value]) -> b
 
 def _multiplies(editor: Editor, node: Node, value: Value) -> bool:
     """Whether the node is a product that wants the value, its left operand, as bfloat16."""
-    if node.inputs[:1] != [value] or value in node.inputs[1:] or value.dtype is not F32:
+    if node.inputs[:1] != [value] or value in node.inputs[1:] or value.dtype not in (F32, BF16):
         return False
     weight = editor.array(node.input(1))
     if weight is None or weight.dtype != F32.numpy:
@@ -169,12 +169,13 @@ class _Walk:
         left, first = node.inputs[0], _FIRST_EXTRA[node.op]
         factors, extras = node.inputs[:first], [value for value in node.inputs[first:] if value is not None]
         factors += [None] * (first - len(factors))
-        wants = left is not None and (left in self.narrow or _multiplies(self.editor, node, left))
-        if not (wants or narrow or any(value in self.narrow for value in extras)):
+        wants = left is not None and _multiplies(self.editor, node, left)
+        if not (wants or narrow or any(value in self.narrow for value in node.inputs)):
             return
         body = self._body(node, extras, narrow)
         self.products += wants
-        factors[0] = self._as(node, left, BF16 if wants else F32)
+        if not (left in self.narrow and _is_depthwise(self.editor, node)):
+            factors = [self._as(node, left, BF16 if wants else F32), *(self._as(node, f, F32) for f in factors[1:])]
         attrs = {**node.attrs, **({} if body is None else {"epilogue": body})}
         new = self.editor.emit(node, node.op, *factors, *extras, attrs=attrs)
         self._replace(node, new)

@@ -78,6 +78,21 @@ def test_what_no_product_multiplies_stays_float32() -> None:
     assert found == {"Cast": ["bfloat16"], "FusedMatMul": ["float32"], "Softmax": ["float32"]}
 
 
+def test_products_of_two_activations_stay_float32() -> None:
+    def write(b: Builder, x: Value) -> Value:
+        y = product(b, x)
+        scores = b("FusedMatMul", y, b("Relu", y), perm_b=(1, 0))
+        return b("FusedMatMul", b("Softmax", scores, axis=-1), product(b, y))
+
+    graph = network(write)
+    assert narrowed(graph)["FusedMatMul"] == ["bfloat16", "float32", "float32", "float32"]
+    x = {"x": RNG.standard_normal((5, 8)).astype(np.float32)}
+    session = core.compile(graph, threads=1, precision="bfloat16")
+    (got,), (want,) = session.run(x).values(), interpret(graph, x).values()
+    assert "no compiled kernel for FusedMatMul of bfloat16" not in session.explain()
+    assert np.abs(got - want).max() < 0.05 * np.abs(want).max()
+
+
 def test_normalization_between_products_passes_bfloat16_on() -> None:
     def write(b: Builder, x: Value) -> Value:
         return product(b, b("LayerNormalization", product(b, x), weight(b, 8), weight(b, 8)))

@@ -7,16 +7,19 @@ axis.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from itertools import product
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from core.ir.graph import Array
-from core.ir.types import Dim, TensorType, ValueType
+from core.ir.types import Dim, DType, TensorType, ValueType
+from core.ops.backward import Rewrite
 from core.ops.common import FLOAT, Shape, check_kind, wide
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, register
 from core.ops.spatial import window_of, window_output
+from core.ops.terms import Term
 
 Taps: TypeAlias = list[tuple[Any, Any]]  # (integer positions, possibly outside; weights), of the samples' shape
 
@@ -74,7 +77,6 @@ class GridSample(OpDef):
     inputs = "X, grid"
     outputs = "Y"
     attrs = {"align_corners": 0, "mode": "linear", "padding_mode": "zeros"}
-    no_gradient = "it reads between pixels at places that depend on its inputs, which is not differentiated"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         dtype = check_kind(c, 0, FLOAT)
@@ -108,6 +110,45 @@ class GridSample(OpDef):
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
         return _together(c, axes)
+
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        """Every combination of taps: the pixels there, times the weights, which depend on the grid."""
+        x, grid = g.x(0), g.x(1)
+        sizes = [size for size in x.shape[2:] if isinstance(size, int)]
+        if g.attr("mode") == "cubic" or g.attr("padding_mode") == "reflection" or len(sizes) < x.rank - 2:
+            g.unsupported(
+                "only linear and nearest samples of images of known size, without reflection, are differentiated"
+            )
+        last = x.transpose(0, *range(2, x.rank), 1)
+        axes = [
+            self._term_taps(g, grid.gather(g.writer.array(len(sizes) - 1 - i), grid.rank - 1), size)
+            for i, size in enumerate(sizes)
+        ]
+        total = None
+        for combination in product(*axes):
+            places = [place.unsqueeze(place.rank) for place, _ in combination]
+            pixels = last.op("GatherND", places[0].op("Concat", *places[1:], axis=-1), batch_dims=1)
+            weights = [weight.unsqueeze(weight.rank) for _, weight in combination]
+            part = reduce(lambda part, weight: part * weight, weights, pixels)
+            total = part if total is None else total + part
+        if total is None:
+            g.unsupported("there is no axis to sample along")
+        return [total.transpose(0, total.rank - 1, *range(1, total.rank - 1))]
+
+    def _term_taps(self, g: Rewrite, numbers: Term, size: int) -> list[tuple[Term, Term]]:
+        """Places along an axis of this size, and their weights: zero for what lies outside."""
+        position = (numbers + 1) * ((size - 1) / 2) if g.attr("align_corners") else ((numbers + 1) * size - 1) / 2
+        if g.attr("mode") == "nearest":
+            position = position.op("Round")
+        if g.attr("padding_mode") == "border":
+            position = position.op("Max", 0.0).op("Min", float(size - 1))
+        low = position.op("Floor")
+        fraction = position - low
+        taps = [(low, 1 - fraction), (low + 1, fraction)]
+        return [(self._inside(at, size), ((at >= 0).op("And", at <= size - 1)).where(weight, 0)) for at, weight in taps]
+
+    def _inside(self, at: Term, size: int) -> Term:
+        return at.op("Max", 0.0).op("Min", float(size - 1)).cast(DType.INT64)
 
 
 def _padded(position: Any, size: int, padding: str, aligned: bool) -> Any:

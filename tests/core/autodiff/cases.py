@@ -213,6 +213,14 @@ def _convolutions() -> Iterator[Case]:
     yield case("Resize", real(1, 1, 4, 4), None, None, whole(1, 1, 2, 2), mode="linear", antialias=1)
 
 
+def _samples() -> Iterator[Case]:
+    x, grid = real(2, 2, 3, 4), real(2, 3, 2, 2, low=-1.1, high=1.1)
+    for padding, aligned in (("zeros", 0), ("border", 0), ("zeros", 1)):
+        yield case("GridSample", x, grid, padding_mode=padding, align_corners=aligned)
+    yield case("GridSample", x, grid, mode="nearest")
+    yield case("GridSample", real(1, 1, 3, 4, 2), real(1, 2, 2, 1, 3, low=-0.9, high=0.9))
+
+
 def _recurrent() -> Iterator[Case]:
     t, b, i, h = 3, 2, 3, 2
     for op, gates, states in (("RNN", 1, 1), ("GRU", 3, 1), ("LSTM", 4, 2)):
@@ -242,7 +250,8 @@ def _signals() -> Iterator[Case]:
 
 def cases() -> list[Case]:
     families = (
-        _elementwise, _products, _reductions, _movement, _indexing, _norms, _convolutions, _recurrent, _signals,
+        _elementwise, _products, _reductions, _movement, _indexing, _norms, _convolutions, _samples, _recurrent,
+        _signals,
     )  # fmt: skip
     return [each for family in families for each in family()]
 

@@ -36,7 +36,7 @@ def lathe(name: str, threads: int) -> Step:
     return lambda: float(learner.run(feeds)["loss"])
 
 
-def torch(name: str, threads: int, compiled: bool) -> Step:
+def pytorch(name: str, threads: int, compiled: bool) -> Step:
     import torch
     import torch.nn.functional as F
 
@@ -83,7 +83,7 @@ def targets() -> Any:
 
 
 def made(who: str, name: str, threads: int) -> Step:
-    return lathe(name, threads) if who == "lathe" else torch(name, threads, who.endswith("compiled"))
+    return lathe(name, threads) if who == "lathe" else pytorch(name, threads, who.endswith("compiled"))
 
 
 def rounds(steps: dict[str, Step], count: int, seconds: float) -> dict[str, list[float]]:

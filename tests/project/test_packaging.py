@@ -13,12 +13,15 @@ from typing import Any
 import pytest
 
 OWN = {"core", "server", "loadtest", "tools", "tests"}
-INDIRECT = {  # declared for what they bring, or imported under the roof of a declared package
-    "starlette": "fastapi",
-    "httptools": "uvicorn",
-    "uvloop": "uvicorn",
-    "click": "typer",
+DECLARED_AS = {  # brought by a declared package, or a roof that several distributions share
+    "starlette": {"fastapi"},
+    "httptools": {"uvicorn"},
+    "uvloop": {"uvicorn"},
+    "click": {"typer"},
+    "google": {"protobuf"},
+    "opentelemetry": {"opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"},
 }
+EXTRAS = ("grpc", "jwt", "otel")  # of the product; the others are for tests and measurements
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +41,12 @@ def imported(folder: Path) -> set[str]:
     return names - set(sys.stdlib_module_names) - OWN
 
 
-def distribution(module: str) -> str:
+def distributions(module: str) -> set[str]:
+    if module in DECLARED_AS:
+        return DECLARED_AS[module]
     found = packages_distributions().get(module)
     assert found, f"{module} is imported but no installed distribution provides it"
-    return found[0].lower().replace("_", "-")
+    return {found[0].lower().replace("_", "-")}
 
 
 def names(requirements: list[str]) -> dict[str, str]:
@@ -52,9 +57,9 @@ def names(requirements: list[str]) -> dict[str, str]:
 
 def test_what_the_product_imports_is_declared_and_the_other_way_round(project: Path, pyproject: dict[str, Any]) -> None:
     declared = set(names(pyproject["project"]["dependencies"]))
-    optional = set(names(pyproject["project"]["optional-dependencies"]["grpc"]))
-    used = {INDIRECT.get(m) or distribution(m) for m in imported(project / "core") | imported(project / "server")}
-    assert used == declared | optional
+    optional = {name for extra in EXTRAS for name in names(pyproject["project"]["optional-dependencies"][extra])}
+    modules = imported(project / "core") | imported(project / "server")
+    assert {name for module in modules for name in distributions(module)} == declared | optional
 
 
 def test_every_requirement_is_bounded_on_both_sides(pyproject: dict[str, Any]) -> None:

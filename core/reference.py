@@ -59,7 +59,7 @@ def run_node(
     try:
         with np.errstate(all="ignore"):  # infinities and NaN are results like any other
             result = op.reference(registry.Call(op, node, inputs, run_body, known), *inputs)
-    except (ArithmeticError, IndexError, MemoryError, TypeError, ValueError) as error:
+    except (ArithmeticError, IndexError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         raise FeedError(f"{registry.describe(node)}: {error}") from error
     results = list(result) if isinstance(result, tuple) else [result]
     return [_as_declared(node, value, array) for value, array in zip(node.outputs, results, strict=False)]

@@ -302,7 +302,8 @@ def _emitted(node: OnnxNode, emitter: Emitter) -> Sequence[Value]:
 
 
 def _declared(proto: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
-    return {info.name: info.type for info in proto.value_info if info.type.WhichOneof("value") is not None}
+    infos = (*proto.value_info, *proto.output)
+    return {info.name: info.type for info in infos if info.type.WhichOneof("value") is not None}
 
 
 def _outputs(proto: onnx.NodeProto) -> list[str]:

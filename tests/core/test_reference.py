@@ -65,3 +65,11 @@ def test_extents_that_do_not_fit_name_the_node() -> None:
     graph.outputs = [build("Add", x, y, name="sum")]
     with pytest.raises(FeedError, match=r"node 'sum' \(Add\): operands could not be broadcast"):
         core.interpret(graph, {"x": np.zeros(2, np.float32), "y": np.zeros(3, np.float32)})
+
+
+def test_ranks_that_numpy_cannot_broadcast_are_refused() -> None:
+    graph, build, x = one_input(1)
+    shape = build.input("shape", TensorType(DType.INT64, (60,)))
+    graph.outputs = [build("Expand", x, shape, name="wide")]
+    with pytest.raises(FeedError, match=r"node 'wide' \(Expand\): .*dimensions"):
+        core.interpret(graph, {"x": np.zeros(1, np.float32), "shape": np.ones(60, np.int64)})

@@ -110,6 +110,18 @@ def test_declared_shapes_outlive_inference() -> None:
     assert graph.outputs[0].shape == (2, 3)
 
 
+def test_what_an_output_is_declared_to_be_helps_those_who_read_it() -> None:
+    nodes = [
+        N("NonZero", ["x"], ["i"]),
+        N("Squeeze", ["i"], ["s"]),
+        N("Reshape", ["x", "s"], ["y"]),
+        N("Neg", ["y"], ["z"]),
+    ]
+    proto = model(nodes, {"x": [6]}, outputs=["y", "z"])
+    proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3]))
+    assert [value.shape for value in load(proto.SerializeToString()).outputs] == [(2, 3), (2, 3)]
+
+
 def test_symbols_made_for_names_that_differ_in_odd_characters_stay_apart() -> None:
     names = ["a.b", "a_b", "3"]
     graph = imported(*(N("NonZero", ["x"], [name]) for name in names), outputs=names)

@@ -17,6 +17,9 @@ from core.train.optimizers import Optimizer
 
 STEPS = 20
 
+# what PyTorch's exporter says of itself
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+
 
 def lenet() -> Any:
     images = [

@@ -114,7 +114,7 @@ def test_half_precision_sums_in_single() -> None:
         ((1, 4, 5, 5), (3, 2, 3, 3), 3, {"group": 2}, "3 output channels, not divisible by group 2"),
         ((1, 3, 5, 5), (4, 3, 3, 3), 4, {"kernel_shape": [3, 2]}, "kernel_shape is \\[3, 2\\]"),
         ((1, 3, 5, 5), (4, 3, 3, 3), 4, {"auto_pad": "SAME"}, "auto_pad is 'SAME'"),
-        ((1, 3, 5, 5), (4, 3, 3, 3), 4, {"layout": "CHWN"}, "layout is 'CHWN'"),
+        ((1, 3, 5, 5), (4, 3, 3, 3), 4, {"layout": "HWCN"}, "layout is 'HWCN'"),
     ],
 )
 def test_refuses_what_does_not_fit(x: Any, w: Any, bias: int, attrs: dict[str, Any], message: str) -> None:

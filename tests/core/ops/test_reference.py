@@ -90,7 +90,9 @@ def test_every_operator_of_these_families_has_a_case() -> None:
         "slicing",
         "softmax",
     )
-    ours = {name for name in registry.names() if type(registry.get(name)).__module__.split(".")[-1] in modules}
+    operators = [registry.get(name) for name in registry.names()]
+    standard = [op for op in operators if op.domain != "lathe"]  # what only Lathe makes has tests of its own
+    ours = {op.name for op in standard if type(op).__module__.split(".")[-1] in modules}
     assert ours - {case.op for case in ALL_CASES} == {"Scatter"}
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from server.api.canary_schemas import CanaryState
 from server.cli import app
 from server.client import Client
 from tests.server.api.service import service, until
@@ -183,12 +184,20 @@ def test_killed_while_it_compiles_it_is_ready_again_within_five_seconds(repo: Pa
         assert not list(repo.glob(".lathe/staging/*/*/*"))
 
 
-def ask_for_a_while(client: Client) -> None:
-    for _ in range(200):
+def ask_until_decided(client: Client, watched: threading.Event) -> None:
+    assert watched.wait(60)
+    while client.audit("m")[-1].action == "canary":
         client.infer("m", {"x": np.ones((1, 4), np.float32)})
 
 
-def test_a_canary_from_start_to_verdict(tmp_path: Path) -> None:
+def test_a_canary_from_start_to_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched, look = threading.Event(), Client.canary
+
+    def canary(client: Client, model: str) -> CanaryState:
+        state = look(client, model)
+        watched.set()
+        return state
+
     with service(tmp_path / "repo") as running, running.client() as client:
         client.upload("m", toy(2.0))
         client.upload("m", toy(float("nan")))
@@ -198,7 +207,8 @@ def test_a_canary_from_start_to_verdict(tmp_path: Path) -> None:
         assert "no candidate on trial" in lathe("canary", "watch", "m", *where, fails=True)
 
         lathe("canary", "start", "m", "2", "--weight", "0.2", *where)
-        asking = threading.Thread(target=ask_for_a_while, args=(client,))
+        monkeypatch.setattr(Client, "canary", canary)
+        asking = threading.Thread(target=ask_until_decided, args=(client, watched))
         asking.start()
         shown = lathe("canary", "watch", "m", "--interval", "0.02", *where)
         asking.join()

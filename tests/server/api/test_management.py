@@ -273,7 +273,8 @@ def test_a_bad_model_is_refused_and_the_old_one_goes_on(client: Client) -> None:
 def test_an_upload_cut_off_leaves_nothing(served: Service) -> None:
     with socket.create_connection(_address(served)) as connection:
         connection.sendall(
-            b"POST /api/v1/models/m/versions HTTP/1.1\r\nHost: x\r\nContent-Length: 5000000\r\n\r\n" + toy(2.0)
+            b"POST /api/v1/models/m/versions HTTP/1.1\r\nHost: x\r\nContent-Length: 5000000\r\n\r\n"
+            + toy(2.0, padding="x" * (3 << 20))
         )
         until(lambda: list(served.root.glob(".lathe/staging/*/*/model.onnx")))
     until(lambda: not list(served.root.glob(".lathe/staging/*/*/*")))
@@ -378,7 +379,7 @@ def test_openapi_describes_every_route_and_error(served: Service) -> None:
         ("/api/v1/models/{model}/audit", "get"),
     }
     upload = paths["/api/v1/models/{model}/versions"]["post"]
-    assert upload["requestBody"]["content"].keys() == {"application/octet-stream"}
+    assert upload["requestBody"]["content"].keys() == {"application/octet-stream", "application/x-tar"}
     assert {"201", "400", "409", "413", "415", "422", "503", "507"} <= upload["responses"].keys()
 
 

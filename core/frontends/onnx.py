@@ -145,7 +145,6 @@ class _Importer:
                 message = f"is declared {declared}, its nodes make it {value.type}"
                 notes = [f"  {line}" for line in history(value, frame.emitter)]
                 raise ModelError(message, where=f"output '{info.name}'", notes=notes)
-            _fill_in(value, declared)
         return value
 
     # Nodes

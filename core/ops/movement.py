@@ -450,6 +450,8 @@ class DepthToSpace(Blocks):
     attrs = {**Blocks.attrs, "mode": "DCR"}
 
     def new_shape(self, c: NodeView, shape: Shape, block: int) -> Shape:
+        if c.attr("mode") not in ("DCR", "CRD"):
+            c.fail(f"attribute 'mode' is {c.attr('mode')!r}, expected 'DCR' or 'CRD'")
         n, ch, h, w = shape
         return n, self.exact(c, ch, block * block), h * block, w * block
 

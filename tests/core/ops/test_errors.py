@@ -65,6 +65,7 @@ ILL_TYPED = [
     ),
     (case("Tile", floats(4), vector(2, 2)), "repeats is [2,2], expected 1 numbers"),
     (case("DepthToSpace", floats(1, 6, 2, 2), blocksize=2), "an extent of 6 is not a multiple of 4"),
+    (case("DepthToSpace", floats(1, 8, 2, 2), blocksize=2, mode="X"), "'mode' is 'X', expected 'DCR' or 'CRD'"),
     (case("ConstantOfShape", vector(-2)), "shape is [-2], expected extents of 0 or more"),
     (case("Constant"), "has 0 value attributes, expected 1"),
     (case("Gather", floats(3), floats(2)), "input 1 (indices) is float32, expected int32 or int64"),

@@ -13,7 +13,7 @@ stamp   = $(VENV)/.lathe-$(SUM)-$(1)
 # Their exporters ask for versions that Lathe cannot share, so each has an environment of its own.
 FRAMEWORKS := torch paddle tensorflow
 
-.PHONY: help serve test test-all test-exporters fuzz lint bench bench-docs docs clean
+.PHONY: help serve test test-all conformance test-exporters fuzz lint bench bench-docs docs clean
 .DELETE_ON_ERROR:
 
 help:  ## show the targets
@@ -27,6 +27,9 @@ test: $(call stamp,test)  ## all tests but the slow ones
 
 test-all: $(call stamp,test)  ## all tests
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(ARGS)
+
+conformance: $(call stamp,test)  ## the whole backend suite of ONNX: compiled, and round trips
+	$(BIN)/python -m pytest -q -n $(JOBS) tests/core/conformance $(ARGS)
 
 test-exporters: $(call stamp,test) $(FRAMEWORKS:%=.lathe/exporters/%/.ready)  ## export from PyTorch, Paddle, TensorFlow (gigabytes)
 	LATHE_EXPORTERS=.lathe/exporters $(BIN)/python -m pytest -q tests/exporters $(ARGS)

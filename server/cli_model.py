@@ -49,7 +49,7 @@ def compile(
         chosen = options.make_options("cpu", precision, threads, max_batch, True, None, tune, findings)
         compiler.compile_to(path, core.load(model, external_data=True), chosen)
     seconds, size = time.perf_counter() - started, path.stat().st_size
-    console.print(f"{path}: {size / 2**20:.1f} MiB in {seconds:.1f} s, for {chosen.threads} threads")
+    console.print(f"{path}: {size / 2**20:.1f} MiB in {seconds:.1f} s, for {chosen.threads} thread(s)", soft_wrap=True)
 
 
 def run(
@@ -108,7 +108,7 @@ def profile(
             if trace is not None:
                 path = trace if len(sizes) == 1 else trace.with_stem(f"{trace.stem}-{size}")
                 measured.chrome_trace(path)
-                console.print(f"trace: {path}")
+                console.print(f"trace: {path}", soft_wrap=True)
 
 
 def bench(

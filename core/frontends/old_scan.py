@@ -10,15 +10,18 @@ from core.ir.types import DType, TensorType
 
 
 def scan_over_batch(
-    e: Emitter, lengths: Value | None, inputs: Sequence[Value], attrs: Mapping[str, Attr], outputs: Sequence[str]
+    e: Emitter,
+    lengths: Value | None,
+    inputs: Sequence[Value],
+    scanned: int,
+    attrs: Mapping[str, Attr],
+    outputs: Sequence[str],
 ) -> list[Value]:
-    """The values of the outputs, which get the names `outputs`.
+    """The values of the outputs, which get the names `outputs`; the last `scanned` inputs are scanned.
 
     Axis 0 of everything is the batch, axis 1 of what is scanned the steps, of which an item may have fewer: `lengths`,
     int64[batch], says how many. What an item's scan outputs lack in steps is zero.
     """
-    scanned = attrs["num_scan_inputs"]
-    assert isinstance(scanned, int)
     states = len(inputs) - scanned
     body = Graph("item")
     inner = Emitter(body, e.session, e.label)

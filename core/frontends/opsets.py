@@ -336,7 +336,10 @@ def _all_steps(e: Emitter, node: OnnxNode) -> None:
 @before(9, "Scan")
 def _scan_over_a_batch(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     inputs = [node.required(index) for index in range(1, len(node.inputs))]
-    return scan_over_batch(e, node.input(0), inputs, node.attrs, node.outputs)
+    scanned = node.attrs.get("num_scan_inputs")
+    if not isinstance(scanned, int) or not 1 <= scanned <= len(inputs):
+        raise ModelError(f"num_scan_inputs is {scanned!r}, expected 1 to {len(inputs)}", where=node.where)
+    return scan_over_batch(e, node.input(0), inputs, scanned, node.attrs, node.outputs)
 
 
 @before(20, "DFT")

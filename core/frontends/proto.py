@@ -17,6 +17,7 @@ from core.errors import ModelError, UnsupportedError
 from core.frontends.external import is_external
 
 NEWEST_OPSET: int = onnx.defs.onnx_opset_version()
+LARGEST_OPSET = (1 << 31) - 1  # of other domains: what ONNX's table of operators can be asked for
 NEWEST_IR: int = onnx.IR_VERSION
 _MOST_ATTRIBUTES = 1000  # operators have tens; what nobody reads is not worth looking at
 _IR_WITH_OPSETS = 3  # older files name no opset and mean 1
@@ -59,6 +60,10 @@ def read_opsets(imports: Any, where: str) -> dict[str, int]:
             raise ModelError(f"opset '{domain}' is imported as {versions[domain]} and {entry.version}", where=where)
         if domain == "" and not 1 <= entry.version <= NEWEST_OPSET:
             raise UnsupportedError(f"opset is {entry.version}, expected 1 to {NEWEST_OPSET}", where=where)
+        if not 1 <= entry.version <= LARGEST_OPSET:
+            raise ModelError(
+                f"opset '{domain}' is of version {entry.version}, expected 1 to {LARGEST_OPSET}", where=where
+            )
     return versions
 
 

@@ -118,6 +118,13 @@ EDITS: dict[str, tuple[Callable[[onnx.ModelProto], Any], str]] = {
         lambda m: m.graph.initializer.append(TensorProto(name="e", data_type=1, dims=[0, 2**62, 2**62], raw_data=b"")),
         "shape is .0, 4611686018427387904, 4611686018427387904., which no array can have"),
     "no opset": (lambda m: m.ClearField("opset_import"), "imports no opset"),
+    "an opset of another domain below 1": (
+        lambda m: m.opset_import.append(helper.make_opsetid("ai.onnx.preview", -(2**63))),
+        "opset 'ai.onnx.preview' is of version -9223372036854775808, expected 1 to 2147483647"),
+    "an old Scan that does not say what it scans": (
+        lambda m: (setattr(m.opset_import[0], "version", 8),
+                   m.graph.node.append(N("Scan", ["", "x"], ["scanned"], num_scan_inputs="x", body=m.graph))),
+        "num_scan_inputs is 'x', expected 1 to 1"),
     "no IR version": (lambda m: m.ClearField("ir_version"), "ir_version is 0"),
     "no graph": (lambda m: m.ClearField("graph"), "hold no ONNX graph"),
     "weights that do not fit": (lambda m: m.graph.initializer[0].dims.__setitem__(0, 5), "has 64 bytes .* expected 80"),

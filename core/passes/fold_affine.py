@@ -181,7 +181,10 @@ def _rebuilt(editor: Editor, node: Node, anchor: Node, weight: Channel, offset: 
 def _factor_after(e: Editor, m: Match) -> Value | None:
     """A number that scales an operand of a product scales the product: there it becomes part of the epilogue."""
     factor = e.graph.constants[m["c"]]
-    if len(m["a"].shape) < 2 or len(m["b"].shape) < 2 or e.array(m["a"]) is not None or e.array(m["b"]) is not None:
+    shapes = shape_of(m["a"]), shape_of(m["b"])
+    if any(shape is None or len(shape) < 2 for shape in shapes):
+        return None
+    if e.array(m["a"]) is not None or e.array(m["b"]) is not None:
         return None
     product = e.emit(m.root, "MatMul", m["a"], m["b"])
     return e.emit(m.root, "Mul", product, e.constant(factor.reshape(())))
@@ -225,13 +228,14 @@ def _split_factor(editor: Editor, node: Node) -> tuple[Value | None, Array | Non
 def _scale_inputs(linear: Node, weight: Array, factor: Array) -> Array | None:
     """The weights of a linear node whose input has been multiplied by `factor`; None when it is not per channel."""
     x = linear.inputs[0]
-    found = _channels_of(factor.astype(np.float64), len(x.shape)) if x is not None else None
-    if x is None or found is None or factor.dtype != np.float32:
+    shape = shape_of(x)
+    found = _channels_of(factor.astype(np.float64), len(shape)) if shape is not None else None
+    if shape is None or found is None or factor.dtype != np.float32:
         return None
     axis, values = found
     if linear.op == "Conv":
         return _scale_groups(linear, weight, values) if values.size == 1 or axis == 1 else None
-    if weight.ndim != 2 or linear.attrs.get("transA", 0) or (values.size > 1 and axis != len(x.shape) - 1):
+    if weight.ndim != 2 or linear.attrs.get("transA", 0) or (values.size > 1 and axis != len(shape) - 1):
         return None
     return weight * (values if linear.attrs.get("transB", 0) else values.reshape(-1, 1))
 

@@ -1,7 +1,7 @@
 """From an optimized graph to a plan: choose kernels, share memory, give every operand an address.
 
-    order -> choose a kernel per node -> values inside others -> storage per value (views, in place, straight into
-    outputs) -> lifetimes -> arena offsets -> addresses
+order -> choose a kernel per node -> values inside others -> storage per value (views, in place, straight into
+outputs) -> lifetimes -> arena offsets -> addresses
 """
 
 from __future__ import annotations

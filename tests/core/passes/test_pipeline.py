@@ -246,3 +246,18 @@ def test_reports_say_what_changed() -> None:
     assert "Gelu: 1" in notes["recompose"]
     assert "LayerNormalization: 2" in notes["recompose"]
     assert all(report.seconds >= 0 and report.nodes_after <= 2 * report.nodes_before for report in reports)
+
+
+@pytest.mark.parametrize("weight_is_constant", [False, True])
+def test_tensors_of_unknown_rank_go_through(weight_is_constant: bool) -> None:
+    b = Builder(Graph("net"))
+    x = b.input("x", TensorType(DType.FLOAT32, None))
+    half = b.constant(np.float32(0.5))
+    right = weight(b, 3, 2) if weight_is_constant else b.input("y", TensorType(DType.FLOAT32, None))
+    b.graph.outputs = [b("MatMul", b("Mul", x, half), right, name="z")]
+    given = {"x": np.ones((2, 3), np.float32), "y": np.ones((3, 2), np.float32)}
+    given = {value.name: given[value.name] for value in b.graph.inputs}
+    expected = interpret(b.graph, given)
+    got = interpret(optimize(b.graph)[0], given)
+    for one, other in zip(expected.values(), got.values(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)

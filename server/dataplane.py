@@ -10,7 +10,7 @@ from server.access.authority import Authority
 from server.access.scopes import Scope
 from server.batching.entry import Entry, Outcome
 from server.batching.signature import Group
-from server.errors import BadRequest, Unavailable
+from server.errors import BadRequest, ServerError, Unavailable
 from server.scheduling.servable import Servable
 from server.types import InferRequest, InferResult, Tensors
 
@@ -91,9 +91,15 @@ class DataPlane:
 
     def submit(self, servable: Servable, entry: Entry, traceparent: str) -> None:
         """Queue a request of any transport; raises Overloaded or DeadlineExceeded at the door."""
-        if self.tracing is not None:
-            self.tracing.watch(entry, servable.ref, traceparent)
-        servable.submit(entry)
+        if self.tracing is None:
+            servable.submit(entry)
+            return
+        refused = self.tracing.watch(entry, servable.ref, traceparent)
+        try:
+            servable.submit(entry)
+        except ServerError as error:
+            refused(error)
+            raise
 
     async def execute(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -46,7 +46,9 @@ class Settings(BaseSettings):
         description="Without a file of keys, let everybody manage models even on an address that other machines reach.",
     )
     tls_cert: Path | None = Field(None, description="Certificate chain (PEM); with it HTTP and gRPC are TLS only.")
-    tls_key: Path | None = Field(None, description="The certificate's private key (PEM).")
+    tls_key: Path | None = Field(
+        None, description="The certificate's private key (PEM); without it the certificate's file holds it."
+    )
     tls_client_ca: Path | None = Field(
         None, description="Certificates (PEM) that signed the clients'; with it a client without one is refused."
     )
@@ -117,6 +119,12 @@ class Settings(BaseSettings):
     )
     child_memory: int = Field(8 * GIB, ge=64 * MIB, description="Memory one child process may take.")
     child_processes: int = Field(1, ge=1, description="Child processes at work at once.")
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Settings:
+        if self.tls_cert is None and (self.tls_key or self.tls_client_ca):
+            raise ValueError("tls_key and tls_client_ca: expected tls_cert with them, without it there is no TLS")
+        return self
 
     @property
     def cache_folder(self) -> Path:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TypeAlias
 
+from server.access.scopes import Scope
 from server.api.callhead import CallHead
 from server.api.codec import Codec, Head
 from server.api.compression import deflate, inflate
@@ -147,6 +148,10 @@ class InferService:
     def __init__(self, plane: DataPlane, settings: Settings) -> None:
         self.plane = plane
         self.settings = settings
+
+    def check(self, head: CallHead) -> None:
+        """Raise Unauthorized or Forbidden before a body is received for nothing."""
+        self.plane.authority.check(head.authorization, Scope.INFER, head.model)
 
     def call(self, head: CallHead, deliver: Deliver) -> InferCall:
         """Begin a call; hand it the whole body with :meth:`InferCall.start`."""

@@ -194,6 +194,12 @@ class LatheProtocol(HttpToolsProtocol):
             after = end + head.content_length
             call = self._open(head)
             if after > len(data):
+                try:
+                    self.hub.infer.check(head)
+                except ServerError as error:
+                    self.url, self.receiving = b"", call
+                    self.reject(error)
+                    return b""
                 self.deadline = self.hub.now + self.hub.settings.body_timeout
                 self.url = b""
                 self.receiving, self.missing = call, after - end
@@ -306,6 +312,7 @@ class LatheProtocol(HttpToolsProtocol):
         settings = self.hub.settings
         try:
             head = call_head(self.url, self.headers)
+            self.hub.infer.check(head)
             if head.content_length > settings.max_body:
                 raise TooLarge(f"body: expected at most {settings.max_body} bytes, got {head.content_length}")
         except ServerError as error:

@@ -27,6 +27,7 @@ from server.errors import DeadlineExceeded, Overloaded, ServerError
 from server.scheduling.pool import WorkerPool
 from server.telemetry.statistics import Statistics
 
+WAKING = 0.002  # seconds by which a timer may be late
 HEADROOM = 1.2  # on expected times: who would be answered only just in time is better told so at once
 
 log = logging.getLogger("lathe.batching")
@@ -69,6 +70,7 @@ class Batcher:
         most = self.model.max_batch if self.model.batchable else 1
         self._max_rows = min(policy.max_rows or most, most)
         self.queue.starvation = policy.starvation if policy.priority_levels else math.inf
+        self._hold_until(None)
         self._wake()
 
     # requests come in, and may leave early
@@ -191,12 +193,24 @@ class Batcher:
         waiting = self.queue.next(now)
         if not waiting or self.policy.is_enough(sum(entry.rows for entry in waiting), self._max_rows):
             return False
-        left = min(entry.since for entry in waiting) + self.policy.max_delay - now
+        left = min(self._latest_start(entry) for entry in waiting) - now
         if left <= 0:
             return False
-        if self._delayed is None:
-            self._delayed = self._loop.call_later(left, self._delay_passed)
+        self._hold_until(self._loop.time() + left)
         return True
+
+    def _latest_start(self, entry: Entry) -> float:
+        """When a request that waits for others is to run all the same (monotonic seconds)."""
+        ends = [entry.deadline] if entry.deadline is not None else []
+        if self.policy.latency_target is not None:
+            ends.append(entry.since + self.policy.latency_target)
+        needed = 2 * HEADROOM * self.cost.predict(entry.rows) + WAKING
+        return min([entry.since + self.policy.max_delay, *(end - needed for end in ends)])
+
+    def _hold_until(self, when: float | None) -> None:
+        if self._delayed is not None:
+            self._delayed.cancel()
+        self._delayed = self._loop.call_at(when, self._delay_passed) if when is not None else None
 
     def _delay_passed(self) -> None:
         self._delayed = None

@@ -32,7 +32,7 @@ class BatchPolicy:
 
     def is_enough(self, rows: int, limit: int) -> bool:
         """Whether so many waiting rows need not wait for more; ``limit`` is what fits into one batch."""
-        return rows >= min(self.preferred, default=limit)
+        return rows >= min(*self.preferred, limit) if self.preferred else rows >= limit
 
     def most(self, rows: int, limit: int) -> int:
         """Return how many of the waiting rows the next batch takes: the largest preferred size there is, else all."""

@@ -62,7 +62,7 @@ class Guard:
     def __init__(self, weight: float, tolerated: float = 0.005, compares: bool = False, most: int = 50_000) -> None:
         """``tolerated``: share of compared requests that may differ; ``most``: requests of the candidate after which
         the stable version stays if nothing is decided."""
-        ratio = max(1, min(round((1 - weight) / weight), 50)) if weight else 1
+        ratio = max(1, round(min((1 - weight) / weight, 50.0))) if weight else 1
         self.failing = TwoRates(HARM, ratio)
         self.not_finite = TwoRates(HARM, ratio)
         self.slow = {quantile: TwoRates(HARM_BULK if quantile == 0.90 else HARM, ratio) for quantile in SLACK}

@@ -15,10 +15,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from server.batching.entry import Entry, Outcome
+from server.batching.entry import Entry, Outcome, State
 from server.canary.guard import Guard, Observation, Verdict
 from server.canary.plan import CanaryPlan
-from server.errors import ServerError
+from server.errors import ServerError, Unavailable
 from server.scheduling.servable import Servable
 from server.types import Array, Tensors
 
@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 Decided: TypeAlias = Callable[[CanaryPlan, Verdict, str], None]
 Seen: TypeAlias = Callable[[Tensors, Outcome, float], None]  # what came in, what went out, seconds between
+SHADOWS = 16  # requests of the candidate, waiting or running, beyond which it gets no copies
 _GOLDEN = 0.6180339887498949  # steps of it fall evenly into [0, 1): each run of requests has its share of candidates
 
 
@@ -76,13 +77,21 @@ class Trial:
                 self.guard.compared(differ(expected, outcome, self.plan.rtol, self.plan.atol))
             self._judge()
 
-        with suppress(ServerError):  # its queue is full: what callers sent goes first
+        if self.candidate.in_flight > SHADOWS:
+            return  # what callers sent goes first
+        with suppress(ServerError):
             self.candidate.submit(Entry(inputs, self.candidate.signature.group_of(inputs), compare))
 
     def _judge(self) -> None:
-        if self.verdict is not Verdict.UNDECIDED:
+        """Decide once; a candidate that has passed and stays one may still fail later."""
+        stays = self.verdict is Verdict.PROMOTE and not self.plan.promote
+        if self.verdict is not Verdict.UNDECIDED and not stays:
             return
-        self.verdict, self.reason = self.guard.verdict()
+        before = self.verdict
+        verdict, reason = self.guard.verdict()
+        if verdict is before or (stays and verdict is not Verdict.ROLL_BACK):
+            return
+        self.verdict, self.reason = verdict, reason
         if self.verdict is not Verdict.UNDECIDED:
             log.warning("canary %s: %s: %s", self.candidate.ref, self.verdict.value, self.reason)
             self._decided(self.plan, self.verdict, self.reason)
@@ -109,6 +118,13 @@ class Arm(Servable):
         except ServerError as error:
             self._saw(inputs, error, monotonic() - start)
             raise
+
+    def cancel(self, entry: Entry) -> None:
+        """The caller gave up: to the trial that is an answer that failed, whichever version it was waiting for."""
+        inputs, waited, answered = entry.inputs, monotonic() - entry.since, entry.state is State.DONE
+        super().cancel(entry)
+        if not answered:
+            self._saw(inputs, Unavailable("the caller left before the answer"), waited)
 
 
 def observe(outcome: Outcome, seconds: float) -> Observation:

@@ -109,6 +109,8 @@ class LiveModel:
         plan, live = self.aliases.canary, self.answering().get(LIVE)
         if plan is None or live is None or live == plan.version or plan.version not in self.loaded:
             return None
+        if self.signature(live) != self.signature(plan.version):
+            return None  # an older version stands in for the live one
         stable, candidate = self.loaded[live], self.loaded[plan.version]
         trial = self.trial
         if trial is not None and (trial.plan, trial.stable, trial.candidate) == (plan, stable, candidate):

@@ -21,6 +21,7 @@ from server.repository.store import Change, Origin, Outcome, Store
 log = logging.getLogger(__name__)
 
 GUARD = Origin("guard")
+RETRY = 5.0  # seconds until a verdict that could not be written is written again
 
 
 class Trials:
@@ -60,6 +61,8 @@ class Trials:
         return await self._loader.to_the_end(self._end(model, plan, "cancelled", "", origin))
 
     async def _start(self, model: LiveModel, plan: CanaryPlan, origin: Origin) -> Outcome:
+        if (live := model.aliases.version(LIVE)) is not None:
+            await self._loader.ensure(model, live)  # else nothing is known of what it takes
         with model.pin(plan.version):
             candidate = await self._loader.ensure(model, plan.version)
             signature = Signature.of(candidate.model.inputs, candidate.model.outputs)
@@ -79,7 +82,9 @@ class Trials:
         if state.canary is not None:
             raise Conflict(f"version {state.canary.version} is on trial: end its trial first")
         stable = model.signature(live)
-        if stable is not None and stable != signature:
+        if stable is None:
+            raise Conflict(f"version {live}, which is live, is not in memory: load the model first")
+        if stable != signature:
             raise Conflict(
                 f"inputs or outputs of version {plan.version} differ from those of version {live}, which is live: "
                 f"{stable.describe()} became {signature.describe()}"
@@ -109,9 +114,12 @@ class Trials:
             self._loader.spawn(self._end_by_verdict(model, plan, action, reason))
 
     async def _end_by_verdict(self, model: LiveModel, plan: CanaryPlan, action: str, reason: str) -> None:
-        try:
-            await self._end(model, plan, action, reason, GUARD)
-        except Conflict as error:
-            log.info("%s: %s", model.name, error.message)  # another server, or somebody, was first
-        except ServerError as error:
-            log.error("%s: version %d could not be %s: %s", model.name, plan.version, action, error.message)
+        while model.aliases.canary == plan:
+            try:
+                await self._end(model, plan, action, reason, GUARD)
+            except Conflict as error:
+                log.info("%s: %s", model.name, error.message)  # another server, or somebody, was first
+                return
+            except ServerError as error:
+                log.error("%s: version %d could not be %s: %s", model.name, plan.version, action, error.message)
+                await asyncio.sleep(RETRY)

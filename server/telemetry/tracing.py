@@ -39,21 +39,27 @@ class Tracing:
         self._tracer = self._provider.get_tracer("lathe")
         self._propagator = TraceContextTextMapPropagator()
 
-    def watch(self, entry: Entry, ref: ModelRef, traceparent: str) -> None:
-        """Record a request that is about to be queued, if it is to be recorded."""
+    def watch(self, entry: Entry, ref: ModelRef, traceparent: str) -> Callable[[Outcome], None]:
+        """Record a request that is about to be queued, if it is to be recorded.
+
+        Returns what to call when it is refused and so never gets its outcome.
+        """
         context = self._propagator.extract({"traceparent": traceparent}) if traceparent else Context()
         began = time.time_ns()
         offset = began - time.monotonic_ns()
         span = self._tracer.start_span(f"infer {ref.name}", context, SpanKind.SERVER, _named(ref), start_time=began)
-        if not span.is_recording():
-            return
         tell = entry.done
+
+        def ended(outcome: Outcome) -> None:
+            self._end(span, entry, outcome, lambda seconds: int(seconds * 1e9) + offset)
 
         def done(outcome: Outcome) -> None:
             tell(outcome)
-            self._end(span, entry, outcome, lambda seconds: int(seconds * 1e9) + offset)
+            ended(outcome)
 
-        entry.done = done
+        if span.is_recording():
+            entry.done = done
+        return ended
 
     def close(self) -> None:
         """Send what is left; blocks."""

@@ -73,10 +73,10 @@ class GrpcEndpoint:
 
 def _credentials(settings: Settings) -> Any:
     """The certificate as gRPC wants it, None without one."""
-    if settings.tls_cert is None or settings.tls_key is None:
+    if settings.tls_cert is None:
         return None
     clients = settings.tls_client_ca.read_bytes() if settings.tls_client_ca else None
-    pair = (settings.tls_key.read_bytes(), settings.tls_cert.read_bytes())
+    pair = ((settings.tls_key or settings.tls_cert).read_bytes(), settings.tls_cert.read_bytes())
     return grpc.ssl_server_credentials([pair], clients, clients is not None)
 
 

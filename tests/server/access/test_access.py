@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -57,6 +59,13 @@ def guarded(keys: Path, everything: str, tmp_path_factory: pytest.TempPathFactor
 def call(running: Service, method: str, path: str, key: str | None = None, **options: Any) -> httpx.Response:
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     return httpx.request(method, running.url + path, headers=headers, **options)
+
+
+def _address(running: Service) -> tuple[str, int]:
+    parts = urlsplit(running.url)
+    assert parts.hostname
+    assert parts.port
+    return parts.hostname, parts.port
 
 
 def filled(template: str) -> str:
@@ -237,3 +246,28 @@ def test_no_scope_includes_another(tmp_path: Path) -> None:
         for scope in Scope:
             assert check(authority, scope, key) is (None if scope is own else Forbidden)
     assert {check(authority, scope, "lathe_x_y") for scope in Scope} == {Unauthorized}
+
+
+def test_without_a_key_no_body_is_received(guarded: Service) -> None:
+    """The head is refused; a body that is still to come would take room that callers with keys need."""
+    head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 10000000\r\n\r\n"
+    for _ in range(2):
+        with socket.create_connection(_address(guarded), timeout=10) as connection:
+            connection.sendall(head)
+            assert connection.recv(100).startswith(b"HTTP/1.1 401 ")
+
+
+def test_a_remembered_head_is_refused_before_its_body_once_its_key_is_revoked(guarded: Service, keys: Path) -> None:
+    key = fresh_key(guarded, keys, [Scope.INFER, Scope.READ])
+    body = b'{"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 1, 1, 1]}]}'
+    head = f"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(_address(guarded), timeout=10) as connection:
+        for _ in range(2):
+            connection.sendall(head.encode() + body)
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
+        before = read_keys(keys)
+        write_keys(keys, [other for other in before.keys.values() if before.find(key, NOW) != other])
+        until(lambda: call(guarded, "GET", "/v2/models/m/ready", key).status_code == 401)
+        connection.sendall(head.encode() + body[:10])
+        assert connection.recv(4096).startswith(b"HTTP/1.1 401 ")

@@ -9,9 +9,11 @@ import grpc
 import httpx
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from server.api.grpc.messages import INFERENCE, message_class
 from server.client import Client
+from server.settings import Settings
 from tests.server.data.fakes import doubler
 from tests.server.data.running import serving
 from tests.server.grpc.wire import grpc_serving
@@ -64,3 +66,18 @@ def test_grpc_over_tls() -> None:
         assert live_over_grpc(address, grpc.ssl_channel_credentials(authority, *pair))
         with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
             live_over_grpc(address, grpc.ssl_channel_credentials(authority))
+
+
+def test_one_file_may_hold_certificate_and_key(tmp_path: Path) -> None:
+    both = tmp_path / "server.pem"
+    both.write_bytes((FILES / "server.pem").read_bytes() + (FILES / "server.key").read_bytes())
+    authority = (FILES / "ca.pem").read_bytes()
+    with grpc_serving({"m": doubler()}, tls_cert=both) as (running, address):
+        assert httpx.get(f"https://127.0.0.1:{running.port}/v2", verify=trusting()).status_code == 200
+        assert live_over_grpc(address, grpc.ssl_channel_credentials(authority))
+
+
+@pytest.mark.parametrize("name", ["tls_key", "tls_client_ca"])
+def test_parts_of_tls_without_a_certificate_are_refused(name: str) -> None:
+    with pytest.raises(ValidationError, match="expected tls_cert with them"):
+        Settings(**{name: FILES / "ca.pem"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,12 +15,13 @@ import pytest
 
 from server.access.authority import Authority
 from server.canary.plan import CanaryPlan
-from server.canary.traffic import Trial
+from server.canary.traffic import SHADOWS, Trial
 from server.dataplane import DataPlane
-from server.errors import BadRequest, Conflict, NotFound, ServerError
-from server.repository.store import Origin
+from server.errors import BadRequest, Conflict, NotFound, ServerError, StorageFull
+from server.repository import trials
+from server.repository.store import Origin, Outcome
 from server.types import InferRequest, InferResult
-from tests.server.repository.world import World, run, toy, world
+from tests.server.repository.world import ToyModel, World, run, toy, world
 
 NOBODY = Origin("test")
 ROW = np.ones((1, 4), np.float32)
@@ -255,5 +257,69 @@ def test_what_callers_do_wrong_is_not_held_against_the_candidate(tmp_path: Path)
                 with pytest.raises(BadRequest):
                     await plane.infer(InferRequest("m", {"x": np.ones((1, 5), np.float32)}))
             assert trial(w).guard.failing.candidate.events == 0
+
+    run(scenario())
+
+
+def test_callers_that_give_up_count_against_the_candidate(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with tried(tmp_path, toy(1.0, delay=0.03), weight=0.2) as w:
+            for _ in range(400):
+                if w.model("m").aliases.canary is None:
+                    break
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(ask(w), 0.01)
+            assert (await last_change(w))[0] == "rolled_back"
+
+    run(scenario())
+
+
+def test_a_candidate_that_passed_and_stays_is_still_watched(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with tried(tmp_path, toy(1.0), weight=0.5, promote=False) as w:
+            while trial(w).verdict.value == "undecided":
+                await ask_many(w, 100)
+            model = w.registry.resolve("m", "2").model
+            assert isinstance(model, ToyModel)
+            model.fails_every = 1
+            await ask_until_decided(w, 2_000)
+            assert (await last_change(w))[0] == "rolled_back"
+
+    run(scenario())
+
+
+def test_a_verdict_that_cannot_be_written_is_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "RETRY", 0.02)
+
+    async def scenario() -> None:
+        async with tried(tmp_path, toy(float("nan")), weight=0.5) as w:
+            write, failures = w.store.try_out, [StorageFull("the disk is full")] * 3
+
+            def fail_first(*arguments: Any, **more: Any) -> Outcome:
+                if failures:
+                    raise failures.pop()
+                return write(*arguments, **more)
+
+            monkeypatch.setattr(w.store, "try_out", fail_first)
+            await ask_until_decided(w, 2_000)
+            assert not failures
+            assert (await last_change(w))[0] == "rolled_back"
+
+    run(scenario())
+
+
+def test_the_smallest_share_is_a_share(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with tried(tmp_path, toy(1.0), weight=1e-310) as w:
+            assert await ask_many(w, 50) == {1: 50}
+
+    run(scenario())
+
+
+def test_copies_do_not_queue_up_before_callers(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with tried(tmp_path, toy(1.0, delay=0.02), weight=0.0, shadow=1.0) as w:
+            await ask_many(w, 200)
+            assert w.registry.resolve("m", "2").in_flight <= SHADOWS + 1
 
     run(scenario())

@@ -189,3 +189,37 @@ def test_whom_the_target_cannot_be_kept_for_is_refused_at_the_door() -> None:
 
     bench = play(scene, model)
     assert bench.stats.failures["overloaded"] == 31
+
+
+def test_a_deadline_ends_the_delay() -> None:
+    model = doubler(max_batch=8)
+
+    async def scene(bench: Bench) -> None:
+        bench.batcher.cost.add(1, 0.01)
+        outcome = await asyncio.wait_for(bench.submit(rows(1), timeout=0.3)[1], LONG / 2)
+        assert isinstance(outcome, dict), outcome
+
+    play_with(BatchPolicy(max_delay=LONG), scene, model)
+    assert model.batches == [1]
+
+
+def test_a_shorter_delay_counts_at_once() -> None:
+    model = doubler(max_batch=8)
+
+    async def scene(bench: Bench) -> None:
+        waiting = submit(bench, 0)
+        await asyncio.sleep(0.01)
+        bench.batcher.configure(BatchPolicy(max_delay=0.02))
+        await asyncio.wait_for(waiting, LONG / 2)
+
+    play_with(BatchPolicy(max_delay=LONG), scene, model)
+
+
+def test_a_preferred_size_beyond_the_largest_batch_is_not_waited_for() -> None:
+    model = doubler(max_batch=4)
+
+    async def scene(bench: Bench) -> None:
+        await asyncio.wait_for(asyncio.gather(*(submit(bench, 0, start=i) for i in range(4))), LONG / 2)
+
+    play_with(BatchPolicy(preferred=(16,), max_delay=LONG), scene, model)
+    assert model.batches == [4]

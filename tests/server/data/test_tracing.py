@@ -64,6 +64,18 @@ def test_who_is_recorded(share: float, header: str | None, recorded: bool) -> No
     assert ("infer m" in spans(doubler(), share, header)) == recorded
 
 
+def test_a_request_refused_at_the_door_is_recorded() -> None:
+    exporter = InMemorySpanExporter()
+    with serving({"m": doubler()}, queue_items=1) as running:
+        tracing = running.engine.plane.tracing = Tracing("", 1.0, exporter)
+        running.registry.resolve("m").batcher.admission.items = 1
+        assert running.infer("m", BODY).status == 503
+        running.registry.resolve("m").batcher.admission.items = 0
+        tracing._provider.force_flush()
+        (span,) = exporter.get_finished_spans()
+    assert not span.status.is_ok
+
+
 def test_a_failure_is_marked() -> None:
     model = doubler()
     model.function = lambda tensors: {}[0]

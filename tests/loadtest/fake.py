@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 
@@ -42,6 +42,8 @@ async def serve_connection(handler: Handler, reader: asyncio.StreamReader, write
         pass  # the client is done
     finally:
         writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
 
 
 @asynccontextmanager
@@ -57,6 +59,7 @@ async def serving(handler: Handler) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
         server.close()
+        await asyncio.sleep(0.01)  # what was accepted just now gets its task
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -84,17 +84,14 @@ class Trial:
 
     def _judge(self) -> None:
         """Decide once; a candidate that has passed and stays one may still fail later."""
-        stays = self.verdict is Verdict.PROMOTE and not self.plan.promote
-        if self.verdict is not Verdict.UNDECIDED and not stays:
+        if self.verdict is Verdict.ROLL_BACK or (self.verdict is Verdict.PROMOTE and self.plan.promote):
             return
-        before = self.verdict
         verdict, reason = self.guard.verdict()
-        if verdict is before or (stays and verdict is not Verdict.ROLL_BACK):
+        if verdict in (self.verdict, Verdict.UNDECIDED):
             return
         self.verdict, self.reason = verdict, reason
-        if self.verdict is not Verdict.UNDECIDED:
-            log.warning("canary %s: %s: %s", self.candidate.ref, self.verdict.value, self.reason)
-            self._decided(self.plan, self.verdict, self.reason)
+        log.warning("canary %s: %s: %s", self.candidate.ref, verdict.value, reason)
+        self._decided(self.plan, verdict, reason)
 
 
 class Arm(Servable):

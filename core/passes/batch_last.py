@@ -1,4 +1,4 @@
-"""Images of a training step become batch-last: C, D1.., N, so that vectors go along the rows of the batch.
+"""Images of a model that learns become batch-last: C, D1.., N, so that vectors go along the rows of the batch.
 
 Where weights are computed, as they are while a model learns, that layout needs no packing: a weight multiplies whole
 vectors of rows, whatever the number of channels. The pass begins at convolutions with computed weights and carries the
@@ -28,7 +28,7 @@ class BatchLast:
 
     def run(self, graph: Graph) -> PassResult:
         editor = Editor(graph)
-        if any(node.op == "ConvWeightGradient" for node in graph.nodes):
+        if graph.states:  # weights that stand still have packed kernels
             walk = _Walk(editor)
             for node in editor.nodes():
                 walk.convert(node)

@@ -44,27 +44,28 @@ class Limits:
 class Children:
     """Runs ``core.children`` (or another module, in tests), a bounded number at a time."""
 
-    def __init__(self, limits: Limits, module: Sequence[str] = _MODULE) -> None:
+    def __init__(self, limits: Limits, module: Sequence[str] = _MODULE, subject: str = "model") -> None:
         self._limits = limits
         self._module = tuple(module)
+        self._subject = subject  # what the children work on, for those who read why it was refused
         self._free = asyncio.Semaphore(limits.processes)
         self._waiting = 0
 
-    async def run(self, task: str, *arguments: str | Path) -> None:
-        """Run one task to its end.
+    async def run(self, task: str, *arguments: str | Path) -> bytes:
+        """Run one task to its end; returns the end of what it wrote to standard output.
 
         Raises Unprocessable for a bad model, TooLarge beyond a limit, StorageFull, Overloaded when too many wait.
         """
         if self._waiting >= self._limits.waiting:
-            raise Overloaded(f"{self._waiting} models are waiting to be compiled", retry_after=10.0)
+            raise Overloaded(f"{self._waiting} {self._subject}s are waiting for a process", retry_after=10.0)
         self._waiting += 1
         try:
             async with self._free:
-                await self._run(task, [os.fspath(argument) for argument in arguments])
+                return await self._run(task, [os.fspath(argument) for argument in arguments])
         finally:
             self._waiting -= 1
 
-    async def _run(self, task: str, arguments: list[str]) -> None:
+    async def _run(self, task: str, arguments: list[str]) -> bytes:
         process = await start(limited(self._limits.memory, [*self._module, task, *arguments]))
         answer = asyncio.gather(read_tail(process.stdout), read_tail(process.stderr), process.wait())
         try:
@@ -73,7 +74,8 @@ class Children:
             kill(process)
             output, complaint, _ = await answer
         if process.returncode:
-            raise _error(task, process.returncode, output, complaint, arguments)
+            raise self._error(task, process.returncode, output, complaint, arguments)
+        return output
 
     async def _watch(self, process: Process, answer: asyncio.Future[Any], task: str) -> None:
         """Wait for the end; raises TooLarge as soon as a limit is passed."""
@@ -82,23 +84,22 @@ class Children:
             taken = usage(process.pid)
             seconds = max(taken.seconds, (time.monotonic() - started) / limits.patience)
             if seconds > limits.seconds:
-                raise TooLarge(f"{task}: the model takes longer than {limits.seconds:g} s")
+                raise TooLarge(f"{task}: the {self._subject} takes longer than {limits.seconds:g} s")
             if taken.memory > limits.memory:
-                raise TooLarge(f"{task}: the model takes more than {limits.memory >> 20} MiB of memory")
+                raise TooLarge(f"{task}: the {self._subject} takes more than {limits.memory >> 20} MiB of memory")
             await asyncio.wait([answer], timeout=_LOOK)
 
-
-def _error(task: str, code: int, output: bytes, complaint: bytes, arguments: list[str]) -> ServerError:
-    if code == _REFUSED and (reason := refusal(output, arguments)):
-        return Unprocessable(reason)
-    if code == OUT_OF_MEMORY:
-        return TooLarge(f"{task}: the model takes more memory than one may")
-    if code == OUT_OF_SPACE:
-        return StorageFull(f"{task}: the storage for compiled models is full")
-    log.error("child %s ended with %d: %s", task, code, complaint.decode(errors="replace"))
-    if code < 0:
-        return Unprocessable(f"{task}: the model ended its process by {signal.Signals(-code).name}")
-    return Internal(f"{task}: failed on this model; the server's log says more")
+    def _error(self, task: str, code: int, output: bytes, complaint: bytes, arguments: list[str]) -> ServerError:
+        if code == _REFUSED and (reason := refusal(output, arguments)):
+            return Unprocessable(reason)
+        if code == OUT_OF_MEMORY:
+            return TooLarge(f"{task}: the {self._subject} takes more memory than one may")
+        if code == OUT_OF_SPACE:
+            return StorageFull(f"{task}: the storage for what is made of it is full")
+        log.error("child %s ended with %d: %s", task, code, complaint.decode(errors="replace"))
+        if code < 0:
+            return Unprocessable(f"{task}: the {self._subject} ended its process by {signal.Signals(-code).name}")
+        return Internal(f"{task}: failed on this {self._subject}; the server's log says more")
 
 
 def refusal(output: bytes, arguments: Sequence[str]) -> str | None:

@@ -29,6 +29,9 @@ class Settings(BaseSettings):
     cache_dir: Path | None = Field(
         None, description="Folder for compiled artifacts; without it `.cache` inside the model repository."
     )
+    state_dir: Path | None = Field(
+        None, description="Folder for datasets and jobs; without it `.lathe` inside the model repository."
+    )
 
     # access
     keys_file: Path | None = Field(
@@ -130,3 +133,8 @@ class Settings(BaseSettings):
     def cache_folder(self) -> Path:
         """Where compiled artifacts are kept."""
         return self.cache_dir if self.cache_dir is not None else self.model_repo / ".cache"
+
+    @property
+    def state_folder(self) -> Path:
+        """Where datasets and jobs are kept."""
+        return self.state_dir if self.state_dir is not None else self.model_repo / ".lathe"

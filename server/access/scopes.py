@@ -13,6 +13,7 @@ class Scope(StrEnum):
     READ = "read"  # what there is, how it is doing
     WRITE = "write"  # bring and remove versions, load and unload
     PROMOTE = "promote"  # change what is live
+    TRAIN = "train"  # bring and remove datasets, run jobs
     ADMIN = "admin"  # change how the server works
 
 

@@ -74,6 +74,10 @@ class Staging:
     def seal(self, manifest: Manifest) -> None:
         """Add the manifest and make everything durable."""
         self.create(MANIFEST).write(manifest.dump())
+        self.settle()
+
+    def settle(self) -> None:
+        """Make everything durable; no file can be written any more."""
         for file in self._files.values():
             file.sync()
             file.close()

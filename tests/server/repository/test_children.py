@@ -101,7 +101,7 @@ def test_only_so_many_run_at_once_and_only_so_many_wait(tmp_path: Path) -> None:
             asyncio.create_task(children.run("parse", tmp_path / "model.onnx", tmp_path / str(n))) for n in range(2)
         ]
         await until(lambda: len(children_of(tmp_path)) == 1)
-        with pytest.raises(Overloaded, match="2 models are waiting"):
+        with pytest.raises(Overloaded, match="2 models are waiting for a process"):
             await children.run("parse", tmp_path / "model.onnx", tmp_path / "third")
         assert len(children_of(tmp_path)) == 1
         for task in tasks:

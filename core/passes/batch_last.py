@@ -19,7 +19,6 @@ from core.passes.gemm import exchanged, is_plain_product
 from core.passes.permutation import Perm
 
 _IMAGES = frozenset({"Conv", "ConvTranspose", "ConvWeightGradient"})
-_FEWEST_ROWS = 8  # of the batch: below, vectors along it would be mostly empty
 
 
 @dataclass(frozen=True)
@@ -93,12 +92,10 @@ def _rows_of_images(value: Value) -> Node | None:
 
 
 def _suits(editor: Editor, node: Node, x: Value) -> bool:
-    """Whether a convolution of images [N, C, H, W] has computed weights and rows enough."""
-    shape = shape_of(x)
-    if shape is None or len(shape) != 4 or node.attrs.get("group", 1) != 1 or not x.tensor.is_static:
-        return False
-    rows = shape[0]
-    return isinstance(rows, int) and rows >= _FEWEST_ROWS and editor.array(node.inputs[1]) is None
+    """Whether this is a convolution of images [N, C, H, W] of known size, with computed weights."""
+    shape, first = shape_of(x), node.attrs.get("layout", "NCHW") == "NCHW"
+    known = shape is not None and len(shape) == 4 and x.tensor.is_static
+    return first and known and editor.array(node.inputs[1]) is None
 
 
 Converter = Callable[[_Walk, Node], None]
@@ -120,7 +117,7 @@ def _convolution(walk: _Walk, node: Node) -> None:
     pads = conv_pads(registry.Infer(registry.get("Conv"), node, {}))
     if x is None or pads is None:
         return
-    attrs = {name: attr for name, attr in node.attrs.items() if name in ("strides", "dilations")}
+    attrs = {name: attr for name, attr in node.attrs.items() if name in ("strides", "dilations", "group")}
     attrs["pads"] = (*(before for before, _ in pads), *(after for _, after in pads))
     images = walk.last(x, node)
     walk.replace(node, walk.editor.emit(node, "FusedConv", images, *node.inputs[1:], attrs={**attrs, "layout": "CHWN"}))

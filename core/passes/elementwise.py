@@ -14,7 +14,10 @@ from core.passes.base import PassResult, is_elementwise, shape_of
 from core.passes.bodies import FUSED, Body
 from core.passes.edit import Editor
 
-_DTYPES = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64, DType.INT8, DType.UINT8, DType.BOOL})
+_DTYPES = frozenset(
+    {DType.FLOAT32, DType.FLOAT64, DType.BOOL}
+    | {DType.INT32, DType.INT64, DType.INT8, DType.UINT8, DType.UINT32}
+)
 
 
 @dataclass(eq=False)

@@ -77,7 +77,7 @@ def pool(request: Request) -> KernelCall | None:
         return None
     last = attribute(node, "layout") != "NCHW"  # batch-last, rows of the batch take the place of the channels
     spatial, results = (v.shape[1:-1] if last else v.shape[2:] for v in (x, node.output))
-    windows = _windows(node, spatial, results)
+    windows = windows_of(node, spatial, results)
     if windows is None:
         return None
     batch, channels = (x.shape[0], x.shape[-1]) if last else (x.shape[0] * x.shape[1], 1)
@@ -92,7 +92,8 @@ def pool(request: Request) -> KernelCall | None:
     return KernelCall(spec, (In(0), Out()), strided=strided, flops=flops, bytes=traffic(node))
 
 
-def _windows(node: Node, spatial: Sequence[Dim], results: Sequence[Dim]) -> tuple[Window, ...] | None:
+def windows_of(node: Node, spatial: Sequence[Dim], results: Sequence[Dim]) -> tuple[Window, ...] | None:
+    """The windows of a pooling along its axes; None where sizes are not known."""
     kernel = integers(node, "kernel_shape")
     sizes = [size for size in (*spatial, *results) if isinstance(size, int)]
     if kernel is None or len(sizes) != 2 * len(kernel):

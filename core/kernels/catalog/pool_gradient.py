@@ -1,4 +1,4 @@
-"""The gradient of MaxPool where windows do not overlap, the common case: every place gets one number or zero."""
+"""The gradient of MaxPool: where windows do not overlap every place gets one number or zero, else they add up."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from math import prod
 from typing import ClassVar
 
 from core.ir.types import Dim, DType
-from core.kernels.catalog.attributes import attribute, integers
+from core.kernels.catalog.attributes import attribute
 from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Request, covers
 from core.kernels.catalog.nest import has_plannable_types, traffic
+from core.kernels.catalog.pool import Window, windows_of
 
 F32 = DType.FLOAT32
 
@@ -35,28 +36,42 @@ class PoolGradientSpec(KernelSpec):
         return f"maxpool gradient({self.kernel[0]}x{self.kernel[1]}, {self.channels} channels)"
 
 
+@dataclass(frozen=True)
+class PoolSumSpec(KernelSpec):
+    """The same for windows of any kind: a task is an image, whose windows add what they give one after the other."""
+
+    family: ClassVar[str] = "pool_sum"
+    batch: Dim
+    windows: tuple[Window, Window]
+    channels: int
+
+    @property
+    def summary(self) -> str:
+        kernel = "x".join(str(window.kernel) for window in self.windows)
+        return f"maxpool gradient({kernel}, overlapping, {self.channels} channels)"
+
+
 @covers("MaxPoolGradient")
 def pool_gradient(request: Request) -> KernelCall | None:
-    """None for channels-first images, and for windows that overlap, leave gaps or reach beyond the image."""
+    """None for channels-first images, other than two axes, and other element types."""
     node = request.node
     x, dy = node.inputs
-    layout, kernel = attribute(node, "layout"), integers(node, "kernel_shape") or ()
     if x is None or dy is None or not has_plannable_types(node) or x.dtype is not F32 or len(x.shape) != 4:
         return None
-    batch, height, width, channels = x.shape
-    known = [extent for extent in (height, width, channels, *dy.shape[1:3]) if isinstance(extent, int)]
-    if layout == "NCHW" or len(known) < 5 or not _tiles(request, kernel):
+    windows = windows_of(node, x.shape[1:-1], dy.shape[1:-1])
+    batch, _, _, channels = x.shape
+    if attribute(node, "layout") == "NCHW" or windows is None or not isinstance(channels, int):
         return None
-    size, count = (known[0], known[1]), (known[3], known[4])
-    if any(n * k > extent for n, k, extent in zip(count, kernel, size, strict=True)):
-        return None
-    spec = PoolGradientSpec(batch, size, count, (kernel[0], kernel[1]), known[2])
+    lines, columns = windows
+    kernel = (lines.kernel, columns.kernel)
+    spec: KernelSpec = PoolSumSpec(batch, (lines, columns), channels)
+    if all(map(_stands_alone, windows)):
+        sizes, counts = (lines.size, columns.size), (lines.count, columns.count)
+        spec = PoolGradientSpec(batch, sizes, counts, kernel, channels)
     return KernelCall(spec, (In(0), In(1), Out()), flops=dy.tensor.size * (2 * prod(kernel)), bytes=traffic(node))
 
 
-def _tiles(request: Request, kernel: tuple[int, ...]) -> bool:
-    """Whether windows stand side by side."""
-    node = request.node
-    strides, dilations = (integers(node, name) or (1, 1) for name in ("strides", "dilations"))
-    padded = any(integers(node, "pads") or ()) or attribute(node, "auto_pad") not in (None, "", "NOTSET", "VALID")
-    return strides == kernel and dilations == (1, 1) and not padded
+def _stands_alone(window: Window) -> bool:
+    """Whether windows stand side by side, all inside the image."""
+    apart = window.stride == window.kernel and window.dilation == 1 and window.before == 0
+    return apart and window.count * window.kernel <= window.size

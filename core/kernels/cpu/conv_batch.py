@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from core.codegen.lang import Kernel, Val
+from core.codegen.registers import Pointer
 from core.ir.types import DType
 from core.kernels.catalog.conv_batch import BatchConvSpec
 from core.kernels.catalog.pool import Window
@@ -27,52 +29,57 @@ class _BatchConv:
         count = len(spec.extra_steps)
         self.x, self.w, *self.extras, self.y = (k.operand(i, F32) for i in range(3 + count))
         full, rest = divmod(spec.outputs, spec.together)
-        with k.parallel(full + bool(rest), spec.windows[0].count) as (block, line):
+        blocks = full + bool(rest)
+        with k.parallel(spec.groups, blocks, spec.windows[0].count) as (group, block, line):
             if full:
                 with k.when(block < full):
-                    self._line(block * spec.together, spec.together, line)
+                    self._line(group, block * spec.together, spec.together, line)
             if rest:
                 with k.when(block.equals(full)):
-                    self._line(k.index(full * spec.together), rest, line)
+                    self._line(group, k.index(full * spec.together), rest, line)
 
-    def _line(self, first: Val, outputs: int, line: Val) -> None:
-        """One line of the result, for some output channels."""
+    def _line(self, group: Val, first: Val, outputs: int, line: Val) -> None:
+        """One line of the result, for some output channels of a group, counted from its first."""
         k, spec = self.kernel, self.spec
-        with k.loop(0, spec.windows[1].count) as column:
-            places = [(line, *reached(k, spec.windows[0], line)), (column, *reached(k, spec.windows[1], column))]
+        lines, columns = spec.windows
+        x = self.x.at(group * (spec.channels * lines.size * columns.size * spec.rows))
+        weights = spec.outputs * spec.channels * lines.kernel * columns.kernel
+        w = self.w.at(group * weights + first * spec.steps[0] + spec.origin)
+        with k.loop(0, columns.count) as column:
+            across = [taps(k, w, s, at) for w, s, at in zip(spec.windows, spec.spreads, (line, column), strict=True)]
+            pixel = (line * columns.count + column) * spec.rows
             for start in range(0, spec.rows, spec.vectors * spec.lanes):
-                self._tile(first, outputs, places, start)
+                self._tile((x.at(start), w), group * spec.outputs + first, outputs, across, pixel + start, start)
 
-    def _tile(self, first: Val, outputs: int, places: Sequence[tuple[Val, Val, Val]], start: int) -> None:
-        """Rows from `start` on of one pixel. `places`: its line and column, and what part of the window meets the image
-        along each axis."""
+    def _tile(
+        self, operands: tuple[Pointer, Pointer], first: Val, outputs: int, taps: Sequence[Taps], pixel: Val, start: int
+    ) -> None:
+        """Rows from `start` on of one pixel. `taps`: what part of the window meets the image along each axis."""
         k, spec = self.kernel, self.spec
         vectors, mask = _vectors(k, spec.rows - start, spec.vectors, spec.lanes)
-        (line, top, bottom), (column, left, right) = places
-        lines, columns = spec.windows
-        zeros = [k.zeros(F32, spec.lanes)] * (outputs * vectors)
-        weights = self.w.at(first * spec.steps[0] + spec.origin)
+        lines, columns = taps
+        size, width = spec.windows[0].size, spec.windows[1].size
+        (x, w), zeros = operands, [k.zeros(F32, spec.lanes)] * (outputs * vectors)
         with k.fold(0, spec.channels, zeros) as planes:
-            with k.fold(top, bottom, planes.values) as taps:
-                at = planes.index * lines.size + (line * lines.stride - lines.before + taps.index * lines.dilation)
-                source = self.x.at((at * columns.size + (column * columns.stride - columns.before)) * spec.rows + start)
-                own = weights.at(planes.index * spec.steps[1] + taps.index * spec.steps[2])
-                with k.fold(left, right, taps.values) as across:
-                    values = list(across.values)
-                    place = source.at(across.index * (columns.dilation * spec.rows))
-                    factor = own.at(across.index * spec.steps[3])
-                    x = [
-                        place.load(v * spec.lanes, spec.lanes, mask if v == vectors - 1 else None)
-                        for v in range(vectors)
-                    ]
-                    for m in range(outputs):
-                        weight = factor.load(m * spec.steps[0]).splat(spec.lanes)
-                        for v in range(vectors):
-                            values[m * vectors + v] = k.ops.fma(weight, x[v], values[m * vectors + v])
-                    across.values = values
-                taps.values = across.values
-            planes.values = taps.values
-        self._store(planes.values, first, outputs, (line * columns.count + column) * spec.rows + start, mask)
+            with k.fold(lines.first, lines.last, planes.values) as down:
+                at = planes.index * size + (lines.source + down.index * lines.step)
+                source = x.at((at * width + columns.source) * spec.rows)
+                own = w.at(planes.index * spec.steps[1] + lines.tap(down.index) * spec.steps[2])
+                with k.fold(columns.first, columns.last, down.values) as across:
+                    place = source.at(across.index * (columns.step * spec.rows))
+                    factor = own.at(columns.tap(across.index) * spec.steps[3])
+                    across.values = self._products(place, factor, across.values, outputs, mask)
+                down.values = across.values
+            planes.values = down.values
+        self._store(planes.values, first, outputs, pixel, mask)
+
+    def _products(self, x: Pointer, w: Pointer, sums: Sequence[Val], outputs: int, mask: Val | None) -> list[Val]:
+        """One place of the window: every output's weight times the vectors of rows there."""
+        k, lanes, vectors = self.kernel, self.spec.lanes, len(sums) // outputs
+        seen = [x.load(v * lanes, lanes, mask if v == vectors - 1 else None) for v in range(vectors)]
+        weights = [w.load(m * self.spec.steps[0]).splat(lanes) for m in range(outputs)]
+        pairs = [(weight, value) for weight in weights for value in seen]
+        return [k.ops.fma(*pair, total) for pair, total in zip(pairs, sums, strict=True)]
 
     def _store(self, sums: Sequence[Val], first: Val, outputs: int, pixel: Val, mask: Val | None) -> None:
         spec, vectors = self.spec, len(sums) // outputs
@@ -90,6 +97,37 @@ class _BatchConv:
         pairs = zip(self.extras, spec.extra_steps, strict=True)
         extras = [extra.load(output * step).splat(spec.lanes) for extra, step in pairs]
         return k.ops.splat(scalar_body(k.ops, spec.epilogue, [value, *extras])[0], spec.lanes)
+
+
+@dataclass(frozen=True)
+class Taps:
+    """The places t from `first` to `last` of a window that meet the image: each meets pixel `source + t*step` there, and
+    is the place `origin + t*spread` of the weights."""
+
+    first: Val
+    last: Val
+    source: Val
+    step: int
+    origin: Val | int = 0
+    spread: int = 1
+
+    def tap(self, t: Val) -> Val:
+        return t if self.spread == 1 else t * self.spread + self.origin
+
+
+def taps(k: Kernel, window: Window, spread: int, at: Val) -> Taps:
+    """What of a window meets an image, whose pixels stand `spread` apart, where it stands at result `at`."""
+    step = window.dilation
+    if spread == 1:
+        return Taps(*reached(k, window, at), at * window.stride - window.before, step)
+    # places k of the window with at - before + k * step = spread * pixel: every `spread`th one from `origin` on
+    ahead = spread * (abs(window.before) + window.count)  # makes what is divided positive
+    origin = (window.before + ahead - at) % spread * pow(step, -1, spread) % spread
+    source = (at + origin * step + (ahead - window.before)) // spread - ahead // spread
+    first = k.ops.max(k.index(step - 1) - source, 0) // step
+    last = k.ops.max(k.index(window.size + step - 1) - source, 0) // step
+    own = (k.index(window.kernel + spread - 1) - origin) // spread
+    return Taps(first, k.ops.min(last, own), source, step, origin, spread)
 
 
 def reached(k: Kernel, window: Window, at: Val) -> tuple[Val, Val]:

@@ -25,60 +25,71 @@ class _BatchWeight:
         self.spec = spec
         self.kernel = k = Kernel(spec, target)
         self.x, self.dy, self.dw = (k.operand(i, F32) for i in range(3))
+        length = spec.windows[1].kernel
+        parts = [range(at, min(at + spec.across, length)) for at in range(0, length, spec.across)]
         full, rest = divmod(spec.outputs, spec.together)
-        with k.parallel(full + bool(rest), spec.channels, spec.windows[0].kernel) as (block, channel, tap):
-            if full:
-                with k.when(block < full):
-                    self._line(block * spec.together, spec.together, channel, tap)
-            if rest:
-                with k.when(block.equals(full)):
-                    self._line(k.index(full * spec.together), rest, channel, tap)
+        tasks = (spec.groups, full + bool(rest), len(parts), spec.channels, spec.windows[0].kernel)
+        with k.parallel(*tasks) as (group, block, part, channel, tap):
+            for number, places in enumerate(parts):
+                if full:
+                    with k.when((block < full) & part.equals(number)):
+                        self._line(group, block * spec.together, spec.together, places, channel, tap)
+                if rest:
+                    with k.when(block.equals(full) & part.equals(number)):
+                        self._line(group, k.index(full * spec.together), rest, places, channel, tap)
 
-    def _line(self, first: Val, outputs: int, channel: Val, tap: Val) -> None:
-        """One line of the window: `outputs` x its places sums."""
+    def _line(self, group: Val, first: Val, outputs: int, places: range, channel: Val, tap: Val) -> None:
+        """Some places of one line of the window: `outputs` x `places` sums. `first` and `channel` are a group's own."""
         k, spec = self.kernel, self.spec
         lines, columns = spec.windows
         shift = tap * lines.dilation - lines.before
         begin = k.ops.max(k.index(lines.stride - 1) - shift, 0) // lines.stride
         end = k.ops.min(k.ops.max(k.index(lines.size + lines.stride - 1) - shift, 0) // lines.stride, lines.count)
-        zeros = [k.zeros(F32, spec.lanes)] * (outputs * columns.kernel)
+        zeros = [k.zeros(F32, spec.lanes)] * (outputs * len(places))
+        above, output = group * spec.channels + channel, group * spec.outputs + first
         with k.fold(begin, end, zeros) as fold:
-            image = channel * lines.size + (fold.index * lines.stride + shift)
+            image = above * lines.size + (fold.index * lines.stride + shift)
             x = self.x.at(image * (columns.size * spec.rows))
             width = columns.count * spec.rows
-            dy = [self.dy.at(((first + m) * lines.count + fold.index) * width) for m in range(outputs)]
-            fold.values = self._columns(x, dy, fold.values)
+            dy = [self.dy.at(((output + m) * lines.count + fold.index) * width) for m in range(outputs)]
+            fold.values = self._columns(x, dy, places, fold.values)
         taps = lines.kernel * columns.kernel
         for m in range(outputs):
-            target = self.dw.at(((first + m) * spec.channels + channel) * taps + tap * columns.kernel)
-            for place in range(columns.kernel):
-                target.store(k.ops.sum(fold.values[m * columns.kernel + place]), place)
+            target = self.dw.at(((output + m) * spec.channels + channel) * taps + tap * columns.kernel)
+            for place in places:
+                target.store(k.ops.sum(fold.values[m * len(places) + place - places.start]), place)
 
-    def _columns(self, x: Pointer, dy: Sequence[Pointer], sums: Sequence[Val]) -> list[Val]:
+    def _columns(self, x: Pointer, dy: Sequence[Pointer], places: range, sums: Sequence[Val]) -> list[Val]:
         """All pixels of a line: those whose window lies in the image in a loop, the others one by one."""
         k, columns = self.kernel, self.spec.windows[1]
         first, last = columns.inside
         values = list(sums)
         for column in (*range(first), *range(last, columns.count)):
-            values = self._pixel(x, dy, column, self._inside(column), values)
+            values = self._pixel(x, dy, column, places, self._inside(column, places), values)
         with k.fold(first, last, values) as fold:
-            fold.values = self._pixel(x, dy, fold.index, range(columns.kernel), fold.values)
+            fold.values = self._pixel(x, dy, fold.index, places, places, fold.values)
         return fold.values
 
-    def _inside(self, column: int) -> Sequence[int]:
-        """The places of the window that meet the image."""
+    def _inside(self, column: int, places: range) -> Sequence[int]:
+        """Those of some places of the window that meet the image."""
         columns = self.spec.windows[1]
         corner = column * columns.stride - columns.before
-        return [p for p in range(columns.kernel) if 0 <= corner + p * columns.dilation < columns.size]
+        return [p for p in places if 0 <= corner + p * columns.dilation < columns.size]
 
     def _pixel(
-        self, x: Pointer, dy: Sequence[Pointer], column: Index, places: Sequence[int], sums: Sequence[Val]
+        self,
+        x: Pointer,
+        dy: Sequence[Pointer],
+        column: Index,
+        places: range,
+        inside: Sequence[int],
+        sums: Sequence[Val],
     ) -> list[Val]:
-        """All rows of one pixel."""
+        """All rows of one pixel, for those of the places that are `inside` the image."""
         k, spec = self.kernel, self.spec
         columns = spec.windows[1]
         corner = x.at((k.index(column) * columns.stride - columns.before) * spec.rows)
-        sources = [corner.at(place * columns.dilation * spec.rows) for place in places]
+        sources = [corner.at(place * columns.dilation * spec.rows) for place in inside]
         seeds = [each.at(k.index(column) * spec.rows) for each in dy]
 
         def step(at: Index, mask: Val | None, *values: Val) -> list[Val]:
@@ -86,8 +97,8 @@ class _BatchWeight:
             seen = [source.load(at, spec.lanes, mask) for source in sources]
             for m, seed in enumerate(seeds):
                 value = seed.load(at, spec.lanes, mask)
-                for place, image in zip(places, seen, strict=True):
-                    index = m * columns.kernel + place
+                for place, image in zip(inside, seen, strict=True):
+                    index = m * len(places) + place - places.start
                     current[index] = k.ops.fma(value, image, current[index])
             return current
 

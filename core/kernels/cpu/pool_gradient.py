@@ -8,6 +8,7 @@ from core.codegen.lang import Kernel, Val
 from core.codegen.registers import Pointer
 from core.ir.types import DType
 from core.kernels.catalog.pool_gradient import PoolGradientSpec
+from core.kernels.cpu.pool_sum import clear
 from core.kernels.target import Target
 
 F32 = DType.FLOAT32
@@ -19,7 +20,7 @@ def generate(spec: PoolGradientSpec, target: Target) -> Kernel:
     (height, width), (lines, columns), kernel = spec.size, spec.count, spec.kernel
     with k.parallel(k.dim(spec.batch), 1 if not spec.covered else lines) as (image, first):
         if not spec.covered:
-            _clear(k, dx.at(image * (height * width * spec.channels)), height * width * spec.channels)
+            clear(k, dx.at(image * (height * width * spec.channels)), height * width * spec.channels)
         with k.loop(first, lines if not spec.covered else first + 1) as line, k.loop(0, columns) as column:
             corner = (image * height + line * kernel[0]) * width + column * kernel[1]
             places = [a * width + b for a in range(kernel[0]) for b in range(kernel[1])]
@@ -42,10 +43,3 @@ def _window(k: Kernel, spec: PoolGradientSpec, x: Pointer, seed: Pointer, dx: Po
             left = k.ops.select(hit, zero, left)
 
     k.strip(spec.channels, rows)
-
-
-def _clear(k: Kernel, dx: Pointer, size: int) -> None:
-    def zeros(at: Val, mask: Val | None) -> None:
-        dx.store(k.zeros(F32, k.lanes), at, mask)
-
-    k.strip(size, zeros)

@@ -66,9 +66,47 @@ def test_weight_gradient(target: Target, window: dict[str, Any], dims: tuple[int
 
 
 @each_target
-@pytest.mark.parametrize("window", [*WINDOWS[:3], {"dilations": (2, 2)}], ids=str)
+@pytest.mark.parametrize("window", [*WINDOWS, {"strides": (3, 2), "output_padding": (2, 1)}], ids=str)
 def test_image_gradient(target: Target, window: dict[str, Any]) -> None:
-    run("ConvTranspose", (7, 6, 7, 41), (7, 3, 3, 2), target=target, **window)
+    run("ConvTranspose", (7, 6, 7, 41), (7, 3, 3, 2), (3,), target=target, **window)
+
+
+@each_target
+@pytest.mark.parametrize(("group", "inputs", "outputs"), [(2, 4, 6), (5, 5, 5), (3, 3, 9)])
+def test_groups(target: Target, group: int, inputs: int, outputs: int) -> None:
+    """Also depthwise, where every channel is a group."""
+    attrs: dict[str, Any] = {"target": target, "group": group, "strides": (2, 1), "pads": (1, 1, 1, 1), "threads": 2}
+    images, results = (inputs, 7, 6, 19), (outputs, 4, 6, 19)
+    run("FusedConv", images, (outputs, inputs // group, 3, 3), (outputs,), **attrs)
+    run("ConvTranspose", results, (outputs, inputs // group, 3, 3), **attrs)
+    run("ConvWeightGradient", images, results, kernel_shape=(3, 3), **attrs)
+
+
+@each_target
+def test_long_windows(target: Target) -> None:
+    """Of more places in a line than there are registers for."""
+    shapes = ((2, 5, 20, 8), (3, 5, 14, 8))
+    run("ConvWeightGradient", *shapes, target=target, kernel_shape=(1, 11), pads=(0, 3, 0, 1))
+
+
+@each_target
+@pytest.mark.parametrize(
+    "window",
+    [
+        {"kernel_shape": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1)},
+        {"kernel_shape": (2, 3), "strides": (1, 2)},
+        {"kernel_shape": (2, 2), "strides": (3, 2), "dilations": (2, 3), "pads": (0, 1, 1, 2)},
+        {"kernel_shape": (3, 2), "strides": (2, 2), "auto_pad": "SAME_LOWER"},
+    ],
+    ids=str,
+)
+def test_gradient_of_pooling_with_overlaps(target: Target, window: dict[str, Any]) -> None:
+    """Rounded numbers: in many windows several places are the greatest."""
+    graph = single_node("MaxPool", tensor(3, 9, 8, 21), layout="CHWN", **window)
+    shape = graph.outputs[0].tensor.evaluate({})
+    node = NodeKernel("MaxPoolGradient", tensor(3, 9, 8, 21), tensor(*shape), target=target, layout="CHWN", **window)
+    rounded = np.round(floats(3, 9, 8, 21) * 2).astype(np.float32)
+    node.check(rounded, floats(*shape), threads=2, atol=1e-5)
 
 
 @each_target
@@ -98,11 +136,9 @@ def test_epilogue(target: Target) -> None:
 @pytest.mark.parametrize(
     ("op", "shapes", "attrs"),
     [
-        ("FusedConv", ((2, 5, 6, 20), (8, 1, 3, 3)), {"group": 2}),
         ("FusedConv", ((2, 5, 6, 20), (7, 2, 3, 3), (7,), (20,)), {}),
-        ("ConvTranspose", ((2, 5, 6, 20), (2, 7, 3, 3)), {"strides": (2, 2)}),
-        ("ConvWeightGradient", ((2, 5, 20, 8), (3, 5, 12, 8)), {"kernel_shape": (1, 9)}),
-        ("MaxPoolGradient", ((2, 5, 6, 8), (2, 4, 5, 8)), {"kernel_shape": (2, 2), "strides": (1, 1)}),
+        ("ConvTranspose", ((2, 5, 6, 20), (2, 7, 3, 3)), {"strides": (2, 2), "dilations": (2, 1)}),
+        ("MaxPoolGradient", ((2, 5, 8), (2, 4, 8)), {"kernel_shape": (2,), "strides": (1,)}),
     ],
 )
 def test_what_is_left_to_the_reference(op: str, shapes: Any, attrs: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ def learning(rows: int) -> Graph:
     return bound
 
 
-@pytest.mark.parametrize("rows", [8, 13])
+@pytest.mark.parametrize("rows", [1, 13])
 def test_the_same_answers(rows: int) -> None:
     before = learning(rows)
     after = before.clone()
@@ -46,7 +46,3 @@ def test_transposes_stay_at_the_borders() -> None:
     assert len(moved) <= 2, [str(node.output) for node in moved]
     layouts = {node.attrs["layout"] for node in optimized.nodes if "layout" in node.attrs}
     assert layouts == {"CHWN"}
-
-
-def test_few_rows_stay_as_they_are() -> None:
-    assert BatchLast().run(learning(1)).changed == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -10,18 +10,20 @@ import numpy as np
 
 from core.autodiff import derivatives
 from core.errors import ModelError
-from core.ir.graph import Array, Graph, Node, State, Value
+from core.ir.graph import Array, Graph, State, Value
 from core.ir.types import DType, TensorType
 from core.ops import registry
 from core.ops.backward import Rewrite
 from core.ops.inference import infer_graph
 from core.ops.terms import Term, Writer
+from core.train import noise
 from core.train.losses import Loss
 from core.train.optimizers import Optimizer
 
 Trainable: TypeAlias = Callable[[str, Array], bool]
 
 TARGET, LOSS = "target", "loss"
+KEY = "random.key"  # uint32, rank 0: what is drawn in a run is a function of it
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,14 @@ NO_CLIP = Clip()
 @dataclass(frozen=True)
 class Recipe:
     """What a training step does besides running the model. `accumulate`: how many runs make one update. `average`: how
-    much of a parameter's running average stays at each update; None: there is none."""
+    much of a parameter's running average stays at each update; None: there is none. `seed`: of what is drawn."""
 
     loss: Loss
     optimizer: Optimizer
     clip: Clip = NO_CLIP
     accumulate: int = 1
     average: float | None = None
+    seed: int = 0
 
 
 def is_weight(name: str, array: Array) -> bool:
@@ -52,11 +55,19 @@ def is_weight(name: str, array: Array) -> bool:
     return array.ndim > 0 and DType.from_numpy(array.dtype).is_float
 
 
-def joint_graph(model: Graph, recipe: Recipe, trainable: Trainable, updates: bool, keep_outputs: bool) -> Graph:
+def joint_graph(
+    model: Graph,
+    recipe: Recipe,
+    trainable: Trainable,
+    updates: bool,
+    keep_outputs: bool,
+    held: Container[str] = (),
+) -> Graph:
     """The step for a model of one output or more, of which the first one goes into the loss.
 
-    Its inputs are the model's, `target`, and the optimizer's scalars as `optimizer.<name>`; its outputs the `loss`, and
-    with `keep_outputs` the model's. Without `updates` gradients are only added up.
+    Its inputs are the model's, `target`, the optimizer's scalars as `optimizer.<name>`, and `random.key` where numbers
+    are drawn; its outputs the `loss`, and with `keep_outputs` the model's. Without `updates` gradients are only added
+    up. Constants named in `held` become state that this step leaves as it is.
     """
     graph = model.clone()
     infer_graph(graph)
@@ -67,12 +78,44 @@ def joint_graph(model: Graph, recipe: Recipe, trainable: Trainable, updates: boo
     loss = recipe.loss(output, target)
     parameters = _parameters(graph, trainable)
     found = derivatives(writer, [loss.value], parameters)
-    graph.outputs = [loss.op("Identity").value, *(graph.outputs if keep_outputs else ())]
-    graph.outputs[0].name = writer.fresh(LOSS)
+    graph.outputs = [_named(loss, LOSS), *(_outputs(writer, model) if keep_outputs else ())]
     step = _Step(writer, recipe)
     step.write([(p, g) for p, g in zip(parameters, found, strict=True) if g is not None], updates)
+    hold(graph, held)
     graph.remove_dead()
     return graph
+
+
+def evaluation_graph(model: Graph, loss: Loss, held: Container[str]) -> Graph:
+    """The model as it answers, its constants named in `held` as state: outputs are the `loss` and the model's."""
+    graph = model.clone()
+    infer_graph(graph)
+    _define(graph, {"BatchNormalization": _defined})
+    writer = Writer(graph, infer_graph(graph))
+    output = Term(writer, graph.outputs[0])
+    target = writer.input(TARGET, loss.target(output.value.tensor))
+    graph.outputs = [_named(loss(output, target), LOSS), *_outputs(writer, model)]
+    hold(graph, held)
+    graph.remove_dead()
+    return graph
+
+
+def _outputs(writer: Writer, model: Graph) -> list[Value]:
+    """The graph's outputs under the model's names, which what was defined anew has lost."""
+    pairs = zip(writer.graph.outputs, model.outputs, strict=True)
+    return [now if now.name == before.name else _named(writer.term(now), before.name) for now, before in pairs]
+
+
+def _named(term: Term, name: str) -> Value:
+    value = term.op("Identity").value
+    value.name = term.writer.fresh(name)
+    return value
+
+
+def hold(graph: Graph, names: Container[str]) -> None:
+    """Constants of these names become state that stays as it is until somebody else writes to it."""
+    for value in [value for value in graph.constants if value.name in names]:
+        graph.states.append(State(value, value, graph.constants.pop(value)))
 
 
 def _parameters(graph: Graph, trainable: Trainable) -> list[Value]:
@@ -82,38 +125,58 @@ def _parameters(graph: Graph, trainable: Trainable) -> list[Value]:
     return found
 
 
+Definer: TypeAlias = Callable[[Rewrite], Sequence[Term]]  # gives what stands for the first outputs of a node
+
+
 def _train_mode(graph: Graph) -> None:
     """Batch normalization by the batch's own statistics, their running means becoming state; dropout drops."""
+    _define(graph, {"BatchNormalization": _normalized_by_batch, "Dropout": _Drop()})
+
+
+def _define(graph: Graph, definers: Mapping[str, Definer]) -> None:
+    """Replace operators by what computes them: its parts are compiled, and go along with what surrounds them."""
     writer, replaced = Writer(graph), dict[Value, Value]()
     nodes, graph.nodes = graph.nodes, []
     for node in nodes:
-        if node.op == "BatchNormalization":
-            replaced[node.output] = _normalized_by_batch(writer, node)
-            continue
-        graph.nodes.append(node)
-        if node.op == "Dropout":
-            _drop(writer, node)
+        if node.op in definers:
+            terms = definers[node.op](Rewrite(registry.get(node.op), node, writer))
+            replaced.update(zip(node.outputs, (term.value for term in terms), strict=False))
+        else:
+            graph.nodes.append(node)
     graph.replace_uses(replaced)
 
 
-def _drop(writer: Writer, node: Node) -> None:
-    node.attrs["training_mode"] = (True,)
-    node.inputs = node.inputs[:2]
-    if len(node.outputs) == 1:
-        shape = node.output.tensor.shape
-        node.outputs.append(Value(writer.fresh(f"{node.name}.mask"), TensorType(DType.BOOL, shape), node))
+def _defined(g: Rewrite) -> Sequence[Term]:
+    return g.op.definition(g)
 
 
-def _normalized_by_batch(writer: Writer, node: Node) -> Value:
-    """The definition in the node's place: its parts are compiled, and go along with what surrounds them."""
-    node.attrs["training_mode"] = 1
-    op = registry.get(node.op)
-    result, *following = op.definition(Rewrite(op, node, writer))
-    for value, update in zip(node.inputs[3:], following, strict=True):
-        if value is None or value not in writer.graph.constants:
-            raise ModelError("has running statistics that are no constants", where=registry.describe(node))
-        writer.graph.states.append(State(value, update.value, writer.graph.constants.pop(value)))
-    return result.value
+def _normalized_by_batch(g: Rewrite) -> Sequence[Term]:
+    g.node.attrs["training_mode"] = 1
+    result, *following = g.op.definition(g)
+    graph = g.writer.graph
+    for value, update in zip(g.node.inputs[3:], following, strict=True):
+        if value is None or value not in graph.constants:
+            g.fail("has running statistics that are no constants")
+        graph.states.append(State(value, update.value, graph.constants.pop(value)))
+    return [result]
+
+
+@dataclass
+class _Drop:
+    """Dropout by the key of the run, the node's seed (its place among its like, if it has none), and the element."""
+
+    count: int = 0
+    key: Term | None = None
+
+    def __call__(self, g: Rewrite) -> Sequence[Term]:
+        self.count += 1
+        (ratio,) = (g.param("ratio") if g.has_param("ratio") else (0.5,)) or (None,)
+        if ratio is None or not 0 <= ratio < 1:
+            g.fail(f"ratio is {ratio}, expected a constant of at least 0 and below 1")
+        self.key = self.key or g.writer.input(KEY, TensorType(DType.UINT32, ()))
+        x, seed = g.x(), g.attr("seed")
+        kept = noise.kept(g.writer, self.key, self.count if seed is None else int(seed), x.shape, ratio)
+        return [kept.where(x * (1 / (1 - ratio)), 0), kept]
 
 
 class _Step:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from core.compiler import executable
 from core.errors import FeedError, LatheError
-from core.ir.graph import Array, Graph
+from core.ir.graph import Array, Graph, State
 from core.ir.types import TensorType
 from core.options import Options
 from core.reference import bind_symbols
@@ -21,7 +21,8 @@ from core.runtime.explain import explain_plan
 from core.runtime.machine import peaks
 from core.runtime.session import BatchInfo
 from core.runtime.shapes import Binding
-from core.train.joint import NO_CLIP, Clip, Recipe, Trainable, is_weight, joint_graph
+from core.train.feeds import checked, describe
+from core.train.joint import KEY, NO_CLIP, Clip, Recipe, Trainable, is_weight, joint_graph
 from core.train.losses import Loss
 from core.train.optimizers import Optimizer
 from core.train.schedules import Schedule
@@ -40,6 +41,8 @@ def step(
     average: float | None = None,
     trainable: Trainable = is_weight,
     keep_outputs: bool = False,
+    seed: int = 0,
+    shares: Sequence[TrainStep] = (),
     threads: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> TrainStep:
@@ -47,13 +50,16 @@ def step(
 
     The first output of the model goes into the loss, whose other operand is the input `target`. `schedule` gives the
     learning rate of each update, counted from 0; without it that is the optimizer's own. `accumulate` runs make one
-    update; `average` (0.999, say) keeps running averages of the parameters. ModelError for a model without parameters,
-    UnsupportedError for one that cannot be differentiated.
+    update; `average` (0.999, say) keeps running averages of the parameters. What dropout draws is a function of `seed`
+    and the number of the run. Weights named as parameters of the steps it `shares` with live in the arrays of those:
+    each step sees what the others have learned, and what is not trainable here stays as they leave it.
+
+    ModelError for a model without parameters, UnsupportedError for one that cannot be differentiated.
     """
-    recipe = Recipe(loss, optimizer, clip, accumulate, average)
+    recipe = Recipe(loss, optimizer, clip, accumulate, average, seed)
     threads = threads or available_cpus()
     options = Options(threads=threads, cache_dir=os.fspath(cache_dir) if cache_dir is not None else None)
-    return TrainStep(model, recipe, schedule or (lambda _: optimizer.rate), trainable, keep_outputs, options)
+    return TrainStep(model, recipe, schedule or (lambda _: optimizer.rate), trainable, keep_outputs, options, shares)
 
 
 class TrainStep:
@@ -71,17 +77,19 @@ class TrainStep:
         trainable: Trainable,
         keep_outputs: bool,
         options: Options,
+        shares: Sequence[TrainStep] = (),
     ) -> None:
         self.model = model
         self.recipe = recipe
         self.schedule = schedule
         self.runs = 0
-        self._options = options
-        last = joint_graph(model, recipe, trainable, updates=True, keep_outputs=keep_outputs)
+        self.options = options
+        shared = {name: array for other in shares for name, array in other.live_parameters.items()}
+        last = joint_graph(model, recipe, trainable, True, keep_outputs, shared)
         self._graphs = {True: last}
         if recipe.accumulate > 1:
-            self._graphs[False] = joint_graph(model, recipe, trainable, updates=False, keep_outputs=keep_outputs)
-        self._states = {state.value.name: np.array(state.initial, order="C") for state in last.states}
+            self._graphs[False] = joint_graph(model, recipe, trainable, False, keep_outputs, shared)
+        self._states = {state.value.name: _home(state, shared) for state in last.states}
         self._executables: dict[tuple[bool, Binding], Executable] = {}
 
     @property
@@ -92,12 +100,19 @@ class TrainStep:
     def inputs(self) -> dict[str, TensorType]:
         """Types of what `run` expects, by name."""
         given = self._graphs[True].inputs
-        return {value.name: value.tensor for value in given if not value.name.startswith("optimizer.")}
+        hidden = {KEY, *(value.name for value in given if value.name.startswith("optimizer."))}
+        return {value.name: value.tensor for value in given if value.name not in hidden}
 
     @property
     def parameters(self) -> dict[str, Array]:
         """Copies of the parameters as they are now, and of the running statistics, by name."""
-        return {name: self._states[name].copy() for name in self._states if name in self._names()}
+        return {name: array.copy() for name, array in self.live_parameters.items()}
+
+    @property
+    def live_parameters(self) -> dict[str, Array]:
+        """The very arrays that runs work on, by name."""
+        names = {value.name for value in self.model.constants}
+        return {name: array for name, array in self._states.items() if name in names}
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """One batch: the loss (and the model's outputs, if kept) from before the update, by name.
@@ -122,61 +137,57 @@ class TrainStep:
         for name, array in self._states.items():
             given = state.get(name)
             if given is None or given.shape != array.shape or given.dtype != array.dtype:
-                raise LatheError(f"state '{name}': expected {_text(array)}, got {_text(given)}")
+                raise LatheError(f"state '{name}': expected {describe(array)}, got {describe(given)}")
         for name, array in self._states.items():
             array[...] = state[name]
         self.runs = runs
 
     def graph(self, averaged: bool = False) -> Graph:
         """The model with the parameters it has now, or with their running averages."""
-        trained = self.model.clone()
+        trained, weights = self.model.clone(), self.weights(averaged)
         for value in trained.constants:
-            name = f"{value.name}.average" if averaged and f"{value.name}.average" in self._states else value.name
-            if name in self._states:
-                array = self._states[name].copy()
+            if value.name in weights:
+                array = weights[value.name].copy()
                 array.setflags(write=False)
                 trained.constants[value] = array
         return trained
+
+    def weights(self, averaged: bool = False) -> dict[str, Array]:
+        """What stands for each of the model's weights, as the very array that runs work on: the parameter, or its
+        running average where there is one."""
+        return {
+            name: self._states.get(f"{name}.average", array) if averaged else array
+            for name, array in self.live_parameters.items()
+        }
 
     def explain(self) -> str:
         """Which kernel runs each node, for every batch size so far."""
         return "\n".join(line for ready in self._executables.values() for line in explain_plan(ready.plan, 1, peaks()))
 
-    def _names(self) -> set[str]:
-        return {value.name for value in self.model.constants}
-
     def _arrays(self, graph: Graph, feeds: Mapping[str, Any]) -> list[NDArray[Any]]:
         rate = self.schedule(self.updates)
         scalars = self.recipe.optimizer.scalars(self.updates + 1, rate)
         numbers = {f"optimizer.{name}": np.array(number, np.float32) for name, number in scalars.items()}
+        numbers[KEY] = np.random.SeedSequence((self.recipe.seed, self.runs)).generate_state(1)[0]
         unknown = feeds.keys() - self.inputs.keys()
         if unknown:
             raise FeedError(f"unknown input '{min(unknown)}'; a step takes {', '.join(self.inputs)}")
-        return [_checked(value.name, value.tensor, {**feeds, **numbers}) for value in graph.inputs]
+        return [checked(value.name, value.tensor, {**feeds, **numbers}) for value in graph.inputs]
 
     def _executable(self, moves: bool, binding: Binding) -> Executable:
         if (moves, binding) not in self._executables:
-            ready = executable(self._graphs[moves], self._options, _TRAINING, binding)
+            ready = executable(self._graphs[moves], self.options, _TRAINING, binding)
             for name in (state.value.name for state in self._graphs[moves].states):
                 ready.adopt_state(name, self._states[name])
             self._executables[moves, binding] = ready
         return self._executables[moves, binding]
 
 
-def _text(array: Array | None) -> str:
-    return "nothing" if array is None else f"{array.dtype}[{','.join(map(str, array.shape))}]"
-
-
-def _checked(name: str, type_: TensorType, feeds: Mapping[str, Any]) -> NDArray[Any]:
-    """A feed as a contiguous array of the declared type; its symbols are checked together later."""
-    if name not in feeds:
-        raise FeedError(f"input '{name}' is missing; expected {type_}")
-    array = np.asarray(feeds[name])
-    if array.dtype != type_.dtype.numpy:
-        raise FeedError(f"input '{name}' has dtype {array.dtype}, expected {type_.dtype}")
-    fits = array.ndim == type_.rank and all(
-        not isinstance(dim, int) or dim == size for dim, size in zip(type_.dims, array.shape, strict=True)
-    )
-    if not fits:
-        raise FeedError(f"input '{name}' has shape {list(array.shape)}, expected {type_}")
-    return np.ascontiguousarray(array)
+def _home(state: State, shared: Mapping[str, Array]) -> Array:
+    """Where a state lives: in the array that another step has of it, or in one of its own."""
+    name, array = state.value.name, np.array(state.initial, order="C")
+    if name not in shared:
+        return array
+    if describe(shared[name]) != describe(array):
+        raise LatheError(f"shared parameter '{name}': expected {describe(array)}, got {describe(shared[name])}")
+    return shared[name]

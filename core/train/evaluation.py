@@ -1,0 +1,47 @@
+"""`Evaluation`: a model answers while it learns. It reads the weights where the training step keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from core.compiler import executable
+from core.options import Options
+from core.reference import bind_symbols
+from core.runtime.executable import Executable
+from core.runtime.session import BatchInfo
+from core.runtime.shapes import Binding
+from core.train.feeds import checked
+from core.train.joint import evaluation_graph
+from core.train.step import TrainStep
+
+_EVALUATION = BatchInfo(False, "the loss is a mean over all rows of a batch")
+
+
+class Evaluation:
+    """The model of a training step as it answers: batch normalization by its running statistics, nothing dropped.
+
+    Nothing is copied and nothing compiled again when the weights move. With `averaged` it is the model of the running
+    averages, where the step keeps any.
+    """
+
+    def __init__(self, learner: TrainStep, averaged: bool = False) -> None:
+        self._options: Options = learner.options
+        self._weights = learner.weights(averaged)
+        self._graph = evaluation_graph(learner.model, learner.recipe.loss, self._weights)
+        self._executables: dict[Binding, Executable] = {}
+
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """The `loss` of a batch, and the model's outputs, by name. FeedError for arrays that do not fit."""
+        arrays = [checked(value.name, value.tensor, feeds) for value in self._graph.inputs]
+        symbols = bind_symbols(self._graph.inputs, dict(zip(self._graph.inputs, arrays, strict=True)))
+        results = self._executable(tuple(sorted(symbols.items()))).run(1, arrays)
+        return {value.name: array for value, array in zip(self._graph.outputs, results, strict=True)}
+
+    def _executable(self, binding: Binding) -> Executable:
+        if binding not in self._executables:
+            ready = executable(self._graph, self._options, _EVALUATION, binding)
+            for state in self._graph.states:
+                ready.adopt_state(state.value.name, self._weights[state.value.name])
+            self._executables[binding] = ready
+        return self._executables[binding]

@@ -1,0 +1,83 @@
+"""Dropout's bits: even, independent of each other, and a function of the key alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.ir.graph import Graph
+from core.ir.types import DType, TensorType, symbol
+from core.ops.terms import Writer
+from core.reference import interpret
+from core.train import losses, noise, optimizers, step
+
+
+def drawn(key: int, salt: int, shape: tuple[Any, ...], **sizes: int) -> Any:
+    """uint32 of `shape`, whose symbols are those of an input."""
+    graph = Graph("bits")
+    writer = Writer(graph)
+    like = writer.input("like", TensorType(DType.FLOAT32, shape))
+    found = noise.bits(writer, writer.input("key", TensorType(DType.UINT32, ())), salt, like.shape)
+    graph.outputs = [found.value]
+    like_array = np.zeros([sizes.get(str(dim), dim) for dim in shape], np.float32)
+    return interpret(graph, {"like": like_array, "key": np.array(key, np.uint32)})[found.value.name]
+
+
+def test_bits_are_even_and_uncorrelated() -> None:
+    bits = drawn(7, 1, (64, 5, 31))
+    each = (bits.reshape(-1, 1) >> np.arange(32, dtype=np.uint32)) & 1
+    assert abs(each.mean(0) - 0.5).max() < 0.02  # 9,920 draws: four standard deviations
+    assert len(np.unique(bits)) > bits.size - 5
+    other = [drawn(8, 1, (64, 5, 31)), drawn(7, 2, (64, 5, 31)), np.roll(bits, 1, 0), np.roll(bits, 1, 2)]
+    for another in other:
+        assert abs(np.corrcoef(bits.ravel(), another.ravel())[0, 1]) < 0.04
+
+
+def test_a_symbolic_axis_is_counted_like_a_static_one() -> None:
+    static, symbolic = drawn(3, 1, (symbol("n"), 6), n=9), drawn(3, 1, (symbol("n"), symbol("m")), n=9, m=6)
+    assert static.shape == symbolic.shape == (9, 6)
+    np.testing.assert_array_equal(static, symbolic)
+    np.testing.assert_array_equal(static[:4], drawn(3, 1, (symbol("n"), 6), n=4))
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.1, 0.5, 0.9])
+def test_dropout_drops_its_share_in_native_code(ratio: float) -> None:
+    outputs = [dropping(ratio, seed=5).run(feeds())["y"] for _ in range(2)]
+    np.testing.assert_array_equal(*outputs)
+    assert abs((outputs[0] == 0).mean() - ratio) < 0.02
+    np.testing.assert_allclose(outputs[0][outputs[0] != 0], 1 / (1 - ratio), 1e-6)
+
+
+def test_every_run_seed_and_node_draws_its_own() -> None:
+    learner = dropping(0.5, seed=0)
+    first, second = (learner.run(feeds())["y"] == 0 for _ in range(2))
+    other = dropping(0.5, seed=1).run(feeds())["y"] == 0
+    again = dropping(0.5, seed=0)
+    again.load_state(learner.state(), runs=1)
+    np.testing.assert_array_equal(second, again.run(feeds())["y"] == 0)
+    for one, two in ((first, second), (first, other)):
+        assert 0.45 < (one == two).mean() < 0.55
+    twice = dropping(0.5, seed=0, times=2).run(feeds())["y"]
+    assert abs((twice != 0).mean() - 0.25) < 0.02
+    assert "FALLBACK" not in learner.explain()
+
+
+def feeds() -> dict[str, Any]:
+    return {"x": np.ones((64, 80), np.float32), "target": np.zeros((64, 80), np.float32)}
+
+
+def dropping(ratio: float, seed: int, times: int = 1) -> Any:
+    """A step that gives x after dropout, and does not learn."""
+    graph = Graph("dropout")
+    writer = Writer(graph)
+    y = writer.input("x", TensorType(DType.FLOAT32, (symbol("n"), 80))) * writer.array(
+        np.ones(80, np.float32), name="w"
+    )
+    for _ in range(times):
+        y = y.op("Dropout", writer.array(np.float32(ratio)))
+    y.value.name = "y"
+    graph.outputs = [y.value]
+    loss, optimizer = losses.MeanSquaredError(), optimizers.SGD(0.0)
+    return step(graph, loss, optimizer, keep_outputs=True, seed=seed, threads=1)

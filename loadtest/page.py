@@ -5,40 +5,19 @@ from __future__ import annotations
 import math
 from html import escape
 
+from core.charts import Axis, Line, bars, curves, document, figure, table
 from loadtest.scenario import Report
 from loadtest.stats import Phase
-from loadtest.svg import Axis, Line, bars, curves
-
-STYLE = """
-:root { color-scheme: light dark; --ink: #1f2937; --soft: #6b7280; --grid: #e5e7eb; --paper: #fff; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e5e7eb; --soft: #9ca3af; --grid: #374151; --paper: #111827; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 2rem auto;
-  max-width: 1360px; padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.05rem; margin: 0 0 .5rem; }
-table { border-collapse: collapse; margin: 1rem 0 2rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .8rem; text-align: right; border-bottom: 1px solid var(--grid); }
-th:first-child, td:first-child { text-align: left; }
-.held { color: #059669; } .broken { color: #dc2626; font-weight: 600; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(520px, 1fr)); gap: 2rem; }
-figure { margin: 0; } svg { width: 100%; } svg text { font-size: 12px; fill: var(--soft); }
-.grid { stroke: var(--grid); }
-ul { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; color: var(--soft); }
-.key { width: .7rem; margin-right: .4rem; }
-"""
 
 TAIL = ((0.0, "0"), (1.0, "90"), (2.0, "99"), (3.0, "99.9"), (4.0, "99.99"), (5.0, "99.999"))  # nines -> percentile
 
 
 def page(report: Report) -> str:
     """The whole document."""
-    title = escape(f"Load test: {report.scenario}")
-    options = ", ".join(f"{escape(str(k))} {escape(str(v))}" for k, v in report.options.items() if v is not None)
-    plots = "\n".join(f"<figure><h2>{escape(name)}</h2>{drawing}</figure>" for name, drawing in drawings(report))
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
-        f"</head><body>\n<h1>{title}</h1>\n<p>{options}</p>\n{verdicts(report)}\n{phase_table(report.phases)}\n"
-        f'<div class="plots">\n{plots}\n</div>\n</body></html>\n'
-    )
+    options = ", ".join(f"{k} {v}" for k, v in report.options.items() if v is not None)
+    plots = "\n".join(figure(name, drawing) for name, drawing in drawings(report))
+    tables = f"<p>{escape(options)}</p>\n{verdicts(report)}\n{phase_table(report.phases)}"
+    return document(f"Load test: {report.scenario}", f'{tables}\n<div class="plots">\n{plots}\n</div>')
 
 
 def verdicts(report: Report) -> str:
@@ -52,8 +31,7 @@ def verdicts(report: Report) -> str:
 
 def phase_table(phases: list[Phase]) -> str:
     head = ("phase", "due/s", "done/s", "p50 ms", "p90 ms", "p99 ms", "p99.9 ms", "refused", "failed")
-    rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells(phase)) + "</tr>" for phase in phases)
-    return f"<table><tr>{''.join(f'<th>{name}</th>' for name in head)}</tr>{rows}</table>"
+    return table(head, map(cells, phases))
 
 
 def cells(phase: Phase) -> list[str]:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from core.charts import Bar, lengths
 from loadtest import engine, footprint, zoo
 from loadtest.engine import OURS, Row
-from loadtest.svg import Bar, lengths
 
 PAGE = footprint.PROJECT / "docs" / "performance.md"
 LAYERS_OF, LAYERS_BATCH = "resnet", 8

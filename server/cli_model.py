@@ -78,9 +78,12 @@ def inspect(
     model: ModelFile,
     explain: Annotated[bool, typer.Option("--explain", help="Say what runs each node, and where memory goes.")] = False,
     batch: Annotated[int, typer.Option(help="Rows to count the work of.", min=1)] = 1,
+    picture: Annotated[Path | None, typer.Option(help="Also draw the graph of an ONNX file, as SVG.")] = None,
 ) -> None:
     """Say what a model takes, gives, and is made of."""
     with model_errors():
+        if picture is not None:
+            _draw(model, picture)
         if model.suffix == COMPILED:
             _inspect_compiled(model)
         else:
@@ -89,6 +92,15 @@ def inspect(
             with ready(model, None, 32) as session:
                 session.run(random_feeds(session, batch))  # a model compiled per shape has nothing to say before
                 console.print(session.explain(batch), soft_wrap=True)
+
+
+def _draw(model: Path, picture: Path) -> None:
+    import core
+    from core.picture import draw
+
+    if model.suffix == COMPILED:
+        raise fail(f"{model}: a compiled model has no graph to draw; expected an ONNX file")
+    picture.write_text(draw(core.load(model, external_data=True)))
 
 
 def profile(

@@ -11,8 +11,9 @@ CORE = Path(__file__).resolve().parents[2] / "core"
 
 # In the order data flows; modules on one line may import each other.
 LAYERS = [
-    ["core.errors"],
+    ["core.errors", "core.charts"],
     ["core.ir"],
+    ["core.picture"],
     ["core.ops"],
     ["core.frontends", "core.passes", "core.autodiff", "core.reference"],
     ["core.kernels.target", "core.kernels.catalog"],
@@ -24,6 +25,7 @@ LAYERS = [
     ["core.tune"],
     ["core.compiler"],
     ["core.custom"],
+    ["core.nn"],
     ["core.train"],
     ["core.children", "core.onnx_backend"],
 ]

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from core.charts import Axis, nice_step
 from loadtest.output import save, show
 from loadtest.page import page
 from loadtest.scenario import Report
 from loadtest.stats import Log, summarise
-from loadtest.svg import Axis, nice_step
 from loadtest.wrk import as_phase, lua_headers, parse_wrk
 
 

@@ -7,10 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from core.charts import Bar, lengths
 from loadtest import report_docs
 from loadtest.__main__ import main
 from loadtest.engine import Row
-from loadtest.svg import Bar, lengths
 
 ROWS = [
     Row("lenet", 1, 1, {"lathe": 1.0, "onnxruntime": 4.0}, {"lathe": 0.0, "onnxruntime": 0.0}, 4.0),

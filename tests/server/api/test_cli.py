@@ -81,8 +81,9 @@ def is_ready(url: str) -> bool:
         return False
 
 
-def test_inspect_says_what_a_model_is() -> None:
-    output = lathe("inspect", GOOD, "--explain")
+def test_inspect_says_what_a_model_is(tmp_path: Path) -> None:
+    output = lathe("inspect", GOOD, "--explain", "--picture", str(tmp_path / "graph.svg"))
+    assert "Conv" in (tmp_path / "graph.svg").read_text()
     assert "image" in output
     assert "float32[batch,1,8,8]" in output
     assert "batching: yes" in output

@@ -1,15 +1,32 @@
-"""Line and bar charts as SVG text. Just enough for the report: no scripts, no libraries."""
+"""Charts as SVG text, and the page they stand on: for reports that one opens anywhere, without scripts or libraries."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 640, 300
 LEFT, RIGHT, TOP, BOTTOM = 62, 28, 14, 40
 COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1f2937; --soft: #6b7280; --grid: #e5e7eb; --paper: #fff; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e5e7eb; --soft: #9ca3af; --grid: #374151; --paper: #111827; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 2rem auto;
+  max-width: 1360px; padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.05rem; margin: 0 0 .5rem; }
+table { border-collapse: collapse; margin: 1rem 0 2rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .8rem; text-align: right; border-bottom: 1px solid var(--grid); }
+th:first-child, td:first-child { text-align: left; }
+.held { color: #059669; } .broken { color: #dc2626; font-weight: 600; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(520px, 1fr)); gap: 2rem; }
+figure { margin: 0; } svg { width: 100%; } svg text { font-size: 12px; fill: var(--soft); }
+.grid { stroke: var(--grid); }
+ul { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; color: var(--soft); }
+.key { width: .7rem; margin-right: .4rem; }
+"""
 
 Points = Sequence[tuple[float, float]]
 Line = tuple[str, Points]  # name, points
@@ -130,6 +147,50 @@ def bars(values: dict[str, float], x_label: str, y_label: str) -> str:
         size = f'width="{right - left:.1f}" height="{HEIGHT - BOTTOM - top:.1f}"'
         parts.append(f'<rect x="{left:.1f}" y="{top:.1f}" {size} fill="{COLOURS[0]}"/>')
     return svg(parts, f"{y_label} by {x_label}")
+
+
+def heatmap(rows: Sequence[Sequence[float]], names: Sequence[str], x_label: str, y_label: str) -> str:
+    """A square table of counts as shades, each row relative to its sum; what is not zero is written out."""
+    cell, edge = max(14, min(42, 640 // max(len(names), 1))), 90
+    side = edge + cell * len(names)
+    parts = [text(edge + cell * len(names) / 2, 14, x_label)]
+    middle = edge + cell * len(names) / 2
+    parts.append(text(13, middle, y_label, turn=f' transform="rotate(-90 13 {middle:.1f})"'))
+    for i, name in enumerate(names):
+        at = edge + cell * (i + 0.5)
+        parts += [text(at, edge - 8, name[:10]), text(edge - 8, at + 4, name[:10], "end")]
+    for i, row in enumerate(rows):
+        parts += [
+            _cell(edge + cell * j, edge + cell * i, cell, value, sum(row)) for j, value in enumerate(row) if value
+        ]
+    inside = "\n".join(parts)
+    label = escape(f"{y_label} by {x_label}")
+    style = f'style="max-width: {side}px"'
+    return f'<svg viewBox="0 0 {side} {side}" role="img" aria-label="{label}" {style}>\n{inside}\n</svg>'
+
+
+def _cell(x: float, y: float, size: float, value: float, whole: float) -> str:
+    shade = f'fill="{COLOURS[0]}" fill-opacity="{0.08 + 0.8 * value / whole:.3f}"'
+    square = f'<rect x="{x}" y="{y}" width="{size - 1}" height="{size - 1}" {shade}/>'
+    return square + text(x + size / 2, y + size / 2 + 4, f"{value:g}")
+
+
+def document(title: str, body: str) -> str:
+    """A whole page of HTML; `body` is HTML already, `title` is not."""
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
+    inside = f"<h1>{escape(title)}</h1>\n{body}"
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{inside}\n</body></html>\n'
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of HTML out of plain text."""
+    lines = (f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><tr>{''.join(f'<th>{escape(name)}</th>' for name in head)}</tr>{''.join(lines)}</table>"
+
+
+def figure(title: str, drawing: str) -> str:
+    """A drawing under its title."""
+    return f"<figure><h2>{escape(title)}</h2>{drawing}</figure>"
 
 
 @dataclass(frozen=True)

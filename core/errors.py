@@ -27,6 +27,10 @@ class UnsupportedError(ModelError):
     """A valid model that needs an operator, dtype or feature Lathe does not have."""
 
 
+class TraceError(ModelError):
+    """Python code that cannot become a graph: it asks for a number that only a run can know."""
+
+
 class VerifyError(ModelError):
     """A graph that breaks an invariant of the IR; from inside the compiler this is a bug of a pass."""
 
@@ -41,3 +45,19 @@ class ArtifactError(LatheError):
 
 class SessionClosed(LatheError):
     """`run` was called on a session after `close`."""
+
+
+class DataError(LatheError):
+    """A dataset that cannot be read or does not fit: file, row (counted from 0) and column, and what was expected.
+
+    `line` is the line of a text file, counted from 1; the message names it instead of the row.
+    """
+
+    def __init__(
+        self, message: str, *, file: str = "", row: int | None = None, column: str = "", line: int | None = None
+    ) -> None:
+        place = f"line {line}" if line is not None else f"row {row}" if row is not None else ""
+        parts = [file, place, f"column '{column}'" if column else ""]
+        super().__init__(": ".join([part for part in parts if part] + [message]))
+        self.file, self.row, self.column, self.line = file, row, column, line
+        self.reason = message

@@ -32,10 +32,13 @@ class Writer:
         self.known = {**graph.constants, **(known or {})}
         self._numbers: dict[tuple[Number, DType], Value] = {}
         self._counts: dict[str, int] = {}
+        self.scope = ""  # what the names of new nodes begin with
 
     def nested(self, graph: Graph) -> Writer:
         """A writer for a graph inside this one."""
-        return Writer(graph, self.known, self._names)
+        inner = Writer(graph, self.known, self._names)
+        inner.scope = self.scope
+        return inner
 
     def fresh(self, base: str) -> str:
         """`base`, or `base_2`, `base_3` ... when that is taken."""
@@ -59,7 +62,7 @@ class Writer:
         given = list(inputs)
         while given and given[-1] is None:
             given.pop()
-        name = self.fresh(op.lower())
+        name = self.fresh(self.scope + op.lower())
         node = Node(op, given, [], dict(attrs or {}), name)
         node.outputs = [Value(name if i == 0 else self.fresh(f"{name}.{i}"), _UNTYPED, node) for i in range(outputs)]
         infer_node(node, self.known)

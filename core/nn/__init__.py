@@ -1,0 +1,83 @@
+"""Models in Python: modules with the names and arguments that users of PyTorch know, run eagerly or traced to a graph.
+
+model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 3))
+model(array).numpy()                                     # runs now: every intermediate tensor can be looked at
+graph = nn.trace(model, {"x": "float32[n,4]"})           # the same code as a graph: to compile, to train, to export
+"""
+
+from core.nn import init
+from core.nn.activation import (
+    ACTIVATIONS,
+    ELU,
+    GELU,
+    SELU,
+    Hardsigmoid,
+    Hardswish,
+    LeakyReLU,
+    LogSoftmax,
+    Mish,
+    ReLU,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Softplus,
+    Softsign,
+    Tanh,
+)
+from core.nn.conv import Conv1d, Conv2d, ConvTranspose2d
+from core.nn.init import manual_seed, seeded
+from core.nn.linear import Dropout, Embedding, Flatten, Identity, Linear
+from core.nn.module import Module, ModuleList, Sequential
+from core.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, RMSNorm
+from core.nn.pool import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
+from core.nn.tensor import Buffer, Parameter, Tensor, cat, stack, tensor, where
+from core.nn.trace import trace
+
+__all__ = [
+    "ACTIVATIONS",
+    "ELU",
+    "GELU",
+    "SELU",
+    "AdaptiveAvgPool2d",
+    "AvgPool2d",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "Buffer",
+    "Conv1d",
+    "Conv2d",
+    "ConvTranspose2d",
+    "Dropout",
+    "Embedding",
+    "Flatten",
+    "GroupNorm",
+    "Hardsigmoid",
+    "Hardswish",
+    "Identity",
+    "LayerNorm",
+    "LeakyReLU",
+    "Linear",
+    "LogSoftmax",
+    "MaxPool2d",
+    "Mish",
+    "Module",
+    "ModuleList",
+    "Parameter",
+    "RMSNorm",
+    "ReLU",
+    "Sequential",
+    "SiLU",
+    "Sigmoid",
+    "Softmax",
+    "Softplus",
+    "Softsign",
+    "Tanh",
+    "Tensor",
+    "cat",
+    "init",
+    "manual_seed",
+    "seeded",
+    "stack",
+    "tensor",
+    "trace",
+    "where"
+]  # fmt: skip

@@ -1,0 +1,107 @@
+"""Layers that are one matrix product or one look-up, and those that only change shapes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from core.ir.types import DType
+from core.nn import init
+from core.nn.module import Module
+from core.nn.tensor import Parameter, Tensor, where
+
+
+class Identity(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Linear(Module):
+    """y = x A^T + b along the last axis: [..., in_features] -> [..., out_features]."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = init.weights(out_features, in_features)
+        self.bias = init.spread(in_features, out_features) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.expect(x.ndim >= 1 and x.shape[-1] == self.in_features, f"[..., {self.in_features}]", x)
+        return linear(x, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class Embedding(Module):
+    """Rows of a table: integers [...] -> [..., embedding_dim]. The row `padding_idx` begins as zeros and is not
+    trained."""
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None) -> None:
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
+            raise ValueError(f"padding_idx is {padding_idx}, expected one of {num_embeddings} rows")
+        self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
+        self.weight = init.normal_(Parameter(np.empty((num_embeddings, embedding_dim), np.float32)))
+        if self.padding_idx is not None:
+            self.weight.data[self.padding_idx] = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.expect(x.dtype in (DType.INT64, DType.INT32), "indices of type int64 or int32", x)
+        rows = self.weight.op("Gather", x, axis=0)
+        if self.padding_idx is None:
+            return rows
+        return where(x.eq(self.padding_idx).unsqueeze(-1), rows.detach(), rows)
+
+    def extra_repr(self) -> str:
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"{self.num_embeddings}, {self.embedding_dim}{padding}"
+
+
+class Flatten(Module):
+    def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
+        self.start_dim, self.end_dim = start_dim, end_dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(self.start_dim, self.end_dim)
+
+    def extra_repr(self) -> str:
+        return f"start_dim={self.start_dim}, end_dim={self.end_dim}"
+
+
+class Dropout(Module):
+    """Each element zero with probability `p`, the others larger by 1 / (1 - p), in training alone.
+
+    In a traced graph it is a Dropout node: a training step drops, a compiled model does not. A module that was
+    switched to `eval` before tracing leaves none.
+    """
+
+    def __init__(self, p: float = 0.5) -> None:
+        if not 0 <= p < 1:
+            raise ValueError(f"p is {p}, expected at least 0 and below 1")
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dropout(x, self.p, self.training)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x A^T + b, for weights [out, in]."""
+    if x.ndim == 2:
+        return x.op("Gemm", weight, bias, transB=1)
+    product = x @ weight.T
+    return product if bias is None else product + bias
+
+
+def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
+    if not training or p == 0:
+        return x
+    return x.op("Dropout", ratio=(p,), **_eager_choices(x))
+
+
+def _eager_choices(x: Tensor) -> dict[str, int | tuple[bool, ...]]:
+    """Run at once, the numbers come from the stream of first values; a training step chooses its own."""
+    if not x.is_computed:
+        return {}
+    return {"seed": int(init.generator().integers(1 << 31)), "training_mode": (True,)}

@@ -1,0 +1,423 @@
+"""`Tensor`: what a layer's `forward` computes with; names and arguments as PyTorch's.
+
+Shapes may hold symbols while a graph is traced: `x.shape[0]` may be the batch size that only a run knows, and can be
+computed with all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import EllipsisType
+from typing import Any, NoReturn, TypeAlias, Union
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.errors import ModelError, TraceError
+from core.ir.dim import SymDim, product
+from core.ir.graph import Array, Attr, Value
+from core.ir.types import Dim, DType
+from core.nn.mode import Computed, current
+from core.ops.terms import Number, Term
+
+Operand: TypeAlias = Union["Tensor", Number, NDArray[Any]]
+Axes: TypeAlias = int | Sequence[int] | None
+Index: TypeAlias = Union[int, slice, EllipsisType, "Tensor", NDArray[Any], None]
+
+
+class Tensor:
+    """Elements, when they are computed eagerly; a value of a graph while one is traced."""
+
+    __array_priority__ = 100  # `array * tensor` is a tensor
+    __array_ufunc__ = None
+
+    def __init__(self, value: Value) -> None:
+        self._value = value
+
+    @property
+    def value(self) -> Value:
+        """What stands for the tensor in the graph that is being written, or holds its elements."""
+        return current().take(self._value)
+
+    @property
+    def term(self) -> Term:
+        """The tensor in the language that graphs are written in."""
+        return Term(current().writer, self.value)
+
+    def op(self, name: str, *others: Operand | None, **attrs: Attr) -> Tensor:
+        """The first output of any operator of core/ops applied to this tensor and others."""
+        return self.ops(name, *others, outputs=1, **attrs)[0]
+
+    def ops(self, name: str, *others: Operand | None, outputs: int, **attrs: Attr) -> list[Tensor]:
+        """All outputs of an operator."""
+        given = [None if other is None else self._operand(other) for other in others]
+        return [Tensor(term.value) for term in self.term.ops(name, *given, outputs=outputs, **attrs)]
+
+    def _operand(self, other: Operand) -> Term | Number:
+        if isinstance(other, np.ndarray):
+            return tensor(other.astype(self.dtype.numpy) if other.dtype.kind == "f" else other).term
+        return other.term if isinstance(other, Tensor) else other
+
+    # What is known of it
+
+    @property
+    def dtype(self) -> DType:
+        return self.value.dtype
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        return self.term.shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def size(self, dim: int) -> Dim:
+        return self.shape[dim]
+
+    def extent(self, dim: int) -> int:
+        """A dimension that must be a number. ModelError when it is a symbol."""
+        size = self.shape[dim]
+        if isinstance(size, SymDim):
+            raise ModelError(f"dimension {dim} of {self.value.type} is not known, expected a number", where="tensor")
+        return size
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether it has elements: it was made eagerly."""
+        return isinstance(self.value, Computed)
+
+    def numpy(self) -> Array:
+        """The elements. TraceError while a graph is traced."""
+        value = self.value
+        return value.array if isinstance(value, Computed) else self._unknown("its elements")
+
+    def item(self) -> Any:
+        """The only element."""
+        return self.numpy().item()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self.numpy(), dtype, copy=copy)
+
+    def __bool__(self) -> bool:
+        value = self.value
+        return bool(value.array) if isinstance(value, Computed) else self._unknown("whether it is true")
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __len__(self) -> int:
+        return self.extent(0)
+
+    def _unknown(self, what: str) -> NoReturn:
+        message = (
+            f"Python asks {what} while a graph is traced, which only a run can know; "
+            "write the choice as a graph (where, nn.cond, nn.loop), or run eagerly"
+        )
+        raise TraceError(message, where=f"tensor %{self.value.name}: {self.value.type}")
+
+    def __repr__(self) -> str:
+        value = self.value
+        if not isinstance(value, Computed):
+            return f"Tensor(%{value.name}: {value.type})"
+        return f"Tensor({np.array2string(value.array, precision=4, separator=', ', prefix='Tensor(')}, {value.type})"
+
+    # Arithmetic
+
+    def __add__(self, other: Operand) -> Tensor:
+        return self.op("Add", other)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Operand) -> Tensor:
+        return self.op("Sub", other)
+
+    def __rsub__(self, other: Operand) -> Tensor:
+        return self._like(other).op("Sub", self)
+
+    def __mul__(self, other: Operand) -> Tensor:
+        return self.op("Mul", other)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Operand) -> Tensor:
+        return self.op("Div", other)
+
+    def __rtruediv__(self, other: Operand) -> Tensor:
+        return self._like(other).op("Div", self)
+
+    def __pow__(self, other: Operand) -> Tensor:
+        return self.op("Pow", other)
+
+    def __matmul__(self, other: Operand) -> Tensor:
+        return self.op("MatMul", other)
+
+    def __neg__(self) -> Tensor:
+        return self.op("Neg")
+
+    def __lt__(self, other: Tensor | Number) -> Tensor:
+        return self.op("Less", other)
+
+    def __le__(self, other: Tensor | Number) -> Tensor:
+        return self.op("LessOrEqual", other)
+
+    def __gt__(self, other: Tensor | Number) -> Tensor:
+        return self.op("Greater", other)
+
+    def __ge__(self, other: Tensor | Number) -> Tensor:
+        return self.op("GreaterOrEqual", other)
+
+    def __invert__(self) -> Tensor:
+        return self.op("Not")
+
+    def __and__(self, other: Operand) -> Tensor:
+        return self.op("And", other)
+
+    def __or__(self, other: Operand) -> Tensor:
+        return self.op("Or", other)
+
+    def eq(self, other: Operand) -> Tensor:
+        return self.op("Equal", other)
+
+    def _like(self, other: Operand) -> Tensor:
+        """A number as a tensor of this element type."""
+        return other if isinstance(other, Tensor) else tensor(np.asarray(other, self.dtype.numpy))
+
+    def matmul(self, other: Operand) -> Tensor:
+        return self @ other
+
+    def pow(self, exponent: Operand) -> Tensor:
+        return self**exponent
+
+    def exp(self) -> Tensor:
+        return self.op("Exp")
+
+    def log(self) -> Tensor:
+        return self.op("Log")
+
+    def sqrt(self) -> Tensor:
+        return self.op("Sqrt")
+
+    def abs(self) -> Tensor:
+        return self.op("Abs")
+
+    def relu(self) -> Tensor:
+        return self.op("Relu")
+
+    def sigmoid(self) -> Tensor:
+        return self.op("Sigmoid")
+
+    def tanh(self) -> Tensor:
+        return self.op("Tanh")
+
+    def softmax(self, dim: int) -> Tensor:
+        return self.op("Softmax", axis=dim)
+
+    def clamp(self, min: float | None = None, max: float | None = None) -> Tensor:
+        low = self if min is None else self.op("Max", min)
+        return low if max is None else low.op("Min", max)
+
+    def masked_fill(self, mask: Operand, number: float) -> Tensor:
+        """`number` where the boolean mask holds."""
+        return where(mask if isinstance(mask, Tensor) else tensor(mask), number, self)
+
+    def to(self, dtype: DType | str) -> Tensor:
+        """The elements as another type, `float32` say."""
+        return Tensor(self.term.cast(DType.parse(dtype) if isinstance(dtype, str) else dtype).value)
+
+    def detach(self) -> Tensor:
+        """The same elements, constant to those who differentiate."""
+        return self.op("StopGradient")
+
+    # Reductions
+
+    def sum(self, dim: Axes = None, keepdim: bool = False) -> Tensor:
+        return self._reduced("ReduceSum", dim, keepdim)
+
+    def mean(self, dim: Axes = None, keepdim: bool = False) -> Tensor:
+        return self._reduced("ReduceMean", dim, keepdim)
+
+    def amax(self, dim: Axes = None, keepdim: bool = False) -> Tensor:
+        return self._reduced("ReduceMax", dim, keepdim)
+
+    def amin(self, dim: Axes = None, keepdim: bool = False) -> Tensor:
+        return self._reduced("ReduceMin", dim, keepdim)
+
+    def argmax(self, dim: int, keepdim: bool = False) -> Tensor:
+        return self.op("ArgMax", axis=dim, keepdims=int(keepdim))
+
+    def _reduced(self, op: str, dim: Axes, keepdim: bool) -> Tensor:
+        axes = range(self.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
+        return self.op(op, axes=tuple(axes), keepdims=int(keepdim))
+
+    # Shapes
+
+    def reshape(self, *shape: Dim | Sequence[Dim]) -> Tensor:
+        """The same elements in another shape; one extent may be -1: what is left."""
+        wanted = list(_flattened(shape))
+        if -1 in wanted:
+            wanted[wanted.index(-1)] = product(self.shape) // product(dim for dim in wanted if dim != -1)
+        return Tensor(self.term.reshape(wanted).value)
+
+    view = reshape
+
+    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+        first, last = start_dim % self.ndim, end_dim % self.ndim
+        shape = self.shape
+        return self.reshape(*shape[:first], product(shape[first : last + 1]), *shape[last + 1 :])
+
+    def permute(self, *dims: int | Sequence[int]) -> Tensor:
+        axes = [dim % self.ndim for dim in _flattened(dims) if isinstance(dim, int)]
+        return Tensor(self.term.transpose(*axes).value)
+
+    def transpose(self, dim0: int, dim1: int) -> Tensor:
+        """Two axes exchanged."""
+        axes = list(range(self.ndim))
+        axes[dim0], axes[dim1] = axes[dim1], axes[dim0]
+        return self.permute(*axes)
+
+    @property
+    def T(self) -> Tensor:
+        return self.permute(*reversed(range(self.ndim)))
+
+    def unsqueeze(self, dim: int) -> Tensor:
+        return Tensor(self.term.unsqueeze(dim % (self.ndim + 1)).value)
+
+    def squeeze(self, dim: int) -> Tensor:
+        return Tensor(self.term.squeeze(dim % self.ndim).value)
+
+    def expand(self, *shape: Dim | Sequence[Dim]) -> Tensor:
+        """Repeated along the axes of extent 1; -1 leaves an axis as it is."""
+        wanted = _flattened(shape)
+        own = (1,) * (len(wanted) - self.ndim) + self.shape
+        return Tensor(self.term.expand([a if b == -1 else b for a, b in zip(own, wanted, strict=True)]).value)
+
+    def split(self, size: int, dim: int = 0) -> list[Tensor]:
+        """Pieces of `size` along an axis, the last one perhaps smaller."""
+        extent = self.extent(dim)
+        return [self._slice(dim % self.ndim, i, min(i + size, extent)) for i in range(0, extent, size)]
+
+    def chunk(self, chunks: int, dim: int = 0) -> list[Tensor]:
+        return self.split(-(-self.extent(dim) // chunks), dim)
+
+    def _slice(self, axis: int, start: Dim, end: Dim, step: int = 1) -> Tensor:
+        return Tensor(self.term.slice(axis, start, end, step).value)
+
+    def __getitem__(self, index: Index | tuple[Index, ...]) -> Tensor:
+        """Numbers, slices, `None`, `...`, and one tensor of integers along an axis."""
+        items = _without_ellipsis(index if isinstance(index, tuple) else (index,), self.ndim)
+        result, axis = self, 0
+        for item in items:
+            result, axis = _indexed(result, axis, item)
+        return result
+
+
+class Parameter(Tensor):
+    """A tensor that a module owns: `data` are its elements. With `requires_grad=False` training leaves it as it is."""
+
+    def __init__(self, data: object, requires_grad: bool = True) -> None:
+        array = np.array(data)
+        self.data: Array = array.astype(np.float32) if array.dtype == np.float64 else array
+        self.requires_grad = requires_grad
+
+    @property
+    def value(self) -> Value:
+        return current().parameter(self)
+
+    @property
+    def moves(self) -> bool:
+        """Whether training may change it."""
+        return self.requires_grad
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.data.dtype}{list(self.data.shape)})"
+
+
+class Buffer(Parameter):
+    """A tensor that belongs to a module's state and has no gradient. `statistics`: the operator that reads it brings it
+    up to date in training, as batch normalization does."""
+
+    def __init__(self, data: object, statistics: bool = False) -> None:
+        super().__init__(data, requires_grad=False)
+        self.statistics = statistics
+
+    @property
+    def moves(self) -> bool:
+        return self.statistics
+
+
+def tensor(data: object) -> Tensor:
+    """A tensor from anything NumPy understands; float64 becomes float32. While a graph is traced it is a constant."""
+    if isinstance(data, Tensor):
+        return data
+    array = np.asarray(data)
+    return Tensor(Computed("c", array.astype(np.float32) if array.dtype == np.float64 else array))
+
+
+def where(condition: Tensor, yes: Operand, no: Operand) -> Tensor:
+    """`yes` where the boolean tensor holds, else `no`; at least one of them is a tensor."""
+    like = yes if isinstance(yes, Tensor) else no
+    if not isinstance(like, Tensor):
+        raise TypeError("one of the two choices must be a tensor, which says the element type")
+    return condition.op("Where", like._like(yes), like._like(no))
+
+
+def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Tensors joined along an axis."""
+    return tensors[0].op("Concat", *tensors[1:], axis=dim)
+
+
+def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Tensors of one shape joined along a new axis."""
+    return cat([each.unsqueeze(dim) for each in tensors], dim)
+
+
+def _flattened(items: Sequence[Any]) -> Sequence[Any]:
+    """`f(1, 2)` and `f((1, 2))` say the same."""
+    return items[0] if len(items) == 1 and isinstance(items[0], Sequence) else items
+
+
+def _without_ellipsis(items: tuple[Index, ...], rank: int) -> list[Index]:
+    """`...` written out as whole axes."""
+    places = [i for i, item in enumerate(items) if item is Ellipsis]
+    if not places:
+        return list(items)
+    rest = rank - sum(item is not None and item is not Ellipsis for item in items)
+    return [*items[: places[0]], *[slice(None)] * rest, *items[places[0] + 1 :]]
+
+
+def _indexed(x: Tensor, axis: int, item: Index) -> tuple[Tensor, int]:
+    """One index applied to an axis, and the axis that the next one is for."""
+    match item:
+        case None:
+            return x.unsqueeze(axis), axis + 1
+        case slice():
+            return _sliced(x, axis, item), axis + 1
+        case int() if not isinstance(item, bool):
+            return x._slice(axis, *_one(x.shape[axis], item)).squeeze(axis), axis
+        case Tensor() | np.ndarray():
+            indices = tensor(item)
+            return x.op("Gather", indices, axis=axis), axis + indices.ndim
+    raise TypeError(f"index {item!r} is no number, slice, None, ... or tensor of integers")
+
+
+def _one(extent: Dim, index: int) -> tuple[Dim, Dim]:
+    """Start and end of a slice of one place. IndexError when there is no such place."""
+    if isinstance(extent, int) and not -extent <= index < extent:
+        raise IndexError(f"index {index} is out of range for an axis of {extent}")
+    start = index if index >= 0 else extent + index
+    return start, start + 1
+
+
+def _sliced(x: Tensor, axis: int, item: slice) -> Tensor:
+    if item == slice(None):
+        return x
+    extent, step = x.shape[axis], 1 if item.step is None else int(item.step)
+    if step < 1:
+        raise ValueError(f"step of a slice is {step}, expected at least 1")
+    start, end = item.start or 0, extent if item.stop is None else item.stop
+    start, end = (extent + each if isinstance(each, int) and each < 0 else each for each in (start, end))
+    return x._slice(axis, start, end, step)

@@ -1,0 +1,67 @@
+"""What the settings of all architectures share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from core import nn
+from core.errors import ModelError
+from core.ir.types import DType
+
+Width: TypeAlias = Annotated[int, Field(ge=1, le=65536)]
+Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
+ActivationName: TypeAlias = Literal["relu", "gelu", "silu", "tanh"]
+
+
+class Row(Protocol):
+    """The type of one row of an input, without the batch."""
+
+    @property
+    def dtype(self) -> DType: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+class Settings(BaseModel):
+    """Family base: the hyper-parameters of an architecture. `module` makes it for rows of some type."""
+
+    architecture: str
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    def module(self, row: Row, outputs: int) -> nn.Module:
+        """A module with fresh weights. ModelError for rows it cannot take."""
+        raise NotImplementedError(f"{type(self).__name__} makes no module")
+
+
+def activation(name: ActivationName) -> nn.Module:
+    found: Any = nn.ACTIVATIONS[name]()
+    return found
+
+
+def image(architecture: str, row: Row) -> tuple[int, int, int]:
+    """Channels, height and width of rows [C, H, W] or [H, W]; ModelError for others."""
+    if row.dtype is not DType.FLOAT32 or len(row.shape) not in (2, 3):
+        refuse(architecture, "images, float32[C,H,W] or float32[H,W]", row)
+    channels, height, width = (1, *row.shape) if len(row.shape) == 2 else row.shape
+    return channels, height, width
+
+
+def refuse(architecture: str, expected: str, row: Row) -> None:
+    text = ",".join(map(str, row.shape))
+    raise ModelError(f"takes {expected}; rows are {row.dtype}[{text}]", where=f"architecture '{architecture}'")
+
+
+def image_first(shape: Sequence[int]) -> nn.Module:
+    """What gives images without channels one."""
+    return AddChannel() if len(shape) == 2 else nn.Identity()
+
+
+class AddChannel(nn.Module):
+    """[N, H, W] -> [N, 1, H, W]."""
+
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        return x.unsqueeze(1)

@@ -1,0 +1,70 @@
+"""The same code eagerly and traced; what cannot be traced says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import core
+from core import nn
+from core.errors import ModelError, TraceError
+from core.train import losses, optimizers, step
+
+
+class Gate(nn.Module):
+    """A module with a child, a parameter of its own, and a constant."""
+
+    def __init__(self) -> None:
+        self.inner = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+        self.scale = nn.Parameter(np.full(4, 0.5))
+        self.shift = nn.Buffer(np.arange(4.0))
+
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        return self.inner(x) * self.scale + x * self.shift + np.ones(4)
+
+
+def rows(*shape: int) -> Any:
+    return np.random.default_rng(0).normal(0, 1, shape).astype(np.float32)
+
+
+def test_eager_and_traced_agree() -> None:
+    model, x = Gate(), rows(3, 4)
+    eager = model(x).numpy()
+    graph = nn.trace(model, {"x": "float32[n,4]"}, ["y"])
+    np.testing.assert_array_equal(core.interpret(graph, {"x": x})["y"], eager)
+    np.testing.assert_allclose(core.compile(graph).run({"x": x})["y"], eager, 1e-5, 1e-6)
+
+
+def test_only_parameters_are_trained_and_by_their_names() -> None:
+    model = Gate()
+    model.inner[0].requires_grad_(False)
+    learner = step(nn.trace(model, {"x": "float32[n,4]"}), losses.MeanSquaredError(), optimizers.SGD(0.1), threads=1)
+    before = model.state_dict()
+    learner.run({"x": rows(5, 4), "target": np.zeros((5, 4), np.float32)})
+    trained = {value.name: array for value, array in learner.graph().constants.items()}
+    moved = {name for name, array in before.items() if not np.array_equal(trained[name], array)}
+    assert moved == {"scale", "inner.2.weight", "inner.2.bias"}
+    model.load_state_dict(learner.parameters, strict=False)
+    np.testing.assert_array_equal(model.scale.data, trained["scale"])
+
+
+def test_control_flow_by_data_runs_eagerly_and_is_refused_when_traced() -> None:
+    def doubled(x: nn.Tensor) -> nn.Tensor:
+        return x * 2 if x.sum() > 0 else x
+
+    assert doubled(nn.tensor(np.ones(2))).numpy().tolist() == [2, 2]
+    with pytest.raises(TraceError, match=r"tensor %greater: bool\[\]: Python asks whether it is true while a graph"):
+        nn.trace(doubled, {"x": "float32[n]"})
+
+
+def test_errors_name_the_module_the_expectation_and_what_came() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Sequential(nn.ReLU(), nn.Conv2d(4, 2, 3)))
+    message = r"module '1\.1' \(Conv2d\(4, 2, kernel_size=\(3, 3\), stride=\(1, 1\)\)\): expected \[N, 4, H, W\], got "
+    with pytest.raises(ModelError, match=message + r"float32\[5,2,6,6\]"):
+        model(rows(5, 1, 8, 8))
+    with pytest.raises(ModelError, match=message + r"float32\[n,2,6,6\]"):
+        nn.trace(model, {"x": "float32[n,1,8,8]"})
+    with pytest.raises(ModelError, match=r"module '0' .* window of extent 3 is larger than spatial axis 0 \(2"):
+        model(rows(5, 1, 2, 8))

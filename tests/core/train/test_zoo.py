@@ -1,0 +1,78 @@
+"""Architectures by name: from settings and the type of a row to a graph that learns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+import core
+from core.errors import ModelError
+from core.ir.types import DType
+from core.train import losses, optimizers, schedules, step
+from core.train.zoo import ARCHITECTURES, Architecture, architecture
+
+
+@dataclass(frozen=True)
+class Row:
+    dtype: DType
+    shape: tuple[int, ...]
+
+
+def made(name: str, shape: tuple[int, ...], dtype: DType = DType.FLOAT32, seed: int = 0, **settings: Any) -> core.Graph:
+    return architecture(ARCHITECTURES[name](**settings), {"x": Row(dtype, shape)}, 4, seed=seed)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_setting_is_described_and_has_a_default(name: str) -> None:
+    settings = ARCHITECTURES[name]
+    assert settings().architecture == name
+    assert all(field.description and field.description.endswith(".") for field in settings.model_fields.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("lenet5", (8, 8)), ("lenet5", (1, 8, 8)), ("lenet5", (3, 28, 28)), ("lenet5", (1, 13, 32)),
+        ("mlp", (7,)), ("mlp", (2, 5)),
+    ],
+)  # fmt: skip
+def test_it_learns_to_tell_four_classes(name: str, shape: tuple[int, ...]) -> None:
+    graph = made(name, shape)
+    rng = np.random.default_rng(0)
+    patterns = rng.normal(0, 1, (4, *shape)).astype(np.float32)
+    learner = step(graph, losses.CrossEntropy(), optimizers.Adam(), schedules.OneCycle(0.01, 40), threads=1)
+    for _ in range(40):
+        target = rng.integers(0, 4, 32)
+        learner.run({"x": patterns[target] + rng.normal(0, 0.3, (32, *shape)).astype(np.float32), "target": target})
+    logits = core.compile(learner.graph()).run({"x": patterns})["logits"]
+    assert logits.argmax(1).tolist() == [0, 1, 2, 3]
+
+
+def test_a_seed_decides_the_weights() -> None:
+    first, again, other = (made("mlp", (5,), seed=seed) for seed in (1, 1, 2))
+    assert str(first) == str(again)
+    assert str(first) != str(other)
+
+
+def test_recipes_name_architectures_and_are_checked() -> None:
+    adapter: TypeAdapter[Any] = TypeAdapter(Architecture)
+    found = adapter.validate_python({"architecture": "mlp", "hidden": [5]})
+    assert found == ARCHITECTURES["mlp"](hidden=(5,))
+    for wrong in (
+        {"architecture": "mlp", "hiden": [5]},
+        {"architecture": "vgg"},
+        {"architecture": "mlp", "dropout": 1},
+    ):
+        with pytest.raises(ValidationError):
+            adapter.validate_python(wrong)
+
+
+def test_rows_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"architecture 'lenet5': takes images, .*; rows are float32\[64\]"):
+        made("lenet5", (64,))
+    with pytest.raises(ModelError, match=r"architecture 'mlp': takes numbers, .*; rows are int64\[5\]"):
+        made("mlp", (5,), DType.INT64)

@@ -19,7 +19,7 @@ from server.backends.base import LoadedModel
 from server.batching.admission import Admission
 from server.batching.cost import CostModel
 from server.batching.entry import Entry, State
-from server.batching.execution import Ran, run
+from server.batching.execution import Execute, Ran, run
 from server.batching.policy import BatchPolicy
 from server.batching.queue import Queue
 from server.batching.split import split
@@ -45,13 +45,20 @@ class Batcher:
     """Queues requests for one model and executes them in batches."""
 
     def __init__(
-        self, model: LoadedModel, admission: Admission, pool: WorkerPool, stats: Statistics, inline_budget: float
+        self,
+        model: LoadedModel,
+        admission: Admission,
+        pool: WorkerPool,
+        stats: Statistics,
+        inline_budget: float,
+        execute: Execute = run,
     ) -> None:
         self.model = model
         self.admission = admission
         self.cost = CostModel()
         self.stats = stats
         self.queue = Queue()
+        self._execute = execute
         self._pool = pool
         self._inline_budget = inline_budget if _has_known_shapes(model) else 0.0  # seconds
         self._loop = asyncio.get_running_loop()
@@ -129,7 +136,7 @@ class Batcher:
             raise
 
     def _check_deadline(self, entry: Entry, deadline: float, now: float) -> None:
-        if now + self._expected(entry.rows) > deadline:
+        if now + self.expected(entry.rows) > deadline:
             raise DeadlineExceeded(
                 "the request's timeout is shorter than its wait and execution are expected to take",
                 retry_after=self.admission.retry_after(now),
@@ -138,7 +145,7 @@ class Batcher:
 
     def _check_target(self, entry: Entry, target: float, now: float) -> None:
         """Keep out whom the target cannot be kept for: behind a longer queue everybody would be late."""
-        expected = self._expected(entry.rows)
+        expected = self.expected(entry.rows)
         if self._rows and expected > target:
             raise Overloaded(
                 f"the request would be answered after {expected * 1e3:.0f} ms, the model's latency target is "
@@ -146,7 +153,7 @@ class Batcher:
                 retry_after=self.admission.retry_after(now),
             )
 
-    def _expected(self, rows: int) -> float:
+    def expected(self, rows: int) -> float:
         """Return the seconds until ``rows`` more have been answered, behind all that is here, in full batches."""
         batches, rest = divmod(self._rows + rows, self._max_rows)
         return HEADROOM * (batches * self.cost.predict(self._max_rows) + (self.cost.predict(rest) if rest else 0.0))
@@ -239,7 +246,9 @@ class Batcher:
         if not entries:
             return Finished(batch, entries, None)
         return Finished(
-            batch, entries, run(self.model, [tensors[index] for index in present], [entry.rows for entry in entries])
+            batch,
+            entries,
+            self._execute(self.model, [tensors[index] for index in present], [entry.rows for entry in entries]),
         )
 
     def _back(self, finished: Finished) -> None:

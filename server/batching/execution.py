@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
+from typing import TypeAlias
 
 import numpy as np
 
@@ -26,6 +28,9 @@ class Ran:
     scattered: float
 
 
+Execute: TypeAlias = Callable[[LoadedModel, list[Tensors], list[int]], Ran]  # inputs and rows of each request
+
+
 def run(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> Ran:
     """Execute requests together; when that fails, each alone, so that only those at fault fail."""
     started = monotonic()
@@ -41,6 +46,14 @@ def run(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> Ran:
         outcomes = [_failure(error)] if len(inputs) == 1 else [_alone(model, one) for one in inputs]
         gathered, executed = started, monotonic()
     return Ran(outcomes, sum(rows), executions, started, gathered, executed, monotonic())
+
+
+def run_each(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> Ran:
+    """Execute requests one after the other: for work that gains nothing from being stacked."""
+    started = monotonic()
+    outcomes = [_alone(model, one) for one in inputs]
+    ended = monotonic()
+    return Ran(outcomes, sum(rows), len(inputs), started, started, ended, ended)
 
 
 def _alone(model: LoadedModel, inputs: Tensors) -> Outcome:

@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A model in memory, and the artifact it came from."""
+    """A model in memory, and the artifacts it came from."""
 
-    artifact: Path
+    artifacts: tuple[Path, ...]
     model: LoadedModel
     seconds: float  # that took
 
@@ -53,7 +53,7 @@ class Builder:
         """
         started = time.monotonic()
         artifact, model = await self._build(model_file, key_of(digest, self._options, self._compiler), loading)
-        return Built(artifact, model, time.monotonic() - started)
+        return Built((artifact,), model, time.monotonic() - started)
 
     async def _build(self, model_file: Path, key: str, loading: Callable[[], None]) -> tuple[Path, LoadedModel]:
         artifact, fresh = await self._artifact(model_file, key)

@@ -151,7 +151,7 @@ class LiveModels:
     """All models of this process. One that has no version yet is kept only while somebody works on its first."""
 
     def __init__(self, registry: Registry) -> None:
-        self._registry = registry
+        self.registry = registry
         self.decided: TrialDecided | None = None  # set by who acts on verdicts
         self._models: dict[str, LiveModel] = {}
         self._coming: WeakValueDictionary[str, LiveModel] = WeakValueDictionary()
@@ -163,7 +163,7 @@ class LiveModels:
         """Return a model, new if need be."""
         found = self._models.get(name) or self._coming.get(name)
         if found is None:
-            found = self._coming[name] = LiveModel(name, self._registry, decided=self._tell)
+            found = self._coming[name] = LiveModel(name, self.registry, decided=self._tell)
         return found
 
     def known(self, name: str) -> LiveModel:
@@ -189,4 +189,4 @@ class LiveModels:
     def forget(self, model: LiveModel) -> None:
         """Drop a model whose folder is gone."""
         self._models.pop(model.name, None)
-        self._registry.remove(model.name)
+        self.registry.remove(model.name)

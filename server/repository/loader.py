@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -14,8 +14,9 @@ from server.errors import Internal, NotFound, ServerError, Unavailable, Unproces
 from server.repository.aliases import DamagedDocument
 from server.repository.builder import Builder, Built
 from server.repository.lifecycle import State, Status
-from server.repository.live import LiveModel
+from server.repository.live import LiveModel, LiveModels
 from server.repository.manifest import MODEL_FILE, CorruptVersion, Manifest, verify_files
+from server.repository.pipelines import PipelineBuilder
 from server.repository.store import Store, storage_error
 from server.types import ModelRef
 
@@ -42,17 +43,18 @@ class ServableMaker(Protocol):
 class Loader:
     """Loads and retires versions; keeps the background tasks of both."""
 
-    def __init__(self, store: Store, builder: Builder, servables: ServableMaker) -> None:
+    def __init__(self, store: Store, builder: Builder, servables: ServableMaker, models: LiveModels) -> None:
         self._store = store
         self._builder = builder
         self._servables = servables
-        self._artifacts: dict[ModelRef, Path] = {}
+        self._pipelines = PipelineBuilder(models, models.registry, builder, self.ensure)
+        self._artifacts: dict[ModelRef, tuple[Path, ...]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
     def artifacts_in_use(self) -> set[Path]:
         """The artifacts of what is in memory."""
-        return set(self._artifacts.values())
+        return {path for paths in self._artifacts.values() for path in paths}
 
     async def ensure(self, model: LiveModel, version: int) -> Servable:
         """Return a version once it is in memory; raises NotFound, or the ServerError that says why it cannot be."""
@@ -62,9 +64,12 @@ class Loader:
             model.loading[version] = self.spawn(self._load(model, version))
         return await asyncio.shield(model.loading[version])
 
-    async def prepare(self, file: Path, digest: str) -> Built:
-        """Bring a file into memory that is no version yet."""
-        return await self._builder.build(file, digest)
+    async def prepare(self, model: LiveModel, folder: Path, digest: str) -> Built:
+        """Bring files into memory that are no version yet."""
+        try:
+            return await self._build(model, folder, digest)
+        except NotFound as error:  # a model that a pipeline names
+            raise Unprocessable(error.message) from error
 
     def enter(self, model: LiveModel, version: int, built: Built) -> Servable:
         """Make a loaded model answer by its number (from the next :meth:`LiveModel.show` on)."""
@@ -72,7 +77,7 @@ class Loader:
         servable = model.loaded[version] = self._servables.make(ref, built.model)
         servable.stats.load_seconds = built.seconds
         model.configure(model.config)
-        self._artifacts[ref] = built.artifact
+        self._artifacts[ref] = built.artifacts
         model.failures.pop(version, None)
         model.advance(version, State.READY)
         return servable
@@ -144,9 +149,7 @@ class Loader:
         model.advance(version, State.COMPILING)
         try:
             manifest = await asyncio.to_thread(self._verified, model, version, folder)
-            built = await self._builder.build(
-                folder / MODEL_FILE, manifest.digest, lambda: self._is_loading(model, version)
-            )
+            built = await self._build(model, folder, manifest.digest, lambda: self._is_loading(model, version))
         except Exception as error:  # whatever it is, the version that answers now goes on
             failure = as_server_error(error)
             log.warning("%s:%d cannot be loaded: %s", model.name, version, failure.message)
@@ -163,6 +166,13 @@ class Loader:
             raise Unavailable(f"model {model.name!r} was unloaded while version {version} was loaded")
         model.show(model.aliases)
         return servable
+
+    async def _build(
+        self, model: LiveModel, folder: Path, digest: str, loading: Callable[[], None] = lambda: None
+    ) -> Built:
+        if (folder / MODEL_FILE).exists():
+            return await self._builder.build(folder / MODEL_FILE, digest, loading)
+        return await self._pipelines.build(model.name, folder, loading)
 
     def _is_loading(self, model: LiveModel, version: int) -> None:
         if version in model.statuses:  # else deleted meanwhile

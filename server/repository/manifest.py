@@ -6,13 +6,14 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from server.pipelines.definition import PIPELINE_FILE
 from server.repository import names
 from server.repository.aliases import DamagedDocument
 from server.types import TensorSpec
@@ -20,6 +21,7 @@ from server.types import TensorSpec
 SCHEMA = 1
 MANIFEST = "manifest.json"
 MODEL_FILE = "model.onnx"
+DEFINING = (MODEL_FILE, PIPELINE_FILE)  # a version holds one of them
 METADATA_LIMIT = 16 << 10  # bytes of JSON
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 1 << 20
@@ -105,8 +107,8 @@ class Manifest:
 
 
 def _files(listed: object) -> dict[str, FileEntry]:
-    if not isinstance(listed, dict) or MODEL_FILE not in listed:
-        raise DamagedDocument(f"manifest: expected 'files' to hold {MODEL_FILE}")
+    if not isinstance(listed, dict) or not defines(listed):
+        raise DamagedDocument(f"manifest: expected 'files' to hold {' or '.join(DEFINING)}")
     return {_file_name(name): _file(name, entry) for name, entry in listed.items()}
 
 
@@ -176,9 +178,14 @@ def describe_folder(folder: Path) -> dict[str, FileEntry]:
         if names.FILE.fullmatch(entry.name) is None or not entry.is_file(follow_symlinks=False):
             raise CorruptVersion(f"{entry.name!r}: a version holds plain files named {names.FILE.pattern} only")
         entries[entry.name] = digest_file(Path(entry.path))
-    if MODEL_FILE not in entries:
-        raise CorruptVersion(f"there is no {MODEL_FILE}")
+    if not defines(entries):
+        raise CorruptVersion(f"expected {' or '.join(DEFINING)}, found {sorted(entries)}")
     return entries
+
+
+def defines(files: Collection[str]) -> bool:
+    """Whether files of these names are a version: exactly one of them says what it computes."""
+    return sum(name in files for name in DEFINING) == 1
 
 
 def content_digest(files: Mapping[str, FileEntry]) -> str:

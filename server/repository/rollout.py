@@ -25,7 +25,7 @@ from server.repository.housekeeping import Housekeeping
 from server.repository.intake import Upload, receive
 from server.repository.live import LiveModel, LiveModels
 from server.repository.loader import Loader
-from server.repository.manifest import MODEL_FILE, Manifest, Signature
+from server.repository.manifest import Manifest, Signature
 from server.repository.names import LIVE
 from server.repository.store import Change, Origin, Outcome, Store, now
 from server.repository.trials import Trials
@@ -120,8 +120,7 @@ class Rollout:
         try:
             if (found := await self._replay(model, options.origin)) is not None:
                 return found
-            file = upload.staging.path / MODEL_FILE
-            built = await self._loader.prepare(file, upload.digest)
+            built = await self._loader.prepare(model, upload.staging.path, upload.digest)
             outcome = await self._enter(model, upload, options, built)
         finally:
             await asyncio.to_thread(upload.staging.discard)

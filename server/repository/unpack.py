@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from server.errors import BadRequest, TooLarge
 from server.repository import names
-from server.repository.manifest import MANIFEST, MODEL_FILE
+from server.repository.manifest import DEFINING, MANIFEST, defines
 from server.repository.staging import StagedFile
 
 BLOCK = 512
@@ -48,11 +48,11 @@ class Unpacker:
             rest = rest[self._take(rest) :]
 
     def finish(self) -> None:
-        """Raises BadRequest where the archive is cut short or holds no model."""
+        """Raises BadRequest where the archive is cut short or holds no model or pipeline."""
         if self._left or self._padding or self._header:
             raise BadRequest("archive: it ends in the middle of a file")
-        if MODEL_FILE not in self._names:
-            raise BadRequest(f"archive: it holds {sorted(self._names)}, expected {MODEL_FILE} among them")
+        if not defines(self._names):
+            raise BadRequest(f"archive: it holds {sorted(self._names)}, expected {' or '.join(DEFINING)} among them")
 
     def _take(self, rest: memoryview) -> int:
         """Use up some of what has come, and return how many bytes."""

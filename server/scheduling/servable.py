@@ -4,22 +4,39 @@ from __future__ import annotations
 
 import asyncio
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from server.backends.base import LoadedModel
 from server.batching.admission import Admission
 from server.batching.batcher import Batcher
 from server.batching.cache import ResponseCache, key_of
 from server.batching.entry import Entry, Outcome, State
+from server.batching.execution import run, run_each
 from server.batching.policy import BatchPolicy
 from server.batching.signature import Signature
+from server.pipelines.pipeline import BuiltinStage, Pipeline
+from server.pipelines.runner import PipelineRunner
 from server.scheduling.pool import WorkerPool
 from server.settings import Settings
-from server.telemetry.statistics import StatsBook
+from server.telemetry.statistics import Statistics, StatsBook
 from server.types import ModelRef
 
 if TYPE_CHECKING:
     from server.api.codec import Codec
+
+
+class Executor(Protocol):
+    """What brings requests to a model: the batcher of one that is compiled, the runner of a pipeline."""
+
+    stats: Statistics
+    admission: Admission
+    policy: BatchPolicy
+
+    def configure(self, policy: BatchPolicy) -> None: ...
+    def submit(self, entry: Entry) -> None: ...
+    def cancel(self, entry: Entry) -> None: ...
+    def expected(self, rows: int) -> float: ...
+    async def drained(self) -> None: ...
 
 
 class Servable:
@@ -29,7 +46,7 @@ class Servable:
     has let it go, :meth:`retire` waits for what it took in before and closes the model.
     """
 
-    def __init__(self, ref: ModelRef, model: LoadedModel, batcher: Batcher) -> None:
+    def __init__(self, ref: ModelRef, model: LoadedModel, batcher: Executor) -> None:
         self.ref = ref
         self.model = model
         self.batcher = batcher
@@ -93,15 +110,31 @@ class ServableFactory:
 
     def __init__(self, settings: Settings, pool: WorkerPool, book: StatsBook) -> None:
         self._settings = settings
+        self._budget = settings.inline_budget_us / 1e6
         self._pool = pool
         self.book = book
 
     def make(self, ref: ModelRef, model: LoadedModel) -> Servable:
         """Wrap a loaded model; call on the event loop's thread."""
-        settings = self._settings
-        admission = Admission(settings.queue_items, settings.queue_bytes)
-        budget = settings.inline_budget_us / 1e6
-        return Servable(ref, model, Batcher(model, admission, self._pool, self.book.of(ref), budget))
+        stats = self.book.of(ref)
+        if isinstance(model, Pipeline):
+            return Servable(ref, model, PipelineRunner(model, self._own(ref, model), self._admission(), stats))
+        return Servable(ref, model, Batcher(model, self._admission(), self._pool, stats, self._budget))
+
+    def _own(self, ref: ModelRef, pipeline: Pipeline) -> dict[str, Servable]:
+        """Return what runs the built-in steps, each with a queue of its own; only the pipeline knows of them."""
+        stages = [stage for stage in pipeline.stages if isinstance(stage, BuiltinStage)]
+        return {stage.step.name: self._make_stage(ref, stage) for stage in stages}
+
+    def _make_stage(self, pipeline: ModelRef, stage: BuiltinStage) -> Servable:
+        ref = ModelRef(f"{pipeline.name}/{stage.step.name}", pipeline.version)
+        budget = self._budget if stage.inline else 0.0
+        execute = run_each if stage.alone else run
+        batcher = Batcher(stage.model, self._admission(), self._pool, Statistics(ref), budget, execute)
+        return Servable(ref, stage.model, batcher)
+
+    def _admission(self) -> Admission:
+        return Admission(self._settings.queue_items, self._settings.queue_bytes)
 
     def forget(self, ref: ModelRef) -> None:
         """Drop the statistics of a version that is gone for good."""

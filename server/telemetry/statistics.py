@@ -82,6 +82,7 @@ class Statistics:
     compute_times: Histogram = field(default_factory=Histogram)
     released: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # why a batch was let go
     failures: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # by error code
+    steps: dict[str, Histogram] = field(default_factory=dict)  # of a pipeline, from queue to outcome
     cancelled: int = 0
     load_seconds: float = 0.0  # of the latest load; set by whoever loaded it
 
@@ -112,6 +113,13 @@ class Statistics:
         for name, seconds in zip(("compute_input", "compute_infer", "compute_output"), steps, strict=True):
             getattr(self, name).add(seconds * good, good)
             getattr(stat, name).add(seconds)
+
+    def stepped(self, step: str, seconds: float) -> None:
+        """Record one step of a pipeline's request."""
+        found = self.steps.get(step)
+        if found is None:
+            found = self.steps[step] = Histogram()
+        found.add(seconds)
 
     def refused(self, code: str) -> None:
         """Count a request that was never executed."""

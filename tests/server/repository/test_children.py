@@ -136,7 +136,7 @@ def test_a_model_is_compiled_once_however_many_ask(tmp_path: Path) -> None:
         builder = Builder(Children(ROOMY, STAGES), cache, ToyBackend(), BuildOptions(8, "float32", 1))
         return await asyncio.gather(*(builder.build(tmp_path / "model.onnx", "0" * 64) for _ in range(5)))
 
-    (artifact,) = {built.artifact for built in asyncio.run(scenario())}
+    ((artifact,),) = {built.artifacts for built in asyncio.run(scenario())}
 
     assert {path.name for path in artifact.iterdir()} == {"toy.json", "weights.bin", "digests.json"}
     assert list((tmp_path / "cache" / "work").iterdir()) == []
@@ -149,7 +149,7 @@ def test_other_options_are_another_artifact(tmp_path: Path) -> None:
         cache = ArtifactCache(tmp_path / "cache", 1 << 30)
         cache.open()
         builder = Builder(Children(ROOMY, STAGES), cache, ToyBackend(), options)
-        return (await builder.build(tmp_path / "model.onnx", "0" * 64)).artifact
+        return (await builder.build(tmp_path / "model.onnx", "0" * 64)).artifacts[0]
 
     assert asyncio.run(scenario(BuildOptions(8, "float32", 1))) != asyncio.run(scenario(BuildOptions(8, "float32", 2)))
 

@@ -97,7 +97,7 @@ def damaged(at: int) -> bytes:
 
 MODEL = ("model.onnx", b"x" * 600)
 BAD = {
-    "no model": (tar([("weights.bin", b"x")]), "expected model.onnx among them"),
+    "no model": (tar([("weights.bin", b"x")]), "expected model.onnx or pipeline.toml among them"),
     "a folder above": (tar([("../model.onnx", b"x")]), "file name '../model.onnx'"),
     "a folder": (tar([("data/model.onnx", b"x")]), "file name 'data/model.onnx'"),
     "an absolute name": (tar([("/etc/passwd", b"x")]), "file name"),

@@ -168,8 +168,8 @@ async def world(
     cache = ArtifactCache(root / ".cache", 1 << 30)
     settings, pool, book = Settings(), WorkerPool(1), StatsBook()
     builder = Builder(stages, cache, backend, BuildOptions(8, "float32", 1))  # type: ignore[arg-type]
-    loader = Loader(store, builder, ServableFactory(settings, pool, book))
     models = LiveModels(registry)
+    loader = Loader(store, builder, ServableFactory(settings, pool, book), models)
     housekeeping = Housekeeping(store, loader, cache, keep_versions)
     rollout = Rollout(store, models, loader, housekeeping, UploadLimits(max_upload))
     watcher = Watcher(store, rollout, 0.01, settle)

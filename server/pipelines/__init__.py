@@ -1,0 +1,1 @@
+"""Several models and steps served as one."""

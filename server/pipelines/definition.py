@@ -1,0 +1,173 @@
+"""``pipeline.toml``: the file that a pipeline's version holds in place of ``model.onnx``.
+
+    inputs = ["image"]
+    outputs = ["label"]
+
+    [[step]]
+    name = "decode"
+    builtin = "decode_image"
+    options = {color = "L", size = [8, 8]}
+    inputs = {image = "image"}
+    outputs = {pixels = "pixels"}
+
+    [[step]]
+    name = "classify"
+    model = "digits"
+    version = 2
+    inputs = {image = "pixels"}
+    outputs = {probabilities = "label"}
+
+The maps go from the step's own names to the pipeline's tensors. A step whose ``version`` is given stays with that
+version for ever; without it the step follows an alias, ``live`` unless ``alias`` says otherwise.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+
+from server.datatypes import NUMPY_OF
+from server.types import ModelRef, TensorSpec
+
+PIPELINE_FILE = "pipeline.toml"
+LARGEST = 1 << 18  # bytes
+MOST_STEPS = 64
+_LIVE = "live"
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}$")]
+Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]  # of a metric, so no quotes
+
+
+class BadPipeline(ValueError):
+    """The file does not describe a pipeline; the message names the place."""
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class InputDef(_Table):
+    """One input of the pipeline. Datatype and shape follow from the steps that take it where they say so themselves."""
+
+    name: Name
+    datatype: str | None = None
+    shape: tuple[Annotated[int, Field(ge=-1)], ...] | None = Field(default=None, strict=False)
+
+    @property
+    def spec(self) -> TensorSpec | None:
+        """The declared type, None where it is left to the steps."""
+        if self.datatype is None or self.shape is None:
+            return None
+        return TensorSpec(self.name, self.datatype, self.shape)
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> InputDef:
+        if (self.datatype is None) != (self.shape is None):
+            raise ValueError("expected datatype and shape together, or neither")
+        if self.datatype is not None and self.datatype not in NUMPY_OF:
+            raise ValueError(f"datatype: expected one of {', '.join(NUMPY_OF)}, got {self.datatype!r}")
+        return self
+
+
+def _named(value: object) -> object:
+    return {"name": value} if isinstance(value, str) else value
+
+
+class StepDef(_Table):
+    """One step: a model of the repository, or something built in."""
+
+    name: Label
+    model: str | None = None
+    version: Annotated[int, Field(ge=1)] | None = None
+    alias: str | None = None
+    builtin: str | None = None
+    options: Mapping[str, Any] = Field(default_factory=dict)
+    inputs: Mapping[str, Name] = Field(min_length=1)  # the step's name -> the pipeline's tensor
+    outputs: Mapping[str, Name] = Field(min_length=1)
+
+    @property
+    def selector(self) -> str:
+        """What names the model's version: digits or an alias."""
+        return str(self.version) if self.version is not None else self.alias or _LIVE
+
+    @property
+    def pin(self) -> ModelRef | None:
+        """The version that this step needs for ever."""
+        return ModelRef(self.model, self.version) if self.model is not None and self.version is not None else None
+
+    @model_validator(mode="after")
+    def _is_one_thing(self) -> StepDef:
+        if (self.model is None) == (self.builtin is None):
+            raise ValueError("expected either model or builtin")
+        if self.builtin is not None and (self.version is not None or self.alias is not None):
+            raise ValueError("version and alias are for a model")
+        if self.model is not None and self.options:
+            raise ValueError("options are for what is built in")
+        if self.version is not None and self.alias is not None:
+            raise ValueError("expected version or alias, not both")
+        return self
+
+
+class Definition(_Table):
+    """What ``pipeline.toml`` says. Tensors and steps fit together by name; see ``wiring`` for their types."""
+
+    inputs: tuple[Annotated[InputDef, BeforeValidator(_named)], ...] = Field(min_length=1, strict=False)
+    outputs: tuple[Name, ...] = Field(min_length=1, strict=False)
+    step: tuple[StepDef, ...] = Field(min_length=1, max_length=MOST_STEPS, strict=False)
+
+    @property
+    def models(self) -> frozenset[str]:
+        """The names of the models it uses."""
+        return frozenset(step.model for step in self.step if step.model is not None)
+
+    @property
+    def pins(self) -> frozenset[ModelRef]:
+        """The versions it needs for ever."""
+        return frozenset(step.pin for step in self.step if step.pin is not None)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Definition:
+        inputs = [given.name for given in self.inputs]
+        made = inputs + [tensor for step in self.step for tensor in step.outputs.values()]
+        used = {*self.outputs, *(tensor for step in self.step for tensor in step.inputs.values())}
+        _refuse(_repeated(step.name for step in self.step), "step {} is there twice")
+        _refuse(_repeated(made), "tensor {} has more than one origin")
+        _refuse(_repeated(self.outputs), "output {} is there twice")
+        _refuse(sorted(used - set(made)), "tensor {} is used, but neither an input nor any step's output")
+        _refuse([name for name in inputs if name not in used], "input {} is used by no step")
+        _refuse(
+            [step.name for step in self.step if not used & set(step.outputs.values())],
+            "step {}: nothing uses its outputs",
+        )
+        return self
+
+
+def _repeated(names: Any) -> list[str]:
+    return [name for name, count in Counter(names).items() if count > 1]
+
+
+def _refuse(found: list[str], message: str) -> None:
+    if found:
+        raise ValueError(message.format(repr(found[0])))
+
+
+def parse(content: bytes) -> Definition:
+    """Read the file's content; raises BadPipeline."""
+    if len(content) > LARGEST:
+        raise BadPipeline(f"{PIPELINE_FILE}: expected at most {LARGEST} bytes, got {len(content)}")
+    try:
+        return Definition(**tomllib.loads(content.decode()))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadPipeline(f"{PIPELINE_FILE}: not TOML: {error}") from error
+    except ValidationError as error:
+        raise BadPipeline(f"{PIPELINE_FILE}: {'; '.join(_complaints(error))}") from error
+
+
+def _complaints(error: ValidationError) -> Iterator[str]:
+    for item in error.errors():
+        place, text = ".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, ")
+        yield f"{place}: {text}" if place else text

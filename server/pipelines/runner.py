@@ -1,0 +1,130 @@
+"""What answers a pipeline's requests: each goes through the queues of the steps, this only keeps the count."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from time import monotonic, time
+from typing import TYPE_CHECKING
+
+from server.batching.admission import Admission
+from server.batching.entry import Entry, Outcome
+from server.batching.execution import Ran
+from server.batching.policy import BatchPolicy
+from server.errors import DeadlineExceeded, Overloaded, ServerError
+from server.pipelines.definition import StepDef
+from server.pipelines.flow import Flow, Target
+from server.pipelines.pipeline import ModelStage, Pipeline
+from server.telemetry.statistics import Statistics
+
+if TYPE_CHECKING:
+    from server.scheduling.servable import Servable
+
+
+class PipelineRunner:
+    """Takes requests in as a batcher does. Used on the event loop's thread only."""
+
+    def __init__(self, model: Pipeline, own: Mapping[str, Servable], admission: Admission, stats: Statistics) -> None:
+        """``own``: what runs the steps that are built in, by their names."""
+        self.model = model
+        self.admission = admission
+        self.stats = stats
+        self.policy = BatchPolicy()
+        self._own = own
+        self._steps: list[tuple[StepDef, Target]] = [
+            (stage.step, stage.servable if isinstance(stage, ModelStage) else partial(_same, own[stage.step.name]))
+            for stage in model.stages
+        ]
+        self._outputs = [spec.name for spec in model.outputs]
+        self._flows: dict[Entry, Flow] = {}
+        self._drained: asyncio.Event | None = None
+
+    def configure(self, policy: BatchPolicy) -> None:
+        """Of a pipeline only the latency target counts; its models batch as their own configurations say."""
+        self.policy = policy
+
+    def submit(self, entry: Entry) -> None:
+        """Begin a request; raises Overloaded, DeadlineExceeded, or what its first steps refuse it for."""
+        now = monotonic()
+        try:
+            self._check_time(entry, now)
+            self.admission.enter(entry.nbytes, now)
+        except ServerError as error:
+            self.stats.refused(error.code)
+            raise
+        entry.since = now
+        flow = self._flows[entry] = Flow(self._steps, self._outputs, entry, self.stats.stepped, self._ended)
+        try:
+            flow.start()
+        except ServerError as error:
+            self.stats.refused(error.code)
+            self._leave(entry)
+            raise
+
+    def cancel(self, entry: Entry) -> None:
+        """The caller left: what waits in any step's queue costs nothing more."""
+        flow = self._leave(entry)
+        if flow is not None:
+            self.stats.cancelled += 1
+            flow.stop()
+            entry.abandon()
+
+    async def drained(self) -> None:
+        """Return once nothing is under way."""
+        if self._flows:
+            self._drained = self._drained or asyncio.Event()
+            await self._drained.wait()
+        for servable in self._own.values():  # what a departed caller's step still runs
+            await servable.batcher.drained()
+
+    def expected(self, rows: int) -> float:
+        """Return the seconds until a request of so many rows would be answered, behind all that waits at each step."""
+        ends: dict[str, float] = {}  # of the tensors
+        for step, target in self._steps:
+            start = max(ends.get(tensor, 0.0) for tensor in step.inputs.values())
+            end = start + target().batcher.expected(rows)
+            ends.update(dict.fromkeys(step.outputs.values(), end))
+        return max(ends[name] for name in self._outputs if name in ends)
+
+    def _check_time(self, entry: Entry, now: float) -> None:
+        target = self.policy.latency_target
+        if entry.deadline is None and target is None:
+            return
+        expected = self.expected(entry.rows)
+        if entry.deadline is not None and now + expected > entry.deadline:
+            raise DeadlineExceeded(
+                "the request's timeout is shorter than the pipeline's steps are expected to take",
+                retry_after=self.admission.retry_after(now),
+            )
+        if target is not None and self._flows and expected > target:
+            raise Overloaded(
+                f"the request would be answered after {expected * 1e3:.0f} ms, the pipeline's latency target is "
+                f"{target * 1e3:.0f} ms",
+                retry_after=self.admission.retry_after(now),
+            )
+
+    def _ended(self, entry: Entry, outcome: Outcome) -> None:
+        self._leave(entry)
+        now = monotonic()
+        failed = isinstance(outcome, Exception)
+        if isinstance(outcome, Exception):
+            self.stats.failures[outcome.code if isinstance(outcome, ServerError) else "internal"] += 1
+        self.stats.last_inference_ms = int(time() * 1000)
+        self.stats.ran(Ran([outcome], entry.rows, 1, entry.since, entry.since, now, now), [0.0], int(failed))
+        self.admission.drain.add(1, now)
+        entry.finish(outcome)
+
+    def _leave(self, entry: Entry) -> Flow | None:
+        flow = self._flows.pop(entry, None)
+        if flow is None:
+            return None
+        self.admission.leave(entry.nbytes)
+        if self._drained is not None and not self._flows:
+            self._drained.set()
+            self._drained = None
+        return flow
+
+
+def _same(servable: Servable) -> Servable:
+    return servable

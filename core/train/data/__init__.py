@@ -1,0 +1,20 @@
+"""Data for training: datasets in files, the examples chosen from them, splits, and the loader that makes batches.
+
+examples = select(open_dataset("digits.npz"))
+parts = split(examples, held_out=0.2, seed=0)
+with Loader(examples, parts.train, batch=64, seed=0) as loader:
+    for batch in loader.epoch(0):
+        step.run(batch)                                   # {"x": ..., "target": ...}
+"""
+
+from core.errors import DataError
+from core.train.data.dataset import Column, Dataset, Rows, from_arrays
+from core.train.data.examples import Examples, select
+from core.train.data.loader import Loader
+from core.train.data.opening import open_dataset
+from core.train.data.splits import Split, folds, split
+
+__all__ = [
+    "Column", "DataError", "Dataset", "Examples", "Loader", "Rows", "Split", "folds", "from_arrays", "open_dataset",
+    "select", "split",
+]  # fmt: skip

@@ -1,0 +1,226 @@
+"""`Dataset`: named columns of equal length, each from a `Source` that gives the rows asked for."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.errors import DataError
+from core.ir.types import DType
+
+Rows: TypeAlias = NDArray[np.int64]
+Values: TypeAlias = NDArray[Any]
+Layout: TypeAlias = Literal["", "HW", "CHW", "HWC"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One row of a column: its element type and shape, how an image lies in it, the names of the classes it counts.
+
+    A dimension of -1 is the length of a sequence, which differs from row to row.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...] = ()
+    layout: Layout = ""
+    classes: tuple[str, ...] | None = None
+
+    @property
+    def is_number(self) -> bool:
+        return self.dtype is not DType.STRING
+
+    @property
+    def is_sequence(self) -> bool:
+        return -1 in self.shape
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join('*' if size < 0 else str(size) for size in self.shape)}]"
+
+
+class Source(Protocol):
+    """Where the rows of one column come from. `take` may be called from several threads at once."""
+
+    @property
+    def column(self) -> Column: ...
+
+    def __len__(self) -> int: ...
+
+    def take(self, rows: Rows) -> Values:
+        """The rows stacked: [rows, *column.shape]; ragged sequences are an object array of arrays."""
+        ...
+
+
+@dataclass(frozen=True)
+class ArraySource:
+    """A column that lies in memory, or in a mapped file."""
+
+    column: Column
+    array: Values
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def take(self, rows: Rows) -> Values:
+        taken = self.array[rows]
+        return taken.astype(object) if taken.dtype.kind == "U" else taken.astype(self.column.dtype.numpy, copy=False)
+
+
+@dataclass(frozen=True)
+class LazySource:
+    """A column that is read when its first rows are asked for."""
+
+    column: Column
+    length: int
+    load: Callable[[], Values]
+
+    def __len__(self) -> int:
+        return self.length
+
+    @cached_property
+    def _loaded(self) -> ArraySource:
+        return ArraySource(self.column, self.load())
+
+    def take(self, rows: Rows) -> Values:
+        return self._loaded.take(rows)
+
+
+class Joined:
+    """Several sources of one type, one after the other."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.sources = tuple(sources)
+        self.column = sources[0].column
+        self.ends = np.cumsum([len(source) for source in sources])
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def take(self, rows: Rows) -> Values:
+        which = np.searchsorted(self.ends, rows, side="right")
+        parts = np.unique(which)
+        if len(parts) == 1:
+            return self._from(int(parts[0]), rows)
+        shape = (len(rows),) if self.column.is_sequence else (len(rows), *self.column.shape)
+        taken = np.empty(shape, object if self.column.is_sequence else self.column.dtype.numpy)
+        for part in parts.tolist():
+            taken[which == part] = self._from(part, rows[which == part])
+        return taken
+
+    def _from(self, part: int, rows: Rows) -> Values:
+        return self.sources[part].take(rows - (int(self.ends[part - 1]) if part else 0))
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Columns of equal length. `parts` are ranges of rows that the files themselves set apart: train, validation, test.
+
+    `digest` is the sha256 of the content: of the file, or of the names and digests of a folder's files.
+    """
+
+    name: str
+    sources: Mapping[str, Source]
+    fingerprint: Callable[[], str]
+    format: str = "arrays"
+    parts: Mapping[str, range] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        lengths = {name: len(source) for name, source in self.sources.items()}
+        if not lengths:
+            raise DataError("there are no columns", file=self.name)
+        if len(set(lengths.values())) > 1:
+            text = ", ".join(f"'{name}' {length}" for name, length in lengths.items())
+            raise DataError(f"columns differ in their number of rows: {text}", file=self.name)
+        if not len(self):
+            raise DataError("there are no rows", file=self.name)
+
+    @cached_property
+    def columns(self) -> dict[str, Column]:
+        return {name: source.column for name, source in self.sources.items()}
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Names of the classes, where one column says so."""
+        return next((column.classes for column in self.columns.values() if column.classes), None)
+
+    @cached_property
+    def digest(self) -> str:
+        return self.fingerprint()
+
+    def __len__(self) -> int:
+        return len(next(iter(self.sources.values())))
+
+    def take(self, rows: Rows, columns: Iterable[str] | None = None) -> dict[str, Values]:
+        """The given rows of all columns, or of some. DataError for a value that cannot be read."""
+        names = list(self.sources if columns is None else columns)
+        return {name: self.sources[name].take(rows) for name in names}
+
+
+def from_arrays(arrays: Mapping[str, Values], name: str = "arrays") -> Dataset:
+    """A dataset of arrays in memory, their first axis counting rows."""
+    sources = {key: ArraySource(column_of(key, array, name), np.asarray(array)) for key, array in arrays.items()}
+    return Dataset(name, sources, lambda: _digest_of_arrays(arrays))
+
+
+def column_of(name: str, array: Values, file: str) -> Column:
+    """The column that an array makes. DataError for one without rows or of a type that models cannot take."""
+    if array.ndim == 0:
+        raise DataError("the array has rank 0, expected rows", file=file, column=name)
+    if array.dtype.kind not in "biufUSO":
+        raise DataError(f"arrays of {array.dtype} are not read, expected numbers or text", file=file, column=name)
+    shape = tuple(array.shape[1:])
+    return Column(name, DType.from_numpy(array.dtype.newbyteorder("=")), shape, layout_of(shape))
+
+
+def layout_of(shape: tuple[int, ...]) -> Layout:
+    """How rows of this shape may be images: [H, W], or three axes of which one counts 1, 3 or 4 channels."""
+    if len(shape) == 2:
+        return "HW"
+    if len(shape) == 3:
+        return "CHW" if shape[0] in (1, 3, 4) else "HWC" if shape[2] in (1, 3, 4) else ""
+    return ""
+
+
+def joined(name: str, parts: Mapping[str, Dataset], fingerprint: Callable[[], str]) -> Dataset:
+    """One dataset of parts that their files set apart. DataError when their columns differ."""
+    first, *others = parts.values()
+    for part, other in zip(list(parts)[1:], others, strict=True):
+        if other.columns != first.columns:
+            raise DataError(
+                f"part '{part}' has {_text(other)}, but part '{next(iter(parts))}' {_text(first)}", file=name
+            )
+    sources: dict[str, Source] = {key: Joined([part.sources[key] for part in parts.values()]) for key in first.sources}
+    ends = np.cumsum([0, *(len(part) for part in parts.values())]).tolist()
+    ranges = {part: range(start, end) for part, start, end in zip(parts, ends[:-1], ends[1:], strict=True)}
+    return replace(first, name=name, sources=sources, fingerprint=fingerprint, parts=ranges)
+
+
+def _text(dataset: Dataset) -> str:
+    return ", ".join(f"'{name}' {column}" for name, column in dataset.columns.items())
+
+
+def _digest_of_arrays(arrays: Mapping[str, Values]) -> str:
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
+        digest.update(
+            repr(array.tolist()).encode() if array.dtype.kind == "O" else np.ascontiguousarray(array).tobytes()
+        )
+    return digest.hexdigest()
+
+
+def digest_of_path(path: Path) -> str:
+    """sha256 of a file; of a folder, that of its files' relative names and digests in the order of their names."""
+    if path.is_file():
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    files = sorted((file.relative_to(path).as_posix(), file) for file in path.rglob("*") if file.is_file())
+    lines = [f"{digest_of_path(file)}  {name}\n" for name, file in files]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()

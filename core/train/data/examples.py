@@ -1,0 +1,175 @@
+"""`Examples`: which columns of a dataset a model takes, and which it learns to tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from core.errors import DataError
+from core.ir.types import DType
+from core.train.data.dataset import Column, Dataset, Layout, Rows, Values
+from core.train.data.targets import class_targets
+
+Inputs: TypeAlias = Mapping[str, str | Sequence[str]]
+Task: TypeAlias = Literal["auto", "classes", "numbers"]
+
+TARGET = "target"
+_DEFAULT_INPUT = "x"
+_TARGETS = ("y", "target", "label", "labels")  # what a target is called when nobody says
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One input: a column as it is, or the numbers of one or several columns side by side, in float32."""
+
+    column: Column
+    origin: tuple[str, ...]
+
+    @property
+    def joins(self) -> bool:
+        return len(self.origin) > 1
+
+    def take(self, dataset: Dataset, rows: Rows) -> Values:
+        """The rows: [rows, *column.shape]. DataError for a number that is infinite or none at all."""
+        dtype = self.column.dtype.numpy
+        if self.column.is_sequence:
+            return dataset.sources[self.origin[0]].take(rows)
+        taken = dataset.take(rows, self.origin)
+        values = np.empty((len(rows), len(taken), *self.column.shape[1:]), dtype) if self.joins else None
+        if values is None:
+            values = taken[self.origin[0]].reshape(len(rows), *self.column.shape).astype(dtype, copy=False)
+        else:
+            for index, name in enumerate(self.origin):
+                values[:, index] = taken[name]
+        self._check(values, dataset, rows)
+        return values
+
+    def _check(self, values: Values, dataset: Dataset, rows: Rows) -> None:
+        if values.dtype.kind != "f" or np.isfinite(values).all():
+            return
+        place = np.argwhere(~np.isfinite(values))[0].tolist()
+        column = self.origin[place[1] if self.joins else 0]
+        message = f"the number is {values[tuple(place)]}, expected a finite one"
+        raise DataError(message, file=dataset.name, row=int(rows[place[0]]), column=column)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Rows of named inputs and a target.
+
+    Targets are classes (int64, below `len(classes)`) or numbers (float32, of rank 1 at least: [k]). Inputs are as the
+    dataset has them (pixels of uint8 stay that), but float64, and what is joined from several columns, is float32.
+    """
+
+    dataset: Dataset
+    features: Mapping[str, Feature]
+    target: Column
+    targets: Values
+
+    @property
+    def inputs(self) -> dict[str, Column]:
+        return {name: replace(feature.column, name=name) for name, feature in self.features.items()}
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        return self.target.classes
+
+    @property
+    def parts(self) -> Mapping[str, range]:
+        return self.dataset.parts
+
+    @property
+    def digest(self) -> str:
+        return self.dataset.digest
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def take(self, rows: Rows) -> dict[str, Values]:
+        """The rows as a training step takes them: inputs by name, and `target`. DataError for what cannot be read."""
+        batch = {name: feature.take(self.dataset, rows) for name, feature in self.features.items()}
+        return {**batch, TARGET: self.targets[rows]}
+
+
+def select(
+    dataset: Dataset,
+    inputs: Inputs | None = None,
+    target: str | None = None,
+    *,
+    task: Task = "auto",
+    classes: Sequence[str] | None = None,
+    layouts: Mapping[str, Layout] | None = None,
+) -> Examples:
+    """Choose inputs and target among the columns.
+
+    `inputs` maps names of model inputs to a column or to several, whose numbers are joined. By default everything but
+    the target goes in: a single column as `x`; many columns of one number each joined as `x`; else each by its own
+    name. The target is by default called y, target, label or labels, or is the last column. `task` says whether it
+    counts classes: on "auto", text, truth values and whole numbers do. `classes` are those of a model that is to go on
+    learning: targets are matched by name. `layouts` says how inputs of rank 3 or 4 are images where shapes don't.
+
+    DataError for columns that do not exist or do not fit.
+    """
+    target = _column(dataset, target or _default_target(dataset), "target").name
+    chosen = inputs if inputs is not None else _default_inputs(dataset, target)
+    features = {name: _feature(dataset, name, columns, layouts or {}) for name, columns in chosen.items()}
+    if not features or TARGET in features:
+        raise DataError(
+            f"inputs are {list(features)}, expected at least one, none called '{TARGET}'", file=dataset.name
+        )
+    if _counts_classes(dataset, target, task):
+        names, indices = class_targets(dataset, target, classes)
+        return Examples(dataset, features, Column(TARGET, DType.INT64, indices.shape[1:], classes=names), indices)
+    column = dataset.columns[target]
+    if not column.is_number or column.is_sequence:
+        raise DataError(f"is {column}, expected numbers to learn", file=dataset.name, column=target)
+    numbers = Feature(Column(TARGET, DType.FLOAT32, column.shape or (1,)), (target,))
+    return Examples(dataset, features, numbers.column, numbers.take(dataset, np.arange(len(dataset))))
+
+
+def _counts_classes(dataset: Dataset, target: str, task: Task) -> bool:
+    if task != "auto":
+        return task == "classes"
+    column = dataset.columns[target]
+    return not column.dtype.is_float
+
+
+def _default_target(dataset: Dataset) -> str:
+    return next((name for name in _TARGETS if name in dataset.columns), list(dataset.columns)[-1])
+
+
+def _default_inputs(dataset: Dataset, target: str) -> Inputs:
+    rest = [name for name in dataset.columns if name != target]
+    if not rest:
+        raise DataError(f"the only column is '{target}', the target; there is nothing to learn from", file=dataset.name)
+    if len(rest) == 1 or all(dataset.columns[name].shape == () for name in rest):
+        return {_DEFAULT_INPUT: rest}
+    return {name: name for name in rest}
+
+
+def _feature(dataset: Dataset, name: str, columns: str | Sequence[str], layouts: Mapping[str, Layout]) -> Feature:
+    origin = (columns,) if isinstance(columns, str) else tuple(columns)
+    if not origin:
+        raise DataError(f"input '{name}' names no column", file=dataset.name)
+    found = [_column(dataset, column, f"input '{name}'") for column in origin]
+    for column in found:
+        if not column.is_number:
+            raise DataError(f"is text, which input '{name}' cannot take", file=dataset.name, column=column.name)
+        if len(found) > 1 and column.shape != ():
+            message = f"is {column}, but input '{name}' joins columns of one number each"
+            raise DataError(message, file=dataset.name, column=column.name)
+    first = found[0]
+    if first.shape == ():
+        return Feature(Column(name, DType.FLOAT32, (len(found),)), origin)
+    dtype = DType.FLOAT32 if first.dtype is DType.FLOAT64 else first.dtype
+    return Feature(Column(name, dtype, first.shape, layouts.get(name, first.layout)), origin)
+
+
+def _column(dataset: Dataset, name: str, what: str) -> Column:
+    if name not in dataset.columns:
+        there = ", ".join(f"'{column}'" for column in list(dataset.columns)[:20])
+        raise DataError(f"{what}: there is no column '{name}', only {there}", file=dataset.name)
+    return dataset.columns[name]

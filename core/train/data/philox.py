@@ -1,0 +1,69 @@
+"""Philox4x32-10, a random generator that is a function of a counter, over whole arrays.
+
+J. Salmon and others: Parallel random numbers: as easy as 1, 2, 3 (SC 2011). What a row gets depends on the seed, the
+epoch and the row alone: not on who computes it, in which order, or with which version of NumPy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.train.data.dataset import Rows
+
+_MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], np.uint64)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+_ROUNDS = 10
+
+
+def philox(key: int, counter: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Four words of 32 random bits, in uint64, for each counter: [4, ...] -> [4, ...]. `key` has 64 bits."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key & 0xFFFFFFFF, key >> 32 & 0xFFFFFFFF
+    for _ in range(_ROUNDS):
+        p0, p1 = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
+        c0, c1 = (p1 >> _HALF) ^ c1 ^ np.uint64(k0), p1 & _LOW
+        c2, c3 = (p0 >> _HALF) ^ c3 ^ np.uint64(k1), p0 & _LOW
+        k0, k1 = (k0 + _WEYL[0]) & 0xFFFFFFFF, (k1 + _WEYL[1]) & 0xFFFFFFFF
+    return np.stack([c0, c1, c2, c3])
+
+
+@dataclass(frozen=True)
+class Randoms:
+    """Random numbers for rows: each row has as many streams as are asked for, all independent."""
+
+    seed: int
+    epoch: int
+    rows: Rows
+
+    def uniform(self, stream: int, count: int) -> NDArray[np.float32]:
+        """Numbers in [0, 1): [rows, count]."""
+        return (self._words(stream, count) >> np.uint64(8)).astype(np.float32) * np.float32(2.0**-24)
+
+    def normal(self, stream: int, count: int) -> NDArray[np.float32]:
+        """Standard normal numbers: [rows, count] (G. Box and M. Muller, 1958)."""
+        half = -(-count // 2)
+        uniform = self.uniform(stream, 2 * half)
+        radius = np.sqrt(-2 * np.log1p(-uniform[:, :half]))
+        angle = np.float32(2 * np.pi) * uniform[:, half:]
+        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)[:, :count]
+
+    def order(self, stream: int) -> Rows:
+        """The rows, shuffled."""
+        words = self._words(stream, 2)
+        return self.rows[np.argsort(words[:, 0] << _HALF | words[:, 1], kind="stable")]
+
+    def _words(self, stream: int, count: int) -> NDArray[np.uint64]:
+        """32 random bits each: [rows, count]."""
+        blocks = -(-count // 4)
+        counter = np.empty((4, len(self.rows), blocks), np.uint64)
+        counter[0] = self.rows[:, None]
+        counter[1] = np.arange(blocks)
+        counter[2] = self.epoch
+        counter[3] = stream
+        words = philox(self.seed, counter)
+        return np.moveaxis(words, 0, 2).reshape(len(self.rows), 4 * blocks)[:, :count]

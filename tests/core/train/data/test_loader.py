@@ -1,0 +1,72 @@
+"""Batches: the same whoever makes them, wherever an epoch is resumed."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.errors import DataError
+from core.train.data import Loader, from_arrays, select
+
+ROWS = 103
+EXAMPLES = select(from_arrays({"x": np.arange(ROWS * 4.0).reshape(ROWS, 4), "y": np.arange(ROWS) % 3}))
+
+
+def epoch(number: int, skip: int = 0, **options: Any) -> list[dict[str, Any]]:
+    with Loader(EXAMPLES, np.arange(ROWS), 10, seed=5, **options) as loader:
+        return list(loader.epoch(number, skip))
+
+
+def first(batches: list[dict[str, Any]]) -> list[float]:
+    return [float(x) for batch in batches for x in batch["x"][:, 0]]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_the_number_of_workers_does_not_matter(workers: int) -> None:
+    assert first(epoch(1, workers=workers)) == first(epoch(1, workers=0))
+
+
+def test_each_row_once_in_an_order_of_its_own_per_epoch() -> None:
+    orders = [first(epoch(number)) for number in range(3)]
+    assert all(sorted(order) == EXAMPLES.take(np.arange(ROWS))["x"][:, 0].tolist() for order in orders)
+    assert len({tuple(order) for order in orders}) == 3
+
+
+def test_an_epoch_goes_on_where_it_was_left() -> None:
+    assert first(epoch(2, skip=4)) == first(epoch(2))[40:]
+    assert epoch(2, skip=11) == []
+
+
+def test_the_last_batch() -> None:
+    assert [len(batch["target"]) for batch in epoch(0)] == [10] * 10 + [3]
+    assert [len(batch["target"]) for batch in epoch(0, drop_last=True)] == [10] * 10
+    assert first(epoch(0, shuffle=False)) == sorted(first(epoch(0)))
+
+
+def test_threads_end_also_when_an_epoch_is_left_early() -> None:
+    before = threading.active_count()
+    with Loader(EXAMPLES, np.arange(ROWS), 10, workers=3) as loader:
+        next(loader.epoch(0))
+        assert threading.active_count() > before
+    assert threading.active_count() == before
+
+
+def test_a_bad_row_is_named_in_its_turn() -> None:
+    x = np.zeros((50, 2), np.float32)
+    x[33, 1] = np.nan
+    examples = select(from_arrays({"x": x, "y": np.zeros(50, np.int64)}))
+    with Loader(examples, np.arange(50), 10, shuffle=False, workers=2) as loader:
+        batches = loader.epoch(0)
+        for _ in range(3):
+            next(batches)
+        with pytest.raises(DataError, match=r"row 33: column 'x': the number is nan, expected a finite one"):
+            next(batches)
+
+
+@pytest.mark.parametrize(("rows", "batch", "drop"), [(0, 1, False), (5, 0, False), (5, 6, True)])
+def test_batches_that_cannot_be(rows: int, batch: int, drop: bool) -> None:
+    with pytest.raises(DataError, match=f"{rows} rows do not make batches of {batch}"):
+        Loader(EXAMPLES, np.arange(rows), batch, drop_last=drop)

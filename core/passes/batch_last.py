@@ -92,9 +92,9 @@ def _rows_of_images(value: Value) -> Node | None:
 
 
 def _suits(editor: Editor, node: Node, x: Value) -> bool:
-    """Whether this is a convolution of images [N, C, H, W] of known size, with computed weights."""
+    """Whether this is a convolution of images [N, C, D1..] of known size, with computed weights."""
     shape, first = shape_of(x), node.attrs.get("layout", "NCHW") == "NCHW"
-    known = shape is not None and len(shape) == 4 and x.tensor.is_static
+    known = shape is not None and len(shape) >= 3 and x.tensor.is_static
     return first and known and editor.array(node.inputs[1]) is None
 
 

@@ -15,8 +15,7 @@ from core.passes.bodies import FUSED, Body
 from core.passes.edit import Editor
 
 _DTYPES = frozenset(
-    {DType.FLOAT32, DType.FLOAT64, DType.BOOL}
-    | {DType.INT32, DType.INT64, DType.INT8, DType.UINT8, DType.UINT32}
+    {DType.FLOAT32, DType.FLOAT64, DType.BOOL} | {DType.INT32, DType.INT64, DType.INT8, DType.UINT8, DType.UINT32}
 )
 
 

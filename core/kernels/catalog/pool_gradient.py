@@ -42,7 +42,7 @@ class PoolSumSpec(KernelSpec):
 
     family: ClassVar[str] = "pool_sum"
     batch: Dim
-    windows: tuple[Window, Window]
+    windows: tuple[Window, ...]
     channels: int
 
     @property
@@ -53,22 +53,25 @@ class PoolSumSpec(KernelSpec):
 
 @covers("MaxPoolGradient")
 def pool_gradient(request: Request) -> KernelCall | None:
-    """None for channels-first images, other than two axes, and other element types."""
+    """None for channels-first images, other element types, and sizes that are not known."""
     node = request.node
     x, dy = node.inputs
-    if x is None or dy is None or not has_plannable_types(node) or x.dtype is not F32 or len(x.shape) != 4:
+    if x is None or dy is None or not has_plannable_types(node) or x.dtype is not F32 or len(x.shape) < 3:
         return None
     windows = windows_of(node, x.shape[1:-1], dy.shape[1:-1])
-    batch, _, _, channels = x.shape
+    batch, *_, channels = x.shape
     if attribute(node, "layout") == "NCHW" or windows is None or not isinstance(channels, int):
         return None
+    flops = dy.tensor.size * (2 * prod(window.kernel for window in windows))
+    return KernelCall(_spec(batch, windows, channels), (In(0), In(1), Out()), flops=flops, bytes=traffic(node))
+
+
+def _spec(batch: Dim, windows: tuple[Window, ...], channels: int) -> KernelSpec:
+    if len(windows) != 2 or not all(map(_stands_alone, windows)):
+        return PoolSumSpec(batch, windows, channels)
     lines, columns = windows
     kernel = (lines.kernel, columns.kernel)
-    spec: KernelSpec = PoolSumSpec(batch, (lines, columns), channels)
-    if all(map(_stands_alone, windows)):
-        sizes, counts = (lines.size, columns.size), (lines.count, columns.count)
-        spec = PoolGradientSpec(batch, sizes, counts, kernel, channels)
-    return KernelCall(spec, (In(0), In(1), Out()), flops=dy.tensor.size * (2 * prod(kernel)), bytes=traffic(node))
+    return PoolGradientSpec(batch, (lines.size, columns.size), (lines.count, columns.count), kernel, channels)
 
 
 def _stands_alone(window: Window) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from core.codegen.lang import Kernel, Val
 from core.codegen.registers import Pointer
@@ -29,8 +30,8 @@ class _BatchConv:
         count = len(spec.extra_steps)
         self.x, self.w, *self.extras, self.y = (k.operand(i, F32) for i in range(3 + count))
         full, rest = divmod(spec.outputs, spec.together)
-        blocks = full + bool(rest)
-        with k.parallel(spec.groups, blocks, spec.windows[0].count) as (group, block, line):
+        lines = [window.count for window in spec.windows[:-1]]
+        with k.parallel(spec.groups, full + bool(rest), *lines) as (group, block, *line):
             if full:
                 with k.when(block < full):
                     self._line(group, block * spec.together, spec.together, line)
@@ -38,39 +39,39 @@ class _BatchConv:
                 with k.when(block.equals(full)):
                     self._line(group, k.index(full * spec.together), rest, line)
 
-    def _line(self, group: Val, first: Val, outputs: int, line: Val) -> None:
+    def _line(self, group: Val, first: Val, outputs: int, line: Sequence[Val]) -> None:
         """One line of the result, for some output channels of a group, counted from its first."""
         k, spec = self.kernel, self.spec
-        lines, columns = spec.windows
-        x = self.x.at(group * (spec.channels * lines.size * columns.size * spec.rows))
-        weights = spec.outputs * spec.channels * lines.kernel * columns.kernel
+        x = self.x.at(group * (spec.channels * prod(window.size for window in spec.windows) * spec.rows))
+        weights = spec.outputs * spec.channels * prod(window.kernel for window in spec.windows)
         w = self.w.at(group * weights + first * spec.steps[0] + spec.origin)
-        with k.loop(0, columns.count) as column:
-            across = [taps(k, w, s, at) for w, s, at in zip(spec.windows, spec.spreads, (line, column), strict=True)]
-            pixel = (line * columns.count + column) * spec.rows
+        with k.loop(0, spec.windows[-1].count) as column:
+            place = [*line, column]
+            reach = [taps(k, *axis) for axis in zip(spec.windows, spec.spreads, place, strict=True)]
+            pixel = ravel(k, place, [window.count for window in spec.windows]) * spec.rows
             for start in range(0, spec.rows, spec.vectors * spec.lanes):
-                self._tile((x.at(start), w), group * spec.outputs + first, outputs, across, pixel + start, start)
+                self._tile(x.at(start), w, group * spec.outputs + first, outputs, reach, pixel + start, start)
 
     def _tile(
-        self, operands: tuple[Pointer, Pointer], first: Val, outputs: int, taps: Sequence[Taps], pixel: Val, start: int
+        self, x: Pointer, w: Pointer, first: Val, outputs: int, reach: Sequence[Taps], pixel: Val, start: int
     ) -> None:
-        """Rows from `start` on of one pixel. `taps`: what part of the window meets the image along each axis."""
+        """Rows from `start` on of one pixel. `reach`: what part of the window meets the image along each axis."""
         k, spec = self.kernel, self.spec
         vectors, mask = _vectors(k, spec.rows - start, spec.vectors, spec.lanes)
-        lines, columns = taps
-        size, width = spec.windows[0].size, spec.windows[1].size
-        (x, w), zeros = operands, [k.zeros(F32, spec.lanes)] * (outputs * vectors)
+        zeros = [k.zeros(F32, spec.lanes)] * (outputs * vectors)
+
+        def along(axis: int, line: Val, w: Pointer, sums: Sequence[Val]) -> list[Val]:
+            """The sums with what the window gives from this axis on, in the part of the image that `line` counts."""
+            if axis == len(reach):
+                return self._products(x.at(line * spec.rows), w, sums, outputs, mask)
+            taps = reach[axis]
+            with k.fold(taps.first, taps.last, sums) as fold:
+                inner = line * spec.windows[axis].size + (taps.source + fold.index * taps.step)
+                fold.values = along(axis + 1, inner, w.at(taps.tap(fold.index) * spec.steps[axis + 2]), fold.values)
+            return fold.values
+
         with k.fold(0, spec.channels, zeros) as planes:
-            with k.fold(lines.first, lines.last, planes.values) as down:
-                at = planes.index * size + (lines.source + down.index * lines.step)
-                source = x.at((at * width + columns.source) * spec.rows)
-                own = w.at(planes.index * spec.steps[1] + lines.tap(down.index) * spec.steps[2])
-                with k.fold(columns.first, columns.last, down.values) as across:
-                    place = source.at(across.index * (columns.step * spec.rows))
-                    factor = own.at(columns.tap(across.index) * spec.steps[3])
-                    across.values = self._products(place, factor, across.values, outputs, mask)
-                down.values = across.values
-            planes.values = down.values
+            planes.values = along(0, planes.index, w.at(planes.index * spec.steps[1]), planes.values)
         self._store(planes.values, first, outputs, pixel, mask)
 
     def _products(self, x: Pointer, w: Pointer, sums: Sequence[Val], outputs: int, mask: Val | None) -> list[Val]:
@@ -83,26 +84,28 @@ class _BatchConv:
 
     def _store(self, sums: Sequence[Val], first: Val, outputs: int, pixel: Val, mask: Val | None) -> None:
         spec, vectors = self.spec, len(sums) // outputs
-        plane = spec.windows[0].count * spec.windows[1].count * spec.rows
+        plane = prod(window.count for window in spec.windows) * spec.rows
         for m in range(outputs):
             target = self.y.at((first + m) * plane + pixel)
             for v in range(vectors):
-                value = self._finished(sums[m * vectors + v], first + m)
-                target.store(value, v * spec.lanes, mask if v == vectors - 1 else None)
+                at, last = v * spec.lanes, mask if v == vectors - 1 else None
+                target.store(self._finished(sums[m * vectors + v], first + m, pixel + at, last), at, last)
 
-    def _finished(self, value: Val, output: Val) -> Val:
+    def _finished(self, value: Val, output: Val, pixel: Val, mask: Val | None) -> Val:
         k, spec = self.kernel, self.spec
         if spec.epilogue is None:
             return value
-        pairs = zip(self.extras, spec.extra_steps, strict=True)
-        extras = [extra.load(output * step).splat(spec.lanes) for extra, step in pairs]
+        extras = []
+        for extra, (step, moves) in zip(self.extras, spec.extra_steps, strict=True):
+            own = extra.at(output * step)
+            extras.append(own.load(pixel, spec.lanes, mask) if moves else own.load().splat(spec.lanes))
         return k.ops.splat(scalar_body(k.ops, spec.epilogue, [value, *extras])[0], spec.lanes)
 
 
 @dataclass(frozen=True)
 class Taps:
-    """The places t from `first` to `last` of a window that meet the image: each meets pixel `source + t*step` there, and
-    is the place `origin + t*spread` of the weights."""
+    """The places t from `first` to `last` of a window that meet the image: each meets pixel `source + t*step` there,
+    and is the place `origin + t*spread` of the weights."""
 
     first: Val
     last: Val
@@ -128,6 +131,14 @@ def taps(k: Kernel, window: Window, spread: int, at: Val) -> Taps:
     last = k.ops.max(k.index(window.size + step - 1) - source, 0) // step
     own = (k.index(window.kernel + spread - 1) - origin) // spread
     return Taps(first, k.ops.min(last, own), source, step, origin, spread)
+
+
+def ravel(k: Kernel, place: Sequence[Val], extents: Sequence[int]) -> Val:
+    """The row-major position of a place."""
+    position = k.index(0)
+    for at, extent in zip(place, extents, strict=True):
+        position = position * extent + at
+    return position
 
 
 def reached(k: Kernel, window: Window, at: Val) -> tuple[Val, Val]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from core.codegen.lang import Index, Kernel, Val
 from core.codegen.registers import Pointer
 from core.ir.types import DType
 from core.kernels.catalog.conv_batch import BatchWeightSpec
+from core.kernels.catalog.pool import Window
+from core.kernels.cpu.conv_batch import ravel
 from core.kernels.target import Target
 
 F32 = DType.FLOAT32
@@ -25,43 +28,53 @@ class _BatchWeight:
         self.spec = spec
         self.kernel = k = Kernel(spec, target)
         self.x, self.dy, self.dw = (k.operand(i, F32) for i in range(3))
-        length = spec.windows[1].kernel
+        length = spec.windows[-1].kernel
         parts = [range(at, min(at + spec.across, length)) for at in range(0, length, spec.across)]
         full, rest = divmod(spec.outputs, spec.together)
-        tasks = (spec.groups, full + bool(rest), len(parts), spec.channels, spec.windows[0].kernel)
-        with k.parallel(*tasks) as (group, block, part, channel, tap):
+        lines = [window.kernel for window in spec.windows[:-1]]
+        with k.parallel(spec.groups, full + bool(rest), len(parts), spec.channels, *lines) as task:
+            group, block, part, channel, *line = task
             for number, places in enumerate(parts):
                 if full:
                     with k.when((block < full) & part.equals(number)):
-                        self._line(group, block * spec.together, spec.together, places, channel, tap)
+                        self._line(group, block * spec.together, spec.together, places, channel, line)
                 if rest:
                     with k.when(block.equals(full) & part.equals(number)):
-                        self._line(group, k.index(full * spec.together), rest, places, channel, tap)
+                        self._line(group, k.index(full * spec.together), rest, places, channel, line)
 
-    def _line(self, group: Val, first: Val, outputs: int, places: range, channel: Val, tap: Val) -> None:
+    def _line(self, group: Val, first: Val, outputs: int, places: range, channel: Val, line: Sequence[Val]) -> None:
         """Some places of one line of the window: `outputs` x `places` sums. `first` and `channel` are a group's own."""
         k, spec = self.kernel, self.spec
-        lines, columns = spec.windows
-        shift = tap * lines.dilation - lines.before
-        begin = k.ops.max(k.index(lines.stride - 1) - shift, 0) // lines.stride
-        end = k.ops.min(k.ops.max(k.index(lines.size + lines.stride - 1) - shift, 0) // lines.stride, lines.count)
+        *outer, columns = spec.windows
+        output = group * spec.outputs + first
+        count = prod(window.count for window in outer)
+
+        def along(axis: int, image: Val, result: Val, sums: Sequence[Val]) -> list[Val]:
+            """The sums with what the results from this axis on give: `image` and `result` count lines."""
+            if axis == len(outer):
+                x = self.x.at(image * (columns.size * spec.rows))
+                width = columns.count * spec.rows
+                dy = [self.dy.at(((output + m) * count + result) * width) for m in range(outputs)]
+                return self._columns(x, dy, places, sums)
+            window = outer[axis]
+            shift = line[axis] * window.dilation - window.before
+            with k.fold(*met(k, window, shift), sums) as fold:
+                pixel = image * window.size + (fold.index * window.stride + shift)
+                fold.values = along(axis + 1, pixel, result * window.count + fold.index, fold.values)
+            return fold.values
+
         zeros = [k.zeros(F32, spec.lanes)] * (outputs * len(places))
-        above, output = group * spec.channels + channel, group * spec.outputs + first
-        with k.fold(begin, end, zeros) as fold:
-            image = above * lines.size + (fold.index * lines.stride + shift)
-            x = self.x.at(image * (columns.size * spec.rows))
-            width = columns.count * spec.rows
-            dy = [self.dy.at(((output + m) * lines.count + fold.index) * width) for m in range(outputs)]
-            fold.values = self._columns(x, dy, places, fold.values)
-        taps = lines.kernel * columns.kernel
+        values = along(0, group * spec.channels + channel, k.index(0), zeros)
+        lines = [window.kernel for window in outer]
         for m in range(outputs):
-            target = self.dw.at(((output + m) * spec.channels + channel) * taps + tap * columns.kernel)
+            own = ravel(k, [(output + m) * spec.channels + channel, *line], [0, *lines])
+            target = self.dw.at(own * columns.kernel)
             for place in places:
-                target.store(k.ops.sum(fold.values[m * len(places) + place - places.start]), place)
+                target.store(k.ops.sum(values[m * len(places) + place - places.start]), place)
 
     def _columns(self, x: Pointer, dy: Sequence[Pointer], places: range, sums: Sequence[Val]) -> list[Val]:
         """All pixels of a line: those whose window lies in the image in a loop, the others one by one."""
-        k, columns = self.kernel, self.spec.windows[1]
+        k, columns = self.kernel, self.spec.windows[-1]
         first, last = columns.inside
         values = list(sums)
         for column in (*range(first), *range(last, columns.count)):
@@ -72,7 +85,7 @@ class _BatchWeight:
 
     def _inside(self, column: int, places: range) -> Sequence[int]:
         """Those of some places of the window that meet the image."""
-        columns = self.spec.windows[1]
+        columns = self.spec.windows[-1]
         corner = column * columns.stride - columns.before
         return [p for p in places if 0 <= corner + p * columns.dilation < columns.size]
 
@@ -87,7 +100,7 @@ class _BatchWeight:
     ) -> list[Val]:
         """All rows of one pixel, for those of the places that are `inside` the image."""
         k, spec = self.kernel, self.spec
-        columns = spec.windows[1]
+        columns = spec.windows[-1]
         corner = x.at((k.index(column) * columns.stride - columns.before) * spec.rows)
         sources = [corner.at(place * columns.dilation * spec.rows) for place in inside]
         seeds = [each.at(k.index(column) * spec.rows) for each in dy]
@@ -109,3 +122,11 @@ class _BatchWeight:
             left = spec.rows - at
             values = step(at, k.lane_mask(left, spec.lanes) if left < spec.lanes else None, *values)
         return values
+
+
+def met(k: Kernel, window: Window, shift: Val) -> tuple[Val, Val]:
+    """The results [first, last) of which a place of the window, `shift` pixels from their corners, meets the image."""
+    ahead = window.stride - 1
+    first = k.ops.max(k.index(ahead) - shift, 0) // window.stride
+    last = k.ops.max(k.index(window.size + ahead) - shift, 0) // window.stride
+    return first, k.ops.min(last, window.count)

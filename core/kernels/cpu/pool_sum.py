@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import TypeAlias
 
 from core.codegen.lang import Kernel, Val
 from core.codegen.registers import Pointer
@@ -12,45 +15,49 @@ from core.kernels.cpu.conv_batch import Taps, taps
 from core.kernels.target import Target
 
 F32 = DType.FLOAT32
+Visit: TypeAlias = Callable[[Val, Val], Val]  # what is carried on from a place of the window
 
 
 def generate(spec: PoolSumSpec, target: Target) -> Kernel:
     k = Kernel(spec, target)
     x, dy, dx = (k.operand(i, F32) for i in range(3))
-    lines, columns = spec.windows
-    size = lines.size * columns.size * spec.channels
+    size = prod(window.size for window in spec.windows) * spec.channels
+    counts = [window.count for window in spec.windows]
     with k.parallel(k.dim(spec.batch)) as (image,):
         source, result = x.at(image * size), dx.at(image * size)
         clear(k, result, size)
-        with k.loop(0, lines.count) as line, k.loop(0, columns.count) as column:
-            seed = dy.at(((image * lines.count + line) * columns.count + column) * spec.channels)
-            _window(k, spec, source, seed, result, (taps(k, lines, 1, line), taps(k, columns, 1, column)))
+        with k.loop(0, prod(counts)) as window:
+            reach = [taps(k, w, 1, at) for w, at in zip(spec.windows, k.unravel(window, counts), strict=True)]
+            seed = dy.at((image * prod(counts) + window) * spec.channels)
+            _window(k, spec, source, seed, result, reach)
     return k
 
 
-def _window(k: Kernel, spec: PoolSumSpec, x: Pointer, seed: Pointer, dx: Pointer, across: tuple[Taps, Taps]) -> None:
+def _window(k: Kernel, spec: PoolSumSpec, x: Pointer, seed: Pointer, dx: Pointer, reach: Sequence[Taps]) -> None:
     """One window of every channel, vector by vector."""
-    lines, columns = across
 
-    def place(down: Val, right: Val) -> Val:
-        line = lines.source + down * lines.step
-        return (line * spec.windows[1].size + columns.source + right * columns.step) * spec.channels
+    def along(axis: int, place: Val, values: Sequence[Val], visit: Visit) -> list[Val]:
+        """`visit` every place of the window from this axis on."""
+        if axis == len(reach):
+            return [visit(place * spec.channels, values[0])]
+        taps = reach[axis]
+        with k.fold(taps.first, taps.last, values) as fold:
+            inner = place * spec.windows[axis].size + (taps.source + fold.index * taps.step)
+            fold.values = along(axis + 1, inner, fold.values, visit)
+        return fold.values
 
     def channels(at: Val, mask: Val | None) -> None:
-        lowest = k.constant(-math.inf, F32, k.lanes)
-        with k.fold(lines.first, lines.last, [lowest]) as down:
-            with k.fold(columns.first, columns.last, down.values) as right:
-                value = x.load(place(down.index, right.index) + at, k.lanes, mask)
-                right.values = [k.ops.max(right.values[0], value)]
-            down.values = right.values
-        (greatest,), left = down.values, seed.load(at, k.lanes, mask)
-        with k.fold(lines.first, lines.last, [left]) as down:
-            with k.fold(columns.first, columns.last, down.values) as right:
-                here, zero = place(down.index, right.index) + at, k.zeros(F32, k.lanes)
-                hit = k.ops.eq(x.load(here, k.lanes, mask), greatest)
-                dx.store(dx.load(here, k.lanes, mask) + k.ops.select(hit, right.values[0], zero), here, mask)
-                right.values = [k.ops.select(hit, zero, right.values[0])]
-            down.values = right.values
+        def highest(place: Val, known: Val) -> Val:
+            return k.ops.max(known, x.load(place + at, k.lanes, mask))
+
+        def given(place: Val, left: Val) -> Val:
+            here, zero = place + at, k.zeros(F32, k.lanes)
+            hit = k.ops.eq(x.load(here, k.lanes, mask), greatest)
+            dx.store(dx.load(here, k.lanes, mask) + k.ops.select(hit, left, zero), here, mask)
+            return k.ops.select(hit, zero, left)
+
+        (greatest,) = along(0, k.index(0), [k.constant(-math.inf, F32, k.lanes)], highest)
+        along(0, k.index(0), [seed.load(at, k.lanes, mask)], given)
 
     k.strip(spec.channels, channels)
 

@@ -75,11 +75,25 @@ def test_image_gradient(target: Target, window: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("group", "inputs", "outputs"), [(2, 4, 6), (5, 5, 5), (3, 3, 9)])
 def test_groups(target: Target, group: int, inputs: int, outputs: int) -> None:
     """Also depthwise, where every channel is a group."""
-    attrs: dict[str, Any] = {"target": target, "group": group, "strides": (2, 1), "pads": (1, 1, 1, 1), "threads": 2}
+    attrs: Any = {"target": target, "group": group, "strides": (2, 1), "pads": (1, 1, 1, 1), "threads": 2}
     images, results = (inputs, 7, 6, 19), (outputs, 4, 6, 19)
     run("FusedConv", images, (outputs, inputs // group, 3, 3), (outputs,), **attrs)
     run("ConvTranspose", results, (outputs, inputs // group, 3, 3), **attrs)
     run("ConvWeightGradient", images, results, kernel_shape=(3, 3), **attrs)
+
+
+@each_target
+@pytest.mark.parametrize(("sizes", "kernel", "counts"), [((9,), (3,), (4,)), ((5, 4, 6), (3, 2, 3), (2, 4, 3))])
+def test_other_ranks(target: Target, sizes: Any, kernel: Any, counts: Any) -> None:
+    """Sound and video."""
+    rank = len(sizes)
+    pads = (0, 1, 1)[:rank] + (0, 0, 1)[:rank]
+    window: Any = {"target": target, "threads": 2, "strides": (2, 1, 2)[:rank], "pads": pads}
+    images, results = (3, *sizes, 18), (4, *counts, 18)
+    run("FusedConv", images, (4, 3, *kernel), (4,), **window)
+    run("ConvTranspose", results, (4, 3, *kernel), **window)
+    run("ConvWeightGradient", images, results, kernel_shape=kernel, **window)
+    run("MaxPoolGradient", images, (3, *counts, 18), kernel_shape=kernel, **window)
 
 
 @each_target
@@ -100,7 +114,7 @@ def test_long_windows(target: Target) -> None:
     ],
     ids=str,
 )
-def test_gradient_of_pooling_with_overlaps(target: Target, window: dict[str, Any]) -> None:
+def test_gradient_of_pooling_with_overlaps(target: Target, window: Any) -> None:
     """Rounded numbers: in many windows several places are the greatest."""
     graph = single_node("MaxPool", tensor(3, 9, 8, 21), layout="CHWN", **window)
     shape = graph.outputs[0].tensor.evaluate({})
@@ -124,12 +138,12 @@ def test_pool_gradient(target: Target, layout: str, kernel: tuple[int, int], cha
 
 @each_target
 def test_epilogue(target: Target) -> None:
-    """A bias, one number per channel, and one number for all."""
+    """A bias, one number per channel, one number for all, and one for each result."""
     body = Graph("epilogue")
     writer = Writer(body)
-    value, scale, shift = (writer.input(name, TensorType(F32, ())) for name in ("x", "scale", "shift"))
-    body.outputs = [((value * scale).op("Relu") + shift).value]
-    shapes = ((2, 5, 6, 20), (7, 2, 3, 3), (7,), (7, 1, 1, 1), (1,))
+    value, scale, shift, old = (writer.input(name, TensorType(F32, ())) for name in ("x", "scale", "shift", "old"))
+    body.outputs = [((value * scale).op("Relu") + shift - old).value]
+    shapes = ((2, 5, 6, 20), (7, 2, 3, 3), (7,), (7, 1, 1, 1), (1,), (7, 3, 4, 20))
     run("FusedConv", *shapes, target=target, epilogue=body)
 
 
@@ -138,7 +152,6 @@ def test_epilogue(target: Target) -> None:
     [
         ("FusedConv", ((2, 5, 6, 20), (7, 2, 3, 3), (7,), (20,)), {}),
         ("ConvTranspose", ((2, 5, 6, 20), (2, 7, 3, 3)), {"strides": (2, 2), "dilations": (2, 1)}),
-        ("MaxPoolGradient", ((2, 5, 8), (2, 4, 8)), {"kernel_shape": (2,), "strides": (1,)}),
     ],
 )
 def test_what_is_left_to_the_reference(op: str, shapes: Any, attrs: dict[str, Any]) -> None:

@@ -24,12 +24,14 @@ from core.nn.activation import (
     Softsign,
     Tanh,
 )
+from core.nn.attention import MultiheadAttention, TransformerEncoder, TransformerEncoderLayer
 from core.nn.conv import Conv1d, Conv2d, ConvTranspose2d
 from core.nn.init import manual_seed, seeded
 from core.nn.linear import Dropout, Embedding, Flatten, Identity, Linear
 from core.nn.module import Module, ModuleList, Sequential
 from core.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, RMSNorm
 from core.nn.pool import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
+from core.nn.recurrent import GRU, LSTM
 from core.nn.tensor import Buffer, Parameter, Tensor, cat, stack, tensor, where
 from core.nn.trace import trace
 
@@ -37,6 +39,8 @@ __all__ = [
     "ACTIVATIONS",
     "ELU",
     "GELU",
+    "GRU",
+    "LSTM",
     "SELU",
     "AdaptiveAvgPool2d",
     "AvgPool2d",
@@ -61,6 +65,7 @@ __all__ = [
     "Mish",
     "Module",
     "ModuleList",
+    "MultiheadAttention",
     "Parameter",
     "RMSNorm",
     "ReLU",
@@ -72,6 +77,8 @@ __all__ = [
     "Softsign",
     "Tanh",
     "Tensor",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
     "cat",
     "init",
     "manual_seed",
@@ -79,5 +86,5 @@ __all__ = [
     "stack",
     "tensor",
     "trace",
-    "where"
+    "where",
 ]  # fmt: skip

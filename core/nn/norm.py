@@ -8,7 +8,7 @@ import numpy as np
 
 from core.ir.types import DType
 from core.nn.module import Module
-from core.nn.tensor import Buffer, Parameter, Tensor
+from core.nn.tensor import Buffer, Parameter, Tensor, tensor
 
 Shape: TypeAlias = int | tuple[int, ...]
 
@@ -26,20 +26,21 @@ class _BatchNorm(Module):
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = True) -> None:
         self.num_features, self.eps, self.momentum, self.affine = num_features, eps, momentum, affine
         ones, zeros = np.ones(num_features, np.float32), np.zeros(num_features, np.float32)
-        self.weight: Parameter = Parameter(ones) if affine else Buffer(ones)
-        self.bias: Parameter = Parameter(zeros) if affine else Buffer(zeros)
+        self.weight, self.bias = (Parameter(ones), Parameter(zeros)) if affine else (None, None)
         self.running_mean = Buffer(zeros, statistics=True)
         self.running_var = Buffer(ones, statistics=True)
+        self.num_batches_tracked = Buffer(np.int64(0))
 
     def forward(self, x: Tensor) -> Tensor:
         fits = x.ndim in self.ranks and x.shape[1] == self.num_features
         self.expect(fits, " or ".join(f"[N, {self.num_features}{', ...' * (rank > 2)}]" for rank in self.ranks), x)
         attrs = {"epsilon": self.eps, "momentum": 1 - self.momentum}
-        inputs = (self.weight, self.bias, self.running_mean, self.running_var)
+        inputs = (*_affine(self.weight, self.bias, self.num_features), self.running_mean, self.running_var)
         if not (self.training and x.is_computed):
             return x.op("BatchNormalization", *inputs, **attrs)
         y, mean, variance = x.ops("BatchNormalization", *inputs, outputs=3, **attrs, training_mode=1)
         self.running_mean.data, self.running_var.data = mean.numpy(), variance.numpy()
+        self.num_batches_tracked.data = self.num_batches_tracked.data + 1
         return y
 
     def extra_repr(self) -> str:
@@ -67,13 +68,14 @@ class LayerNorm(Module):
         self.normalized_shape = _shape(normalized_shape)
         self.eps, self.elementwise_affine = eps, elementwise_affine
         ones, zeros = np.ones(self.normalized_shape, np.float32), np.zeros(self.normalized_shape, np.float32)
-        self.weight: Parameter = Parameter(ones) if elementwise_affine else Buffer(ones)
+        self.weight = Parameter(ones) if elementwise_affine else None
         self.bias = Parameter(zeros) if elementwise_affine and bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         _expect_trailing(self, self.normalized_shape, x)
         axis = -len(self.normalized_shape)
-        return x.op("LayerNormalization", self.weight, self.bias, axis=axis, epsilon=self.eps)
+        weight, _ = _affine(self.weight, None, *self.normalized_shape)
+        return x.op("LayerNormalization", weight, self.bias, axis=axis, epsilon=self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
@@ -86,12 +88,12 @@ class RMSNorm(Module):
     def __init__(self, normalized_shape: Shape, eps: float | None = None, elementwise_affine: bool = True) -> None:
         self.normalized_shape = _shape(normalized_shape)
         self.eps = float(np.finfo(np.float32).eps) if eps is None else eps
-        ones = np.ones(self.normalized_shape, np.float32)
-        self.weight: Parameter = Parameter(ones) if elementwise_affine else Buffer(ones)
+        self.weight = Parameter(np.ones(self.normalized_shape, np.float32)) if elementwise_affine else None
 
     def forward(self, x: Tensor) -> Tensor:
         _expect_trailing(self, self.normalized_shape, x)
-        return x.op("RMSNormalization", self.weight, axis=-len(self.normalized_shape), epsilon=self.eps)
+        weight, _ = _affine(self.weight, None, *self.normalized_shape)
+        return x.op("RMSNormalization", weight, axis=-len(self.normalized_shape), epsilon=self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}"
@@ -105,15 +107,21 @@ class GroupNorm(Module):
             raise ValueError(f"num_groups is {num_groups}, expected a divisor of {num_channels} channels")
         self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
         ones, zeros = np.ones(num_channels, np.float32), np.zeros(num_channels, np.float32)
-        self.weight: Parameter = Parameter(ones) if affine else Buffer(ones)
-        self.bias: Parameter = Parameter(zeros) if affine else Buffer(zeros)
+        self.weight, self.bias = (Parameter(ones), Parameter(zeros)) if affine else (None, None)
 
     def forward(self, x: Tensor) -> Tensor:
         self.expect(x.ndim >= 2 and x.shape[1] == self.num_channels, f"[N, {self.num_channels}, ...]", x)
-        return x.op("GroupNormalization", self.weight, self.bias, num_groups=self.num_groups, epsilon=self.eps)
+        affine = _affine(self.weight, self.bias, self.num_channels)
+        return x.op("GroupNormalization", *affine, num_groups=self.num_groups, epsilon=self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.num_groups}, {self.num_channels}, eps={self.eps}"
+
+
+def _affine(weight: Parameter | None, bias: Parameter | None, *shape: int) -> tuple[Tensor, Tensor]:
+    """Scale and shift as operators want them, ones and zeros where a layer has none."""
+    scale = tensor(np.ones(shape, np.float32)) if weight is None else weight
+    return scale, tensor(np.zeros(shape, np.float32)) if bias is None else bias
 
 
 def _shape(given: Shape) -> tuple[int, ...]:

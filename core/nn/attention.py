@@ -1,0 +1,158 @@
+"""Attention (Vaswani et al., 2017) and the encoder layers made of it."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from core.ir.types import Dim, DType
+from core.nn import init
+from core.nn.activation import ACTIVATIONS
+from core.nn.linear import Dropout, Linear, dropout, linear
+from core.nn.module import Module, ModuleList
+from core.nn.norm import LayerNorm
+from core.nn.tensor import Parameter, Tensor
+
+_NEVER = float(np.finfo(np.float32).min) / 2  # added to a score: its share is zero, and no row becomes NaN
+
+
+class MultiheadAttention(Module):
+    """Queries [L, N, E], keys and values [S, N, E], with `batch_first` [N, L, E] and so on; the results are like the
+    queries.
+
+    `key_padding_mask` [N, S] and `attn_mask` [L, S] or [N * heads, L, S] leave out what they mark, or are added to the
+    scores where they are real numbers. The weights [N, L, S], if asked for, are the mean of the heads'. A query all of
+    whose keys are left out attends to all of them, where PyTorch's answer is NaN.
+    """
+
+    def __init__(
+        self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, batch_first: bool = False
+    ) -> None:
+        if embed_dim % num_heads:
+            raise ValueError(f"num_heads is {num_heads}, expected a divisor of embed_dim, {embed_dim}")
+        self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.dropout, self.batch_first = dropout, batch_first
+        self.in_proj_weight = init.xavier_uniform_(Parameter(np.empty((3 * embed_dim, embed_dim), np.float32)))
+        self.in_proj_bias = Parameter(np.zeros(3 * embed_dim, np.float32)) if bias else None
+        self.out_proj = Linear(embed_dim, embed_dim, bias)
+        if self.out_proj.bias is not None:
+            init.zeros_(self.out_proj.bias)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        for x in (query, key, value):
+            self.expect(x.ndim == 3 and x.shape[2] == self.embed_dim, self._expected(), x)
+        queries, keys, values = (self._heads(x) for x in self._projected(query, key, value))
+        scores = queries @ keys.transpose(2, 3) * (1 / math.sqrt(self.embed_dim // self.num_heads))
+        for mask in self._masks(key_padding_mask, attn_mask, scores.shape):
+            scores = scores + mask
+        shares = scores.softmax(-1)
+        mixed = (dropout(shares, self.dropout, self.training) @ values).transpose(1, 2)
+        result = self.out_proj(mixed.reshape(*mixed.shape[:2], self.embed_dim))
+        result = result if self.batch_first else result.transpose(0, 1)
+        return result, shares.mean(1) if need_weights else None
+
+    def _expected(self) -> str:
+        return f"[N, L, {self.embed_dim}]" if self.batch_first else f"[L, N, {self.embed_dim}]"
+
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        """Queries, keys and values for all heads side by side; of one source in one product."""
+        weight, bias = self.in_proj_weight, self.in_proj_bias
+        if query is key and query is value:
+            return linear(self._batches(query), weight, bias).chunk(3, -1)
+        biases = [None] * 3 if bias is None else bias.chunk(3)
+        parts = zip((query, key, value), weight.chunk(3), biases, strict=True)
+        return [linear(self._batches(x), each, own) for x, each, own in parts]
+
+    def _batches(self, x: Tensor) -> Tensor:
+        """The batch first."""
+        return x if self.batch_first else x.transpose(0, 1)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """[N, L, E] -> [N, heads, L, E / heads]."""
+        return x.reshape(*x.shape[:2], self.num_heads, self.embed_dim // self.num_heads).transpose(1, 2)
+
+    def _masks(self, padding: Tensor | None, mask: Tensor | None, scores: tuple[Dim, ...]) -> list[Tensor]:
+        """What is added to the scores [N, heads, L, S]."""
+        found = [] if padding is None else [_additive(padding)[:, None, None]]
+        if mask is None:
+            return found
+        self.expect(mask.ndim in (2, 3), "a mask [L, S] or [N * heads, L, S]", mask)
+        return [*found, _additive(mask if mask.ndim == 2 else mask.reshape(*scores))]
+
+    def extra_repr(self) -> str:
+        return f"{self.embed_dim}, {self.num_heads}"
+
+    def __repr__(self) -> str:
+        return f"MultiheadAttention({self.extra_repr()})"
+
+
+class TransformerEncoderLayer(Module):
+    """Self-attention and two linear layers, each added to what it was given: [L, N, d_model], or with `batch_first`
+    [N, L, d_model]. With `norm_first` the normalizations stand before each, which needs no warm-up."""
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str = "relu",
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+    ) -> None:
+        self.self_attn = MultiheadAttention(d_model, nhead, dropout, bias, batch_first)
+        self.linear1, self.dropout = Linear(d_model, dim_feedforward, bias), Dropout(dropout)
+        self.linear2 = Linear(dim_feedforward, d_model, bias)
+        self.norm1 = LayerNorm(d_model, layer_norm_eps, bias=bias)
+        self.norm2 = LayerNorm(d_model, layer_norm_eps, bias=bias)
+        self.dropout1, self.dropout2 = Dropout(dropout), Dropout(dropout)
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation is {activation!r}, expected one of {', '.join(ACTIVATIONS)}")
+        self.activation = ACTIVATIONS[activation]()
+        self.norm_first = norm_first
+
+    def forward(
+        self, src: Tensor, src_mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None
+    ) -> Tensor:
+        def attend(x: Tensor) -> Tensor:
+            found, _ = self.self_attn(x, x, x, src_key_padding_mask, need_weights=False, attn_mask=src_mask)
+            return self.dropout1(found)
+
+        return self._added(self._added(src, self.norm1, attend), self.norm2, self._feed_forward)
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        return self.dropout2(self.linear2(self.dropout(self.activation(self.linear1(x)))))
+
+    def _added(self, x: Tensor, norm: LayerNorm, block: Callable[[Tensor], Tensor]) -> Tensor:
+        return x + block(norm(x)) if self.norm_first else norm(x + block(x))
+
+
+class TransformerEncoder(Module):
+    """`num_layers` layers that begin as copies of one, and perhaps a last normalization."""
+
+    def __init__(self, encoder_layer: TransformerEncoderLayer, num_layers: int, norm: Module | None = None) -> None:
+        self.layers = ModuleList(copy.deepcopy(encoder_layer) for _ in range(num_layers))
+        self.norm = norm
+
+    def forward(self, src: Tensor, mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None) -> Tensor:
+        for layer in self.layers:
+            src = layer(src, mask, src_key_padding_mask)
+        return src if self.norm is None else self.norm(src)
+
+
+def _additive(mask: Tensor) -> Tensor:
+    """What is added to scores for a mask: of booleans, that marks what to leave out, or of numbers, as it is."""
+    return mask.to(DType.FLOAT32) * _NEVER if mask.dtype is DType.BOOL else mask

@@ -1,0 +1,48 @@
+"""Writes torch_layers.npz: results and gradients of the layers in `layers.py` as PyTorch computes them.
+
+Run by hand with a Python that has PyTorch, from the project's root: `python -m tests.core.nn.make_torch`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.core.nn.layers import LAYERS, Layer
+
+
+def tensors(results: Any) -> list[Any]:
+    """All tensors of a result, in order."""
+    if results is None:
+        return []
+    return [results] if torch.is_tensor(results) else [each for part in results for each in tensors(part)]
+
+
+def run(layer: Layer) -> dict[str, Any]:
+    """Parameters' names, outputs, and the gradients of the first output, weighed, by input and parameter."""
+    module = getattr(torch.nn, layer.kind)(**layer.settings).eval()
+    state = {name: torch.tensor(layer.weight(name, tuple(each.shape))) for name, each in module.state_dict().items()}
+    module.load_state_dict(state)
+    feeds = {name: torch.tensor(array) for name, array in layer.feeds().items()}
+    real = {name: each.requires_grad_() for name, each in feeds.items() if each.is_floating_point()}
+    positional = [feeds[f"x{i}"] for i in range(len(layer.inputs))]
+    results = tensors(module(*positional, **{name: feeds[name] for name in layer.named}))
+    weights = torch.tensor(layer.weight("weigh", tuple(results[0].shape)))
+    (results[0] * weights).sum().backward()
+    found: dict[str, Any] = {f"output {i}": each.detach().numpy() for i, each in enumerate(results)}
+    found["names"] = np.array(list(state))
+    found |= {f"gradient {name}": each.grad.numpy() for name, each in real.items()}
+    found |= {f"gradient layer.{name}": each.grad.numpy() for name, each in module.named_parameters()}
+    return found
+
+
+def main() -> None:
+    results = {f"{layer.name}/{key}": array for layer in LAYERS for key, array in run(layer).items()}
+    np.savez_compressed(Path(__file__).parent / "torch_layers.npz", **results)
+
+
+if __name__ == "__main__":
+    main()

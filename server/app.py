@@ -15,6 +15,7 @@ from server.api.asgi import HeadAsGet
 from server.api.authorize import Authorize
 from server.api.canary import canary_routes
 from server.api.controls import LogSettings
+from server.api.datasets import datasets_routes
 from server.api.errors import install_error_handlers
 from server.api.health import health_routes
 from server.api.hub import Hub
@@ -25,6 +26,8 @@ from server.api.repository import ProtocolControl
 from server.api.v2 import RepositoryControl, v2_routes
 from server.backends.graph import GraphBackend
 from server.dataplane import DataPlane, Resolver
+from server.datasets.assembly import build_datasets
+from server.datasets.service import Datasets
 from server.repository.artifacts import usable_folder
 from server.repository.assembly import Control, build_control
 from server.repository.registry import Registry
@@ -88,11 +91,22 @@ def create_app(settings: Settings) -> FastAPI:
     return assemble_with(engine, control)
 
 
-def assemble_with(engine: Engine, control: Control) -> FastAPI:
+def assemble_with(engine: Engine, control: Control, datasets: Datasets | None = None) -> FastAPI:
     """Return the application over a repository and everything that manages it."""
-    rollout = control.rollout
-    routers = [models_routes(rollout, engine.settings.max_upload), canary_routes(rollout.trials)]
-    return assemble(engine, ProtocolControl(rollout), control.running, routers)
+    settings, rollout = engine.settings, control.rollout
+    datasets = datasets or build_datasets(settings)
+    routers = [
+        models_routes(rollout, settings.max_upload),
+        canary_routes(rollout.trials),
+        datasets_routes(datasets, settings.max_dataset),
+    ]
+
+    @asynccontextmanager
+    async def running(loaded: Callable[[], None]) -> AsyncIterator[None]:
+        async with control.running(loaded), datasets.running():
+            yield
+
+    return assemble(engine, ProtocolControl(rollout), running, routers)
 
 
 def assemble(

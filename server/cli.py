@@ -1,21 +1,19 @@
-"""Commands: ``lathe serve | push | rollback | canary | keys | top | compile | run | inspect | profile | bench``."""
+"""The command line: ``lathe --help`` lists the commands."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from server import cli_canary, cli_keys, cli_model, cli_top
+from server import cli_canary, cli_datasets, cli_keys, cli_model, cli_top
 from server.cli_model import OnnxFile, Threads
-from server.terminal import DEFAULT_URL, Url, connected, console, fail
+from server.terminal import DEFAULT_URL, Url, connected, console, fail, transfer
 
 app = typer.Typer(help="Serve ONNX models, compiled to native code.", no_args_is_help=True, add_completion=False)
 app.add_typer(cli_canary.app, name="canary")
+app.add_typer(cli_datasets.app, name="datasets")
 app.add_typer(cli_keys.app, name="keys")
 app.command()(cli_top.top)
 for command in (cli_model.compile, cli_model.run, cli_model.inspect, cli_model.profile, cli_model.bench):
@@ -73,13 +71,7 @@ def push(
     url: Url = DEFAULT_URL,
 ) -> None:
     """Upload a version: the server compiles it, and makes it live if asked. Weights beside the file go along."""
-    with cli_model.model_errors(), _progress() as progress, connected(url) as client:
-        task = progress.add_task("uploading", total=None)
-
-        def sent(done: int, total: int) -> None:
-            step = "compiling" if done == total else "uploading"
-            progress.update(task, completed=done, total=total, description=step)
-
+    with cli_model.model_errors(), transfer("uploading", "compiling") as sent, connected(url) as client:
         published = client.upload(
             name, model, promote=promote, allow_signature_change=allow_signature_change, key=key, progress=sent
         )
@@ -99,15 +91,3 @@ def rollback(
         state = client.rollback(name, alias=alias, to=to)
     console.print(f"{name} {alias} is version {state.version}")
 
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        yield progress

@@ -23,8 +23,10 @@ import orjson
 from pydantic import BaseModel
 
 from server.api.canary_schemas import CanaryState
+from server.api.dataset_schemas import DatasetDetail, DatasetsRemoved, DatasetState
 from server.api.schemas import AliasState, AuditEntry, ModelState, Published, VersionDetail, VersionState
 from server.archive import Body, body_of
+from server.datasets.packing import dataset_body
 from server.datatypes import NUMPY_OF, pack_strings, unpack_strings, wire_name
 from server.types import Array, Tensors
 
@@ -129,12 +131,7 @@ class Client:
         core.errors.ModelError when they do not lie there.
         """
         body = body_of(content)
-        headers = {
-            "content-type": body.content_type,
-            "content-length": str(body.size),
-            "content-digest": f"sha-256=:{base64.b64encode(body.sha256()).decode()}:",
-            **_key(key),
-        }
+        headers = {**_body_headers(body), **_key(key)}
         query: dict[str, str] = {"promote": str(promote), "allow_signature_change": str(allow_signature_change)}
         if metadata:
             query["metadata"] = orjson.dumps(metadata).decode()
@@ -185,6 +182,36 @@ class Client:
         """End the trial."""
         return _one(AuditEntry, self._call("DELETE", _path(model, "canary"), headers=_key(key)))
 
+    # datasets
+
+    def datasets(self) -> list[DatasetState]:
+        """List the datasets."""
+        return _many(DatasetState, self._call("GET", "/api/v1/datasets"))
+
+    def dataset(self, name: str) -> DatasetDetail:
+        """Return one dataset with its columns and history."""
+        return _one(DatasetDetail, self._call("GET", _dataset(name)))
+
+    def upload_dataset(self, name: str, content: Path | bytes, *, progress: Progress | None = None) -> DatasetDetail:
+        """Upload a file, or a folder as an archive of it; returns once it has been read in full. Repeating is harmless.
+
+        Raises OSError when it cannot be read here.
+        """
+        with dataset_body(content) as body:
+            response = self._call(
+                "POST",
+                _dataset(name),
+                content=_chunks(body, progress),
+                headers=_body_headers(body),
+                timeout=self._upload_timeout,
+            )
+        return _one(DatasetDetail, response)
+
+    def delete_dataset(self, name: str, *, digest: str | None = None) -> DatasetsRemoved:
+        """Delete a name with all it stood for, or only one content of its history."""
+        query = {"digest": digest} if digest is not None else None
+        return _one(DatasetsRemoved, self._call("DELETE", _dataset(name), params=query))
+
     # inference
 
     def infer(self, model: str, inputs: Tensors, version: str | int = "") -> Answer:
@@ -220,6 +247,18 @@ class Client:
 
 def _path(model: str, *parts: str | int) -> str:
     return "/".join(["/api/v1/models", *(quote(str(part), safe="") for part in (model, *parts))])
+
+
+def _dataset(name: str) -> str:
+    return f"/api/v1/datasets/{quote(name, safe='')}"
+
+
+def _body_headers(body: Body) -> dict[str, str]:
+    return {
+        "content-type": body.content_type,
+        "content-length": str(body.size),
+        "content-digest": f"sha-256=:{base64.b64encode(body.sha256()).decode()}:",
+    }
 
 
 def _key(key: str | None) -> dict[str, str]:

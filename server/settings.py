@@ -106,6 +106,23 @@ class Settings(BaseSettings):
     )
     access_log: bool = Field(False, description="Log one line per request that is not an inference.")
 
+    # datasets and jobs
+    max_dataset: int = Field(4 * GIB, ge=1, description="Largest dataset that may be uploaded.")
+    max_datasets: int = Field(64 * GIB, ge=0, description="Size of all datasets together.")
+
+    job_slots: int = Field(1, ge=1, le=64, description="Jobs that run at once, all in the processor's idle time.")
+    job_threads: int | None = Field(
+        None, ge=1, description="Threads of each job; without it what the process may use of the machine."
+    )
+    max_jobs: int = Field(64, ge=1, description="Jobs of one owner that may wait or run.")
+    max_job_seconds: float = Field(86_400.0, gt=0, description="Time one job may run, all attempts together.")
+    max_job_memory: int = Field(8 * GIB, ge=64 * MIB, description="Memory one job may take.")
+    max_job_files: int = Field(8 * GIB, ge=1 * MIB, description="Size of one job's files.")
+    max_jobs_files: int = Field(
+        64 * GIB, ge=1 * MIB, description="Size of all jobs' files together, beyond which no job is taken."
+    )
+    keep_jobs: int = Field(200, ge=0, description="Jobs that have ended and are kept with their files.")
+
     # repository
     poll_interval: float = Field(1.0, gt=0, description="How often the repository is looked at for changes.")
     settle_time: float = Field(2.0, ge=0, description="A hand-copied version is taken once unchanged for this long.")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 if TYPE_CHECKING:
     from server.client import Client
@@ -30,6 +31,20 @@ def connected(url: str) -> Iterator[Client]:
             yield client
     except ClientError as error:
         raise fail(str(error)) from error
+
+
+@contextmanager
+def transfer(sending: str, waiting: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for bytes that go to the server, told how many of how many have gone; then a wait for its answer."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(sending, total=None)
+
+        def sent(done: int, total: int) -> None:
+            step = waiting if done == total else sending
+            progress.update(task, completed=done, total=total, description=step)
+
+        yield sent
 
 
 def fail(message: str) -> typer.Exit:

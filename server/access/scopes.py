@@ -22,6 +22,7 @@ Need: TypeAlias = Scope | None  # None: anybody
 _V2_MODEL = "/v2/models/{model}"
 _V2_VERSION = "/v2/models/{model}/versions/{version}"
 _MODEL = "/api/v1/models/{model}"
+_DATASET = "/api/v1/datasets/{dataset}"
 
 ROUTES: dict[tuple[str, str], Need] = {
     ("GET", "/v2/health/live"): None,
@@ -57,6 +58,10 @@ ROUTES: dict[tuple[str, str], Need] = {
     ("POST", f"{_MODEL}/canary"): Scope.PROMOTE,
     ("GET", f"{_MODEL}/canary"): Scope.READ,
     ("DELETE", f"{_MODEL}/canary"): Scope.PROMOTE,
+    ("GET", "/api/v1/datasets"): Scope.READ,
+    ("GET", _DATASET): Scope.READ,
+    ("POST", _DATASET): Scope.TRAIN,
+    ("DELETE", _DATASET): Scope.TRAIN,
 }
 
 # The calls of gRPC by name.

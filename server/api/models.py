@@ -32,20 +32,20 @@ from server.repository.rollout import PublishOptions, Rollout
 from server.repository.store import Origin
 
 
-def _form(pattern: re.Pattern[str]) -> dict[str, Any]:
-    """For the description only: `names` checks them, in its own words."""
+def form(pattern: re.Pattern[str]) -> dict[str, Any]:
+    """Return a form for the description only: `names` checks it, in its own words."""
     return {"pattern": f"^(?:{pattern.pattern})$"}
 
 
-Model = Annotated[str, Path(description="The model's name.", json_schema_extra=_form(names.MODEL))]
-Number = Annotated[str, Path(description="The version's number.", json_schema_extra=_form(names.VERSION))]
-AliasName = Annotated[str, Path(description="The alias.", json_schema_extra=_form(names.ALIAS))]
+Model = Annotated[str, Path(description="The model's name.", json_schema_extra=form(names.MODEL))]
+Number = Annotated[str, Path(description="The version's number.", json_schema_extra=form(names.VERSION))]
+AliasName = Annotated[str, Path(description="The alias.", json_schema_extra=form(names.ALIAS))]
 Key = Annotated[
     str | None,
     Header(
         alias="Idempotency-Key",
         description="Repeating a request with its key repeats the answer, not the change.",
-        json_schema_extra=_form(names.KEY),
+        json_schema_extra=form(names.KEY),
     ),
 ]
 ONNX_BODY = {
@@ -117,7 +117,7 @@ def _versions(routes: APIRouter, rollout: Rollout, max_upload: int) -> None:
         """Upload a version: it is parsed, compiled and loaded before it gets its number."""
         if promote:
             request.state.caller.check(Scope.PROMOTE, model)
-        _check_headers(request, max_upload)
+        check_headers(request, max_upload, "the model file")
         options = PublishOptions(
             promote=promote,
             allow_signature_change=allow_signature_change,
@@ -125,7 +125,7 @@ def _versions(routes: APIRouter, rollout: Rollout, max_upload: int) -> None:
             metadata=_parse_metadata(metadata),
             origin=origin_of(request, idempotency_key),
         )
-        outcome = await rollout.publish(model, _body(request), options)
+        outcome = await rollout.publish(model, stream_of(request), options)
         return Published.of(model, outcome, await _find(rollout, model, outcome.version))
 
     @routes.delete("/models/{model}/versions/{version}")
@@ -168,16 +168,16 @@ def origin_of(request: Request, key: str | None) -> Origin:
     return Origin(actor, names.check_key(key) if key is not None else None)
 
 
-def _check_headers(request: Request, max_upload: int) -> None:
+def check_headers(request: Request, most: int, what: str) -> None:
     """Refuse before the body comes what its headers already rule out."""
     encoding = request.headers.get("content-encoding", "identity")
     if encoding != "identity":
-        raise UnsupportedMedia(f"Content-Encoding {encoding[:80]!r}: expected the raw ONNX file")
+        raise UnsupportedMedia(f"Content-Encoding {encoding[:80]!r}: expected {what} as it is")
     if request.headers.get("content-type", "").startswith("multipart/"):
-        raise UnsupportedMedia("the body is a multipart form, expected the raw ONNX file")
+        raise UnsupportedMedia(f"the body is a multipart form, expected {what} as it is")
     announced = request.headers.get("content-length", "0")
-    if announced.isdigit() and int(announced) > max_upload:
-        raise TooLarge(f"the model file has {announced} bytes, the most that may be uploaded is {max_upload}")
+    if announced.isdigit() and int(announced) > most:
+        raise TooLarge(f"{what} has {announced} bytes, the most that may be uploaded is {most}")
 
 
 def _parse_metadata(text: str | None) -> dict[str, Any]:
@@ -194,7 +194,8 @@ def _parse_metadata(text: str | None) -> dict[str, Any]:
     return metadata
 
 
-async def _body(request: Request) -> AsyncIterator[bytes]:
+async def stream_of(request: Request) -> AsyncIterator[bytes]:
+    """Yield the body as it comes; raises ClientLeft."""
     try:
         async for chunk in request.stream():
             yield chunk

@@ -332,7 +332,7 @@ class LatheProtocol(HttpToolsProtocol):
         settings = self.hub.settings
         path = self.url.partition(b"?")[0]
         manages = path.startswith(b"/api/")
-        uploads = manages and self.parser.get_method() == b"POST" and path.endswith(b"/versions")
+        uploads = manages and self.parser.get_method() == b"POST" and _is_upload(path)
         self.deadline = self.hub.now + (settings.upload_timeout if uploads else settings.body_timeout)
         self.most = math.inf if uploads else MANAGEMENT_BODY if manages else settings.max_body
         self.cycle = None  # type: ignore[assignment]  # the turns keep the order, not uvicorn's own pipeline
@@ -481,6 +481,11 @@ class LatheProtocol(HttpToolsProtocol):
         self.write_deadline = self.deadline
         self.flow.resume_reading()
         self.transport.write_eof()
+
+
+def _is_upload(path: bytes) -> bool:
+    """Whether a management call's body is a file."""
+    return path.endswith(b"/versions") or path.startswith(b"/api/v1/datasets/")
 
 
 def _disconnect(cycle: RequestResponseCycle) -> None:

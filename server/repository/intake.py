@@ -101,7 +101,7 @@ async def receive(store: Store, stream: AsyncIterable[bytes], max_bytes: int, sh
 async def _fill(staging: Staging, stream: AsyncIterable[bytes], max_bytes: int) -> str:
     """Write the body to files, block by block; returns its sha256 in hexadecimal."""
     digest, writer = hashlib.sha256(), None
-    async for block in _blocks(stream, max_bytes):
+    async for block in blocks(stream, max_bytes, "the model file"):
         if writer is None:
             writer = await asyncio.to_thread(_writer, staging, block, max_bytes)
         await asyncio.to_thread(_write, writer, digest, block)
@@ -111,14 +111,14 @@ async def _fill(staging: Staging, stream: AsyncIterable[bytes], max_bytes: int) 
     return digest.hexdigest()
 
 
-async def _blocks(stream: AsyncIterable[bytes], max_bytes: int) -> AsyncIterator[bytes]:
-    """The body in pieces that are worth a write."""
+async def blocks(stream: AsyncIterable[bytes], max_bytes: int, what: str) -> AsyncIterator[bytes]:
+    """Yield a body in pieces that are worth a write; raises TooLarge when it, ``what``, has more than ``max_bytes``."""
     block, size = bytearray(), 0
     async for chunk in stream:
         block += chunk
         size += len(chunk)
         if size > max_bytes:
-            raise TooLarge(f"the model file is larger than {max_bytes} bytes")
+            raise TooLarge(f"{what} is larger than {max_bytes} bytes")
         if len(block) >= _BLOCK:
             yield bytes(block)
             block = bytearray()

@@ -1,0 +1,82 @@
+"""``lathe datasets push | list | show | delete``: what jobs learn from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.filesize import decimal
+from rich.table import Table
+
+from server.terminal import DEFAULT_URL, Url, connected, console, transfer
+
+if TYPE_CHECKING:
+    from server.api.dataset_schemas import DatasetDetail
+
+app = typer.Typer(help="What jobs learn from.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="The dataset's name on the server.")]
+
+
+@app.command()
+def push(
+    name: Name,
+    content: Annotated[Path, typer.Argument(help="A file, or a folder, which goes as one.", exists=True)],
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Upload a dataset: .npz, CSV, Parquet, a folder of IDX files, or a folder of images per class."""
+    with connected(url) as client, transfer("uploading", "checking") as progress:
+        dataset = client.upload_dataset(name, content, progress=progress)
+    console.print(f"{name} has {dataset.rows} rows of {_columns(dataset)}; sha256 {dataset.digest}", soft_wrap=True)
+
+
+@app.command("list")
+def list_datasets(url: Url = DEFAULT_URL) -> None:
+    """List the datasets."""
+    table = Table("name", "rows", "format", "size", "created", "sha256")
+    with connected(url) as client:
+        for dataset in client.datasets():
+            size = decimal(dataset.bytes)
+            table.add_row(
+                dataset.name, str(dataset.rows), dataset.format, size, dataset.created[:19], dataset.digest[:12]
+            )
+    console.print(table)
+
+
+@app.command()
+def show(name: Name, url: Url = DEFAULT_URL) -> None:
+    """Say what is in a dataset, and what its name stood for before."""
+    with connected(url) as client:
+        dataset = client.dataset(name)
+    console.print(f"{name}: {dataset.rows} rows, {dataset.format}, {decimal(dataset.bytes)}, sha256 {dataset.digest}")
+    columns = Table("column", "type", "row's shape")
+    for column in dataset.columns:
+        columns.add_row(str(column.get("name")), str(column.get("dtype")), str(column.get("shape")))
+    console.print(columns)
+    if dataset.classes:
+        console.print(f"{len(dataset.classes)} classes: {', '.join(dataset.classes[:20])}", soft_wrap=True)
+    history = Table("since", "by", "sha256")
+    for naming in dataset.history:
+        history.add_row(naming.time, naming.actor, naming.digest)
+    console.print(history)
+
+
+@app.command()
+def delete(
+    name: Name,
+    digest: Annotated[str | None, typer.Option(help="Only this content of its history.")] = None,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Delete a name with all it stood for; refused while a job needs it."""
+    with connected(url) as client:
+        removed = client.delete_dataset(name, digest=digest)
+    console.print(f"{name} is gone, and with it {len(removed.digests)} file(s)")
+
+
+def _columns(dataset: DatasetDetail) -> str:
+    return ", ".join(_column(column) for column in dataset.columns)
+
+
+def _column(column: dict[str, Any]) -> str:
+    return f"{column.get('name')}: {column.get('dtype')}{column.get('shape')}"

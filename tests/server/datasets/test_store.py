@@ -1,0 +1,236 @@
+"""Datasets on disk: stored once, known by name, whole or absent whatever happens on the way."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from server.datasets.record import Content, Named, Naming
+from server.datasets.store import DatasetStore
+from server.errors import Conflict, NotFound, ServerError, StorageFull, Unavailable
+from server.repository.fs import Fs
+from server.repository.staging import Staging
+from tests.server.repository.disk import CountingFs, FailingFs, KillingFs, RecordingFs, Tree, lay_out
+
+BUDGET = 1 << 20
+
+
+def opened(root: Path, fs: Fs | None = None, budget: int = BUDGET) -> DatasetStore:
+    store = DatasetStore(root, budget, fs)
+    store.open()
+    return store
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def staged(store: DatasetStore, data: bytes) -> tuple[Staging, Content]:
+    staging = store.stage()
+    staging.create("data").write(data)
+    return staging, Content(sha(data), len(data), {"rows": len(data)})
+
+
+def put(store: DatasetStore, name: str, data: bytes) -> Named:
+    staging, content = staged(store, data)
+    try:
+        return store.keep(name, staging, content, Naming(content.digest, "now", "me"))
+    finally:
+        staging.discard()
+
+
+def seen(store: DatasetStore) -> dict[str, list[bytes]]:
+    """What each name stands for and stood for, as bytes; checks that they are what they are called."""
+    found = {}
+    for named in store.names():
+        files = [store.path(naming.digest).read_bytes() for naming in named.history]
+        assert [sha(data) for data in files] == [naming.digest for naming in named.history]
+        assert all(store.content(naming.digest).size == len(d) for naming, d in zip(named.history, files, strict=True))
+        found[named.name] = files
+    return found
+
+
+def contents(root: Path) -> set[str]:
+    return {path.name for path in (root / "content").iterdir()}
+
+
+def leftovers(root: Path) -> list[str]:
+    return [str(p) for p in (*root.glob("staging/*/*/*"), *root.glob("trash/*"), *root.glob("names/.*"))]
+
+
+def test_the_same_bytes_are_stored_once_and_every_name_keeps_its_history(tmp_path: Path) -> None:
+    store = opened(tmp_path / "new" / "datasets")
+    put(store, "a", b"one")
+    put(store, "b", b"one")
+    put(store, "a", b"two")
+    assert put(store, "a", b"two").history == store.named("a").history  # said twice, written once
+    assert seen(store) == {"a": [b"one", b"two"], "b": [b"one"]}
+    assert store.named("a").digest == sha(b"two")
+    assert store.stored() == 6
+
+    again = DatasetStore(tmp_path / "new" / "datasets", BUDGET)
+    again.open()
+    assert seen(again) == {"a": [b"one", b"two"], "b": [b"one"]}
+    again.close()
+    store.close()
+
+
+def test_what_no_name_stands_for_goes(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    for name, data in (("a", b"one"), ("a", b"two"), ("a", b"one"), ("b", b"two")):
+        put(store, name, data)
+    assert store.remove("a", sha(b"two"), ()) == frozenset()  # b still stands for it
+    assert seen(store) == {"a": [b"one", b"one"], "b": [b"two"]}
+    with pytest.raises(Conflict, match=f"dataset 'a': a job that has not ended needs sha256 {sha(b'one')}"):
+        store.remove("a", None, {sha(b"one")})
+    assert store.remove("b", sha(b"two"), {sha(b"one")}) == {sha(b"two")}  # nothing is left, so the name goes
+    assert seen(store) == {"a": [b"one", b"one"]}
+    assert contents(tmp_path) == {sha(b"one")}
+    with pytest.raises(NotFound, match=f"dataset 'a' never had sha256 {sha(b'two')}"):
+        store.remove("a", sha(b"two"), ())
+    assert store.remove("a", None, ()) == {sha(b"one")}
+    with pytest.raises(NotFound, match="unknown dataset 'a'"):
+        store.named("a")
+    with pytest.raises(NotFound, match="unknown dataset with sha256"):
+        store.path(sha(b"one"))
+    assert (contents(tmp_path), leftovers(tmp_path)) == (set(), [])
+
+
+def test_all_contents_together_have_a_budget(tmp_path: Path) -> None:
+    store = opened(tmp_path, budget=10)
+    put(store, "a", b"x" * 6)
+    with pytest.raises(StorageFull, match="datasets take 6 bytes, another 5 are more than the 10 allowed"):
+        put(store, "b", b"y" * 5)
+    put(store, "b", b"x" * 6)  # takes no room
+    put(store, "b", b"y" * 4)
+    with pytest.raises(StorageFull, match="all they may"):
+        store.stage()
+    assert (contents(tmp_path), leftovers(tmp_path)) == ({sha(b"x" * 6), sha(b"y" * 4)}, [])
+
+
+def test_a_damaged_name_is_left_out_and_its_content_stays(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    put(store, "a", b"one")
+    put(store, "b", b"two")
+    (tmp_path / "names" / "a.json").write_bytes(b'{"schema": 1, "name": "a"')
+    store.close()
+    store = opened(tmp_path)
+    assert seen(store) == {"b": [b"two"]}
+    with pytest.raises(Unavailable, match="dataset 'a': its record is damaged"):
+        store.named("a")
+    with pytest.raises(Unavailable, match="dataset 'a': its record is damaged"):
+        store.remove("b", None, ())
+    assert contents(tmp_path) == {sha(b"one"), sha(b"two")}
+
+
+def prepared(root: Path) -> Path:
+    store = opened(root)
+    put(store, "a", b"one")
+    put(store, "b", b"old")
+    store.close()
+    return root
+
+
+Operation = Callable[[DatasetStore], object]
+OPERATIONS: dict[str, Operation] = {
+    "a new name": lambda store: put(store, "new", b"two"),
+    "a new content of a name": lambda store: put(store, "a", b"two"),
+    "a known content": lambda store: put(store, "a", b"old"),
+    "remove": lambda store: store.remove("a", None, ()),
+    "forget": lambda store: store.remove("b", sha(b"old"), ()),
+}
+QUICK = ("a new name", "remove")
+each_operation = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in OPERATIONS]
+)
+
+
+def steps_and_ends(operation: Operation, root: Path) -> tuple[int, object, object]:
+    before = seen(store := opened(prepared(root)))
+    store.close()
+    fs = CountingFs()
+    operation(store := opened(root, fs))
+    steps, after = fs.step, seen(store)
+    store.close()
+    return steps, before, after
+
+
+def in_a_process_killed_at(step: int, root: Path, operation: Operation) -> bool:
+    child = os.fork()
+    if child == 0:
+        try:
+            operation(opened(root, KillingFs(step)))
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+
+
+def check_sound(root: Path, store: DatasetStore) -> None:
+    """Nothing is there that no name stands for, and nothing half done."""
+    assert contents(root) == {sha(data) for files in seen(store).values() for data in files}
+    assert leftovers(root) == []
+
+
+@each_operation
+def test_killed_at_any_step_it_is_done_whole_or_not_at_all(name: str, tmp_path: Path) -> None:
+    operation = OPERATIONS[name]
+    steps, before, after = steps_and_ends(operation, tmp_path / "whole")
+    found = []
+    for step in range(1, steps + 1):
+        root = prepared(tmp_path / str(step))
+        assert in_a_process_killed_at(step, root, operation)
+        store = opened(root)
+        found.append(seen(store))
+        check_sound(root, store)
+        store.close()
+    assert all(state in (before, after) for state in found)
+    assert before in found and after in found
+
+
+@each_operation
+def test_a_disk_that_is_full_at_any_step_changes_nothing(name: str, tmp_path: Path) -> None:
+    operation = OPERATIONS[name]
+    steps, before, after = steps_and_ends(operation, tmp_path / "whole")
+    opening = CountingFs()
+    store = opened(prepared(tmp_path / "opening"), opening)
+    first = opening.step + 1
+    store.close()
+    for step in range(first, steps + 1):
+        root = prepared(tmp_path / str(step))
+        store = opened(root, FailingFs(step, errno.ENOSPC))
+        try:
+            operation(store)
+            assert seen(store) == after
+        except (OSError, ServerError):
+            assert seen(store) in (before, after)  # after: the change was made, cleaning up behind it was not
+        store.close()
+        store = opened(root)
+        check_sound(root, store)
+        store.close()
+
+
+@each_operation
+def test_what_was_told_survives_a_power_failure(name: str, tmp_path: Path) -> None:
+    root = prepared(tmp_path / "disk" / "datasets")
+    fs = RecordingFs(tmp_path / "disk")
+    operation = OPERATIONS[name]
+    before = seen(store := opened(root, fs))
+    during: list[Tree] = []
+    fs.observers.append(lambda: during.extend(tree for _, tree in fs.states()))
+    operation(store)
+    fs.observers.clear()
+    after = seen(store)
+    told = [tree for _, tree in fs.states()]
+    for number, tree in enumerate(dict.fromkeys([*during, *told])):
+        lay_out(tree, tmp_path / str(number))
+        store = opened(tmp_path / str(number) / "datasets")
+        assert seen(store) in ((after,) if tree in told else (before, after))
+        check_sound(tmp_path / str(number) / "datasets", store)
+        store.close()

@@ -62,7 +62,7 @@ def run(
     import numpy as np
 
     with model_errors(), ready(model, threads, batch) as session:
-        feeds = dict(np.load(inputs, allow_pickle=False)) if inputs else random_feeds(session, batch)
+        feeds = dict(np.load(inputs, allow_pickle=False)) if inputs else _sample(session, batch)
         started = time.perf_counter()
         outputs = session.run(feeds)
         elapsed = time.perf_counter() - started
@@ -90,7 +90,7 @@ def inspect(
             _inspect_onnx(model)
         if explain:
             with ready(model, None, 32) as session:
-                session.run(random_feeds(session, batch))  # a model compiled per shape has nothing to say before
+                session.run(_sample(session, batch))  # a model compiled per shape has nothing to say before
                 console.print(session.explain(batch), soft_wrap=True)
 
 
@@ -115,7 +115,7 @@ def profile(
     sizes = batch_sizes(batches)
     with model_errors(), ready(model, threads, max(sizes)) as session:
         for size in sizes:
-            measured = session.profile(random_feeds(session, size), runs)
+            measured = session.profile(_sample(session, size), runs)
             console.print(_profile_table(measured, size, top))
             if trace is not None:
                 path = trace if len(sizes) == 1 else trace.with_stem(f"{trace.stem}-{size}")
@@ -202,7 +202,7 @@ def batch_sizes(text: str) -> list[int]:
 
 
 def _times(session: Session, size: int, seconds: float) -> list[float]:
-    feeds = random_feeds(session, size)
+    feeds = _sample(session, size)
     session.run(feeds)
     times: list[float] = []
     end = time.perf_counter() + seconds
@@ -213,22 +213,10 @@ def _times(session: Session, size: int, seconds: float) -> list[float]:
     return times
 
 
-def random_feeds(session: Session, rows: int) -> dict[str, Any]:
-    """Return inputs between 0 and 1 (0 and 8 for integers); the batch axis has ``rows``, other free axes 1."""
-    import numpy as np
+def _sample(session: Session, rows: int) -> dict[str, Any]:
+    from core.runtime.sample import sample
 
-    from core.ir.types import TensorType
-
-    random = np.random.default_rng(0)
-    feeds: dict[str, Any] = {}
-    for name, type_ in session.inputs.items():
-        if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype.numpy.kind == "O":
-            raise fail(f"input {name!r} is {type_}: give it with --inputs")
-        sizes = dict.fromkeys(type_.symbols, 1) | {session.batching.symbol or "": rows}
-        shape, dtype = type_.evaluate(sizes), type_.dtype.numpy
-        values = random.integers(0, 9, shape) if dtype.kind in "iub" else random.random(shape)
-        feeds[name] = values.astype(dtype)
-    return feeds
+    return sample(session, rows)
 
 
 def _compiled(model: Path, threads: int | None, max_batch: int) -> Session:

@@ -22,13 +22,13 @@ class Evaluation:
     """The model of a training step as it answers: batch normalization by its running statistics, nothing dropped.
 
     Nothing is copied and nothing compiled again when the weights move. With `averaged` it is the model of the running
-    averages, where the step keeps any.
+    averages, where the step keeps any. `weights` are the very arrays that it reads, by name.
     """
 
     def __init__(self, learner: TrainStep, averaged: bool = False) -> None:
         self._options: Options = learner.options
-        self._weights = learner.weights(averaged)
-        self._graph = evaluation_graph(learner.model, learner.recipe.loss, self._weights)
+        self.weights = learner.weights(averaged)
+        self._graph = evaluation_graph(learner.model, learner.recipe.loss, self.weights)
         self._executables: dict[Binding, Executable] = {}
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,6 +42,6 @@ class Evaluation:
         if binding not in self._executables:
             ready = executable(self._graph, self._options, _EVALUATION, binding)
             for state in self._graph.states:
-                ready.adopt_state(state.value.name, self._weights[state.value.name])
+                ready.adopt_state(state.value.name, self.weights[state.value.name])
             self._executables[binding] = ready
         return self._executables[binding]

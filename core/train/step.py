@@ -144,13 +144,7 @@ class TrainStep:
 
     def graph(self, averaged: bool = False) -> Graph:
         """The model with the parameters it has now, or with their running averages."""
-        trained, weights = self.model.clone(), self.weights(averaged)
-        for value in trained.constants:
-            if value.name in weights:
-                array = weights[value.name].copy()
-                array.setflags(write=False)
-                trained.constants[value] = array
-        return trained
+        return with_weights(self.model, self.weights(averaged))
 
     def weights(self, averaged: bool = False) -> dict[str, Array]:
         """What stands for each of the model's weights, as the very array that runs work on: the parameter, or its
@@ -181,6 +175,17 @@ class TrainStep:
                 ready.adopt_state(name, self._states[name])
             self._executables[moves, binding] = ready
         return self._executables[moves, binding]
+
+
+def with_weights(model: Graph, weights: Mapping[str, Array]) -> Graph:
+    """The model with copies of other arrays for its constants of these names."""
+    changed = model.clone()
+    for value in changed.constants:
+        if value.name in weights:
+            array = weights[value.name].copy()
+            array.setflags(write=False)
+            changed.constants[value] = array
+    return changed
 
 
 def _home(state: State, shared: Mapping[str, Array]) -> Array:

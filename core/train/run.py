@@ -1,0 +1,86 @@
+"""A training as a process of its own.
+
+    python -m core.train.run FOLDER --dataset PATH [--parent MODEL.onnx] [--threads K] [--cache DIR] [--workers N]
+
+What to train stands in FOLDER/recipe.json: see work.py. It may be killed at any moment, and goes on when started again.
+SIGTERM makes it write a checkpoint and end. Exit status:
+
+    0    FOLDER/result is there
+    2    recipe, data or model are at fault: {"error": ...} on standard output
+    3    memory did not suffice
+    4    the disk is full: likewise {"error": ...}
+    73   another process works in FOLDER
+    75   stopped
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+DONE, AT_FAULT, OUT_OF_MEMORY, OUT_OF_SPACE, OCCUPIED, STOPPED = 0, 2, 3, 4, 73, 75
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class Request:
+    """Whether somebody has asked this process to end."""
+
+    def __init__(self) -> None:
+        self.made = False
+        signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.made = True
+
+    def __call__(self) -> bool:
+        return self.made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train; returns the exit status."""
+    stop = Request()  # before the imports, which take longer than anything else here
+    arguments = _parser().parse_args(argv)
+    from core.errors import LatheError
+    from core.train.fit import Outcome
+    from core.train.work import Means, Occupied, work
+
+    means = Means(arguments.dataset, arguments.parent, arguments.threads, arguments.cache, arguments.workers)
+    try:
+        outcome = work(arguments.folder, means, stop)
+    except Occupied as error:
+        return _refused(error, OCCUPIED)
+    except LatheError as error:
+        return _refused(error, AT_FAULT)
+    except MemoryError as error:
+        return _refused(error, OUT_OF_MEMORY)
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+        return _refused(error, OUT_OF_SPACE)
+    return DONE if outcome is Outcome.DONE else STOPPED
+
+
+def _refused(error: Exception, status: int) -> int:
+    print(json.dumps({"error": str(error) or type(error).__name__}), flush=True)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m core.train.run", description="Train what a folder's recipe says.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--dataset", type=Path, required=True)
+    parser.add_argument("--parent", type=Path)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--cache")
+    parser.add_argument("--workers", type=int, default=1)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""A training's folder and the work in it: one process at a time, and as often as it takes.
+
+    recipe.json       what to train
+    parent.onnx       the model it goes on from, if it does and no other is named
+    lock              held while somebody works here
+
+and what `Fit` writes: events.jsonl, checkpoints/ and result/.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.errors import LatheError
+from core.frontends.onnx import load
+from core.train import events, recipe, result
+from core.train.data import open_dataset
+from core.train.durable import write_file
+from core.train.fit import Fit, Outcome, never
+from core.train.recipe import OnnxModel, ParentModel, Recipe
+
+RECIPE, PARENT, LOCK = "recipe.json", "parent.onnx", "lock"
+
+
+class Occupied(LatheError):
+    """Another process works in the folder."""
+
+
+@dataclass(frozen=True)
+class Means:
+    """What a training may use. `parent`: the model to go on from; without it the folder's."""
+
+    dataset: Path
+    parent: Path | None = None
+    threads: int | None = None
+    cache_dir: str | os.PathLike[str] | None = None
+    workers: int = 1
+
+
+def prepare(folder: Path, what: Recipe, parent: bytes | None = None) -> None:
+    """Write down what to train, in a folder that is made if it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if parent is not None:
+        write_file(folder / PARENT, parent)
+    write_file(folder / RECIPE, what.model_dump_json(indent=1).encode())
+
+
+def work(folder: Path, means: Means, stop: Callable[[], bool] = never, watch: events.Watcher | None = None) -> Outcome:
+    """Train what the folder says, from where it was left, until there is a result or `stop` says so.
+
+    Raises Occupied; RecipeError, DataError or ModelError for what does not fit together; Diverged; OSError.
+    """
+    with locked(folder):
+        if (folder / result.FOLDER).is_dir():
+            _tell_done(folder, watch)
+            return Outcome.DONE
+        try:
+            return _fit(folder, means, stop, watch).run()
+        except (LatheError, OSError, MemoryError) as error:
+            with events.Events(folder, watch) as told:
+                told.emit("failed", error=str(error) or type(error).__name__)
+            raise
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Work in the folder alone. The lock goes with the process, however that ends."""
+    with (folder / LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Occupied(f"{folder}: another process is training here") from None
+        yield
+
+
+def _fit(folder: Path, means: Means, stop: Callable[[], bool], watch: events.Watcher | None) -> Fit:
+    what = recipe.from_json((folder / RECIPE).read_bytes())
+    parent = None
+    if isinstance(what.model, OnnxModel | ParentModel):
+        parent = load(means.parent or folder / PARENT)
+    dataset = open_dataset(means.dataset, what.data.format)
+    return Fit(
+        what,
+        dataset,
+        folder,
+        parent,
+        stop=stop,
+        watch=watch,
+        threads=means.threads,
+        cache_dir=means.cache_dir,
+        workers=means.workers,
+    )
+
+
+def _tell_done(folder: Path, watch: events.Watcher | None) -> None:
+    """The last event, where a crash has come between the result and it."""
+    if any(event.kind == "done" for event in events.read(folder)):
+        return
+    record = result.read_metrics(folder)
+    with events.Events(folder, watch) as told:
+        told.emit("done", metrics=record["metrics"], seconds=record["seconds"])

@@ -1,0 +1,136 @@
+"""Recipes as files and requests hold them; every mistake is named with its field."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from core.train import choices, optimizers, recipe, schedules
+from core.train.recipe import Recipe, RecipeError
+from core.train.section import Part
+from tests.core.train.world import RECIPE
+
+TOML = """
+epochs = 3
+[data]
+validation = 0.1
+inputs = { image = ["a", "b"] }
+[model]
+architecture = "mlp"
+hidden = [32, 16]
+[optimizer]
+kind = "adamw"
+rate = 1
+[schedule]
+kind = "cosine"
+warm_up = { epochs = 0.5 }
+[loss]
+kind = "cross_entropy"
+label_smoothing = 0.1
+"""
+
+
+def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(TOML)
+    read = recipe.read(tmp_path / "r.toml")
+    (tmp_path / "r.json").write_text(read.model_dump_json())
+    assert recipe.read(tmp_path / "r.json") == read
+    assert read.optimizer.make() == optimizers.AdamW(1.0)
+    assert read.data.inputs == {"image": ("a", "b")}
+    assert read.loss is not None and read.loss.make().label_smoothing == 0.1
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"epochs": 0}, "epochs: Input should be greater than or equal to 1, got 0"),
+        ({"epochs": "3"}, "epochs: Input should be a valid integer, got '3'"),
+        ({"epoch": 3}, "epoch: Extra inputs are not permitted, got 3"),
+        (
+            {"optimizer": {"kind": "adam", "rate": -1.0}},
+            "optimizer.adam.rate: Input should be greater than 0, got -1.0",
+        ),
+        ({"optimizer": {"kind": "lion"}}, "optimizer: .*'lion'.* expected tags: 'sgd', 'adagrad'"),
+        ({"optimizer": {"rate": 0.1}}, "optimizer: Unable to extract tag using discriminator 'kind'"),
+        ({"optimizer": {"kind": "adam", "decoupled": True}}, "optimizer.adam.decoupled: Extra inputs"),
+        ({"model": {"architecture": "alexnet"}}, "model.architecture: .*'alexnet'"),
+        ({"model": {}}, "model: expected one of the keys `architecture`, `onnx` and `parent`"),
+        ({"model": {"architecture": "mlp", "hidden": [0]}}, r"model.architecture.mlp.hidden.0: .* got 0"),
+        ({"data": {"held_out": 1.5}}, "data.held_out: Input should be less than 1, got 1.5"),
+        ({"data": {}, "stop": {"patience": 2}}, "`stop` needs rows to look at after every epoch"),
+        ({"schedule": {"kind": "steps", "every": {}}}, "expected either `epochs` or `updates`"),
+        ({"seed": 1 << 40}, "seed: Input should be less than 4294967296"),
+    ],
+)
+def test_mistakes_are_named(changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(RecipeError, match=complaint):
+        recipe.from_values({**RECIPE, **changes})
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (b"epochs = ", "is no TOML"),
+        (b"\xff", "is no TOML"),
+        (b"epochs = 2020-01-01", "holds a value that is no text"),
+        (b"epochs = nan", "epochs"),
+    ],
+)
+def test_files_that_are_no_recipes(tmp_path: Path, text: bytes, complaint: str) -> None:
+    (tmp_path / "r.toml").write_bytes(text)
+    with pytest.raises(RecipeError, match=rf"r\.toml: .*{complaint}"):
+        recipe.read(tmp_path / "r.toml")
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipe.from_values({**RECIPE, "epochs": 0, "batch": -1})
+    assert "epochs:" in str(caught.value) and "batch:" in str(caught.value)
+
+
+def test_a_large_file_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_bytes(b"#" * (recipe.LARGEST + 1))
+    with pytest.raises(RecipeError, match="expected 1048576 at most"):
+        recipe.read(tmp_path / "r.toml")
+
+
+def test_the_json_schema_agrees() -> None:
+    schema = Recipe.model_json_schema()
+    jsonschema_rs.validate(schema, dict(RECIPE))
+    with pytest.raises(jsonschema_rs.ValidationError):
+        jsonschema_rs.validate(schema, {**RECIPE, "epochs": 0})
+
+
+@pytest.mark.parametrize("kind", [*choices.LOSSES, *choices.OPTIMIZERS])
+def test_tables_have_the_defaults_of_what_they_stand_for(kind: str) -> None:
+    table: type[Part] = {**choices.LOSSES, **choices.OPTIMIZERS}[kind]
+    assert table(kind=kind).make() == table.target()
+    left = {field.name for field in fields(table.target)} - table.model_fields.keys()
+    assert left <= {"decoupled"}
+    assert all(field.description for field in table.model_fields.values())
+
+
+def test_every_field_is_described() -> None:
+    def fields_of(schema: Any) -> Any:
+        for name, definition in {"Recipe": schema, **schema["$defs"]}.items():
+            for field, content in definition.get("properties", {}).items():
+                yield f"{name}.{field}", content
+
+    assert [name for name, content in fields_of(Recipe.model_json_schema()) if not content.get("description")] == []
+
+
+def test_schedules_count_in_epochs_or_updates() -> None:
+    def made(**table: Any) -> Any:
+        schedule = recipe.from_values({**RECIPE, "schedule": table}).schedule
+        assert schedule is not None
+        return schedule.make(0.5, 100, 10)
+
+    assert made(kind="constant") == schedules.Constant(0.5)
+    assert made(kind="steps", every={"epochs": 2}) == schedules.Steps(0.5, 20)
+    assert made(kind="steps", every={"updates": 7}, factor=0.5) == schedules.Steps(0.5, 7, 0.5)
+    assert made(kind="cosine") == schedules.Cosine(0.5, 100)
+    assert made(kind="one_cycle", warm_up={"epochs": 0.5}) == schedules.WarmUp(schedules.OneCycle(0.5, 95), 5)

@@ -1,0 +1,55 @@
+"""Small trainings: points in the plane by the quadrant they lie in, and a recipe that learns them in a moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from core.train import events, recipe, result
+from core.train.data import open_dataset
+from core.train.fit import Fit
+from core.train.recipe import Recipe
+
+RECIPE: Mapping[str, Any] = {
+    "data": {"validation": 0.25},
+    "model": {"architecture": "mlp", "hidden": [16], "dropout": 0.2},
+    "optimizer": {"kind": "adam", "rate": 0.02},
+    "schedule": {"kind": "one_cycle"},
+    "epochs": 4,
+    "batch": 16,
+    "checkpoint": {"steps": 4},
+}
+
+
+def asked(**changes: Any) -> Recipe:
+    return recipe.from_values({**RECIPE, **changes})
+
+
+def quadrants(path: Path, rows: int = 120) -> Path:
+    """An npz file of points `x` and the number `y` of their quadrant."""
+    x = np.random.default_rng(0).uniform(-1, 1, (rows, 2)).astype(np.float32)
+    np.savez(path, x=x, y=2 * (x[:, 0] > 0) + (x[:, 1] > 0))
+    return path
+
+
+def fit(folder: Path, what: Recipe, data: Path, **options: Any) -> Fit:
+    folder.mkdir(exist_ok=True)
+    return Fit(what, open_dataset(data), folder, threads=1, **options)
+
+
+def final_state(folder: Path) -> dict[str, Any]:
+    """The arrays of the newest checkpoint: after a whole training, its last state."""
+    newest = max((folder / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    return load_file(newest / "state.safetensors")
+
+
+def model_bytes(folder: Path) -> bytes:
+    return (folder / result.FOLDER / result.MODEL).read_bytes()
+
+
+def kinds(folder: Path) -> list[str]:
+    return [event.kind for event in events.read(folder)]

@@ -47,6 +47,11 @@ class Held:
     content: Content
     path: Path
 
+    @property
+    def digest(self) -> str:
+        """The content's sha256."""
+        return self.content.digest
+
 
 class Datasets:
     """The one who changes datasets. All methods run on the event loop; the disk is used beside it."""
@@ -111,11 +116,11 @@ class Datasets:
         self._check_open()
         async with self._changing:
             held = await asyncio.to_thread(self._resolve, reference)
-            self._held[held.content.digest] += 1
+            self._held[held.digest] += 1
         try:
             yield held
         finally:
-            self._held[held.content.digest] -= 1
+            self._held[held.digest] -= 1
 
     # coming and going
 

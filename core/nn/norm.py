@@ -26,7 +26,8 @@ class _BatchNorm(Module):
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = True) -> None:
         self.num_features, self.eps, self.momentum, self.affine = num_features, eps, momentum, affine
         ones, zeros = np.ones(num_features, np.float32), np.zeros(num_features, np.float32)
-        self.weight, self.bias = (Parameter(ones), Parameter(zeros)) if affine else (None, None)
+        self.weight = Parameter(ones) if affine else None
+        self.bias = Parameter(zeros) if affine else None
         self.running_mean = Buffer(zeros, statistics=True)
         self.running_var = Buffer(ones, statistics=True)
         self.num_batches_tracked = Buffer(np.int64(0))
@@ -35,7 +36,8 @@ class _BatchNorm(Module):
         fits = x.ndim in self.ranks and x.shape[1] == self.num_features
         self.expect(fits, " or ".join(f"[N, {self.num_features}{', ...' * (rank > 2)}]" for rank in self.ranks), x)
         attrs = {"epsilon": self.eps, "momentum": 1 - self.momentum}
-        inputs = (*_affine(self.weight, self.bias, self.num_features), self.running_mean, self.running_var)
+        affine = (_scale(self.weight, self.num_features), _shift(self.bias, self.num_features))
+        inputs = (*affine, self.running_mean, self.running_var)
         if not (self.training and x.is_computed):
             return x.op("BatchNormalization", *inputs, **attrs)
         y, mean, variance = x.ops("BatchNormalization", *inputs, outputs=3, **attrs, training_mode=1)
@@ -73,8 +75,7 @@ class LayerNorm(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         _expect_trailing(self, self.normalized_shape, x)
-        axis = -len(self.normalized_shape)
-        weight, _ = _affine(self.weight, None, *self.normalized_shape)
+        weight, axis = _scale(self.weight, *self.normalized_shape), -len(self.normalized_shape)
         return x.op("LayerNormalization", weight, self.bias, axis=axis, epsilon=self.eps)
 
     def extra_repr(self) -> str:
@@ -92,8 +93,8 @@ class RMSNorm(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         _expect_trailing(self, self.normalized_shape, x)
-        weight, _ = _affine(self.weight, None, *self.normalized_shape)
-        return x.op("RMSNormalization", weight, axis=-len(self.normalized_shape), epsilon=self.eps)
+        weight, axis = _scale(self.weight, *self.normalized_shape), -len(self.normalized_shape)
+        return x.op("RMSNormalization", weight, axis=axis, epsilon=self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}"
@@ -107,21 +108,25 @@ class GroupNorm(Module):
             raise ValueError(f"num_groups is {num_groups}, expected a divisor of {num_channels} channels")
         self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
         ones, zeros = np.ones(num_channels, np.float32), np.zeros(num_channels, np.float32)
-        self.weight, self.bias = (Parameter(ones), Parameter(zeros)) if affine else (None, None)
+        self.weight = Parameter(ones) if affine else None
+        self.bias = Parameter(zeros) if affine else None
 
     def forward(self, x: Tensor) -> Tensor:
         self.expect(x.ndim >= 2 and x.shape[1] == self.num_channels, f"[N, {self.num_channels}, ...]", x)
-        affine = _affine(self.weight, self.bias, self.num_channels)
+        affine = (_scale(self.weight, self.num_channels), _shift(self.bias, self.num_channels))
         return x.op("GroupNormalization", *affine, num_groups=self.num_groups, epsilon=self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.num_groups}, {self.num_channels}, eps={self.eps}"
 
 
-def _affine(weight: Parameter | None, bias: Parameter | None, *shape: int) -> tuple[Tensor, Tensor]:
-    """Scale and shift as operators want them, ones and zeros where a layer has none."""
-    scale = tensor(np.ones(shape, np.float32)) if weight is None else weight
-    return scale, tensor(np.zeros(shape, np.float32)) if bias is None else bias
+def _scale(weight: Parameter | None, *shape: int) -> Tensor:
+    """What operators multiply by: ones where a layer has no weight."""
+    return tensor(np.ones(shape, np.float32)) if weight is None else weight
+
+
+def _shift(bias: Parameter | None, *shape: int) -> Tensor:
+    return tensor(np.zeros(shape, np.float32)) if bias is None else bias
 
 
 def _shape(given: Shape) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ class MLP(Settings):
 
     def module(self, row: Row, outputs: int) -> nn.Module:
         if row.dtype is not DType.FLOAT32:
-            refuse("mlp", "numbers, float32[...]", row)
+            raise refuse("mlp", "numbers, float32[...]", row)
         width = math.prod(row.shape)
         layers: list[nn.Module] = [nn.Flatten()] if len(row.shape) != 1 else []
         for hidden in self.hidden:

@@ -13,12 +13,21 @@ from core.ir.graph import Graph
 from core.ir.types import TensorType, symbol
 from core.train.zoo.lenet import LeNet5
 from core.train.zoo.mlp import MLP
+from core.train.zoo.resnet import ResNetSmall
 from core.train.zoo.settings import Row, Settings
+from core.train.zoo.transformer import TransformerEncoder
 
-ARCHITECTURES: dict[str, type[Settings]] = {"lenet5": LeNet5, "mlp": MLP}
+ARCHITECTURES: dict[str, type[Settings]] = {
+    "lenet5": LeNet5,
+    "mlp": MLP,
+    "resnet-small": ResNetSmall,
+    "transformer-encoder": TransformerEncoder,
+}
 
 # As a field of a recipe: `architecture` says which settings there are.
-Architecture: TypeAlias = Annotated[LeNet5 | MLP, Field(discriminator="architecture")]
+Architecture: TypeAlias = Annotated[
+    LeNet5 | MLP | ResNetSmall | TransformerEncoder, Field(discriminator="architecture")
+]
 
 
 def architecture(

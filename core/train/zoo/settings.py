@@ -45,14 +45,15 @@ def activation(name: ActivationName) -> nn.Module:
 def image(architecture: str, row: Row) -> tuple[int, int, int]:
     """Channels, height and width of rows [C, H, W] or [H, W]; ModelError for others."""
     if row.dtype is not DType.FLOAT32 or len(row.shape) not in (2, 3):
-        refuse(architecture, "images, float32[C,H,W] or float32[H,W]", row)
+        raise refuse(architecture, "images, float32[C,H,W] or float32[H,W]", row)
     channels, height, width = (1, *row.shape) if len(row.shape) == 2 else row.shape
     return channels, height, width
 
 
-def refuse(architecture: str, expected: str, row: Row) -> None:
+def refuse(architecture: str, expected: str, row: Row) -> ModelError:
+    """The error for rows that an architecture cannot take."""
     text = ",".join(map(str, row.shape))
-    raise ModelError(f"takes {expected}; rows are {row.dtype}[{text}]", where=f"architecture '{architecture}'")
+    return ModelError(f"takes {expected}; rows are {row.dtype}[{text}]", where=f"architecture '{architecture}'")
 
 
 def image_first(shape: Sequence[int]) -> nn.Module:

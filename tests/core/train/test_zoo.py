@@ -33,15 +33,24 @@ def test_every_setting_is_described_and_has_a_default(name: str) -> None:
     assert all(field.description and field.description.endswith(".") for field in settings.model_fields.values())
 
 
+SMALL = {"width": 16, "heads": 2, "layers": 1, "feedforward": 32}
+
+
 @pytest.mark.parametrize(
-    ("name", "shape"),
+    ("name", "shape", "settings"),
     [
-        ("lenet5", (8, 8)), ("lenet5", (1, 8, 8)), ("lenet5", (3, 28, 28)), ("lenet5", (1, 13, 32)),
-        ("mlp", (7,)), ("mlp", (2, 5)),
+        ("lenet5", (8, 8), {}),
+        ("lenet5", (3, 28, 28), {"pool": "average", "activation": "tanh"}),
+        ("lenet5", (1, 13, 32), {"dropout": 0.1}),
+        ("mlp", (2, 5), {"batch_norm": True}),
+        ("resnet-small", (2, 9, 8), {"widths": (8, 16)}),
+        ("transformer-encoder", (6,), SMALL),
+        pytest.param("transformer-encoder", (5, 3), {}, marks=pytest.mark.slow),
+        pytest.param("resnet-small", (8, 8), {"blocks": 2}, marks=pytest.mark.slow),
     ],
-)  # fmt: skip
-def test_it_learns_to_tell_four_classes(name: str, shape: tuple[int, ...]) -> None:
-    graph = made(name, shape)
+)
+def test_it_learns_to_tell_four_classes(name: str, shape: tuple[int, ...], settings: dict[str, Any]) -> None:
+    graph = made(name, shape, **settings)
     rng = np.random.default_rng(0)
     patterns = rng.normal(0, 1, (4, *shape)).astype(np.float32)
     learner = step(graph, losses.CrossEntropy(), optimizers.Adam(), schedules.OneCycle(0.01, 40), threads=1)
@@ -50,6 +59,29 @@ def test_it_learns_to_tell_four_classes(name: str, shape: tuple[int, ...]) -> No
         learner.run({"x": patterns[target] + rng.normal(0, 0.3, (32, *shape)).astype(np.float32), "target": target})
     logits = core.compile(learner.graph()).run({"x": patterns})["logits"]
     assert logits.argmax(1).tolist() == [0, 1, 2, 3]
+
+
+def test_a_transformer_learns_tokens_and_does_not_look_at_padding() -> None:
+    graph = made("transformer-encoder", (7,), DType.INT64, vocabulary=9, padding=0, **SMALL)
+    rng = np.random.default_rng(0)
+    learner = step(graph, losses.CrossEntropy(), optimizers.Adam(), schedules.OneCycle(0.02, 80), threads=1)
+
+    def batch(rows: int) -> dict[str, Any]:
+        """Among other tokens, one of 1 to 4, which says the class; then padding."""
+        lengths, target = rng.integers(1, 8, rows), rng.integers(0, 4, rows)
+        x = np.where(np.arange(7) < lengths[:, None], rng.integers(5, 9, (rows, 7)), 0)
+        x[np.arange(rows), rng.integers(0, lengths)] = target + 1
+        return {"x": x, "target": target}
+
+    for _ in range(80):
+        learner.run(batch(32))
+    feeds = batch(64)
+    session = core.compile(learner.graph())
+    logits = session.run({"x": feeds["x"]})["logits"]
+    assert (logits.argmax(1) == feeds["target"]).mean() > 0.95
+    weights = {value.name: array for value, array in learner.graph().constants.items()}
+    np.testing.assert_array_equal(weights["embedding.embed.weight"][0], 0)
+    assert np.isfinite(session.run({"x": np.zeros((1, 7), np.int64)})["logits"]).all()
 
 
 def test_a_seed_decides_the_weights() -> None:

@@ -94,13 +94,15 @@ class Resize(OpDef):
         return [axes[0]]
 
     def definition(self, g: Rewrite) -> Sequence[Term]:
-        """Each axis is multiplied by the matrix of its weights."""
+        """Each axis is multiplied by the matrix of its weights. Those that stay as they are may be of any size."""
         y = g.x()
-        sizes = [size for size in y.shape if isinstance(size, int)]
-        if channels_last(g) or len(sizes) < y.rank:
+        unknown = [axis for axis, size in enumerate(y.shape) if not isinstance(size, int)]
+        named = _resized_axes(g, y.rank)
+        if channels_last(g) or any(axis in named and not _is_kept(g, axis, named.index(axis)) for axis in unknown):
             g.unsupported(
                 f"only images with their channels first and of known size are differentiated, X is {g.tensor(0)}"
             )
+        sizes = [size if isinstance(size, int) else 1 for size in y.shape]
         call = Call(self, g.node, [None if value is None else g.known.get(value) for value in g.node.inputs])
         for axis, samples in enumerate(samples_by_axis(call, sizes)):
             if samples is not None:
@@ -207,6 +209,8 @@ def _axes(c: Call, shape: tuple[int, ...]) -> list[Axis]:
         common = _common_scale(c, [shape[axis] for axis in axes], sizes)
     crops = c.attr("coordinate_transformation_mode") == "tf_crop_and_resize"
     for position, axis in enumerate(axes):
+        if sizes and not isinstance(sizes[position], int | float | np.number):
+            continue  # a symbol: an axis of unknown size that stays as it is
         region = (roi[position], roi[position + len(axes)]) if crops else (0.0, 1.0)
         out, scale = _target(shape[axis], scales[position] if scales else None, sizes and sizes[position], common)
         result[axis] = Axis(shape[axis], out, scale, *region)

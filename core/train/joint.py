@@ -90,7 +90,7 @@ def evaluation_graph(model: Graph, loss: Loss, held: Container[str]) -> Graph:
     """The model as it answers, its constants named in `held` as state: outputs are the `loss` and the model's."""
     graph = model.clone()
     infer_graph(graph)
-    _define(graph, {"BatchNormalization": _defined})
+    _define(graph, {"BatchNormalization": _defined, **_RECURRENT})
     writer = Writer(graph, infer_graph(graph))
     output = Term(writer, graph.outputs[0])
     target = writer.input(TARGET, loss.target(output.value.tensor))
@@ -130,7 +130,7 @@ Definer: TypeAlias = Callable[[Rewrite], Sequence[Term]]  # gives what stands fo
 
 def _train_mode(graph: Graph) -> None:
     """Batch normalization by the batch's own statistics, their running means becoming state; dropout drops."""
-    _define(graph, {"BatchNormalization": _normalized_by_batch, "Dropout": _Drop()})
+    _define(graph, {"BatchNormalization": _normalized_by_batch, "Dropout": _Drop(), **_RECURRENT})
 
 
 def _define(graph: Graph, definers: Mapping[str, Definer]) -> None:
@@ -148,6 +148,10 @@ def _define(graph: Graph, definers: Mapping[str, Definer]) -> None:
 
 def _defined(g: Rewrite) -> Sequence[Term]:
     return g.op.definition(g)
+
+
+# Their kernels want weights that stay as they are, and gradients need what they do not keep: every step's gates.
+_RECURRENT: Mapping[str, Definer] = {"RNN": _defined, "GRU": _defined, "LSTM": _defined}
 
 
 def _normalized_by_batch(g: Rewrite) -> Sequence[Term]:

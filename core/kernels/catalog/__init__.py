@@ -16,6 +16,7 @@ from core.kernels.catalog import (
     recurrent,
     reduce,
     resize,
+    scatter,
     softmax,
     tiles,
     trees,
@@ -45,5 +46,5 @@ __all__ = [
     "VIEWS", "Block", "In", "KernelCall", "KernelSpec", "Operand", "Out", "Outer", "Packed", "Request", "Scratch",
     "Selector", "Status", "attention", "candidates", "conv", "conv_batch", "copy", "covers", "depthwise", "direct",
     "elementwise", "gather", "gemm", "norm", "offers", "pool", "pool_gradient", "recurrent", "reduce", "resize",
-    "select", "softmax", "tiles", "trees", "winograd",
+    "scatter", "select", "softmax", "tiles", "trees", "winograd",
 ]  # fmt: skip

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from core.codegen.lang import Kernel, Val
 from core.ir.types import DType
-from core.kernels.catalog.base import Status
 from core.kernels.catalog.gather import GatherSpec
 from core.kernels.cpu.nest import cover, even_chunks, grain, has_masks, unsigned
+from core.kernels.cpu.scatter import checked
 from core.kernels.target import Target
 
 
@@ -19,7 +19,7 @@ def generate(spec: GatherSpec, target: Target) -> Kernel:
     steps = k.index(grain(2 * spec.itemsize)) // k.ops.max(inner, 1)
     with even_chunks(k, k.dim(spec.outer) * count, steps) as (start, stop), k.loop(start, stop) as row:
         place, position = (k.index(0), row) if spec.outer == 1 else (row // count, row % count)
-        index, valid = _checked(k, indices.load(position).cast(DType.INT64), extent)
+        index, valid = checked(k, indices.load(position).cast(DType.INT64), extent)
         source, target_row = x.at((place * extent + index) * inner), y.at(row * inner)
 
         def step(i: Val, lanes: int, mask: Val | None) -> None:
@@ -28,12 +28,3 @@ def generate(spec: GatherSpec, target: Target) -> Kernel:
         with k.when(valid):
             cover(k, inner, step, lanes, has_masks(target, [spec.itemsize]), unroll=1 if lanes == 1 else 4)
     return k
-
-
-def _checked(k: Kernel, index: Val, extent: Val) -> tuple[Val, Val]:
-    """The index counted from the front, and whether it is in range; when it is not, the run is refused."""
-    front = k.ops.select(index < 0, index + extent, index)
-    valid = (front >= 0) & (front < extent)
-    with k.when(~valid):
-        k.refuse(Status.INDEX_OUT_OF_RANGE)
-    return front, valid

@@ -130,7 +130,7 @@ def test_gradient_of_pooling_with_overlaps(target: Target, window: Any) -> None:
 def test_pool_gradient(target: Target, layout: str, kernel: tuple[int, int], channels: int) -> None:
     """Also where lines and columns are left over at the end, and where several places are the greatest."""
     x, dy = tensor(3, 7, 8, channels), tensor(3, 7 // kernel[0], 8 // kernel[1], channels)
-    window = {"kernel_shape": kernel, "strides": kernel, "layout": layout}
+    window: Any = {"kernel_shape": kernel, "strides": kernel, "layout": layout}
     node = NodeKernel("MaxPoolGradient", x, dy, target=target, **window)
     rounded = np.round(floats(3, 7, 8, channels) * 2)
     node.check(rounded.astype(np.float32), floats(*dy.evaluate({})), threads=2)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from core import nn
 from core.errors import ModelError
 from core.ir.types import DType
+from core.train.section import Section
 
 Width: TypeAlias = Annotated[int, Field(ge=1, le=65536)]
 Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
@@ -26,11 +27,10 @@ class Row(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
 
-class Settings(BaseModel):
+class Settings(Section):
     """Family base: the hyper-parameters of an architecture. `module` makes it for rows of some type."""
 
     architecture: str
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     def module(self, row: Row, outputs: int) -> nn.Module:
         """A module with fresh weights. ModelError for rows it cannot take."""

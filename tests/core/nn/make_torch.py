@@ -1,4 +1,5 @@
-"""Writes torch_layers.npz: results and gradients of the layers in `layers.py` as PyTorch computes them.
+"""Writes torch_layers.npz, results and gradients of the layers in `layers.py` as PyTorch computes them, and
+torch_models.npz, losses and weights of the models in `models.py` as PyTorch trains them.
 
 Run by hand with a Python that has PyTorch, from the project's root: `python -m tests.core.nn.make_torch`.
 """
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 from tests.core.nn.layers import LAYERS, Layer
+from tests.core.nn.models import MODELS, MOMENTUM, RATE, Model
 
 
 def tensors(results: Any) -> list[Any]:
@@ -39,9 +41,29 @@ def run(layer: Layer) -> dict[str, Any]:
     return found
 
 
+def train(model: Model) -> dict[str, Any]:
+    """The loss before each update, and the parameters after all of them."""
+    module = model.make(torch.nn).train()
+    state = {name: torch.tensor(model.weight(name, tuple(each.shape))) for name, each in module.state_dict().items()}
+    module.load_state_dict(state)
+    optimizer = torch.optim.SGD(module.parameters(), RATE, MOMENTUM)
+    losses = []
+    for x, target in model.batches():
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(module(torch.tensor(x)), torch.tensor(target))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    parameters = {name: each.detach().numpy() for name, each in module.named_parameters()}
+    return {"loss": np.array(losses), **parameters}
+
+
 def main() -> None:
-    results = {f"{layer.name}/{key}": array for layer in LAYERS for key, array in run(layer).items()}
-    np.savez_compressed(Path(__file__).parent / "torch_layers.npz", **results)
+    folder = Path(__file__).parent
+    layers = {f"{layer.name}/{key}": array for layer in LAYERS for key, array in run(layer).items()}
+    np.savez_compressed(folder / "torch_layers.npz", **layers)
+    models = {f"{model.make.__name__}/{key}": array for model in MODELS for key, array in train(model).items()}
+    np.savez_compressed(folder / "torch_models.npz", **models)
 
 
 if __name__ == "__main__":

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import statistics
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from urllib.parse import quote
 
 from loadtest import arrivals
+from loadtest.admin import Admin
 from loadtest.connection import Target
 from loadtest.openloop import capacity
 from loadtest.scenario import Options, Report, Traffic
+from loadtest.switching import variant
 
 WINDOWS = 5  # of each kind
 SECONDS, SHARE = 4.0, 0.3  # of a window, and of the capacity that the traffic asks for
 SLOW, SLOW_RATIO = 500, 1.2
+LOADING_MODEL, LOADING_RATIO = "loadtest-loading", 1.5  # on two busy cores; with a core to spare it is 1.2
 TRICKLE = 1.0  # seconds between two bytes
 
 Disturbance = Callable[[], AbstractAsyncContextManager[None]]
@@ -47,6 +52,30 @@ async def slow(options: Options, report: Report) -> None:
     """Five hundred clients that say nothing, or one byte a second, beside ordinary traffic."""
     target = Target(options.url)
     await disturbed(options, report, f"{SLOW} slow clients", lambda: slow_clients(target, options.model), SLOW_RATIO)
+
+
+async def loading(options: Options, report: Report) -> None:
+    """Another model comes, version after version: parsed, compiled, loaded, warmed up and made live."""
+    base = await asyncio.to_thread(Path(options.onnx).read_bytes)
+    admin, factors = Admin.at(options.url, LOADING_MODEL), (1 + i / 1000 for i in itertools.count())
+
+    @asynccontextmanager
+    async def uploads() -> AsyncIterator[None]:
+        task = asyncio.create_task(_upload(admin, base, factors))
+        try:
+            yield
+            if task.done():
+                task.result()  # raises what ended it
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    await disturbed(options, report, "another model loading", uploads, LOADING_RATIO)
+
+
+async def _upload(admin: Admin, base: bytes, factors: Iterator[float]) -> None:
+    while True:
+        await admin.upload(await asyncio.to_thread(variant, base, next(factors)))
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loadtest import arrivals, zoo
 from loadtest.admin import Admin
-from loadtest.disturbed import slow
+from loadtest.disturbed import loading, slow
 from loadtest.openloop import capacity
 from loadtest.rollback import rollback
 from loadtest.scenario import Options, Report, Scenario, Traffic
@@ -70,4 +70,4 @@ async def overload(options: Options, report: Report) -> None:
     report.promise_no_failures()
 
 
-SCENARIOS: dict[str, Scenario] = {f.__name__: f for f in (steady, ramp, overload, rollback, soak, slow, peak)}
+SCENARIOS: dict[str, Scenario] = {f.__name__: f for f in (steady, ramp, overload, rollback, soak, slow, loading, peak)}

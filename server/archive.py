@@ -1,7 +1,8 @@
-"""What a client uploads for a model: its file as it is, or an archive where its weights lie in other files.
+"""What a client uploads for a model: its file as it is, or an archive where there is more than one file.
 
-The archive is a POSIX tar of ``model.onnx`` and ``weights.bin``: the model rewritten so that all its tensors lie in the
-one file of weights. It is put together nowhere: its bytes come in pieces, straight from the files.
+The archive is a POSIX tar of ``model.onnx`` and ``weights.bin``, the model rewritten so that all its tensors lie in the
+one file of weights; or of ``pipeline.toml`` and the files that its steps read. It is put together nowhere: its bytes
+come in pieces, straight from the files.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from server.pipelines.definition import PIPELINE_FILE, BadPipeline, parse
 from server.types import Array
 
 MODEL, WEIGHTS = "model.onnx", "weights.bin"
@@ -50,8 +52,9 @@ class Body:
 def body_of(content: Path | bytes) -> Body:
     """Return what to upload for a model.
 
-    Raises core.errors.ModelError when the model names weights outside its folder, behind links, or beyond the end of
-    their file. A file that is no model goes as it is: the server says what is wrong with it.
+    A ``pipeline.toml`` goes with the files that its steps read. Raises core.errors.ModelError when the model names
+    weights outside its folder, behind links, or beyond the end of their file. A file that is no model goes as it is:
+    the server says what is wrong with it.
     """
     from core.errors import ModelError, UnsupportedError
     from core.frontends.fold import fold
@@ -59,12 +62,24 @@ def body_of(content: Path | bytes) -> Body:
 
     if isinstance(content, bytes):
         return Body((content,))
+    if content.name == PIPELINE_FILE:
+        return _pipeline(content)
     try:
         model = parse_model(content.read_bytes(), external=True)
     except (ModelError, UnsupportedError):
         return Body((content,))
     folded = fold(model, content.parent, WEIGHTS)
     return Body((content,)) if folded is None else archive_of({MODEL: [folded.model], WEIGHTS: folded.weights})
+
+
+def _pipeline(path: Path) -> Body:
+    """Return the archive of a pipeline; raises OSError for a file that is not there."""
+    content = path.read_bytes()
+    try:
+        files = {step.file for step in parse(content).step if step.file is not None}
+    except BadPipeline:
+        files = set()
+    return archive_of({PIPELINE_FILE: [content], **{name: [path.with_name(name)] for name in sorted(files)}})
 
 
 def archive_of(files: Mapping[str, Sequence[Part]]) -> Body:

@@ -26,6 +26,7 @@ from __future__ import annotations
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError, model_validator
@@ -88,6 +89,12 @@ class StepDef(_Table):
     options: Mapping[str, Any] = Field(default_factory=dict)
     inputs: Mapping[str, Name] = Field(min_length=1)  # the step's name -> the pipeline's tensor
     outputs: Mapping[str, Name] = Field(min_length=1)
+
+    @property
+    def file(self) -> str | None:
+        """The file of the version that this step reads."""
+        named = self.options.get("file")
+        return named if isinstance(named, str) else None
 
     @property
     def selector(self) -> str:
@@ -158,13 +165,19 @@ def _refuse(found: list[str], message: str) -> None:
 def parse(content: bytes) -> Definition:
     """Read the file's content; raises BadPipeline."""
     if len(content) > LARGEST:
-        raise BadPipeline(f"{PIPELINE_FILE}: expected at most {LARGEST} bytes, got {len(content)}")
+        raise BadPipeline(f"{PIPELINE_FILE}: expected at most {LARGEST} bytes, got more")
     try:
         return Definition(**tomllib.loads(content.decode()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadPipeline(f"{PIPELINE_FILE}: not TOML: {error}") from error
     except ValidationError as error:
         raise BadPipeline(f"{PIPELINE_FILE}: {'; '.join(_complaints(error))}") from error
+
+
+def read_definition(folder: Path) -> Definition:
+    """Read the pipeline of a version; raises BadPipeline, OSError."""
+    with (folder / PIPELINE_FILE).open("rb") as file:
+        return parse(file.read(LARGEST + 1))
 
 
 def _complaints(error: ValidationError) -> Iterator[str]:

@@ -11,7 +11,7 @@ from server.backends.base import LoadedModel
 from server.errors import ServerError, Unavailable
 from server.pipelines.definition import StepDef
 from server.pipelines.wiring import fits
-from server.types import Tensors, TensorSpec
+from server.types import ModelRef, Tensors, TensorSpec
 
 if TYPE_CHECKING:
     from server.dataplane import Resolver
@@ -110,6 +110,11 @@ class Pipeline:
     def memory_bytes(self) -> int:
         """What its own steps take; models are counted where they are served."""
         return sum(stage.model.memory_bytes for stage in self.stages if isinstance(stage, BuiltinStage))
+
+    @property
+    def pins(self) -> frozenset[ModelRef]:
+        """The versions it needs as long as it exists."""
+        return frozenset(stage.step.pin for stage in self.stages if stage.step.pin is not None)
 
     def execute(self, inputs: Tensors) -> Tensors:
         """Run the steps one after the other on this thread, past all queues: to warm up."""

@@ -23,6 +23,7 @@ class Housekeeping:
         self._loader = loader
         self._cache = cache
         self._keep_versions = keep_versions
+        loader.pipelines.released = self._tidy_soon
 
     async def tidy(self, model: LiveModel) -> None:
         """Let go of what is not needed in memory, delete what retention does not keep, shrink the cache."""
@@ -30,7 +31,7 @@ class Housekeeping:
         for version in [version for version in model.loaded if version not in keep]:
             self._loader.let_go(model, version)
         if self._store.read_only is None:
-            for version in policy.collectable(model.aliases, model.candidates, self._keep_versions):
+            for version in await self._collectable(model):
                 await self._collect(model, version)
         await asyncio.to_thread(self._cache.collect, self._loader.artifacts_in_use)
 
@@ -49,6 +50,19 @@ class Housekeeping:
         model.failures.pop(version, None)
         model.guests.pop(version, None)
         model.untaken.discard(version)
+
+    def _tidy_soon(self, model: LiveModel) -> None:
+        self._loader.spawn(self.tidy(model))
+
+    async def _collectable(self, model: LiveModel) -> list[int]:
+        """Return what retention deletes; pipelines are looked up only if that is anything."""
+        found = policy.collectable(model.aliases, model.candidates, self._keep_versions)
+        if found:
+            pipelines = await asyncio.to_thread(self._store.pipelines)
+            pins = {pin for definition in pipelines.values() for pin in definition.pins}
+            pinned = {pin.version for pin in pins if pin.name == model.name}
+            found = policy.collectable(model.aliases, model.candidates, self._keep_versions, pinned)
+        return found
 
     async def _collect(self, model: LiveModel, version: int) -> None:
         try:

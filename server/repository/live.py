@@ -14,6 +14,7 @@ from server.canary.guard import Verdict
 from server.canary.plan import CanaryPlan
 from server.canary.traffic import Trial
 from server.errors import Conflict, NotFound, ServerError
+from server.pipelines.pipeline import Pipeline
 from server.repository import policy
 from server.repository.aliases import Aliases
 from server.repository.lifecycle import State, Status
@@ -171,6 +172,12 @@ class LiveModels:
         if name not in self._models:
             raise NotFound(f"unknown model {name[:80]!r}")
         return self._models[name]
+
+    def pipelines_on(self, name: str) -> list[str]:
+        """Return the pipelines in memory that hold versions of a model."""
+        servables = [servable for model in self for servable in model.loaded.values()]
+        pipelines = ((servable.ref, servable.model) for servable in servables if isinstance(servable.model, Pipeline))
+        return [str(ref) for ref, pipeline in pipelines if name in {pin.name for pin in pipeline.pins}]
 
     def changeable(self, model: LiveModel) -> LiveModel:
         """Return the model if what it serves may change; raises Conflict."""

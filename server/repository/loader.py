@@ -47,7 +47,7 @@ class Loader:
         self._store = store
         self._builder = builder
         self._servables = servables
-        self._pipelines = PipelineBuilder(models, models.registry, builder, self.ensure)
+        self.pipelines = PipelineBuilder(models, models.registry, builder, self.ensure)
         self._artifacts: dict[ModelRef, tuple[Path, ...]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -149,7 +149,7 @@ class Loader:
         model.advance(version, State.COMPILING)
         try:
             manifest = await asyncio.to_thread(self._verified, model, version, folder)
-            built = await self._build(model, folder, manifest.digest, lambda: self._is_loading(model, version))
+            built = await self._build_version(model, version, folder, manifest.digest)
         except Exception as error:  # whatever it is, the version that answers now goes on
             failure = as_server_error(error)
             log.warning("%s:%d cannot be loaded: %s", model.name, version, failure.message)
@@ -167,12 +167,18 @@ class Loader:
         model.show(model.aliases)
         return servable
 
+    async def _build_version(self, model: LiveModel, version: int, folder: Path, digest: str) -> Built:
+        try:
+            return await self._build(model, folder, digest, lambda: self._is_loading(model, version))
+        except NotFound as error:  # a model that a pipeline names; it may come
+            raise Unavailable(error.message) from error
+
     async def _build(
         self, model: LiveModel, folder: Path, digest: str, loading: Callable[[], None] = lambda: None
     ) -> Built:
         if (folder / MODEL_FILE).exists():
             return await self._builder.build(folder / MODEL_FILE, digest, loading)
-        return await self._pipelines.build(model.name, folder, loading)
+        return await self.pipelines.build(model.name, folder, loading)
 
     def _is_loading(self, model: LiveModel, version: int) -> None:
         if version in model.statuses:  # else deleted meanwhile

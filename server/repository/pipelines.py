@@ -6,14 +6,14 @@ import asyncio
 import hashlib
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from server.errors import ServerError, Unavailable, Unprocessable
 from server.pipelines.builtins.base import Made, Request
 from server.pipelines.builtins.registry import find
-from server.pipelines.definition import PIPELINE_FILE, BadPipeline, Definition, StepDef, parse
+from server.pipelines.definition import BadPipeline, StepDef, read_definition
 from server.pipelines.pipeline import BuiltinStage, Face, ModelStage, Pipeline, Stage, reach
 from server.pipelines.wiring import Types, attach, in_order, known_types
 from server.repository.builder import Builder, Built, warm_up
@@ -30,6 +30,9 @@ class Ensure(Protocol):
     async def __call__(self, model: LiveModel, version: int) -> Servable: ...
 
 
+Released: TypeAlias = Callable[[LiveModel], None]  # told of a model that is held no more
+
+
 @dataclass(slots=True)
 class _Parts:
     """What a pipeline has taken hold of so far."""
@@ -38,10 +41,11 @@ class _Parts:
     stages: list[Stage] = field(default_factory=list)
     artifacts: list[Path] = field(default_factory=list)
 
-    def unpin(self) -> None:
-        for model, version in self.pins:
+    def unpin(self, released: Released) -> None:
+        pins, self.pins = self.pins, []
+        for model, version in pins:
             model.pinned[version] -= 1
-        self.pins.clear()
+            released(model)
 
     def close(self) -> None:
         for stage in self.stages:
@@ -57,6 +61,7 @@ class PipelineBuilder:
         self._resolver = resolver
         self._builder = builder
         self._ensure = ensure
+        self.released: Released = lambda model: None  # set by who lets go of what is not needed any more
 
     async def build(self, name: str, folder: Path, loading: Callable[[], None] = lambda: None) -> Built:
         """Bring the pipeline ``name`` whose files lie in ``folder`` into memory.
@@ -71,7 +76,7 @@ class PipelineBuilder:
             loading()
             await asyncio.to_thread(warm_up, pipeline)
         except BaseException as error:
-            parts.unpin()
+            parts.unpin(self.released)
             await asyncio.to_thread(parts.close)
             if isinstance(error, BadPipeline):
                 raise Unprocessable(str(error)) from error
@@ -92,7 +97,7 @@ class PipelineBuilder:
             parts.stages,
             [types[given.name] for given in definition.inputs],
             [types[tensor] for tensor in definition.outputs],
-            _on_loop(parts.unpin),
+            _on_loop(lambda: parts.unpin(self.released)),
         )
 
     async def _stage(self, owner: str, step: StepDef, types: Types, folder: Path, parts: _Parts) -> Stage:
@@ -115,7 +120,7 @@ class PipelineBuilder:
         return await self._ensure(model, step.pin.version)
 
     async def _builtin(self, step: StepDef, name: str, types: Types, folder: Path, parts: _Parts) -> BuiltinStage:
-        known = {own: types[tensor] for own, tensor in step.inputs.items() if tensor in types}
+        known = {own: replace(types[tensor], name=own) for own, tensor in step.inputs.items() if tensor in types}
         made = await asyncio.to_thread(_make, name, Request(step.options, known, folder))
         if isinstance(made, bytes):
             built = await self._compile(made)
@@ -129,11 +134,6 @@ class PipelineBuilder:
             file = Path(folder) / "model.onnx"
             file.write_bytes(content)
             return await self._builder.build(file, hashlib.sha256(content).hexdigest())
-
-
-def read_definition(folder: Path) -> Definition:
-    """Read the pipeline of a version; raises BadPipeline, OSError."""
-    return parse((folder / PIPELINE_FILE).read_bytes())
 
 
 def _make(name: str, request: Request) -> Made:

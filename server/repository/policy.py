@@ -35,11 +35,14 @@ def answering(state: Aliases, alias: str, loaded: Collection[int], now: int | No
     return next(before, None)
 
 
-def collectable(state: Aliases, versions: Collection[int], keep: int) -> list[int]:
+def collectable(
+    state: Aliases, versions: Collection[int], keep: int, pinned: Collection[int] = frozenset()
+) -> list[int]:
     """Return the versions that retention deletes: all but the newest ``keep`` that no alias needs, now or for one
-    rollback, and that is not on trial."""
+    rollback, and that is neither on trial nor ``pinned`` by a pipeline."""
     needed = {alias.version for alias in state.aliases.values()} | {a.previous for a in state.aliases.values()}
     needed |= {state.canary.version} if state.canary else set()
+    needed |= set(pinned)
     spare = sorted(version for version in versions if version not in needed)
     return spare[: max(0, len(spare) - keep)]
 
@@ -52,6 +55,6 @@ def first_goes_live(state: Aliases, version: int) -> Aliases:
 def unadopted(state: Aliases, manifested: Mapping[int, bool]) -> list[int]:
     """Return the version folders the repository has not taken note of yet, the highest first, since the first one
     taken of a new model goes live. ``manifested`` says of each folder whether it has a manifest."""
-    known = LIVE in state.aliases
+    known = LIVE in state.aliases or state.generation > 0  # a gate may have kept every version from going live
     fresh = (v for v, has_manifest in manifested.items() if not (known and has_manifest and v <= state.high_water))
     return sorted(fresh, reverse=True)

@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from server.errors import Conflict, NotFound, Unavailable, Unsupported
+from server.pipelines.pipeline import Pipeline
 from server.repository import names
 from server.repository.aliases import Aliases
 from server.repository.builder import Built
@@ -37,6 +38,13 @@ _PATIENCE = 4.0  # seconds that work under way gets when the server stops
 
 
 @dataclass(frozen=True, slots=True)
+class Compared:
+    """What was live when somebody decided about a version; None: nothing was."""
+
+    live: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class PublishOptions:
     """What an uploader asks for."""
 
@@ -45,10 +53,14 @@ class PublishOptions:
     sha256: str | None = None  # expected, hexadecimal
     metadata: Mapping[str, Any] = field(default_factory=dict)
     origin: Origin = field(default_factory=Origin)
+    withheld: bool = False  # no alias takes it, not even as a model's first version
+    compared: Compared | None = None  # what must still be live
+    reason: str = ""  # for the audit log
 
     def fingerprint(self, digest: str) -> str:
         """Return what makes two requests the same."""
         asked = [digest, self.promote, self.allow_signature_change, dict(self.metadata)]
+        asked += ["withheld"] if self.withheld else []
         return hashlib.sha256(orjson.dumps(asked, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
@@ -58,6 +70,10 @@ class UploadLimits:
 
     max_bytes: int
     auto_promote: bool = False  # uploads go live unasked
+
+
+class LiveMoved(Conflict):
+    """Something else is live than what a version was compared with."""
 
 
 class _Overtaken(Exception):
@@ -87,18 +103,20 @@ class Rollout:
 
     async def load_all(self) -> None:
         """Bring every model's wanted versions into memory; what cannot be loaded is noted in the index."""
-        models = await asyncio.to_thread(self._store.models)
-        for error in await asyncio.gather(*(self.sync(model) for model in models), return_exceptions=True):
-            if isinstance(error, Exception):
-                log.error("a model could not be looked at", exc_info=error)
+        for models in await asyncio.to_thread(self._store.loading_order):
+            for error in await asyncio.gather(*(self.sync(model) for model in models), return_exceptions=True):
+                if isinstance(error, Exception):
+                    log.error("a model could not be looked at", exc_info=error)
 
     async def stop(self) -> None:
         """Let everything go; requests in flight end first."""
         await self._loader.stop(_PATIENCE)
-        for model in self._models:
-            for version in list(model.loaded):
-                self._loader.let_go(model, version)
-        await self._loader.stop(_PATIENCE)
+        for are_pipelines in (True, False):  # these first: what is under way in them still needs the models
+            for model in self._models:
+                for version, servable in list(model.loaded.items()):
+                    if isinstance(servable.model, Pipeline) == are_pipelines:
+                        self._loader.let_go(model, version)
+            await self._loader.stop(_PATIENCE)
         await asyncio.to_thread(self._store.close)
 
     # versions
@@ -131,12 +149,12 @@ class Rollout:
         """Make the version durable and show it; the loaded model is closed if that is refused."""
         signature = Signature.of(built.model.inputs, built.model.outputs)
         manifest = Manifest(upload.staging.entries, now(), signature, options.metadata)
-        change = self._arrival(model, signature, options)
+        change = self._arrival(model, built, signature, options)
         entered = False
         try:
             async with model.lock:
                 outcome = await asyncio.to_thread(
-                    self._store.publish, model.name, upload.staging, manifest, change, options.origin
+                    self._store.publish, model.name, upload.staging, manifest, change, options.origin, options.reason
                 )
                 if not outcome.replayed:
                     entered = await self._loader.enter_or_await(model, outcome.version, built)
@@ -149,9 +167,15 @@ class Rollout:
             if not entered:
                 await asyncio.to_thread(built.model.close)
 
-    def _arrival(self, model: LiveModel, signature: Signature, options: PublishOptions) -> Change:
+    def _arrival(self, model: LiveModel, built: Built, signature: Signature, options: PublishOptions) -> Change:
+        pins = built.model.pins if isinstance(built.model, Pipeline) else ()
+
         def change(state: Aliases) -> Aliases:
-            if LIVE in state.aliases and not (options.promote or self._limits.auto_promote):
+            for pin in pins:
+                self._store.folder(pin.name, pin.version)  # under the lock: from here on it cannot be deleted
+            if options.compared is not None and state.version(LIVE) != options.compared.live:
+                raise LiveMoved(f"model {model.name!r}: version {state.version(LIVE)} has gone live meanwhile")
+            if options.withheld or (LIVE in state.aliases and not (options.promote or self._limits.auto_promote)):
                 return state
             self._check_signature(model, LIVE, state, signature, options.allow_signature_change)
             return state.moved(LIVE, state.high_water)
@@ -246,8 +270,10 @@ class Rollout:
             raise next(reasons, Unavailable(f"model {name!r} has no version that could be loaded"))
 
     async def unload(self, name: str) -> None:
-        """Let a model go from memory, until a load call; raises NotFound."""
+        """Let a model go from memory, until a load call; raises NotFound, or Conflict where pipelines need it."""
         model = self._models.known(name)
+        if users := self._models.pipelines_on(name):
+            raise Conflict(f"model {name!r} has versions that are steps of {', '.join(users)}: unload these first")
         model.unloaded = True
         for version in list(model.loaded):
             self._loader.let_go(model, version)

@@ -18,13 +18,14 @@ import errno
 import os
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import orjson
 
-from server.errors import NotFound, ServerError, StorageFull, Unavailable, Unprocessable
+from server.errors import Conflict, NotFound, ServerError, StorageFull, Unavailable, Unprocessable
+from server.pipelines.definition import BadPipeline, Definition, read_definition
 from server.repository import names
 from server.repository.aliases import Aliases, DamagedDocument
 from server.repository.fs import Fs, make_folders, remove_tree
@@ -32,6 +33,7 @@ from server.repository.journal import Journal, Record, last_record
 from server.repository.lock import FileLock
 from server.repository.manifest import MANIFEST, Manifest, read_manifest
 from server.repository.staging import Staging, StagingArea
+from server.types import ModelRef
 
 ALIASES = "aliases.json"
 CONTROL = ".lathe"
@@ -140,6 +142,27 @@ class Store:
                 return newest.state
         return document or Aliases()
 
+    def pipelines(self) -> dict[ModelRef, Definition]:
+        """Return what the pipelines among all versions say; one that does not read needs nothing."""
+        found = {}
+        for model in self.models():
+            for version in self.versions(model):
+                with suppress(BadPipeline, OSError):
+                    found[ModelRef(model, version)] = read_definition(self.root / model / str(version))
+        return found
+
+    def loading_order(self) -> list[list[str]]:
+        """Return the models in groups, pipelines in later ones than the models they use."""
+        uses: dict[str, set[str]] = {model: set() for model in self.models()}
+        for ref, definition in self.pipelines().items():
+            uses.setdefault(ref.name, set()).update(definition.models & uses.keys())
+        groups = []
+        while uses:
+            ready = [model for model, used in uses.items() if not used & uses.keys()] or list(uses)  # a circle: at once
+            groups.append(ready)
+            uses = {model: used for model, used in uses.items() if model not in ready}
+        return groups
+
     def audit(self, model: str) -> list[Record]:
         """Return the remembered changes of a model, oldest first."""
         return self._journal(model).snapshot()
@@ -156,7 +179,9 @@ class Store:
         with storage_errors("staging"):
             return self._staging.begin()
 
-    def publish(self, model: str, staging: Staging, manifest: Manifest, change: Change, origin: Origin) -> Outcome:
+    def publish(
+        self, model: str, staging: Staging, manifest: Manifest, change: Change, origin: Origin, reason: str = ""
+    ) -> Outcome:
         """Make ``staging`` the next version and ``change`` the aliases, both or none; ``change`` sees the number
         as the state's high-water mark and may raise to refuse."""
         names.check_model(model)
@@ -167,7 +192,7 @@ class Store:
             state = state.raised(state.high_water + 1)
             record = self._record("publish", change(state), origin, state.high_water)
             self._ensure_model_folder(model)
-            return replace(record, digest=manifest.digest, staging=self._staging.name_of(staging))
+            return replace(record, digest=manifest.digest, staging=self._staging.name_of(staging), reason=reason)
 
         return self._change(model, origin, build)
 
@@ -208,10 +233,11 @@ class Store:
         return self._change(model, origin, build)
 
     def delete(self, model: str, version: int, origin: Origin) -> Outcome:
-        """Remove a version that no alias names; raises NotFound, Conflict."""
+        """Remove a version that no alias and no pipeline names; raises NotFound, Conflict."""
 
         def build(state: Aliases) -> Record:
             self.folder(model, version)
+            self._check_unused(ModelRef(model, version))
             return self._record("delete", state.without_version(version), origin, version)
 
         outcome = self._change(model, origin, build)
@@ -233,6 +259,11 @@ class Store:
             journal.append(record)
             self._apply(model, record)
             return Outcome(record)
+
+    def _check_unused(self, ref: ModelRef) -> None:
+        for pipeline, definition in self.pipelines().items():
+            if ref in definition.pins:
+                raise Conflict(f"version {ref.version} of model {ref.name!r} is a step of pipeline {pipeline}")
 
     def _record(self, action: str, state: Aliases, origin: Origin, version: int) -> Record:
         return Record(

@@ -1,0 +1,112 @@
+"""Image files to arrays of pixels of one size, with Pillow (the extra ``image``)."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Annotated, Literal
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+from pydantic import Field
+
+from server.datatypes import to_bytes
+from server.errors import BadRequest
+from server.pipelines.builtins.base import HostStep, Options, Request
+from server.pipelines.definition import BadPipeline
+from server.types import Array, Tensors, TensorSpec
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
+FILTERS = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+    "box": Image.Resampling.BOX,
+}
+
+Side = Annotated[int, Field(ge=1, le=16384)]
+Size = Annotated[tuple[Side, Side], Field(strict=False)]  # height, width
+
+
+class ImageOptions(Options):
+    """How files become pixels."""
+
+    color: Literal["RGB", "L"] = "RGB"
+    resize: Side | Size | None = None  # a number is the length of the shorter side
+    crop: Size | None = None  # around the centre, after resizing
+    filter: Literal["nearest", "bilinear", "bicubic", "lanczos", "box"] = "bilinear"
+    max_pixels: Annotated[int, Field(ge=1)] = 1 << 25  # of a file, looked at before it is decoded
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the result, -1 where they are the file's."""
+        return self.crop or (self.resize if isinstance(self.resize, tuple) else (-1, -1))
+
+
+def decode_image(request: Request) -> DecodeImage:
+    """``image`` BYTES [n, 1] -> ``pixels`` UINT8 [n, height, width, 1 or 3]."""
+    options = request.read(ImageOptions)
+    if options.crop and isinstance(options.resize, tuple) and any(map(int.__gt__, options.crop, options.resize)):
+        raise BadPipeline(
+            f"options.crop: expected at most the size after resizing, {options.resize}, got {options.crop}"
+        )
+    return DecodeImage(options)
+
+
+class DecodeImage(HostStep):
+    """Decodes, converts to the colours asked for, resizes (antialiased, as Pillow does) and crops."""
+
+    def __init__(self, options: ImageOptions) -> None:
+        channels = 3 if options.color == "RGB" else 1
+        super().__init__(
+            [TensorSpec("image", "BYTES", (-1, 1))], [TensorSpec("pixels", "UINT8", (-1, *options.size, channels))]
+        )
+        self._options = options
+
+    def execute(self, inputs: Tensors) -> Tensors:
+        """Decode the rows; raises BadRequest naming the one that is no image, too large or too small."""
+        made = [self._decode(row, to_bytes(item)) for row, item in enumerate(inputs["image"].ravel().tolist())]
+        if len({pixels.shape for pixels in made}) > 1:
+            raise BadRequest(f"image: expected rows of one size, got {sorted({pixels.shape for pixels in made})}")
+        return {"pixels": np.stack(made) if made else np.zeros((0, *self._empty), np.uint8)}
+
+    @property
+    def _empty(self) -> tuple[int, ...]:
+        return tuple(max(0, size) for size in self.outputs[0].shape[1:])
+
+    def _decode(self, row: int, data: bytes) -> Array:
+        try:
+            with Image.open(BytesIO(data), formats=FORMATS) as image:
+                if image.width * image.height > self._options.max_pixels:
+                    raise BadRequest(
+                        f"image {row}: expected at most {self._options.max_pixels} pixels, "
+                        f"got {image.width} x {image.height}"
+                    )
+                pixels = np.asarray(self._sized(row, image.convert(self._options.color)))
+        except BadRequest:
+            raise
+        except UnidentifiedImageError as error:
+            raise BadRequest(f"image {row}: expected one of {', '.join(FORMATS)}, got something else") from error
+        except Exception as error:  # the decoders raise whatever comes to their minds
+            raise BadRequest(f"image {row}: it cannot be decoded ({type(error).__name__})") from error
+        return pixels.reshape(*pixels.shape[:2], -1)
+
+    def _sized(self, row: int, image: Image.Image) -> Image.Image:
+        options = self._options
+        if options.resize is not None:
+            image = image.resize(_target(image, options.resize), FILTERS[options.filter])
+        if options.crop is None:
+            return image
+        height, width = options.crop
+        if height > image.height or width > image.width:
+            raise BadRequest(f"image {row}: expected at least {width} x {height}, got {image.width} x {image.height}")
+        left, top = (image.width - width) // 2, (image.height - height) // 2
+        return image.crop((left, top, left + width, top + height))
+
+
+def _target(image: Image.Image, resize: int | tuple[int, int]) -> tuple[int, int]:
+    """Return width and height to resize to."""
+    if isinstance(resize, tuple):
+        return resize[1], resize[0]
+    shorter = min(image.width, image.height)
+    return max(1, round(image.width * resize / shorter)), max(1, round(image.height * resize / shorter))

@@ -1,0 +1,127 @@
+"""The example pipelines of docs/, on a server with the real compiler."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+from PIL import Image
+from tokenizers import Tokenizer
+
+from server.client import ApiError, Client
+from server.settings import Settings
+from tests.server.api.test_archives import Running
+from tools.make_models import held_out
+from tools.make_pipelines import NAMES, picture
+
+PROJECT = Path(__file__).resolve().parents[3]
+EXAMPLES = PROJECT / "docs" / "pipelines"
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    root = tmp_path_factory.mktemp("pipelines") / "repo"
+    shutil.copytree(PROJECT / "model_repo" / "digits" / "2", root / "digits" / "2")
+    settings = Settings(port=0, grpc_port=0, model_repo=root, threads=1, drain_timeout=2, poll_interval=0.1)
+    server = Running(settings)
+    with server as client:
+        client.upload("encoder", EXAMPLES / "embedding" / "encoder.onnx")
+        client.upload("digit", EXAMPLES / "digit" / "pipeline.toml")
+        client.upload("embedding", EXAMPLES / "embedding" / "pipeline.toml")
+        yield server
+
+
+@pytest.fixture
+def client(running: Running) -> Client:
+    return running.client
+
+
+def address_of(running: Running, way: str) -> str:
+    port = running.server.config.app.state.grpc.port if way == "grpc" else running.client._http.base_url.port
+    return f"127.0.0.1:{port}"
+
+
+def blobs(*contents: bytes) -> np.ndarray:
+    array = np.empty((len(contents), 1), np.object_)
+    array[:, 0] = contents
+    return array
+
+
+def test_a_picture_goes_in_and_a_name_comes_out(client: Client) -> None:
+    outputs = client.infer("digit", {"picture": blobs((EXAMPLES / "digit" / "seven.jpg").read_bytes())}).outputs
+    assert outputs["name"][0, 0] == b"seven"
+    assert outputs["score"].shape == (1, 3)
+    assert (np.diff(outputs["score"][0]) <= 0).all()
+
+
+def test_pictures_are_read_about_as_well_as_the_models_own_images(client: Client) -> None:
+    count = 60
+    outputs = client.infer("digit", {"picture": blobs(*(picture(number) for number in range(count)))}).outputs
+    right = [name.decode() == NAMES[label] for name, label in zip(outputs["name"][:, 0], held_out()[1], strict=False)]
+    assert sum(right) / count > 0.9
+
+
+def test_the_pipeline_computes_what_its_steps_compute_by_hand(client: Client) -> None:
+    data = picture(3)
+    grey = (
+        np.asarray(Image.open(BytesIO(data)).convert("L").resize((8, 8), Image.Resampling.BOX), np.float32) * 16 / 255
+    )
+    digits = onnxruntime.InferenceSession(PROJECT / "model_repo/digits/2/model.onnx")
+    (expected,) = digits.run(None, {"image": grey[None, None]})
+    got = client.infer("digit", {"picture": blobs(data)}).outputs
+    np.testing.assert_allclose(got["score"][0], np.sort(expected[0])[:-4:-1], rtol=1e-4, atol=1e-6)
+
+
+def embed_by_hand(text: str) -> np.ndarray:
+    ids = Tokenizer.from_file(str(EXAMPLES / "embedding" / "tokenizer.json")).encode(text).ids
+    encoder = onnxruntime.InferenceSession(EXAMPLES / "embedding" / "encoder.onnx")
+    mean = encoder.run(None, {"input_ids": np.array([ids], np.int64)})[0][0].mean(axis=0)
+    return np.asarray(mean / np.linalg.norm(mean))
+
+
+TEXTS = ("sepal width of the iris plant", "the length of a flower's petals " * 9, "alcohol in italian wines")
+
+
+def test_texts_go_in_and_embeddings_come_out(client: Client) -> None:
+    together = client.infer("embedding", {"text": blobs(*(text.encode() for text in TEXTS))}).outputs["embedding"]
+    alone = [client.infer("embedding", {"text": blobs(text.encode())}).outputs["embedding"][0] for text in TEXTS]
+    np.testing.assert_allclose(together, alone, atol=1e-5)  # padding makes no difference
+    np.testing.assert_allclose(together, [embed_by_hand(text) for text in TEXTS], atol=1e-5)
+    flowers, petals, wine = together
+    assert flowers @ petals > flowers @ wine + 0.2
+
+
+@pytest.mark.parametrize("way", ["http", "grpc"])
+def test_nvidias_client_sees_a_model_like_any_other(running: Running, way: str) -> None:
+    module = triton_http if way == "http" else triton_grpc
+    with module.InferenceServerClient(address_of(running, way)) as client:
+        more = {} if way == "http" else {"as_json": True}
+        config = client.get_model_config("digit", **more)
+        config = config.get("config", config)
+        assert config["platform"] == "lathe_pipeline"
+        assert config["input"] == [{"name": "picture", "data_type": "TYPE_STRING", "dims": config["input"][0]["dims"]}]
+        assert client.get_model_metadata("digit", **more)["inputs"][0]["datatype"] == "BYTES"
+        tensor = module.InferInput("picture", [1, 1], "BYTES")
+        tensor.set_data_from_numpy(blobs((EXAMPLES / "digit" / "seven.jpg").read_bytes()))
+        assert client.infer("digit", [tensor]).as_numpy("name")[0, 0] == b"seven"
+        (stats,) = client.get_inference_statistics("digit", **more)["model_stats"]
+        assert int(stats["inference_count"]) > 0
+
+
+def test_a_row_that_is_no_image_is_the_callers_fault(client: Client) -> None:
+    with pytest.raises(ApiError, match=r"step 'decode': image 1: expected one of JPEG") as raised:
+        client.infer("digit", {"picture": blobs(picture(0), b"GIF89a nonsense")})
+    assert raised.value.status == 400
+
+
+def test_each_step_is_measured(client: Client) -> None:
+    client.infer("digit", {"picture": blobs(picture(0))})
+    for step in ("decode", "scale", "classify", "name"):
+        assert f'lathe_step_seconds_count{{model="digit",step="{step}",version="1"}}' in client.metrics()

@@ -1,5 +1,8 @@
 """Data for training: datasets in files, the examples chosen from them, splits, and the loader that makes batches.
 
+What every row goes through stands in the model's graph (`plan`, `preprocess.py`); what changes rows at random in training
+happens in the loader (`transforms.py`).
+
 examples = select(open_dataset("digits.npz"))
 parts = split(examples, held_out=0.2, seed=0)
 with Loader(examples, parts.train, batch=64, seed=0) as loader:
@@ -12,9 +15,11 @@ from core.train.data.dataset import Column, Dataset, Rows, from_arrays
 from core.train.data.examples import Examples, select
 from core.train.data.loader import Loader
 from core.train.data.opening import open_dataset
+from core.train.data.preprocess import Plan, Preprocess, plan, taking
 from core.train.data.splits import Split, folds, split
+from core.train.data.transforms import Transform
 
 __all__ = [
-    "Column", "DataError", "Dataset", "Examples", "Loader", "Rows", "Split", "folds", "from_arrays", "open_dataset",
-    "select", "split",
+    "Column", "DataError", "Dataset", "Examples", "Loader", "Plan", "Preprocess", "Rows", "Split", "Transform", "folds",
+    "from_arrays", "open_dataset", "plan", "select", "split", "taking",
 ]  # fmt: skip

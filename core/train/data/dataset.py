@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -41,8 +42,23 @@ class Column:
     def is_sequence(self) -> bool:
         return -1 in self.shape
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row in memory, sequences counting as one element."""
+        return math.prod(map(abs, self.shape)) * self.dtype.itemsize
+
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join('*' if size < 0 else str(size) for size in self.shape)}]"
+
+
+class Row(Protocol):
+    """The type of one row, as a model's input or a column has it."""
+
+    @property
+    def dtype(self) -> DType: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
 
 
 class Source(Protocol):

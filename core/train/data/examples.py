@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -10,7 +11,7 @@ import numpy as np
 
 from core.errors import DataError
 from core.ir.types import DType
-from core.train.data.dataset import Column, Dataset, Layout, Rows, Values
+from core.train.data.dataset import Column, Dataset, Layout, Row, Rows, Values, layout_of
 from core.train.data.targets import class_targets
 
 Inputs: TypeAlias = Mapping[str, str | Sequence[str]]
@@ -32,28 +33,31 @@ class Feature:
     def joins(self) -> bool:
         return len(self.origin) > 1
 
+    def like(self, name: str, row: Row, file: str) -> Feature:
+        """The same numbers as rows of another type. DataError when they are not as many or would lose digits."""
+        fits = math.prod(row.shape) == math.prod(self.column.shape)
+        if not fits or not (row.dtype.is_float or np.can_cast(self.column.dtype.numpy, row.dtype.numpy, "safe")):
+            shape = ",".join(map(str, row.shape))
+            message = f"rows of input '{name}' are {self.column}, but the model takes {row.dtype}[{shape}]"
+            raise DataError(message, file=file)
+        layout = self.column.layout if self.column.shape == row.shape else layout_of(row.shape)
+        return replace(self, column=replace(self.column, dtype=row.dtype, shape=tuple(row.shape), layout=layout))
+
     def take(self, dataset: Dataset, rows: Rows) -> Values:
         """The rows: [rows, *column.shape]. DataError for a number that is infinite or none at all."""
-        dtype = self.column.dtype.numpy
-        if self.column.is_sequence:
-            return dataset.sources[self.origin[0]].take(rows)
         taken = dataset.take(rows, self.origin)
-        values = np.empty((len(rows), len(taken), *self.column.shape[1:]), dtype) if self.joins else None
-        if values is None:
-            values = taken[self.origin[0]].reshape(len(rows), *self.column.shape).astype(dtype, copy=False)
-        else:
-            for index, name in enumerate(self.origin):
-                values[:, index] = taken[name]
-        self._check(values, dataset, rows)
-        return values
+        for name, values in taken.items():
+            _check_finite(values, dataset.name, name, rows)
+        joined = np.stack(list(taken.values()), axis=1) if self.joins else taken[self.origin[0]]
+        return joined.reshape(len(rows), *self.column.shape).astype(self.column.dtype.numpy, copy=False)
 
-    def _check(self, values: Values, dataset: Dataset, rows: Rows) -> None:
-        if values.dtype.kind != "f" or np.isfinite(values).all():
-            return
-        place = np.argwhere(~np.isfinite(values))[0].tolist()
-        column = self.origin[place[1] if self.joins else 0]
-        message = f"the number is {values[tuple(place)]}, expected a finite one"
-        raise DataError(message, file=dataset.name, row=int(rows[place[0]]), column=column)
+
+def _check_finite(values: Values, file: str, column: str, rows: Rows) -> None:
+    if values.dtype.kind != "f" or np.isfinite(values).all():
+        return
+    place = np.argwhere(~np.isfinite(values))[0].tolist()
+    message = f"the number is {values[tuple(place)]}, expected a finite one"
+    raise DataError(message, file=file, row=int(rows[place[0]]), column=column)
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,15 @@ class Examples:
     def digest(self) -> str:
         return self.dataset.digest
 
+    def like(self, rows: Mapping[str, Row]) -> Examples:
+        """The same examples for a model that takes such rows: numbers are cast to its floating-point types, or widened,
+        and reshaped where they are as many. DataError for inputs that are missing, superfluous or do not fit."""
+        if rows.keys() != self.features.keys():
+            message = f"inputs are {sorted(self.features)}, but the model takes {sorted(rows)}"
+            raise DataError(message, file=self.dataset.name)
+        fitted = {name: self.features[name].like(name, rows[name], self.dataset.name) for name in rows}
+        return replace(self, features=fitted)
+
     def __len__(self) -> int:
         return len(self.dataset)
 
@@ -101,6 +114,7 @@ def select(
     *,
     task: Task = "auto",
     classes: Sequence[str] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
     layouts: Mapping[str, Layout] | None = None,
 ) -> Examples:
     """Choose inputs and target among the columns.
@@ -109,17 +123,17 @@ def select(
     the target goes in: a single column as `x`; many columns of one number each joined as `x`; else each by its own
     name. The target is by default called y, target, label or labels, or is the last column. `task` says whether it
     counts classes: on "auto", text, truth values and whole numbers do. `classes` are those of a model that is to go on
-    learning: targets are matched by name. `layouts` says how inputs of rank 3 or 4 are images where shapes don't.
+    learning: targets are matched by name. `shapes` gives rows of an input another shape (784 numbers as [28, 28], say),
+    `layouts` says how they are images where their shape does not.
 
     DataError for columns that do not exist or do not fit.
     """
     target = _column(dataset, target or _default_target(dataset), "target").name
     chosen = inputs if inputs is not None else _default_inputs(dataset, target)
-    features = {name: _feature(dataset, name, columns, layouts or {}) for name, columns in chosen.items()}
-    if not features or TARGET in features:
-        raise DataError(
-            f"inputs are {list(features)}, expected at least one, none called '{TARGET}'", file=dataset.name
-        )
+    if not chosen or TARGET in chosen:
+        raise DataError(f"inputs are {list(chosen)}, expected at least one, none called '{TARGET}'", file=dataset.name)
+    features = {name: _feature(dataset, name, columns) for name, columns in chosen.items()}
+    features = _shaped(dataset, features, shapes or {}, layouts or {})
     if _counts_classes(dataset, target, task):
         names, indices = class_targets(dataset, target, classes)
         return Examples(dataset, features, Column(TARGET, DType.INT64, indices.shape[1:], classes=names), indices)
@@ -150,7 +164,28 @@ def _default_inputs(dataset: Dataset, target: str) -> Inputs:
     return {name: name for name in rest}
 
 
-def _feature(dataset: Dataset, name: str, columns: str | Sequence[str], layouts: Mapping[str, Layout]) -> Feature:
+def _shaped(
+    dataset: Dataset,
+    features: dict[str, Feature],
+    shapes: Mapping[str, Sequence[int]],
+    layouts: Mapping[str, Layout],
+) -> dict[str, Feature]:
+    """The features with the shapes and layouts asked for."""
+    unknown = (shapes.keys() | layouts.keys()) - features.keys()
+    if unknown:
+        raise DataError(f"shape or layout of '{min(unknown)}', which is no input", file=dataset.name)
+    for name, shape in shapes.items():
+        row = replace(features[name].column, shape=tuple(shape))
+        features[name] = features[name].like(name, row, dataset.name)
+    for name, layout in layouts.items():
+        column = features[name].column
+        if layout and len(layout) != len(column.shape):
+            raise DataError(f"input '{name}' is {column}, which is no image {layout}", file=dataset.name)
+        features[name] = replace(features[name], column=replace(column, layout=layout))
+    return features
+
+
+def _feature(dataset: Dataset, name: str, columns: str | Sequence[str]) -> Feature:
     origin = (columns,) if isinstance(columns, str) else tuple(columns)
     if not origin:
         raise DataError(f"input '{name}' names no column", file=dataset.name)
@@ -165,7 +200,7 @@ def _feature(dataset: Dataset, name: str, columns: str | Sequence[str], layouts:
     if first.shape == ():
         return Feature(Column(name, DType.FLOAT32, (len(found),)), origin)
     dtype = DType.FLOAT32 if first.dtype is DType.FLOAT64 else first.dtype
-    return Feature(Column(name, dtype, first.shape, layouts.get(name, first.layout)), origin)
+    return Feature(Column(name, dtype, first.shape, first.layout), origin)
 
 
 def _column(dataset: Dataset, name: str, what: str) -> Column:

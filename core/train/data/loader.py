@@ -5,19 +5,26 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from itertools import chain
 from types import TracebackType
+from typing import TypeAlias
 
 import numpy as np
 
 from core.errors import DataError
-from core.train.data.dataset import Rows, Values
+from core.ir.types import DType
+from core.train.data.dataset import Column, Rows, Values
 from core.train.data.examples import Examples
 from core.train.data.philox import Randoms
+from core.train.data.transforms import Augment
 
-Batch = dict[str, Values]
+Batch: TypeAlias = dict[str, Values]
 
 _ORDER_STREAM = 0x0DE12
 _AHEAD = 2  # pieces of work per thread that may be waiting
+_PIECE = 512  # rows that are prepared together where they are small: NumPy costs more per call than per row
+_PIECE_BYTES = 4 << 20
 
 
 class Loader:
@@ -25,6 +32,9 @@ class Loader:
 
     `workers` threads prepare batches ahead (0: none, batches are made when asked for). With `shuffle` off, rows come
     as given. The last batch of an epoch is smaller where the rows do not divide, or left out with `drop_last`.
+
+    `transforms` change the images of the one input that holds images; it becomes float32 for that, in its own layout
+    and range: `inputs` says what comes out.
     """
 
     def __init__(
@@ -34,6 +44,7 @@ class Loader:
         batch: int,
         seed: int = 0,
         *,
+        transforms: Sequence[Augment] = (),
         workers: int = 1,
         shuffle: bool = True,
         drop_last: bool = False,
@@ -44,6 +55,8 @@ class Loader:
         self.rows = np.asarray(rows, np.int64)
         self.batch = batch
         self.seed = seed
+        self.transforms = tuple(transforms)
+        self._image = _image_input(examples) if transforms else ""
         self._shuffle = shuffle
         self._drop_last = drop_last
         self._workers = workers
@@ -53,16 +66,24 @@ class Loader:
         """Batches of an epoch."""
         return len(self.rows) // self.batch if self._drop_last else -(-len(self.rows) // self.batch)
 
+    @property
+    def inputs(self) -> dict[str, Column]:
+        """The columns of a batch without its target."""
+        columns = self.examples.inputs
+        return columns | {name: replace(columns[name], dtype=DType.FLOAT32) for name in (self._image,) if name}
+
     def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
         """The batches of one epoch, from the one after the first `skip`: what a run that was interrupted still needs.
 
-        DataError when a row cannot be read, in the place of its batch.
+        DataError when a row cannot be read, in the place of its batch (or of an earlier one, where rows are small).
         """
         order = Randoms(self.seed, number, self.rows).order(_ORDER_STREAM) if self._shuffle else self.rows
-        pieces = [order[i * self.batch : (i + 1) * self.batch] for i in range(skip, len(self))]
+        order = order[skip * self.batch : len(self) * self.batch]
+        piece = self.batch * self._batches_at_once()
+        pieces = [order[start : start + piece] for start in range(0, len(order), piece)]
         if self._pool is None:
-            return (self._make(number, piece) for piece in pieces)
-        return self._ahead(self._pool, number, pieces)
+            return chain.from_iterable(self._make(number, rows) for rows in pieces)
+        return chain.from_iterable(self._ahead(self._pool, number, pieces))
 
     def close(self) -> None:
         """End the threads. Batches that are being made are waited for."""
@@ -75,13 +96,12 @@ class Loader:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _ahead(self, pool: ThreadPoolExecutor, number: int, pieces: Sequence[Rows]) -> Iterator[Batch]:
-        waiting: deque[Future[Batch]] = deque()
-        remaining = iter(pieces)
+    def _ahead(self, pool: ThreadPoolExecutor, number: int, pieces: Sequence[Rows]) -> Iterator[list[Batch]]:
+        waiting: deque[Future[list[Batch]]] = deque()
         try:
-            for piece in remaining:
-                waiting.append(pool.submit(self._make, number, piece))
-                if len(waiting) >= _AHEAD * self._workers:
+            for rows in pieces:
+                waiting.append(pool.submit(self._make, number, rows))
+                if len(waiting) > _AHEAD * self._workers:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
@@ -89,5 +109,35 @@ class Loader:
             for future in waiting:
                 future.cancel()
 
-    def _make(self, number: int, rows: Rows) -> Batch:
-        return self.examples.take(rows)
+    def _make(self, number: int, rows: Rows) -> list[Batch]:
+        """The batches of some rows that follow each other."""
+        arrays = self.examples.take(rows)
+        if self.transforms:
+            arrays[self._image] = self._augmented(arrays[self._image], Randoms(self.seed, number, rows))
+        cuts = [slice(start, start + self.batch) for start in range(0, len(rows), self.batch)]
+        return [{name: array[cut] for name, array in arrays.items()} for cut in cuts]
+
+    def _augmented(self, values: Values, randoms: Randoms) -> Values:
+        """The images changed, in the layout they came in."""
+        layout = self.examples.inputs[self._image].layout
+        images = values.astype(np.float32)
+        images = images[:, None] if layout == "HW" else np.moveaxis(images, 3, 1) if layout == "HWC" else images
+        for stream, transform in enumerate(self.transforms):
+            images = transform.apply(images, randoms, stream)
+        images = images[:, 0] if layout == "HW" else np.moveaxis(images, 1, 3) if layout == "HWC" else images
+        return np.ascontiguousarray(images)
+
+    def _batches_at_once(self) -> int:
+        size = sum(column.row_bytes for column in self.examples.inputs.values())
+        rows = min(_PIECE, _PIECE_BYTES // max(size, 1))
+        return max(rows // self.batch, 1)
+
+
+def _image_input(examples: Examples) -> str:
+    """The input that holds images; DataError unless exactly one does."""
+    found = [name for name, column in examples.inputs.items() if column.layout]
+    if len(found) != 1:
+        there = ", ".join(f"'{name}' {column}" for name, column in examples.inputs.items())
+        message = f"{len(found)} inputs hold images, expected the one that augmentation is for; there are {there}"
+        raise DataError(message, file=examples.dataset.name)
+    return found[0]

@@ -55,14 +55,14 @@ def test_threads_end_also_when_an_epoch_is_left_early() -> None:
 
 
 def test_a_bad_row_is_named_in_its_turn() -> None:
-    x = np.zeros((50, 2), np.float32)
-    x[33, 1] = np.nan
-    examples = select(from_arrays({"x": x, "y": np.zeros(50, np.int64)}))
-    with Loader(examples, np.arange(50), 10, shuffle=False, workers=2) as loader:
+    x = np.zeros((2000, 2), np.float32)
+    x[1033, 1] = np.nan
+    examples = select(from_arrays({"x": x, "y": np.zeros(2000, np.int64)}))
+    with Loader(examples, np.arange(2000), 10, shuffle=False, workers=2) as loader:
         batches = loader.epoch(0)
-        for _ in range(3):
+        for _ in range(102):  # rows are prepared 510 at a time
             next(batches)
-        with pytest.raises(DataError, match=r"row 33: column 'x': the number is nan, expected a finite one"):
+        with pytest.raises(DataError, match=r"row 1033: column 'x': the number is nan, expected a finite one"):
             next(batches)
 
 

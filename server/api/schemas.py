@@ -162,7 +162,7 @@ class AuditEntry(Answer):
     alias: str | None
     digest: str | None
     actor: str
-    reason: str = Field(default="", description="Why a trial ended, where one did.")
+    reason: str = Field(default="", description="Why a trial ended, or why a job's result took no alias.")
     aliases: dict[str, int] = Field(description="What each alias named after the change.")
 
     @classmethod

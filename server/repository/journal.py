@@ -41,7 +41,7 @@ class Record:
     digest: str | None = None  # of the model file
     staging: str | None = None  # what a publish renames: the path below the staging folder
     actor: str = ""
-    reason: str = ""  # why a trial ended
+    reason: str = ""  # why a trial ended, or why a version took no alias
     key: str | None = None  # idempotency key
     fingerprint: str | None = None  # of the request that carried the key
 

@@ -10,6 +10,7 @@ import pytest
 from server.errors import BadRequest, Conflict, NotFound, TooLarge, Unavailable, Unprocessable, UnsupportedMedia
 from server.repository.aliases import Aliases
 from server.repository.lifecycle import State
+from server.repository.rollout import Compared, LiveMoved
 from server.repository.store import Origin
 from tests.server.repository.world import World, files, run, toy, world
 
@@ -321,3 +322,31 @@ def test_a_history_keeps_its_place_when_a_version_goes() -> None:
     alias = state.without_version(2).get("live")
 
     assert (alias.history, alias.version, alias.previous) == ((1, 3), 3, 1)
+
+
+def test_a_withheld_version_takes_no_alias_not_even_as_the_first_one(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            outcome = await w.push(toy(1.0), withheld=True, reason="accuracy is 0.5")
+            assert (outcome.version, outcome.record.state.aliases) == (1, {})
+            (record,) = await w.rollout.catalog.audit("m")
+            assert (record.action, record.reason) == ("publish", "accuracy is 0.5")
+        async with world(tmp_path) as w:
+            assert not w.rollout.catalog.model("m").ready
+            assert (await w.push(toy(2.0))).version == 2
+            assert w.live() == 2
+
+    run(scenario())
+
+
+def test_a_version_compared_with_what_is_live_no_more_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(1.0), compared=Compared(None))
+            await w.push(toy(2.0), promote=True, compared=Compared(1), key="k")
+            with pytest.raises(LiveMoved, match="version 2 has gone live meanwhile"):
+                await w.push(toy(3.0), promote=True, compared=Compared(1))
+            assert (w.live(), w.store.versions("m"), w.leftovers()) == (2, [1, 2], [])
+            assert (await w.push(toy(2.0), promote=True, compared=Compared(1), key="k")).replayed
+
+    run(scenario())

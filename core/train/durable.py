@@ -26,29 +26,17 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
     """Make a folder of files appear in one step, in place of what is there. OSError leaves nothing new behind."""
     aside = path.with_name(path.name + _ASIDE)
     try:
-        fresh_folder(aside)
+        _remove(aside)
+        aside.mkdir(parents=True)
         for name, content in files.items():
             _write(aside / name, content)
-        commit_folder(aside, path)
+        sync_folder(aside)
+        _remove(path)
+        os.rename(aside, path)
+        sync_folder(path.parent)
     except OSError:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-
-
-def fresh_folder(path: Path) -> None:
-    """An empty folder, whatever was there."""
-    if path.exists():
-        shutil.rmtree(path)
-    path.mkdir(parents=True)
-
-
-def commit_folder(aside: Path, path: Path) -> None:
-    """Give a folder whose files are on the disk its name; what had that name is removed first."""
-    sync_folder(aside)
-    if path.exists():
-        shutil.rmtree(path)
-    os.rename(aside, path)
-    sync_folder(path.parent)
 
 
 def sync_folder(path: Path) -> None:
@@ -58,6 +46,11 @@ def sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    if path.exists():
+        shutil.rmtree(path)
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -16,7 +16,7 @@ from core.compiler import compile
 from core.frontends.export import export
 from core.ir.graph import Graph
 from core.train.assembly import Assembly
-from core.train.durable import commit_folder, fresh_folder, write_file
+from core.train.durable import write_folder
 from core.train.scores import Scores, scores
 
 FOLDER = "result"
@@ -49,11 +49,7 @@ def write_result(
     record = {"metrics": judged.metrics, **facts, **_lineage(assembly)}
     if judged.confusion is not None:
         record["confusion"] = judged.confusion.tolist()
-    aside = folder / f"{FOLDER}.new"
-    fresh_folder(aside)
-    write_file(aside / MODEL, model)
-    write_file(aside / METRICS, json.dumps(record, indent=1).encode())
-    commit_folder(aside, folder / FOLDER)
+    write_folder(folder / FOLDER, {MODEL: model, METRICS: json.dumps(record, indent=1).encode()})
     return record
 
 

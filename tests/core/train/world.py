@@ -32,7 +32,8 @@ def asked(**changes: Any) -> Recipe:
 def quadrants(path: Path, rows: int = 120) -> Path:
     """An npz file of points `x` and the number `y` of their quadrant."""
     x = np.random.default_rng(0).uniform(-1, 1, (rows, 2)).astype(np.float32)
-    np.savez(path, x=x, y=2 * (x[:, 0] > 0) + (x[:, 1] > 0))
+    with path.open("wb") as file:
+        np.savez(file, x=x, y=2 * (x[:, 0] > 0) + (x[:, 1] > 0))
     return path
 
 

@@ -5,7 +5,7 @@ model(array).numpy()                                     # runs now: every inter
 graph = nn.trace(model, {"x": "float32[n,4]"})           # the same code as a graph: to compile, to train, to export
 """
 
-from core.nn import init
+from core.nn import functional, init
 from core.nn.activation import (
     ACTIVATIONS,
     ELU,
@@ -25,6 +25,7 @@ from core.nn.activation import (
     Tanh,
 )
 from core.nn.attention import MultiheadAttention, TransformerEncoder, TransformerEncoderLayer
+from core.nn.control import cond, while_loop
 from core.nn.conv import Conv1d, Conv2d, ConvTranspose2d
 from core.nn.init import manual_seed, seeded
 from core.nn.linear import Dropout, Embedding, Flatten, Identity, Linear
@@ -80,6 +81,8 @@ __all__ = [
     "TransformerEncoder",
     "TransformerEncoderLayer",
     "cat",
+    "cond",
+    "functional",
     "init",
     "manual_seed",
     "seeded",
@@ -87,4 +90,5 @@ __all__ = [
     "tensor",
     "trace",
     "where",
+    "while_loop",
 ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from core.ir.graph import Attr
+from core.nn import functional as F
 from core.nn.module import Module
 from core.nn.tensor import Tensor
 
@@ -67,7 +68,7 @@ class SiLU(Module):
     """x * sigmoid(x)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * x.sigmoid()
+        return F.silu(x)
 
 
 class GELU(_Activation):

@@ -9,14 +9,13 @@ from collections.abc import Callable
 import numpy as np
 
 from core.ir.types import Dim, DType
+from core.nn import functional as F
 from core.nn import init
 from core.nn.activation import ACTIVATIONS
-from core.nn.linear import Dropout, Linear, dropout, linear
+from core.nn.linear import Dropout, Linear
 from core.nn.module import Module, ModuleList
 from core.nn.norm import LayerNorm
 from core.nn.tensor import Parameter, Tensor
-
-_NEVER = float(np.finfo(np.float32).min) / 2  # added to a score: its share is zero, and no row becomes NaN
 
 
 class MultiheadAttention(Module):
@@ -57,7 +56,7 @@ class MultiheadAttention(Module):
         for mask in self._masks(key_padding_mask, attn_mask, scores.shape):
             scores = scores + mask
         shares = scores.softmax(-1)
-        mixed = (dropout(shares, self.dropout, self.training) @ values).transpose(1, 2)
+        mixed = (F.dropout(shares, self.dropout, self.training) @ values).transpose(1, 2)
         result = self.out_proj(mixed.reshape(*mixed.shape[:2], self.embed_dim))
         result = result if self.batch_first else result.transpose(0, 1)
         return result, shares.mean(1) if need_weights else None
@@ -69,10 +68,10 @@ class MultiheadAttention(Module):
         """Queries, keys and values for all heads side by side; of one source in one product."""
         weight, bias = self.in_proj_weight, self.in_proj_bias
         if query is key and query is value:
-            return linear(self._batches(query), weight, bias).chunk(3, -1)
+            return F.linear(self._batches(query), weight, bias).chunk(3, -1)
         biases = [None] * 3 if bias is None else bias.chunk(3)
         parts = zip((query, key, value), weight.chunk(3), biases, strict=True)
-        return [linear(self._batches(x), each, own) for x, each, own in parts]
+        return [F.linear(self._batches(x), each, own) for x, each, own in parts]
 
     def _batches(self, x: Tensor) -> Tensor:
         """The batch first."""
@@ -154,5 +153,5 @@ class TransformerEncoder(Module):
 
 
 def _additive(mask: Tensor) -> Tensor:
-    """What is added to scores for a mask: of booleans, that marks what to leave out, or of numbers, as it is."""
-    return mask.to(DType.FLOAT32) * _NEVER if mask.dtype is DType.BOOL else mask
+    """What is added to scores for a mask: of booleans, which mark what to leave out, or of numbers, as it is."""
+    return F.additive(mask) if mask.dtype is DType.BOOL else mask

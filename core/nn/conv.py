@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
 from core.ir.graph import Attr
 from core.nn import init
+from core.nn.functional import Size, spread
 from core.nn.module import Module
 from core.nn.tensor import Tensor
-
-Size: TypeAlias = int | tuple[int, ...]
 
 
 class _Conv(Module):
@@ -105,11 +104,3 @@ class ConvTranspose2d(Module):
 def window(layer: _Conv | ConvTranspose2d) -> dict[str, Attr]:
     """How the kernel moves, as ONNX's attributes."""
     return {"strides": layer.stride, "dilations": layer.dilation, "group": layer.groups}
-
-
-def spread(size: Size, axes: int) -> tuple[int, ...]:
-    """One number for every axis, or one for all. ValueError for another count."""
-    sizes = (size,) * axes if isinstance(size, int) else tuple(size)
-    if len(sizes) != axes:
-        raise ValueError(f"{size} has {len(sizes)} numbers, expected 1 or {axes}")
-    return sizes

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from core.ir.types import DType
+from core.nn import functional as F
 from core.nn import init
 from core.nn.module import Module
-from core.nn.tensor import Parameter, Tensor, where
+from core.nn.tensor import Parameter, Tensor
 
 
 class Identity(Module):
@@ -25,7 +26,7 @@ class Linear(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.expect(x.ndim >= 1 and x.shape[-1] == self.in_features, f"[..., {self.in_features}]", x)
-        return linear(x, self.weight, self.bias)
+        return F.linear(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
@@ -46,10 +47,7 @@ class Embedding(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.expect(x.dtype in (DType.INT64, DType.INT32), "indices of type int64 or int32", x)
-        rows = self.weight.op("Gather", x, axis=0)
-        if self.padding_idx is None:
-            return rows
-        return where(x.eq(self.padding_idx).unsqueeze(-1), rows.detach(), rows)
+        return F.embedding(x, self.weight, self.padding_idx)
 
     def extra_repr(self) -> str:
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
@@ -80,28 +78,7 @@ class Dropout(Module):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        return dropout(x, self.p, self.training)
+        return F.dropout(x, self.p, self.training)
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x A^T + b, for weights [out, in]."""
-    if x.ndim == 2:
-        return x.op("Gemm", weight, bias, transB=1)
-    product = x @ weight.T
-    return product if bias is None else product + bias
-
-
-def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
-    if not training or p == 0:
-        return x
-    return x.op("Dropout", ratio=(p,), **_eager_choices(x))
-
-
-def _eager_choices(x: Tensor) -> dict[str, int | tuple[bool, ...]]:
-    """Run at once, the numbers come from the stream of first values; a training step chooses its own."""
-    if not x.is_computed:
-        return {}
-    return {"seed": int(init.generator().integers(1 << 31)), "training_mode": (True,)}

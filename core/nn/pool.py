@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from core.nn.conv import Size, spread
+from core.nn.functional import Size, spread
 from core.nn.module import Module
 from core.nn.tensor import Tensor, tensor
 

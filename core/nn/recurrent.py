@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from core.nn import functional as F
 from core.nn import init
-from core.nn.linear import dropout
 from core.nn.module import Module
 from core.nn.tensor import Parameter, Tensor, cat
 
@@ -62,7 +62,7 @@ class _Recurrent(Module):
         y = x.transpose(0, 1) if self.batch_first else x
         finals: list[list[Tensor]] = []
         for layer in range(self.num_layers):
-            y, *final = self._layer(layer, y if layer == 0 else dropout(y, self.dropout, self.training), initial)
+            y, *final = self._layer(layer, y if layer == 0 else F.dropout(y, self.dropout, self.training), initial)
             finals.append(final)
         return y.transpose(0, 1) if self.batch_first else y, [cat(each) for each in zip(*finals, strict=True)]
 

@@ -115,7 +115,7 @@ class Tensor:
     def _unknown(self, what: str) -> NoReturn:
         message = (
             f"Python asks {what} while a graph is traced, which only a run can know; "
-            "write the choice as a graph (where, nn.cond, nn.loop), or run eagerly"
+            "write the choice as a graph (nn.where, nn.cond, nn.while_loop), or run eagerly"
         )
         raise TraceError(message, where=f"tensor %{self.value.name}: {self.value.type}")
 

@@ -13,11 +13,12 @@ from core.errors import ModelError
 from core.ir.graph import Array, Graph
 from core.ir.types import TensorType
 from core.train import losses
-from core.train.data import DataError, Dataset, Examples, Split, select, split
+from core.train.data import DataError, Dataset, Examples, Split, split
 from core.train.evaluation import Evaluation
 from core.train.joint import NO_CLIP, TARGET, Clip, Trainable, is_weight
 from core.train.losses import Loss
 from core.train.recipe import OnnxModel, ParentModel, Recipe, RecipeError
+from core.train.selection import examples_for
 from core.train.step import TrainStep, step
 from core.train.zoo import Settings, architecture
 
@@ -55,10 +56,14 @@ def assemble(
     parent: Graph | None = None,
     threads: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
+    classes: Sequence[str] | None = None,
 ) -> Assembly:
-    """Make everything that a recipe names. RecipeError, DataError or ModelError for what does not fit together."""
+    """Make everything that a recipe names; `classes` are those that the parent tells, where that is known.
+
+    RecipeError, DataError or ModelError for what does not fit together.
+    """
     model = _given(recipe, parent)
-    examples = _examples(recipe, dataset, model)
+    examples = examples_for(recipe.data, dataset, model, classes)
     parts = split(examples, recipe.data.held_out, recipe.data.validation, recipe.data.stratified, recipe.data.seed)
     if model is None:
         model = _architecture(recipe, examples)
@@ -75,16 +80,6 @@ def _given(recipe: Recipe, parent: Graph | None) -> Graph | None:
     if parent is None:
         raise RecipeError("model: goes on from a model, and none was given")
     return parent
-
-
-def _examples(recipe: Recipe, dataset: Dataset, model: Graph | None) -> Examples:
-    """The columns that the recipe chooses. An input without a choice goes by the name that the model has for it."""
-    data = recipe.data
-    examples = select(dataset, data.inputs, data.target, task=data.task)
-    if model is None or data.inputs is not None or len(model.inputs) != 1 or len(examples.features) != 1:
-        return examples
-    (feature,) = examples.features.values()
-    return select(dataset, {model.inputs[0].name: feature.origin}, data.target, task=data.task)
 
 
 def _architecture(recipe: Recipe, examples: Examples) -> Graph:

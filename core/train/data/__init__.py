@@ -1,7 +1,7 @@
 """Data for training: datasets in files, the examples chosen from them, splits, and the loader that makes batches.
 
-What every row goes through stands in the model's graph (`plan`, `preprocess.py`); what changes rows at random in training
-happens in the loader (`transforms.py`).
+What every row goes through stands in the model's graph (`plan`, `preprocess.py`); what changes rows at random, in
+training only, happens in the loader (`transforms.py`).
 
 examples = select(open_dataset("digits.npz"))
 parts = split(examples, held_out=0.2, seed=0)

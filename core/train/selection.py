@@ -11,7 +11,7 @@ from core.errors import DataError
 from core.ir.graph import Graph, Value
 from core.ir.types import DType
 from core.train.data import Dataset, Examples, select
-from core.train.recipe import Data
+from core.train.recipe import Data, RecipeError
 
 LINEAGE = "lineage.json"  # beside a published model
 METRICS = "metrics.json"  # beside the model of a training's result
@@ -30,7 +30,8 @@ def examples_for(
 ) -> Examples:
     """The columns that a recipe chooses, as ``model`` takes them; `classes` are those it tells, matched by name.
 
-    An only input without a choice goes by the name that the model has for it. DataError for what does not fit.
+    An only input without a choice goes by the name that the model has for it. RecipeError for other inputs than the
+    model's, DataError for rows that do not fit.
     """
     examples = select(dataset, data.inputs, data.target, task=data.task, classes=classes)
     if model is None:
@@ -39,6 +40,9 @@ def examples_for(
         (feature,) = examples.features.values()
         inputs = {model.inputs[0].name: feature.origin}
         examples = select(dataset, inputs, data.target, task=data.task, classes=classes)
+    given, wanted = set(examples.features), {value.name for value in model.inputs}
+    if given != wanted:
+        raise RecipeError(f"data.inputs: expected {_names(wanted)}, which the model has, got {_names(given)}")
     return examples.like({value.name: _row(value, examples) for value in model.inputs})
 
 
@@ -62,3 +66,7 @@ def _row(value: Value, examples: Examples) -> RowType:
     open_sizes = column.shape if column is not None and len(column.shape) == len(sizes) else (-1,) * len(sizes)
     shape = tuple(size if isinstance(size, int) else other for size, other in zip(sizes, open_sizes, strict=True))
     return RowType(value.dtype, shape)
+
+
+def _names(names: set[str]) -> str:
+    return ", ".join(f"'{name}'" for name in sorted(names)) or "none"

@@ -61,6 +61,12 @@ class UnsupportedMedia(ServerError):
     code, http_status = "unsupported_media", 415
 
 
+class Misdirected(ServerError):
+    """The request is for a server of another name."""
+
+    code, http_status = "misdirected", 421
+
+
 class Unprocessable(ServerError):
     """Well-formed, but a model the server cannot take."""
 
@@ -101,6 +107,10 @@ class DeadlineExceeded(Unavailable):
     """The caller's timeout passed, or cannot be met."""
 
     code = "deadline_exceeded"
+
+
+class UnsupportedProtocol(ServerError):
+    code, http_status = "unsupported_protocol", 505
 
 
 class StorageFull(ServerError):

@@ -77,6 +77,11 @@ class Settings(BaseSettings):
     queue_bytes: int = Field(256 * MIB, ge=1, description="Bytes of input that may wait per version before 503.")
 
     # HTTP
+    served_hosts: str = Field(
+        "",
+        description="Names and addresses that clients may call the server by (the Host header without its port), with "
+        "commas between them; others get 421. Without it any will do.",
+    )
     max_body: int = Field(64 * MIB, ge=1, description="Largest body of an inference or JSON request.")
     max_json: int = Field(
         16 * MIB, ge=1, description="Largest JSON part of an inference request; tensors may also come as binary data."

@@ -28,6 +28,7 @@ class Hub:
     def __init__(self, settings: Settings, infer: InferService) -> None:
         self.settings = settings
         self.infer = infer
+        self.hosts = frozenset(name.strip().lower() for name in settings.served_hosts.split(",") if name.strip())
         self.connections: set[Connection] = set()
         self.now = 0.0  # the loop's time, at most one tick old
         self.heads: dict[bytes, CallHead] = {}

@@ -22,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from server.api.callhead import CallHead, call_head, is_infer_path
+from server.api.hosts import check_host
 from server.api.hub import Hub
 from server.api.infer import InferCall
 from server.api.reply import Reply
@@ -296,9 +297,10 @@ class LatheProtocol(HttpToolsProtocol):
             self._begin_asgi()
 
     def _check_host(self) -> None:
-        hosts = sum(1 for name, _ in self.headers if name == b"host")
-        if hosts != 1 and (hosts > 1 or self.parser.get_http_version() == "1.1"):
-            self._refuse(BadRequest(f"headers: expected one Host, got {hosts}"))
+        try:
+            check_host(self.parser.get_http_version(), self.headers, self.hub.hosts)
+        except ServerError as error:
+            self._refuse(error)
 
     def _is_direct(self) -> bool:
         return (

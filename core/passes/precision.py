@@ -4,6 +4,10 @@ A value becomes bfloat16 where a matrix product or convolution reads it, and whe
 attention pass it on to each other, which halves the memory traffic between them. Whatever computes element by element
 takes such a value into float32 first; graph inputs and outputs keep their types. The graph says it all: an epilogue
 that stores bfloat16 ends in a Cast, one that reads it begins with one, and weights are rounded where they are packed.
+
+In a training step, which is a graph with state, right operands are computed, and packed anew in every run. Weights and
+moments themselves stay float32 there, and so do the loss and what is done to gradients (Micikevicius et al. 2018,
+"Mixed Precision Training"; bfloat16 has float32's range, so losses need no scaling).
 """
 
 from __future__ import annotations
@@ -11,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from core.ir.graph import Graph, Node, Value
+from core.ir.dim import product
+from core.ir.graph import Attr, Graph, Node, Value
 from core.ir.types import DType, TensorType
 from core.ops import registry
 from core.ops.conv import has_few_channels
@@ -19,9 +24,11 @@ from core.ops.registry import NodeView
 from core.passes.base import PassResult, is_elementwise, shape_of
 from core.passes.bodies import FUSED, Body
 from core.passes.edit import Editor
+from core.passes.permutation import Perm
 
 F32, BF16 = DType.FLOAT32, DType.BFLOAT16
 _PAIR = 2  # bfloat16 numbers that one word of a product holds
+_FEWEST_ROWS = 32  # of a product whose right operand is packed while it runs: fewer are not worth it
 _FIRST_EXTRA = {"FusedConv": 3, "FusedMatMul": 2}
 
 # Operators whose first inputs, so many of them (None: all), and output have one element type, and that compute in
@@ -71,6 +78,8 @@ def _fits(editor: Editor, value: Value, chosen: set[Value]) -> bool:
     producer, readers = value.producer, editor.readers(value)
     if producer is None or not all(source in chosen for source in _passed_on(producer)):
         return False
+    if editor.graph.states and any(_is_packed_from(editor, reader, value) for reader in readers):
+        return False
     if any(_multiplies(editor, reader, value) for reader in readers):
         return True
     near = producer.op in _FIRST_EXTRA or any(reader.op in _PRESERVING for reader in readers)
@@ -106,11 +115,31 @@ def _multiplies(editor: Editor, node: Node, value: Value) -> bool:
     if node.inputs[:1] != [value] or value in node.inputs[1:] or value.dtype not in (F32, BF16):
         return False
     weight = editor.array(node.input(1))
-    if weight is None or weight.dtype != F32.numpy:
+    if weight is None:
+        return bool(editor.graph.states) and _packs(node)
+    if weight.dtype != F32.numpy:
         return False
     if node.op == "FusedConv":
         return _has_kernel(editor, node) and weight.shape[1] % _PAIR == 0 and not _is_direct(editor, node)
     return node.op == "FusedMatMul" and weight.ndim >= 2 and _has_pairs(value) and _keeps_last(node, "perm_a")
+
+
+def _packs(node: Node) -> bool:
+    """Whether a product of computed operands is worth packing the right one: enough rows meet it, by whole words."""
+    a, b = node.input(0), node.input(1)
+    if node.op != "FusedMatMul" or a is None or b is None or b.dtype is not F32:
+        return False
+    shape, right = shape_of(a), shape_of(b)
+    if shape is None or right is None or len(shape) < 2 or not a.tensor.is_static or not b.tensor.is_static:
+        return False
+    *batch, rows, depth = shape if (perm := _perm(node, "perm_a")) is None else [shape[axis] for axis in perm]
+    together = rows if len(right) > 2 else product([*batch, rows])
+    return isinstance(together, int) and together >= _FEWEST_ROWS and isinstance(depth, int) and depth % _PAIR == 0
+
+
+def _is_packed_from(editor: Editor, node: Node, value: Value) -> bool:
+    """Whether the node is a product that packs the value, its right operand: that is read as float32."""
+    return node.op in _FIRST_EXTRA and value in node.inputs[1:2] and editor.array(value) is None
 
 
 def _has_pairs(value: Value) -> bool:
@@ -136,8 +165,13 @@ def _is_depthwise(editor: Editor, node: Node) -> bool:
 
 
 def _keeps_last(node: Node, name: str) -> bool:
+    perm = _perm(node, name)
+    return perm is None or perm[-1] == len(perm) - 1
+
+
+def _perm(node: Node, name: str) -> Perm | None:
     perm = node.attrs.get(name)
-    return not isinstance(perm, tuple) or perm[-1] == len(perm) - 1
+    return tuple(int(axis) for axis in perm) if isinstance(perm, tuple) else None  # type: ignore[arg-type]
 
 
 # How
@@ -151,6 +185,7 @@ class _Walk:
     chosen: set[Value]
     narrow: set[Value] = field(default_factory=set)
     casts: dict[tuple[Value, DType], Value] = field(default_factory=dict)
+    turned: dict[tuple[Value, Perm], Value] = field(default_factory=dict)
     products: int = 0  # that read bfloat16
 
     def convert(self, node: Node) -> None:
@@ -177,8 +212,19 @@ class _Walk:
         if not (left in self.narrow and _is_depthwise(self.editor, node)):
             factors = [self._as(node, left, BF16 if wants else F32), *(self._as(node, f, F32) for f in factors[1:])]
         attrs = {**node.attrs, **({} if body is None else {"epilogue": body})}
+        if wants and not _keeps_last(node, "perm_a"):
+            factors[0] = self._contiguous(node, factors[0], attrs.pop("perm_a"))
         new = self.editor.emit(node, node.op, *factors, *extras, attrs=attrs)
         self._replace(node, new)
+
+    def _contiguous(self, anchor: Node, left: Value | None, perm: Attr) -> Value | None:
+        """A left operand transposed, so that words lie along its depth."""
+        if left is None or not isinstance(perm, tuple):
+            return left
+        key = left, tuple(int(axis) for axis in perm)  # type: ignore[arg-type]
+        if key not in self.turned:
+            self.turned[key] = self.editor.emit(anchor, "Transpose", left, attrs={"perm": perm})
+        return self.turned[key]
 
     def _body(self, node: Node, extras: Sequence[Value], narrow: bool) -> Graph | None:
         """The epilogue with its conversions; None where there is nothing to do."""

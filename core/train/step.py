@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,8 @@ from core.compiler import executable
 from core.errors import FeedError, LatheError
 from core.ir.graph import Array, Graph, State
 from core.ir.types import TensorType
-from core.options import Options
+from core.options import Options, make_options
 from core.reference import bind_symbols
-from core.runtime.cpus import available_cpus
 from core.runtime.executable import Executable
 from core.runtime.explain import explain_plan
 from core.runtime.machine import peaks
@@ -43,6 +42,7 @@ def step(
     keep_outputs: bool = False,
     seed: int = 0,
     shares: Sequence[TrainStep] = (),
+    precision: Literal["float32", "bfloat16"] = "float32",
     threads: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> TrainStep:
@@ -52,13 +52,13 @@ def step(
     learning rate of each update, counted from 0; without it that is the optimizer's own. `accumulate` runs make one
     update; `average` (0.999, say) keeps running averages of the parameters. What dropout draws is a function of `seed`
     and the number of the run. Weights named as parameters of the steps it `shares` with live in the arrays of those:
-    each step sees what the others have learned, and what is not trainable here stays as they leave it.
+    each step sees what the others have learned, and what is not trainable here stays as they leave it. With `precision`
+    "bfloat16" products multiply bfloat16; parameters, moments, the loss and the sums of products are float32 as ever.
 
     ModelError for a model without parameters, UnsupportedError for one that cannot be differentiated.
     """
     recipe = Recipe(loss, optimizer, clip, accumulate, average, seed)
-    threads = threads or available_cpus()
-    options = Options(threads=threads, cache_dir=os.fspath(cache_dir) if cache_dir is not None else None)
+    options = make_options(precision=precision, threads=threads, cache_dir=cache_dir)
     return TrainStep(model, recipe, schedule or (lambda _: optimizer.rate), trainable, keep_outputs, options, shares)
 
 

@@ -37,7 +37,7 @@ class GemmSpec(KernelSpec):
     The loops of `nest` are the batch axes and then the rows i; its operands are A, B (which does not move along i), the
     extras and Y. Strides count elements. `packed`: B lies in panels (`core.kernels.catalog.panels`), and the batch
     strides of B are those of packed matrices. `element` is what the words of A hold (`core.kernels.catalog.words`):
-    the depth, and the strides of A and B, count words.
+    the depth, and the strides of A and of a packed B, count words.
     """
 
     family: ClassVar[str] = "gemm"
@@ -76,8 +76,8 @@ class GemmSpec(KernelSpec):
 
     @property
     def repacks(self) -> bool:
-        """Whether every task first gathers its panel of B: its rows are not contiguous."""
-        return not self.packed and self.b_steps[1] != 1 and self.columns > 1
+        """Whether every task first gathers its panel of B: its rows are not contiguous, or no words yet."""
+        return not self.packed and (self.element is not F32 or (self.b_steps[1] != 1 and self.columns > 1))
 
 
 @covers("FusedMatMul", "MatMul")
@@ -160,8 +160,8 @@ def _pack(array: Array, perm: tuple[int, ...] | None, tile: Tile, element: DType
 
 
 def _element(request: Request) -> DType | None:
-    """What words of A hold; None for types and epilogues without a kernel. Only constants can be packed to meet words
-    of several elements."""
+    """What words of A hold; None for types and epilogues without a kernel. Bytes only meet constants, which are packed
+    beforehand."""
     node, (a, b) = request.node, request.node.inputs[:2]
     if a is None or b is None or not has_plannable_types(node) or min(len(a.shape), len(b.shape)) < 2:
         return None
@@ -169,7 +169,8 @@ def _element(request: Request) -> DType | None:
     if epilogue is not None and not (isinstance(epilogue, Graph) and bodies.is_scalar(epilogue)):
         return None
     element = element_of(a.dtype, b.dtype)
-    return element if element is F32 or request.constant(1) is not None else None
+    ready = request.constant(1) is not None or (element is DType.BFLOAT16 and b.dtype is F32)
+    return element if element is F32 or ready else None
 
 
 def _in_words(a: Matrices, element: DType) -> Matrices | None:

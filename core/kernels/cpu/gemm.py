@@ -11,7 +11,7 @@ from core.kernels.catalog.panels import is_reused, stage_bytes
 from core.kernels.catalog.words import total_dtype, word_dtype
 from core.kernels.cpu.microkernel import accumulate, ahead_of, each_panel, each_tile, zeros
 from core.kernels.cpu.nest import offsets_of
-from core.kernels.cpu.repack import gather_panel
+from core.kernels.cpu.repack import gather_pairs, gather_panel
 from core.kernels.cpu.results import Results
 from core.kernels.target import Target
 
@@ -30,10 +30,10 @@ class _Gemm:
         self.kernel = k = Kernel(spec, target)
         self.lanes = spec.tile.lanes
         word = word_dtype(spec.element)
-        dtypes = (word, word, *spec.extra_dtypes, spec.dtype)
+        dtypes = (word, word if spec.packed else F32, *spec.extra_dtypes, spec.dtype)
         self.operands = [k.operand(i, dtype) for i, dtype in enumerate(dtypes)]
         if spec.repacks:
-            self.scratch = k.scratch(len(dtypes), spec.depth * spec.tile.columns * F32.itemsize, F32)
+            self.scratch = k.scratch(len(dtypes), spec.depth * spec.tile.columns * F32.itemsize, word)
         index = len(dtypes) + spec.repacks
         self.stage = k.scratch(index, stage_bytes(spec.tile), total_dtype(spec.element)) if spec.staged else None
         self.batch = spec.nest.take(range(spec.nest.rank - 1))
@@ -48,7 +48,8 @@ class _Gemm:
         a, b, *rest = (pointer.at(offset) for pointer, offset in zip(self.operands, offsets, strict=True))
         b = b.at(first * (spec.depth if spec.packed else spec.b_steps[1]))
         if spec.repacks:
-            gather_panel(k, b, self.scratch, (spec.depth, columns), spec.b_steps, self.lanes)
+            gather = gather_panel if spec.element is F32 else gather_pairs
+            gather(k, b, self.scratch, (spec.depth, columns), spec.b_steps, self.lanes)
             b = self.scratch
         steps = (*spec.extra_steps, spec.y_step)
         results = Results(k, spec.epilogue, tuple(rest), steps, spec.deferred, self.stage).at_column(first)

@@ -204,3 +204,23 @@ def test_conversions_of_float16(target: Target) -> None:
     for dtype in (F32, BF16, DType.INT8, DType.BOOL):
         kernel = NodeKernel("Cast", TensorType(DType.FLOAT16, (N,)), to=dtype.onnx_code, target=target)
         kernel.check(narrow[:1000], threads=2, rtol=0, atol=0)
+
+
+@each_target
+@pytest.mark.parametrize("perm", [None, (1, 0)])
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(40, 64, 70), (7, 38, 5), (33, 70, 100)])
+def test_right_operands_that_are_computed_become_words(
+    target: Target, perm: Any, rows: int, depth: int, columns: int
+) -> None:
+    shape = (depth, columns) if perm is None else (columns, depth)
+    types = (TensorType(BF16, (rows, depth)), TensorType(F32, shape))
+    compiled = NodeKernel("FusedMatMul", *types, target=target, perm_b=perm)
+    compiled.check(halves(rows, depth), floats(*shape), threads=2, rtol=1e-3, atol=1e-3)
+
+
+@each_target
+def test_words_of_columns_far_apart_are_gathered(target: Target) -> None:
+    """Of a batch of matrices inside another order of axes: neither depth nor columns are contiguous."""
+    types = (TensorType(BF16, (3, 9, 12)), TensorType(F32, (12, 5, 3)))
+    compiled = NodeKernel("FusedMatMul", *types, target=target, perm_b=(2, 0, 1))
+    compiled.check(halves(3, 9, 12), floats(12, 5, 3), threads=2, rtol=1e-3, atol=1e-3)

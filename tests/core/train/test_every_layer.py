@@ -1,4 +1,4 @@
-"""A step of any layer is native code alone, for few rows and many, and computes what the reference executor computes."""
+"""A step of any layer is native code alone, for few rows and many, and computes what the references compute."""
 
 from __future__ import annotations
 

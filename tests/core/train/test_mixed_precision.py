@@ -1,0 +1,72 @@
+"""Training in bfloat16: near float32, as near to what PyTorch's autocast does, with parameters that stay float32."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.errors import UnsupportedError
+from core.ir.graph import Graph
+from core.ir.types import DType, TensorType, symbol
+from core.ops.terms import Writer
+from core.train import losses, optimizers, step
+from tests.core.train.models import weight
+
+TORCH: dict[str, Any] = json.loads((Path(__file__).parent / "torch_results.json").read_text())
+ROWS, FEATURES, HIDDEN, CLASSES, STEPS = 64, 48, 96, 8, 20
+
+
+def model() -> Graph:
+    graph = Graph("perceptron")
+    writer = Writer(graph)
+    x = writer.input("x", TensorType(DType.FLOAT32, (symbol("n"), FEATURES)))
+    for i, (inputs, outputs) in enumerate([(FEATURES, HIDDEN), (HIDDEN, HIDDEN)]):
+        x = (x @ weight(writer, f"w{i}", inputs, outputs) + weight(writer, f"b{i}", outputs)).op("Relu")
+    graph.outputs = [(x @ weight(writer, "w2", HIDDEN, CLASSES)).value]
+    return graph
+
+
+def batch(seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(0, 1, (ROWS, FEATURES)).astype(np.float32)
+    return {"x": x, "target": (x[:, :CLASSES] + 0.1 * x[:, -CLASSES:]).argmax(1)}
+
+
+def curve(precision: Any) -> tuple[list[float], Any]:
+    learner = step(model(), losses.CrossEntropy(), optimizers.SGD(0.02, momentum=0.9), precision=precision, threads=2)
+    return [float(learner.run(batch(i))["loss"]) for i in range(STEPS)], learner
+
+
+def test_losses_follow_float32_and_autocast() -> None:
+    narrow, learner = curve("bfloat16")
+    wide, _ = curve("float32")
+    np.testing.assert_allclose(wide, TORCH["mixed"]["float32"], 1e-4)
+    np.testing.assert_allclose(narrow, TORCH["mixed"]["bfloat16"], 0.02)
+    np.testing.assert_allclose(narrow, wide, 0.02)
+    assert narrow != wide and narrow[-1] < 0.6 * narrow[0]
+    assert {array.dtype for array in learner.state().values()} == {np.dtype(np.float32)}
+
+
+def test_forward_and_both_gradients_multiply_bfloat16() -> None:
+    """Of three layers all, but for the gradient with respect to the data, which nobody asks for."""
+    learner = curve("bfloat16")[1]
+    products = [line for line in learner.explain().splitlines() if "FusedMatMul" in line]
+    assert len(products) == 8 and all("gemm bfloat16" in line for line in products)
+    assert "FALLBACK" not in learner.explain()
+
+
+def test_few_and_odd_rows_learn_too() -> None:
+    """A product over an odd number of rows is no product of pairs: it stays float32."""
+    learner = step(model(), losses.CrossEntropy(), optimizers.SGD(0.1), precision="bfloat16", threads=1)
+    for rows in (1, 33):
+        learner.run({name: array[:rows] for name, array in batch(0).items()})
+    assert "FALLBACK" not in learner.explain() and "gemm bfloat16" in learner.explain()
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="precision 'float16' is not supported"):
+        step(model(), losses.CrossEntropy(), optimizers.SGD(0.1), precision="float16")  # type: ignore[arg-type]

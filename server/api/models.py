@@ -51,7 +51,8 @@ Key = Annotated[
 ONNX_BODY = {
     "requestBody": {
         "required": True,
-        "description": "The raw ONNX file, or a tar archive of model.onnx with the files that its weights lie in.",
+        "description": "The raw ONNX file, or a tar archive of model.onnx with the files that its weights lie in or "
+        "of pipeline.toml with the files that its steps read.",
         "content": {
             kind: {"schema": {"type": "string", "format": "binary"}}
             for kind in ("application/octet-stream", "application/x-tar")
@@ -124,6 +125,7 @@ def _versions(routes: APIRouter, rollout: Rollout, max_upload: int) -> None:
             sha256=parse_content_digest(content_digest) if content_digest is not None else None,
             metadata=_parse_metadata(metadata),
             origin=origin_of(request, idempotency_key),
+            may_use=lambda used: request.state.caller.check(Scope.INFER, used),
         )
         outcome = await rollout.publish(model, stream_of(request), options)
         return Published.of(model, outcome, await _find(rollout, model, outcome.version))

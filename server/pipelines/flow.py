@@ -28,12 +28,13 @@ Ended = Callable[[Entry, Outcome], None]
 class StepEntry(Entry):
     """A step's place in the queue of what runs it."""
 
-    __slots__ = ("ref", "step")
+    __slots__ = ("ended", "ref", "step")
 
     def __init__(self, step: str, servable: Servable, inputs: Tensors, group: Group, done: Done, whole: Entry) -> None:
         super().__init__(inputs, group, done, whole.deadline, whole.priority)
         self.step = step
         self.ref: ModelRef = servable.ref
+        self.ended: float | None = None  # monotonic seconds
 
 
 class Flow:
@@ -102,9 +103,10 @@ class Flow:
     def _step_done(self, index: int, began: float, outcome: Outcome) -> None:
         if self._over:
             return
-        del self._running[index]
+        _, entry = self._running.pop(index)
+        entry.ended = monotonic()
         step = self._steps[index][0]
-        self._took(step.name, monotonic() - began)
+        self._took(step.name, entry.ended - began)
         try:
             self._go_on(step, outcome)
         except ServerError as error:

@@ -7,15 +7,18 @@ model's lock, the change is made durable and shown in one step. Last, what is no
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 from collections.abc import AsyncIterable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import orjson
 
 from server.errors import Conflict, NotFound, Unavailable, Unsupported
+from server.pipelines.definition import BadPipeline, read_definition
 from server.pipelines.pipeline import Pipeline
 from server.repository import names
 from server.repository.aliases import Aliases
@@ -56,6 +59,7 @@ class PublishOptions:
     withheld: bool = False  # no alias takes it, not even as a model's first version
     compared: Compared | None = None  # what must still be live
     reason: str = ""  # for the audit log
+    may_use: Callable[[str], None] = lambda model: None  # raises Forbidden for a model no pipeline of theirs may run
 
     def fingerprint(self, digest: str) -> str:
         """Return what makes two requests the same."""
@@ -138,6 +142,7 @@ class Rollout:
         try:
             if (found := await self._replay(model, options.origin)) is not None:
                 return found
+            await asyncio.to_thread(_check_uses, upload.staging.path, options.may_use)
             built = await self._loader.prepare(model, upload.staging.path, upload.digest)
             outcome = await self._enter(model, upload, options, built)
         finally:
@@ -313,6 +318,13 @@ def _back(alias: str, to: int | None, target: int) -> Callable[[Aliases], Aliase
         return moved
 
     return change
+
+
+def _check_uses(folder: Path, may_use: Callable[[str], None]) -> None:
+    """Let nobody reach a model through a pipeline that they could not reach without."""
+    with contextlib.suppress(BadPipeline, FileNotFoundError):  # said by who loads it; or it is no pipeline
+        for model in sorted(read_definition(folder).models):
+            may_use(model)
 
 
 def _check_load_parameters(parameters: Mapping[str, object]) -> None:

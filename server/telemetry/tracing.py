@@ -22,6 +22,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from server.batching.entry import Entry, Outcome
 from server.batching.execution import Ran
 from server.errors import ServerError
+from server.pipelines.flow import StepEntry
 from server.types import ModelRef
 
 Clock: TypeAlias = Callable[[float], int]  # from monotonic seconds to nanoseconds since 1970
@@ -68,9 +69,18 @@ class Tracing:
     def _end(self, span: Span, entry: Entry, outcome: Outcome, clock: Clock) -> None:
         if isinstance(outcome, Exception):
             span.set_status(StatusCode.ERROR, outcome.message if isinstance(outcome, ServerError) else "")
+        self._inside(span, entry, clock)
+        span.end()
+
+    def _inside(self, span: Span, entry: Entry, clock: Clock) -> None:
+        """Write what happened between a request's begin and end: its batch, or the steps it went through."""
         if entry.ran is not None:
             self._below(span, entry, entry.ran, clock)
-        span.end()
+        for part in entry.parts:
+            if isinstance(part, StepEntry) and part.ended is not None:
+                at = (clock(part.since), clock(part.ended))
+                step = self._step(f"step {part.step}", set_span_in_context(span), *at, _named(part.ref))
+                self._inside(step, part, clock)
 
     def _below(self, span: Span, entry: Entry, ran: Ran, clock: Clock) -> None:
         context = set_span_in_context(span)

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from server.access.authority import Authority, Mode
 from server.access.keys import DamagedKeys, Key, KeyRing, make_key, read_keys, write_keys
 from server.access.scopes import CALLS, ROUTES, Need, Scope
+from server.archive import archive_of
 from server.cli import app as cli
 from server.errors import Forbidden, Unauthorized
 from tests.server.api.service import Service, service, until
@@ -118,6 +119,16 @@ def test_going_live_takes_more_than_the_right_to_upload(guarded: Service, keys: 
     refused = call(guarded, "POST", "/api/v1/models/m/versions?promote=true", key, content=toy(9.0))
     assert refused.status_code == 403
     assert "'promote'" in refused.json()["error"]
+
+
+def test_a_pipeline_leads_nobody_to_models_they_may_not_run(guarded: Service, keys: Path) -> None:
+    text = b'inputs = ["x"]\noutputs = ["y"]\n'
+    text += b'step = [{name = "s", model = "m", inputs = {x = "x"}, outputs = {y = "y"}}]\n'
+    content = b"".join(archive_of({"pipeline.toml": [text]}).pieces())
+    path = "/api/v1/models/way-round/versions"
+    for models, status in ((("way-round",), 403), (("way-round", "m"), 201)):
+        key = fresh_key(guarded, keys, (Scope.WRITE, Scope.INFER), models)
+        assert call(guarded, "POST", path, key, content=content).status_code == status
 
 
 def test_the_audit_log_names_the_key(guarded: Service, everything: str) -> None:

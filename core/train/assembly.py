@@ -4,76 +4,126 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from math import prod
 
 import core.ops  # noqa: F401  (registers the operators)
-from core.errors import ModelError
+from core.errors import DataError, ModelError
 from core.ir.graph import Array, Graph
 from core.ir.types import TensorType
 from core.train import losses
-from core.train.data import DataError, Dataset, Examples, Split, split
+from core.train.data import Column, Dataset, Examples, Loader, Rows, Split, plan, select, split, taking
+from core.train.data.preprocess import SCOPE
 from core.train.evaluation import Evaluation
 from core.train.joint import NO_CLIP, TARGET, Clip, Trainable, is_weight
 from core.train.losses import Loss
+from core.train.parent import Parent
 from core.train.recipe import OnnxModel, ParentModel, Recipe, RecipeError
-from core.train.selection import examples_for
 from core.train.step import TrainStep, step
 from core.train.zoo import Settings, architecture
 
-FIXED = "preprocess."  # begins the names of constants that come from the data, and do not learn
+
+@dataclass(frozen=True)
+class Means:
+    """What a training may use: threads that compute, a folder for compiled code, threads that prepare batches."""
+
+    threads: int | None = None
+    cache_dir: str | os.PathLike[str] | None = None
+    workers: int = 1
+
+
+MEANS = Means()
 
 
 @dataclass(frozen=True)
 class Assembly:
-    """A training that could begin."""
+    """A training that could begin. `model` takes rows as they are; the learner's takes what augmentation gives."""
 
     recipe: Recipe
     examples: Examples
     split: Split
+    model: Graph
     learner: TrainStep
     evaluation: Evaluation
+    means: Means
 
     @property
     def steps_per_epoch(self) -> int:
         return -(-len(self.split.train) // self.recipe.batch)
 
     @property
-    def counts_classes(self) -> bool:
-        """Whether the model tells one of several classes."""
-        return self.examples.classes is not None
-
-    @property
     def judge(self) -> str:
         """The metric that epochs are compared by."""
-        return self.recipe.judge or ("accuracy" if self.counts_classes else "loss")
+        return self.recipe.judge or ("accuracy" if self.examples.classes is not None else "loss")
+
+    def loader(self) -> Loader:
+        """Batches to learn from."""
+        return _loader(self.recipe, self.examples, self.split.train, self.means.workers)
 
 
-def assemble(
-    recipe: Recipe,
-    dataset: Dataset,
-    parent: Graph | None = None,
-    threads: int | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    classes: Sequence[str] | None = None,
-) -> Assembly:
-    """Make everything that a recipe names; `classes` are those that the parent tells, where that is known.
-
-    RecipeError, DataError or ModelError for what does not fit together.
-    """
-    model = _given(recipe, parent)
-    examples = examples_for(recipe.data, dataset, model, classes)
-    parts = split(examples, recipe.data.held_out, recipe.data.validation, recipe.data.stratified, recipe.data.seed)
-    if model is None:
-        model = _architecture(recipe, examples)
-    loss = _loss(recipe, examples)
+def assemble(recipe: Recipe, dataset: Dataset, parent: Parent | None = None, means: Means = MEANS) -> Assembly:
+    """Make everything that a recipe names. RecipeError, DataError or ModelError for what does not fit together."""
+    examples = _examples(recipe, dataset, _given(recipe, parent))
+    data = recipe.data
+    parts = split(examples, data.held_out, data.validation, data.stratified, data.seed)
+    model = _model(recipe, examples, parts.train, parent)
+    examples, loss = _all_classes(examples, model), _loss(recipe, examples)
     _check(model, loss, examples)
-    learner = _learner(recipe, model, loss, -(-len(parts.train) // recipe.batch), threads, cache_dir)
-    return Assembly(recipe, examples, parts, learner, Evaluation(learner, averaged=recipe.average is not None))
+    learner = _learner(recipe, taking(model, _loader(recipe, examples, parts.train).inputs), loss, parts.train, means)
+    evaluation = Evaluation(learner, recipe.average is not None, model)
+    return Assembly(recipe, examples, parts, model, learner, evaluation, means)
 
 
-def _given(recipe: Recipe, parent: Graph | None) -> Graph | None:
+# -- data -------------------------------------------------------------------------------------------------------------
+
+
+def _examples(recipe: Recipe, dataset: Dataset, parent: Parent | None) -> Examples:
+    """The columns that the recipe chooses; by default, those that a given model takes, as it takes them."""
+    data = recipe.data
+    classes = parent.classes if parent else None
+
+    def chosen(inputs: dict[str, str | tuple[str, ...]] | None) -> Examples:
+        return select(
+            dataset,
+            inputs,
+            data.target,
+            task=data.task,
+            classes=classes,
+            shapes=data.shapes,
+            layouts=data.layouts,
+        )
+
+    examples = chosen(data.inputs)
+    if parent is None:
+        return examples
+    wanted = [value.name for value in parent.model.inputs]
+    if data.inputs is None and len(wanted) == len(examples.features) == 1:
+        (feature,) = examples.features.values()
+        examples = chosen({wanted[0]: feature.origin})
+    rows = _rows(parent.model)
+    return examples.like(rows) if rows is not None and not recipe.preprocess else examples
+
+
+def _rows(model: Graph) -> dict[str, Column] | None:
+    """The rows that a model takes; None where their sizes are not known."""
+    found = {}
+    for value in model.inputs:
+        sizes = tuple(size for size in value.shape[1:] if isinstance(size, int))
+        if len(sizes) != len(value.shape) - 1:
+            return None
+        found[value.name] = Column(value.name, value.dtype, sizes)
+    return found
+
+
+def _loader(recipe: Recipe, examples: Examples, rows: Rows, workers: int = 0) -> Loader:
+    return Loader(examples, rows, recipe.batch, recipe.seed, transforms=recipe.augment, workers=workers)
+
+
+# -- model ------------------------------------------------------------------------------------------------------------
+
+
+def _given(recipe: Recipe, parent: Parent | None) -> Parent | None:
     """The model that exists already, or None for an architecture."""
     if not isinstance(recipe.model, OnnxModel | ParentModel):
         return None
@@ -82,12 +132,21 @@ def _given(recipe: Recipe, parent: Graph | None) -> Graph | None:
     return parent
 
 
-def _architecture(recipe: Recipe, examples: Examples) -> Graph:
+def _model(recipe: Recipe, examples: Examples, rows: Rows, parent: Parent | None) -> Graph:
+    """What will be served, with its first weights: preprocessing, and what learns behind it."""
+    given = _given(recipe, parent)
+    if given is not None and not recipe.preprocess:
+        return given.model
+    ready = plan(recipe.preprocess, examples, rows)
+    model = given.model if given is not None else _architecture(recipe, examples, ready.rows)
+    return ready.write(model)
+
+
+def _architecture(recipe: Recipe, examples: Examples, rows: dict[str, Column]) -> Graph:
     assert isinstance(recipe.model, Settings)
     classes = examples.classes
     outputs = len(classes) if classes else prod(examples.target.shape)
-    name = "logits" if classes else "y"
-    return architecture(recipe.model, examples.inputs, outputs, output=name, seed=recipe.seed)
+    return architecture(recipe.model, rows, outputs, output="logits" if classes else "y", seed=recipe.seed)
 
 
 def _loss(recipe: Recipe, examples: Examples) -> Loss:
@@ -97,15 +156,8 @@ def _loss(recipe: Recipe, examples: Examples) -> Loss:
     return losses.CrossEntropy() if examples.classes is not None else losses.MeanSquaredError()
 
 
-def _learner(
-    recipe: Recipe,
-    model: Graph,
-    loss: Loss,
-    batches: int,
-    threads: int | None,
-    cache_dir: str | os.PathLike[str] | None,
-) -> TrainStep:
-    optimizer = recipe.optimizer.make()
+def _learner(recipe: Recipe, model: Graph, loss: Loss, rows: Rows, means: Means) -> TrainStep:
+    optimizer, batches = recipe.optimizer.make(), -(-len(rows) // recipe.batch)
     updates = max(recipe.epochs * batches // recipe.accumulate, 1)
     schedule = recipe.schedule.make(optimizer.rate, updates, batches / recipe.accumulate) if recipe.schedule else None
     return step(
@@ -118,25 +170,36 @@ def _learner(
         average=recipe.average,
         trainable=_trainable(getattr(recipe.model, "trainable", ("*",))),
         seed=recipe.seed,
-        threads=threads,
-        cache_dir=cache_dir,
+        precision=recipe.precision,
+        threads=means.threads,
+        cache_dir=means.cache_dir,
     )
 
 
 def _trainable(patterns: Sequence[str]) -> Trainable:
     def learns(name: str, array: Array) -> bool:
         chosen = any(fnmatchcase(name, pattern) for pattern in patterns)
-        return chosen and is_weight(name, array) and not name.startswith(FIXED)
+        return chosen and is_weight(name, array) and not name.startswith(SCOPE)
 
     return learns
 
 
+def _all_classes(examples: Examples, model: Graph) -> Examples:
+    """With a name for each class that the model tells, where the data have the first ones only."""
+    classes, output = examples.classes, model.outputs[0].tensor
+    answers = output.dims[1] if output.rank > 1 else 1
+    if classes is None or not isinstance(answers, int) or answers <= len(classes):
+        return examples
+    names = (*classes, *map(str, range(len(classes), answers)))
+    return replace(examples, target=replace(examples.target, classes=names))
+
+
+# -- whether they fit -------------------------------------------------------------------------------------------------
+
+
 def _check(model: Graph, loss: Loss, examples: Examples) -> None:
-    """Inputs, target and classes of the data against those of the model."""
-    given, wanted = set(examples.features), {value.name for value in model.inputs}
-    if given != wanted:
-        raise RecipeError(f"data.inputs: expected {_names(wanted)}, which the model has, got {_names(given)}")
-    if TARGET in wanted:
+    """Target and classes of the data against those of the model."""
+    if TARGET in {value.name for value in model.inputs}:
         raise ModelError(f"has an input called '{TARGET}', the name of what it learns", where=f"graph '{model.name}'")
     output = model.outputs[0].tensor
     expected, target = loss.target(output), examples.target
@@ -150,7 +213,3 @@ def _check_classes(output: TensorType, examples: Examples) -> None:
     if classes is not None and isinstance(answers, int) and answers < len(classes):
         message = f"counts {len(classes)} classes, the model's output {output} tells {answers}"
         raise DataError(message, file=examples.dataset.name, column=examples.target.name)
-
-
-def _names(names: set[str]) -> str:
-    return ", ".join(f"'{name}'" for name in sorted(names)) or "none"

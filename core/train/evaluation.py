@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from core.compiler import executable
+from core.ir.graph import Graph
 from core.options import Options
 from core.reference import bind_symbols
 from core.runtime.executable import Executable
@@ -25,10 +26,11 @@ class Evaluation:
     averages, where the step keeps any. `weights` are the very arrays that it reads, by name.
     """
 
-    def __init__(self, learner: TrainStep, averaged: bool = False) -> None:
+    def __init__(self, learner: TrainStep, averaged: bool = False, model: Graph | None = None) -> None:
+        """`model`: another one with the same weights, such as the same model on rows of other types."""
         self._options: Options = learner.options
         self.weights = learner.weights(averaged)
-        self._graph = evaluation_graph(learner.model, learner.recipe.loss, self.weights)
+        self._graph = evaluation_graph(model or learner.model, learner.recipe.loss, self.weights)
         self._executables: dict[Binding, Executable] = {}
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:

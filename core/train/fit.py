@@ -11,7 +11,6 @@ from a checkpoint ends with the same weights, bit by bit, as one that was not.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Mapping
 from enum import Enum
 from math import isfinite
@@ -20,12 +19,13 @@ from time import perf_counter
 from typing import Any
 
 from core.errors import LatheError
-from core.ir.graph import Array, Graph
+from core.ir.graph import Array
 from core.train import checkpoint, events, result
-from core.train.assembly import Assembly, assemble
-from core.train.data import Dataset, Loader
+from core.train.assembly import MEANS, Assembly, Means, assemble
+from core.train.data import Dataset
 from core.train.joint import TARGET
 from core.train.meter import Meter
+from core.train.parent import Parent
 from core.train.progress import Best, Progress, packed, unpacked
 from core.train.recipe import Recipe, RecipeError
 from core.train.scores import Stopped, scores
@@ -57,20 +57,18 @@ class Fit:
         recipe: Recipe,
         dataset: Dataset,
         folder: Path,
-        parent: Graph | None = None,
+        parent: Parent | None = None,
+        means: Means = MEANS,
         *,
         stop: Callable[[], bool] = never,
         watch: events.Watcher | None = None,
-        threads: int | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
-        workers: int = 1,
     ) -> None:
         self.recipe, self.folder = recipe, folder
-        self.assembly: Assembly = assemble(recipe, dataset, parent, threads, cache_dir)
+        self.assembly: Assembly = assemble(recipe, dataset, parent, means)
         self.learner = self.assembly.learner
         self.progress = Progress()
         self._belongs = {"recipe": recipe_digest(recipe), "data": dataset.digest}
-        self._stop, self._watch, self._workers = stop, watch, workers
+        self._stop, self._watch = stop, watch
         self._meter = Meter()
         self._compiled: set[int] = set()  # numbers of rows that steps have run with
         self._saved: tuple[int, int] | None = None  # runs and epochs of the last checkpoint
@@ -81,7 +79,7 @@ class Fit:
 
         Diverged when the loss is no number any more; OSError when the result finds no room.
         """
-        with events.Events(self.folder, self._watch) as self._events, self._make_loader() as self._loader:
+        with events.Events(self.folder, self._watch) as self._events, self.assembly.loader() as self._loader:
             try:
                 self._begin()
                 while self.progress.epoch < self.recipe.epochs and not self.progress.ended:
@@ -92,10 +90,6 @@ class Fit:
                 self._save()
                 return Outcome.STOPPED
         return Outcome.DONE
-
-    def _make_loader(self) -> Loader:
-        rows, recipe = self.assembly.split.train, self.recipe
-        return Loader(self.assembly.examples, rows, recipe.batch, recipe.seed, workers=self._workers)
 
     # -- where it begins ------------------------------------------------------------------------------------------
 
@@ -237,7 +231,7 @@ class Fit:
             "seconds": round(self.progress.seconds, 3),
             "recipe": self.recipe.model_dump(mode="json"),
         }
-        trained = with_weights(self.learner.model, weights)
+        trained = with_weights(self.assembly.model, weights)
         record = result.write_result(self.folder, self.assembly, trained, facts, self._stop)
         self._events.emit("done", metrics=record["metrics"], seconds=facts["seconds"])
 

@@ -15,6 +15,7 @@ from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
 from core.errors import LatheError
 from core.train.choices import Loss, Optimizer, ScheduleChoice
+from core.train.data import Preprocess, Transform
 from core.train.data.opening import Format
 from core.train.section import Section
 from core.train.zoo import Architecture
@@ -23,6 +24,8 @@ LARGEST = 1 << 20  # bytes of a recipe
 
 Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
 Names = Annotated[tuple[str, ...], Field(strict=False)]  # JSON and TOML have lists
+
+Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False)]
 
 
 class RecipeError(LatheError):
@@ -35,6 +38,10 @@ class Data(Section):
     format: Format | None = Field(default=None, description="What the files are; without it their content says so.")
     inputs: dict[str, str | Names] | None = Field(
         default=None, description="Column, or columns to join, for each input; without it everything but the target."
+    )
+    shapes: dict[str, Sizes] = Field(default={}, description="Rows of an input in another shape: 784 as 28, 28.")
+    layouts: dict[str, Literal["HW", "CHW", "HWC"]] = Field(
+        default={}, description="How an input's rows are images, where their shape does not tell."
     )
     target: str | None = Field(
         default=None, description="Column to learn; without it `y`, `target`, `label` or the last."
@@ -108,6 +115,12 @@ class Recipe(Section):
 
     data: Data = Field(default=Data(), description="Columns and split.")
     model: Model = Field(description="What learns: an architecture and its settings, a file, or the job's model.")
+    preprocess: tuple[Preprocess, ...] = Field(
+        default=(), strict=False, description="Steps that become the model's first: what is served takes raw values."
+    )
+    augment: tuple[Transform, ...] = Field(
+        default=(), strict=False, description="Random changes of images, in training only."
+    )
     loss: Loss | None = Field(
         default=None, description="What is made small; without it `cross_entropy` for classes, `mse` for numbers."
     )
@@ -119,6 +132,9 @@ class Recipe(Section):
     clip: Clip | None = Field(default=None, description="Bounds of gradients.")
     average: float | None = Field(
         default=None, gt=0, lt=1, description="Keep running averages of weights, which become the result; 0.999, say."
+    )
+    precision: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="What products multiply while training; weights and sums are float32 either way."
     )
     keep: Literal["best", "last"] = Field(
         default="best", description="Which epoch's weights become the result; the last's where nothing is validated."

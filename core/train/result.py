@@ -17,6 +17,7 @@ from core.frontends.export import export
 from core.ir.graph import Graph
 from core.train.assembly import Assembly
 from core.train.durable import write_folder
+from core.train.parent import with_classes
 from core.train.scores import Scores, scores
 
 FOLDER = "result"
@@ -44,7 +45,7 @@ def write_result(
 
     Stopped when `stop` says so; OSError where there is no room. Neither leaves a result.
     """
-    model = export(trained)
+    model = with_classes(export(trained), assembly.examples.classes)
     judged = _judged(model, assembly, stop)
     record = {"metrics": judged.metrics, **facts, **_lineage(assembly)}
     if judged.confusion is not None:

@@ -47,12 +47,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop = Request()  # before the imports, which take longer than anything else here
     arguments = _parser().parse_args(argv)
     from core.errors import LatheError
+    from core.train.assembly import Means
     from core.train.fit import Outcome
-    from core.train.work import Means, Occupied, work
+    from core.train.work import Occupied, Sources, work
 
-    means = Means(arguments.dataset, arguments.parent, arguments.threads, arguments.cache, arguments.workers)
+    sources = Sources(arguments.dataset, arguments.parent)
+    means = Means(arguments.threads, arguments.cache, arguments.workers)
     try:
-        outcome = work(arguments.folder, means, stop)
+        outcome = work(arguments.folder, sources, means, stop)
     except Occupied as error:
         return _refused(error, OCCUPIED)
     except LatheError as error:

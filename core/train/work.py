@@ -10,18 +10,18 @@ and what `Fit` writes: events.jsonl, checkpoints/ and result/.
 from __future__ import annotations
 
 import fcntl
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from core.errors import LatheError
-from core.frontends.onnx import load
 from core.train import events, recipe, result
+from core.train.assembly import MEANS, Means
 from core.train.data import open_dataset
 from core.train.durable import write_file
 from core.train.fit import Fit, Outcome, never
+from core.train.parent import read_parent
 from core.train.recipe import OnnxModel, ParentModel, Recipe
 
 RECIPE, PARENT, LOCK = "recipe.json", "parent.onnx", "lock"
@@ -32,14 +32,11 @@ class Occupied(LatheError):
 
 
 @dataclass(frozen=True)
-class Means:
-    """What a training may use. `parent`: the model to go on from; without it the folder's."""
+class Sources:
+    """What a training begins with. `parent`: the model to go on from; without it the folder's."""
 
     dataset: Path
     parent: Path | None = None
-    threads: int | None = None
-    cache_dir: str | os.PathLike[str] | None = None
-    workers: int = 1
 
 
 def prepare(folder: Path, what: Recipe, parent: bytes | None = None) -> None:
@@ -50,7 +47,13 @@ def prepare(folder: Path, what: Recipe, parent: bytes | None = None) -> None:
     write_file(folder / RECIPE, what.model_dump_json(indent=1).encode())
 
 
-def work(folder: Path, means: Means, stop: Callable[[], bool] = never, watch: events.Watcher | None = None) -> Outcome:
+def work(
+    folder: Path,
+    sources: Sources,
+    means: Means = MEANS,
+    stop: Callable[[], bool] = never,
+    watch: events.Watcher | None = None,
+) -> Outcome:
     """Train what the folder says, from where it was left, until there is a result or `stop` says so.
 
     Raises Occupied; RecipeError, DataError or ModelError for what does not fit together; Diverged; OSError.
@@ -60,7 +63,7 @@ def work(folder: Path, means: Means, stop: Callable[[], bool] = never, watch: ev
             _tell_done(folder, watch)
             return Outcome.DONE
         try:
-            return _fit(folder, means, stop, watch).run()
+            return _fit(folder, sources, means, stop, watch).run()
         except (LatheError, OSError, MemoryError) as error:
             with events.Events(folder, watch) as told:
                 told.emit("failed", error=str(error) or type(error).__name__)
@@ -78,23 +81,12 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _fit(folder: Path, means: Means, stop: Callable[[], bool], watch: events.Watcher | None) -> Fit:
+def _fit(folder: Path, sources: Sources, means: Means, stop: Callable[[], bool], watch: events.Watcher | None) -> Fit:
     what = recipe.from_json((folder / RECIPE).read_bytes())
-    parent = None
-    if isinstance(what.model, OnnxModel | ParentModel):
-        parent = load(means.parent or folder / PARENT)
-    dataset = open_dataset(means.dataset, what.data.format)
-    return Fit(
-        what,
-        dataset,
-        folder,
-        parent,
-        stop=stop,
-        watch=watch,
-        threads=means.threads,
-        cache_dir=means.cache_dir,
-        workers=means.workers,
-    )
+    begins = isinstance(what.model, OnnxModel | ParentModel)
+    parent = read_parent(sources.parent or folder / PARENT) if begins else None
+    dataset = open_dataset(sources.dataset, what.data.format)
+    return Fit(what, dataset, folder, parent, means, stop=stop, watch=watch)
 
 
 def _tell_done(folder: Path, watch: events.Watcher | None) -> None:

@@ -17,8 +17,11 @@ from core.errors import DataError, LatheError, ModelError
 from core.frontends.export import export
 from core.frontends.onnx import load
 from core.train import checkpoint, events
+from core.train import parent as parents
+from core.train.assembly import Means
 from core.train.data import open_dataset
 from core.train.fit import Diverged, Fit, Outcome
+from core.train.parent import Parent
 from core.train.recipe import RecipeError
 from tests.core.train.models import perceptron
 from tests.core.train.world import asked, final_state, fit, kinds, model_bytes, quadrants
@@ -86,7 +89,7 @@ def test_it_ends_early_when_nothing_improves(tmp_path: Path, data: Path) -> None
     assert min(looks[-3:]) >= looks[-4] - 0.05 or min(looks[-3:]) >= min(looks[:-3]) - 0.05
 
 
-@pytest.mark.parametrize("changes", [{}, {"accumulate": 3}, {"average": 0.9}], ids=["plain", "accumulate", "average"])
+@pytest.mark.parametrize("changes", [{}, {"accumulate": 3, "average": 0.9}, {"precision": "bfloat16"}])
 def test_stopping_changes_nothing(tmp_path: Path, data: Path, changes: dict[str, Any]) -> None:
     what = asked(**changes)
     fit(tmp_path / "whole", what, data).run()
@@ -175,11 +178,11 @@ def test_numbers_are_learned_too(tmp_path: Path) -> None:
 
 
 def test_an_onnx_model_goes_on_learning(tmp_path: Path, data: Path) -> None:
-    parent = load(export(perceptron(features=2, classes=4)))
+    parent = Parent(load(export(perceptron(features=2, classes=4))))
     what = asked(model={"onnx": "any.onnx", "trainable": ["w2", "b*"]})
-    training = Fit(what, open_dataset(data), tmp_path, parent, threads=1)
+    training = Fit(what, open_dataset(data), tmp_path, parent, Means(threads=1))
     training.run()
-    before = {value.name: array for value, array in parent.constants.items()}
+    before = {value.name: array for value, array in parent.model.constants.items()}
     after_training = {
         value.name: array for value, array in load(model_bytes(tmp_path)).constants.items() if value.name in before
     }
@@ -191,21 +194,79 @@ def test_an_onnx_model_goes_on_learning(tmp_path: Path, data: Path) -> None:
     ("changes", "parent", "error", "message"),
     [
         ({"model": {"parent": True}}, None, RecipeError, "model: goes on from a model, and none was given"),
-        ({"model": {"parent": True}}, perceptron(2, 3), DataError, "counts 4 classes, .* tells 3"),
+        ({"model": {"parent": True}}, Parent(perceptron(2, 3)), DataError, "counts 4 classes, .* tells 3"),
         (
             {"data": {"inputs": {"z": "x"}}, "model": {"parent": True}},
-            perceptron(2),
-            RecipeError,
-            "expected 'x', .* 'z'",
+            Parent(perceptron(2, 4)),
+            DataError,
+            r"inputs are \['z'\], but the model takes \['x'\]",
         ),
         ({"data": {"target": "label"}}, None, DataError, "label"),
         ({"loss": {"kind": "mse"}}, None, RecipeError, "loss: expects a target of float32"),
         ({"model": {"architecture": "lenet5"}}, None, ModelError, r"takes images.*rows are float32\[2\]"),
-        ({"model": {"parent": True, "trainable": ["q*"]}}, perceptron(2, 4), ModelError, "no parameters to train"),
+        (
+            {"model": {"parent": True, "trainable": ["q*"]}},
+            Parent(perceptron(2, 4)),
+            ModelError,
+            "no parameters to train",
+        ),
     ],
 )
 def test_what_does_not_fit_together(
     tmp_path: Path, data: Path, changes: dict[str, Any], parent: Any, error: type[LatheError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        Fit(asked(**changes), open_dataset(data), tmp_path, parent, threads=1)
+        Fit(asked(**changes), open_dataset(data), tmp_path, parent, Means(threads=1))
+
+
+def images(path: Path) -> Path:
+    """Pixels of uint8 [H, W, 1]: a bright bar that stands or lies."""
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 60, (160, 8, 8, 1), np.uint8), np.arange(160) % 2
+    for row, place in enumerate(rng.integers(1, 7, 160)):
+        x[row, place if y[row] else slice(None), slice(None) if y[row] else place] += 180
+    np.savez(path, image=x, label=np.array(["stands", "lies"])[y])
+    return path
+
+
+def test_raw_pixels_go_in_and_class_names_come_along(tmp_path: Path) -> None:
+    """Preprocessing is part of the model; augmentation, in float32, is not; a child of it knows its classes."""
+    data = images(tmp_path / "bars.npz")
+    what = asked(
+        model={"architecture": "lenet5", "channels": [4, 4], "hidden": [8]},
+        preprocess=[{"kind": "scale", "factor": 1 / 255}, {"kind": "standardize"}],
+        augment=[{"kind": "flip"}, {"kind": "noise", "sigma": 5.0}],
+        epochs=12,
+    )
+    fit(tmp_path / "job", what, data).run()
+    model = model_bytes(tmp_path / "job")
+    assert parents.classes_of(model) == ("lies", "stands")
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    (given,) = session.get_inputs()
+    assert (given.name, given.type, given.shape[1:]) == ("x", "tensor(uint8)", [8, 8, 1])
+    with np.load(data) as arrays:
+        (answers,) = session.run(None, {"x": arrays["image"]})
+        names = np.array(["lies", "stands"])[answers.argmax(1)]
+        assert (names == arrays["label"]).mean() > 0.95
+    (tmp_path / "parent.onnx").write_bytes(model)
+    parent = parents.read_parent(tmp_path / "parent.onnx")
+    child = Fit(asked(model={"parent": True}, epochs=1), open_dataset(data), tmp_path, parent, Means(threads=1))
+    assert child.assembly.examples.classes == ("lies", "stands")
+    assert not any(name.startswith("preprocess.") for name in child.learner.parameters)
+    assert child.run() is Outcome.DONE
+
+
+def test_classes_that_the_data_lack_keep_their_place(tmp_path: Path, data: Path) -> None:
+    training = fit(tmp_path, asked(model={"parent": True}), data, parent=Parent(perceptron(2, classes=6)))
+    assert training.assembly.examples.classes == ("0", "1", "2", "3", "4", "5")
+    training.run()
+    confusion = json.loads((tmp_path / "result/metrics.json").read_bytes())["confusion"]
+    assert np.shape(confusion) == (6, 6)
+
+
+@pytest.mark.parametrize("names", ['"digits"', "[1, 2]", "{"])
+def test_metadata_that_name_no_classes(tmp_path: Path, names: str) -> None:
+    proto = onnx.load_from_string(export(perceptron()))
+    onnx.helper.set_model_props(proto, {"classes": names})
+    with pytest.raises(ModelError, match="has metadata"):
+        parents.classes_of(proto.SerializeToString())

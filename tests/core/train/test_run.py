@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from core.train import durable, events, recipe, result, work
-from core.train.work import Means
+from core.train.assembly import Means
+from core.train.work import Sources
 from tests.core.train.world import asked, kinds, model_bytes, quadrants
 
 LONG = {"epochs": 2000, "data": {"validation": 0.0}, "checkpoint": {"steps": 50}}
@@ -48,7 +49,7 @@ def wait_for(process: subprocess.Popen[str], folder: Path, kind: str, count: int
 
 def expected_model(folder: Path, what: recipe.Recipe, data: Path) -> bytes:
     work.prepare(folder, what)
-    work.work(folder, Means(data, threads=1))
+    work.work(folder, Sources(data), Means(threads=1))
     return model_bytes(folder)
 
 
@@ -125,9 +126,9 @@ def crashed_at_each_call(folder: Path, data: Path, monkeypatch: pytest.MonkeyPat
         work.prepare(crashed, what)
         at, calls = number, 0
         try:
-            work.work(crashed, Means(data, threads=1))
+            work.work(crashed, Sources(data), Means(threads=1))
         except PulledPlug:
-            work.work(crashed, Means(data, threads=1))
+            work.work(crashed, Sources(data), Means(threads=1))
             assert model_bytes(crashed) == expected, f"call {number}"
             assert kinds(crashed).count("done") == 1
         else:
@@ -190,10 +191,10 @@ def test_a_torn_line_of_events_is_cut_off(tmp_path: Path) -> None:
 
 def test_a_result_whose_last_event_was_lost(tmp_path: Path, data: Path) -> None:
     work.prepare(tmp_path, asked(epochs=1))
-    work.work(tmp_path, Means(data, threads=1))
+    work.work(tmp_path, Sources(data), Means(threads=1))
     lines = (tmp_path / events.FILE).read_bytes().splitlines(keepends=True)
     (tmp_path / events.FILE).write_bytes(b"".join(lines[:-1]))
-    assert work.work(tmp_path, Means(data, threads=1)).value == "done"
+    assert work.work(tmp_path, Sources(data), Means(threads=1)).value == "done"
     (done,) = [event for event in events.read(tmp_path) if event.kind == "done"]
     assert done.values["metrics"] == result.read_metrics(tmp_path)["metrics"]
     assert np.isfinite(done.values["metrics"]["accuracy"])

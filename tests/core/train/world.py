@@ -10,6 +10,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from core.train import events, recipe, result
+from core.train.assembly import Means
 from core.train.data import open_dataset
 from core.train.fit import Fit
 from core.train.recipe import Recipe
@@ -39,7 +40,7 @@ def quadrants(path: Path, rows: int = 120) -> Path:
 
 def fit(folder: Path, what: Recipe, data: Path, **options: Any) -> Fit:
     folder.mkdir(exist_ok=True)
-    return Fit(what, open_dataset(data), folder, threads=1, **options)
+    return Fit(what, open_dataset(data), folder, means=Means(threads=1), **options)
 
 
 def final_state(folder: Path) -> dict[str, Any]:

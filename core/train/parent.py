@@ -1,0 +1,54 @@
+"""Models that training goes on from. The names of the classes that a model tells travel in its ONNX file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from core.errors import ModelError
+from core.frontends.onnx import load
+from core.ir.graph import Graph
+
+_KEY = "classes"  # among the model's metadata: a JSON list of names
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A model, and the names of the classes it tells, where it says so."""
+
+    model: Graph
+    classes: tuple[str, ...] | None = None
+
+
+def read_parent(path: Path) -> Parent:
+    """A model from an ONNX file. ModelError for one that cannot be read."""
+    data = path.read_bytes()
+    return Parent(load(data), classes_of(data))
+
+
+def with_classes(model: bytes, classes: Sequence[str] | None) -> bytes:
+    """The ONNX model, saying what its classes are called."""
+    if classes is None:
+        return model
+    proto = onnx.load_model_from_string(model)
+    onnx.helper.set_model_props(proto, {_KEY: json.dumps(list(classes))})
+    return bytes(proto.SerializeToString())
+
+
+def classes_of(model: bytes) -> tuple[str, ...] | None:
+    """What the classes of an ONNX model are called; None where it does not say. ModelError for what says no names."""
+    try:
+        props = {entry.key: entry.value for entry in onnx.load_model_from_string(model).metadata_props}
+        names = json.loads(props[_KEY]) if _KEY in props else None
+    except (DecodeError, ValueError) as error:
+        raise ModelError(f"has metadata that cannot be read: {error}", where="model") from None
+    if names is None:
+        return None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ModelError(f"has metadata '{_KEY}' that are no list of names", where="model")
+    return tuple(names)

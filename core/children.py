@@ -3,6 +3,12 @@
     python -m core.children parse   MODEL.onnx OUT            OUT/graph.lir, OUT/weights.bin, OUT/report.json
                                     --external                tensors may lie in other files of MODEL.onnx's folder
     python -m core.children compile IR OUT [options]          OUT/model.lathe, an artifact for core.load_compiled
+    python -m core.children specialise MODEL ORIGIN BINDING OPTIONS
+                                                              one shape of a model (a file), into the cache: for
+                                                              sessions that compile in the background
+
+With --while-stdin before the stage, the process ends when its standard input does: with the one that started it. With
+--nice N it leaves the processor to others.
 
 Exit status 0, or 2 with {"error": ...} on standard output when the model is at fault.
 """
@@ -13,6 +19,7 @@ import argparse
 import json
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,6 +34,7 @@ from core.ir.text import Weights, parse_graph, print_graph
 from core.ir.types import TensorType
 from core.ir.verify import verify
 from core.ops.inference import infer_graph
+from core.options import Options
 
 COMPILED = "model.lathe"
 _MODEL_AT_FAULT = 2
@@ -35,11 +43,11 @@ _MODEL_AT_FAULT = 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one stage; returns the exit status."""
     arguments = _parser().parse_args(argv)
+    os.nice(arguments.nice)
+    if arguments.while_stdin:
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
-        if arguments.stage == "parse":
-            parse(arguments.model, arguments.out, arguments.external)
-        else:
-            compile_stage(arguments)
+        _STAGES[arguments.stage](arguments)
     except LatheError as error:
         print(json.dumps({"error": str(error)}))
         return _MODEL_AT_FAULT
@@ -94,6 +102,28 @@ def compile_stage(arguments: argparse.Namespace) -> None:
             session.run(feeds)
 
 
+def parse_stage(arguments: argparse.Namespace) -> None:
+    parse(arguments.model, arguments.out, arguments.external)
+
+
+def specialise_stage(arguments: argparse.Namespace) -> None:
+    """What `Source.command` writes: JSON, in which tuples are lists."""
+    binding = tuple((str(name), int(size)) for name, size in json.loads(arguments.binding))
+    given = json.loads(arguments.options)
+    options = Options(**{**given, "findings": tuple(map(tuple, given["findings"]))})
+    compiler.specialise(arguments.model, arguments.origin, binding, options)
+
+
+_STAGES = {"parse": parse_stage, "compile": compile_stage, "specialise": specialise_stage}
+
+
+def _end_with_stdin() -> None:
+    """Without the interpreter's own reader, whose lock would be held when the process ends."""
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
 def _zeros(graph: Graph) -> dict[str, Array] | None:
     """One row of zeros per input; None when a shape cannot be guessed."""
     feeds = {}
@@ -107,6 +137,8 @@ def _zeros(graph: Graph) -> dict[str, Array] | None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m core.children", description=__doc__.splitlines()[0])
+    parser.add_argument("--while-stdin", action="store_true")
+    parser.add_argument("--nice", type=int, default=0)
     stages = parser.add_subparsers(dest="stage", required=True)
     parsing = stages.add_parser("parse")
     parsing.add_argument("model", type=Path)
@@ -120,6 +152,10 @@ def _parser() -> argparse.ArgumentParser:
     compiling.add_argument("--precision", default="float32")
     compiling.add_argument("--tune", default="default")
     compiling.add_argument("--cache", default=os.environ.get("LATHE_CACHE"))
+    specialising = stages.add_parser("specialise")
+    specialising.add_argument("model", type=Path)
+    for name in ("origin", "binding", "options"):
+        specialising.add_argument(name)
     return parser
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from core.codegen.jit import Library, compiler_version, llvm_version
 from core.codegen.target import has_bytes, host
-from core.errors import ArtifactError, ModelError
+from core.errors import ArtifactError, ModelError, UnsupportedError
 from core.frontends.onnx import load
 from core.ir.dim import Dim, SymDim, symbol
 from core.ir.graph import Graph
@@ -30,12 +31,14 @@ from core.plan.plan import Plan
 from core.plan.planner import make_plan, weight_chunks
 from core.runtime import artifact
 from core.runtime.artifact import Compiled
-from core.runtime.cpus import available_cpus
+from core.runtime.bundle import MAGIC
 from core.runtime.executable import Executable
+from core.runtime.general import General
 from core.runtime.memory import give_back, joined, machine_bytes
 from core.runtime.session import BatchInfo, Description, Session
-from core.runtime.shapes import Binding
+from core.runtime.shapes import Binding, Made, Maker
 from core.runtime.store import Store, open_store
+from core.specialise import Make, NewShapes, Source, maker, note_of
 from core.tune import Record, choices, read_findings
 
 _BY_DEFINITION = "winograd=False: every product is computed by its definition"
@@ -49,9 +52,10 @@ def compile(
     max_batch: int = 32,
     optimize: bool = True,
     cache_dir: str | os.PathLike[str] | None = None,
-    tune: Literal["off", "default", "full"] | float = "default",
+    tune: Literal["off", "default", "full", "background"] | float = "default",
     record: str | os.PathLike[str] | None = None,
     winograd: bool = True,
+    new_shapes: NewShapes = "default",
 ) -> Session:
     """A session that runs `model` (a graph, a path to an ONNX file, or its bytes).
 
@@ -64,30 +68,50 @@ def compile(
     models give equal code. `winograd=False` computes every product by its definition: Winograd's convolution rounds
     like one of larger numbers, which shows where results are much smaller than what they are sums of.
 
+    "background" compiles without measuring, and measures everything in a child process while that serves; the tuned
+    code then takes its place (`Session.settle` waits for it). It needs the path of a file, and the cache.
+
+    A model with symbolic dimensions besides the batch size is compiled for each combination that a run shows. The first
+    one is waited for; others are compiled in the background, and the references answer meanwhile where that is
+    faster. `new_shapes="wait"` waits for all of them, "background" for none.
+
     ModelError when the model is not acceptable; UnsupportedError for a device or precision Lathe does not have.
     """
     findings = read_findings(Path(record)) if record is not None else None
     options = make_options(device, precision, threads, max_batch, optimize, cache_dir, tune, findings, winograd)
     if isinstance(model, Graph):
-        return unkept(model, options)
+        return unkept(model, _here_and_now(options), new_shapes)
     data = model if isinstance(model, bytes) else Path(model).read_bytes()
     store = open_store(options.cache_dir)
-    return kept(store, data, options) if store is not None else unkept(load(data), options)
+    if store is None:
+        return unkept(load(data), _here_and_now(options), new_shapes)
+    return kept(store, data, options, new_shapes, None if isinstance(model, bytes) else Path(model))
 
 
-def kept(store: Store, model: bytes, options: Options) -> Session:
+def _here_and_now(options: Options) -> Options:
+    """UnsupportedError for options that need a file and a cache."""
+    if options.tune_later:
+        raise UnsupportedError('tune="background" needs the path of a file, and a cache folder that can be written')
+    return options
+
+
+def kept(store: Store, model: bytes, options: Options, new_shapes: NewShapes, file: Path | None = None) -> Session:
     """A session from the compiled model in the store, which is made and put there when it is missing or of no use."""
-    path = store.model(model_key(model, options))
+    if file is None:
+        options = _here_and_now(options)
+    key = model_key(model, options)
+    path = store.model(key)
+    source = Source(file, key, store) if file is not None and options.tune_later else None
     with suppress(ArtifactError):
-        session = load_compiled(path, options.threads, options.cache_dir)
+        session = opened(path, options, new_shapes, source)
         store.used(path)
         return session
-    unsaved = saved(store, path, load(model), options)
+    unsaved = saved(store, path, load(model), options, new_shapes)
     give_back(len(model))  # what packing and generating code took
-    return unsaved or load_compiled(path, options.threads, options.cache_dir)
+    return unsaved or opened(path, options, new_shapes, source)
 
 
-def saved(store: Store, path: Path, graph: Graph, options: Options) -> Session | None:
+def saved(store: Store, path: Path, graph: Graph, options: Options, new_shapes: NewShapes) -> Session | None:
     """Compile into the store; a session only where the disk is full: what was compiled still runs."""
     description = describe(graph, options)
     content = content_of(graph, description.batching, options)
@@ -95,7 +119,7 @@ def saved(store: Store, path: Path, graph: Graph, options: Options) -> Session |
         artifact.save(path, description, options.kept(), content, durable=False)
         store.added(path)
     except OSError:
-        return session_of(description, content, options)
+        return session_of(description, content, options, new_shapes)
     return None
 
 
@@ -112,10 +136,10 @@ def model_key(model: bytes, options: Options) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def unkept(graph: Graph, options: Options) -> Session:
+def unkept(graph: Graph, options: Options, new_shapes: NewShapes = "default") -> Session:
     """A session that leaves nothing behind but object code."""
     description = describe(graph, options)
-    session = session_of(description, content_of(graph, description.batching, options), options)
+    session = session_of(description, content_of(graph, description.batching, options), options, new_shapes)
     give_back(sum(array.nbytes for array in graph.constants.values()))  # what packing and generating code took
     return session
 
@@ -131,34 +155,79 @@ def content_of(graph: Graph, batching: BatchInfo, options: Options) -> Compiled 
     return graph if other_symbols(graph, batching) else build(graph, options, batching, ())
 
 
-def session_of(description: Description, content: Compiled | Graph, options: Options) -> Session:
+def session_of(description: Description, content: Compiled | Graph, options: Options, new_shapes: NewShapes) -> Session:
     """A session that holds everything in memory."""
     batching = description.batching
-    if isinstance(content, Graph):
-        return Session(description, lambda binding: executable(content, options, batching, binding))
-    return Session(description, fixed=loaded(content, options.threads, batching.batchable))
+    if isinstance(content, Compiled):
+        return Session(description, fixed=Made(loaded(content, options.threads, batching.batchable)))
+
+    def make(binding: Binding, chosen: Options) -> Executable:
+        return executable(content, chosen, batching, binding)
+
+    return Session(description, _maker_of(content, make, options, new_shapes))
 
 
 def load_compiled(
-    path: str | os.PathLike[str], threads: int | None = None, cache_dir: str | os.PathLike[str] | None = None
+    path: str | os.PathLike[str],
+    threads: int | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    new_shapes: NewShapes = "default",
+    tune: Literal["off", "default", "full"] | float = "default",
 ) -> Session:
     """A session from an artifact, such as `lathe compile` writes, without compiling.
 
     A model with symbolic dimensions besides the batch size compiles for each new combination when it first meets it,
-    and keeps the result in the cache.
+    and keeps the result in the cache; `new_shapes` and `tune` say how, as for `compile`.
 
     `threads` defaults to the processors this process may use, and is at most what the artifact was compiled for.
     ArtifactError when the artifact is damaged or was made for another machine or version.
     """
+    return opened(Path(path), make_options(threads=threads, cache_dir=cache_dir, tune=tune), new_shapes)
 
-    def specialise(
-        graph: Graph, stored: dict[str, Any], batching: BatchInfo, binding: Binding, origin: str
-    ) -> Executable:
-        options = Options(**{**stored, "threads": count, "cache_dir": os.fspath(cache_dir) if cache_dir else None})
-        return kept_executable(graph, options, batching, binding, origin)
 
-    count = threads or available_cpus()
-    return artifact.load(Path(path), count, specialise)
+def opened(path: Path, options: Options, new_shapes: NewShapes, source: Source | None = None) -> Session:
+    """A session from an artifact. Of the options those count that an artifact does not keep. `source` is what it was
+    compiled from, where it is to be tuned in the background."""
+    stored = artifact.load(path, options.threads)
+    mine = {"threads": options.threads, "cache_dir": options.cache_dir}
+    chosen = Options(**{**stored.options, **mine, "tune": options.tune, "tune_later": options.tune_later})
+    batching, store = stored.description.batching, open_store(options.cache_dir)
+    if isinstance(stored.content, Graph):
+        graph = stored.content
+        source = Source(path, stored.digest, store) if store is not None else None
+        make = partial(_stored, lambda: graph, batching, source)
+        return Session(stored.description, _maker_of(graph, make, chosen, new_shapes, source))
+    if source is None:
+        return Session(stored.description, fixed=Made(stored.content))
+    make = partial(_stored, partial(load, source.path), batching, source)
+    fixed = Made(stored.content, note_of(chosen), last=False)
+    return Session(stored.description, maker(make, chosen, "wait", None, source), fixed)
+
+
+def _maker_of(graph: Graph, make: Make, options: Options, new_shapes: NewShapes, source: Source | None = None) -> Maker:
+    """State belongs to one executable: where there is some, nothing else may take its place."""
+    if graph.states:
+        return maker(make, options, "wait", None, source)
+    return maker(make, options, new_shapes, General(graph), source)
+
+
+def specialise(path: Path, origin: str, binding: Binding, options: Options) -> None:
+    """Put the code of one shape of a model, an ONNX file or an artifact that holds a graph, into the store."""
+    store = open_store(options.cache_dir)
+    if store is None:
+        raise UnsupportedError(f"the cache folder {options.cache_dir} cannot be written")
+    graph = _graph_in(path)
+    _stored(lambda: graph, describe(graph, options).batching, Source(path, origin, store), binding, options).close()
+
+
+def _graph_in(path: Path) -> Graph:
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            return load(path)
+    content = artifact.load(path, 1).content
+    if not isinstance(content, Graph):
+        raise ArtifactError(f"{path.name} holds compiled code, expected a graph")
+    return content
 
 
 def describe(graph: Graph, options: Options) -> Description:
@@ -175,21 +244,21 @@ def executable(graph: Graph, options: Options, batching: BatchInfo, binding: Bin
     return loaded(build(graph, options, batching, binding), options.threads, batching.batchable)
 
 
-def kept_executable(graph: Graph, options: Options, batching: BatchInfo, binding: Binding, origin: str) -> Executable:
-    """As `executable`, from the store where the same artifact (`origin`) was compiled for these shapes before."""
-    store = open_store(options.cache_dir)
-    if store is None:
-        return executable(graph, options, batching, binding)
-    key = "\n".join((origin, repr(binding), options.key, host().key, revisions()))
-    path = store.model(hashlib.sha256(key.encode()).hexdigest())
+def _stored(
+    graph: Callable[[], Graph], batching: BatchInfo, source: Source | None, binding: Binding, options: Options
+) -> Executable:
+    """As `executable`, from the store where the same source was compiled for these shapes before."""
+    if source is None:
+        return executable(graph(), options, batching, binding)
+    path = source.place(binding, options)
     with suppress(ArtifactError):
         found = artifact.load_executable(path, options.threads)
-        store.used(path)
+        source.store.used(path)
         return found
-    compiled = build(graph, options, batching, binding)
+    compiled = build(graph(), options, batching, binding)
     with suppress(OSError):  # a full disk costs the next process's time
-        artifact.save(path, describe(graph, options), options.kept(), compiled, durable=False)
-        store.added(path)
+        artifact.save(path, describe(graph(), options), options.kept(), compiled, durable=False)
+        source.store.added(path)
     return loaded(compiled, options.threads, batching.batchable)
 
 

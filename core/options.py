@@ -27,16 +27,17 @@ class Options:
     tune: float = 0.0  # seconds for measuring alternatives; infinity for all there are
     winograd: bool = True  # whether products may be computed from fewer multiplications than their definition has
     findings: tuple[tuple[str, str], ...] = ()  # of an earlier tuning, to be used before any other: see core/tune.py
+    tune_later: float = 0.0  # the same in the background, while what was compiled without it runs
 
     @property
     def key(self) -> str:
         """Text of everything that has a say in the result."""
-        return repr({**asdict(self), "cache_dir": None})
+        return repr({**asdict(self), "cache_dir": None, "tune_later": 0.0})
 
     def kept(self) -> dict[str, Any]:
         """What an artifact keeps: where the cache was is of no interest, and the findings that were used are kept by
         themselves."""
-        return {**asdict(self), "cache_dir": None, "tune": 0.0, "findings": ()}
+        return {**asdict(self), "cache_dir": None, "tune": 0.0, "tune_later": 0.0, "findings": ()}
 
 
 def make_options(
@@ -64,9 +65,10 @@ def make_options(
         max_batch,
         optimize,
         os.fspath(cache_dir) if cache_dir is not None else None,
-        seconds_of(tune),
+        0.0 if tune == "background" else seconds_of(tune),
         winograd,
         tuple(sorted((findings or {}).items())),
+        inf if tune == "background" else 0.0,
     )
 
 

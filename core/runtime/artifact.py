@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from core.codegen.jit import Library, compiler_version, llvm_version
 from core.codegen.target import host
@@ -27,14 +27,9 @@ from core.plan.plan import Plan
 from core.plan.serialize import plan_from_json, plan_to_json
 from core.runtime.bundle import Bundle, Chunks, write_bundle
 from core.runtime.executable import Executable
-from core.runtime.session import BatchInfo, Description, Session
-from core.runtime.shapes import Binding
+from core.runtime.session import BatchInfo, Description
 
 SCHEMA = 3
-
-# Compiles a stored graph with its stored options for one set of shapes; whether rows may share a run is stored too. The
-# last argument identifies the artifact's contents.
-Specialise: TypeAlias = Callable[[Graph, dict[str, Any], BatchInfo, Binding, str], Executable]
 
 
 @dataclass(frozen=True)
@@ -46,6 +41,17 @@ class Compiled:
     weights: Callable[[], Chunks]  # the weight block, piece by piece
     states: Mapping[str, Array] = field(default_factory=dict)  # initial values
     findings: Mapping[str, str] = field(default_factory=dict)  # what the tuner chose: problem -> kernel
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What an artifact holds: code that is ready to run, or the graph of a model that is compiled per shape, with the
+    options to use. `digest` identifies the contents."""
+
+    description: Description
+    content: Executable | Graph
+    options: dict[str, Any]
+    digest: str
 
 
 def save(
@@ -77,22 +83,20 @@ def save(
     write_bundle(path, facts, sections, durable)
 
 
-def load(path: Path, threads: int, specialise: Specialise) -> Session:
-    """A session from an artifact, run by up to `threads` threads, but no more than it was compiled for.
-
-    `specialise` compiles further shapes of a model that needs it.
+def load(path: Path, threads: int) -> Stored:
+    """What is in an artifact; code runs with up to `threads` threads, but no more than it was compiled for.
 
     ArtifactError when the file is missing, damaged, not this user's, or made for another target or version.
     """
     with Bundle(path) as bundle:
-        facts = bundle.facts
         _check_origin(bundle)
-        description = _description_from_json(facts["description"])
-        if "plan" not in facts:
-            source = _read_graph(bundle, "source")
-            options, batching = dict(facts["options"]), description.batching
-            return Session(description, lambda binding: specialise(source, options, batching, binding, bundle.digest))
-        return Session(description, fixed=_executable(bundle, threads, description.batching.batchable))
+        description = _description_from_json(bundle.facts["description"])
+        content = (
+            _executable(bundle, threads, description.batching.batchable)
+            if "plan" in bundle.facts
+            else _read_graph(bundle, "source")
+        )
+        return Stored(description, content, dict(bundle.facts["options"]), bundle.digest)
 
 
 def load_executable(path: Path, threads: int) -> Executable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ from core.runtime.executable import Executable
 from core.runtime.explain import explain_plan
 from core.runtime.machine import peaks
 from core.runtime.profile import Profile, profile
-from core.runtime.shapes import Binding, Shapes
+from core.runtime.shapes import Binding, Made, Maker, Shapes
 
 # Shapes beyond the batch size get an executable each; the ones not used for longest are dropped.
 _SPECIALISATIONS = 8
@@ -44,7 +44,7 @@ class Description:
     max_batch: int
 
 
-def _one_set_of_shapes(binding: Binding) -> Executable:
+def _one_set_of_shapes(binding: Binding) -> Made:
     """What a session with a fixed executable would be asked for by mistake."""
     raise UnsupportedError(f"the model has one set of shapes, not {binding}")
 
@@ -52,16 +52,12 @@ def _one_set_of_shapes(binding: Binding) -> Executable:
 class Session:
     """A compiled model. `run` may be called from any number of threads at once."""
 
-    def __init__(
-        self,
-        description: Description,
-        specialise: Callable[[Binding], Executable] = _one_set_of_shapes,
-        fixed: Executable | None = None,
-    ) -> None:
-        """`fixed` is the executable of a model without other symbols; else `specialise` makes one for given values."""
+    def __init__(self, description: Description, maker: Maker | None = None, fixed: Made | None = None) -> None:
+        """`fixed` is the code of a model without other symbols; else `maker` gives it for their values."""
         self.description = description
-        self._fixed = fixed
-        self._shapes = Shapes(specialise, _SPECIALISATIONS)
+        maker = maker or Maker(_one_set_of_shapes)
+        self._shapes = Shapes(maker, _SPECIALISATIONS, fixed)
+        self._general = maker.general
         self._closed = False
         self._checks = [_Check.of(name, type_, description.batching.symbol) for name, type_ in self.inputs.items()]
         self._quick = fixed is not None and all(check is not None for check in self._checks)
@@ -88,7 +84,7 @@ class Session:
     @property
     def memory(self) -> Memory | None:
         """What the plan needs; None before the first shapes of a model with several symbols are known."""
-        executables = [self._fixed] if self._fixed is not None else list(self._shapes.made().values())
+        executables = list(self._shapes.made().values())
         return executables[-1].plan.memory if executables else None
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,13 +93,24 @@ class Session:
         FeedError when an input is missing, unknown, or does not fit its type; SessionClosed after `close`.
         """
         bound = self._bind_quickly(feeds) if self._quick else None
-        if bound is not None:
-            results = self._fixed.run(*bound)  # type: ignore[union-attr]
-        else:
-            n, arrays, binding = self._bind(feeds)
-            with self._executable(binding) as executable:
-                results = executable.run(n, arrays)
-        return dict(zip(self._output_names, results, strict=True))
+        fixed = self._shapes.fixed
+        if bound is not None and fixed is not None:
+            try:
+                return dict(zip(self._output_names, fixed.run(*bound), strict=True))
+            except SessionClosed:  # or replaced by a better one in this moment
+                pass
+        n, arrays, binding = self._bind(feeds)
+        return dict(zip(self._output_names, self._run(n, arrays, binding), strict=True))
+
+    def _run(self, n: int, arrays: list[NDArray[Any]], binding: Binding) -> list[Any]:
+        """By the code of this shape, or by the general version while that is being made."""
+        with self._shapes.enter(binding) as shape:
+            if not shape.ready and shape.pending and self._general is not None:
+                results = self._general.run(arrays, lambda: shape.ready)
+                if results is not None:
+                    return results
+            with self._shapes.executable(shape) as executable:
+                return executable.run(n, arrays)
 
     def profile(self, feeds: Mapping[str, Any], runs: int = 10) -> Profile:
         """Median time of every step over some runs, beside the least time that this machine would need."""
@@ -116,21 +123,24 @@ class Session:
         rows, what falls back and why, and the memory it takes."""
         lines = [f"model {self.description.name}"]
         lines.append(f"batching: {'yes' if self.batching.batchable else 'no'} - {self.batching.reason}")
-        executables: dict[Binding, Executable] = {(): self._fixed} if self._fixed is not None else self._shapes.made()
-        if not executables:
+        states, executables = self._shapes.states(), self._shapes.made()
+        if not states:
             lines.append("no shapes seen yet: the model is compiled for each combination of its other dimensions")
-        for binding, executable in executables.items():
-            if binding:
-                lines.append("for " + ", ".join(f"{name}={value}" for name, value in binding))
-            lines += explain_plan(executable.plan, batch, peaks())
+        for binding, state in states.items():
+            if state:
+                lines.append(f"for {', '.join(f'{name}={value}' for name, value in binding) or 'all shapes'}: {state}")
+            if binding in executables:
+                lines += explain_plan(executables[binding].plan, batch, peaks())
         return "\n".join(lines)
 
+    def settle(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is compiled or tuned in the background; whether that was so within `timeout` seconds."""
+        return self._shapes.settle(timeout)
+
     def close(self) -> None:
-        """Free code and memory as soon as the runs in flight have ended."""
+        """End what goes on in the background; free code and memory as soon as the runs in flight have ended."""
         self._closed = True
         self._shapes.close()
-        if self._fixed is not None:
-            self._fixed.close()
 
     def __enter__(self) -> Session:
         return self
@@ -176,11 +186,8 @@ class Session:
 
     @contextmanager
     def _executable(self, binding: Binding) -> Iterator[Executable]:
-        if self._fixed is not None:
-            yield self._fixed
-        else:
-            with self._shapes.use(binding) as executable:
-                yield executable
+        with self._shapes.enter(binding) as shape, self._shapes.executable(shape) as executable:
+            yield executable
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,98 +1,274 @@
-"""Executables by shape: made when first asked for, the one not used for longest dropped when there are too many."""
+"""Executables by shape: a small cache in which each one may be replaced by a better one while it is in use.
+
+The life of a shape: nothing -> compiled, as a run had to wait for it or in the background -> tuned, in the background.
+The shape that was not used for longest is dropped when there are too many.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from core.errors import SessionClosed
+from core.runtime.background import Background
 from core.runtime.executable import Executable
+from core.runtime.general import General
 
 Binding: TypeAlias = tuple[tuple[str, int], ...]  # values of the symbols other than the batch size, sorted by name
 
 
-@dataclass(eq=False)
-class _Entry:
-    """One shape. `users` are threads between asking for it and being done with it."""
+@dataclass(frozen=True)
+class Made:
+    """Code for one shape. `note` says for people what it is; a better one may come later unless it is the `last`."""
 
-    making: threading.Lock = field(default_factory=threading.Lock)
-    executable: Executable | None = None
+    executable: Executable
+    note: str = ""
+    last: bool = True
+
+
+Stage: TypeAlias = Callable[[Binding, Background], Made]  # may let a child process of the background do the work
+
+
+@dataclass(frozen=True)
+class Maker:
+    """How code for a shape comes to be. `now` takes as long as it takes. The stages of `later` replace each other in
+    the background, each one better; without any every run waits for its shape.
+
+    What is `at_hand` takes `now` no time. `general` answers in the meantime, if there is something that can. `first`:
+    also a session's first shape may wait for the background, instead of making the first run wait.
+    """
+
+    now: Callable[[Binding], Made]
+    later: tuple[Stage, ...] = ()
+    at_hand: Callable[[Binding], bool] = lambda binding: False
+    general: General | None = None
+    first: bool = False
+
+
+@dataclass(eq=False)
+class _Held:
+    """What is made, the threads that use it, and whether nobody else will find it: then the last one closes it."""
+
+    made: Made
     users: int = 0
-    dropped: bool = False  # nobody else will find it: the last user closes it
+    dropped: bool = False
+
+    @property
+    def idle(self) -> bool:
+        return self.dropped and self.users == 0
+
+
+@dataclass(eq=False)
+class Shape:
+    """One shape as those see it who want to run it."""
+
+    binding: Binding
+    making: threading.Lock = field(default_factory=threading.Lock)  # held by the run that compiles for all who wait
+    held: _Held | None = None
+    users: int = 0
+    dropped: bool = False  # from the cache
+    pending: bool = False  # something is being made in the background
+
+    @property
+    def ready(self) -> bool:
+        return self.held is not None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody will run it."""
+        return self.users > 0 or not self.dropped
+
+    @property
+    def state(self) -> str:
+        """How far it has come, for people."""
+        if self.held is None:
+            return "being compiled; the general version serves meanwhile"
+        return self.held.made.note + ("; being tuned in the background" if self.pending else "")
+
+    def hold(self, made: Made) -> _Held | None:
+        """Replace what there was; the answer is that, if nobody uses it any more."""
+        before, self.held = self.held, _Held(made, dropped=self.dropped)
+        return _dropped(before)
+
+    def drop(self) -> _Held | None:
+        """From the cache. The answer can be closed."""
+        self.dropped = True
+        return _dropped(self.held)
+
+
+def _dropped(held: _Held | None) -> _Held | None:
+    if held is not None:
+        held.dropped = True
+    return held if held is not None and held.idle else None
 
 
 class Shapes:
     """A small cache of executables. Making one holds up only those who want the same shape."""
 
-    def __init__(self, make: Callable[[Binding], Executable], limit: int) -> None:
-        self._make = make
+    def __init__(self, maker: Maker, limit: int, fixed: Made | None = None) -> None:
+        """`fixed` is what a model has that depends on nothing but the batch size: the shape without values."""
+        self._maker = maker
         self._limit = limit
-        self._entries: OrderedDict[Binding, _Entry] = OrderedDict()
-        self._lock = threading.Lock()
+        self._shapes: OrderedDict[Binding, Shape] = OrderedDict()
+        self._changed = threading.Condition()
+        self._backgrounds = [Background() for _ in maker.later]
         self._closed = False
+        self.fixed: Executable | None = None
+        if fixed is not None:
+            shape = self._shapes[()] = Shape(())
+            self._put(shape, fixed)
+            self._follow(shape, fixed, 1)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     @contextmanager
-    def use(self, binding: Binding) -> Iterator[Executable]:
-        """The executable of these values, which stays usable inside the block whatever is dropped meanwhile.
-
-        SessionClosed after `close`; whatever making it raises."""
-        entry = self._enter(binding)
+    def enter(self, binding: Binding) -> Iterator[Shape]:
+        """The shape of these values, which the block may ask for its executable. SessionClosed after `close`."""
+        shape = self._enter(binding)
         try:
-            with entry.making:
-                if entry.executable is None:
-                    entry.executable = self._make(binding)
-            yield entry.executable
+            yield shape
         finally:
-            self._leave(binding, entry)
+            self._leave(shape)
+
+    @contextmanager
+    def executable(self, shape: Shape) -> Iterator[Executable]:
+        """Code that stays usable inside the block, whatever replaces or drops it meanwhile; waits until there is some.
+
+        Raises whatever making it raises."""
+        with shape.making:
+            held = self._take(shape)
+            while held is None:
+                self._make(shape)
+                held = self._take(shape)
+        try:
+            yield held.made.executable
+        finally:
+            self._give(held)
 
     def made(self) -> dict[Binding, Executable]:
         """What exists now, the most recently used last."""
-        with self._lock:
-            entries = list(self._entries.items())
-        return {binding: entry.executable for binding, entry in entries if entry.executable is not None}
+        with self._changed:
+            return {binding: s.held.made.executable for binding, s in self._shapes.items() if s.held is not None}
+
+    def states(self) -> dict[Binding, str]:
+        """How far every shape has come."""
+        with self._changed:
+            return {binding: shape.state for binding, shape in self._shapes.items()}
+
+    def settle(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is being made in the background; whether that was so in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not any(s.pending for s in self._shapes.values()), timeout)
 
     def close(self) -> None:
-        """Free everything as soon as nobody uses it."""
-        with self._lock:
+        """End the work in the background, and free everything as soon as nobody uses it."""
+        with self._changed:
             self._closed = True
-            entries = list(self._entries.values())
-            self._entries.clear()
-            idle = [entry for entry in entries if self._drop(entry)]
+            self.fixed = None
+            shapes = list(self._shapes.values())
+            self._shapes.clear()
+            idle = [shape.drop() for shape in shapes]
+            self._changed.notify_all()
         _close(*idle)
+        for background in self._backgrounds:
+            background.close()
 
-    def _enter(self, binding: Binding) -> _Entry:
-        with self._lock:
+    # -- one shape ------------------------------------------------------------------------------------------------
+
+    def _enter(self, binding: Binding) -> Shape:
+        with self._changed:
             if self._closed:
                 raise SessionClosed("the session is closed")
-            entry = self._entries.setdefault(binding, _Entry())
-            self._entries.move_to_end(binding)
-            entry.users += 1
-            surplus = self._entries.popitem(last=False)[1] if len(self._entries) > self._limit else None
-            idle = [surplus] if surplus is not None and self._drop(surplus) else []
-        _close(*idle)
-        return entry
+            if binding not in self._shapes:
+                self._begin(binding)
+            shape = self._shapes[binding]
+            self._shapes.move_to_end(binding)
+            shape.users += 1
+            surplus = self._shapes.popitem(last=False)[1] if len(self._shapes) > self._limit else None
+            idle = surplus.drop() if surplus is not None else None
+        _close(idle)
+        return shape
 
-    def _drop(self, entry: _Entry) -> bool:
-        """Whether the entry can be closed at once."""
-        entry.dropped = True
-        return entry.users == 0
+    def _begin(self, binding: Binding) -> None:
+        """A new shape: it is made in the background unless the first run had better wait for it."""
+        first = not self._shapes
+        shape = self._shapes[binding] = Shape(binding)
+        if (self._maker.first or not first) and not self._maker.at_hand(binding):
+            self._submit(shape, 0)
 
-    def _leave(self, binding: Binding, entry: _Entry) -> None:
-        with self._lock:
-            entry.users -= 1
-            failed = entry.executable is None and entry.users == 0
-            if failed and self._entries.get(binding) is entry:
-                del self._entries[binding]
-            last = entry.dropped and entry.users == 0
-        if last:
-            _close(entry)
+    def _leave(self, shape: Shape) -> None:
+        """A shape that nobody could make is forgotten: the next run tries again."""
+        with self._changed:
+            shape.users -= 1
+            failed = shape.held is None and shape.users == 0 and not shape.pending
+            if failed and self._shapes.get(shape.binding) is shape:
+                del self._shapes[shape.binding]
+
+    def _submit(self, shape: Shape, stage: int) -> None:
+        """Let the background do this stage, if there is one."""
+        shape.pending = stage < len(self._backgrounds)
+        if shape.pending:
+            self._backgrounds[stage].submit(lambda: self._improve(shape, stage))
+
+    def _improve(self, shape: Shape, stage: int) -> None:
+        """In the background: make the executable of a stage, and let the next stage follow.
+
+        What goes wrong is left to the next run, which compiles by itself, and so meets the error where it belongs.
+        """
+        made = None
+        with suppress(Exception):
+            if shape.wanted:
+                made = self._maker.later[stage](shape.binding, self._backgrounds[stage])
+                self._put(shape, made)
+        self._follow(shape, made, stage + 1)
+
+    def _follow(self, shape: Shape, made: Made | None, stage: int) -> None:
+        with self._changed:
+            shape.pending = False
+            if made is not None and not made.last and shape.wanted:
+                self._submit(shape, stage)
+            self._changed.notify_all()
+
+    def _make(self, shape: Shape) -> None:
+        """In the run that needs it."""
+        made = self._maker.now(shape.binding)
+        self._put(shape, made)
+        self._follow(shape, made, 1)
+
+    def _put(self, shape: Shape, made: Made) -> None:
+        """Replace what there was."""
+        with self._changed:
+            before = shape.hold(made)
+            if shape.binding == () and not shape.dropped:
+                self.fixed = made.executable
+            unwanted = shape.held if not shape.wanted else None
+            self._changed.notify_all()
+        _close(before, unwanted)
+
+    def _take(self, shape: Shape) -> _Held | None:
+        """What there is, or what comes from the background; None when this thread has to make it."""
+        with self._changed:
+            self._changed.wait_for(lambda: shape.held is not None or not shape.pending or self._closed)
+            if shape.held is not None:
+                shape.held.users += 1
+            elif self._closed:
+                raise SessionClosed("the session is closed")
+            return shape.held
+
+    def _give(self, held: _Held) -> None:
+        with self._changed:
+            held.users -= 1
+            idle = held if held.idle else None
+        _close(idle)
 
 
-def _close(*entries: _Entry) -> None:
-    for entry in entries:
-        if entry.executable is not None:
-            entry.executable.close()
+def _close(*idle: _Held | None) -> None:
+    for held in idle:
+        if held is not None:
+            held.made.executable.close()

@@ -60,11 +60,14 @@ class GraphBackend:
         self._cache = cache
 
     def load(self, artifact: Path, threads: int | None) -> GraphModel:
-        """Load an artifact; compiles nothing. Raises Unprocessable when it is damaged or cannot be served."""
+        """Load an artifact; compiles nothing: shapes that come later do so in child processes, so that no other
+        request has to wait. Raises Unprocessable when it is damaged or cannot be served."""
         import core
 
         try:
-            session = core.load_compiled(artifact / "model.lathe", threads=threads, cache_dir=self._cache)
+            session = core.load_compiled(
+                artifact / "model.lathe", threads=threads, cache_dir=self._cache, new_shapes="background"
+            )
         except core.errors.LatheError as error:
             raise Unprocessable(f"the compiled model cannot be loaded: {error}") from error
         try:

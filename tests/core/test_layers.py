@@ -23,6 +23,7 @@ LAYERS = [
     ["core.runtime"],
     ["core.options"],
     ["core.tune"],
+    ["core.specialise"],
     ["core.compiler"],
     ["core.custom"],
     ["core.nn"],

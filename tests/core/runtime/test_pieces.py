@@ -23,8 +23,8 @@ def _small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows_at_once(session: core.Session) -> int:
-    assert session._fixed is not None
-    return session._fixed._most
+    assert session._shapes.fixed is not None
+    return session._shapes.fixed._most
 
 
 def images(rows: int) -> dict[str, np.ndarray[Any, Any]]:
@@ -46,9 +46,9 @@ def test_pieces_give_what_the_whole_gives(threads: int) -> None:
 def test_memory_is_for_one_piece() -> None:
     session = core.compile(graphs.convolution(), threads=1)
     session.run(images(4 * rows_at_once(session)))
-    assert session._fixed is not None
-    (context,) = session._fixed._pool
-    assert context.arena.nbytes <= session._fixed.plan.arena.at(rows_at_once(session))
+    assert session._shapes.fixed is not None
+    (context,) = session._shapes.fixed._pool
+    assert context.arena.nbytes <= session._shapes.fixed.plan.arena.at(rows_at_once(session))
 
 
 def test_a_profile_adds_the_pieces_up() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from core.errors import FeedError, SessionClosed
 from core.ir.build import Builder
 from core.ir.graph import Graph
 from core.ir.types import DType, TensorType
+from core.runtime.shapes import Made
 from tests.core.runtime import graphs
 
 
@@ -92,7 +94,7 @@ def test_state_lives_between_runs() -> None:
 
 def test_other_symbols_are_compiled_on_demand() -> None:
     graph = graphs.sequence()
-    session = core.compile(graph, threads=1)
+    session = core.compile(graph, threads=1, new_shapes="wait")
     assert "no shapes seen yet" in session.explain()
     for rows, length in ((1, 5), (3, 5), (2, 17), (1, 1)):
         check(graph, session, {"x": np.random.default_rng(0).standard_normal((rows, length, 8), np.float32)})
@@ -171,18 +173,18 @@ def test_shapes_dropped_while_they_run_disturb_nobody(monkeypatch: pytest.Monkey
 
 def test_a_shape_being_compiled_holds_up_no_other() -> None:
     graph = graphs.sequence()
-    session = core.compile(graph, threads=1)
+    session = core.compile(graph, threads=1, new_shapes="wait")
     ready, slow = {"x": np.ones((1, 4, 8), np.float32)}, {"x": np.ones((1, 5, 8), np.float32)}
     session.run(ready)
     compiling, go_on = threading.Event(), threading.Event()
-    make = session._shapes._make
+    maker = session._shapes._maker
 
-    def wait(binding: tuple[tuple[str, int], ...]) -> object:
+    def wait(binding: tuple[tuple[str, int], ...]) -> Made:
         compiling.set()
         assert go_on.wait(30)
-        return make(binding)
+        return maker.now(binding)
 
-    session._shapes._make = wait  # type: ignore[assignment]
+    session._shapes._maker = replace(maker, now=wait)
     waiting = threading.Thread(target=session.run, args=(slow,))
     waiting.start()
     assert compiling.wait(30)

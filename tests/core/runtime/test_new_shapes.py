@@ -1,0 +1,243 @@
+"""Shapes that come at run time: who answers meanwhile, what replaces what, and what closing ends."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import core
+from core.errors import FeedError, SessionClosed
+from core.frontends.export import export
+from core.ir.build import Builder
+from core.ir.graph import Graph
+from core.ir.types import DType, TensorType
+from core.runtime.background import Background
+from core.runtime.general import work
+from core.runtime.shapes import Binding, Made
+from tests.core.runtime import graphs
+
+Feeds = dict[str, np.ndarray]
+
+
+def feed(length: int, rows: int = 2) -> Feeds:
+    return {"x": np.random.default_rng(length).standard_normal((rows, length, 8), np.float32)}
+
+
+def agree(graph: Graph, session: core.Session, feeds: Feeds) -> None:
+    for name, want in core.interpret(graph, feeds).items():
+        np.testing.assert_allclose(session.run(feeds)[name], want, rtol=2e-5, atol=2e-5)
+
+
+def slowed(session: core.Session, go_on: threading.Event) -> None:
+    """Let the session's background wait for `go_on` before it makes anything."""
+    maker = session._shapes._maker
+
+    def waiting(stage: Callable[[Binding, Background], Made]) -> Callable[[Binding, Background], Made]:
+        def run(binding: Binding, background: Background) -> Made:
+            assert go_on.wait(30)
+            return stage(binding, background)
+
+        return run
+
+    session._shapes._maker = replace(maker, later=tuple(map(waiting, maker.later)))
+
+
+def test_the_general_version_answers_while_a_shape_is_compiled() -> None:
+    graph, go_on = graphs.sequence(), threading.Event()
+    session = core.compile(graph, threads=1)
+    slowed(session, go_on)
+    agree(graph, session, feed(4))
+    agree(graph, session, feed(6))
+    assert "length=4: tuned" in session.explain()
+    assert "length=6: being compiled; the general version serves meanwhile" in session.explain()
+    assert not session.settle(timeout=0.01)
+    go_on.set()
+    assert session.settle(timeout=60)
+    assert "length=6: tuned" in session.explain()
+    agree(graph, session, feed(6))
+    session.close()
+
+
+def test_even_the_first_shape_need_not_be_waited_for() -> None:
+    graph, go_on = graphs.sequence(), threading.Event()
+    session = core.compile(graph, threads=1, new_shapes="background")
+    slowed(session, go_on)
+    agree(graph, session, feed(3))
+    assert session.memory is None
+    go_on.set()
+    assert session.settle(timeout=60) and session.memory is not None
+    session.close()
+
+
+def test_a_run_that_the_general_version_leaves_waits_for_the_code() -> None:
+    graph = graphs.sequence()
+    session = core.compile(graph, threads=1, new_shapes="background")
+    session._general = None
+    agree(graph, session, feed(5))
+    assert "length=5" in session.explain()
+    session.close()
+
+
+def test_the_general_version_gives_up_once_there_is_code() -> None:
+    graph = graphs.sequence()
+    general = core.compile(graph, threads=1)._general
+    assert general is not None
+    asked = iter((False, True))
+    assert general.run(list(feed(5).values()), lambda: next(asked)) is None
+    assert general.run(list(feed(5).values()), lambda: False) is not None
+
+
+def test_work_is_that_of_products_and_unknown_for_loops() -> None:
+    graph = Graph("products")
+    b = Builder(graph)
+    x = b.input("x", TensorType(DType.FLOAT32, (graphs.N, 3, 10, 10)))
+    weights = b.constant(np.zeros((4, 3, 3, 3), np.float32))
+    graph.outputs = [b("Conv", x, weights, pads=(1, 1, 1, 1))]
+    assert work(graph, {"batch": 2}) == 2 * (2 * 4 * 100) * 27
+    assert work(graph, {}) == float("inf")
+
+
+def test_a_feed_that_does_not_fit_is_refused_whoever_answers() -> None:
+    graph = graphs.sequence()
+    session = core.compile(graph, threads=1, new_shapes="background")
+    with pytest.raises(FeedError, match="expected"):
+        session.run({"x": np.zeros((2, 4, 9), np.float32)})
+    session.close()
+
+
+def test_what_the_background_cannot_make_the_run_makes() -> None:
+    graph = graphs.sequence()
+    session = core.compile(graph, threads=1, new_shapes="background")
+
+    def fails(binding: Binding, background: Background) -> Made:
+        raise RuntimeError("no room")
+
+    session._general = None
+    session._shapes._maker = replace(session._shapes._maker, later=(fails, fails))
+    agree(graph, session, feed(4))
+    assert session.settle(timeout=30) and "length=4: tuned" in session.explain()
+    session.close()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(export(graphs.sequence()))
+    return path
+
+
+def test_a_child_compiles_and_its_work_is_kept(model: Path, tmp_path: Path) -> None:
+    graph, cache = graphs.sequence(), tmp_path / "cache"
+    with core.compile(model, threads=1, cache_dir=cache, new_shapes="background") as session:
+        agree(graph, session, feed(7))
+        assert session.settle(timeout=60)
+        assert "length=7: tuned" in session.explain()
+        agree(graph, session, feed(7))
+    with core.compile(model, threads=1, cache_dir=cache, new_shapes="background") as session:
+        agree(graph, session, feed(7))
+        assert "length=7: tuned" in session.explain()  # at hand: nothing to wait for
+
+
+def test_closing_ends_the_child(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    children: list[int] = []
+    finish = Background.run_child
+
+    def sleeping(self: Background, arguments: list[str]) -> bool:
+        return finish(self, ["parse", str(tmp_path / "pipe"), str(tmp_path / "out")])  # a pipe that nobody writes to
+
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr(Background, "run_child", sleeping)
+    session = core.compile(model, threads=1, cache_dir=tmp_path / "cache", new_shapes="background")
+    session.run(feed(4))
+    (background, _) = session._shapes._backgrounds
+    while background._child is None:
+        time.sleep(0.01)
+    child = background._child
+    children.append(child.pid)
+    session.close()
+    assert child.poll() is not None and background.settle(timeout=0)
+    with pytest.raises(SessionClosed):
+        session.run(feed(4))
+
+
+def test_closing_wakes_those_who_wait_for_code() -> None:
+    session = core.compile(graphs.sequence(), threads=1, new_shapes="background")
+    session._general = None
+    go_on, outcome = threading.Event(), []
+    slowed(session, go_on)
+
+    def run() -> None:
+        try:
+            session.run(feed(4))
+        except SessionClosed as error:
+            outcome.append(error)
+        finally:
+            go_on.set()
+
+    waiting = threading.Thread(target=run)
+    waiting.start()
+    while not session._shapes.states():
+        time.sleep(0.01)
+    session.close()
+    waiting.join(30)
+    assert outcome and not waiting.is_alive()
+
+
+def test_shapes_dropped_before_their_turn_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.runtime.session._SPECIALISATIONS", 2)
+    graph, go_on = graphs.sequence(), threading.Event()
+    session = core.compile(graph, threads=1, tune="off")
+    slowed(session, go_on)
+    for length in range(1, 8):
+        agree(graph, session, feed(length))
+    go_on.set()
+    assert session.settle(timeout=60)
+    assert {binding[0][1] for binding in session._shapes.made()} == {6, 7}
+    session.close()
+
+
+def test_tuned_code_takes_the_place_of_the_first_while_others_run(tmp_path: Path) -> None:
+    graph, path = graphs.mlp(hidden=300), tmp_path / "mlp.onnx"
+    path.write_bytes(export(graph))
+    session = core.compile(path, threads=1, cache_dir=tmp_path / "cache", tune="background")
+    first = session._shapes.fixed
+    assert "compiled without measuring" in session.explain()
+    feeds = {"x": np.random.default_rng(0).standard_normal((4, 20), np.float32)}
+    (want,) = core.interpret(graph, feeds).values()
+    ended = threading.Event()
+
+    def run(_: int) -> int:
+        runs = 0
+        while not ended.is_set():
+            (got,) = session.run(feeds).values()
+            np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+            runs += 1
+        return runs
+
+    with ThreadPoolExecutor(2) as pool:
+        counts = pool.map(run, range(2))
+        assert session.settle(timeout=60)
+        ended.set()
+        assert all(counts)
+    assert session._shapes.fixed is not first and "tuned" in session.explain()
+    session.close()
+
+
+@pytest.mark.parametrize("kind", ["graph", "bytes"])
+def test_tuning_in_the_background_needs_a_file(kind: str, tmp_path: Path) -> None:
+    model = graphs.mlp() if kind == "graph" else export(graphs.mlp())
+    with pytest.raises(core.errors.UnsupportedError, match="needs the path of a file"):
+        core.compile(model, cache_dir=tmp_path, tune="background")
+
+
+def test_unknown_ways_to_meet_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match="new_shapes is 'never', expected 'default', 'wait', 'background'"):
+        core.compile(graphs.sequence(), threads=1, new_shapes="never")  # type: ignore[arg-type]

@@ -164,6 +164,8 @@ class AuditEntry(Answer):
     actor: str
     reason: str = Field(default="", description="Why a trial ended, or why a job's result took no alias.")
     aliases: dict[str, int] = Field(description="What each alias named after the change.")
+    chain_digest: str = Field(description="Names this entry and, through `previous`, all before it.")
+    previous: str | None = Field(description="`chain_digest` of the entry before; none in the first.")
 
     @classmethod
     def of(cls, record: Record) -> AuditEntry:
@@ -177,6 +179,8 @@ class AuditEntry(Answer):
             actor=record.actor,
             reason=record.reason,
             aliases={name: alias.version for name, alias in record.state.aliases.items()},
+            chain_digest=record.chain_digest,
+            previous=record.previous,
         )
 
 

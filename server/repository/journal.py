@@ -4,18 +4,22 @@ A line is ``<crc32> <json>\n``. A change is made when its line is durable; every
 can be done again. A torn or damaged tail is what a crash left of a change that nobody was told of: it is cut off.
 Damage with whole lines after it is not that: such a log is put aside, and kept.
 
+Each line names the sha256 of the one before it, so a line cannot be changed, taken out or put in without all later ones
+being written anew; whoever has kept the newest digest notices that, too. A line that does not follow is damage.
+
 A log is read whole at the start, so it does not grow for ever: its oldest lines move to
 ``<model>.log-<generation of the first>``, which nobody reads but people.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 import zlib
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,17 +48,26 @@ class Record:
     reason: str = ""  # why a trial ended, or why a version took no alias
     key: str | None = None  # idempotency key
     fingerprint: str | None = None  # of the request that carried the key
+    previous: str | None = None  # digest of the line before; none in the first one, and in those of old releases
 
     @property
     def generation(self) -> int:
         """The change's number."""
         return self.state.generation
 
+    @property
+    def chain_digest(self) -> str:
+        """What the next line calls this one: the sha256 of its JSON, hexadecimal."""
+        return hashlib.sha256(self._body()).hexdigest()
+
     def dump(self) -> bytes:
         """Return the line."""
-        fields = {name: value for name, value in _fields(self) if value not in (None, "")}
-        body = orjson.dumps({**fields, "state": self.state.to_json()})
+        body = self._body()
         return b"%08x %s\n" % (zlib.crc32(body), body)
+
+    def _body(self) -> bytes:
+        fields = {name: value for name, value in _fields(self) if value not in (None, "")}
+        return orjson.dumps({**fields, "state": self.state.to_json()})
 
     @classmethod
     def parse(cls, line: bytes) -> Record:
@@ -105,6 +118,7 @@ class Journal:
         self._keys: dict[str, Record] = {}
         self._inode = (0, 0)
         self._end = self._lines = 0  # bytes read that hold whole records, and how many
+        self._newest: str | None = None  # digest of the last of them
         self._named = False  # whether the log's name is known to be durable
 
     @property
@@ -129,14 +143,16 @@ class Journal:
         with self._lock:
             self._refresh()
 
-    def append(self, record: Record) -> None:
-        """Make ``record`` durable, or leave the log as it was and raise OSError."""
+    def append(self, record: Record) -> Record:
+        """Make ``record`` durable, or leave the log as it was and raise OSError. Returns it as part of the chain."""
         with self._lock:
             self._refresh()
             self._cut_tail()
             if self._lines >= 2 * REMEMBERED:
                 self._shorten()
+            record = replace(record, previous=self._newest)
             self._append(record)
+            return record
 
     def settle(self) -> None:
         """Make durable what is in the log: a record found by recovery may have been written, but never synced."""
@@ -164,7 +180,7 @@ class Journal:
             raise
         status = self._path.stat()
         self._inode = (status.st_dev, status.st_ino)
-        self._remember(record, len(line))
+        self._remember(record, line)
 
     def _cut_tail(self) -> None:
         """Remove what a crash left after the last whole line."""
@@ -174,7 +190,8 @@ class Journal:
                 tail = file.read()
         except FileNotFoundError:
             return
-        if any(_is_record(line) for line in tail.split(b"\n")[1:]):
+        lines = tail.split(b"\n")
+        if any(map(_is_record, (*lines[:-1], *lines[1:]))):  # all but a line that was all but written
             self._fs.rename(self._path, self._path.with_suffix(f".damaged-{time.time_ns()}"))
             self._forget()
         elif tail:
@@ -229,13 +246,23 @@ class Journal:
                     record = Record.parse(line[:-1])
                 except DamagedDocument:
                     return
-                self._remember(record, len(line))
+                if not self._follows(record):
+                    return
+                self._remember(record, line)
 
-    def _remember(self, record: Record, size: int) -> None:
+    def _follows(self, record: Record) -> bool:
+        """Whether the chain goes on. It begins anywhere: earlier lines may be in an archive, or an old release's."""
+        before = self.records[-1] if self.records else None
+        if before is None or (before.previous is None and record.previous is None):
+            return True
+        return record.previous == self._newest
+
+    def _remember(self, record: Record, line: bytes) -> None:
         if len(self.records) == REMEMBERED and (key := self.records[0].key):
             self._keys.pop(key, None)
         self.records.append(record)
-        self._end += size
+        self._newest = hashlib.sha256(line.partition(b" ")[2][:-1]).hexdigest()
+        self._end += len(line)
         self._lines += 1
         if record.key:
             self._keys[record.key] = record
@@ -247,4 +274,5 @@ class Journal:
         self._keys.clear()
         self._inode = (0, 0)
         self._end = self._lines = 0
+        self._newest = None
         self._named = False

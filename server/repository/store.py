@@ -256,7 +256,7 @@ class Store:
                 return Outcome(replayed, replayed=True)
             record = build(state)
             self._draft_aliases(model, record)  # what may find the disk full comes before the point of no return
-            journal.append(record)
+            record = journal.append(record)
             self._apply(model, record)
             return Outcome(record)
 
@@ -342,9 +342,7 @@ class Store:
         lost = journal.records[-1]
         before = journal.records[-2].state if len(journal.records) > 1 else document or Aliases()
         state = replace(before.raised(lost.state.high_water), generation=lost.generation)
-        record = self._record("void", state, Origin(), lost.version)
-        journal.append(record)
-        return record
+        return journal.append(self._record("void", state, Origin(), lost.version))
 
     def _journal(self, model: str) -> Journal:
         return self._journals.setdefault(model, Journal(self._fs, self._log(model)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,40 @@ def test_a_flipped_byte_in_the_middle_keeps_the_rest_for_a_person_to_see(tmp_pat
     assert [r.generation for r in Journal(Fs(), path).snapshot()] == [4]
     (kept,) = tmp_path.glob("m.damaged-*")
     assert kept.read_bytes() == content
+
+
+@pytest.mark.parametrize("line", [0, 1, 2])
+def test_a_line_changed_with_its_checksum_is_damage(line: int, tmp_path: Path) -> None:
+    """Somebody who rewrites history has to rewrite all that follows, and then the newest digest is another one."""
+    path = tmp_path / "m.log"
+    newest = written(path, 4).records[-1].chain_digest
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[line] = replace(Record.parse(lines[line][:-1]), actor="nobody").dump()
+    content = b"".join(lines)
+    path.write_bytes(content)
+    journal = Journal(Fs(), path)
+    assert [r.generation for r in journal.snapshot()] == list(range(1, line + 2))
+    assert newest not in {r.chain_digest for r in journal.records}
+    journal.append(record(5))
+    (kept,) = tmp_path.glob("m.damaged-*")
+    assert kept.read_bytes() == content
+
+
+def test_lines_taken_out_or_put_in_are_damage(tmp_path: Path) -> None:
+    path = tmp_path / "m.log"
+    written(path, 4)
+    lines = path.read_bytes().splitlines(keepends=True)
+    for forged, whole in (([0, 1, 3], [1, 2]), ([0, 1, 1, 2, 3], [1, 2]), ([0, 2, 1, 3], [1])):
+        path.write_bytes(b"".join(lines[i] for i in forged))
+        assert [r.generation for r in Journal(Fs(), path).snapshot()] == whole
+
+
+def test_a_log_of_an_older_release_is_continued(tmp_path: Path) -> None:
+    path = tmp_path / "m.log"
+    path.write_bytes(record(1).dump() + record(2).dump())
+    Journal(Fs(), path).append(record(3))
+    records = Journal(Fs(), path).snapshot()
+    assert [(r.generation, r.previous) for r in records] == [(1, None), (2, None), (3, records[1].chain_digest)]
 
 
 def test_a_log_remembers_only_so_much(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ A log is read whole at the start, so it does not grow for ever: its oldest lines
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 import time
 import zlib
@@ -27,6 +28,8 @@ import orjson
 
 from server.repository.aliases import Aliases, DamagedDocument
 from server.repository.fs import Fs
+
+log = logging.getLogger(__name__)
 
 _TAIL = 1 << 18  # bytes at the end of a log that surely hold a whole record
 REMEMBERED = 2_000  # changes per model kept in memory; an idempotency key is known for as long
@@ -192,7 +195,9 @@ class Journal:
             return
         lines = tail.split(b"\n")
         if any(map(_is_record, (*lines[:-1], *lines[1:]))):  # all but a line that was all but written
-            self._fs.rename(self._path, self._path.with_suffix(f".damaged-{time.time_ns()}"))
+            aside = self._path.with_suffix(f".damaged-{time.time_ns()}")
+            log.error("the log %s is damaged or was changed: it is kept as %s", self._path.name, aside.name)
+            self._fs.rename(self._path, aside)
             self._forget()
         elif tail:
             self._fs.truncate(self._path, self._end)

@@ -29,7 +29,7 @@ from core.nn.control import cond, while_loop
 from core.nn.conv import Conv1d, Conv2d, ConvTranspose2d
 from core.nn.init import manual_seed, seeded
 from core.nn.linear import Dropout, Embedding, Flatten, Identity, Linear
-from core.nn.module import Module, ModuleList, Sequential
+from core.nn.module import Module, ModuleList, Sequential, recorded
 from core.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, RMSNorm
 from core.nn.pool import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
 from core.nn.recurrent import GRU, LSTM
@@ -85,6 +85,7 @@ __all__ = [
     "functional",
     "init",
     "manual_seed",
+    "recorded",
     "seeded",
     "stack",
     "tensor",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import numpy as np
 
@@ -39,8 +39,8 @@ class Mode(Protocol):
 
     writer: Writer
 
-    def take(self, value: Value) -> Value:
-        """The value as operators may use it here; TraceError for one that belongs to another trace."""
+    def take(self, value: Value, home: Mode) -> Value:
+        """The value, made in `home`, as operators may use it here; TraceError for one of another trace."""
         ...
 
     def parameter(self, parameter: Parameter) -> Value:
@@ -82,10 +82,8 @@ class Eager:
     def __init__(self) -> None:
         self.writer: Writer = _EagerWriter()
 
-    def take(self, value: Value) -> Value:
-        if not isinstance(value, Computed):
-            raise TraceError(f"is a tensor of a trace that has ended, {value.type}", where=f"%{value.name}")
-        return value
+    def take(self, value: Value, home: Mode) -> Value:
+        return value if isinstance(value, Computed) else _foreign(value)
 
     def parameter(self, parameter: Parameter) -> Value:
         return Computed("parameter", parameter.data)
@@ -104,9 +102,9 @@ class Tracing:
         self._parameters: dict[Parameter, Value] = {}
         self._adopted: dict[Value, Value] = {}
 
-    def take(self, value: Value) -> Value:
+    def take(self, value: Value, home: Mode) -> Value:
         if not isinstance(value, Computed):
-            return value
+            return value if home is self else _foreign(value)
         if value not in self._adopted:
             self._adopted[value] = self._frozen(self._outermost.array(value.array, name=value.name))
         return self._adopted[value]
@@ -131,6 +129,10 @@ class Tracing:
             return constant.value
         (value,) = self._outermost.emit("StopGradient", [constant.value])
         return value
+
+
+def _foreign(value: Value) -> NoReturn:
+    raise TraceError(f"is a tensor of a trace that has ended, {value.type}", where=f"%{value.name}")
 
 
 _EAGER = Eager()

@@ -35,8 +35,11 @@ class Module:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """`forward`; arrays among the arguments become tensors."""
-        with _inside(self):
-            return self.forward(*map(_as_tensor, args), **{name: _as_tensor(arg) for name, arg in kwargs.items()})
+        with _inside(self) as path:
+            result = self.forward(*map(_as_tensor, args), **{name: _as_tensor(arg) for name, arg in kwargs.items()})
+        for seen in _records.get():
+            seen[path] = result
+        return result
 
     # What belongs to it
 
@@ -179,19 +182,32 @@ class ModuleList(_Numbered):
         super().__init__(modules)
 
 
+@contextmanager
+def recorded() -> Iterator[dict[str, Any]]:
+    """What every module inside a call returns, by path (its last call where there are several); the model's own result
+    is under the empty path."""
+    seen: dict[str, Any] = {}
+    token = _records.set((*_records.get(), seen))
+    try:
+        yield seen
+    finally:
+        _records.reset(token)
+
+
+_records: ContextVar[tuple[dict[str, Any], ...]] = ContextVar("records", default=())
 _stack: ContextVar[tuple[tuple[Module, str], ...]] = ContextVar("stack", default=())  # the calls, with their paths
 
 
 @contextmanager
-def _inside(module: Module) -> Iterator[None]:
-    """Note the call for errors and for the names of nodes."""
+def _inside(module: Module) -> Iterator[str]:
+    """Note the call for errors and for the names of nodes; gives the module's path from the outermost one."""
     calls = _stack.get()
     path = next((name for name, each in calls[0][0].named_modules() if each is module), "?") if calls else ""
     token = _stack.set((*calls, (module, path)))
     writer = current().writer
     scope, writer.scope = writer.scope, f"{path}." if path else ""
     try:
-        yield
+        yield path
     except (ModelError, FeedError) as error:
         if str(error).startswith("module "):
             raise  # a module inside this one has said where

@@ -32,12 +32,12 @@ class Tensor:
     __array_ufunc__ = None
 
     def __init__(self, value: Value) -> None:
-        self._value = value
+        self._value, self._home = value, current()
 
     @property
     def value(self) -> Value:
         """What stands for the tensor in the graph that is being written, or holds its elements."""
-        return current().take(self._value)
+        return current().take(self._value, self._home)
 
     @property
     def term(self) -> Term:

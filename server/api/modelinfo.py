@@ -66,6 +66,7 @@ def configuration(servable: Servable) -> dict[str, Any]:
         "max_batch_size": min(policy.max_rows or model.max_batch, model.max_batch) if model.batchable else 0,
         "input": [_tensor(spec, model.batchable) for spec in model.inputs],
         "output": [_tensor(spec, model.batchable) for spec in model.outputs],
+        "instance_group": [{"count": policy.instances, "kind": "KIND_CPU"}],
         "model_transaction_policy": {"decoupled": False},
         "parameters": {"batching": {"string_value": model.batch_reason}},
     }

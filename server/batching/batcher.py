@@ -1,8 +1,8 @@
 """One version's queue and what leaves it: no waiting while idle, the largest fitting batch under load.
 
-Everything here runs on the event loop; only the execution itself may happen on a worker thread. At most one batch
-of a version runs at a time, so what arrives meanwhile forms the next one. Once that one is full it cannot grow any
-more: it is staged beside the running one, so that the worker goes on without waiting for a busy event loop.
+Everything here runs on the event loop; only the execution itself may happen on a worker thread. Unless the policy says
+otherwise one batch of a version runs at a time, so what arrives meanwhile forms the next one. Once that one is full it
+cannot grow any more: it is staged beside the running one, so that the worker goes on without waiting for a busy loop.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Batcher:
         self.policy = BatchPolicy()
         self._max_rows = model.max_batch if model.batchable else 1
         self._delayed: asyncio.TimerHandle | None = None  # requests are held back until then
-        self._running = False  # a worker has this batcher's job
-        self._staged: deque[list[Entry]] = deque()  # batches the worker has yet to take, at most one
+        self._running = 0  # workers that have this batcher's job, at most the policy's instances
+        self._staged: deque[list[Entry]] = deque()  # batches a worker has yet to take, at most one
         self._woken = False
         self._drained: asyncio.Event | None = None
         self._rows = 0  # waiting or running
@@ -101,7 +101,7 @@ class Batcher:
         entry.since = now
         self._rows += entry.rows
         self.queue.push(entry)
-        if not self._woken and (not self._running or self._is_next_full()):
+        if not self._woken and (self._is_idle or self._is_next_full()):
             self._woken = True
             self._loop.call_soon(self._next)
 
@@ -156,6 +156,7 @@ class Batcher:
     def expected(self, rows: int) -> float:
         """Return the seconds until ``rows`` more have been answered, behind all that is here, in full batches."""
         batches, rest = divmod(self._rows + rows, self._max_rows)
+        batches //= self.policy.instances
         return HEADROOM * (batches * self.cost.predict(self._max_rows) + (self.cost.predict(rest) if rest else 0.0))
 
     def _expire(self, entry: Entry) -> None:
@@ -176,9 +177,9 @@ class Batcher:
     def _next(self) -> None:
         """Run the next batch, here if it is expected to be short, else on a worker; or stage it there."""
         self._woken = False
-        if self._running and not self._is_next_full():
+        if not self._is_idle and not self._is_next_full():
             return
-        if self.policy.waits and not self._running and self._holds_back():
+        if self.policy.waits and self._is_idle and self._holds_back():
             return
         batch = self._form()
         if not batch:
@@ -190,9 +191,18 @@ class Batcher:
         for entry in batch:
             entry.state = State.STAGED
         self._staged.append(batch)
-        if not self._running:
-            self._running = True
-            self._pool.submit(self._work, self._back, self._ended)
+        if self._is_idle:
+            self._hand_out()
+            self._wake()  # there may be another instance
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether one more batch may run now."""
+        return self._running < self.policy.instances
+
+    def _hand_out(self) -> None:
+        self._running += 1
+        self._pool.submit(self._work, self._back, self._ended)
 
     def _holds_back(self) -> bool:
         """Whether what waits shall wait for more; if so, until when is seen to."""
@@ -233,8 +243,14 @@ class Batcher:
 
     def _work(self) -> Iterator[Finished]:
         """On a worker: run what is staged."""
-        while self._staged:
-            yield self._run(self._staged.popleft())
+        while batch := self._take_staged():
+            yield self._run(batch)
+
+    def _take_staged(self) -> list[Entry] | None:
+        try:
+            return self._staged.popleft()
+        except IndexError:  # looking first would not do: the workers of several instances may look at once
+            return None
 
     def _run(self, batch: list[Entry]) -> Finished:
         """Run a batch without those whose callers have left by now; from here on leaving makes no difference."""
@@ -261,10 +277,9 @@ class Batcher:
 
     def _ended(self) -> None:
         """The worker found nothing staged any more."""
-        self._running = False
+        self._running -= 1
         if self._staged:  # staged since it looked
-            self._running = True
-            self._pool.submit(self._work, self._back, self._ended)
+            self._hand_out()
         elif len(self.queue):
             self._next()
 

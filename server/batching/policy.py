@@ -20,6 +20,7 @@ class BatchPolicy:
     priority_levels: int = 0
     default_priority: int = 0
     starvation: float = 1.0
+    instances: int = 1  # batches that may run at once
 
     @property
     def waits(self) -> bool:

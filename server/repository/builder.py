@@ -19,8 +19,11 @@ from server.datatypes import NUMPY_OF
 from server.errors import ServerError, Unavailable, Unprocessable
 from server.repository.artifacts import ArtifactCache, BuildOptions, compiler_at_start, compiler_now, key_of
 from server.repository.manifest import MANIFEST
+from server.repository.modelconfig import Compilation
 from server.repository.store import storage_error
 from server.types import Array, TensorSpec
+
+AS_THE_SERVER = Compilation()
 
 log = logging.getLogger(__name__)
 
@@ -45,43 +48,53 @@ class Builder:
         self._compiler = compiler_at_start()
         self._busy: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def build(self, model_file: Path, digest: str, loading: Callable[[], None] = lambda: None) -> Built:
-        """Bring a model file whose sha256 is ``digest`` into memory; ``loading`` is told when it is compiled.
+    async def build(
+        self,
+        model_file: Path,
+        digest: str,
+        loading: Callable[[], None] = lambda: None,
+        wanted: Compilation = AS_THE_SERVER,
+    ) -> Built:
+        """Bring a model file whose sha256 is ``digest`` into memory, compiled for what is ``wanted``.
 
+        ``loading`` is told when it is compiled.
         An artifact of the cache that does not load (another machine's, another release's) is compiled again.
         Raises ServerError.
         """
         started = time.monotonic()
-        artifact, model = await self._build(model_file, key_of(digest, self._options, self._compiler), loading)
+        artifact, model = await self._build(model_file, digest, wanted.options(self._options), loading)
         return Built((artifact,), model, time.monotonic() - started)
 
-    async def _build(self, model_file: Path, key: str, loading: Callable[[], None]) -> tuple[Path, LoadedModel]:
-        artifact, fresh = await self._artifact(model_file, key)
+    async def _build(
+        self, model_file: Path, digest: str, options: BuildOptions, loading: Callable[[], None]
+    ) -> tuple[Path, LoadedModel]:
+        key = key_of(digest, options, self._compiler)
+        artifact, fresh = await self._artifact(model_file, key, options)
         loading()
         try:
-            return artifact, await asyncio.to_thread(self._load, artifact)
+            return artifact, await asyncio.to_thread(self._load, artifact, options.threads)
         except Unprocessable as error:
             if fresh:
                 raise
             log.warning("a compiled model of the cache does not load, so it is compiled again: %s", error.message)
         await asyncio.to_thread(self._cache.drop, key)
-        artifact, _ = await self._artifact(model_file, key)
-        return artifact, await asyncio.to_thread(self._load, artifact)
+        artifact, _ = await self._artifact(model_file, key, options)
+        return artifact, await asyncio.to_thread(self._load, artifact, options.threads)
 
-    async def _artifact(self, model_file: Path, key: str) -> tuple[Path, bool]:
+    async def _artifact(self, model_file: Path, key: str, options: BuildOptions) -> tuple[Path, bool]:
         """Return the artifact, and whether it was compiled just now."""
         async with self._busy.setdefault(key, asyncio.Lock()):
             found = await asyncio.to_thread(self._cache.find, key)
-            return (found, False) if found else (await self._make(model_file, key), True)
+            return (found, False) if found else (await self._make(model_file, key, options), True)
 
-    async def _make(self, model_file: Path, key: str) -> Path:
+    async def _make(self, model_file: Path, key: str, options: BuildOptions) -> Path:
         try:
             work = await asyncio.to_thread(self._cache.begin)
         except OSError as error:
             raise storage_error("compiling", error) from error
         try:
             await self._children.run("parse", model_file, work / "ir", *await asyncio.to_thread(_reading, model_file))
-            await self._children.run("compile", work / "ir", work / "artifact", *self._flags())
+            await self._children.run("compile", work / "ir", work / "artifact", *self._flags(options))
             await asyncio.to_thread(self._check_compiler)
             return await asyncio.to_thread(self._cache.keep, key, work / "artifact")
         except OSError as error:
@@ -99,13 +112,12 @@ class Builder:
                 "Lathe's program files have changed since this server started: restart the server, then try again"
             )
 
-    def _flags(self) -> list[str]:
-        options = self._options
+    def _flags(self, options: BuildOptions) -> list[str]:
         flags = ["--max-batch", str(options.max_batch), "--precision", options.precision]
         return [*flags, "--threads", str(options.threads), "--cache", str(self._cache.shared)]
 
-    def _load(self, artifact: Path) -> LoadedModel:
-        model = self._backend.load(artifact, self._options.threads)
+    def _load(self, artifact: Path, threads: int) -> LoadedModel:
+        model = self._backend.load(artifact, threads)
         try:
             warm_up(model)
         except BaseException:

@@ -16,7 +16,7 @@ from server.repository.lifecycle import Status
 from server.repository.live import LiveModel, LiveModels
 from server.repository.loader import Loader, as_server_error
 from server.repository.manifest import FileEntry, Manifest, describe_folder
-from server.repository.modelconfig import CONFIG, BadConfig, read_config
+from server.repository.modelconfig import CONFIG, BadConfig, ModelConfig, read_config
 from server.repository.store import Store, now
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,18 @@ class DiskSide:
             model.config_error = reason
         else:
             if config != model.config or model.config_error:
-                model.configure(config)
+                await self._follow_config(model, config)
+
+    async def _follow_config(self, model: LiveModel, config: ModelConfig) -> None:
+        """Follow a configuration; other code, where it asks for that, once it is compiled."""
+        recompile = config.compile != model.config.compile
+        model.configure(config)
+        for version in list(model.loaded) if recompile else ():
+            try:
+                await self._loader.rebuild(model, version)
+            except ServerError as error:
+                model.config_error = f"{CONFIG}: compile: version {version}: {error.message}"
+                log.error("model %s: %s", model.name, model.config_error)
 
     def manifest(self, model: LiveModel, version: int) -> Manifest | None:
         """Return a version's manifest, None where it has none or a damaged one."""
@@ -116,7 +127,7 @@ class DiskSide:
         return [version for version in fresh if version not in model.failures]
 
     async def _load_wanted(self, model: LiveModel) -> None:
-        for version in policy.wanted(await self._state(model), model.candidates):
+        for version in policy.wanted(await self._state(model), model.candidates, model.chosen):
             await self._try_to_load(model, version)
 
     async def _try_to_load(self, model: LiveModel, version: int) -> bool:

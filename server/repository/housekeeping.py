@@ -27,7 +27,11 @@ class Housekeeping:
 
     async def tidy(self, model: LiveModel) -> None:
         """Let go of what is not needed in memory, delete what retention does not keep, shrink the cache."""
-        keep = {*policy.wanted(model.aliases, model.candidates), *model.answering().values(), *+model.pinned}
+        keep = {
+            *policy.wanted(model.aliases, model.candidates, model.chosen),
+            *model.answering().values(),
+            *+model.pinned,
+        }
         for version in [version for version in model.loaded if version not in keep]:
             self._loader.let_go(model, version)
         if self._store.read_only is None:
@@ -56,12 +60,13 @@ class Housekeeping:
 
     async def _collectable(self, model: LiveModel) -> list[int]:
         """Return what retention deletes; pipelines are looked up only if that is anything."""
-        found = policy.collectable(model.aliases, model.candidates, self._keep_versions)
+        specific = set(model.config.version_policy.specific)
+        found = policy.collectable(model.aliases, model.candidates, self._keep_versions, specific)
         if found:
             pipelines = await asyncio.to_thread(self._store.pipelines)
             pins = {pin for definition in pipelines.values() for pin in definition.pins}
             pinned = {pin.version for pin in pins if pin.name == model.name}
-            found = policy.collectable(model.aliases, model.candidates, self._keep_versions, pinned)
+            found = policy.collectable(model.aliases, model.candidates, self._keep_versions, specific | pinned)
         return found
 
     async def _collect(self, model: LiveModel, version: int) -> None:

@@ -55,6 +55,11 @@ class LiveModel:
         """The versions that may be brought into memory."""
         return self.statuses.keys() - self.untaken - self.failures.keys()
 
+    @property
+    def chosen(self) -> list[int]:
+        """The versions its owner wants in memory whatever aliases say."""
+        return self.config.version_policy.chosen(self.candidates)
+
     def status(self, version: int) -> Status:
         """Return the state of a version on disk."""
         return self.statuses.get(version, Status())
@@ -79,9 +84,12 @@ class LiveModel:
         """Follow a configuration from now on."""
         self.config, self.config_error = config, ""
         for servable in self.loaded.values():
-            queue = config.queue
-            cache = config.response_cache.max_bytes
-            servable.configure(config.policy, queue.max_queue_size, queue.max_queue_bytes, cache)
+            self.adjust(servable)
+
+    def adjust(self, servable: Servable) -> None:
+        """Let a version follow the configuration."""
+        queue, cache = self.config.queue, self.config.response_cache.max_bytes
+        servable.configure(self.config.policy, queue.max_queue_size, queue.max_queue_bytes, cache)
 
     @contextmanager
     def pin(self, version: int) -> Iterator[None]:

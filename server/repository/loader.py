@@ -73,14 +73,34 @@ class Loader:
 
     def enter(self, model: LiveModel, version: int, built: Built) -> Servable:
         """Make a loaded model answer by its number (from the next :meth:`LiveModel.show` on)."""
-        ref = ModelRef(model.name, version)
-        servable = model.loaded[version] = self._servables.make(ref, built.model)
-        servable.stats.load_seconds = built.seconds
-        model.configure(model.config)
-        self._artifacts[ref] = built.artifacts
+        servable = self._take(model, version, built)
         model.failures.pop(version, None)
         model.advance(version, State.READY)
         return servable
+
+    def _take(self, model: LiveModel, version: int, built: Built) -> Servable:
+        ref = ModelRef(model.name, version)
+        servable = model.loaded[version] = self._servables.make(ref, built.model)
+        servable.stats.load_seconds = built.seconds
+        model.adjust(servable)
+        self._artifacts[ref] = built.artifacts
+        return servable
+
+    async def rebuild(self, model: LiveModel, version: int) -> None:
+        """Bring a version that is in memory there once more, as its configuration now says, and switch to that.
+
+        Raises ServerError; then what was there goes on answering.
+        """
+        before = model.loaded[version]
+        folder = await asyncio.to_thread(self._store.folder, model.name, version)
+        manifest = await asyncio.to_thread(self._verified, model, version, folder)
+        built = await self._build(model, folder, manifest.digest)
+        if model.loaded.get(version) is not before:  # let go, or loaded anew, meanwhile
+            await asyncio.to_thread(built.model.close)
+            return
+        self._take(model, version, built)
+        model.show(model.aliases)
+        self.spawn(before.retire())
 
     async def enter_or_await(self, model: LiveModel, version: int, built: Built) -> bool:
         """Make a loaded model answer, and say so; False if another look at the disk saw the version first.
@@ -177,7 +197,7 @@ class Loader:
         self, model: LiveModel, folder: Path, digest: str, loading: Callable[[], None] = lambda: None
     ) -> Built:
         if (folder / MODEL_FILE).exists():
-            return await self._builder.build(folder / MODEL_FILE, digest, loading)
+            return await self._builder.build(folder / MODEL_FILE, digest, loading, model.config.compile)
         return await self.pipelines.build(model.name, folder, loading)
 
     def _is_loading(self, model: LiveModel, version: int) -> None:

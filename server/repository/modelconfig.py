@@ -6,12 +6,14 @@ Names and meaning are those of Triton's ``config.pbtxt`` where it has them.
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from server.batching.policy import BatchPolicy
+from server.repository.artifacts import BuildOptions
 
 CONFIG = "config.toml"
 _LARGEST = 1 << 16  # bytes
@@ -60,10 +62,52 @@ class ResponseCaching(_Section):
     )
 
 
+class VersionPolicy(_Section):
+    """Which versions are in memory beside those that aliases name, or would after one rollback."""
+
+    latest: int | None = Field(
+        default=None, ge=1, le=1000, description="So many of the newest; 1 where neither of the next two is given."
+    )
+    all: bool = Field(default=False, description="All there are.")
+    specific: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        default=(), strict=False, description="These; retention keeps them, too."
+    )
+
+    def chosen(self, versions: Collection[int]) -> list[int]:
+        """Return those it asks for, the newest first."""
+        ordered = sorted(versions, reverse=True)
+        if self.all:
+            return ordered
+        return (
+            [version for version in ordered if version in self.specific]
+            if self.specific
+            else ordered[: self.latest or 1]
+        )
+
+
+class Compilation(_Section):
+    """What a model is compiled for; changing it compiles the versions in memory again, and then switches to that."""
+
+    precision: Literal["float32", "bfloat16"] | None = Field(default=None, description="Else the server's `precision`.")
+    max_batch: Size | None = Field(default=None, description="Largest batch; else the server's `max_batch`.")
+    threads: int | None = Field(default=None, ge=1, description="Else, and at most, the server's `threads`.")
+
+    def options(self, server: BuildOptions) -> BuildOptions:
+        """Return the server's options with what is asked for in their place."""
+        return BuildOptions(
+            self.max_batch or server.max_batch,
+            self.precision or server.precision,
+            min(self.threads or server.threads, server.threads),
+        )
+
+
 class ModelConfig(_Section):
     """One model's configuration."""
 
-    max_batch_size: Size | None = Field(default=None, description="Largest batch; at most the server's `max_batch`.")
+    max_batch_size: Size | None = Field(default=None, description="Largest batch; at most what it is compiled for.")
+    instances: int = Field(
+        default=1, ge=1, le=64, description="Batches of a version that run at once; at most the server's `workers`."
+    )
     latency_target_ms: float | None = Field(
         default=None,
         gt=0,
@@ -73,6 +117,8 @@ class ModelConfig(_Section):
     dynamic_batching: DynamicBatching = DynamicBatching()
     queue: QueuePolicy = QueuePolicy()
     response_cache: ResponseCaching = ResponseCaching()
+    version_policy: VersionPolicy = VersionPolicy()
+    compile: Compilation = Compilation()
 
     @property
     def policy(self) -> BatchPolicy:
@@ -86,6 +132,7 @@ class ModelConfig(_Section):
             priority_levels=batching.priority_levels,
             default_priority=batching.default_priority_level,
             starvation=batching.starvation_ms / 1e3,
+            instances=self.instances,
         )
 
 
@@ -118,4 +165,7 @@ def _checked(config: ModelConfig) -> ModelConfig:
         raise BadConfig(
             f"{CONFIG}: dynamic_batching.preferred_batch_size: expected max_queue_delay_microseconds above 0 with it"
         )
+    policy = config.version_policy
+    if sum((policy.latest is not None, policy.all, bool(policy.specific))) > 1:
+        raise BadConfig(f"{CONFIG}: version_policy: expected one of latest, all and specific")
     return config

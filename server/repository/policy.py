@@ -8,18 +8,19 @@ from server.repository.aliases import Aliases
 from server.repository.names import LIVE
 
 
-def wanted(state: Aliases, versions: Collection[int]) -> list[int]:
+def wanted(state: Aliases, versions: Collection[int], also: Collection[int] | None = None) -> list[int]:
     """Return the versions to hold in memory, the most urgent first.
 
     What an alias names comes first, then the candidate on trial, then what one rollback would name, so that going back
-    needs no loading, and last the newest version, so that it can be tried by its number before it goes live.
+    needs no loading, and last what the model's owner wants ``also``: unless told otherwise the newest version, so that
+    it can be tried by its number before it goes live.
     """
     ordered = sorted(state.aliases.items(), key=lambda item: item[0] != LIVE)
     targets = [alias.version for _, alias in ordered]
     previous = [alias.previous for _, alias in ordered]
     tried = state.canary.version if state.canary else None
-    newest = max(versions, default=None)
-    chosen = dict.fromkeys(v for v in (*targets, tried, *previous, newest) if v is not None)
+    rest = sorted(versions)[-1:] if also is None else also
+    chosen = dict.fromkeys(v for v in (*targets, tried, *previous, *rest) if v is not None)
     return [version for version in chosen if version in versions]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from server.batching.entry import Entry, Outcome
 from server.batching.policy import BatchPolicy
 from server.errors import Overloaded
+from server.types import Tensors
 from tests.server.data.fakes import FakeModel, doubler
 from tests.server.data.running import rows
 from tests.server.data.test_batcher import Bench, Scene, play
@@ -223,3 +225,32 @@ def test_a_preferred_size_beyond_the_largest_batch_is_not_waited_for() -> None:
 
     play_with(BatchPolicy(preferred=(16,), max_delay=LONG), scene, model)
     assert model.batches == [4]
+
+
+def test_instances_run_batches_at_the_same_time_and_no_more_than_are_allowed() -> None:
+    """Two batches meet inside the model, each waiting for the other; a third is not there."""
+    meeting, running, most = threading.Barrier(2, timeout=20), [0], [0]
+    counting = threading.Lock()
+
+    def meet(tensors: Tensors) -> Tensors:
+        with counting:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        meeting.wait()
+        with counting:
+            running[0] -= 1
+        return {"y": tensors["x"] * 2}
+
+    model = doubler(max_batch=1)
+    model.function = meet
+
+    async def scene(bench: Bench) -> None:
+        outcomes = await asyncio.gather(*(submit(bench, 0, start=index) for index in range(40)))
+        for index, outcome in enumerate(outcomes):
+            assert isinstance(outcome, dict)
+            np.testing.assert_array_equal(outcome["y"], rows(1, start=index) * 2)
+        await bench.batcher.drained()
+
+    play_with(BatchPolicy(instances=2), scene, model)
+    assert model.batches == [1] * 40
+    assert most == [2]

@@ -13,8 +13,9 @@ import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
+from server.batching.policy import BatchPolicy
 from tests.server.data.fakes import adder, doubler, echo
-from tests.server.data.running import rows
+from tests.server.data.running import rows, wait_for
 from tests.server.data.test_triton_client import DATATYPES
 from tests.server.grpc.wire import grpc_serving, tensor
 
@@ -50,6 +51,20 @@ def test_health_metadata_and_configuration(client: triton.InferenceServerClient)
     config = client.get_model_config("adder").config
     assert (config.name, config.backend, config.max_batch_size) == ("adder", "lathe", 8)
     assert list(config.input[0].dims) == [16]
+
+
+def test_the_configuration_shows_what_the_models_owner_set() -> None:
+    with grpc_serving({"m": doubler()}) as (running, address), triton.InferenceServerClient(address) as client:
+        policy = BatchPolicy(preferred=(2, 4), max_delay=0.001, priority_levels=3, default_priority=2, instances=2)
+        loop = running.server.servers[0].get_loop()
+        loop.call_soon_threadsafe(running.registry.resolve("m").configure, policy, None, None, 1000)
+        wait_for(lambda: running.registry.resolve("m").cache is not None)
+        config = client.get_model_config("m").config
+        batching = config.dynamic_batching
+        assert (list(batching.preferred_batch_size), batching.max_queue_delay_microseconds) == ([2, 4], 1000)
+        assert (batching.priority_levels, batching.default_priority_level) == (3, 2)
+        assert [(group.count, group.kind) for group in config.instance_group] == [(2, 2)]
+        assert config.response_cache.enable
 
 
 @pytest.mark.parametrize("kind", DATATYPES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -91,5 +92,77 @@ def test_a_bad_configuration_is_told_of_and_the_one_before_stays(tmp_path: Path,
                 read_config(tmp_path / "m")
             await write(w, "max_batch_size = 3")
             assert w.rollout.catalog.model("m").config_error == ""
+
+    run(scenario())
+
+
+def test_versions_are_held_as_the_policy_says(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path, keep_versions=2) as w:
+            for scale in range(1, 6):
+                await w.push(toy(float(scale)), promote=scale == 5)
+            await w.loader.settle()
+            versions = w.store.versions("m")
+            assert versions == [1, 3, 4, 5]  # live: 5, before it 1; two more are kept
+            for content, held in (
+                ("[version_policy]\nlatest = 2", {1, 4, 5}),
+                ("[version_policy]\nall = true", {1, 3, 4, 5}),
+                ("[version_policy]\nspecific = [3]", {1, 3, 5}),
+                ("", {1, 5}),
+            ):
+                await write(w, content)
+                await w.loader.settle()
+                assert set(w.model("m").loaded) == held, content
+
+    run(scenario())
+
+
+def test_retention_keeps_specific_versions(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path, keep_versions=1) as w:
+            await w.push(toy(1.0))
+            await w.push(toy(2.0))
+            await write(w, "[version_policy]\nspecific = [2]")
+            for scale in range(3, 7):
+                await w.push(toy(float(scale)), promote=True)
+            await w.loader.settle()
+            assert w.store.versions("m") == [2, 4, 5, 6]
+
+    run(scenario())
+
+
+def test_what_a_model_is_compiled_for_changes_without_a_gap(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(1.0))
+            await w.push(toy(2.0), promote=True)
+            before, artifacts = w.registry.resolve("m"), w.loader.artifacts_in_use
+            w.stages.gate.clear()
+            changing = asyncio.create_task(write(w, "[compile]\nprecision = 'bfloat16'\nmax_batch = 64"))
+            while w.stages.runs.count("compile") < 3:  # noqa: ASYNC110 - a thread makes it true
+                await asyncio.sleep(0.001)
+            assert w.registry.resolve("m") is before  # it answers until the other one can
+            w.stages.gate.set()
+            await changing
+            assert w.registry.resolve("m") is not before
+            assert w.scale() == 2.0
+            assert not w.loader.artifacts_in_use & artifacts
+            assert w.stages.flags[-1][:4] == ["--max-batch", "64", "--precision", "bfloat16"]
+            await write(w, "")
+            assert w.loader.artifacts_in_use == artifacts  # found again
+            assert w.stages.runs.count("compile") == 4
+
+    run(scenario())
+
+
+def test_code_that_cannot_be_made_leaves_what_there_is(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(1.0))
+            before = w.registry.resolve("m")
+            w.backend.refusals = 2
+            await write(w, "[compile]\nthreads = 1\nmax_batch = 4")
+            assert w.registry.resolve("m") is before
+            assert "version 1: the artifact does not load" in w.model("m").config_error
 
     run(scenario())

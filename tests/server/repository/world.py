@@ -98,11 +98,13 @@ class ToyStages:
 
     def __init__(self) -> None:
         self.runs: list[str] = []
+        self.flags: list[list[str]] = []
         self.gate = threading.Event()  # compilations wait for it
         self.gate.set()
 
     async def run(self, task: str, *arguments: str | Path) -> None:
         self.runs.append(task)
+        self.flags.append([str(argument) for argument in arguments[2:]])
         while task == "compile" and not self.gate.is_set():  # noqa: ASYNC110 - other threads open it, too
             await asyncio.sleep(0.002)
         self._stage(task, Path(arguments[0]), Path(arguments[1]))

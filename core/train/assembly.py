@@ -9,17 +9,17 @@ from fnmatch import fnmatchcase
 from math import prod
 
 import core.ops  # noqa: F401  (registers the operators)
-from core.errors import DataError, ModelError
+from core.errors import ModelError
 from core.ir.graph import Array, Graph
-from core.ir.types import TensorType
 from core.train import losses
-from core.train.data import Column, Dataset, Examples, Loader, Rows, Split, plan, select, split, taking
+from core.train.data import Column, Dataset, Examples, Loader, Rows, Split, plan, taking
 from core.train.data.preprocess import SCOPE
 from core.train.evaluation import Evaluation
 from core.train.joint import NO_CLIP, TARGET, Clip, Trainable, is_weight
 from core.train.losses import Loss
 from core.train.parent import Parent
 from core.train.recipe import OnnxModel, ParentModel, Recipe, RecipeError
+from core.train.selection import check_classes, examples_for, split_of
 from core.train.step import TrainStep, step
 from core.train.zoo import Settings, architecture
 
@@ -64,9 +64,8 @@ class Assembly:
 
 def assemble(recipe: Recipe, dataset: Dataset, parent: Parent | None = None, means: Means = MEANS) -> Assembly:
     """Make everything that a recipe names. RecipeError, DataError or ModelError for what does not fit together."""
-    examples = _examples(recipe, dataset, _given(recipe, parent))
-    data = recipe.data
-    parts = split(examples, data.held_out, data.validation, data.stratified, data.seed)
+    examples = examples_for(recipe.data, dataset, _given(recipe, parent), cast=not recipe.preprocess)
+    parts = split_of(recipe.data, examples)
     model = _model(recipe, examples, parts.train, parent)
     examples, loss = _all_classes(examples, model), _loss(recipe, examples)
     _check(model, loss, examples)
@@ -76,44 +75,6 @@ def assemble(recipe: Recipe, dataset: Dataset, parent: Parent | None = None, mea
 
 
 # -- data -------------------------------------------------------------------------------------------------------------
-
-
-def _examples(recipe: Recipe, dataset: Dataset, parent: Parent | None) -> Examples:
-    """The columns that the recipe chooses; by default, those that a given model takes, as it takes them."""
-    data = recipe.data
-    classes = parent.classes if parent else None
-
-    def chosen(inputs: dict[str, str | tuple[str, ...]] | None) -> Examples:
-        return select(
-            dataset,
-            inputs,
-            data.target,
-            task=data.task,
-            classes=classes,
-            shapes=data.shapes,
-            layouts=data.layouts,
-        )
-
-    examples = chosen(data.inputs)
-    if parent is None:
-        return examples
-    wanted = [value.name for value in parent.model.inputs]
-    if data.inputs is None and len(wanted) == len(examples.features) == 1:
-        (feature,) = examples.features.values()
-        examples = chosen({wanted[0]: feature.origin})
-    rows = _rows(parent.model)
-    return examples.like(rows) if rows is not None and not recipe.preprocess else examples
-
-
-def _rows(model: Graph) -> dict[str, Column] | None:
-    """The rows that a model takes; None where their sizes are not known."""
-    found = {}
-    for value in model.inputs:
-        sizes = tuple(size for size in value.shape[1:] if isinstance(size, int))
-        if len(sizes) != len(value.shape) - 1:
-            return None
-        found[value.name] = Column(value.name, value.dtype, sizes)
-    return found
 
 
 def _loader(recipe: Recipe, examples: Examples, rows: Rows, workers: int = 0) -> Loader:
@@ -205,11 +166,4 @@ def _check(model: Graph, loss: Loss, examples: Examples) -> None:
     expected, target = loss.target(output), examples.target
     if expected.dtype is not target.dtype or expected.rank != 1 + len(target.shape):
         raise RecipeError(f"loss: expects a target of {expected} beside an output of {output}; rows have {target}")
-    _check_classes(output, examples)
-
-
-def _check_classes(output: TensorType, examples: Examples) -> None:
-    classes, answers = examples.classes, output.dims[1] if output.rank > 1 else 1
-    if classes is not None and isinstance(answers, int) and answers < len(classes):
-        message = f"counts {len(classes)} classes, the model's output {output} tells {answers}"
-        raise DataError(message, file=examples.dataset.name, column=examples.target.name)
+    check_classes(output, examples)

@@ -20,12 +20,21 @@ import errno
 import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from core.train.assembly import Means
+    from core.train.fit import Outcome
+    from core.train.work import Sources
 
 DONE, AT_FAULT, OUT_OF_MEMORY, OUT_OF_SPACE, OCCUPIED, STOPPED = 0, 2, 3, 4, 73, 75
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+Work: TypeAlias = "Callable[[Path, Sources, Means, Request], Outcome]"
 
 
 class Request:
@@ -44,17 +53,31 @@ class Request:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train; returns the exit status."""
-    stop = Request()  # before the imports, which take longer than anything else here
-    arguments = _parser().parse_args(argv)
+
+    def load() -> Work:
+        from core.train.work import work
+
+        return work
+
+    return child("Train what a folder's recipe says.", load, argv)
+
+
+def child(description: str, load: Callable[[], Work], argv: Sequence[str] | None = None) -> int:
+    """Do what `load` returns in the folder named by the command line, until it is done or SIGTERM comes.
+
+    Returns the exit status. What takes long to import is imported by `load`, when SIGTERM is heard already.
+    """
+    stop = Request()
+    arguments = _parser(description).parse_args(argv)
     from core.errors import LatheError
     from core.train.assembly import Means
     from core.train.fit import Outcome
-    from core.train.work import Occupied, Sources, work
+    from core.train.work import Occupied, Sources
 
     sources = Sources(arguments.dataset, arguments.parent)
     means = Means(arguments.threads, arguments.cache, arguments.workers)
     try:
-        outcome = work(arguments.folder, sources, means, stop)
+        outcome = load()(arguments.folder, sources, means, stop)
     except Occupied as error:
         return _refused(error, OCCUPIED)
     except LatheError as error:
@@ -73,8 +96,8 @@ def _refused(error: Exception, status: int) -> int:
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m core.train.run", description="Train what a folder's recipe says.")
+def _parser(description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--dataset", type=Path, required=True)
     parser.add_argument("--parent", type=Path)

@@ -1,72 +1,64 @@
-"""Which columns a model takes, and what it calls the classes it tells: from a recipe, the data and the model itself."""
+"""Which columns a model takes and which rows are kept from training, as a recipe says; whether a model fits them."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-
 from core.errors import DataError
-from core.ir.graph import Graph, Value
-from core.ir.types import DType
-from core.train.data import Dataset, Examples, select
-from core.train.recipe import Data, RecipeError
-
-LINEAGE = "lineage.json"  # beside a published model
-METRICS = "metrics.json"  # beside the model of a training's result
+from core.ir.graph import Graph
+from core.ir.types import TensorType
+from core.train.data import Column, Dataset, Examples, Split, select, split
+from core.train.parent import Parent
+from core.train.recipe import Data, Names
 
 
-@dataclass(frozen=True)
-class RowType:
-    """What one row of a model's input is."""
+def examples_for(data: Data, dataset: Dataset, parent: Parent | None = None, *, cast: bool = True) -> Examples:
+    """The columns that a recipe chooses; by default, those that a given model takes, with `cast` as it takes them.
 
-    dtype: DType
-    shape: tuple[int, ...]
-
-
-def examples_for(
-    data: Data, dataset: Dataset, model: Graph | None = None, classes: Sequence[str] | None = None
-) -> Examples:
-    """The columns that a recipe chooses, as ``model`` takes them; `classes` are those it tells, matched by name.
-
-    An only input without a choice goes by the name that the model has for it. RecipeError for other inputs than the
-    model's, DataError for rows that do not fit.
+    DataError for other inputs than the model's, and for rows that do not fit.
     """
-    examples = select(dataset, data.inputs, data.target, task=data.task, classes=classes)
-    if model is None:
+    examples = _chosen(data, dataset, data.inputs, parent)
+    if parent is None:
         return examples
-    if data.inputs is None and len(model.inputs) == len(examples.features) == 1:
+    wanted = {value.name for value in parent.model.inputs}
+    if data.inputs is None and len(wanted) == len(examples.features) == 1:
         (feature,) = examples.features.values()
-        inputs = {model.inputs[0].name: feature.origin}
-        examples = select(dataset, inputs, data.target, task=data.task, classes=classes)
-    given, wanted = set(examples.features), {value.name for value in model.inputs}
-    if given != wanted:
-        raise RecipeError(f"data.inputs: expected {_names(wanted)}, which the model has, got {_names(given)}")
-    return examples.like({value.name: _row(value, examples) for value in model.inputs})
+        examples = _chosen(data, dataset, dict.fromkeys(wanted, feature.origin), parent)
+    if (given := set(examples.features)) != wanted:
+        raise DataError(f"inputs are {sorted(given)}, but the model takes {sorted(wanted)}", file=dataset.name)
+    rows = rows_of(parent.model)
+    return examples.like(rows) if cast and rows is not None else examples
 
 
-def class_names(model: Path) -> tuple[str, ...] | None:
-    """What a model that was trained here calls the classes it tells, as the file beside it says; None without one."""
-    for name in (LINEAGE, METRICS):
-        try:
-            found = json.loads((model.parent / name).read_bytes()).get("classes")
-        except FileNotFoundError:
-            continue
-        except (ValueError, AttributeError):
-            raise DataError("expected a JSON object", file=name) from None
-        return tuple(map(str, found)) if found else None
-    return None
+def split_of(data: Data, examples: Examples) -> Split:
+    """Which rows are for what."""
+    return split(examples, data.held_out, data.validation, data.stratified, data.seed)
 
 
-def _row(value: Value, examples: Examples) -> RowType:
-    """What a row of an input is; sizes that the model leaves open are the column's."""
-    sizes = value.tensor.dims[1:]
-    column = examples.inputs.get(value.name)
-    open_sizes = column.shape if column is not None and len(column.shape) == len(sizes) else (-1,) * len(sizes)
-    shape = tuple(size if isinstance(size, int) else other for size, other in zip(sizes, open_sizes, strict=True))
-    return RowType(value.dtype, shape)
+def rows_of(model: Graph) -> dict[str, Column] | None:
+    """The rows that a model takes; None where their sizes are not known."""
+    found = {}
+    for value in model.inputs:
+        sizes = tuple(size for size in value.shape[1:] if isinstance(size, int))
+        if len(sizes) != len(value.shape) - 1:
+            return None
+        found[value.name] = Column(value.name, value.dtype, sizes)
+    return found
 
 
-def _names(names: set[str]) -> str:
-    return ", ".join(f"'{name}'" for name in sorted(names)) or "none"
+def check_classes(output: TensorType, examples: Examples) -> None:
+    """DataError when a model tells fewer classes than the data have."""
+    classes, answers = examples.classes, output.dims[1] if output.rank > 1 else 1
+    if classes is not None and isinstance(answers, int) and answers < len(classes):
+        message = f"counts {len(classes)} classes, the model's output {output} tells {answers}"
+        raise DataError(message, file=examples.dataset.name, column=examples.target.name)
+
+
+def _chosen(data: Data, dataset: Dataset, inputs: dict[str, str | Names] | None, parent: Parent | None) -> Examples:
+    return select(
+        dataset,
+        inputs,
+        data.target,
+        task=data.task,
+        classes=parent.classes if parent else None,
+        shapes=data.shapes,
+        layouts=data.layouts,
+    )

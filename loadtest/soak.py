@@ -129,16 +129,19 @@ async def soak(options: Options, report: Report) -> None:
     watch = Watch(traffic.admin.target)
     trouble = Trouble(Admin.at(options.url, MODEL), base, report)
     loop = traffic.loop(arrivals.poisson(rate, seconds))
+    running = asyncio.create_task(loop.run())
     beside = [asyncio.create_task(watch.run()), asyncio.create_task(trouble.run())]
     try:
-        log = await loop.run()
+        await asyncio.wait([running, *beside], return_when=asyncio.FIRST_COMPLETED)
         for task in beside:
             if task.done():
                 task.result()  # raises what ended it
+        log = await running
     finally:
+        loop.stop()
         for task in beside:
             task.cancel()
-        await asyncio.gather(*beside, return_exceptions=True)
+        await asyncio.gather(running, *beside, return_exceptions=True)
     report.phases.append(summarise(f"{rate:g}/s for {seconds:g} s", log, seconds, {}))
     report.promise_no_failures()
     judge(watch, report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,13 +20,14 @@ from tests.loadtest.fake import Answer, Call, serving
 
 @dataclass
 class Server:
-    """Answers whatever it is asked; each upload leaks a little."""
+    """Answers whatever it is asked, as badly as it is told to."""
 
     leak: float = 0.0  # MiB of memory per look
     handles: int = 0  # descriptors per look
     looks: int = 0
     versions: int = 0
     fails: bool = False
+    last_version: float = math.inf
 
     async def handle(self, call: Call) -> Answer:
         refusals = {(path, body): status for path, body, status in nonsense()}
@@ -41,6 +43,8 @@ class Server:
                 return (500 if self.fails else 200), b"{}"
             case ["api", "v1", "models", _, "versions"]:
                 self.versions += 1
+                if self.versions > self.last_version:
+                    return 503, b'{"error": "no more"}'
         return 200, orjson.dumps({"version": self.versions})
 
     def metrics(self) -> bytes:
@@ -86,6 +90,16 @@ def test_a_leak_of_memory_is_noticed(hurried: str) -> None:
 
 def test_a_leak_of_descriptors_is_noticed(hurried: str) -> None:
     assert not promises(Server(handles=1), hurried)["file descriptors"]
+
+
+def test_what_cannot_go_on_ends_at_once(hurried: str) -> None:
+    async def drive() -> None:
+        async with serving(Server(last_version=1).handle) as url:
+            options = Options(url=url, model="m", onnx=hurried, seconds=600.0, rate=50, connections=2)
+            await soak(options, Report("soak", {}))
+
+    with pytest.raises(RuntimeError, match="no more"):
+        asyncio.run(drive())
 
 
 def test_failures_are_noticed(hurried: str) -> None:

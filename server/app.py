@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Response
+from prometheus_client.registry import Collector
 
+from core.runtime.cpus import available_cpus
 from server.access.authority import Authority
 from server.api.asgi import HeadAsGet
 from server.api.authorize import Authorize
@@ -20,6 +22,7 @@ from server.api.errors import install_error_handlers
 from server.api.health import health_routes
 from server.api.hub import Hub
 from server.api.infer import InferService
+from server.api.jobs import jobs_routes
 from server.api.modelinfo import VERSION
 from server.api.models import models_routes
 from server.api.repository import ProtocolControl
@@ -28,6 +31,11 @@ from server.backends.graph import GraphBackend
 from server.dataplane import DataPlane, Resolver
 from server.datasets.assembly import build_datasets
 from server.datasets.service import Datasets
+from server.jobs.assembly import Jobs, Ports, build_jobs
+from server.jobs.judge import Judge
+from server.jobs.metrics import JobMetrics
+from server.jobs.parents import RepositoryParents
+from server.jobs.publish import Publisher
 from server.repository.artifacts import usable_folder
 from server.repository.assembly import Control, build_control
 from server.repository.registry import Registry
@@ -42,6 +50,7 @@ if TYPE_CHECKING:
     from server.api.grpc.endpoint import GrpcEndpoint
     from server.telemetry.tracing import Tracing
 
+JobsMaker = Callable[[Settings, Ports, Callable[[], bool]], Jobs]
 Running = Callable[[Callable[[], None]], AbstractAsyncContextManager[None]]  # tells when all is loaded
 
 
@@ -91,26 +100,38 @@ def create_app(settings: Settings) -> FastAPI:
     return assemble_with(engine, control)
 
 
-def assemble_with(engine: Engine, control: Control, datasets: Datasets | None = None) -> FastAPI:
-    """Return the application over a repository and everything that manages it."""
+def assemble_with(
+    engine: Engine, control: Control, datasets: Datasets | None = None, make_jobs: JobsMaker = build_jobs
+) -> FastAPI:
+    """Return the application over a repository and everything that manages it; the last two are for tests."""
     settings, rollout = engine.settings, control.rollout
     datasets = datasets or build_datasets(settings)
+    parents = RepositoryParents(rollout.catalog, control.store)
+    judge = Judge(datasets, parents, settings.job_threads or available_cpus(), settings.max_job_files)
+    ports = Ports(datasets, parents, Publisher(rollout, judge))
+    jobs = make_jobs(settings, ports, lambda: engine.plane.draining)
+    datasets.needed = jobs.service.datasets_needed
     routers = [
         models_routes(rollout, settings.max_upload),
         canary_routes(rollout.trials),
         datasets_routes(datasets, settings.max_dataset),
+        jobs_routes(jobs.service, jobs.followers),
     ]
 
     @asynccontextmanager
     async def running(loaded: Callable[[], None]) -> AsyncIterator[None]:
-        async with control.running(loaded), datasets.running():
+        async with control.running(loaded), datasets.running(), jobs.running():
             yield
 
-    return assemble(engine, ProtocolControl(rollout), running, routers)
+    return assemble(engine, ProtocolControl(rollout), running, routers, [JobMetrics(jobs.register)])
 
 
 def assemble(
-    engine: Engine, control: RepositoryControl, running: Running, routers: Iterable[APIRouter] = ()
+    engine: Engine,
+    control: RepositoryControl,
+    running: Running,
+    routers: Iterable[APIRouter] = (),
+    collectors: Iterable[Collector] = (),
 ) -> FastAPI:
     """Return the application; ``running`` is entered before the first request and left after the last."""
     settings, plane = engine.settings, engine.plane
@@ -143,7 +164,7 @@ def assemble(
     install_error_handlers(app)
     app.include_router(health_routes(plane))
     app.include_router(v2_routes(settings, plane, infer, engine.book, control, logs))
-    app.include_router(_metrics_routes(Metrics(engine.book, plane.registry.servables)))
+    app.include_router(_metrics_routes(Metrics(engine.book, plane.registry.servables, collectors)))
     for router in routers:
         app.include_router(router)
     return app

@@ -44,18 +44,23 @@ class Caller:
         """What the audit log calls them; empty for those without a key."""
         return self.key.name if self.key else ""
 
+    def may(self, scope: Scope, model: str = "") -> bool:
+        """Say whether they may do this."""
+        if self.mode is Mode.OPEN or (self.mode is Mode.UNMANAGED and scope in _UNGUARDED):
+            return True
+        return self.key is not None and self.key.allows(scope, model)
+
     def check(self, scope: Scope, model: str = "") -> None:
         """Raise Forbidden when they may not do this."""
-        if self.mode is Mode.OPEN or (self.mode is Mode.UNMANAGED and scope in _UNGUARDED):
+        if self.may(scope, model):
             return
         if self.key is None:
             raise Forbidden(
                 "management is closed on an address that other machines reach: give the server a file of keys "
                 "(LATHE_KEYS_FILE), or open it to everybody (LATHE_OPEN_MANAGEMENT=true)"
             )
-        if not self.key.allows(scope, model):
-            where = f"model {model[:80]!r}" if model else "all models"
-            raise Forbidden(f"key {self.key.name!r} does not have scope {scope.value!r} for {where}")
+        where = f"model {model[:80]!r}" if model else "all models"
+        raise Forbidden(f"key {self.key.name!r} does not have scope {scope.value!r} for {where}")
 
 
 class Authority:

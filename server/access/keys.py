@@ -42,10 +42,12 @@ class Key:
     expires: int | None = None
 
     def allows(self, scope: Scope, model: str) -> bool:
-        """Whether it opens this; without a model only a key for all of them does."""
+        """Whether it opens this; what concerns all models takes a key for all of them."""
         if scope not in self.scopes:
             return False
-        return "*" in self.models or (model != "" and any(fnmatchcase(model, pattern) for pattern in self.models))
+        if scope is Scope.TRAIN or "*" in self.models:  # datasets and jobs are no models; what jobs publish is checked
+            return True
+        return model != "" and any(fnmatchcase(model, pattern) for pattern in self.models)
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry of the file."""

@@ -22,6 +22,7 @@ Need: TypeAlias = Scope | None  # None: anybody
 _V2_MODEL = "/v2/models/{model}"
 _V2_VERSION = "/v2/models/{model}/versions/{version}"
 _MODEL = "/api/v1/models/{model}"
+_JOB = "/api/v1/jobs/{job}"
 _DATASET = "/api/v1/datasets/{dataset}"
 
 ROUTES: dict[tuple[str, str], Need] = {
@@ -58,6 +59,12 @@ ROUTES: dict[tuple[str, str], Need] = {
     ("POST", f"{_MODEL}/canary"): Scope.PROMOTE,
     ("GET", f"{_MODEL}/canary"): Scope.READ,
     ("DELETE", f"{_MODEL}/canary"): Scope.PROMOTE,
+    ("POST", "/api/v1/jobs"): Scope.TRAIN,
+    ("GET", "/api/v1/jobs"): Scope.TRAIN,
+    ("GET", _JOB): Scope.TRAIN,
+    ("DELETE", _JOB): Scope.TRAIN,
+    ("POST", f"{_JOB}/cancel"): Scope.TRAIN,
+    **{("GET", f"{_JOB}/{part}"): Scope.TRAIN for part in ("logs", "events", "report", "model")},
     ("GET", "/api/v1/datasets"): Scope.READ,
     ("GET", _DATASET): Scope.READ,
     ("POST", _DATASET): Scope.TRAIN,

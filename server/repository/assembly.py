@@ -32,6 +32,7 @@ class Control:
     """The objects that others need."""
 
     rollout: Rollout
+    store: Store
     watcher: Watcher
     cache: ArtifactCache
 
@@ -79,4 +80,4 @@ def build_control(
     loader = Loader(store, builder, servables, models)
     housekeeping = Housekeeping(store, loader, cache, settings.keep_versions)
     rollout = Rollout(store, models, loader, housekeeping, UploadLimits(settings.max_upload, settings.auto_promote))
-    return Control(rollout, Watcher(store, rollout, settings.poll_interval, settings.settle_time), cache)
+    return Control(rollout, store, Watcher(store, rollout, settings.poll_interval, settings.settle_time), cache)

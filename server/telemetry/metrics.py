@@ -34,13 +34,16 @@ _TRITON: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
 class Metrics:
     """Writes the exposition."""
 
-    def __init__(self, book: StatsBook, servables: Callable[[], Iterable[Servable]]) -> None:
+    def __init__(
+        self, book: StatsBook, servables: Callable[[], Iterable[Servable]], collectors: Iterable[Collector] = ()
+    ) -> None:
         self._book = book
         self._servables = servables
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
-        self._registry.register(_LatheCollector(book, servables))
+        for collector in (_LatheCollector(book, servables), *collectors):
+            self._registry.register(collector)
 
     def text(self) -> bytes:
         """Return everything in the text format."""

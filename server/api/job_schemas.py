@@ -1,0 +1,189 @@
+"""What the API of jobs takes and gives, as OpenAPI describes it."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+from pydantic import Field
+
+from server.api.schemas import Answer, Asked
+from server.jobs.job import Finished, Job, JobState, Publish
+from server.jobs.service import Request
+from server.repository.names import LIVE
+
+PRIORITIES = 10  # either side of 0
+
+
+class ModelAsked(Asked):
+    """A published version."""
+
+    name: str = Field(description="The model's name.", max_length=128)
+    version: int | str = Field(default=LIVE, description="A number or an alias, resolved when the job comes.")
+
+
+class PublishAsked(Asked):
+    """What becomes of a result."""
+
+    model: str = Field(description="The model that gets a new version.", max_length=128)
+    promote: bool = Field(default=False, strict=True, description="Make it live, if the gate lets it.")
+    alias: str | None = Field(
+        default=None, max_length=64, description="The alias that it takes, if the gate lets it; `live` for `promote`."
+    )
+    allow_signature_change: bool = Field(default=False, strict=True, description="Even with other inputs or outputs.")
+    gate: dict[str, Any] | None = Field(default=None, description="What the result must be, to take the alias.")
+
+    def to_order(self) -> Publish:
+        """Return it as a job keeps it."""
+        alias = self.alias or (LIVE if self.promote else None)
+        return Publish(self.model, alias, self.allow_signature_change, self.gate)
+
+
+class LimitsAsked(Asked):
+    """What a job may take; the server's own limits hold besides."""
+
+    seconds: float | None = Field(default=None, gt=0, description="Time of running, by the clock.")
+    memory: int | None = Field(default=None, ge=1 << 26, strict=True, description="Bytes of memory.")
+
+
+class JobAsked(Asked):
+    """A job: data and a recipe, and what becomes of the result. Never code."""
+
+    kind: str = Field(default="train", description="train, finetune, evaluate or sweep.", max_length=40)
+    recipe: dict[str, Any] = Field(description="What is trained and how; its schema depends on the kind.")
+    dataset: str = Field(description="Name or sha256 of uploaded data.", max_length=128)
+    model: ModelAsked | None = Field(default=None, description="The version that a job starts from or looks at.")
+    publish: PublishAsked | None = Field(default=None, description="Without it the result stays with the job.")
+    priority: int = Field(
+        default=0,
+        ge=-PRIORITIES,
+        le=PRIORITIES,
+        strict=True,
+        description="The higher the sooner; above 0 for administrators.",
+    )
+    limits: LimitsAsked = Field(default=LimitsAsked(), description="What the job may take.")
+
+    def to_request(self) -> Request:
+        """Return it as the service takes it."""
+        return Request(
+            kind=self.kind,
+            recipe=self.recipe,
+            dataset=self.dataset,
+            model=self.model.name if self.model else None,
+            version=str(self.model.version) if self.model else LIVE,
+            publish=self.publish.to_order() if self.publish else None,
+            priority=self.priority,
+            seconds=self.limits.seconds,
+            memory=self.limits.memory,
+        )
+
+
+class Pinned(Answer):
+    """What a name stood for when the job came."""
+
+    name: str
+    version: int | None = Field(default=None, description="Of a model.")
+    digest: str = Field(description="sha256, in hexadecimal.")
+
+
+class JobResult(Answer):
+    """Where a result went."""
+
+    model: str
+    version: int | None = Field(description="Null when it was not published.")
+    moved_alias: bool = Field(description="Whether the gate let it take the alias.")
+    decision: dict[str, Any] = Field(description="The gate's decision, with its reasons.")
+
+    @classmethod
+    def of(cls, result: Finished) -> JobResult:
+        return cls(
+            model=result.model,
+            version=result.version,
+            moved_alias=result.moved_alias,
+            decision=dict(result.decision),
+        )
+
+
+class JobSummary(Answer):
+    """One job."""
+
+    id: str
+    kind: str
+    state: JobState
+    owner: str = Field(description="The key that submitted it; empty without keys.")
+    dataset: Pinned
+    model: Pinned | None
+    publish: str | None = Field(description="The model that is to get a version.")
+    priority: int
+    submitted: str
+    started: str | None
+    finished: str | None
+    ran: float = Field(description="Seconds of running, ended attempts together.")
+    attempts: int = Field(description="How often its process was started.")
+    cancelling: bool = Field(description="Whether it is being stopped for good.")
+    error: str = Field(description="Why it failed, where it did.")
+    result: JobResult | None
+
+    @classmethod
+    def of(cls, job: Job) -> JobSummary:
+        return cls(**_facts(job))
+
+
+class JobDetail(JobSummary):
+    """One job with its recipe, and how far it is."""
+
+    recipe: dict[str, Any]
+    seconds: float = Field(description="The most it may run.")
+    memory: int = Field(description="The most bytes of memory it may take.")
+    progress: dict[str, Any] | None = Field(description="The last event that its process reported.")
+    metrics: dict[str, Any] = Field(description="Of the result, on the rows that were kept from training.")
+
+    @classmethod
+    def detail(cls, job: Job, progress: dict[str, Any] | None) -> JobDetail:
+        order = job.order
+        return cls(
+            **_facts(job),
+            recipe=dict(order.recipe),
+            seconds=order.limits.seconds,
+            memory=order.limits.memory,
+            progress=progress,
+            metrics=dict(job.metrics),
+        )
+
+
+class JobAccepted(JobDetail):
+    """A job that was submitted."""
+
+    replayed: bool = Field(description="Whether the same Idempotency-Key had submitted it before.")
+
+    @classmethod
+    def accepted(cls, job: Job, replayed: bool) -> JobAccepted:
+        return cls(**JobDetail.detail(job, None).model_dump(), replayed=replayed)
+
+
+def _facts(job: Job) -> dict[str, Any]:
+    order, model = job.order, job.order.model
+    return {
+        "id": order.id,
+        "kind": order.kind,
+        "state": job.state,
+        "owner": order.owner,
+        "dataset": Pinned(name=order.dataset.name, digest=order.dataset.digest),
+        "model": Pinned(name=model.name, version=model.version, digest=model.digest) if model else None,
+        "publish": order.publish.model if order.publish else None,
+        "priority": order.priority,
+        "submitted": _time(order.submitted),
+        "started": _time(job.started),
+        "finished": _time(job.finished),
+        "ran": round(job.ran, 3),
+        "attempts": job.attempts,
+        "cancelling": job.cancelling,
+        "error": job.error,
+        "result": JobResult.of(job.result) if job.result else None,
+    }
+
+
+def _time(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="milliseconds")

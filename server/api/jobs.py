@@ -1,0 +1,180 @@
+"""Jobs over HTTP: submitted, listed, followed, cancelled, deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path as File
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi.responses import FileResponse, StreamingResponse
+
+from server.access.authority import Caller
+from server.api.job_schemas import JobAccepted, JobAsked, JobDetail, JobSummary
+from server.api.models import FAILURES, Key, form, origin_of
+from server.errors import BadRequest, NotFound
+from server.jobs.folders import LOG, RESULT
+from server.jobs.follow import Beat, Followers, Line, Turned
+from server.jobs.job import ID, Job, JobState
+from server.jobs.progress import last_event
+from server.jobs.service import JobService
+from server.repository.manifest import MODEL_FILE
+
+_LOG_TAIL, _LOG_MOST = 64 << 10, 4 << 20  # bytes of a log: those sent unasked, and the most
+_REPORT_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; sandbox allow-scripts"
+)
+
+JobId = Annotated[str, Path(description="The job.", json_schema_extra=form(ID))]
+
+
+def jobs_routes(jobs: JobService, followers: Followers) -> APIRouter:
+    """Return the routes below /api/v1/jobs."""
+    failures = {**FAILURES, 429: FAILURES[400]}
+    routes = APIRouter(prefix="/api/v1", tags=["jobs"], responses=failures)
+    _changing(routes, jobs)
+    _reading(routes, jobs)
+    _files(routes, jobs)
+    _events(routes, jobs, followers)
+    return routes
+
+
+def _changing(routes: APIRouter, jobs: JobService) -> None:
+    @routes.post("/jobs", status_code=202)
+    async def submit(request: Request, response: Response, asked: JobAsked, idempotency_key: Key = None) -> JobAccepted:
+        """Submit a job; it is durable when this is answered."""
+        key = origin_of(request, idempotency_key).key
+        job, replayed = await jobs.submit(_caller(request), asked.to_request(), key)
+        response.headers["location"] = f"/api/v1/jobs/{job.id}"
+        return JobAccepted.accepted(job, replayed)
+
+    @routes.post("/jobs/{job}/cancel", status_code=202)
+    async def cancel(request: Request, job: JobId) -> JobSummary:
+        """Cancel a job: at once while it waits, within seconds while it runs."""
+        return JobSummary.of(await jobs.cancel(_caller(request), job))
+
+    @routes.delete("/jobs/{job}")
+    async def delete(request: Request, job: JobId) -> JobSummary:
+        """Delete a job that has ended, with its checkpoints and its result; versions it published stay."""
+        return JobSummary.of(await jobs.delete(_caller(request), job))
+
+
+def _reading(routes: APIRouter, jobs: JobService) -> None:
+    @routes.get("/jobs")
+    async def list_jobs(
+        request: Request,
+        state: Annotated[JobState | None, Query(description="Only those in this state.")] = None,
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    ) -> list[JobSummary]:
+        """List your jobs, newest first; administrators see everybody's."""
+        return [JobSummary.of(job) for job in jobs.list(_caller(request), state)[:limit]]
+
+    @routes.get("/jobs/{job}")
+    async def get_job(request: Request, job: JobId) -> JobDetail:
+        """Return one job with its recipe, its progress and its metrics."""
+        found = jobs.get(_caller(request), job)
+        return JobDetail.detail(found, await asyncio.to_thread(last_event, jobs.events(found)))
+
+
+def _files(routes: APIRouter, jobs: JobService) -> None:
+    @routes.get("/jobs/{job}/logs", responses=_content("text/plain"), response_class=Response)
+    async def logs(
+        request: Request,
+        job: JobId,
+        tail: Annotated[int, Query(ge=1, le=_LOG_MOST, description="Bytes at its end.")] = _LOG_TAIL,
+    ) -> Response:
+        """Return the end of what the job's process said."""
+        found = jobs.get(_caller(request), job)
+        text = await asyncio.to_thread(_tail, jobs.file(found, LOG), tail)
+        return Response(text, media_type="text/plain; charset=utf-8", headers={"x-content-type-options": "nosniff"})
+
+    @routes.get("/jobs/{job}/report", responses=_content("text/html"), response_class=Response)
+    async def report(request: Request, job: JobId) -> Response:
+        """Return the page about the result."""
+        file = _result(jobs, jobs.get(_caller(request), job), "report.html")
+        return FileResponse(file, media_type="text/html", headers={"content-security-policy": _REPORT_POLICY})
+
+    @routes.get("/jobs/{job}/model", responses=_content("application/octet-stream"), response_class=Response)
+    async def model(request: Request, job: JobId) -> Response:
+        """Return the ONNX file that came out."""
+        file = _result(jobs, jobs.get(_caller(request), job), MODEL_FILE)
+        return FileResponse(file, media_type="application/octet-stream", filename=MODEL_FILE)
+
+
+def _events(routes: APIRouter, jobs: JobService, followers: Followers) -> None:
+    @routes.get("/jobs/{job}/events", responses=_content("text/event-stream"), response_class=Response)
+    async def events(
+        request: Request,
+        job: JobId,
+        last_event_id: Annotated[str | None, Header(description="The `id` of the last event that came.")] = None,
+    ) -> Response:
+        """Follow a job as server-sent events until it has ended.
+
+        `state` events say where it stands; every other one is what its process reported, by its kind.
+        """
+        found = jobs.get(_caller(request), job)
+        followers.check()
+        stream = _stream(jobs, followers, found, _offset(last_event_id))
+        return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+
+async def _stream(jobs: JobService, followers: Followers, job: Job, offset: int) -> AsyncIterator[bytes]:
+    following = followers.follow(lambda: jobs.register.get(job.id), jobs.events(job), offset)
+    async with aclosing(following) as events:
+        async for event in events:
+            yield _written(event)
+
+
+def _written(event: Line | Turned | Beat) -> bytes:
+    """One event in the format of server-sent events."""
+    match event:
+        case Turned(state):
+            return b"event: state\ndata: " + orjson.dumps({"state": state.value}) + b"\n\n"
+        case Line(offset, text):
+            return b"id: %d\nevent: %b\ndata: %b\n\n" % (offset, _kind(text), text)
+    return b": nothing new\n\n"
+
+
+def _kind(text: bytes) -> bytes:
+    try:
+        kind = orjson.loads(text)["kind"]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return b"message"
+    return kind.encode() if isinstance(kind, str) and kind.isidentifier() else b"message"
+
+
+def _offset(last_event_id: str | None) -> int:
+    if last_event_id is None:
+        return 0
+    if not last_event_id.isascii() or not last_event_id.isdigit() or len(last_event_id) > 15:
+        raise BadRequest(f"header last-event-id: expected an id that an event came with, got {last_event_id[:40]!r}")
+    return int(last_event_id)
+
+
+def _caller(request: Request) -> Caller:
+    caller: Caller = request.state.caller
+    return caller
+
+
+def _content(kind: str) -> dict[int | str, dict[str, Any]]:
+    return {200: {"content": {kind: {"schema": {"type": "string"}}}}}
+
+
+def _result(jobs: JobService, job: Job, name: str) -> File:
+    file = jobs.file(job, RESULT, name)
+    if not file.is_file():
+        raise NotFound(f"job {job.id} is {job.state.value} and has no {name}")
+    return file
+
+
+def _tail(file: File, size: int) -> bytes:
+    try:
+        with open(file, "rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - size))
+            return log.read(size)
+    except FileNotFoundError:
+        return b""

@@ -1,0 +1,107 @@
+"""A job's events as they come: whole lines of its file, from any offset, until the job has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from server.errors import Overloaded, ServerError
+from server.jobs.job import Job, JobState
+
+_LOOK = 0.2  # seconds between two looks at the file
+_BLOCK = 1 << 16  # bytes read at a time; nothing is read ahead of who listens
+_LINE = 1 << 20  # bytes of the longest line
+HEARTBEAT = 15.0  # seconds of silence
+STREAMS = 64  # at once
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One event of the job's process, as it wrote it; ``offset`` is where the next one begins."""
+
+    offset: int
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """The job is in another state."""
+
+    state: JobState
+
+
+class Beat:
+    """Nothing has happened for a while."""
+
+
+class Followers:
+    """Those who follow jobs; bounded."""
+
+    def __init__(self, stopping: Callable[[], bool], limit: int = STREAMS) -> None:
+        self._stopping = stopping
+        self._limit = limit
+        self._count = 0
+
+    def check(self) -> None:
+        """Raise Overloaded when there are too many already."""
+        if self._count >= self._limit:
+            raise Overloaded(f"{self._count} callers follow jobs, as many as may", retry_after=10.0)
+
+    async def follow(self, look: Callable[[], Job], file: Path, offset: int) -> AsyncGenerator[Line | Turned | Beat]:
+        """Yield what happens from ``offset`` on; ends after the job's end, or when the server stops."""
+        self._count += 1
+        try:
+            async for event in _follow(look, file, offset, self._stopping):
+                yield event
+        finally:
+            self._count -= 1
+
+
+async def _follow(
+    look: Callable[[], Job], file: Path, offset: int, stopping: Callable[[], bool]
+) -> AsyncGenerator[Line | Turned | Beat]:
+    state, spoken = None, time.monotonic()
+    while not stopping():
+        try:
+            now = look().state  # before the file is read: what was written before the end is sent before it
+        except ServerError:
+            return  # deleted, or the register is down
+        found = await asyncio.to_thread(read_lines, file, offset)
+        for line in found:
+            yield line
+        if now is not state and not found:
+            yield Turned(now)
+            state = now
+            if now.is_final:
+                return
+        elif found:
+            offset = found[-1].offset
+        elif time.monotonic() - spoken < HEARTBEAT:
+            await asyncio.sleep(_LOOK)
+            continue
+        else:
+            yield Beat()
+        spoken = time.monotonic()
+
+
+def read_lines(file: Path, offset: int) -> list[Line]:
+    """Return the next whole lines of a file that grows; none when there are none yet."""
+    try:
+        fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return []
+    try:
+        block = os.pread(fd, _BLOCK, offset)
+        if block and b"\n" not in block:
+            block = os.pread(fd, _LINE, offset)
+    finally:
+        os.close(fd)
+    lines, at = [], offset
+    for text in block[: block.rfind(b"\n") + 1].splitlines(keepends=True):
+        at += len(text)
+        lines.append(Line(at, text.rstrip(b"\n")))
+    return lines

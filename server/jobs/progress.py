@@ -1,0 +1,29 @@
+"""How far a job's process says it is: the last of its events."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+_TAIL = 1 << 16  # bytes at the end of the file that are looked at
+
+
+def last_event(file: Path) -> dict[str, Any] | None:
+    """Return the last whole event, None when there is none yet."""
+    try:
+        with open(file, "rb") as events:
+            events.seek(max(0, os.fstat(events.fileno()).st_size - _TAIL))
+            text = events.read(_TAIL)
+    except OSError:
+        return None
+    for line in reversed(text[: text.rfind(b"\n") + 1].splitlines()):
+        try:
+            event = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            continue
+        if isinstance(event, dict):
+            return event
+    return None

@@ -1,0 +1,122 @@
+"""Which job runs next: a pure function of what waits, what runs and what each owner has had.
+
+The order among waiting jobs: the higher level first (the priority, one more for each ``aging`` seconds of waiting);
+then the owner with fewer jobs running; then the one who has used less of late; then who came first. A running job makes
+room for one whose priority is above the level it was started at, so waiting alone never interrupts anybody, and whoever
+was started after a long wait is not interrupted by those it overtook.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+
+HALF_LIFE = 3600.0  # seconds after which half of what an owner has used is forgotten
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How places are given."""
+
+    slots: int = 1  # jobs at a time
+    aging: float = 600.0  # seconds of waiting that weigh as much as one step of priority
+    least_run: float = 5.0  # seconds a job runs before it has to make room
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A queued job."""
+
+    id: str
+    owner: str
+    priority: int
+    since: float  # when it was queued
+    submitted: float
+
+    def level(self, now: float, aging: float) -> int:
+        """Return the priority that waiting has earned it."""
+        return self.priority + int(max(0.0, now - self.since) / aging)
+
+
+@dataclass(frozen=True, slots=True)
+class Active:
+    """A job that has a slot; ``level`` is what it was started at."""
+
+    id: str
+    owner: str
+    level: int
+    started: float
+    leaving: bool = False  # has been told to make room, or is to be cancelled
+    fixed: bool = False  # cannot make room: its result is being published
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do now."""
+
+    start: tuple[str, ...] = ()
+    stop: tuple[str, ...] = ()
+
+
+class Shares:
+    """What each owner has used of late, in seconds; older use counts less."""
+
+    def __init__(self) -> None:
+        self._used: dict[str, tuple[float, float]] = {}  # owner -> seconds, as of when
+
+    def charge(self, owner: str, seconds: float, now: float) -> None:
+        """Add what an owner's job has taken."""
+        self._used[owner] = (self.used(owner, now) + seconds, now)
+
+    def used(self, owner: str, now: float) -> float:
+        """Return what counts against an owner."""
+        seconds, then = self._used.get(owner, (0.0, now))
+        return seconds * math.exp2(-max(0.0, now - then) / HALF_LIFE)
+
+
+def plan(
+    now: float, waiting: Iterable[Waiting], active: Iterable[Active], used: Mapping[str, float], policy: Policy
+) -> Plan:
+    """Return which jobs start in free slots, and which make room; ``used`` is by owner, nothing where missing."""
+    active = list(active)
+    running = Counter(job.owner for job in active)
+    free = max(0, policy.slots - len(active))
+    order = list(islice(_in_order(now, waiting, running, used, policy), free + len(active)))
+    start, rest = order[:free], order[free:]
+    room = sum(job.leaving for job in active)  # slots that will be free soon
+    return Plan(tuple(job.id for job in start), tuple(_victims(now, rest[room:], active, policy)))
+
+
+def _in_order(
+    now: float, waiting: Iterable[Waiting], running: Counter[str], used: Mapping[str, float], policy: Policy
+) -> Iterator[Waiting]:
+    """The waiting jobs in the order they would start; each that starts counts for those behind it."""
+    left, counted = list(waiting), Counter(running)
+    while left:
+        chosen = min(
+            left,
+            key=lambda job: (
+                -job.level(now, policy.aging),
+                counted[job.owner],
+                used.get(job.owner, 0.0),
+                job.submitted,
+                job.id,
+            ),
+        )
+        left.remove(chosen)
+        counted[chosen.owner] += 1
+        yield chosen
+
+
+def _victims(now: float, rest: Iterable[Waiting], active: list[Active], policy: Policy) -> list[str]:
+    """Who makes room for jobs that found none: the lowest level first, of equals whoever has run least."""
+    able = [job for job in active if not job.leaving and not job.fixed and now - job.started >= policy.least_run]
+    able.sort(key=lambda job: (job.level, -job.started))
+    victims: list[str] = []
+    for candidate in rest:
+        if len(victims) < len(able) and candidate.priority > able[len(victims)].level:
+            victims.append(able[len(victims)].id)
+    return victims

@@ -1,0 +1,258 @@
+"""Jobs from submission to their end, with real processes."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from server.errors import Conflict, Internal, NotFound, StorageFull, Unprocessable
+from server.jobs.job import Job, JobState, Publish
+from tests.server.jobs.world import ANYBODY, Press, World, run, until, world
+from tests.server.repository.test_children import children_of, environment_of
+
+PUBLISH = Publish("m", "live")
+
+
+def test_a_job_runs_and_leaves_its_result(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            job = await w.reach(await w.submit(steps=4))
+            assert job.state is JobState.SUCCEEDED
+            assert job.metrics == {"accuracy": 0.9, "steps": 4}
+            assert (w.folder(job) / "result" / "model.onnx").exists()
+            assert job.attempts == 1
+            assert job.started is not None and job.finished is not None
+            assert 0 < job.ran <= job.finished - job.started + 0.1
+
+    run(scenario())
+
+
+def test_a_result_is_published(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            job = await w.reach(await w.submit(publish=PUBLISH))
+            assert job.state is JobState.SUCCEEDED
+            assert job.result is not None
+            assert (job.result.version, job.result.moved_alias) == (1, True)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("do", "reason"),
+    [
+        ("refuse", r"row 3, column 'x': expected a number, got 'a'"),
+        ("crash", r"SIGSEGV \(3 times in a row"),
+        ("exit", r"exit code 9; the job's log"),
+        ("no result", r"ended without a result"),
+    ],
+)
+def test_what_goes_wrong_is_told(do: str, reason: str, tmp_path: Path) -> None:
+    async def scenario() -> Job:
+        async with world(tmp_path) as w:
+            return await w.reach(await w.submit(do=do))
+
+    job = run(scenario())
+    assert job.state is JobState.FAILED
+    assert re.search(reason, job.error), job.error
+    assert str(tmp_path) not in job.error
+
+
+def test_a_crash_is_survived_from_the_last_checkpoint(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            job = await w.reach(await w.submit(steps=12, do="crash once", every=1))
+            assert (job.state, job.attempts) == (JobState.SUCCEEDED, 2)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("limit", "do", "reason"),
+    [
+        ({"seconds_limit": 0.5}, {"seconds": 60}, "longer than its limit of seconds"),
+        ({"memory": 200 << 20}, {"do": "eat memory"}, "more than 200 MiB of memory"),
+    ],
+)
+def test_beyond_its_limits_a_job_is_ended(limit: dict, do: dict, reason: str, tmp_path: Path) -> None:
+    async def scenario() -> Job:
+        async with world(tmp_path) as w:
+            return await w.reach(await w.submit(**limit, **do))
+
+    job = run(scenario())
+    assert job.state is JobState.FAILED
+    assert reason in job.error
+    assert children_of(tmp_path) == []
+
+
+def test_beyond_its_share_of_the_disk_a_job_is_ended(tmp_path: Path) -> None:
+    async def scenario() -> Job:
+        async with world(tmp_path, max_job_files=4 << 20) as w:
+            return await w.reach(await w.submit(do="fill the disk"))
+
+    assert "more than 4 MiB of disk" in run(scenario()).error
+
+
+def test_cancelled_jobs_end_in_every_state(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            running, waiting = [await w.submit(steps=1000, seconds=0.02) for _ in range(2)]
+            await w.reach(running, JobState.RUNNING)
+            service = w.jobs.service
+            assert (await service.cancel(ANYBODY, waiting.id)).state is JobState.CANCELLED
+            told = await service.cancel(ANYBODY, running.id)
+            assert (told.state, told.cancelling) == (JobState.RUNNING, True)
+            ended = await w.reach(running)
+            assert (ended.state, ended.cancelling) == (JobState.CANCELLED, False)
+            assert (await service.cancel(ANYBODY, running.id)).state is JobState.CANCELLED  # again is harmless
+            done = await w.reach(await w.submit())
+            with pytest.raises(Conflict, match="succeeded"):
+                await service.cancel(ANYBODY, done.id)
+        assert children_of(tmp_path) == []
+
+    run(scenario())
+
+
+def test_a_process_that_does_not_stop_is_killed_with_all_it_started(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path, drain_timeout=1) as w:
+            deaf = await w.submit(steps=10_000, seconds=0.01, do="ignore SIGTERM")
+            await until(lambda: (w.folder(deaf) / "events.jsonl").exists())
+            await w.jobs.service.cancel(ANYBODY, deaf.id)
+            assert (await w.reach(deaf)).state is JobState.CANCELLED
+            parent = await w.submit(steps=10_000, seconds=0.01, do="start a child")
+            await until(lambda: len(children_of(tmp_path)) == 2)
+            await w.jobs.service.cancel(ANYBODY, parent.id)
+            await w.reach(parent)
+            assert children_of(tmp_path) == []
+
+    run(scenario())
+
+
+def test_a_process_has_the_lowest_priority_and_none_of_the_servers_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LATHE_SECRET", "hidden")
+    monkeypatch.setattr("tests.server.jobs.world.replace", lambda allowance, **_: allowance)
+
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            job = await w.submit(steps=10_000, seconds=0.01)
+            await until(lambda: [os.sched_getscheduler(pid) for pid in children_of(tmp_path)] == [os.SCHED_IDLE])
+            (pid,) = children_of(tmp_path)
+            assert b"hidden" not in environment_of(pid)
+            await w.jobs.service.cancel(ANYBODY, job.id)
+
+    run(scenario())
+
+
+def test_a_job_of_higher_priority_gets_the_slot_and_the_other_goes_on_later(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path, least_run=0.1) as w:
+            low = await w.submit(steps=60, seconds=0.02)
+            await until(lambda: (w.folder(low) / "events.jsonl").exists())
+            high = await w.submit(priority=5)
+            ended = await w.reach(high)
+            assert w.job(low).state in {JobState.QUEUED, JobState.RUNNING}
+            low = await w.reach(low)
+            assert low.attempts == 2
+            assert ended.finished is not None and low.finished is not None
+            assert ended.finished < low.finished
+            events = (w.folder(low) / "events.jsonl").read_text()
+            assert '"resumed"' in events and '"resumed", "step": 0' not in events
+
+    run(scenario())
+
+
+def test_stopping_the_server_stops_jobs_at_a_checkpoint_and_a_restart_runs_them_on(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            job = await w.submit(steps=50, seconds=0.02, every=1000)
+            await until(lambda: '"step"' in _events(w, job))
+        assert children_of(tmp_path) == []
+        async with world(tmp_path) as w:
+            assert w.job(job).state in {JobState.QUEUED, JobState.RUNNING}
+            ended = await w.reach(job)
+            assert (ended.state, ended.attempts) == (JobState.SUCCEEDED, 2)
+            assert _events(w, job).count('"kind": "step"') == 50  # none was done twice
+
+    run(scenario())
+
+
+def test_passing_trouble_in_publishing_is_waited_for(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        press = Press(errors=[StorageFull("full"), Internal("odd")])
+        press.gate.set()
+        async with world(tmp_path, press) as w:
+            assert (await w.reach(await w.submit(publish=PUBLISH))).state is JobState.SUCCEEDED
+            press.errors = [StorageFull("full")] * 3
+            failed = await w.reach(await w.submit(publish=PUBLISH))
+            assert (failed.state, failed.error) == (JobState.FAILED, "publishing: full")
+            press.errors = [Unprocessable("signature differs")]
+            assert (await w.reach(await w.submit(publish=PUBLISH))).error == "publishing: signature differs"
+            press.errors = [ZeroDivisionError()]
+            assert "server's log" in (await w.reach(await w.submit(publish=PUBLISH))).error
+
+    run(scenario())
+
+
+def test_a_server_that_stops_while_publishing_publishes_after_the_restart(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        slow = Press()
+        async with world(tmp_path, slow, drain_timeout=0.2) as w:
+            job = await w.reach(await w.submit(publish=PUBLISH), JobState.PUBLISHING)
+            with pytest.raises(Conflict, match="published"):
+                await w.jobs.service.cancel(ANYBODY, job.id)
+        async with world(tmp_path) as w:
+            ended = await w.reach(job)
+            assert (ended.state, ended.attempts) == (JobState.SUCCEEDED, 1)
+            assert w.press.calls == 1
+
+    run(scenario())
+
+
+def test_a_finetuning_job_has_its_parents_files(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            job = await w.reach(await w.submit(kind="finetune", parent="m"))
+            assert (w.folder(job) / "parent" / "model.onnx").read_text() == "parent"
+            assert job.order.model is not None and job.order.model.version == 3
+
+    run(scenario())
+
+
+def test_a_log_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.jobs.runner._LOG_BYTES", 5000)
+
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            job = await w.reach(await w.submit(steps=200, seconds=0.01, do="talk"))
+            assert 0 < (w.folder(job) / "log.txt").stat().st_size < 20_000
+
+    run(scenario())
+
+
+def test_deleting_takes_the_files_along(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            job = await w.submit(steps=1000, seconds=0.02)
+            with pytest.raises(Conflict, match="cancel it first"):
+                await w.jobs.service.delete(ANYBODY, job.id)
+            await w.jobs.service.cancel(ANYBODY, job.id)
+            await w.reach(job)
+            await w.jobs.service.delete(ANYBODY, job.id)
+            assert not w.folder(job).exists()
+            with pytest.raises(NotFound):
+                w.job(job)
+        async with world(tmp_path) as w:
+            assert w.jobs.register.all() == []
+
+    run(scenario())
+
+
+def _events(w: World, job: Job) -> str:
+    file = w.folder(job) / "events.jsonl"
+    return file.read_text() if file.exists() else ""

@@ -1,0 +1,170 @@
+"""Jobs with everything around them, in a few lines: real folders, database and processes; toy data and publishing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from server.access.authority import Caller
+from server.errors import NotFound, ServerError
+from server.jobs.assembly import Jobs, Ports, allowance_of, build_jobs
+from server.jobs.job import DatasetPin, Finished, Job, JobLimits, JobState, ModelPin, Order
+from server.jobs.kinds import Kind, Kinds
+from server.jobs.queue import Policy
+from server.jobs.service import Request
+from server.repository.fs import Fs
+from server.settings import Settings
+
+T = TypeVar("T")
+DIGEST = "d" * 64
+ANYBODY = Caller()
+
+
+def _check(recipe: Mapping[str, Any]) -> None:
+    if not isinstance(recipe.get("steps"), int):
+        raise ValueError(f"steps: expected a whole number, got {recipe.get('steps')!r}")
+
+
+FAKE = "tests.server.jobs.fake_job"
+KINDS = Kinds({"train": Kind(FAKE, _check), "finetune": Kind(FAKE, _check, needs_model=True)})
+
+
+@dataclass
+class Data:
+    """One dataset, named digits."""
+
+    path: Path
+    digest: str = DIGEST
+    held: int = 0
+
+    @classmethod
+    def at(cls, folder: Path) -> Data:
+        folder.mkdir(exist_ok=True)
+        (folder / "data.npz").write_text("data")
+        return cls(folder / "data.npz")
+
+    @asynccontextmanager
+    async def hold(self, reference: str) -> AsyncIterator[Data]:
+        if reference not in {"digits", DIGEST}:
+            raise NotFound(f"there is no dataset {reference!r}")
+        self.held += 1
+        try:
+            yield self
+        finally:
+            self.held -= 1
+
+
+class Versions:
+    """Model m with version 3."""
+
+    async def pin(self, model: str, version: str) -> ModelPin:
+        if (model, version) not in {("m", "3"), ("m", "live")}:
+            raise NotFound(f"model {model!r} has no version {version}")
+        return ModelPin("m", 3, "e" * 64)
+
+    def link(self, pin: ModelPin, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "model.onnx").write_text("parent")
+
+
+@dataclass
+class Press:
+    """Publishes by noting it down; once per job, whatever happens."""
+
+    versions: dict[str, int] = field(default_factory=dict)
+    calls: int = 0
+    errors: list[ServerError | Exception] = field(default_factory=list)  # of the next calls
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def finish(self, job: Job, folder: Path) -> Finished:
+        self.calls += 1
+        await self.gate.wait()
+        if self.errors:
+            raise self.errors.pop(0)
+        assert (folder / "result" / "model.onnx").exists()
+        return Finished("m", self.versions.setdefault(job.id, len(self.versions) + 1), True, {"passed": True})
+
+
+@dataclass
+class World:
+    """A job service at work."""
+
+    jobs: Jobs
+    data: Data
+    press: Press
+
+    async def submit(self, owner: Caller = ANYBODY, key: str | None = None, **recipe: Any) -> Job:
+        return (await self.jobs.service.submit(owner, asked(**recipe), key))[0]
+
+    def job(self, job: Job | str) -> Job:
+        return self.jobs.register.get(job if isinstance(job, str) else job.id)
+
+    def folder(self, job: Job) -> Path:
+        return self.jobs.register.folders.path(job.id)
+
+    async def reach(self, job: Job, *states: JobState) -> Job:
+        """Wait until a job is in one of these states, by default at its end."""
+        await until(lambda: self.job(job).state in states if states else self.job(job).state.is_final)
+        return self.job(job)
+
+
+def asked(publish: Any = None, priority: int = 0, seconds_limit: float | None = None, **recipe: Any) -> Request:
+    memory = recipe.pop("memory", None)
+    kind, model = recipe.pop("kind", "train"), recipe.pop("parent", None)
+    recipe = {"steps": 3, **recipe}
+    return Request(kind, recipe, "digits", model, "live", publish, priority, seconds_limit, memory)
+
+
+@asynccontextmanager
+async def world(
+    folder: Path, press: Press | None = None, fs: Fs | None = None, least_run: float = 5.0, **settings: Any
+) -> AsyncIterator[World]:
+    """Run jobs in a folder until the end of the block."""
+    data = Data.at(folder)
+    if press is None:
+        press = Press()
+        press.gate.set()
+    config = Settings(model_repo=folder, job_threads=1, **settings)
+    allowance = replace(  # the machine that runs tests is busy: what is idle would not get far
+        allowance_of(config), idle=False, policy=Policy(config.job_slots, least_run=least_run)
+    )
+    jobs = build_jobs(config, Ports(data, Versions(), press), lambda: False, KINDS, allowance, fs)
+    async with jobs.running():
+        await until(lambda: jobs.register.down is None or "yet" not in jobs.register.down)
+        yield World(jobs, data, press)
+    assert data.held == 0
+
+
+async def until(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Wait for it; fails the test when it does not come in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        await asyncio.sleep(0.01)
+
+
+def run(scenario: Coroutine[Any, Any, T]) -> T:
+    """Run a test's coroutine."""
+    return asyncio.run(asyncio.wait_for(scenario, 90))
+
+
+def order(job_id: str = "0" * 20, **more: Any) -> Order:
+    """An order that nobody gave."""
+    facts: dict[str, Any] = {
+        "id": job_id,
+        "owner": "ann",
+        "kind": "train",
+        "recipe": {"steps": 3},
+        "dataset": DatasetPin("digits", DIGEST),
+        "model": None,
+        "publish": None,
+        "priority": 0,
+        "limits": JobLimits(60.0, 1 << 30),
+        "submitted": 100.0,
+    }
+    return Order(**(facts | more))

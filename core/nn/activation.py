@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import ClassVar
 
 from core.ir.graph import Attr
 from core.nn import functional as F
@@ -119,4 +120,4 @@ class LogSoftmax(Softmax):
     op = "LogSoftmax"
 
 
-ACTIVATIONS: dict[str, Any] = {"relu": ReLU, "gelu": GELU, "silu": SiLU, "tanh": Tanh}
+ACTIVATIONS: dict[str, Callable[[], Module]] = {"relu": ReLU, "gelu": GELU, "silu": SiLU, "tanh": Tanh}

@@ -59,7 +59,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def embedding(x: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
     """Rows of a table by their numbers; that of `padding_idx` gets no gradient."""
     rows = weight.op("Gather", x, axis=0)
-    return rows if padding_idx is None else where(x.eq(padding_idx).unsqueeze(-1), rows.detach(), rows)
+    return rows if padding_idx is None else where((x == padding_idx).unsqueeze(-1), rows.detach(), rows)
 
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:

@@ -17,7 +17,7 @@ from core.errors import TraceError
 from core.ir.graph import Array, Attr, Graph, Node, Value
 from core.ir.types import DType, TensorType
 from core.ops.inference import infer_node
-from core.ops.terms import Term, Writer
+from core.ops.terms import Number, Term, Writer
 from core.reference import run_node
 
 if TYPE_CHECKING:
@@ -71,6 +71,9 @@ class _EagerWriter(Writer):
 
     def array(self, array: object, dtype: DType | None = None, name: str = "c") -> Term:
         return Term(self, Computed(name, np.array(array, dtype.numpy if dtype else None)))
+
+    def number(self, number: Number, dtype: DType) -> Term:
+        return self.array(number, dtype)  # kept for nobody
 
 
 _UNTYPED = TensorType(DType.FLOAT32, None)

@@ -6,7 +6,7 @@ computed with all the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import EllipsisType
 from typing import Any, NoReturn, TypeAlias, Union
 
@@ -112,6 +112,10 @@ class Tensor:
     def __len__(self) -> int:
         return self.extent(0)
 
+    def __iter__(self) -> Iterator[Tensor]:
+        """Along the first axis, whose extent must be known."""
+        return (self[i] for i in range(len(self)))
+
     def _unknown(self, what: str) -> NoReturn:
         message = (
             f"Python asks {what} while a graph is traced, which only a run can know; "
@@ -179,8 +183,13 @@ class Tensor:
     def __or__(self, other: Operand) -> Tensor:
         return self.op("Or", other)
 
-    def eq(self, other: Operand) -> Tensor:
+    def __eq__(self, other: Operand) -> Tensor:  # type: ignore[override]
         return self.op("Equal", other)
+
+    def __ne__(self, other: Operand) -> Tensor:  # type: ignore[override]
+        return ~(self == other)
+
+    __hash__ = object.__hash__  # tensors are told apart by identity
 
     def _like(self, other: Operand) -> Tensor:
         """A number as a tensor of this element type."""

@@ -7,8 +7,9 @@ from typing import Literal
 from pydantic import Field
 
 from core import nn
-from core.train.zoo.settings import ActivationName, Row, Settings, Share, Width, activation, image, image_first
+from core.train.zoo.settings import ActivationName, Row, Settings, Share, Width, activation, image, image_first, refuse
 
+_SMALLEST = 4  # pixels, of which pooling twice leaves one
 _LEAST = 6  # pixels that a second valid convolution needs, to leave one pooled window
 
 
@@ -24,6 +25,8 @@ class LeNet5(Settings):
 
     def module(self, row: Row, outputs: int) -> nn.Module:
         channels, *sizes = image("lenet5", row)
+        if min(sizes) < _SMALLEST:
+            raise refuse("lenet5", f"images of at least {_SMALLEST} pixels each way", row)
         padding = 0 if min(sizes) // 2 >= _LEAST else 2
         layers = [
             image_first(row.shape),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Protocol, TypeAlias
+from typing import Annotated, Literal, Protocol, TypeAlias
 
 from pydantic import Field
 
@@ -38,8 +38,7 @@ class Settings(Section):
 
 
 def activation(name: ActivationName) -> nn.Module:
-    found: Any = nn.ACTIVATIONS[name]()
-    return found
+    return nn.ACTIVATIONS[name]()
 
 
 def image(architecture: str, row: Row) -> tuple[int, int, int]:

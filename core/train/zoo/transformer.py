@@ -73,7 +73,7 @@ class Encoder(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, outputs)
 
     def forward(self, x: nn.Tensor) -> nn.Tensor:
-        padding = None if self.padding is None else x.eq(self.padding)
+        padding = None if self.padding is None else x == self.padding
         y = self.embedding(x)
         for layer in self.layers:
             y = layer(y, src_key_padding_mask=padding)

@@ -10,7 +10,7 @@ import pytest
 
 import core
 from core import nn
-from core.errors import TraceError
+from core.errors import ModelError, TraceError
 
 X = np.random.default_rng(0).normal(0, 1, (4, 3, 6)).astype(np.float32)
 INDICES = np.array([[2, 0], [1, 1]])
@@ -24,7 +24,11 @@ CASES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
         lambda x: nn.where((x > 0) & ~(x >= 1) | (x < -1), x, 0.0),
         lambda x: np.where((x > 0) & ~(x >= 1) | (x < -1), x, 0),
     ),
-    "equality": (lambda x: (x.eq(x)).to("float32"), np.ones_like),
+    "equality": (lambda x: ((x == x) | (x != 1)).to("float32"), np.ones_like),
+    "iteration": (
+        lambda x: nn.cat([each * i for i, each in enumerate(x[0])]),
+        lambda x: np.concatenate([each * i for i, each in enumerate(x[0])]),
+    ),
     "clamp": (lambda x: x.clamp(-0.5, 0.5) + x.clamp(max=0.0), lambda x: x.clip(-0.5, 0.5) + np.minimum(x, 0)),
     "masked_fill": (lambda x: x.masked_fill(x < 0, 9.0), lambda x: np.where(x < 0, 9, x)),
     "functions": (lambda x: x.exp().log() + x.abs().sqrt(), lambda x: x + np.sqrt(abs(x))),
@@ -89,6 +93,11 @@ def test_what_makes_no_sense_is_refused(wrong: Any, error: type[Exception], mess
 def test_elements_are_not_known_while_tracing(ask: Any) -> None:
     with pytest.raises(TraceError, match=r"tensor %reducesum: float32\[\]: Python asks"):
         nn.trace(lambda x: x * ask(x.sum()), {"x": "float32[n]"})
+
+
+def test_what_has_a_symbol_cannot_be_gone_through() -> None:
+    with pytest.raises(ModelError, match=r"dimension 0 of float32\[n\] is not known, expected a number"):
+        nn.trace(lambda x: nn.stack(list(x)), {"x": "float32[n]"})
 
 
 def test_a_tensor_of_a_trace_does_not_outlive_it() -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
@@ -40,13 +42,18 @@ SMALL = {"width": 16, "heads": 2, "layers": 1, "feedforward": 32}
     ("name", "shape", "settings"),
     [
         ("lenet5", (8, 8), {}),
-        ("lenet5", (3, 28, 28), {"pool": "average", "activation": "tanh"}),
-        ("lenet5", (1, 13, 32), {"dropout": 0.1}),
         ("mlp", (2, 5), {"batch_norm": True}),
-        pytest.param("resnet-small", (2, 9, 8), {"widths": (8, 16)}, marks=pytest.mark.slow),
-        pytest.param("transformer-encoder", (6,), SMALL, marks=pytest.mark.slow),
-        pytest.param("transformer-encoder", (5, 3), {}, marks=pytest.mark.slow),
-        pytest.param("resnet-small", (8, 8), {"blocks": 2}, marks=pytest.mark.slow),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                ("lenet5", (3, 28, 28), {"pool": "average", "activation": "tanh"}),
+                ("lenet5", (1, 13, 32), {"dropout": 0.1}),
+                ("resnet-small", (2, 9, 8), {"widths": (8, 16)}),
+                ("resnet-small", (8, 8), {"blocks": 2}),
+                ("transformer-encoder", (6,), SMALL),
+                ("transformer-encoder", (5, 3), {}),
+            ]
+        ),
     ],
 )
 def test_it_learns_to_tell_four_classes(name: str, shape: tuple[int, ...], settings: dict[str, Any]) -> None:
@@ -84,6 +91,29 @@ def test_a_transformer_learns_tokens_and_does_not_look_at_padding() -> None:
     assert np.isfinite(session.run({"x": np.zeros((1, 7), np.int64)})["logits"]).all()
 
 
+@pytest.mark.parametrize(
+    ("name", "row", "settings"),
+    [
+        ("lenet5", Row(DType.FLOAT32, (3, 28, 28)), {}),
+        ("mlp", Row(DType.FLOAT32, (2, 5)), {"batch_norm": True}),
+        ("resnet-small", Row(DType.FLOAT32, (8, 8)), {"widths": (4, 8), "blocks": 2}),
+        ("transformer-encoder", Row(DType.INT64, (7,)), {"vocabulary": 9, "padding": 0, **SMALL}),
+        ("transformer-encoder", Row(DType.FLOAT32, (5,)), SMALL),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_it_says_the_same_in_onnx(name: str, row: Row, settings: dict[str, Any]) -> None:
+    graph = made(name, row.shape, row.dtype, **settings)
+    data = core.export(graph)
+    onnx.checker.check_model(onnx.load_from_string(data), full_check=True)
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 9, (3, *row.shape)) if row.dtype is DType.INT64 else rng.normal(0, 1, (3, *row.shape))
+    x = x.astype(row.dtype.numpy)
+    (expected,) = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    np.testing.assert_allclose(core.interpret(graph, {"x": x})["logits"], expected, 1e-4, 1e-5)
+    np.testing.assert_allclose(core.interpret(core.load(data), {"x": x})["logits"], expected, 1e-4, 1e-5)
+
+
 def test_a_seed_decides_the_weights() -> None:
     first, again, other = (made("mlp", (5,), seed=seed) for seed in (1, 1, 2))
     assert str(first) == str(again)
@@ -106,5 +136,9 @@ def test_recipes_name_architectures_and_are_checked() -> None:
 def test_rows_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ModelError, match=r"architecture 'lenet5': takes images, .*; rows are float32\[64\]"):
         made("lenet5", (64,))
+    with pytest.raises(ModelError, match=r"architecture 'lenet5': takes images of at least 4 pixels each way"):
+        made("lenet5", (3, 9))
+    with pytest.raises(ModelError, match=r"architecture 'transformer-encoder': needs the setting vocabulary"):
+        made("transformer-encoder", (7,), DType.INT64)
     with pytest.raises(ModelError, match=r"architecture 'mlp': takes numbers, .*; rows are int64\[5\]"):
         made("mlp", (5,), DType.INT64)

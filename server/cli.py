@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from server import cli_canary, cli_datasets, cli_keys, cli_model, cli_top
+from server import cli_canary, cli_datasets, cli_keys, cli_model, cli_top, cli_train
 from server.cli_model import OnnxFile, Threads
 from server.terminal import DEFAULT_URL, Url, connected, console, fail, transfer
 
@@ -16,6 +16,7 @@ app.add_typer(cli_canary.app, name="canary")
 app.add_typer(cli_datasets.app, name="datasets")
 app.add_typer(cli_keys.app, name="keys")
 app.command()(cli_top.top)
+app.command()(cli_train.train)
 for command in (cli_model.compile, cli_model.run, cli_model.inspect, cli_model.profile, cli_model.bench):
     app.command()(command)
 
@@ -90,4 +91,3 @@ def rollback(
     with connected(url) as client:
         state = client.rollback(name, alias=alias, to=to)
     console.print(f"{name} {alias} is version {state.version}")
-

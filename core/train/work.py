@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.errors import LatheError
-from core.train import events, recipe, result
+from core.train import checkpoint, events, recipe, report, result
 from core.train.assembly import MEANS, Means
 from core.train.data import open_dataset
 from core.train.durable import write_file
@@ -61,13 +61,22 @@ def work(
     with locked(folder):
         if (folder / result.FOLDER).is_dir():
             _tell_done(folder, watch)
+            _report(folder, means, watch)
             return Outcome.DONE
         try:
-            return _fit(folder, sources, means, stop, watch).run()
+            outcome = _fit(folder, sources, means, stop, watch).run()
         except (LatheError, OSError, MemoryError) as error:
             with events.Events(folder, watch) as told:
                 told.emit("failed", error=str(error) or type(error).__name__)
             raise
+        if outcome is Outcome.DONE:
+            _report(folder, means, watch)
+        return outcome
+
+
+def has_begun(folder: Path) -> bool:
+    """Whether there is something that another training in the folder would lose."""
+    return bool(checkpoint.steps(folder)) or (folder / result.FOLDER).is_dir()
 
 
 @contextmanager
@@ -83,8 +92,8 @@ def locked(folder: Path) -> Iterator[None]:
 
 def _fit(folder: Path, sources: Sources, means: Means, stop: Callable[[], bool], watch: events.Watcher | None) -> Fit:
     what = recipe.from_json((folder / RECIPE).read_bytes())
-    begins = isinstance(what.model, OnnxModel | ParentModel)
-    parent = read_parent(sources.parent or folder / PARENT) if begins else None
+    path = sources.parent or folder / PARENT
+    parent = read_parent(path) if isinstance(what.model, OnnxModel | ParentModel) and path.exists() else None
     dataset = open_dataset(sources.dataset, what.data.format)
     return Fit(what, dataset, folder, parent, means, stop=stop, watch=watch)
 
@@ -96,3 +105,14 @@ def _tell_done(folder: Path, watch: events.Watcher | None) -> None:
     record = result.read_metrics(folder)
     with events.Events(folder, watch) as told:
         told.emit("done", metrics=record["metrics"], seconds=record["seconds"])
+
+
+def _report(folder: Path, means: Means, watch: events.Watcher | None) -> None:
+    """Write the report of a result that has none. Without one the result is no worse."""
+    if (folder / result.FOLDER / report.FILE).exists():
+        return
+    try:
+        report.write(folder, means.threads)
+    except (LatheError, OSError) as error:
+        with events.Events(folder, watch) as told:
+            told.emit("log", message=f"the report could not be written: {error}")

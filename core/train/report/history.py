@@ -35,7 +35,8 @@ class History:
                 self.resumed += 1
             case "step":
                 for name in ("loss", "rate", "rows_per_second"):
-                    self.train.setdefault(name, []).append((values["step"], values[name]))
+                    if values[name] is not None:  # a throughput, where nothing was timed
+                        self.train.setdefault(name, []).append((values["step"], values[name]))
                 self.seconds = values["seconds"]
             case "epoch":
                 self.epochs.append(values["step"])

@@ -1,0 +1,132 @@
+"""``lathe train``: a recipe's training in this process."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from server.cli_model import Threads, model_errors
+from server.terminal import console, fail
+from server.training import TrainingView
+
+if TYPE_CHECKING:
+    from core.train.events import Event
+    from core.train.fit import Outcome
+    from core.train.recipe import Recipe
+
+_INTERRUPTED = 130  # what shells expect of a command that was interrupted
+
+
+def train(
+    recipe: Annotated[Path, typer.Argument(help="What to train: a TOML or JSON file.", exists=True, dir_okay=False)],
+    data: Annotated[Path, typer.Option("--data", help="The dataset: a file or folder.", exists=True)],
+    out: Annotated[Path | None, typer.Option(help="Folder of the training; the recipe's name without it.")] = None,
+    parent: Annotated[
+        Path | None, typer.Option(help="ONNX file to go on from, for `parent = true`.", exists=True)
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the training in the folder.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show the curves as well.")] = False,
+    tensorboard: Annotated[Path | None, typer.Option(help="Folder for TensorBoard's event files.")] = None,
+    threads: Threads = None,
+) -> None:
+    """Train what a recipe says: model, metrics and a report end up in the folder's `result`.
+
+    Ctrl-C writes a checkpoint and ends; --resume goes on from there, bit by bit as if nothing had been.
+    """
+    from core.train import recipe as recipes
+    from core.train.assembly import Means
+    from core.train.fit import Outcome
+    from core.train.work import Sources
+
+    with model_errors(), _space():
+        folder = out or Path(recipe.stem)
+        _prepare(folder, recipes.read(recipe), recipe, parent, resume)
+        outcome = _work(folder, Sources(data), Means(threads), watch)
+        if tensorboard is not None:
+            from core.train.report import write_tensorboard
+
+            write_tensorboard(folder, tensorboard)
+    if outcome is Outcome.STOPPED:
+        console.print(f"stopped; --resume goes on with the training in {folder}", soft_wrap=True)
+        raise typer.Exit(_INTERRUPTED)
+    _show(folder)
+
+
+def _prepare(folder: Path, what: Recipe, file: Path, parent: Path | None, resume: bool) -> None:
+    """Write the recipe and the model to begin with into the folder, or see that they are there."""
+    from core.train import recipe, work
+    from core.train.recipe import OnnxModel
+
+    if resume:
+        if not (folder / work.RECIPE).exists():
+            raise fail(f"{folder}: there is no training to go on with")
+        if recipe.read(folder / work.RECIPE) != what:
+            raise fail(f"{folder}: the training there has another recipe than {file}")
+        return
+    if work.has_begun(folder):
+        raise fail(f"{folder}: there is a training already; --resume goes on with it, --out names another folder")
+    if isinstance(what.model, OnnxModel):
+        parent = file.parent / what.model.onnx
+        if not parent.is_file():
+            raise fail(f"{file}: model.onnx: there is no file {parent}")
+    work.prepare(folder, what, parent.read_bytes() if parent is not None else None)
+
+
+def _work(folder: Path, sources: Any, means: Any, curves: bool) -> Outcome:
+    from core.train import events, work
+
+    with TrainingView(console, curves) as view, _interruptible() as interrupted:
+        for event in events.read(folder):
+            view.standing.see(event.kind, event.values)
+
+        def watch(event: Event) -> None:
+            view.see(event.kind, event.values)
+
+        return work.work(folder, sources, means, interrupted, watch)
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed. Pressed again, it interrupts at once."""
+    pressed = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _space() -> Iterator[None]:
+    """A disk without room, or without permission, is one line and an exit status."""
+    try:
+        yield
+    except OSError as error:
+        raise fail(str(error)) from error
+
+
+def _show(folder: Path) -> None:
+    from core.train import result
+
+    record = result.read_metrics(folder)
+    table = Table("metric", "held-out rows")
+    for name, value in record["metrics"].items():
+        table.add_row(name, f"{value:.4f}")
+    console.print(table)
+    seconds, steps = record["seconds"], record["steps"]
+    where = folder / result.FOLDER
+    text = f"{steps} steps in {seconds:.1f} s, compilation apart; the model and its report are in {where}"
+    console.print(text, soft_wrap=True)

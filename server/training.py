@@ -1,0 +1,170 @@
+"""A training in the terminal: a bar with loss, metrics, throughput and the time it will take, and its curves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+_HEIGHT = 8  # lines of a curve
+_BARS = " ▁▂▃▄▅▆▇█"
+
+
+@dataclass
+class Pace:
+    """How fast steps follow each other, in this process: compilation and what came before do not count."""
+
+    first: tuple[int, float] | None = None  # a step, and the seconds of training until its end
+    last: tuple[int, float] = (0, 0.0)
+
+    def note(self, step: int, seconds: float) -> None:
+        self.first = self.first or (step, seconds)
+        self.last = (step, seconds)
+
+    def remaining(self, total: int) -> float | None:
+        """Seconds until step `total`; None before two steps have been seen."""
+        if self.first is None or self.last[0] <= self.first[0]:
+            return None
+        (before, began), (step, seconds) = self.first, self.last
+        return (total - step) * (seconds - began) / (step - before)
+
+
+@dataclass
+class Standing:
+    """What the events of a training have told so far."""
+
+    total: int = 0  # steps
+    epochs: int = 0
+    step: int = 0
+    epoch: int = 0
+    numbers: dict[str, float] = field(default_factory=dict)  # the latest loss, rate, throughput and metrics
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    judged: list[tuple[int, float]] = field(default_factory=list)
+    judge: str = "loss"
+    pace: Pace = field(default_factory=Pace)
+
+    @property
+    def place(self) -> str:
+        return f"epoch {self.epoch}/{self.epochs}"
+
+    def see(self, kind: str, values: Mapping[str, Any]) -> None:
+        match kind:
+            case "started":
+                self.epochs, self.judge = values["epochs"], values["judge"]
+                self.total = self.epochs * values["steps_per_epoch"]
+            case "resumed":
+                self.step, self.epoch, self.pace = values["step"], values["epoch"], Pace()
+                self.losses = [point for point in self.losses if point[0] <= self.step]
+                self.judged = [point for point in self.judged if point[0] <= self.step]
+            case "step":
+                self._step(values)
+            case "epoch":
+                self._epoch(values)
+
+    def _step(self, values: Mapping[str, Any]) -> None:
+        self.step, self.epoch = values["step"], values["epoch"]
+        self.numbers |= {name: values[name] for name in ("loss", "rate", "rows_per_second") if values[name] is not None}
+        self.losses.append((self.step, values["loss"]))
+        self.pace.note(self.step, values["seconds"])
+
+    def _epoch(self, values: Mapping[str, Any]) -> None:
+        self.epoch = values["epoch"]
+        self.pace.note(values["step"], values["seconds"])
+        validation = values.get("validation") or {}
+        told = {"loss", self.judge} & validation.keys()
+        self.numbers |= {f"validation {name}": validation[name] for name in sorted(told)}
+        if self.judge in validation:
+            self.judged.append((values["step"], validation[self.judge]))
+
+
+class TrainingView:
+    """Shows events as they come. On a terminal that is one block that changes; elsewhere, a line per epoch."""
+
+    def __init__(self, console: Console, curves: bool = False) -> None:
+        self.standing = Standing()
+        self._console = console
+        self._curves = curves
+        self._live = Live(console=console, get_renderable=self.render, refresh_per_second=8, transient=True)
+
+    def see(self, kind: str, values: Mapping[str, Any]) -> None:
+        """Take in an event: its kind, and its other values."""
+        self.standing.see(kind, values)
+        if kind in ("log", "failed"):
+            self._console.print(values.get("message") or f"failed: {values.get('error')}", soft_wrap=True)
+        elif kind == "epoch" and not self._console.is_terminal:
+            self._console.print(f"{self.standing.place}  {_numbers(self.standing.numbers)}", soft_wrap=True)
+
+    def render(self) -> RenderableType:
+        standing = self.standing
+        line = Table.grid(padding=(0, 2), expand=True)
+        for ratio in (None, 1, None):
+            line.add_column(ratio=ratio, no_wrap=True)
+        if not standing.step:
+            line.add_row("compiling", ProgressBar(total=None, pulse=True), "")
+            return line
+        bar = ProgressBar(total=max(standing.total, 1), completed=standing.step)
+        line.add_row(standing.place, bar, eta(standing.pace.remaining(standing.total)))
+        parts: list[RenderableType] = [line, Text(_numbers(standing.numbers), overflow="ellipsis", no_wrap=True)]
+        if self._curves:
+            parts += self._curve("loss", standing.losses)
+            parts += self._curve(f"validation {standing.judge}", standing.judged)
+        return Group(*parts)
+
+    def _curve(self, name: str, points: Sequence[tuple[int, float]]) -> list[Text]:
+        if len(points) < 2:
+            return []
+        width = max(self._console.width - 12, 10)
+        return [Text(name, style="bold"), *(Text(line) for line in curve([y for _, y in points], width))]
+
+    def __enter__(self) -> TrainingView:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._live.stop()
+
+
+def eta(seconds: float | None) -> str:
+    """A time as people say it: 4 s, 2:05, 1:02:03."""
+    if seconds is None:
+        return ""
+    whole = round(seconds)
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}:{minutes:02}:{rest:02} left"
+    return f"{minutes}:{rest:02} left" if minutes else f"{rest} s left"
+
+
+def curve(values: Sequence[float], width: int, height: int = _HEIGHT) -> list[str]:
+    """Bars of block characters, the newest on the right, with the highest and lowest value beside them."""
+    columns = _means(values, width)
+    low, high = min(columns), max(columns)
+    scale = 8 * height / ((high - low) or 1.0)
+    levels = [max(round((value - low) * scale), 1) for value in columns]
+    lines = []
+    for row in reversed(range(height)):
+        label = f"{high:9.4g} " if row == height - 1 else f"{low:9.4g} " if row == 0 else " " * 10
+        lines.append(label + "".join(_BARS[min(max(level - 8 * row, 0), 8)] for level in levels))
+    return lines
+
+
+def _means(values: Sequence[float], width: int) -> list[float]:
+    """At most `width` numbers: means of neighbours where there are more."""
+    count = min(len(values), width)
+    edges = [len(values) * i // count for i in range(count + 1)]
+    return [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+
+
+def _numbers(numbers: Mapping[str, float]) -> str:
+    texts = {"rows_per_second": "{:,.0f} rows/s", "rate": "rate {:.2e}"}
+    return "  ".join(texts.get(name, f"{name} {{:.4f}}").format(value) for name, value in numbers.items())

@@ -1,0 +1,109 @@
+"""`lathe train` from a recipe's file to a result, refused, interrupted and resumed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from core.frontends.export import export
+from server.cli import app
+from tests.core.train.models import perceptron
+from tests.core.train.world import RECIPE, kinds, model_bytes, quadrants
+
+
+def lathe(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(one) for one in arguments], env={"COLUMNS": "200"})
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """A recipe and its data."""
+    path = tmp_path / "points.json"
+    path.write_text(json.dumps(dict(RECIPE)))
+    return path, quadrants(tmp_path / "data.npz")
+
+
+def test_a_recipe_becomes_a_model(tmp_path: Path, files: tuple[Path, Path]) -> None:
+    recipe, data = files
+    out, curves = tmp_path / "job", tmp_path / "curves"
+    result = lathe("train", recipe, "--data", data, "--out", out, "--threads", 1, "--tensorboard", curves)
+    assert result.exit_code == 0, result.output
+    metrics = json.loads((out / "result/metrics.json").read_bytes())["metrics"]
+    assert f"{metrics['accuracy']:.4f}" in result.stdout
+    assert "epoch 4/4" in result.stdout and "20 steps in" in result.stdout
+    assert (out / "result/report.html").stat().st_size > 1000
+    assert list(curves.iterdir())
+    again = lathe("train", recipe, "--data", data, "--out", out)
+    assert again.exit_code == 1
+    assert "there is a training already; --resume goes on with it" in again.stderr
+    resumed = lathe("train", recipe, "--data", data, "--out", out, "--resume")
+    assert resumed.exit_code == 0 and f"{metrics['accuracy']:.4f}" in resumed.stdout
+    recipe.write_text(json.dumps({**RECIPE, "epochs": 5}))
+    changed = lathe("train", recipe, "--data", data, "--out", out, "--resume")
+    assert changed.exit_code == 1 and "another recipe than" in changed.stderr
+
+
+def test_a_model_beside_the_recipe_goes_on_learning(tmp_path: Path, files: tuple[Path, Path]) -> None:
+    recipe, data = files
+    (tmp_path / "model.onnx").write_bytes(export(perceptron(features=2, classes=4)))
+    recipe.write_text(json.dumps({**RECIPE, "model": {"onnx": "model.onnx"}, "epochs": 1}))
+    result = lathe("train", recipe, "--data", data, "--out", tmp_path / "job", "--threads", 1)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "job/parent.onnx").read_bytes() == (tmp_path / "model.onnx").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "complaint"),
+    [
+        ({"epochs": 0}, [], "points.json: epochs: Input should be greater than or equal to 1, got 0"),
+        ({"model": {"onnx": "none.onnx"}}, [], "model.onnx: there is no file"),
+        ({"model": {"parent": True}}, [], "model: goes on from a model"),
+        ({"data": {"target": "z"}}, [], "'z'"),
+        ({}, ["--resume"], "there is no training to go on with"),
+    ],
+)
+def test_refusals_are_one_line(
+    tmp_path: Path, files: tuple[Path, Path], changes: dict[str, Any], options: list[str], complaint: str
+) -> None:
+    recipe, data = files
+    recipe.write_text(json.dumps({**RECIPE, **changes}))
+    result = lathe("train", recipe, "--data", data, "--out", tmp_path / "job", *options)
+    assert result.exit_code == 1
+    assert complaint in result.stderr and "Traceback" not in result.output
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_mistake_at_the_start_leaves_the_folder_free(tmp_path: Path, files: tuple[Path, Path]) -> None:
+    recipe, data = files
+    recipe.write_text(json.dumps({**RECIPE, "data": {"target": "z"}}))
+    command = ("train", recipe, "--data", data, "--out", tmp_path / "job", "--threads", 1)
+    assert lathe(*command).exit_code == 1
+    recipe.write_text(json.dumps({**RECIPE, "epochs": 1}))
+    assert lathe(*command).exit_code == 0
+
+
+def test_interrupted_and_resumed(tmp_path: Path, files: tuple[Path, Path]) -> None:
+    recipe, data = files
+    recipe.write_text(json.dumps({**RECIPE, "epochs": 400, "data": {}, "checkpoint": {}}))
+    command = [sys.executable, "-c", "from server.cli import app; app()", "train", str(recipe), "--data", str(data)]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert subprocess.run([*command, "--out", str(whole), "--threads", "1"], check=False).returncode == 0
+    process = subprocess.Popen([*command, "--out", str(parts), "--threads", "1"], stdout=subprocess.PIPE, text=True)
+    while "epoch" not in kinds(parts):
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped; --resume goes on with the training in" in output
+    assert not (parts / "result").exists()
+    assert subprocess.run([*command, "--out", str(parts), "--resume", "--threads", "1"], check=False).returncode == 0
+    assert model_bytes(parts) == model_bytes(whole)

@@ -39,9 +39,7 @@ class Entry:
         self.done = done
         self.deadline = deadline  # monotonic seconds
         self.priority = priority  # 1 is the most urgent; 0: as the model's policy says
-        self.nbytes = 0
-        for array in inputs.values():
-            self.nbytes += array.nbytes
+        self.nbytes = _size(inputs)
         self.since = 0.0  # monotonic seconds; set when queued
         self.state = State.WAITING
         self.ran: Ran | None = None  # the batch it was part of, once that has ended
@@ -59,6 +57,10 @@ class Entry:
         if self.parts:
             return all(part.is_waiting for part in self.parts)
         return self.state in (State.WAITING, State.STAGED)
+
+    def replace(self, inputs: Tensors, group: Group) -> None:
+        """Take other inputs, before it is queued."""
+        self.inputs, self.group, self.nbytes = inputs, group, _size(inputs)
 
     def start(self) -> None:
         """Note that it runs, unless its caller has left."""
@@ -85,6 +87,13 @@ class Entry:
             self.timer.cancel()
             self.timer = None
         return done
+
+
+def _size(inputs: Tensors) -> int:
+    nbytes = 0
+    for array in inputs.values():
+        nbytes += array.nbytes
+    return nbytes
 
 
 def _nobody(_outcome: Outcome) -> None:

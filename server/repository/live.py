@@ -19,7 +19,7 @@ from server.repository import policy
 from server.repository.aliases import Aliases
 from server.repository.lifecycle import State, Status
 from server.repository.manifest import Manifest, Signature
-from server.repository.modelconfig import ModelConfig
+from server.repository.modelconfig import CONFIG, ModelConfig
 from server.repository.names import LIVE
 from server.repository.registry import Registry, View
 
@@ -90,6 +90,11 @@ class LiveModel:
         """Let a version follow the configuration."""
         queue, cache = self.config.queue, self.config.response_cache.max_bytes
         servable.configure(self.config.policy, queue.max_queue_size, queue.max_queue_bytes, cache)
+        padding = self.config.padding.rule
+        if padding is not None and (problem := padding.problem(servable.signature)):
+            self.config_error = f"{CONFIG}: padding: version {servable.ref.version}: {problem}"
+            padding = None
+        servable.padding = padding
 
     @contextmanager
     def pin(self, version: int) -> Iterator[None]:

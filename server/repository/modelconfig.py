@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from server.batching.padding import Padding
 from server.batching.policy import BatchPolicy
 from server.repository.artifacts import BuildOptions
 
@@ -60,6 +61,29 @@ class ResponseCaching(_Section):
     max_bytes: int = Field(
         default=0, ge=0, description="Bytes per version; 0 turns it off. Only for models that answer alike each time."
     )
+
+
+class PaddingRules(_Section):
+    """Requests of different lengths in one batch, where the model heeds a mask."""
+
+    mask: str | None = Field(
+        default=None, description="The input that is 1 for what is real; padded with 0. Without it nothing is padded."
+    )
+    inputs: tuple[str, ...] = Field(default=(), strict=False, description="Inputs padded likewise, with `value`.")
+    outputs: tuple[str, ...] = Field(
+        default=(), strict=False, description="Outputs cut back to a request's own length."
+    )
+    axis: int = Field(default=1, ge=1, le=7, description="Along which they are padded and cut.")
+    multiple: int = Field(default=16, ge=1, le=1 << 20, description="Lengths are padded to multiples of it.")
+    longest: int | None = Field(default=None, ge=1, description="No length is padded beyond it.")
+    value: float = Field(default=0, strict=False, description="What `inputs` are padded with.")
+
+    @property
+    def rule(self) -> Padding | None:
+        """What is done with each request."""
+        if self.mask is None:
+            return None
+        return Padding(self.mask, self.inputs, self.outputs, self.axis, self.multiple, self.longest, self.value)
 
 
 class VersionPolicy(_Section):
@@ -117,6 +141,7 @@ class ModelConfig(_Section):
     dynamic_batching: DynamicBatching = DynamicBatching()
     queue: QueuePolicy = QueuePolicy()
     response_cache: ResponseCaching = ResponseCaching()
+    padding: PaddingRules = PaddingRules()
     version_policy: VersionPolicy = VersionPolicy()
     compile: Compilation = Compilation()
 

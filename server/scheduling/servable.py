@@ -12,6 +12,7 @@ from server.batching.batcher import Batcher
 from server.batching.cache import ResponseCache, key_of
 from server.batching.entry import Entry, Outcome, State
 from server.batching.execution import run, run_each
+from server.batching.padding import Padding
 from server.batching.policy import BatchPolicy
 from server.batching.signature import Signature
 from server.pipelines.pipeline import BuiltinStage, Pipeline
@@ -54,11 +55,18 @@ class Servable:
         self.signature = Signature(model.inputs, model.outputs, model.batchable)
         self.wire: Codec | None = None  # made by the wire layer on first use
         self.cache: ResponseCache | None = None
+        self.padding: Padding | None = None
 
     def submit(self, entry: Entry) -> None:
-        """Queue a request, or answer it soon from the cache; raises Overloaded or DeadlineExceeded at the door."""
-        if self.cache is None or not self._answer_from(self.cache, entry):
-            self.batcher.submit(entry)
+        """Queue a request, or answer it soon from the cache; raises Overloaded or DeadlineExceeded at the door.
+
+        BadRequest for inputs of unequal lengths, where they are to be padded.
+        """
+        if self.cache is not None and self._answer_from(self.cache, entry):
+            return
+        if self.padding is not None:
+            self.padding.apply(entry, self.signature)
+        self.batcher.submit(entry)
 
     def cancel(self, entry: Entry) -> None:
         """The request's caller left."""

@@ -166,3 +166,18 @@ def test_code_that_cannot_be_made_leaves_what_there_is(tmp_path: Path) -> None:
             assert "version 1: the artifact does not load" in w.model("m").config_error
 
     run(scenario())
+
+
+def test_padding_that_does_not_fit_a_version_is_told_of_and_not_done(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(1.0, shape=(-1, -1)))
+            await write(w, "[padding]\nmask = 'x'\noutputs = ['y']\nmultiple = 4")
+            servable = w.registry.resolve("m")
+            assert servable.padding is not None
+            assert servable.padding.multiple == 4
+            await w.push(toy(2.0, shape=(-1, 4)), promote=True, allow_signature_change=True)
+            assert w.registry.resolve("m").padding is None
+            assert "padding: version 2: 'x': expected numbers, of any length along axis 1" in w.model("m").config_error
+
+    run(scenario())

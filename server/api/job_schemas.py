@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from server.api.schemas import Answer, Asked
+from server.jobs.gate import Gate
 from server.jobs.job import Finished, Job, JobState, Publish
 from server.jobs.service import Request
 from server.repository.names import LIVE
@@ -31,12 +32,13 @@ class PublishAsked(Asked):
         default=None, max_length=64, description="The alias that it takes, if the gate lets it; `live` for `promote`."
     )
     allow_signature_change: bool = Field(default=False, strict=True, description="Even with other inputs or outputs.")
-    gate: dict[str, Any] | None = Field(default=None, description="What the result must be, to take the alias.")
+    gate: Gate | None = Field(default=None, description="What the result must be, to take the alias.")
 
     def to_order(self) -> Publish:
         """Return it as a job keeps it."""
         alias = self.alias or (LIVE if self.promote else None)
-        return Publish(self.model, alias, self.allow_signature_change, self.gate)
+        gate = self.gate.model_dump(mode="json") if self.gate else None
+        return Publish(self.model, alias, self.allow_signature_change, gate)
 
 
 class LimitsAsked(Asked):

@@ -126,8 +126,9 @@ _ROUNDING = 1e-12  # what subtracting metrics may err by
 
 def _measured(name: str, metrics: Metrics) -> float | None:
     value = metrics.get(name)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and isfinite(value) else None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
+        return None
+    return float(value)
 
 
 def _unmeasured(name: str) -> Check:

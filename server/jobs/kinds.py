@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import orjson
 
 from server.errors import BadRequest
+
+if TYPE_CHECKING:
+    from core.train.recipe import Recipe
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +27,44 @@ class Kind:
 
 
 def _trains(recipe: Mapping[str, Any]) -> None:
-    from core.train.recipe import RecipeError, from_values  # with the first job: it brings the compiler's training side
+    """A training that makes its model."""
+    what = _read_recipe(recipe)
+    if hasattr(what.model, "parent") or hasattr(what.model, "onnx"):
+        raise ValueError("model: expected an architecture; a job of kind finetune goes on from a published version")
+
+
+def _goes_on(recipe: Mapping[str, Any]) -> None:
+    """A training that begins with a version."""
+    if not hasattr(_read_recipe(recipe).model, "parent"):
+        raise ValueError("model: expected `parent = true`, for the job's model is what learns")
+
+
+def _judges(recipe: Mapping[str, Any]) -> None:
+    from core.train.judging import from_json
+
+    _told(lambda: from_json(orjson.dumps(recipe)))
+
+
+def _read_recipe(recipe: Mapping[str, Any]) -> Recipe:
+    from core.train.recipe import from_values  # with the first job: it brings the compiler's training side
+
+    return _told(lambda: from_values(recipe))
+
+
+def _told(read: Callable[[], T]) -> T:
+    """What `read` returns; raises ValueError in place of RecipeError."""
+    from core.train.recipe import RecipeError
 
     try:
-        from_values(recipe)
+        return read()
     except RecipeError as error:
         raise ValueError(str(error)) from error
 
 
 KINDS: dict[str, Kind] = {
     "train": Kind("core.train.run", _trains),
+    "finetune": Kind("core.train.run", _goes_on, needs_model=True),
+    "evaluate": Kind("core.train.evaluate", _judges, needs_model=True, publishes=False),
 }
 
 

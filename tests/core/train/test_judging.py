@@ -1,0 +1,104 @@
+"""Judging models on data: the same figures as the training's own, the right rows, clear faults."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from core.errors import DataError, LatheError
+from core.train import judging, recipe, result, work
+from core.train.assembly import Means
+from core.train.data import open_dataset
+from core.train.fit import Outcome, never
+from core.train.parent import with_classes
+from core.train.work import Sources
+from tests.core.train.world import asked, kinds, quadrants
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return quadrants(tmp_path_factory.mktemp("data") / "data")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    work.prepare(folder, asked(data={"held_out": 0.3}))
+    assert work.work(folder, Sources(data), Means(threads=1)) is Outcome.DONE
+    return folder / result.FOLDER
+
+
+def judged(model: Path, file: Path, **asked: Any) -> dict[str, Any]:
+    what = judging.from_json(json.dumps({"operators": False, **asked}))
+    return judging.judge(what, open_dataset(file), model, Means(threads=1), never)
+
+
+def test_a_model_is_worth_what_its_training_said(trained: Path, data: Path) -> None:
+    said = json.loads((trained / "metrics.json").read_bytes())
+    found = judged(trained / "model.onnx", data, data={"held_out": 0.3}, rows="test", batch=7)
+    assert found["metrics"] == pytest.approx(said["metrics"])
+    assert (found["confusion"], found["rows"], found["data"]) == (said["confusion"], 36, said["data"])
+    assert found["classes"] == ("0", "1", "2", "3")
+
+
+def test_all_rows_by_another_runtime(trained: Path, data: Path) -> None:
+    arrays = np.load(data)
+    session = onnxruntime.InferenceSession(trained / "model.onnx", providers=["CPUExecutionProvider"])
+    (logits,) = session.run(None, {"x": arrays["x"]})
+    found = judged(trained / "model.onnx", data)
+    assert found["rows"] == 120
+    assert found["metrics"]["accuracy"] == pytest.approx(np.mean(logits.argmax(1) == arrays["y"]))
+
+
+def test_classes_are_matched_by_name(trained: Path, data: Path, tmp_path: Path) -> None:
+    """The same points, their quadrants called by words that sort differently from the numbers."""
+    arrays, words = np.load(data), np.array(["south-west", "north-west", "south-east", "north-east"])
+    named = tmp_path / "named.npz"
+    np.savez(named, x=arrays["x"], y=words[arrays["y"]])
+    expected = judged(trained / "model.onnx", data)["metrics"]["accuracy"]
+    (tmp_path / "model.onnx").write_bytes(with_classes((trained / "model.onnx").read_bytes(), words.tolist()))
+    assert judged(tmp_path / "model.onnx", named)["metrics"]["accuracy"] == expected
+    assert judged(trained / "model.onnx", named, classes=words.tolist())["metrics"]["accuracy"] == expected
+    with pytest.raises(LatheError, match="class 'south-east' is none of the model's classes"):
+        judged(trained / "model.onnx", named)
+
+
+def test_operators_are_timed(trained: Path, data: Path) -> None:
+    found = judged(trained / "model.onnx", data, operators=True)["operators"]
+    assert [entry["batch"] for entry in found] == [1, 16, 64]
+    assert all(0 < len(entry["operators"]) <= 10 for entry in found)
+
+
+def test_what_does_not_go_together(trained: Path, data: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.npz"
+    np.savez(other, x=np.zeros((6, 3), np.float32), y=np.arange(6) % 4)
+    with pytest.raises(DataError, match=r"rows of input 'x' are float32\[3\], but the model takes float32\[2\]"):
+        judged(trained / "model.onnx", other)
+    with pytest.raises(DataError, match="no rows are set apart as 'validation'"):
+        judged(trained / "model.onnx", data, rows="validation")
+    with pytest.raises(recipe.RecipeError, match=r"rows: .*got 'some'; speed: "):
+        judging.from_json('{"rows": "some", "speed": 1}')
+
+
+def test_as_a_process(trained: Path, data: Path, tmp_path: Path) -> None:
+    (tmp_path / "recipe.json").write_text('{"rows": "test", "operators": false}')
+    command = [sys.executable, "-m", "core.train.evaluate", str(tmp_path), "--dataset", str(data), "--threads", "1"]
+    parent = ["--parent", str(trained / "model.onnx")]
+    assert subprocess.run([*command, *parent], check=True, capture_output=True).stdout == b""
+    assert result.read_metrics(tmp_path)["rows"] == 24
+    assert subprocess.run([*command, *parent], check=True).returncode == 0  # again: it is done
+    assert kinds(tmp_path) == ["done"]
+
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "recipe.json").write_text('{"rows": "validation"}')
+    command[3] = str(tmp_path / "bad")
+    refused = subprocess.run([*command, *parent], capture_output=True, check=False)
+    assert (refused.returncode, "set apart" in json.loads(refused.stdout)["error"]) == (2, True)
+    assert kinds(tmp_path / "bad") == ["failed"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import numpy as np
 
@@ -17,8 +17,6 @@ from core.errors import FeedError, LatheError, ModelError, TraceError
 from core.ir.graph import Array
 from core.nn.mode import current
 from core.nn.tensor import Buffer, Parameter, Tensor, tensor
-
-_M = TypeVar("_M", bound="Module")
 
 
 class Module:
@@ -103,22 +101,22 @@ class Module:
 
     # What it does
 
-    def train(self: _M, mode: bool = True) -> _M:
+    def train(self, mode: bool = True) -> Self:
         """Let dropout drop and batch normalization look at the batch, when run eagerly."""
         for module in self.modules():
             module.training = mode
         return self
 
-    def eval(self: _M) -> _M:
+    def eval(self) -> Self:
         return self.train(False)
 
-    def requires_grad_(self: _M, requires_grad: bool = True) -> _M:
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Freeze (False) or free all parameters."""
         for parameter in self.parameters():
             parameter.requires_grad = requires_grad
         return self
 
-    def apply(self: _M, function: Callable[[Module], object]) -> _M:
+    def apply(self, function: Callable[[Module], object]) -> Self:
         """Call a function for all modules inside, then for this one."""
         for _, child in self.named_children():
             child.apply(function)
@@ -149,7 +147,7 @@ class _Numbered(Module):
         for module in modules:
             self.append(module)
 
-    def append(self: _M, module: Module) -> _M:
+    def append(self, module: Module) -> Self:
         setattr(self, str(sum(1 for _ in self.named_children())), module)
         return self
 

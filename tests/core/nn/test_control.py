@@ -10,6 +10,7 @@ import pytest
 import core
 from core import nn
 from core.errors import ModelError
+from core.train import losses, optimizers, step
 
 POSITIVE, NEGATIVE = np.array([1.0, 2.0], np.float32), np.array([-3.0, 1.0], np.float32)
 
@@ -56,6 +57,15 @@ def test_a_loop_and_its_gradient(x: Any) -> None:
     assert found["number"] == count
     back = core.interpret(core.gradients(graph, of="y", with_respect_to=["x"]), {"x": x})
     np.testing.assert_allclose(back["x.gradient"], np.full(2, 0.5**count), 1e-6)
+
+
+def test_only_what_was_chosen_learns() -> None:
+    model = Choosing()
+    graph = nn.trace(model, {"x": "float32[2]"})
+    learner = step(graph, losses.MeanSquaredError(), optimizers.SGD(0.1), threads=1)
+    learner.run({"x": POSITIVE, "target": np.zeros(3, np.float32)})
+    moved = {name for name, array in model.state_dict().items() if not np.array_equal(learner.parameters[name], array)}
+    assert moved == {"up.weight", "up.bias"}
 
 
 def test_choices_and_bodies_must_agree() -> None:

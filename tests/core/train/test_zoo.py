@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 import core
 from core.errors import ModelError
 from core.ir.types import DType
+from core.passes.rows import rows
 from core.train import losses, optimizers, schedules, step
 from core.train.zoo import ARCHITECTURES, Architecture, architecture
 
@@ -104,6 +105,7 @@ def test_a_transformer_learns_tokens_and_does_not_look_at_padding() -> None:
 )
 def test_it_says_the_same_in_onnx(name: str, row: Row, settings: dict[str, Any]) -> None:
     graph = made(name, row.shape, row.dtype, **settings)
+    assert rows(graph).batchable
     data = core.export(graph)
     onnx.checker.check_model(onnx.load_from_string(data), full_check=True)
     rng = np.random.default_rng(0)

@@ -31,9 +31,10 @@ from core.nn.init import manual_seed, seeded
 from core.nn.linear import Dropout, Embedding, Flatten, Identity, Linear
 from core.nn.module import Module, ModuleList, Sequential, recorded
 from core.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, RMSNorm
+from core.nn.parameter import Buffer, Parameter
 from core.nn.pool import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
 from core.nn.recurrent import GRU, LSTM
-from core.nn.tensor import Buffer, Parameter, Tensor, cat, stack, tensor, where
+from core.nn.tensor import Tensor, cat, stack, tensor, where
 from core.nn.trace import trace
 
 __all__ = [

@@ -15,7 +15,8 @@ from core.nn.activation import ACTIVATIONS
 from core.nn.linear import Dropout, Linear
 from core.nn.module import Module, ModuleList
 from core.nn.norm import LayerNorm
-from core.nn.tensor import Parameter, Tensor
+from core.nn.parameter import Parameter
+from core.nn.tensor import Tensor
 
 
 class MultiheadAttention(Module):

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 import numpy as np
 
 from core.ir.graph import Array
-from core.nn.tensor import Parameter
+from core.nn.parameter import Parameter
 
 _GAINS = {"linear": 1.0, "sigmoid": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2), "selu": 0.75}
 

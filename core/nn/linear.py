@@ -8,7 +8,8 @@ from core.ir.types import DType
 from core.nn import functional as F
 from core.nn import init
 from core.nn.module import Module
-from core.nn.tensor import Parameter, Tensor
+from core.nn.parameter import Parameter
+from core.nn.tensor import Tensor
 
 
 class Identity(Module):

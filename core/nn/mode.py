@@ -21,7 +21,7 @@ from core.ops.terms import Number, Term, Writer
 from core.reference import run_node
 
 if TYPE_CHECKING:
-    from core.nn.tensor import Parameter
+    from core.nn.parameter import Parameter
 
 
 class Computed(Value):

@@ -13,10 +13,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from core.errors import FeedError, LatheError, ModelError, TraceError
+from core.errors import FeedError, LatheError, ModelError, TraceError, UnsupportedError
 from core.ir.graph import Array
 from core.nn.mode import current
-from core.nn.tensor import Buffer, Parameter, Tensor, tensor
+from core.nn.parameter import Buffer, Parameter
+from core.nn.tensor import Tensor, tensor
 
 
 class Module:
@@ -217,7 +218,8 @@ def _inside(module: Module) -> Iterator[str]:
 
 def _located(error: LatheError, module: Module) -> LatheError:
     """The error with the place of the innermost module around it."""
-    kind = next(each for each in (TraceError, FeedError, ModelError) if isinstance(error, each))
+    kinds = (TraceError, UnsupportedError, FeedError, ModelError)
+    kind = next(each for each in kinds if isinstance(error, each))
     return kind(f"{_describe(module)}: {error}")
 
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from core.ir.types import DType
 from core.nn.module import Module
-from core.nn.tensor import Buffer, Parameter, Tensor, tensor
+from core.nn.parameter import Buffer, Parameter
+from core.nn.tensor import Tensor, tensor
 
 Shape: TypeAlias = int | tuple[int, ...]
 

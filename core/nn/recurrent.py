@@ -12,7 +12,8 @@ from typing import ClassVar
 from core.nn import functional as F
 from core.nn import init
 from core.nn.module import Module
-from core.nn.tensor import Parameter, Tensor, cat
+from core.nn.parameter import Parameter
+from core.nn.tensor import Tensor, cat
 
 
 class _Recurrent(Module):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -33,6 +34,7 @@ class Column:
     shape: tuple[int, ...] = ()
     layout: Layout = ""
     classes: tuple[str, ...] | None = None
+    note: str = field(default="", compare=False)  # what was found when it was opened: why it is text, say
 
     @property
     def is_number(self) -> bool:
@@ -86,25 +88,26 @@ class ArraySource:
 
     def take(self, rows: Rows) -> Values:
         taken = self.array[rows]
-        return taken.astype(object) if taken.dtype.kind == "U" else taken.astype(self.column.dtype.numpy, copy=False)
+        return taken if taken.dtype.kind == "O" else taken.astype(self.column.dtype.numpy, copy=False)
 
 
-@dataclass(frozen=True)
 class LazySource:
-    """A column that is read when its first rows are asked for."""
+    """A column that is read, once, when its first rows are asked for."""
 
-    column: Column
-    length: int
-    load: Callable[[], Values]
+    def __init__(self, column: Column, length: int, load: Callable[[], Values]) -> None:
+        self.column = column
+        self._length = length
+        self._load = load
+        self._lock = Lock()
+        self._loaded: ArraySource | None = None
 
     def __len__(self) -> int:
-        return self.length
-
-    @cached_property
-    def _loaded(self) -> ArraySource:
-        return ArraySource(self.column, self.load())
+        return self._length
 
     def take(self, rows: Rows) -> Values:
+        with self._lock:
+            if self._loaded is None:
+                self._loaded = ArraySource(self.column, self._load())
         return self._loaded.take(rows)
 
 
@@ -146,6 +149,8 @@ class Dataset:
     fingerprint: Callable[[], str]
     format: str = "arrays"
     parts: Mapping[str, range] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)  # columns that models cannot take, and why
+    line_of: Callable[[int], int] | None = None  # of a text file: the line of a row, counted from 1
 
     def __post_init__(self) -> None:
         lengths = {name: len(source) for name, source in self.sources.items()}
@@ -173,6 +178,24 @@ class Dataset:
     def __len__(self) -> int:
         return len(next(iter(self.sources.values())))
 
+    def text(self) -> str:
+        """The columns and their types."""
+        return ", ".join(f"'{name}' {column}" for name, column in self.columns.items())
+
+    def column(self, name: str) -> Column:
+        """DataError when there is no such column."""
+        if name in self.columns:
+            return self.columns[name]
+        if name in self.left_out:
+            raise self.error(self.left_out[name], name)
+        there = ", ".join(f"'{column}'" for column in list(self.columns)[:20])
+        raise self.error(f"there is no such column, only {there}", name)
+
+    def error(self, message: str, column: str = "", row: int | None = None) -> DataError:
+        """A complaint about this dataset, which names the line where rows are lines."""
+        line = self.line_of(row) if self.line_of and row is not None else None
+        return DataError(message, file=self.name, column=column, row=row, line=line)
+
     def take(self, rows: Rows, columns: Iterable[str] | None = None) -> dict[str, Values]:
         """The given rows of all columns, or of some. DataError for a value that cannot be read."""
         names = list(self.sources if columns is None else columns)
@@ -189,7 +212,7 @@ def column_of(name: str, array: Values, file: str) -> Column:
     """The column that an array makes. DataError for one without rows or of a type that models cannot take."""
     if array.ndim == 0:
         raise DataError("the array has rank 0, expected rows", file=file, column=name)
-    if array.dtype.kind not in "biufUSO":
+    if array.dtype.kind not in "biufUO":
         raise DataError(f"arrays of {array.dtype} are not read, expected numbers or text", file=file, column=name)
     shape = tuple(array.shape[1:])
     return Column(name, DType.from_numpy(array.dtype.newbyteorder("=")), shape, layout_of(shape))
@@ -205,21 +228,18 @@ def layout_of(shape: tuple[int, ...]) -> Layout:
 
 
 def joined(name: str, parts: Mapping[str, Dataset], fingerprint: Callable[[], str]) -> Dataset:
-    """One dataset of parts that their files set apart. DataError when their columns differ."""
+    """One dataset of parts that their files set apart; one part alone is the dataset. DataError when columns differ."""
     first, *others = parts.values()
+    if not others:
+        return first
     for part, other in zip(list(parts)[1:], others, strict=True):
         if other.columns != first.columns:
-            raise DataError(
-                f"part '{part}' has {_text(other)}, but part '{next(iter(parts))}' {_text(first)}", file=name
-            )
+            message = f"part '{part}' has {other.text()}, but part '{next(iter(parts))}' {first.text()}"
+            raise DataError(message, file=name)
     sources: dict[str, Source] = {key: Joined([part.sources[key] for part in parts.values()]) for key in first.sources}
     ends = np.cumsum([0, *(len(part) for part in parts.values())]).tolist()
     ranges = {part: range(start, end) for part, start, end in zip(parts, ends[:-1], ends[1:], strict=True)}
     return replace(first, name=name, sources=sources, fingerprint=fingerprint, parts=ranges)
-
-
-def _text(dataset: Dataset) -> str:
-    return ", ".join(f"'{name}' {column}" for name, column in dataset.columns.items())
 
 
 def _digest_of_arrays(arrays: Mapping[str, Values]) -> str:

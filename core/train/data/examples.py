@@ -47,17 +47,18 @@ class Feature:
         """The rows: [rows, *column.shape]. DataError for a number that is infinite or none at all."""
         taken = dataset.take(rows, self.origin)
         for name, values in taken.items():
-            _check_finite(values, dataset.name, name, rows)
+            _check_finite(values, dataset, name, rows)
         joined = np.stack(list(taken.values()), axis=1) if self.joins else taken[self.origin[0]]
         return joined.reshape(len(rows), *self.column.shape).astype(self.column.dtype.numpy, copy=False)
 
 
-def _check_finite(values: Values, file: str, column: str, rows: Rows) -> None:
+def _check_finite(values: Values, dataset: Dataset, column: str, rows: Rows) -> None:
     if values.dtype.kind != "f" or np.isfinite(values).all():
         return
     place = np.argwhere(~np.isfinite(values))[0].tolist()
-    message = f"the number is {values[tuple(place)]}, expected a finite one"
-    raise DataError(message, file=file, row=int(rows[place[0]]), column=column)
+    number = values[tuple(place)]
+    message = "the number is missing or nan" if np.isnan(number) else f"the number is {number}"
+    raise dataset.error(f"{message}, expected a finite one", column, int(rows[place[0]]))
 
 
 @dataclass(frozen=True)
@@ -128,10 +129,10 @@ def select(
 
     DataError for columns that do not exist or do not fit.
     """
-    target = _column(dataset, target or _default_target(dataset), "target").name
+    target = dataset.column(target or default_target(dataset)).name
     chosen = inputs if inputs is not None else _default_inputs(dataset, target)
     if not chosen or TARGET in chosen:
-        raise DataError(f"inputs are {list(chosen)}, expected at least one, none called '{TARGET}'", file=dataset.name)
+        raise dataset.error(f"inputs are {list(chosen)}, expected at least one, none called '{TARGET}'")
     features = {name: _feature(dataset, name, columns) for name, columns in chosen.items()}
     features = _shaped(dataset, features, shapes or {}, layouts or {})
     if _counts_classes(dataset, target, task):
@@ -139,7 +140,7 @@ def select(
         return Examples(dataset, features, Column(TARGET, DType.INT64, indices.shape[1:], classes=names), indices)
     column = dataset.columns[target]
     if not column.is_number or column.is_sequence:
-        raise DataError(f"is {column}, expected numbers to learn", file=dataset.name, column=target)
+        raise dataset.error(f"is {column}, expected numbers to learn", target)
     numbers = Feature(Column(TARGET, DType.FLOAT32, column.shape or (1,)), (target,))
     return Examples(dataset, features, numbers.column, numbers.take(dataset, np.arange(len(dataset))))
 
@@ -151,14 +152,14 @@ def _counts_classes(dataset: Dataset, target: str, task: Task) -> bool:
     return not column.dtype.is_float
 
 
-def _default_target(dataset: Dataset) -> str:
+def default_target(dataset: Dataset) -> str:
     return next((name for name in _TARGETS if name in dataset.columns), list(dataset.columns)[-1])
 
 
 def _default_inputs(dataset: Dataset, target: str) -> Inputs:
     rest = [name for name in dataset.columns if name != target]
     if not rest:
-        raise DataError(f"the only column is '{target}', the target; there is nothing to learn from", file=dataset.name)
+        raise dataset.error(f"the only column is '{target}', the target; there is nothing to learn from")
     if len(rest) == 1 or all(dataset.columns[name].shape == () for name in rest):
         return {_DEFAULT_INPUT: rest}
     return {name: name for name in rest}
@@ -173,14 +174,14 @@ def _shaped(
     """The features with the shapes and layouts asked for."""
     unknown = (shapes.keys() | layouts.keys()) - features.keys()
     if unknown:
-        raise DataError(f"shape or layout of '{min(unknown)}', which is no input", file=dataset.name)
+        raise dataset.error(f"shape or layout of '{min(unknown)}', which is no input")
     for name, shape in shapes.items():
         row = replace(features[name].column, shape=tuple(shape))
         features[name] = features[name].like(name, row, dataset.name)
     for name, layout in layouts.items():
         column = features[name].column
         if layout and len(layout) != len(column.shape):
-            raise DataError(f"input '{name}' is {column}, which is no image {layout}", file=dataset.name)
+            raise dataset.error(f"input '{name}' is {column}, which is no image {layout}")
         features[name] = replace(features[name], column=replace(column, layout=layout))
     return features
 
@@ -188,23 +189,17 @@ def _shaped(
 def _feature(dataset: Dataset, name: str, columns: str | Sequence[str]) -> Feature:
     origin = (columns,) if isinstance(columns, str) else tuple(columns)
     if not origin:
-        raise DataError(f"input '{name}' names no column", file=dataset.name)
-    found = [_column(dataset, column, f"input '{name}'") for column in origin]
+        raise dataset.error(f"input '{name}' names no column")
+    found = [dataset.column(column) for column in origin]
     for column in found:
         if not column.is_number:
-            raise DataError(f"is text, which input '{name}' cannot take", file=dataset.name, column=column.name)
+            why = f" ({column.note})" if column.note else ""
+            raise dataset.error(f"is text, which input '{name}' cannot take{why}", column.name)
         if len(found) > 1 and column.shape != ():
             message = f"is {column}, but input '{name}' joins columns of one number each"
-            raise DataError(message, file=dataset.name, column=column.name)
+            raise dataset.error(message, column.name)
     first = found[0]
     if first.shape == ():
         return Feature(Column(name, DType.FLOAT32, (len(found),)), origin)
     dtype = DType.FLOAT32 if first.dtype is DType.FLOAT64 else first.dtype
     return Feature(Column(name, dtype, first.shape, first.layout), origin)
-
-
-def _column(dataset: Dataset, name: str, what: str) -> Column:
-    if name not in dataset.columns:
-        there = ", ".join(f"'{column}'" for column in list(dataset.columns)[:20])
-        raise DataError(f"{what}: there is no column '{name}', only {there}", file=dataset.name)
-    return dataset.columns[name]

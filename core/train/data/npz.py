@@ -6,24 +6,14 @@ import struct
 import zipfile
 import zlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 import numpy as np
 from numpy.lib import format as npy
 
-from core.errors import DataError
-from core.train.data.dataset import (
-    ArraySource,
-    Dataset,
-    LazySource,
-    Source,
-    Values,
-    column_of,
-    digest_of_path,
-    joined,
-)
-from core.train.data.limits import Budget
+from core.train.data.dataset import ArraySource, Dataset, LazySource, Source, Values, column_of, joined
+from core.train.data.given import Given
+from core.train.data.members import fill
 
 _SUFFIXES = {
     "_train": "train",
@@ -33,25 +23,21 @@ _SUFFIXES = {
     "_test": "test",
 }
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
-_CHUNK = 1 << 20
 
 
-def open_npz(path: Path, budget: Budget) -> Dataset:
+def open_npz(given: Given) -> Dataset:
     """Columns are the arrays. `x_train` and `x_test` (and so on) are one column `x` in parts."""
-    with zipfile.ZipFile(path) as archive:
-        members = [_member(path, archive, info, budget) for info in archive.infolist()]
+    with zipfile.ZipFile(given.path) as archive:
+        members = [_member(given, archive, info) for info in archive.infolist()]
     parts: dict[str, dict[str, Source]] = {}
     for member in members:
         name, part = _part(member.name)
         parts.setdefault(part, {})[name] = member.source(name)
-    fingerprint = lambda: digest_of_path(path)  # noqa: E731
-    datasets = {part: Dataset(path.name, sources, fingerprint, "npz") for part, sources in parts.items()}
-    if len(datasets) == 1:
-        return next(iter(datasets.values()))
-    if "" in datasets:
+    datasets = {part: Dataset(given.name, sources, given.digest, "npz") for part, sources in parts.items()}
+    if len(datasets) > 1 and "" in datasets:
         odd = ", ".join(f"'{name}'" for name in parts[""])
-        raise DataError(f"arrays {odd} belong to no part, but others are named .._train or .._test", file=path.name)
-    return joined(path.name, datasets, fingerprint)
+        raise given.error(f"arrays {odd} belong to no part, but others are named .._train or .._test")
+    return joined(given.name, datasets, given.digest)
 
 
 def _part(name: str) -> tuple[str, str]:
@@ -64,34 +50,33 @@ def _part(name: str) -> tuple[str, str]:
 class _Member:
     """One array of the archive: `start` is where its data lie in the member, after the header."""
 
-    path: Path
+    given: Given
     info: zipfile.ZipInfo
     name: str
     shape: tuple[int, ...]
     fortran: bool
     dtype: np.dtype[np.generic]
     start: int
-    budget: Budget
 
     def source(self, column: str) -> Source:
         mapped = self.info.compress_type == zipfile.ZIP_STORED and self.dtype.itemsize and 0 not in self.shape
-        kind = column_of(column, np.broadcast_to(np.empty((), self.dtype), self.shape), self.path.name)
+        kind = column_of(column, np.broadcast_to(np.empty((), self.dtype), self.shape), self.given.name)
         if mapped:
-            offset = _data_offset(self.path, self.info) + self.start
-            flat = np.memmap(self.path, np.uint8, "r", offset, self.nbytes)
+            offset = _data_offset(self.given, self.info) + self.start
+            flat = np.memmap(self.given.path, np.uint8, "r", offset, self.nbytes)
             return ArraySource(kind, self._shaped(flat))
         return LazySource(kind, self.shape[0], self._read)
 
     def _read(self) -> Values:
         """Decompress into memory, never more than the header says."""
-        self.budget.spend(self.nbytes, self.path.name, self.name)
+        self.given.spend(self.nbytes, self.name)
         flat = np.empty(self.nbytes, np.uint8)
         try:
-            with zipfile.ZipFile(self.path) as archive, archive.open(self.info) as file:
+            with zipfile.ZipFile(self.given.path) as archive, archive.open(self.info) as file:
                 file.read(self.start)
-                _fill(file, flat, self)
+                fill(file, flat)
         except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
-            raise DataError(f"cannot be read: {error}", file=self.path.name, column=self.name) from None
+            raise self.given.error(f"cannot be read: {error}", self.name) from None
         return self._shaped(flat)
 
     def _shaped(self, flat: Values) -> Values:
@@ -102,30 +87,22 @@ class _Member:
         return int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
 
 
-def _fill(file: IO[bytes], flat: Values, member: _Member) -> None:
-    for start in range(0, len(flat), _CHUNK):
-        chunk = file.read(min(_CHUNK, len(flat) - start))
-        if len(chunk) != min(_CHUNK, len(flat) - start):
-            raise EOFError(f"{start + len(chunk)} bytes of data, expected {len(flat)}")
-        flat[start : start + len(chunk)] = np.frombuffer(chunk, np.uint8)
-
-
-def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget) -> _Member:
+def _member(given: Given, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Member:
     name = info.filename.removesuffix(".npy")
     if name == info.filename:
-        raise DataError(f"'{info.filename}' is no array, expected names that end in .npy", file=path.name)
+        raise given.error(f"'{info.filename}' is no array, expected names that end in .npy")
     try:
         with archive.open(info) as file:
             shape, fortran, dtype = _header(file)
-            member = _Member(path, info, name, shape, fortran, dtype, file.tell(), budget)
+            member = _Member(given, info, name, shape, fortran, dtype, file.tell())
     except (ValueError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise DataError(f"no array in NumPy's format: {error}", file=path.name, column=name) from None
+        raise given.error(f"no array in NumPy's format: {error}", name) from None
     if dtype.hasobject:
-        raise DataError("holds Python objects, which only pickle could read: refused", file=path.name, column=name)
+        raise given.error("holds Python objects, which only pickle could read: refused", name)
     if member.start + member.nbytes != info.file_size:
         size = f"{list(shape)} of {dtype} takes {member.nbytes} bytes"
         there = info.file_size - member.start
-        raise DataError(f"the header says {size}, but {there} follow", file=path.name, column=name)
+        raise given.error(f"the header says {size}, but {there} follow", name)
     return member
 
 
@@ -140,12 +117,12 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.generic
     return shape, fortran, dtype
 
 
-def _data_offset(path: Path, info: zipfile.ZipInfo) -> int:
+def _data_offset(given: Given, info: zipfile.ZipInfo) -> int:
     """Where the bytes of a stored member begin in the archive, as its local header says (APPNOTE.TXT 4.3.7)."""
-    with path.open("rb") as file:
+    with given.path.open("rb") as file:
         file.seek(info.header_offset)
         signature, name, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
     offset = info.header_offset + _LOCAL_HEADER.size + int(name) + int(extra)
-    if signature != b"PK\x03\x04" or offset + info.file_size > path.stat().st_size:
-        raise DataError(f"'{info.filename}' does not lie where the archive says", file=path.name)
+    if signature != b"PK\x03\x04" or offset + info.file_size > given.path.stat().st_size:
+        raise given.error(f"'{info.filename}' does not lie where the archive says")
     return offset

@@ -8,33 +8,85 @@ from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from core.errors import DataError
+from core.train.data import idx, images, tables
+from core.train.data.csv_file import read_csv
 from core.train.data.dataset import Dataset
-from core.train.data.limits import MOST_BYTES, Budget
+from core.train.data.given import MOST_BYTES, Budget, Given
+from core.train.data.members import Members, members_of
 from core.train.data.npz import open_npz
+from core.train.data.parquet import read_parquet
 
-Format: TypeAlias = Literal["npz"]
+Format: TypeAlias = Literal["npz", "idx", "csv", "parquet", "images"]
 
-_READERS: dict[str, Callable[[Path, Budget], Dataset]] = {"npz": open_npz}
+_MAGIC = {b"PAR1": "parquet", b"\x1f\x8b": "csv"}
+_TEXT = 1 << 16  # bytes that are looked at to see whether a file is text
 
 
-def open_dataset(path: str | Path, format: Format | None = None, *, memory: int = MOST_BYTES) -> Dataset:
+def open_dataset(
+    path: str | Path,
+    format: Format | None = None,
+    *,
+    name: str | None = None,
+    image_size: tuple[int, int] | None = None,
+    memory: int = MOST_BYTES,
+) -> Dataset:
     """Open a file or folder; its content decides the format when none is given.
 
-    `memory` bounds the bytes that columns may take when they are read. DataError, naming file, row and column, for
-    anything that cannot be read.
+    `name` is what errors call it, `image_size` (height, width) what image files are brought to. `memory` bounds the
+    bytes that columns may take when they are read. DataError, naming file, row and column, for what cannot be read.
     """
     path = Path(path)
+    given = Given(path, name or path.name, Budget(memory), image_size)
     if not path.exists():
-        raise DataError("there is no such file or folder", file=str(path))
-    if format is not None and format not in _READERS:
-        raise DataError(f"format '{format}' is unknown, expected one of {', '.join(get_args(Format))}", file=path.name)
+        raise given.error(f"there is no file or folder {path}")
+    if format is not None and format not in get_args(Format):
+        raise given.error(f"format '{format}' is unknown, expected one of {', '.join(get_args(Format))}")
     try:
-        return _READERS[format or _guess(path)](path, Budget(memory))
-    except (zipfile.BadZipFile, OSError) as error:
-        raise DataError(f"cannot be read: {error}", file=path.name) from None
+        return _READERS[format or _guess(given)](given)
+    except (zipfile.BadZipFile, OSError, NotImplementedError) as error:
+        raise given.error(f"cannot be read: {error}") from None
 
 
-def _guess(path: Path) -> str:
-    if path.is_file() and zipfile.is_zipfile(path):
+def _guess(given: Given) -> str:
+    """The format, by content: names of files in folders and archives, the first bytes of others."""
+    if given.path.is_dir() or zipfile.is_zipfile(given.path):
+        return _guess_members(given, members_of(given.path))
+    with given.path.open("rb") as file:
+        head = file.read(_TEXT)
+    for magic, format in _MAGIC.items():
+        if head.startswith(magic):
+            return format
+    if head and b"\0" not in head:
+        return "csv"
+    raise _unknown(given)
+
+
+def _guess_members(given: Given, members: Members) -> str:
+    if given.path.is_file() and all(name.endswith(".npy") for name in members.names):
         return "npz"
-    raise DataError(f"holds none of the formats {', '.join(_READERS)}", file=path.name)
+    if idx.is_idx(members):
+        return "idx"
+    if images.is_images(members):
+        return "images"
+    table = tables.format_of(members)
+    if table is None:
+        raise _unknown(given)
+    return table
+
+
+def _unknown(given: Given) -> DataError:
+    known = "NumPy arrays (.npz), IDX files, CSV, Parquet, folders of images"
+    return given.error(f"is of none of the formats that are read: {known}")
+
+
+def _with_members(reader: Callable[[Given, Members], Dataset]) -> Callable[[Given], Dataset]:
+    return lambda given: reader(given, members_of(given.path))
+
+
+_READERS: dict[str, Callable[[Given], Dataset]] = {
+    "npz": open_npz,
+    "idx": _with_members(idx.open_idx),
+    "images": _with_members(images.open_images),
+    "csv": lambda given: tables.open_tables(given, read_csv),
+    "parquet": lambda given: tables.open_tables(given, read_parquet),
+}

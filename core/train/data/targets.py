@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from core.errors import DataError
 from core.train.data.dataset import Dataset, Rows, Values
 
 MOST_CLASSES = 1 << 16
@@ -38,10 +37,10 @@ def class_targets(dataset: Dataset, column: str, expected: Sequence[str] | None)
 def _of_text(dataset: Dataset, column: str, values: Values) -> tuple[tuple[str, ...], Rows]:
     missing = [row for row, value in enumerate(values) if not isinstance(value, str)]
     if missing:
-        raise DataError("there is no class", file=dataset.name, row=missing[0], column=column)
+        raise dataset.error("the class is missing", column, missing[0])
     names = tuple(sorted(set(values.tolist())))
     if len(names) > MOST_CLASSES:
-        raise DataError(f"{len(names)} different classes, at most {MOST_CLASSES}", file=dataset.name, column=column)
+        raise dataset.error(f"{len(names)} different classes, at most {MOST_CLASSES}", column)
     codes = {name: code for code, name in enumerate(names)}
     return names, np.array([codes[value] for value in values.tolist()], np.int64)
 
@@ -53,9 +52,9 @@ def _whole(dataset: Dataset, column: str, values: Values) -> Rows:
             odd = np.argwhere(~(np.isfinite(values) & (values == np.floor(values)) & (abs(values) < 2**31)))
         if odd.size:
             message = f"the class is {values[tuple(odd[0])]}, expected a whole number"
-            raise DataError(message, file=dataset.name, row=int(odd[0][0]), column=column)
+            raise dataset.error(message, column, int(odd[0][0]))
     if values.dtype.kind not in "biuf":
-        raise DataError(f"{values.dtype} does not count classes", file=dataset.name, column=column)
+        raise dataset.error(f"{values.dtype} does not count classes", column)
     return values.astype(np.int64)
 
 
@@ -63,7 +62,7 @@ def _check(dataset: Dataset, column: str, indices: Rows, count: int) -> None:
     wrong = np.argwhere((indices < 0) | (indices >= count))
     if wrong.size:
         message = f"the class is {indices[tuple(wrong[0])]}, expected 0 to {count - 1}"
-        raise DataError(message, file=dataset.name, row=int(wrong[0][0]), column=column)
+        raise dataset.error(message, column, int(wrong[0][0]))
 
 
 def _matched(dataset: Dataset, column: str, names: Sequence[str], indices: Rows, expected: Sequence[str]) -> Rows:
@@ -75,5 +74,5 @@ def _matched(dataset: Dataset, column: str, names: Sequence[str], indices: Rows,
         name = names[int(indices[tuple(unknown[0])])]
         known = ", ".join(repr(one) for one in list(expected)[:20])
         message = f"class {name!r} is none of the model's classes: {known}"
-        raise DataError(message, file=dataset.name, row=int(unknown[0][0]), column=column)
+        raise dataset.error(message, column, int(unknown[0][0]))
     return table[indices]

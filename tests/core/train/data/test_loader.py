@@ -62,7 +62,9 @@ def test_a_bad_row_is_named_in_its_turn() -> None:
         batches = loader.epoch(0)
         for _ in range(102):  # rows are prepared 510 at a time
             next(batches)
-        with pytest.raises(DataError, match=r"row 1033: column 'x': the number is nan, expected a finite one"):
+        with pytest.raises(
+            DataError, match=r"row 1033: column 'x': the number is missing or nan, expected a finite one"
+        ):
             next(batches)
 
 

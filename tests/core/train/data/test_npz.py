@@ -109,7 +109,7 @@ def test_a_damaged_member_is_named(tmp_path: Path) -> None:
 
 def test_neither_file_nor_format(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"\x00\x01")
-    with pytest.raises(DataError, match=r"a.bin: holds none of the formats"):
+    with pytest.raises(DataError, match=r"a.bin: is of none of the formats that are read: NumPy arrays"):
         open_dataset(tmp_path / "a.bin")
-    with pytest.raises(DataError, match="there is no such file or folder"):
+    with pytest.raises(DataError, match="b: there is no file or folder"):
         open_dataset(tmp_path / "b")

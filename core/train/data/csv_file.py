@@ -1,0 +1,252 @@
+"""CSV files, read in pieces by pyarrow.
+
+A first pass finds what the columns are (whole numbers, numbers or text), so that memory is bounded and errors can name
+the line. Values are read when they are asked for, all numbers together: a file of pixels has hundreds of columns.
+"""
+
+from __future__ import annotations
+
+import csv
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Lock
+from typing import IO, Any
+
+import numpy as np
+
+from core.ir.types import DType
+from core.train.data.dataset import Column, Dataset, LazySource, Values
+from core.train.data.extra import imported
+from core.train.data.tables import TableFile
+
+_BLOCK = 8 << 20  # bytes; also the longest line
+_MOST_COLUMNS = 1 << 16
+_TEXT_OVERHEAD = 64  # bytes that a piece of text takes besides its characters
+_DELIMITERS = ",;\t"
+_MISSING = ("", "NA", "N/A", "null", "NULL", "None")
+_WHOLE, _NUMBER, _TEXT = range(3)  # what a column holds; every kind can hold what those before it can
+
+
+def read_csv(file: TableFile) -> Dataset:
+    """A dataset of the columns. DataError for lines with too many or too few fields, or that are too long."""
+    table = _Csv(file, *_header(file))
+    columns = table.scan()
+    sources = {column.name: LazySource(column, table.rows, partial(table.values, column.name)) for column in columns}
+    return Dataset(file.given.name, sources, file.given.digest, "csv", line_of=table.line_of)
+
+
+@dataclass
+class _Seen:
+    """What a column has held so far, and where that began."""
+
+    kind: int = _WHOLE
+    text: tuple[int, str] | None = None  # row and value of the first that is no number
+    missing: int | None = None  # row
+    some: bool = False
+
+    def look(self, values: Any, start: int) -> None:
+        """At strings, the first of them in row `start`."""
+        present = values.drop_null()
+        if self.missing is None and len(present) < len(values):
+            self.missing = start + values.is_null().index(True).as_py()
+        self.some |= len(present) > 0
+        while self.kind < _TEXT and not _is(present, self.kind):
+            self.kind += 1
+            if self.kind == _TEXT:
+                self.text = _first_text(values, start)
+
+    @property
+    def dtype(self) -> DType:
+        if self.kind == _TEXT or not self.some:
+            return DType.STRING
+        return DType.INT64 if self.kind == _WHOLE and self.missing is None else DType.FLOAT64
+
+
+@dataclass
+class _Csv:
+    file: TableFile
+    names: list[str]
+    has_header: bool
+    delimiter: str
+    rows: int = 0
+    _seen: dict[str, _Seen] = field(default_factory=dict)
+    _numbers: dict[str, Values] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+
+    def scan(self) -> list[Column]:
+        """What the columns are: one look at every value."""
+        self._seen = {name: _Seen() for name in self.names}
+        for batch in self._batches(self.names):
+            for seen, values in zip(self._seen.values(), batch.columns, strict=True):
+                seen.look(values, self.rows)
+            self.rows += batch.num_rows
+        return [
+            Column(name, seen.dtype, note=note)
+            for (name, seen), note in zip(self._seen.items(), self._notes(), strict=True)
+        ]
+
+    def values(self, name: str) -> Values:
+        """All values of a column."""
+        if self._seen[name].dtype is DType.STRING:
+            return self._text(name)
+        with self._lock:
+            if not self._numbers:
+                self._numbers = self._read_numbers()
+        return self._numbers.pop(name) if name in self._numbers else self._read_numbers([name])[name]
+
+    def line_of(self, row: int) -> int:
+        """The line of a row, counted from 1."""
+        return self._lines([row])[row]
+
+    def _read_numbers(self, names: Sequence[str] | None = None) -> dict[str, Values]:
+        chosen = (
+            [name for name, seen in self._seen.items() if seen.dtype is not DType.STRING] if names is None else names
+        )
+        self.file.given.spend(self.rows * 8 * len(chosen), "")
+        columns = {name: np.empty(self.rows, self._seen[name].dtype.numpy) for name in chosen}
+        start = 0
+        for batch in self._batches(chosen):
+            for array, values in zip(columns.values(), batch.columns, strict=True):
+                kind = _WHOLE if array.dtype.kind == "i" else _NUMBER
+                array[start : start + len(values)] = _cast(values, kind).to_numpy(zero_copy_only=False)
+            start += batch.num_rows
+        return columns
+
+    def _text(self, name: str) -> Values:
+        found = np.empty(self.rows, object)
+        start = 0
+        for batch in self._batches([name]):
+            self.file.given.spend(batch.nbytes + _TEXT_OVERHEAD * batch.num_rows, name)
+            found[start : start + batch.num_rows] = batch.column(0).to_pylist()
+            start += batch.num_rows
+        return found
+
+    def _batches(self, names: Sequence[str]) -> Iterator[Any]:
+        """Record batches of the columns as strings without blanks around them; nothing is None."""
+        arrow, reader = imported("pyarrow", "CSV files"), imported("pyarrow.csv", "CSV files")
+        faults: list[Any] = []
+
+        def refuse(row: Any) -> str:
+            faults.append(row)
+            return "error"
+
+        parse = reader.ParseOptions(delimiter=self.delimiter, invalid_row_handler=refuse)
+        options = reader.ReadOptions(
+            column_names=self.names, skip_rows=int(self.has_header), block_size=_BLOCK, use_threads=False
+        )
+        types = dict.fromkeys(names, arrow.string())
+        convert = reader.ConvertOptions(
+            column_types=types, include_columns=list(names), strings_can_be_null=True, null_values=_MISSING
+        )
+        trim = imported("pyarrow.compute", "CSV files").utf8_trim_whitespace
+        try:
+            with self.file.stream() as stream:
+                for batch in reader.open_csv(stream, options, parse, convert):
+                    yield arrow.RecordBatch.from_arrays([trim(each) for each in batch.columns], list(names))
+        except (arrow.ArrowInvalid, EOFError, OSError, zlib.error) as error:
+            raise self._refused(error, faults) from None
+
+    def _refused(self, error: Exception, faults: Sequence[Any]) -> Exception:
+        if faults:
+            fault = faults[0]
+            message = f"{fault.actual_columns} fields, expected {fault.expected_columns}: {fault.text[:60]!r}"
+            line = None if fault.number is None else self._lines([fault.number - 1 - self.has_header]).popitem()[1]
+            return self.file.given.error(message, line=line)
+        if "straddl" in str(error):
+            return self.file.given.error(f"a line is longer than {_BLOCK} bytes, or quotation marks are not closed")
+        return self.file.given.error(f"cannot be read: {error}")
+
+    def _notes(self) -> list[str]:
+        """Why columns are not numbers, and where one is missing."""
+        rows = [seen.text[0] if seen.text else seen.missing for seen in self._seen.values()]
+        lines = self._lines([row for row in rows if row is not None])
+        notes = []
+        for seen, row in zip(self._seen.values(), rows, strict=True):
+            where = "" if row is None else f"line {lines[row]}"
+            notes.append(f"{where}: {seen.text[1][:40]!r} is no number" if seen.text else where and f"{where} is empty")
+        return notes
+
+    def _lines(self, rows: Sequence[int]) -> dict[int, int]:
+        """Lines of rows: blank ones do not count as rows."""
+        wanted = {row + self.has_header for row in rows}
+        found = dict[int, int]()
+        with self.file.stream() as stream:
+            filled = (number for number, line in enumerate(_short_lines(stream), start=1) if line.strip(b"\r\n"))
+            for count, number in enumerate(filled):
+                if count in wanted:
+                    found[count - self.has_header] = number
+                if len(found) == len(wanted):
+                    break
+        return found
+
+
+def _short_lines(stream: IO[bytes]) -> Iterator[bytes]:
+    """Lines, or what fits into memory of them."""
+    while line := stream.readline(_BLOCK):
+        yield line
+
+
+def _header(file: TableFile) -> tuple[list[str], bool, str]:
+    """Names of the columns, whether they stand in the first line, and what separates fields.
+
+    A first line with a number in it is no header, unless it counts the columns: 0, 1, 2 and so on.
+    """
+    try:
+        with file.stream() as stream:
+            first = next((line for line in _short_lines(stream) if line.strip(b"\r\n")), b"")
+        line = first.decode("utf-8-sig").rstrip("\r\n")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+        raise file.given.error(f"cannot be read: {error}") from None
+    if not line or len(first) >= _BLOCK:
+        raise file.given.error(f"a line is longer than {_BLOCK} bytes" if line else "is empty")
+    delimiter = max(_DELIMITERS, key=line.count)
+    fields = [field.strip() for field in next(csv.reader([line], delimiter=delimiter))]
+    if len(fields) > _MOST_COLUMNS:
+        raise file.given.error(f"{len(fields)} columns, at most {_MOST_COLUMNS}")
+    counted = fields == [str(i) for i in range(len(fields))]
+    header = counted or not any(map(_is_number, fields))
+    names = [field or f"column{i}" for i, field in enumerate(fields)] if header else _unnamed(len(fields))
+    twice = _repeated(names)
+    if twice is not None:
+        raise file.given.error(f"two columns are called '{twice}'", line=1)
+    return names, header, delimiter
+
+
+def _unnamed(count: int) -> list[str]:
+    return [f"column{i}" for i in range(count)]
+
+
+def _repeated(names: Iterable[str]) -> str | None:
+    seen = set[str]()
+    return next((name for name in names if name in seen or seen.add(name)), None)  # type: ignore[func-returns-value]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _cast(values: Any, kind: int) -> Any:
+    arrow = imported("pyarrow", "CSV files")
+    return values.cast(arrow.int64() if kind == _WHOLE else arrow.float64())
+
+
+def _is(values: Any, kind: int) -> bool:
+    try:
+        _cast(values, kind)
+    except imported("pyarrow", "CSV files").ArrowInvalid:
+        return False
+    return True
+
+
+def _first_text(values: Any, start: int) -> tuple[int, str]:
+    """Row and value of the first string that is no number."""
+    for row, value in enumerate(values.to_pylist(), start):
+        if value is not None and not _is(values.slice(row - start, 1), _NUMBER):
+            return row, value
+    raise AssertionError("every value is a number")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-import llvmlite.ir as ir
-
-from core.codegen import vmath
-from core.codegen.registers import I32, BFloatType, Val, is_signed, register_type
+from core.codegen import assembly, vmath
+from core.codegen.assembly import Builder, Constant, Type, Value
+from core.codegen.registers import Val, is_signed, register_type
 from core.codegen.target import has_bfloat16, has_fma
 from core.ir.types import DType
 
@@ -26,7 +25,7 @@ class Arithmetic:
         self.fused = has_fma(kernel.target)
 
     @property
-    def b(self) -> Any:
+    def b(self) -> Builder:
         return self.kernel.builder
 
     # Operands
@@ -44,15 +43,14 @@ class Arithmetic:
         if x.lanes == lanes:
             return x
         type_ = register_type(x.dtype, lanes)
-        if isinstance(x.ir, ir.Constant):
-            return Val(self.kernel, ir.Constant(type_, [x.ir.constant] * lanes), x.dtype, lanes)
-        undefined = ir.Constant(type_, ir.Undefined)
-        first = self.b.insert_element(undefined, x.ir, ir.Constant(I32, 0))
-        zeros = ir.Constant(ir.VectorType(I32, lanes), None)
-        return Val(self.kernel, self.b.shuffle_vector(first, undefined, zeros), x.dtype, lanes)
+        if x.constant is not None:
+            return Val(self.kernel, assembly.numbers(type_, [x.constant] * lanes), x.dtype, lanes)
+        undefined = assembly.undefined(type_)
+        first = self.b.insert(undefined, x.ir, 0)
+        return Val(self.kernel, self.b.shuffle(first, undefined, [0] * lanes), x.dtype, lanes)
 
     def lane(self, x: Val, index: int) -> Val:
-        return Val(self.kernel, self.b.extract_element(x.ir, ir.Constant(I32, index)), x.dtype)
+        return Val(self.kernel, self.b.extract(x.ir, index), x.dtype)
 
     def match(self, *operands: Operand) -> tuple[Val, ...]:
         """All operands as registers of one type: Python numbers become constants, scalars are spread."""
@@ -79,16 +77,16 @@ class Arithmetic:
             return self.bit_not(self.eq(value, 0))
         if source.is_float and dtype.is_float:
             wider = dtype.itemsize > source.itemsize
-            return self._wrap(self.b.fpext(value.ir, type_) if wider else self.b.fptrunc(value.ir, type_), value, dtype)
+            return self._wrap(self.b.convert("fpext" if wider else "fptrunc", value.ir, type_), value, dtype)
         if source is DType.FLOAT32 and dtype.itemsize < 4:
             return self._to_small_integer(value, dtype)
         if source.is_float:
             verb = "fptosi" if is_signed(dtype) else "fptoui"
-            name = f"llvm.{verb}.sat.{_overload(type_)}.{_overload(value.ir.type)}"
+            name = f"llvm.{verb}.sat.{type_.suffix}.{value.ir.type.suffix}"
             return self._wrap(self.kernel.call(name, type_, [value.ir]), value, dtype)
         if dtype.is_float:
-            convert = self.b.sitofp if is_signed(source) else self.b.uitofp
-            return self._wrap(convert(value.ir, type_), value, dtype)
+            verb = "sitofp" if is_signed(source) else "uitofp"
+            return self._wrap(self.b.convert(verb, value.ir, type_), value, dtype)
         return self._wrap(self._resize(value, type_, dtype), value, dtype)
 
     def _cast_bfloat16(self, x: Val, dtype: DType) -> Val:
@@ -105,15 +103,16 @@ class Arithmetic:
         number = self.select(self.is_nan(x), 0.0, x) if is_signed(dtype) else x
         above = self.select(self.lt(float(low), number), number, float(low))  # and NaN is 0 where that is the lowest
         within = self.select(self.lt(above, float(high)), above, float(high))
-        whole = self._wrap(self.b.fptosi(within.ir, register_type(DType.INT32, x.lanes)), x, DType.INT32)
+        whole = self._wrap(self.b.convert("fptosi", within.ir, register_type(DType.INT32, x.lanes)), x, DType.INT32)
         return self.cast(whole, dtype)
 
     def _to_bfloat16(self, x: Val) -> Val:
         """Half to even. Subnormal numbers become zero where one instruction rounds."""
         if has_bfloat16(self.kernel.target):
-            type_ = ir.VectorType(BFloatType(), x.lanes) if x.lanes > 1 else BFloatType()
-            rounded = self.b.bitcast(self.b.fptrunc(x.ir, type_), register_type(DType.BFLOAT16, x.lanes))
-            return self._wrap(rounded, x, DType.BFLOAT16)
+            type_ = assembly.vector(assembly.BFLOAT, x.lanes) if x.lanes > 1 else assembly.BFLOAT
+            rounded = self.b.convert("fptrunc", x.ir, type_)
+            bits_of = self.b.convert("bitcast", rounded, register_type(DType.BFLOAT16, x.lanes))
+            return self._wrap(bits_of, x, DType.BFLOAT16)
         bits = self.bitcast(x, DType.UINT32)
         upper = self.shift_right(bits, 16)
         nearest = self.shift_right(bits + (self.bit_and(upper, 1) + 0x7FFF), 16)
@@ -122,7 +121,7 @@ class Arithmetic:
 
     def bitcast(self, x: Val, dtype: DType) -> Val:
         """The same bits as another type of the same width."""
-        return self._wrap(self.b.bitcast(x.ir, register_type(dtype, x.lanes)), x, dtype)
+        return self._wrap(self.b.convert("bitcast", x.ir, register_type(dtype, x.lanes)), x, dtype)
 
     # Arithmetic
 
@@ -139,9 +138,9 @@ class Arithmetic:
         """IEEE division; integers truncate towards zero. By zero gives 0, the least number by -1 itself."""
         a, c = self.match(x, y)
         if a.dtype.is_float:
-            return self._wrap(self.b.fdiv(a.ir, c.ir), a)
+            return self._wrap(self.b.binary("fdiv", a.ir, c.ir), a)
         if is_signed(a.dtype):
-            return self._divide(a, c, self.b.sdiv, self.neg(a))
+            return self._divide(a, c, "sdiv", self.neg(a))
         return self.select(self.eq(c, 0), 0, self.unsigned_div(a, self.select(self.eq(c, 0), 1, c)))
 
     def rem(self, x: Operand, y: Operand) -> Val:
@@ -150,7 +149,7 @@ class Arithmetic:
         if a.dtype.is_float:
             return vmath.fmod(self, a, c)
         if is_signed(a.dtype):
-            return self._divide(a, c, self.b.srem, self.const(0, a.dtype))
+            return self._divide(a, c, "srem", self.const(0, a.dtype))
         return self.select(self.eq(c, 0), 0, self.unsigned_rem(a, self.select(self.eq(c, 0), 1, c)))
 
     def unsigned_div(self, x: Operand, y: Operand) -> Val:
@@ -160,7 +159,7 @@ class Arithmetic:
             return a
         if a.constant is not None and c.constant is not None:
             return self.const(int(a.constant) // int(c.constant), a.dtype)
-        return self._wrap(self.b.udiv(a.ir, c.ir), a)
+        return self._wrap(self.b.binary("udiv", a.ir, c.ir), a)
 
     def unsigned_rem(self, x: Operand, y: Operand) -> Val:
         """Remainder of non-negative integers by a positive one."""
@@ -169,7 +168,7 @@ class Arithmetic:
             return self.const(0, a.dtype)
         if a.constant is not None and c.constant is not None:
             return self.const(int(a.constant) % int(c.constant), a.dtype)
-        return self._wrap(self.b.urem(a.ir, c.ir), a)
+        return self._wrap(self.b.binary("urem", a.ir, c.ir), a)
 
     def fma(self, x: Operand, y: Operand, z: Operand) -> Val:
         a, c, d = self.match(x, y, z)
@@ -179,7 +178,7 @@ class Arithmetic:
 
     def neg(self, x: Operand) -> Val:
         value = self._operand(x)
-        return self._wrap(self.b.fneg(value.ir), value) if value.dtype.is_float else self.sub(0, value)
+        return self._wrap(self.b.negate(value.ir), value) if value.dtype.is_float else self.sub(0, value)
 
     def abs(self, x: Operand) -> Val:
         value = self._operand(x)
@@ -243,7 +242,7 @@ class Arithmetic:
         return self._compare("==", x, y)
 
     def is_nan(self, x: Val) -> Val:
-        return self._wrap(self.b.fcmp_unordered("uno", x.ir, x.ir), x, DType.BOOL)
+        return self._wrap(self.b.is_unordered(x.ir, x.ir), x, DType.BOOL)
 
     def select(self, condition: Operand, x: Operand, y: Operand) -> Val:
         chosen = self._operand(condition)
@@ -255,27 +254,28 @@ class Arithmetic:
     # Bits
 
     def bit_and(self, x: Operand, y: Operand) -> Val:
-        return self._bits(self.b.and_, x, y)
+        return self._bits("and", x, y)
 
     def bit_or(self, x: Operand, y: Operand) -> Val:
-        return self._bits(self.b.or_, x, y)
+        return self._bits("or", x, y)
 
     def bit_xor(self, x: Operand, y: Operand) -> Val:
-        return self._bits(self.b.xor, x, y)
+        return self._bits("xor", x, y)
 
     def bit_not(self, x: Operand) -> Val:
         value = self._operand(x)
-        return self._wrap(self.b.not_(value.ir), value)
+        ones = self.splat(self.const(value.dtype is DType.BOOL or -1, value.dtype), value.lanes)
+        return self._wrap(self.b.binary("xor", value.ir, ones.ir), value)
 
     def shift_left(self, x: Operand, y: Operand) -> Val:
         """Bits shifted out of the type are lost; shifting by its width or more gives 0."""
         a, c = self.match(x, y)
-        return self._shift(self.b.shl, a, c)
+        return self._shift("shl", a, c)
 
     def shift_right(self, x: Operand, y: Operand) -> Val:
         """Keeps the sign of signed integers."""
         a, c = self.match(x, y)
-        return self._shift(self.b.ashr if is_signed(a.dtype) else self.b.lshr, a, c)
+        return self._shift("ashr" if is_signed(a.dtype) else "lshr", a, c)
 
     # Across lanes
 
@@ -298,7 +298,7 @@ class Arithmetic:
     def _operand(self, x: Operand) -> Val:
         return x if isinstance(x, Val) else self.const(x, self.dtype(x))
 
-    def _wrap(self, raw: Any, like: Val, dtype: DType | None = None) -> Val:
+    def _wrap(self, raw: Value, like: Val, dtype: DType | None = None) -> Val:
         return Val(self.kernel, raw, dtype or like.dtype, like.lanes)
 
     def _arithmetic(
@@ -307,7 +307,7 @@ class Arithmetic:
     ) -> Val:  # fmt: skip
         a, c = self.match(x, y)
         if a.dtype.is_float:
-            return self._wrap(getattr(self.b, float_verb)(a.ir, c.ir), a)
+            return self._wrap(self.b.binary(float_verb, a.ir, c.ir), a)
         known_a, known_c = a.constant, c.constant
         if isinstance(known_a, int) and isinstance(known_c, int):
             return self.const(fold(known_a, known_c), a.dtype)
@@ -315,13 +315,13 @@ class Arithmetic:
             return a
         if known_a is not None and known_a == identity:
             return c
-        return self._wrap(getattr(self.b, int_verb)(a.ir, c.ir), a)
+        return self._wrap(self.b.binary(int_verb, a.ir, c.ir), a)
 
-    def _divide(self, a: Val, c: Val, verb: Callable[[Any, Any], Any], by_minus_one: Val) -> Val:
+    def _divide(self, a: Val, c: Val, verb: str, by_minus_one: Val) -> Val:
         """Signed division without its two traps: by zero (gives 0), and of the least number by -1."""
         zero, minus_one = self.eq(c, 0), self.eq(c, -1)
         safe = self.select(self.bit_or(zero, minus_one), 1, c)
-        result = self._wrap(verb(a.ir, safe.ir), a)
+        result = self._wrap(self.b.binary(verb, a.ir, safe.ir), a)
         return self.select(zero, 0, self.select(minus_one, by_minus_one, result))
 
     def _extremum(self, x: Operand, y: Operand, relation: str) -> Val:
@@ -331,68 +331,59 @@ class Arithmetic:
         if _is_number(a):
             a, c = c, a
         if _is_number(c):  # c beats a or a stays, NaN included: one machine instruction
-            return self._wrap(self.b.select(self.b.fcmp_ordered(relation, c.ir, a.ir), c.ir, a.ir), a)
-        better = self._wrap(self.b.select(self.b.fcmp_ordered(relation, a.ir, c.ir), a.ir, c.ir), a)
+            return self._wrap(self.b.select(self.b.compare_floats(relation, c.ir, a.ir), c.ir, a.ir), a)
+        better = self._wrap(self.b.select(self.b.compare_floats(relation, a.ir, c.ir), a.ir, c.ir), a)
         return self.select(self.is_nan(a), a, better)
 
     def _integer_extremum(self, a: Val, c: Val, relation: str) -> Val:
         if a.constant is not None and c.constant is not None:
             return self.const((max if relation == ">" else min)(a.constant, c.constant), a.dtype)
-        compare = self.b.icmp_signed if is_signed(a.dtype) else self.b.icmp_unsigned
+        compare = self.b.compare_signed if is_signed(a.dtype) else self.b.compare_unsigned
         return self._wrap(self.b.select(compare(relation, a.ir, c.ir), a.ir, c.ir), a)
 
     def _compare(self, relation: str, x: Operand, y: Operand) -> Val:
         a, c = self.match(x, y)
         if a.dtype.is_float:
-            return self._wrap(self.b.fcmp_ordered(relation, a.ir, c.ir), a, DType.BOOL)
-        compare = self.b.icmp_signed if is_signed(a.dtype) else self.b.icmp_unsigned
+            return self._wrap(self.b.compare_floats(relation, a.ir, c.ir), a, DType.BOOL)
+        compare = self.b.compare_signed if is_signed(a.dtype) else self.b.compare_unsigned
         return self._wrap(compare(relation, a.ir, c.ir), a, DType.BOOL)
 
-    def _bits(self, verb: Callable[[Any, Any], Any], x: Operand, y: Operand) -> Val:
+    def _bits(self, verb: str, x: Operand, y: Operand) -> Val:
         a, c = self.match(x, y)
-        return self._wrap(verb(a.ir, c.ir), a)
+        return self._wrap(self.b.binary(verb, a.ir, c.ir), a)
 
-    def _shift(self, verb: Callable[[Any, Any], Any], a: Val, c: Val) -> Val:
+    def _shift(self, verb: str, a: Val, c: Val) -> Val:
         width = a.dtype.itemsize * 8
         if c.constant is not None and 0 <= c.constant < width:
-            return self._wrap(verb(a.ir, c.ir), a)
+            return self._wrap(self.b.binary(verb, a.ir, c.ir), a)
         limit = self.splat(self.const(width, c.dtype), c.lanes)
-        within = self._wrap(self.b.icmp_unsigned("<", c.ir, limit.ir), c, DType.BOOL)
-        shifted = self._wrap(verb(a.ir, self.select(within, c, 0).ir), a)
-        beyond = self.select(self.lt(a, 0), a - a - 1, a - a) if verb == self.b.ashr else a - a
+        within = self._wrap(self.b.compare_unsigned("<", c.ir, limit.ir), c, DType.BOOL)
+        shifted = self._wrap(self.b.binary(verb, a.ir, self.select(within, c, 0).ir), a)
+        beyond = self.select(self.lt(a, 0), a - a - 1, a - a) if verb == "ashr" else a - a
         return self.select(within, shifted, beyond)
 
-    def _resize(self, value: Val, type_: Any, dtype: DType) -> Any:
+    def _resize(self, value: Val, type_: Type, dtype: DType) -> Value:
         bits = 1 if value.dtype is DType.BOOL else value.dtype.itemsize * 8
         if dtype.itemsize * 8 < bits:
-            return self.b.trunc(value.ir, type_)
+            return self.b.convert("trunc", value.ir, type_)
         if dtype.itemsize * 8 == bits:
             return value.ir
-        return self.b.sext(value.ir, type_) if is_signed(value.dtype) else self.b.zext(value.ir, type_)
+        return self.b.convert("sext" if is_signed(value.dtype) else "zext", value.ir, type_)
 
     def _part(self, x: Val, lanes: range) -> Val:
         if len(lanes) == 1:
             return self.lane(x, lanes[0])
-        chosen = ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes))
-        raw = self.b.shuffle_vector(x.ir, ir.Constant(x.ir.type, ir.Undefined), chosen)
+        raw = self.b.shuffle(x.ir, assembly.undefined(x.ir.type), lanes)
         return Val(self.kernel, raw, x.dtype, len(lanes))
 
     def _intrinsic(self, name: str, *operands: Val) -> Val:
         first = operands[0]
-        raw = self.kernel.call(f"{name}.{_overload(first.ir.type)}", first.ir.type, [x.ir for x in operands])
+        raw = self.kernel.call(f"{name}.{first.ir.type.suffix}", first.ir.type, [x.ir for x in operands])
         return self._wrap(raw, first)
-
-
-def _overload(type_: Any) -> str:
-    """How LLVM spells a type in an intrinsic's name."""
-    if isinstance(type_, ir.VectorType):
-        return f"v{type_.count}{type_.element.intrinsic_name}"
-    return str(type_.intrinsic_name)
 
 
 def _is_number(x: Val) -> bool:
     """Whether a constant is known not to be NaN."""
-    if not isinstance(x.ir, ir.Constant):
-        return False
-    parts = [part.constant for part in x.ir.constant] if isinstance(x.ir.constant, list) else [x.ir.constant]
+    known = x.ir.known if isinstance(x.ir, Constant) else None
+    parts = known if isinstance(known, tuple) else (known,)
     return all(isinstance(part, int | float) and part == part for part in parts)

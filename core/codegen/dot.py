@@ -6,12 +6,9 @@ AVX-VNNI). Elsewhere the same sums are made of plain products; integers are exac
 
 from __future__ import annotations
 
-from typing import Any
-
-import llvmlite.ir as ir
-
+from core.codegen import assembly
+from core.codegen.assembly import Builder, Constant, Type, Value, Vector
 from core.codegen.lang import Kernel, Val
-from core.codegen.registers import BFloatType
 from core.codegen.target import has_bfloat16, has_bytes
 from core.ir.types import DType
 
@@ -40,8 +37,8 @@ def multiply_add(k: Kernel, element: DType, factor: Val, vector: Val, total: Val
 def _bfloat16(k: Kernel, factor: Val, vector: Val, total: Val) -> Val:
     lanes = total.lanes
     if has_bfloat16(k.target):
-        pairs = ir.VectorType(BFloatType(), 2 * lanes)
-        operands = [k.builder.bitcast(word.ir, pairs) for word in (factor, vector)]
+        pairs = assembly.vector(assembly.BFLOAT, 2 * lanes)
+        operands = [k.builder.convert("bitcast", word.ir, pairs) for word in (factor, vector)]
         return _call(k, f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}", total, [total.ir, *operands])
     for half in (_lower, _upper):
         total = k.ops.fma(half(k, factor), half(k, vector), total)
@@ -50,7 +47,7 @@ def _bfloat16(k: Kernel, factor: Val, vector: Val, total: Val) -> Val:
 
 def _lower(k: Kernel, word: Val) -> Val:
     """The first bfloat16 of every word as float32."""
-    moved = k.builder.shl(word.ir, _all(word.ir.type, _HALF_BITS))
+    moved = k.builder.binary("shl", word.ir, _all(word.ir.type, _HALF_BITS))
     return k.ops.bitcast(Val(k, moved, I32, word.lanes), F32)
 
 
@@ -61,32 +58,39 @@ def _upper(k: Kernel, word: Val) -> Val:
 def _bytes(k: Kernel, factor: Val, vector: Val, total: Val) -> Val:
     lanes = total.lanes
     if has_bytes(k.target):
-        quads = ir.VectorType(ir.IntType(8), 4 * lanes)
-        operands = [k.builder.bitcast(word.ir, quads) for word in (factor, vector)]
+        quads = assembly.vector(assembly.integer(8), 4 * lanes)
+        operands = [k.builder.convert("bitcast", word.ir, quads) for word in (factor, vector)]
         return _call(k, f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", total, [total.ir, *operands])
-    b, halves = k.builder, ir.VectorType(ir.IntType(16), 2 * lanes)
+    b, halves = k.builder, assembly.vector(assembly.integer(16), 2 * lanes)
     byte = _all(halves, 8)
-    unsigned, signed = b.bitcast(factor.ir, halves), b.bitcast(vector.ir, halves)
-    even = _half_products(k, b.and_(unsigned, _all(halves, 255)), b.ashr(b.shl(signed, byte), byte), total)
-    odd = _half_products(k, b.lshr(unsigned, byte), b.ashr(signed, byte), total)
+    unsigned, signed = (b.convert("bitcast", word.ir, halves) for word in (factor, vector))
+    even = _half_products(k, b.binary("and", unsigned, _all(halves, 255)), _lower_half(b, signed, byte), total)
+    odd = _half_products(k, b.binary("lshr", unsigned, byte), b.binary("ashr", signed, byte), total)
     return total + (even + odd)
 
 
-def _half_products(k: Kernel, a: Any, c: Any, like: Val) -> Val:
+def _half_products(k: Kernel, a: Value, c: Value, like: Val) -> Val:
     """The sum of both products of int16 in every word."""
     name = _PMADDWD.get(like.lanes)
     if name is not None and k.target.triple.startswith("x86_64"):
         return _call(k, name, like, [a, c])
     b, words = k.builder, like.ir.type
-    wide = [b.bitcast(value, words) for value in (a, c)]
-    upper = b.mul(*(b.ashr(word, _all(words, _HALF_BITS)) for word in wide))
-    lower = b.mul(*(b.ashr(b.shl(word, _all(words, _HALF_BITS)), _all(words, _HALF_BITS)) for word in wide))
-    return Val(k, b.add(upper, lower), like.dtype, like.lanes)
+    wide, half = [b.convert("bitcast", value, words) for value in (a, c)], _all(words, _HALF_BITS)
+    upper = b.binary("mul", *(b.binary("ashr", word, half) for word in wide))
+    lower = b.binary("mul", *(_lower_half(b, word, half) for word in wide))
+    return Val(k, b.binary("add", upper, lower), like.dtype, like.lanes)
 
 
-def _all(type_: Any, value: int) -> Any:
-    return ir.Constant(type_, [value] * type_.count)
+def _lower_half(b: Builder, words: Value, half: Value) -> Value:
+    """The lower `half` bits of integers, with their sign."""
+    return b.binary("ashr", b.binary("shl", words, half), half)
 
 
-def _call(k: Kernel, name: str, like: Val, operands: list[Any]) -> Val:
+def _all(type_: Type, value: int) -> Constant:
+    if not isinstance(type_, Vector):
+        raise TypeError(f"{type_} is no vector")
+    return assembly.numbers(type_, [value] * type_.count)
+
+
+def _call(k: Kernel, name: str, like: Val, operands: list[Value]) -> Val:
     return Val(k, k.call(name, like.ir.type, operands), like.dtype, like.lanes)

@@ -19,13 +19,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import llvmlite.ir as ir
 import numpy as np
 
+from core.codegen import assembly
 from core.codegen.arithmetic import Arithmetic
-from core.codegen.registers import ADDRESS, I64, Pointer, Val, element_type, register_type
+from core.codegen.assembly import I64, POINTER, Block, Builder, Module, Phi, Type, Value
+from core.codegen.registers import Pointer, Val, element_type, register_type
 from core.ir.dim import FloorDiv
 from core.ir.types import Dim, DType
 from core.kernels.catalog.base import KernelSpec, Status
@@ -52,13 +53,10 @@ class Kernel:
         self.spec = spec
         self.target = target
         self.symbol = symbol_of(spec)
-        self.module = ir.Module(name=self.symbol)
-        self.module.triple = target.triple
-        signature = ir.FunctionType(ir.VoidType(), [ADDRESS, I64, I64, I64, ADDRESS])
-        self.function = ir.Function(self.module, signature, self.symbol)
-        self.builder = ir.IRBuilder(self.function.append_basic_block("entry"))
+        self.module = Module(self.symbol, [POINTER, I64, I64, I64, POINTER])
+        self.builder = Builder(self.module)
         self.ops = Arithmetic(self)
-        self._table, n, tid, threads, self._counter = self.function.args
+        self._table, n, tid, threads, self._counter = self.module.arguments
         self.n, self.tid, self.threads = (Val(self, arg, DType.INT64) for arg in (n, tid, threads))
         self._finished = False
 
@@ -71,8 +69,8 @@ class Kernel:
 
     def operand(self, index: int, dtype: DType) -> Pointer:
         """The address of operand `index`. Ask for it once, outside loops."""
-        slot = self.builder.gep(self._table, [ir.Constant(I64, index)], source_etype=ADDRESS)
-        return Pointer(self, self.builder.load(slot, align=8, typ=ADDRESS), dtype)
+        slot = self.builder.offset(self._table, POINTER, assembly.number(I64, index))
+        return Pointer(self, self.builder.load(POINTER, slot, 8), dtype)
 
     def scratch(self, index: int, nbytes: Dim, dtype: DType) -> Pointer:
         """This thread's part of a `Scratch(nbytes)` operand."""
@@ -81,7 +79,7 @@ class Kernel:
 
     def index(self, value: Index) -> Val:
         """An int64 scalar, the type of all sizes and offsets."""
-        return value if isinstance(value, Val) else Val(self, ir.Constant(I64, int(value)), DType.INT64)
+        return value if isinstance(value, Val) else Val(self, assembly.number(I64, int(value)), DType.INT64)
 
     def dim(self, dim: Dim) -> Val:
         """The value of a dimension that depends on nothing but `n`."""
@@ -96,7 +94,7 @@ class Kernel:
         return total
 
     def constant(self, value: float | int | bool, dtype: DType, lanes: int = 1) -> Val:
-        scalar = Val(self, ir.Constant(element_type(dtype), _literal(value, dtype)), dtype)
+        scalar = Val(self, assembly.number(element_type(dtype), _literal(value, dtype)), dtype)
         return scalar if lanes == 1 else scalar.splat(lanes)
 
     def zeros(self, dtype: DType, lanes: int = 1) -> Val:
@@ -104,16 +102,16 @@ class Kernel:
 
     def lane_numbers(self, lanes: int) -> Val:
         """The int64 vector 0, 1, 2 ..."""
-        return Val(self, ir.Constant(ir.VectorType(I64, lanes), list(range(lanes))), DType.INT64, lanes)
+        return Val(self, assembly.numbers(register_type(DType.INT64, lanes), range(lanes)), DType.INT64, lanes)
 
     def lane_mask(self, count: Index, lanes: int) -> Val:
         """True in the first `count` lanes (all of them when `count` is larger, none when it is 0 or less)."""
         known = self.index(count).constant
         if known is not None:
             type_ = register_type(DType.BOOL, lanes)
-            return Val(self, ir.Constant(type_, [lane < known for lane in range(lanes)]), DType.BOOL, lanes)
+            return Val(self, assembly.numbers(type_, [lane < known for lane in range(lanes)]), DType.BOOL, lanes)
         least = self.ops.max(self.ops.min(count, lanes), 0).cast(DType.INT32)
-        numbers = Val(self, ir.Constant(register_type(DType.INT32, lanes), list(range(lanes))), DType.INT32, lanes)
+        numbers = Val(self, assembly.numbers(register_type(DType.INT32, lanes), range(lanes)), DType.INT32, lanes)
         return numbers < least
 
     # Control flow
@@ -129,21 +127,20 @@ class Kernel:
         """The same, carrying values: assign `fold.values` inside; read them after the loop."""
         b = self.builder
         first, last, stride = self.index(start), self.index(stop), self.index(step)
-        before, head = b.block, b.append_basic_block("loop")
-        body, after = b.append_basic_block("body"), b.append_basic_block("after")
+        before, head = b.block, b.append_block("loop")
+        body, after = b.append_block("body"), b.append_block("after")
         b.branch(head)
-        b.position_at_end(head)
+        b.block = head
         index = self._phi(first, before)
         phis = [self._phi(value, before) for value in init]
-        b.cbranch(b.icmp_signed("<", index.ir, last.ir), body, after)
-        b.position_at_end(body)
+        b.branch_if(b.compare_signed("<", index.ir, last.ir), body, after)
+        b.block = body
         fold = Fold(index, list(phis))
         yield fold
         for phi, value in zip([index, *phis], [index + stride, *fold.values], strict=True):
-            _check_same_type(phi, value)
-            phi.ir.add_incoming(value.ir, b.block)
+            self._join(phi, value, b.block)
         b.branch(head)
-        b.position_at_end(after)
+        b.block = after
         fold.values = phis
 
     @contextmanager
@@ -156,7 +153,7 @@ class Kernel:
         self, condition: Val, then: Callable[[], Sequence[Val]], other: Callable[[], Sequence[Val]]
     ) -> list[Val]:
         """The values of one of two branches; only the chosen branch is executed."""
-        results: list[tuple[Any, Sequence[Val]]] = []
+        results: list[tuple[Block, Sequence[Val]]] = []
         with self.builder.if_else(condition.ir) as (yes, no):
             for block, make in ((yes, then), (no, other)):
                 with block:
@@ -165,9 +162,8 @@ class Kernel:
         (first_block, first), (second_block, second) = results
         merged = []
         for a, c in zip(first, second, strict=True):
-            _check_same_type(a, c)
             phi = self._phi(a, first_block)
-            phi.ir.add_incoming(c.ir, second_block)
+            self._join(phi, c, second_block)
             merged.append(phi)
         return merged
 
@@ -202,18 +198,18 @@ class Kernel:
         atomic counter. At most once per kernel, since the counter runs on."""
         b = self.builder
         alone = self.threads.equals(1)
-        before, head = b.block, b.append_basic_block("next_task")
+        before, head = b.block, b.append_block("next_task")
         b.branch(head)
-        b.position_at_end(head)
+        b.block = head
         following = self._phi(self.index(0), before)
         task = self.choose(alone, lambda: [following], lambda: [self._take_task()])[0]
-        body, after = b.append_basic_block("task"), b.append_basic_block("no_more_tasks")
-        b.cbranch((task < count).ir, body, after)
-        b.position_at_end(body)
+        body, after = b.append_block("task"), b.append_block("no_more_tasks")
+        b.branch_if((task < count).ir, body, after)
+        b.block = body
         yield task
-        following.ir.add_incoming((task + 1).ir, b.block)
+        self._join(following, task + 1, b.block)
         b.branch(head)
-        b.position_at_end(after)
+        b.block = after
 
     @contextmanager
     def parallel(self, *extents: Index) -> Iterator[tuple[Val, ...]]:
@@ -241,22 +237,19 @@ class Kernel:
 
     def refuse(self, status: Status | Val) -> None:
         """Note that the data cannot be accepted; the run raises after this kernel."""
-        slot = self.builder.gep(self._counter, [ir.Constant(I64, _STATUS_WORD)], source_etype=I64)
-        self.builder.atomic_rmw("max", slot, self.index(status).ir, "monotonic")
+        slot = self.builder.offset(self._counter, I64, assembly.number(I64, _STATUS_WORD))
+        self.builder.atomic("max", slot, self.index(status).ir)
 
     # Under the surface
 
-    def call(self, name: str, result: Any, arguments: Sequence[Any]) -> Any:
+    def call(self, name: str, result: Type, arguments: Sequence[Value]) -> Value:
         """Call an LLVM intrinsic or C function on raw LLVM values, declaring it when it is new."""
-        callee = self.module.globals.get(name)
-        if callee is None:
-            callee = ir.Function(self.module, ir.FunctionType(result, [a.type for a in arguments]), name)
-        return self.builder.call(callee, arguments)
+        return self.builder.call(name, result, arguments)
 
     def finish(self) -> str:
         """The LLVM assembly of the whole module."""
         if not self._finished:
-            self.builder.ret_void()
+            self.builder.return_void()
             self._finished = True
         return str(self.module)
 
@@ -267,14 +260,20 @@ class Kernel:
             raise ValueError(f"kernel {self.symbol}: dimension {atom} is not known, only n may vary")
         return self.n
 
-    def _phi(self, value: Val, block: Any) -> Val:
+    def _phi(self, value: Val, block: Block) -> Val:
         phi = self.builder.phi(value.ir.type)
         phi.add_incoming(value.ir, block)
         return Val(self, phi, value.dtype, value.lanes)
 
+    def _join(self, phi: Val, value: Val, block: Block) -> None:
+        """What a value is when control comes from another block, too."""
+        if phi.dtype is not value.dtype or phi.lanes != value.lanes or not isinstance(phi.ir, Phi):
+            carried, given = (f"{each.dtype} x {each.lanes}" for each in (phi, value))
+            raise TypeError(f"a loop or branch carries {carried}, but was given {given}")
+        phi.ir.add_incoming(value.ir, block)
+
     def _take_task(self) -> Val:
-        one = ir.Constant(I64, 1)
-        return Val(self, self.builder.atomic_rmw("add", self._counter, one, "monotonic"), DType.INT64)
+        return Val(self, self.builder.atomic("add", self._counter, assembly.number(I64, 1)), DType.INT64)
 
 
 def symbol_of(spec: KernelSpec) -> str:
@@ -286,11 +285,6 @@ def _literal(value: float | int | bool, dtype: DType) -> float | int:
     if dtype is DType.BFLOAT16:
         return int(np.asarray(value, dtype.numpy).view(np.uint16))
     return float(value) if dtype.is_float else int(value)
-
-
-def _check_same_type(a: Val, b: Val) -> None:
-    if a.dtype is not b.dtype or a.lanes != b.lanes:
-        raise TypeError(f"a loop or branch carries {a.dtype} x {a.lanes}, but was given {b.dtype} x {b.lanes}")
 
 
 __all__ = ["Fold", "Index", "Kernel", "Pointer", "Val", "symbol_of"]

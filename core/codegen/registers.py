@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-import llvmlite.ir as ir
-
+from core.codegen import assembly
+from core.codegen.assembly import I1, I32, I64, VOID, Constant, Type, Value
 from core.ir.types import DType
 
 if TYPE_CHECKING:
@@ -14,35 +14,12 @@ if TYPE_CHECKING:
 
 Number: TypeAlias = "Val | int | float"
 
-I64 = ir.IntType(64)
-I32 = ir.IntType(32)
-I1 = ir.IntType(1)
-ADDRESS = ir.PointerType()
 _READ, _SECOND_LEVEL, _DATA = 0, 2, 1  # of llvm.prefetch
-_READ, _SECOND_LEVEL, _DATA = 0, 2, 1  # of llvm.prefetch
-
-
-class BFloatType(ir.Type):  # type: ignore[misc]  # llvmlite has no types
-    """LLVM's `bfloat`, which llvmlite lacks. Only instructions for it take it: anywhere else LLVM may call a function
-    for each element, so registers and memory hold its bits as integers."""
-
-    intrinsic_name = "bf16"
-
-    def __str__(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, BFloatType)
-
-    def __hash__(self) -> int:
-        return hash(BFloatType)
-
-
-_FLOATS = {DType.FLOAT16: ir.HalfType(), DType.FLOAT32: ir.FloatType(), DType.FLOAT64: ir.DoubleType()}
+_FLOATS = {DType.FLOAT16: assembly.HALF, DType.FLOAT32: assembly.FLOAT, DType.FLOAT64: assembly.DOUBLE}
 _SIGNED = frozenset({DType.INT8, DType.INT16, DType.INT32, DType.INT64})
 
 
-def element_type(dtype: DType) -> Any:
+def element_type(dtype: DType) -> Type:
     """The LLVM type of one element in a register; booleans are one bit there, and of bfloat16 there are the bits.
     TypeError when there is none."""
     if dtype in _FLOATS:
@@ -50,18 +27,18 @@ def element_type(dtype: DType) -> Any:
     if dtype is DType.BOOL:
         return I1
     if dtype is DType.BFLOAT16:
-        return ir.IntType(16)
+        return assembly.integer(16)
     if dtype.is_integer and dtype.numpy.kind in "iu":
-        return ir.IntType(8 * dtype.itemsize)
+        return assembly.integer(8 * dtype.itemsize)
     raise TypeError(f"kernels cannot compute with {dtype}")
 
 
-def register_type(dtype: DType, lanes: int) -> Any:
+def register_type(dtype: DType, lanes: int) -> Type:
     element = element_type(dtype)
-    return element if lanes == 1 else ir.VectorType(element, lanes)
+    return element if lanes == 1 else assembly.vector(element, lanes)
 
 
-def memory_type(dtype: DType, lanes: int = 1) -> Any:
+def memory_type(dtype: DType, lanes: int = 1) -> Type:
     """As in a register, but a boolean is one byte."""
     return register_type(DType.UINT8 if dtype is DType.BOOL else dtype, lanes)
 
@@ -76,15 +53,15 @@ class Val:
     over the lanes; `<`, `<=`, `>`, `>=` and `equals` give booleans, to which `&`, `|` and `~` apply."""
 
     kernel: Kernel
-    ir: Any
+    ir: Value
     dtype: DType
     lanes: int = 1
 
     @property
     def constant(self) -> int | float | None:
         """The value of a scalar known while generating."""
-        known = self.lanes == 1 and isinstance(self.ir, ir.Constant) and isinstance(self.ir.constant, int | float)
-        return self.ir.constant if known else None
+        known = self.ir.known if isinstance(self.ir, Constant) else None
+        return known if isinstance(known, int | float) else None
 
     def __add__(self, other: Number) -> Val:
         return self.kernel.ops.add(self, other)
@@ -168,7 +145,7 @@ class Pointer:
     """
 
     kernel: Kernel
-    ir: Any
+    ir: Value
     dtype: DType
     computed: DType | None = None
 
@@ -177,7 +154,7 @@ class Pointer:
         index = self.kernel.index(offset)
         if index.constant == 0:
             return self
-        address = self.kernel.builder.gep(self.ir, [index.ir], source_etype=memory_type(self.dtype))
+        address = self.kernel.builder.offset(self.ir, memory_type(self.dtype), index.ir)
         return Pointer(self.kernel, address, self.dtype, self.computed)
 
     def view(self, dtype: DType) -> Pointer:
@@ -191,17 +168,17 @@ class Pointer:
     def distance_from(self, origin: Pointer) -> Val:
         """How many elements this address lies behind `origin`; the two must be whole elements apart."""
         b = self.kernel.builder
-        apart = b.sub(b.ptrtoint(self.ir, I64), b.ptrtoint(origin.ir, I64))
-        return Val(self.kernel, b.sdiv(apart, ir.Constant(I64, self.dtype.itemsize)), DType.INT64)
+        apart = b.binary("sub", b.convert("ptrtoint", self.ir, I64), b.convert("ptrtoint", origin.ir, I64))
+        return Val(self.kernel, b.binary("sdiv", apart, assembly.number(I64, self.dtype.itemsize)), DType.INT64)
 
     def load(self, offset: Val | int = 0, lanes: int = 1, mask: Val | None = None) -> Val:
         """`lanes` consecutive elements; where `mask` is false nothing is read and the lane is zero."""
         address = self.at(offset).ir
         type_ = memory_type(self.dtype, lanes)
         if mask is None:
-            raw = self.kernel.builder.load(address, align=self.dtype.itemsize, typ=type_)
+            raw = self.kernel.builder.load(type_, address, self.dtype.itemsize)
         else:
-            raw = self._masked("load", type_, [address], mask, [ir.Constant(type_, None)], type_)
+            raw = self._masked("load", type_, [address], mask, [assembly.zero(type_)], type_)
         return self._from_memory(raw, lanes)
 
     def store(self, value: Val, offset: Val | int = 0, mask: Val | None = None) -> None:
@@ -209,56 +186,58 @@ class Pointer:
         address = self.at(offset).ir
         raw = self._to_memory(value)
         if mask is None:
-            self.kernel.builder.store(raw, address, align=self.dtype.itemsize)
+            self.kernel.builder.store(raw, address, self.dtype.itemsize)
         else:
-            self._masked("store", raw.type, [raw, address], mask, [], ir.VoidType())
+            self._masked("store", raw.type, [raw, address], mask, [], VOID)
 
     def prefetch(self, offset: Val | int = 0) -> None:
         """Ask for the cache line of an element in the second-level cache. Any address will do, also one of nothing."""
         address = self.at(offset).ir
-        hints = [ir.Constant(I32, hint) for hint in (_READ, _SECOND_LEVEL, _DATA)]
-        self.kernel.call("llvm.prefetch.p0", ir.VoidType(), [address, *hints])
+        hints = [assembly.number(I32, hint) for hint in (_READ, _SECOND_LEVEL, _DATA)]
+        self.kernel.call("llvm.prefetch.p0", VOID, [address, *hints])
 
     def gather(self, offsets: Val, mask: Val | None = None) -> Val:
         """The elements at a vector of int64 `offsets`; where `mask` is false nothing is read and the lane is zero."""
-        b, lanes = self.kernel.builder, offsets.lanes
-        addresses = b.gep(self.ir, [offsets.ir], source_etype=memory_type(self.dtype))
-        addresses.type = ir.VectorType(ADDRESS, lanes)
+        lanes = offsets.lanes
+        addresses = self.kernel.builder.offset(self.ir, memory_type(self.dtype), offsets.ir)
         type_ = memory_type(self.dtype, lanes)
-        active = mask.ir if mask is not None else ir.Constant(ir.VectorType(I1, lanes), [True] * lanes)
-        name = f"llvm.masked.gather.v{lanes}{_suffix(type_.element)}.v{lanes}p0"
-        align = ir.Constant(I32, self.dtype.itemsize)
-        raw = self.kernel.call(name, type_, [addresses, align, active, ir.Constant(type_, None)])
+        active = mask.ir if mask is not None else _all_true(lanes)
+        name = f"llvm.masked.gather.{type_.suffix}.v{lanes}p0"
+        align = assembly.number(I32, self.dtype.itemsize)
+        raw = self.kernel.call(name, type_, [addresses, align, active, assembly.zero(type_)])
         return self._from_memory(raw, lanes)
 
     def scatter(self, value: Val, offsets: Val, mask: Val | None = None) -> None:
         """Write the lanes of `value` (where `mask` is true) at a vector of int64 `offsets`."""
         lanes, raw = value.lanes, self._to_memory(value)
-        addresses = self.kernel.builder.gep(self.ir, [offsets.ir], source_etype=memory_type(self.dtype))
-        addresses.type = ir.VectorType(ADDRESS, lanes)
-        active = mask.ir if mask is not None else ir.Constant(ir.VectorType(I1, lanes), [True] * lanes)
-        name = f"llvm.masked.scatter.v{lanes}{_suffix(raw.type.element)}.v{lanes}p0"
-        self.kernel.call(name, ir.VoidType(), [raw, addresses, ir.Constant(I32, self.dtype.itemsize), active])
+        addresses = self.kernel.builder.offset(self.ir, memory_type(self.dtype), offsets.ir)
+        active = mask.ir if mask is not None else _all_true(lanes)
+        name = f"llvm.masked.scatter.{raw.type.suffix}.v{lanes}p0"
+        self.kernel.call(name, VOID, [raw, addresses, assembly.number(I32, self.dtype.itemsize), active])
 
-    def _masked(self, verb: str, type_: Any, first: list[Any], mask: Val, last: list[Any], result: Any) -> Any:
-        name = f"llvm.masked.{verb}.v{type_.count}{_suffix(type_.element)}.p0"
-        return self.kernel.call(name, result, [*first, ir.Constant(I32, self.dtype.itemsize), mask.ir, *last])
+    def _masked(self, verb: str, type_: Type, first: list[Value], mask: Val, last: list[Value], result: Type) -> Value:
+        name = f"llvm.masked.{verb}.{type_.suffix}.p0"
+        return self.kernel.call(name, result, [*first, assembly.number(I32, self.dtype.itemsize), mask.ir, *last])
 
-    def _from_memory(self, raw: Any, lanes: int) -> Val:
+    def _from_memory(self, raw: Value, lanes: int) -> Val:
         if self.dtype is DType.BOOL:
-            raw = self.kernel.builder.icmp_unsigned("!=", raw, ir.Constant(raw.type, None if lanes > 1 else 0))
+            raw = self.kernel.builder.compare_unsigned("!=", raw, _zero(raw.type, lanes))
         value = Val(self.kernel, raw, self.dtype, lanes)
         return value if self.computed is None else value.cast(self.computed)
 
-    def _to_memory(self, value: Val) -> Any:
+    def _to_memory(self, value: Val) -> Value:
         if self.computed is value.dtype:
             value = value.cast(self.dtype)
         if value.dtype is not self.dtype:
             raise TypeError(f"cannot store {value.dtype} where {self.dtype} lies")
         if self.dtype is DType.BOOL:
-            return self.kernel.builder.zext(value.ir, memory_type(self.dtype, value.lanes))
+            return self.kernel.builder.convert("zext", value.ir, memory_type(self.dtype, value.lanes))
         return value.ir
 
 
-def _suffix(type_: Any) -> str:
-    return str(type_.intrinsic_name)
+def _all_true(lanes: int) -> Constant:
+    return assembly.numbers(assembly.vector(I1, lanes), [True] * lanes)
+
+
+def _zero(type_: Type, lanes: int) -> Constant:
+    return assembly.zero(type_) if lanes > 1 else assembly.number(type_, 0)

@@ -13,11 +13,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-import llvmlite.ir as ir
-
-from core.codegen.registers import I32, Val, register_type
+from core.codegen import assembly
+from core.codegen.assembly import Constant, Value
+from core.codegen.registers import Val, register_type
 from core.ir.types import DType
 
 if TYPE_CHECKING:
@@ -115,8 +115,8 @@ def quotient(e: Arithmetic, x: Val, y: Val) -> Val:
     if e.kernel.target.name != "avx512" or x.lanes != 16 or y.lanes != 16 or x.dtype is not F32:
         return x / y
     type_ = register_type(F32, 16)
-    every = ir.Constant(ir.IntType(16), -1)
-    arguments = [y.ir, ir.Constant(type_, None), every]
+    every = assembly.number(assembly.integer(16), -1)
+    arguments = [y.ir, assembly.zero(type_), every]
     estimate = Val(e.kernel, e.kernel.call("llvm.x86.avx512.rcp14.ps.512", type_, arguments), F32, 16)
     first = x * estimate
     return e.fma(e.fma(-first, y, x), estimate, first)
@@ -164,8 +164,7 @@ def rounded(e: Arithmetic, x: Val, how: str) -> Val:
     if not x.dtype.is_float:
         return x
     type_ = x.ir.type
-    suffix = f"v{x.lanes}{type_.element.intrinsic_name}" if x.lanes > 1 else type_.intrinsic_name
-    return Val(e.kernel, e.kernel.call(f"llvm.{how}.{suffix}", type_, [x.ir]), x.dtype, x.lanes)
+    return Val(e.kernel, e.kernel.call(f"llvm.{how}.{type_.suffix}", type_, [x.ir]), x.dtype, x.lanes)
 
 
 def c_library(e: Arithmetic, name: str, *operands: Val) -> Val:
@@ -174,10 +173,10 @@ def c_library(e: Arithmetic, name: str, *operands: Val) -> Val:
     scalar = register_type(first.dtype, 1)
     if first.lanes == 1:
         return Val(e.kernel, e.kernel.call(name, scalar, [x.ir for x in operands]), first.dtype)
-    result: Any = ir.Constant(first.ir.type, ir.Undefined)
+    result: Value = assembly.undefined(first.ir.type)
     for lane in range(first.lanes):
         value = e.kernel.call(name, scalar, [e.lane(x, lane).ir for x in operands])
-        result = e.b.insert_element(result, value, ir.Constant(I32, lane))
+        result = e.b.insert(result, value, lane)
     return Val(e.kernel, result, first.dtype, first.lanes)
 
 
@@ -287,11 +286,10 @@ def _integer_power(e: Arithmetic, x: Val, y: Val) -> Val:
 
 def _known(x: Val) -> float | None:
     """The value of a constant that is the same in all lanes."""
-    if not isinstance(x.ir, ir.Constant):
-        return None
-    parts = x.ir.constant if isinstance(x.ir.constant, list) else [x.ir.constant]
-    same = all(isinstance(part, float) and part == parts[0] for part in parts)
-    return float(parts[0]) if same else None
+    known = x.ir.known if isinstance(x.ir, Constant) else None
+    parts = known if isinstance(known, tuple) else (known,)
+    first = parts[0]
+    return first if isinstance(first, float) and all(part == first for part in parts) else None
 
 
 _EXP = (0.5, 0.1666666567325592, 0.041666463017463684, 0.008333571255207062, 0.0013935116585344076,

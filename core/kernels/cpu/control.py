@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import llvmlite.ir as ir
-
+from core.codegen import assembly
 from core.codegen.lang import Kernel, Pointer, Val
-from core.codegen.registers import I64
 from core.ir.types import Dim, DType
 from core.kernels.catalog.control import (
     GOING,
@@ -75,15 +73,15 @@ class _Frame:
             self.copy(self._at(bases, move.target), self._at(bases, move.source), self.k.dim(move.nbytes))
 
     def copy(self, target: Pointer, source: Pointer, nbytes: Val) -> None:
-        arguments = [target.ir, source.ir, nbytes.ir, ir.Constant(ir.IntType(1), 0)]
-        self.k.call("llvm.memcpy.p0.p0.i64", ir.VoidType(), arguments)
+        arguments = [target.ir, source.ir, nbytes.ir, assembly.number(assembly.I1, 0)]
+        self.k.call("llvm.memcpy.p0.p0.i64", assembly.VOID, arguments)
 
     def _call(self, call: Called, bases: Sequence[Pointer]) -> None:
         k, table = self.k, self.own(TABLE)
         for index, place in enumerate(call.operands):
-            k.builder.store(self._at(bases, place).ir, table.at(8 * index).ir, align=8)
+            k.builder.store(self._at(bases, place).ir, table.at(8 * index).ir, 8)
         self.counter.store(k.index(0))
-        k.call(call.symbol, ir.VoidType(), [table.ir, k.n.ir, _word(0), _word(1), self.counter.ir])
+        k.call(call.symbol, assembly.VOID, [table.ir, k.n.ir, _word(0), _word(1), self.counter.ir])
 
     def _at(self, bases: Sequence[Pointer], place: Place) -> Pointer:
         return bases[place.base].at(self.offset(place.offset))
@@ -128,19 +126,19 @@ class _Repeat:
         """Iterations; `count` is how many there were."""
         b = self.k.builder
         before = b.block
-        head, body, after = (b.append_basic_block(name) for name in ("iteration", "once", "ended"))
+        head, body, after = (b.append_block(name) for name in ("iteration", "once", "ended"))
         b.branch(head)
-        b.position_at_end(head)
-        phi = b.phi(I64)
+        b.block = head
+        phi = b.phi(assembly.I64)
         phi.add_incoming(_word(0), before)
         self.count = Val(self.k, phi, DType.INT64)
         going = ~self.frame.own(GOING).load().equals(0)
-        b.cbranch((going & (self.count < limit)).ir, body, after)
-        b.position_at_end(body)
+        b.branch_if((going & (self.count < limit)).ir, body, after)
+        b.block = body
         yield self.count
         phi.add_incoming((self.count + 1).ir, b.block)
         b.branch(head)
-        b.position_at_end(after)
+        b.block = after
 
     def _base(self, base: Base, iteration: Val) -> Pointer:
         match base:
@@ -183,5 +181,5 @@ def _branch_base(frame: _Frame, base: Base) -> Pointer:
     raise TypeError(f"a branch has no {base}")
 
 
-def _word(value: int) -> ir.Constant:
-    return ir.Constant(I64, value)
+def _word(value: int) -> assembly.Constant:
+    return assembly.number(assembly.I64, value)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import llvmlite.ir as ir
-
 from core.codegen.lang import Kernel, Val
-from core.codegen.registers import Pointer
+from core.codegen.registers import Pointer, register_type
 from core.ir.types import DType
 from core.kernels.cpu.tile import transpose_rows
 
@@ -91,7 +89,7 @@ def _transpose_pairs(
         if j >= columns:
             return k.zeros(DType.INT32, lanes)
         pairs = k.ops.cast(source.load(i * 2 + j * across, 2 * lanes, mask), DType.BFLOAT16)
-        return Val(k, k.builder.bitcast(pairs.ir, ir.VectorType(ir.IntType(32), lanes)), DType.INT32, lanes)
+        return Val(k, k.builder.convert("bitcast", pairs.ir, register_type(DType.INT32, lanes)), DType.INT32, lanes)
 
     def square(i: Val, valid: int) -> None:
         mask = k.lane_mask(2 * valid, 2 * lanes) if valid < lanes else None

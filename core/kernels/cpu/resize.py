@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-import llvmlite.ir as ir
-
 from core.codegen.lang import Kernel, Pointer, Val
 from core.codegen.registers import element_type
 from core.ir.graph import Array
@@ -63,12 +61,7 @@ def _table(k: Kernel, name: str, taps: Taps) -> _Table:
 
 def _constant(k: Kernel, name: str, array: Array, dtype: DType) -> Pointer:
     """An array in the module's read-only data."""
-    values = array.ravel().tolist()
-    type_ = ir.ArrayType(element_type(dtype), len(values))
-    variable = ir.GlobalVariable(k.module, type_, f"{k.symbol}.{name}")
-    variable.linkage, variable.global_constant = "internal", True
-    variable.initializer = ir.Constant(type_, values)
-    return Pointer(k, k.builder.bitcast(variable, ir.PointerType()), dtype)
+    return Pointer(k, k.module.constants(f"{k.symbol}.{name}", element_type(dtype), array.ravel().tolist()), dtype)
 
 
 def _pixel(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import llvmlite.ir as ir
-
 from core.codegen.lang import Kernel, Val
 from core.kernels.target import Target
 
@@ -39,8 +37,7 @@ def _exchange(k: Kernel, upper: Val, lower: Val, distance: int) -> tuple[Val, Va
 
 def shuffle(k: Kernel, a: Val, b: Val, lanes: Sequence[int]) -> Val:
     """Lanes chosen from `a` (0, 1, ...) and from `b` (counted on)."""
-    chosen = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), list(lanes))
-    return Val(k, k.builder.shuffle_vector(a.ir, b.ir, chosen), a.dtype, len(lanes))
+    return Val(k, k.builder.shuffle(a.ir, b.ir, lanes), a.dtype, len(lanes))
 
 
 def interleave(k: Kernel, planes: Sequence[Val]) -> list[Val]:

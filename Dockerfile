@@ -9,7 +9,9 @@ WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY core core
 COPY server server
-RUN python3 -m pip --python /opt/lathe/bin/python install .
+# what brings gRPC, tokens, traces, tokenizers, and tables, images and sweeps for training; none with --build-arg EXTRAS=
+ARG EXTRAS=grpc,jwt,otel,text,train
+RUN python3 -m pip --python /opt/lathe/bin/python install ".${EXTRAS:+[$EXTRAS]}"
 
 
 FROM python:3.11-slim-bookworm
@@ -25,13 +27,14 @@ ENV PATH=/opt/lathe/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     LATHE_HOST=0.0.0.0 \
     LATHE_PORT=8080 \
+    LATHE_GRPC_PORT=8081 \
     LATHE_MODEL_REPO=/var/lib/lathe/models \
     LATHE_CACHE_DIR=/var/lib/lathe/cache
 
 USER lathe
 WORKDIR /tmp
 VOLUME /var/lib/lathe
-EXPOSE 8080
+EXPOSE 8080 8081
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \
     CMD ["python3", "-c", "import os, urllib.request as u; u.urlopen(f'http://127.0.0.1:{os.environ[\"LATHE_PORT\"]}/v2/health/ready', timeout=2)"]

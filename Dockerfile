@@ -27,7 +27,6 @@ ENV PATH=/opt/lathe/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     LATHE_HOST=0.0.0.0 \
     LATHE_PORT=8080 \
-    LATHE_GRPC_PORT=8081 \
     LATHE_MODEL_REPO=/var/lib/lathe/models \
     LATHE_CACHE_DIR=/var/lib/lathe/cache
 

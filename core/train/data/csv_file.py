@@ -18,7 +18,7 @@ import numpy as np
 
 from core.ir.types import DType
 from core.train.data.dataset import Column, Dataset, LazySource, Values
-from core.train.data.extra import imported
+from core.train.data.extra import arrow
 from core.train.data.tables import TableFile
 
 _BLOCK = 8 << 20  # bytes; also the longest line
@@ -125,27 +125,28 @@ class _Csv:
 
     def _batches(self, names: Sequence[str]) -> Iterator[Any]:
         """Record batches of the columns as strings without blanks around them; nothing is None."""
-        arrow, reader = imported("pyarrow", "CSV files"), imported("pyarrow.csv", "CSV files")
+        pa = arrow()
         faults: list[Any] = []
 
         def refuse(row: Any) -> str:
             faults.append(row)
             return "error"
 
-        parse = reader.ParseOptions(delimiter=self.delimiter, invalid_row_handler=refuse)
-        options = reader.ReadOptions(
+        parse = pa.csv.ParseOptions(delimiter=self.delimiter, invalid_row_handler=refuse)
+        options = pa.csv.ReadOptions(
             column_names=self.names, skip_rows=int(self.has_header), block_size=_BLOCK, use_threads=False
         )
-        types = dict.fromkeys(names, arrow.string())
-        convert = reader.ConvertOptions(
+        types = dict.fromkeys(names, pa.string())
+        convert = pa.csv.ConvertOptions(
             column_types=types, include_columns=list(names), strings_can_be_null=True, null_values=_MISSING
         )
-        trim = imported("pyarrow.compute", "CSV files").utf8_trim_whitespace
         try:
             with self.file.stream() as stream:
-                for batch in reader.open_csv(stream, options, parse, convert):
-                    yield arrow.RecordBatch.from_arrays([trim(each) for each in batch.columns], list(names))
-        except (arrow.ArrowInvalid, EOFError, OSError, zlib.error) as error:
+                for batch in pa.csv.open_csv(stream, options, parse, convert):
+                    yield pa.RecordBatch.from_arrays(
+                        [pa.compute.utf8_trim_whitespace(each) for each in batch.columns], list(names)
+                    )
+        except (pa.ArrowInvalid, EOFError, OSError, zlib.error) as error:
             raise self._refused(error, faults) from None
 
     def _refused(self, error: Exception, faults: Sequence[Any]) -> Exception:
@@ -232,14 +233,13 @@ def _is_number(text: str) -> bool:
 
 
 def _cast(values: Any, kind: int) -> Any:
-    arrow = imported("pyarrow", "CSV files")
-    return values.cast(arrow.int64() if kind == _WHOLE else arrow.float64())
+    return values.cast(arrow().int64() if kind == _WHOLE else arrow().float64())
 
 
 def _is(values: Any, kind: int) -> bool:
     try:
         _cast(values, kind)
-    except imported("pyarrow", "CSV files").ArrowInvalid:
+    except arrow().ArrowInvalid:
         return False
     return True
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from core.ir.types import DType
 from core.train.data.dataset import ArraySource, Column, Dataset, Rows, Source, Values, joined
-from core.train.data.extra import imported
+from core.train.data.extra import pillow
 from core.train.data.given import Given
 from core.train.data.members import Members, part_of
 
@@ -118,19 +118,19 @@ class _Reader:
             raise ValueError(f"{size[0]} x {size[1]} pixels, the first image {wanted}; `image_size` brings all to one")
         if size != self.size and image.format == "JPEG":
             image.draft(None, self.size[::-1])  # decodes at a fraction of the size where that is enough
-        image = imported("PIL.ImageOps", "images").exif_transpose(image.convert("L" if self.gray else "RGB"))
+        image = pillow().ImageOps.exif_transpose(image.convert("L" if self.gray else "RGB"))
         if size != self.size:
-            image = image.resize(self.size[::-1], imported("PIL.Image", "images").Resampling.BILINEAR)
+            image = image.resize(self.size[::-1], pillow().Image.Resampling.BILINEAR)
         return np.asarray(image).reshape(*self.size, -1)
 
     def _opened(self, name: str, then: Callable[[Any], _Result]) -> _Result:
-        pillow = imported("PIL.Image", "images")
+        library = pillow().Image
         try:
-            with self.members.open(name) as file, pillow.open(file, formats=_FORMATS) as image:
+            with self.members.open(name) as file, library.open(file, formats=_FORMATS) as image:
                 if image.width * image.height > MOST_PIXELS:
                     raise ValueError(f"{image.height} x {image.width} pixels, at most {MOST_PIXELS}")
                 return then(image)
-        except (OSError, ValueError, SyntaxError, EOFError, pillow.DecompressionBombError) as error:
+        except (OSError, ValueError, SyntaxError, EOFError, library.DecompressionBombError) as error:
             raise self.given.error(f"'{name}' cannot be read: {error}", "image") from None
 
 

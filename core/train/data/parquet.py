@@ -11,7 +11,7 @@ import numpy as np
 
 from core.ir.types import DType
 from core.train.data.dataset import Column, Dataset, LazySource, Source, Values
-from core.train.data.extra import imported
+from core.train.data.extra import arrow
 from core.train.data.tables import TableFile
 
 _BATCH = 1 << 16  # rows
@@ -43,22 +43,21 @@ class _Parquet:
 
     @classmethod
     def of(cls, file: TableFile) -> _Parquet:
-        arrow, parquet = imported("pyarrow", "Parquet files"), imported("pyarrow.parquet", "Parquet files")
         try:
             with file.seekable() as stream:
-                reader = parquet.ParquetFile(stream)
+                reader = arrow().parquet.ParquetFile(stream)
                 schema, rows = reader.schema_arrow, reader.metadata.num_rows
-        except (arrow.ArrowException, OSError) as error:
+        except (arrow().ArrowException, OSError) as error:
             raise file.given.error(f"cannot be read: {error}") from None
         if len(set(schema.names)) < len(schema.names):
             raise file.given.error("two columns have the same name")
         types = {each.name: each.type for each in schema}
-        values = {name: kind.value_type if arrow.types.is_dictionary(kind) else kind for name, kind in types.items()}
+        values = {name: kind.value_type if arrow().types.is_dictionary(kind) else kind for name, kind in types.items()}
         return cls(file, values, rows)
 
     def source(self, name: str, kind: Any) -> Source | str:
         """A column, read when it is asked for; or why models cannot take it."""
-        types = imported("pyarrow.types", "Parquet files")
+        types = arrow().types
         if types.is_string(kind) or types.is_large_string(kind):
             return LazySource(Column(name, DType.STRING), self.rows, partial(self._text, name))
         lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
@@ -79,7 +78,7 @@ class _Parquet:
 
     def _lengths(self, chunk: Any, name: str, start: int) -> Values:
         self._present(chunk, name, start)
-        found: Values = imported("pyarrow.compute", "Parquet files").list_value_length(chunk).to_numpy()
+        found: Values = arrow().compute.list_value_length(chunk).to_numpy()
         return found.astype(np.int64)
 
     def _numbers(self, name: str, dtype: DType) -> Values:
@@ -117,15 +116,14 @@ class _Parquet:
 
     def _chunks(self, name: str) -> Iterator[tuple[int, Any]]:
         """First row and values of pieces of a column, in order; they make up all the rows."""
-        arrow, parquet = imported("pyarrow", "Parquet files"), imported("pyarrow.parquet", "Parquet files")
         start = 0
         try:
             with self.file.seekable() as stream:
-                for batch in parquet.ParquetFile(stream).iter_batches(_BATCH, columns=[name]):
+                for batch in arrow().parquet.ParquetFile(stream).iter_batches(_BATCH, columns=[name]):
                     values = batch.column(0)
                     yield start, values.dictionary_decode() if hasattr(values, "dictionary_decode") else values
                     start += len(values)
-        except (arrow.ArrowException, OSError) as error:
+        except (arrow().ArrowException, OSError) as error:
             raise self.file.given.error(f"cannot be read: {error}", name) from None
         if start != self.rows:
             raise self.file.given.error(f"{start} rows, but the file says {self.rows}", name)

@@ -21,7 +21,7 @@ DECLARED_AS = {  # brought by a declared package, or a roof that several distrib
     "google": {"protobuf"},
     "opentelemetry": {"opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"},
 }
-EXTRAS = ("grpc", "jwt", "otel")  # of the product; the others are for tests and measurements
+EXTRAS = ("grpc", "jwt", "otel", "text", "train")  # of the product; the others are for tests and measurements
 
 
 @pytest.fixture(scope="module")

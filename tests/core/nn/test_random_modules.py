@@ -1,0 +1,53 @@
+"""Random models run eagerly, compiled and trained as the references say; with `python -m` and seeds, a longer hunt."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import core
+from core import nn
+from core.train import losses, optimizers, step
+from tests.core.nn.random_modules import CLASSES, model
+from tests.core.train.test_step import reference
+
+RATE = 0.1
+
+
+def close(found: Any, expected: Any, what: str) -> None:
+    """Within a few thousandths of the largest element: reductions add up in another order."""
+    scale = float(np.abs(expected).max(initial=0))
+    np.testing.assert_allclose(found, expected, 2e-3, 2e-3 * scale + 1e-6, err_msg=what)
+
+
+def check(seed: int) -> None:
+    module, row = model(seed)
+    rng = np.random.default_rng(seed)
+    rows = int(rng.integers(2, 20))
+    feeds = {"x": rng.normal(0, 1, (rows, *row)).astype(np.float32), "target": rng.integers(0, CLASSES, rows)}
+    graph = nn.trace(module, {"x": f"float32[n,{','.join(map(str, row))}]"}, ["logits"])
+    eager = module.eval()(feeds["x"]).numpy()
+    close(core.compile(graph, threads=1).run({"x": feeds["x"]})["logits"], eager, "logits")
+    optimizer = optimizers.SGD(RATE)
+    learner = step(graph, losses.CrossEntropy(), optimizer, threads=1)
+    before = learner.state()
+    learner.run(feeds)
+    found = learner.state()
+    for name, after in reference(graph, optimizer, [feeds]).items():
+        close((found[name] - before[name]) / RATE, (after - before[name]) / RATE, f"gradient of {name}")
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 20))])
+def test_random_modules(seed: int) -> None:
+    check(seed)
+
+
+if __name__ == "__main__":
+    for number in range(*map(int, sys.argv[1:])):
+        try:
+            check(number)
+        except Exception as error:
+            print(number, type(error).__name__, str(error)[:1500], model(number)[0], flush=True)

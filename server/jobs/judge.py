@@ -33,7 +33,6 @@ class Judge:
     parents: Parents
     threads: int
     disk: int  # bytes that one judgement may write
-    idle: bool = True  # computes only while nobody else wants to
 
     async def judge(self, job: Job, folder: Path, model: str, version: int) -> Live:
         """Return what a version is worth on the rows that ``job``, in ``folder``, kept from training.
@@ -52,7 +51,7 @@ class Judge:
     async def _run(self, job: Job, work: Path) -> str:
         """Run the child process; returns what was wrong with model or data."""
         limits = job.order.limits
-        bounds = Bounds(limits.seconds, limits.memory, self.disk, _GRACE, self.idle)
+        bounds = Bounds(limits.seconds, limits.memory, self.disk, _GRACE, idle=False)  # short, and a result waits
         async with self.datasets.hold(job.order.dataset.digest) as data:
             command = _command(work, data.path, self.threads)
             ending = await Run(command, work / LOG, bounds, lambda: 0).to_end()

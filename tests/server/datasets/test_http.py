@@ -1,0 +1,215 @@
+"""Datasets over a real connection, through the client and by hand; what looks at files is the real child process."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from server.access.keys import make_key, write_keys
+from server.access.scopes import Scope
+from server.cli import app
+from server.client import ApiError, Client
+from server.datasets.service import Datasets
+from server.datasets.store import DatasetStore
+from server.errors import Conflict, Unprocessable
+from tests.server.api.service import Service, service
+from tests.server.repository.disk import ReadOnlyFs
+
+
+def npz(rows: int = 6, **more: Any) -> bytes:
+    """A small dataset: two numbers per row, and its class."""
+    buffer = io.BytesIO()
+    x = np.arange(rows * 2, dtype=np.float32).reshape(rows, 2)
+    np.savez(buffer, **{"x": x, "y": np.arange(rows) % 2, **more})
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with service(tmp_path_factory.mktemp("datasets") / "repo", max_dataset=1 << 16) as running:
+        yield running
+
+
+@pytest.fixture
+def client(served: Service) -> Iterator[Client]:
+    with served.client() as connected:
+        yield connected
+
+
+def test_a_dataset_comes_is_described_and_goes(client: Client, served: Service) -> None:
+    data, more = npz(), npz(8)
+    made = client.upload_dataset("two", data)
+    assert (made.name, made.rows, made.bytes, made.format) == ("two", 6, len(data), "npz")
+    assert made.digest == hashlib.sha256(data).hexdigest()
+    assert [(column["name"], column["dtype"], column["shape"]) for column in made.columns] == [
+        *[("x", "float32", [2]), ("y", "int64", [])]
+    ]
+    again = client.upload_dataset("two", more)
+    assert (again.rows, [naming.digest for naming in again.history]) == (8, [made.digest, again.digest])
+    assert client.upload_dataset("two", more).history == again.history
+    assert client.dataset("two") == again
+    assert [dataset.name for dataset in client.datasets()] == ["two"]
+    assert client.delete_dataset("two", digest=made.digest).digests == [made.digest]
+    assert client.delete_dataset("two").digests == [again.digest]
+    assert client.datasets() == []
+    assert not list(served.root.glob(".lathe/datasets/content/*"))
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "says"),
+    [
+        (b"", 400, "empty"),
+        (b"\x00\x01\x02 nothing that is known", 422, "bad"),
+        (npz(y=np.arange(5)), 422, "'x' 6, 'y' 5"),
+        (npz(10_000), 413, "the most that may be uploaded is 65536"),
+    ],
+    ids=["nothing", "foreign", "columns that differ", "too large"],
+)
+def test_bad_data_leave_nothing(data: bytes, status: int, says: str, client: Client, served: Service) -> None:
+    with pytest.raises(ApiError, match=says) as refused:
+        client.upload_dataset("bad", data)
+    assert refused.value.status == status
+    assert "/" not in str(refused.value)
+    assert client.datasets() == []
+    assert not list(served.root.glob(".lathe/datasets/staging/*/*/*"))
+
+
+def test_a_body_is_what_its_headers_say(served: Service) -> None:
+    with httpx.Client(base_url=served.url) as http:
+        at, digest = "/api/v1/datasets/two", "sha-256=:" + "A" * 43 + "=:"
+        refused = http.post(at, content=npz(), headers={"content-digest": digest})
+        assert (refused.status_code, "the body received has" in refused.json()["error"]) == (400, True)
+        chunked = http.post(at, content=iter([b"x" * 40_000] * 2))
+        assert (chunked.status_code, chunked.json()["error"]) == (413, "the dataset is larger than 65536 bytes")
+        multipart = http.post(at, files={"file": npz()})
+        assert multipart.status_code == 415
+        for name in ("-x", "0" * 64, "a%2Fb"):
+            assert http.post(f"/api/v1/datasets/{name}", content=npz()).status_code in (400, 404)
+        assert http.get("/api/v1/datasets/two").status_code == 404
+        assert http.delete("/api/v1/datasets/two").status_code == 404
+        assert http.delete("/api/v1/datasets/two?digest=x").status_code == 400
+
+
+def test_only_keys_that_train_bring_and_remove(tmp_path: Path) -> None:
+    made = {scope: make_key("bot", [scope], ["*"], 0, None) for scope in (Scope.READ, Scope.TRAIN, Scope.WRITE)}
+    write_keys(tmp_path / "keys.json", [key for key, _ in made.values()])
+    (check := Slow()).go.set()
+    with service(tmp_path / "repo", keys_file=tmp_path / "keys.json", held=True, check=check) as running:
+        reader, trainer, writer = (Client(running.url, api_key=shown) for _, shown in made.values())
+        with reader, trainer, writer:
+            assert trainer.upload_dataset("two", npz()).history[0].actor == "bot"
+            assert reader.dataset("two").rows == 1
+            for refused in (reader, writer):
+                with pytest.raises(ApiError, match="does not have scope 'train'"):
+                    refused.delete_dataset("two")
+
+
+def test_a_repository_that_cannot_be_written_serves_models_without_datasets(tmp_path: Path) -> None:
+    with service(tmp_path / "repo", ReadOnlyFs(), held=True) as running, running.client() as client:
+        assert client.models() == []
+        with pytest.raises(ApiError, match="datasets: opening") as refused:
+            client.upload_dataset("two", npz())
+        assert refused.value.status == 503
+
+
+@pytest.mark.slow
+def test_a_folder_goes_as_one_file_and_always_the_same(tmp_path: Path, served: Service, client: Client) -> None:
+    for place in ("one", "two"):
+        folder = tmp_path / place / "digits"
+        folder.mkdir(parents=True)
+        for name in ("b.npy", "a.npy") if place == "one" else ("a.npy", "b.npy"):
+            np.save(folder / name, np.arange(3) + len(name))
+        (folder / ".hidden").write_text(place)
+    digests = {
+        lathe(served, "push", "packed", str(tmp_path / place / "digits")).split()[-1] for place in ("one", "two")
+    }
+    assert len(digests) == 1
+    assert client.dataset("packed").rows == 3
+    assert lathe(served, "list").count("packed") == 1
+    assert "a: int64" in lathe(served, "push", "packed", str(tmp_path / "one" / "digits"))
+    assert lathe(served, "show", "packed").count(digests.pop()) == 2  # as it is, and since when
+    assert "1 file(s)" in lathe(served, "delete", "packed")
+
+
+def lathe(served: Service, *arguments: str) -> str:
+    result = CliRunner().invoke(app, ["datasets", *arguments], env={"COLUMNS": "200", "LATHE_URL": served.url})
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+class Slow:
+    """Looks at a dataset for as long as it is told to."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = asyncio.Event(), asyncio.Event()
+
+    async def run(self, task: str, *arguments: str | Path) -> bytes:
+        self.begun.set()
+        await self.go.wait()
+        if b"bad" in await asyncio.to_thread(Path(arguments[0]).read_bytes):
+            raise Unprocessable("row 3, column 'y': expected a number, got 'bad'")
+        return b'{"rows": 1}\n'
+
+
+async def body(data: bytes) -> Any:
+    yield data
+
+
+def test_what_is_held_or_needed_stays(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        check = Slow()
+        check.go.set()
+        datasets = Datasets(DatasetStore(tmp_path, 1 << 20), check, 1 << 20)
+        async with datasets.running():
+            await datasets.receive("a", body(b"one"), None, "")
+            with pytest.raises(Unprocessable, match="row 3, column 'y'"):
+                await datasets.receive("a", body(b"bad"), None, "")
+            async with datasets.hold("a") as held:
+                await datasets.receive("a", body(b"two"), None, "")  # the name may move on
+                for removal in (datasets.remove("a"), datasets.remove("a", held.content.digest)):
+                    with pytest.raises(Conflict, match=f"needs sha256 {held.content.digest}"):
+                        await removal
+                assert held.path.read_bytes() == b"one"
+
+            async def needed() -> list[str]:
+                return [held.content.digest]
+
+            datasets.needed = needed
+            async with datasets.hold(held.content.digest) as again:
+                assert again.path == held.path
+            with pytest.raises(Conflict):
+                await datasets.remove("a")
+            datasets.needed = nothing
+            assert held.content.digest in await datasets.remove("a")
+
+    asyncio.run(scenario())
+
+
+async def nothing() -> list[str]:
+    return []
+
+
+def test_an_upload_whose_caller_leaves_while_it_is_looked_at_is_kept(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        check = Slow()
+        datasets = Datasets(DatasetStore(tmp_path, 1 << 20), check, 1 << 20)
+        async with datasets.running():
+            upload = asyncio.create_task(datasets.receive("a", body(b"one"), None, ""))
+            await check.begun.wait()
+            upload.cancel()
+            check.go.set()
+            while not await datasets.list():  # noqa: ASYNC110 (nobody tells whoever left)
+                await asyncio.sleep(0.01)
+            assert (await datasets.find("a")).content.size == 3
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+    assert not list(tmp_path.glob("staging/*"))

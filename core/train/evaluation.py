@@ -8,11 +8,10 @@ from typing import Any
 from core.compiler import executable
 from core.ir.graph import Graph
 from core.options import Options
-from core.reference import bind_symbols
 from core.runtime.executable import Executable
 from core.runtime.session import BatchInfo
 from core.runtime.shapes import Binding
-from core.train.feeds import checked
+from core.train.feeds import Door
 from core.train.joint import evaluation_graph
 from core.train.step import TrainStep
 
@@ -31,13 +30,13 @@ class Evaluation:
         self._options: Options = learner.options
         self.weights = learner.weights(averaged)
         self._graph = evaluation_graph(model or learner.model, learner.recipe.loss, self.weights)
+        self._door = Door(self._graph.inputs)
         self._executables: dict[Binding, Executable] = {}
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """The `loss` of a batch, and the model's outputs, by name. FeedError for arrays that do not fit."""
-        arrays = [checked(value.name, value.tensor, feeds) for value in self._graph.inputs]
-        symbols = bind_symbols(self._graph.inputs, dict(zip(self._graph.inputs, arrays, strict=True)))
-        results = self._executable(tuple(sorted(symbols.items()))).run(1, arrays)
+        arrays, binding = self._door.admit(feeds)
+        results = self._executable(binding).run(1, arrays)
         return {value.name: array for value, array in zip(self._graph.outputs, results, strict=True)}
 
     def _executable(self, binding: Binding) -> Executable:

@@ -10,22 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.compiler import executable
-from core.errors import FeedError, LatheError
+from core.errors import LatheError
 from core.ir.graph import Array, Graph, State
 from core.ir.types import TensorType
 from core.options import Options, make_options
-from core.reference import bind_symbols
 from core.runtime.executable import Executable
 from core.runtime.explain import explain_plan
 from core.runtime.machine import peaks
 from core.runtime.session import BatchInfo
 from core.runtime.shapes import Binding
-from core.train.feeds import checked, describe
+from core.train.feeds import Door, describe
 from core.train.joint import KEY, NO_CLIP, Clip, Recipe, Trainable, is_weight, joint_graph
 from core.train.losses import Loss
 from core.train.optimizers import Optimizer
 from core.train.schedules import Schedule
 
+_SCALAR = "optimizer."  # begins the names of the inputs that an optimizer asks for
 _TRAINING = BatchInfo(False, "a training step mixes all rows of its batch")
 
 
@@ -91,6 +91,9 @@ class TrainStep:
             self._graphs[False] = joint_graph(model, recipe, trainable, False, keep_outputs, shared)
         self._states = {state.value.name: _home(state, shared) for state in last.states}
         self._executables: dict[tuple[bool, Binding], Executable] = {}
+        self._order = {moves: tuple(value.name for value in graph.inputs) for moves, graph in self._graphs.items()}
+        self._given = [value for value in last.inputs if value.name != KEY and not value.name.startswith(_SCALAR)]
+        self._door = Door(self._given)
 
     @property
     def updates(self) -> int:
@@ -99,9 +102,7 @@ class TrainStep:
     @property
     def inputs(self) -> dict[str, TensorType]:
         """Types of what `run` expects, by name."""
-        given = self._graphs[True].inputs
-        hidden = {KEY, *(value.name for value in given if value.name.startswith("optimizer."))}
-        return {value.name: value.tensor for value in given if value.name not in hidden}
+        return {value.name: value.tensor for value in self._given}
 
     @property
     def parameters(self) -> dict[str, Array]:
@@ -120,13 +121,11 @@ class TrainStep:
         FeedError for an input that is missing, unknown or ill-typed; the parameters have not moved then.
         """
         moves = (self.runs + 1) % self.recipe.accumulate == 0
-        graph = self._graphs[moves]
-        arrays = self._arrays(graph, feeds)
-        symbols = bind_symbols(graph.inputs, dict(zip(graph.inputs, arrays, strict=True)))
-        ready = self._executable(moves, tuple(sorted(symbols.items())))
-        results = ready.run(1, arrays)
+        arrays, binding = self._door.admit(feeds)
+        ready = self._executable(moves, binding)
+        results = ready.run(1, self._arranged(moves, arrays))
         self.runs += 1
-        return {value.name: array for value, array in zip(graph.outputs, results, strict=True)}
+        return {value.name: array for value, array in zip(self._graphs[moves].outputs, results, strict=True)}
 
     def state(self) -> dict[str, Array]:
         """Copies of everything that a checkpoint needs besides `runs`: parameters, moments, averages, by name."""
@@ -158,15 +157,17 @@ class TrainStep:
         """Which kernel runs each node, for every batch size so far."""
         return "\n".join(line for ready in self._executables.values() for line in explain_plan(ready.plan, 1, peaks()))
 
-    def _arrays(self, graph: Graph, feeds: Mapping[str, Any]) -> list[NDArray[Any]]:
+    def _arranged(self, moves: bool, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        """What is given and what this very run adds to it, in the order of the graph's inputs."""
         rate = self.schedule(self.updates)
         scalars = self.recipe.optimizer.scalars(self.updates + 1, rate)
-        numbers = {f"optimizer.{name}": np.array(number, np.float32) for name, number in scalars.items()}
-        numbers[KEY] = np.random.SeedSequence((self.recipe.seed, self.runs)).generate_state(1)[0]
-        unknown = feeds.keys() - self.inputs.keys()
-        if unknown:
-            raise FeedError(f"unknown input '{min(unknown)}'; a step takes {', '.join(self.inputs)}")
-        return [checked(value.name, value.tensor, {**feeds, **numbers}) for value in graph.inputs]
+        values: dict[str, NDArray[Any]] = {
+            f"{_SCALAR}{name}": np.array(number, np.float32) for name, number in scalars.items()
+        }
+        values.update((value.name, array) for value, array in zip(self._given, arrays, strict=True))
+        if KEY in self._order[moves]:
+            values[KEY] = np.random.SeedSequence((self.recipe.seed, self.runs)).generate_state(1).reshape(())
+        return [values[name] for name in self._order[moves]]
 
     def _executable(self, moves: bool, binding: Binding) -> Executable:
         if (moves, binding) not in self._executables:

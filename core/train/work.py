@@ -113,6 +113,6 @@ def _report(folder: Path, means: Means, watch: events.Watcher | None) -> None:
         return
     try:
         report.write(folder, means.threads)
-    except (LatheError, OSError) as error:
+    except Exception as error:  # whatever it is: the training has ended well
         with events.Events(folder, watch) as told:
-            told.emit("log", message=f"the report could not be written: {error}")
+            told.emit("log", message=f"the report could not be written: {error!r}")

@@ -7,13 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from server import cli_canary, cli_datasets, cli_keys, cli_model, cli_top, cli_train
+from server import cli_canary, cli_datasets, cli_jobs, cli_keys, cli_model, cli_top, cli_train
 from server.cli_model import OnnxFile, Threads
 from server.terminal import DEFAULT_URL, Url, connected, console, fail, transfer
 
 app = typer.Typer(help="Serve ONNX models, compiled to native code.", no_args_is_help=True, add_completion=False)
 app.add_typer(cli_canary.app, name="canary")
 app.add_typer(cli_datasets.app, name="datasets")
+app.add_typer(cli_jobs.app, name="jobs")
 app.add_typer(cli_keys.app, name="keys")
 app.command()(cli_top.top)
 app.command()(cli_train.train)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import ssl
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,16 +25,20 @@ from pydantic import BaseModel
 
 from server.api.canary_schemas import CanaryState
 from server.api.dataset_schemas import DatasetDetail, DatasetsRemoved, DatasetState
+from server.api.job_schemas import JobAccepted, JobDetail, JobSummary
 from server.api.schemas import AliasState, AuditEntry, ModelState, Published, VersionDetail, VersionState
 from server.archive import Body, body_of
 from server.datasets.packing import dataset_body
 from server.datatypes import NUMPY_OF, pack_strings, unpack_strings, wire_name
+from server.jobs.job import JobState
+from server.sse import JobEvent, job_events
 from server.types import Array, Tensors
 
 Progress = Callable[[int, int], None]  # bytes sent so far, bytes in all
 M = TypeVar("M", bound=BaseModel)
 
 _CHUNK = 1 << 18
+_MISSES, _PAUSE = 10, 0.5  # connections lost in a row before a follower gives up, and seconds between two
 _JSON_LENGTH = "inference-header-content-length"
 
 
@@ -212,6 +217,69 @@ class Client:
         query = {"digest": digest} if digest is not None else None
         return _one(DatasetsRemoved, self._call("DELETE", _dataset(name), params=query))
 
+    # jobs
+
+    def submit_job(
+        self, recipe: Mapping[str, Any], dataset: str, *, key: str | None = None, **more: Any
+    ) -> JobAccepted:
+        """Submit a job; ``more`` are the other fields of the API's body. ``key`` makes repeating it harmless."""
+        asked = {"recipe": dict(recipe), "dataset": dataset, **more}
+        return _one(JobAccepted, self._call("POST", "/api/v1/jobs", json=asked, headers=_key(key)))
+
+    def jobs(self, *, state: str | None = None) -> list[JobSummary]:
+        """List jobs, newest first: one's own, or everybody's for administrators."""
+        return _many(JobSummary, self._call("GET", "/api/v1/jobs", params={"state": state} if state else None))
+
+    def job(self, job: str) -> JobDetail:
+        """Return one job with its progress."""
+        return _one(JobDetail, self._call("GET", _job(job)))
+
+    def cancel_job(self, job: str) -> JobSummary:
+        """Cancel a job; one that runs ends within seconds."""
+        return _one(JobSummary, self._call("POST", _job(job, "cancel")))
+
+    def delete_job(self, job: str) -> JobSummary:
+        """Delete a job that has ended, with its files."""
+        return _one(JobSummary, self._call("DELETE", _job(job)))
+
+    def job_log(self, job: str) -> str:
+        """Return the end of what a job's process said."""
+        return self._call("GET", _job(job, "logs")).text
+
+    def job_report(self, job: str) -> str:
+        """Return the page about a job's result."""
+        return self._call("GET", _job(job, "report")).text
+
+    def job_model(self, job: str) -> bytes:
+        """Return the ONNX file that a job made."""
+        return self._call("GET", _job(job, "model")).content
+
+    def job_events(self, job: str, *, after: str = "") -> Iterator[JobEvent]:
+        """Follow a job until it has ended, from its start or after the event of that id; survives lost connections."""
+        last, misses = after, 0
+        while True:
+            try:
+                for event in self._events_once(job, last):
+                    last, misses = event.id or last, 0
+                    yield event
+            except httpx.HTTPError as error:
+                misses += 1
+                if misses > _MISSES:
+                    raise ClientError(f"following job {job}: {error or type(error).__name__}") from error
+                time.sleep(_PAUSE)
+            else:
+                if JobState(self.job(job).state).is_final:  # else the server is about to stop
+                    return
+                time.sleep(_PAUSE)
+
+    def _events_once(self, job: str, after: str) -> Iterator[JobEvent]:
+        headers = {"last-event-id": after} if after else {}
+        with self._http.stream("GET", _job(job, "events"), headers=headers) as response:
+            if not response.is_success:
+                response.read()
+                raise _failure(response, f"GET {_job(job, 'events')}")
+            yield from job_events(response.iter_lines())
+
     # inference
 
     def infer(self, model: str, inputs: Tensors, version: str | int = "") -> Answer:
@@ -232,11 +300,7 @@ class Client:
         response = self._send(method, path, **options)
         if response.is_success:
             return response
-        try:
-            failure = response.json()
-            raise ApiError(response.status_code, failure.get("code", ""), failure["error"])
-        except (ValueError, KeyError, AttributeError):
-            raise ApiError(response.status_code, "", f"{method} {path}: HTTP {response.status_code}") from None
+        raise _failure(response, f"{method} {path}")
 
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:
@@ -247,6 +311,18 @@ class Client:
 
 def _path(model: str, *parts: str | int) -> str:
     return "/".join(["/api/v1/models", *(quote(str(part), safe="") for part in (model, *parts))])
+
+
+def _job(job: str, *parts: str) -> str:
+    return "/".join(["/api/v1/jobs", *(quote(part, safe="") for part in (job, *parts))])
+
+
+def _failure(response: httpx.Response, call: str) -> ApiError:
+    try:
+        failure = response.json()
+        return ApiError(response.status_code, failure.get("code", ""), failure["error"])
+    except (ValueError, KeyError, AttributeError):
+        return ApiError(response.status_code, "", f"{call}: HTTP {response.status_code}")
 
 
 def _dataset(name: str) -> str:

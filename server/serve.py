@@ -37,6 +37,7 @@ class LatheServer(uvicorn.Server):
         gc.freeze()  # what is there now stays; scanning it again would only stall requests
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._app.state.plane.draining = True  # also when no signal asked for the end
         endpoint = self._app.state.grpc
         if endpoint:  # both drain at the same time
             stopping = asyncio.ensure_future(endpoint.stop())

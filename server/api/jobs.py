@@ -124,9 +124,9 @@ def _events(routes: APIRouter, jobs: JobService, followers: Followers) -> None:
 
 async def _stream(jobs: JobService, followers: Followers, job: Job, offset: int) -> AsyncIterator[bytes]:
     following = followers.follow(lambda: jobs.register.get(job.id), jobs.events(job), offset)
-    async with aclosing(following) as events:
-        async for event in events:
-            yield _written(event)
+    async with aclosing(following) as batches:
+        async for batch in batches:
+            yield b"".join(map(_written, batch))
 
 
 def _written(event: Line | Turned | Beat) -> bytes:

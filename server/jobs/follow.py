@@ -8,12 +8,13 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from server.errors import Overloaded, ServerError
 from server.jobs.job import Job, JobState
 
 _LOOK = 0.2  # seconds between two looks at the file
-_BLOCK = 1 << 16  # bytes read at a time; nothing is read ahead of who listens
+_BLOCK = 1 << 18  # bytes read at a time; nothing is read ahead of who listens
 _LINE = 1 << 20  # bytes of the longest line
 HEARTBEAT = 15.0  # seconds of silence
 STREAMS = 64  # at once
@@ -38,6 +39,9 @@ class Beat:
     """Nothing has happened for a while."""
 
 
+Happened: TypeAlias = Line | Turned | Beat
+
+
 class Followers:
     """Those who follow jobs; bounded."""
 
@@ -51,41 +55,39 @@ class Followers:
         if self._count >= self._limit:
             raise Overloaded(f"{self._count} callers follow jobs, as many as may", retry_after=10.0)
 
-    async def follow(self, look: Callable[[], Job], file: Path, offset: int) -> AsyncGenerator[Line | Turned | Beat]:
+    async def follow(self, look: Callable[[], Job], file: Path, offset: int) -> AsyncGenerator[list[Happened]]:
         """Yield what happens from ``offset`` on; ends after the job's end, or when the server stops."""
         self._count += 1
         try:
-            async for event in _follow(look, file, offset, self._stopping):
-                yield event
+            async for events in _follow(look, file, offset, self._stopping):
+                yield events
         finally:
             self._count -= 1
 
 
 async def _follow(
     look: Callable[[], Job], file: Path, offset: int, stopping: Callable[[], bool]
-) -> AsyncGenerator[Line | Turned | Beat]:
+) -> AsyncGenerator[list[Happened]]:
     state, spoken = None, time.monotonic()
     while not stopping():
         try:
             now = look().state  # before the file is read: what was written before the end is sent before it
         except ServerError:
             return  # deleted, or the register is down
-        found = await asyncio.to_thread(read_lines, file, offset)
-        for line in found:
-            yield line
-        if now is not state and not found:
-            yield Turned(now)
+        lines = await asyncio.to_thread(read_lines, file, offset)
+        happened: list[Happened] = [*lines]
+        if now is not state and not (now.is_final and lines):
+            happened.append(Turned(now))
             state = now
-            if now.is_final:
-                return
-        elif found:
-            offset = found[-1].offset
-        elif time.monotonic() - spoken < HEARTBEAT:
-            await asyncio.sleep(_LOOK)
-            continue
-        else:
-            yield Beat()
-        spoken = time.monotonic()
+        if not happened and time.monotonic() - spoken > HEARTBEAT:
+            happened.append(Beat())
+        if happened:
+            yield happened
+            spoken = time.monotonic()
+        if state is not None and state.is_final:
+            return
+        offset = lines[-1].offset if lines else offset
+        await asyncio.sleep(_LOOK)
 
 
 def read_lines(file: Path, offset: int) -> list[Line]:

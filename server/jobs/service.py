@@ -23,6 +23,7 @@ from server.jobs.kinds import Kinds
 from server.jobs.ports import Datasets, Parents
 from server.jobs.register import Register
 from server.jobs.retention import surplus
+from server.repository import names
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +207,9 @@ def _check_rights(caller: Caller, asked: Request) -> None:
     if asked.model is not None:
         caller.check(Scope.READ, asked.model)
     if asked.publish is not None:
-        caller.check(Scope.WRITE, asked.publish.model)
+        caller.check(Scope.WRITE, names.check_model(asked.publish.model))
         if asked.publish.alias is not None:
+            names.check_alias(asked.publish.alias)
             caller.check(Scope.PROMOTE, asked.publish.model)
     if asked.priority > 0 and not caller.may(Scope.ADMIN):
         raise Forbidden(f"priority: expected at most 0 without scope {Scope.ADMIN.value!r}, got {asked.priority}")

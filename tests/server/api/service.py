@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from server.app import Engine, assemble_with
+from server.app import Engine, JobsMaker, assemble_with
 from server.client import Client
 from server.datasets.assembly import build_datasets
 from server.datasets.service import Check
+from server.jobs.assembly import build_jobs
 from server.repository.assembly import build_control
 from server.repository.fs import Fs
 from server.repository.registry import Registry
@@ -36,11 +37,17 @@ class Service:
 
 @contextmanager
 def service(
-    root: Path, fs: Fs | None = None, *, held: bool = False, check: Check | None = None, **settings: Any
+    root: Path,
+    fs: Fs | None = None,
+    *,
+    held: bool = False,
+    check: Check | None = None,
+    make_jobs: JobsMaker = build_jobs,
+    **settings: Any,
 ) -> Iterator[Service]:
     """Serve a repository until the end of the block; ``held``: the compiler waits for the gate.
 
-    ``check`` looks at datasets in place of the child process.
+    ``check`` looks at datasets in place of the child process; ``make_jobs`` puts other jobs in place of the real ones.
     """
     root.mkdir(exist_ok=True)
     config = Settings(port=0, model_repo=root, drain_timeout=2, poll_interval=0.05, **settings)
@@ -49,7 +56,7 @@ def service(
         stages.gate.clear()
     engine = Engine.build(config, registry)
     control = build_control(config, registry, backend, engine.factory, stages, fs)  # type: ignore[arg-type]
-    server = make_server(assemble_with(engine, control, build_datasets(config, check, fs)), config)
+    server = make_server(assemble_with(engine, control, build_datasets(config, check, fs), make_jobs), config)
     server.config.log_level = "error"
     server.config.configure_logging()
     thread = threading.Thread(target=server.run, daemon=True)

@@ -120,6 +120,12 @@ def asked(publish: Any = None, priority: int = 0, seconds_limit: float | None = 
     return Request(kind, recipe, "digits", model, "live", publish, priority, seconds_limit, memory)
 
 
+def fake_jobs(settings: Settings, ports: Ports, draining: Callable[[], bool]) -> Jobs:
+    """Jobs for a whole server: the fake process, toy data, and the server's own way of publishing."""
+    toys = replace(ports, datasets=Data.at(settings.model_repo))
+    return build_jobs(settings, toys, draining, KINDS, replace(allowance_of(settings), idle=False))
+
+
 @asynccontextmanager
 async def world(
     folder: Path, press: Press | None = None, fs: Fs | None = None, least_run: float = 5.0, **settings: Any

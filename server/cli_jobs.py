@@ -1,0 +1,124 @@
+"""``lathe jobs list | show | watch | logs | cancel | delete``: what the server trains."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from server.terminal import DEFAULT_URL, Url, connected, console
+
+if TYPE_CHECKING:
+    from server.api.job_schemas import JobDetail, JobSummary
+    from server.client import Client
+
+app = typer.Typer(help="Follow and end what the server trains.", no_args_is_help=True)
+
+JobId = Annotated[str, typer.Argument(help="The job.")]
+
+
+@app.command("list")
+def list_jobs(
+    state: Annotated[str | None, typer.Option(help="Only those in this state.")] = None, url: Url = DEFAULT_URL
+) -> None:
+    """List jobs, newest first."""
+    with connected(url) as client:
+        jobs = client.jobs(state=state)
+    table = Table("job", "kind", "state", "owner", "dataset", "model", "submitted", "seconds")
+    for job in jobs:
+        made = _made(job) or job.publish or ""
+        row = (job.id, job.kind, job.state, job.owner, job.dataset.name, made, job.submitted[:19], f"{job.ran:.1f}")
+        table.add_row(*row)
+    console.print(table)
+
+
+@app.command()
+def show(job: JobId, url: Url = DEFAULT_URL) -> None:
+    """Show one job: where it stands, how far it is, what came out."""
+    with connected(url) as client:
+        print_job(client.job(job))
+
+
+@app.command()
+def watch(
+    job: JobId,
+    curves: Annotated[bool, typer.Option("--curves", help="Show the curves as well.")] = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Follow a job to its end; fails when the job does. Ctrl-C leaves the job alone."""
+    with connected(url) as client:
+        watch_job(client, job, curves)
+
+
+@app.command()
+def logs(job: JobId, url: Url = DEFAULT_URL) -> None:
+    """Print what a job's process said."""
+    with connected(url) as client:
+        console.print(client.job_log(job), end="", soft_wrap=True)
+
+
+@app.command()
+def cancel(job: JobId, url: Url = DEFAULT_URL) -> None:
+    """Cancel a job."""
+    with connected(url) as client:
+        found = client.cancel_job(job)
+    console.print(f"job {job} is {'being cancelled' if found.cancelling else found.state}")
+
+
+@app.command()
+def delete(job: JobId, url: Url = DEFAULT_URL) -> None:
+    """Delete a job that has ended, with its files; versions it published stay."""
+    with connected(url) as client:
+        client.delete_job(job)
+    console.print(f"job {job} is deleted")
+
+
+def watch_job(client: Client, job: str, curves: bool = False) -> None:
+    """Show a job's training until it has ended, then what became of it; exit status 1 unless it succeeded."""
+    from server.training import TrainingView
+
+    with TrainingView(console, curves) as view:
+        for event in client.job_events(job):
+            if event.kind == "state":
+                console.print(f"job {job} is {event.data.get('state')}")
+            else:
+                view.see(event.kind, event.data)
+    found = client.job(job)
+    print_job(found)
+    if found.state != "succeeded":
+        raise typer.Exit(1)
+
+
+def print_job(job: JobDetail) -> None:
+    """Print a job's facts and metrics."""
+    facts = {
+        "state": job.state.value + (": " + job.error if job.error else ""),
+        "kind": job.kind,
+        "dataset": f"{job.dataset.name} ({job.dataset.digest[:12]})",
+        "from": f"{job.model.name} version {job.model.version}" if job.model else "",
+        "ran": f"{job.ran:.1f} s in {job.attempts} attempts" if job.attempts else "",
+        "result": _made(job),
+        **{name: _number(value) for name, value in _metrics(job).items()},
+    }
+    console.print(f"job {job.id}")
+    for name, value in facts.items():
+        if value:
+            console.print(f"  {name:<10} {value}", soft_wrap=True)
+
+
+def _made(job: JobSummary) -> str:
+    result = job.result
+    if result is None or result.version is None:
+        return ""
+    return f"{result.model} version {result.version}{', took its alias' if result.moved_alias else ''}"
+
+
+def _metrics(job: JobDetail) -> dict[str, Any]:
+    """The numbers of the result's metrics."""
+    found = job.metrics.get("metrics", job.metrics)
+    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,267 @@
+"""Jobs over HTTP, with the client, the command line and raw requests."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from server.access.keys import make_key, write_keys
+from server.access.scopes import Scope
+from server.cli import app as cli
+from server.client import ApiError, Client
+from server.jobs.assembly import Jobs
+from server.jobs.follow import Followers
+from tests.server.api.service import Service, service, until
+from tests.server.jobs.world import DIGEST, fake_jobs
+from tests.server.repository.world import toy
+
+LONG = {"steps": 100_000, "seconds": 0.01}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with service(tmp_path_factory.mktemp("jobs") / "repo", make_jobs=fake_jobs, job_slots=8) as running:
+        yield running
+
+
+@pytest.fixture
+def client(served: Service) -> Iterator[Client]:
+    with served.client() as found:
+        yield found
+
+
+def ended(client: Client, job: str) -> Any:
+    until(lambda: client.job(job).finished is not None)
+    return client.job(job)
+
+
+def test_from_data_and_a_recipe_to_a_version_that_answers(client: Client) -> None:
+    recipe = {"steps": 3, "model": toy(3.0).decode()}
+    accepted = client.submit_job(recipe, "digits", publish={"model": "trained", "promote": True})
+    assert (accepted.state, accepted.replayed, accepted.dataset.digest) == ("queued", False, DIGEST)
+    job = ended(client, accepted.id)
+    assert (job.state, job.error) == ("succeeded", "")
+    assert (job.result.model, job.result.version, job.result.moved_alias) == ("trained", 1, True)
+    assert job.metrics["metrics"] == {"accuracy": 0.9}
+    assert job.progress["kind"] == "done"
+    assert client.version("trained", 1).state == "ready"
+    assert client.job_report(job.id) == "<h1>report</h1>"
+    assert client.job_model(job.id) == toy(3.0)
+
+
+def test_a_key_makes_submitting_again_harmless(client: Client) -> None:
+    first = client.submit_job({"steps": 1}, "digits", key="one")
+    again = client.submit_job({"steps": 1}, "digits", key="one")
+    assert (again.id, again.replayed) == (first.id, True)
+    with pytest.raises(ApiError, match="used before with another request") as refused:
+        client.submit_job({"steps": 2}, "digits", key="one")
+    assert refused.value.status == 422
+
+
+def test_events_come_as_they_happen_and_go_on_where_they_were_lost(client: Client, served: Service) -> None:
+    job = client.submit_job({"steps": 6, "seconds": 0.05}, "digits").id
+    events = list(client.job_events(job))
+    assert [event.data["step"] for event in events if event.kind == "step"] == [1, 2, 3, 4, 5, 6]
+    assert [event.data["state"] for event in events if event.kind == "state"][-1] == "succeeded"
+    third = next(event for event in events if event.kind == "step" and event.data["step"] == 3)
+    later = list(client.job_events(job, after=third.id))
+    assert [event.data["step"] for event in later if event.kind == "step"] == [4, 5, 6]
+    wrong = httpx.get(f"{served.url}/api/v1/jobs/{job}/events", headers={"last-event-id": "x"})
+    assert (wrong.status_code, "last-event-id" in wrong.json()["error"]) == (400, True)
+
+
+def test_a_silent_job_is_followed_by_heartbeats(
+    client: Client, served: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.jobs.follow.HEARTBEAT", 0.05)
+    job = client.submit_job({"steps": 1, "seconds": 60}, "digits").id
+    with httpx.stream("GET", f"{served.url}/api/v1/jobs/{job}/events", timeout=10) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = response.iter_lines()
+        assert any(line == ": nothing new" for line in itertools.islice(lines, 40))
+    client.cancel_job(job)
+    assert ended(client, job).state == "cancelled"
+
+
+def test_only_so_many_follow_at_once(tmp_path: Path) -> None:
+    def two_followers(*arguments: Any) -> Jobs:
+        jobs = fake_jobs(*arguments)
+        return replace(jobs, followers=Followers(arguments[-1], limit=2))
+
+    with service(tmp_path / "repo", make_jobs=two_followers) as running, running.client() as client:
+        job = client.submit_job(LONG, "digits").id
+        url = f"{running.url}/api/v1/jobs/{job}/events"
+        with ExitStack() as open_streams:
+            streams = [open_streams.enter_context(httpx.stream("GET", url, timeout=10)) for _ in range(2)]
+            lines = [stream.iter_lines() for stream in streams]
+            assert all(next(begun) for begun in lines)  # begun, so counted
+            full = httpx.get(url, timeout=10)
+            assert (full.status_code, full.json()["code"]) == (503, "overloaded")
+        until(lambda: _follows(url))  # those who have left do not count
+        client.cancel_job(job)
+
+
+def _follows(url: str) -> bool:
+    with httpx.stream("GET", url, timeout=10) as response:
+        return response.status_code == 200
+
+
+def test_a_job_is_cancelled_and_deleted(client: Client) -> None:
+    job = client.submit_job(LONG, "digits").id
+    until(lambda: client.job(job).state == "running")
+    with pytest.raises(ApiError, match="cancel it first"):
+        client.delete_job(job)
+    assert client.cancel_job(job).cancelling
+    assert ended(client, job).state == "cancelled"
+    assert job in {found.id for found in client.jobs(state="cancelled")}
+    client.delete_job(job)
+    with pytest.raises(ApiError) as gone:
+        client.job(job)
+    assert gone.value.status == 404
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "message"),
+    [
+        ({"recipe": {}}, 422, "recipe: steps: expected a whole number, got None"),
+        ({"recipe": {"steps": 1, "pad": "x" * 300_000}}, 413, "recipe"),
+        ({"recipe": [1]}, 400, "recipe"),
+        ({"kind": "shell"}, 400, "kind: expected one of train, finetune, got 'shell'"),
+        ({"kind": "finetune"}, 400, "model: expected a version to start from"),
+        ({"model": {"name": "m"}}, 400, "model: not expected"),
+        ({"dataset": "none"}, 404, "no dataset 'none'"),
+        ({"command": "rm"}, 400, "command"),
+        ({"priority": 11}, 400, "priority"),
+        ({"priority": True}, 400, "priority"),
+        ({"limits": {"seconds": 0}}, 400, "limits.seconds"),
+        ({"publish": {"model": "../x"}}, 400, "model name"),
+        ({"publish": {"model": "m", "alias": "a/b"}}, 400, "alias"),
+    ],
+)
+def test_what_is_no_job_is_refused_by_field(change: dict[str, Any], status: int, message: str, served: Service) -> None:
+    body = {"recipe": {"steps": 1}, "dataset": "digits", **change}
+    refused = httpx.post(f"{served.url}/api/v1/jobs", json=body)
+    assert refused.status_code == status, refused.text
+    assert message in refused.json()["error"]
+
+
+@pytest.mark.parametrize("name", ["0" * 20, "..", "x", "0" * 19 + "%2F", "%2e%2e%2fjobs.db"])
+@pytest.mark.parametrize("part", ["", "/logs", "/events", "/report", "/model"])
+def test_unknown_jobs_are_not_found(name: str, part: str, served: Service) -> None:
+    assert httpx.get(f"{served.url}/api/v1/jobs/{name}{part}").status_code == 404
+
+
+def test_metrics_tell_of_jobs(client: Client) -> None:
+    job = client.submit_job({"steps": 1}, "digits").id
+    ended(client, job)
+    text = client.metrics()
+    assert "lathe_jobs_up 1.0" in text
+    assert 'lathe_jobs{state="queued"} 0.0' in text
+    assert float(text.split('lathe_jobs{state="succeeded"} ')[1].split()[0]) >= 1
+    assert 'lathe_job_seconds_total{kind="train"}' in text
+
+
+def test_the_routes_are_described(served: Service) -> None:
+    paths = httpx.get(f"{served.url}/openapi.json").json()["paths"]
+    assert {path for path in paths if path.startswith("/api/v1/jobs")} == {
+        "/api/v1/jobs",
+        "/api/v1/jobs/{job}",
+        *(f"/api/v1/jobs/{{job}}/{part}" for part in ("cancel", "logs", "events", "report", "model")),
+    }
+    assert "429" in paths["/api/v1/jobs"]["post"]["responses"]
+
+
+def test_each_sees_their_own_jobs_and_administrators_all(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    now = int(time.time())
+    made = {
+        name: make_key(name, scopes, models, now, None)
+        for name, scopes, models in (
+            ("ann", [Scope.TRAIN], ["*"]),
+            ("bob", [Scope.TRAIN, Scope.WRITE], ["team-*"]),
+            ("eve", [Scope.TRAIN, Scope.ADMIN], ["*"]),
+        )
+    }
+    write_keys(file, [key for key, _ in made.values()])
+    with service(tmp_path / "repo", make_jobs=fake_jobs, keys_file=file, max_jobs=2) as running:
+        ann, bob, eve = (Client(running.url, api_key=shown) for _, shown in made.values())
+        jobs = [who.submit_job(LONG, "digits") for who in (ann, bob)]
+        assert [job.owner for job in jobs] == ["ann", "bob"]
+        assert [job.id for job in ann.jobs()] == [jobs[0].id]
+        assert {job.id for job in eve.jobs()} == {job.id for job in jobs}
+        for call in (bob.job, bob.cancel_job, bob.delete_job, bob.job_log):
+            with pytest.raises(ApiError, match="there is no job") as hidden:
+                call(jobs[0].id)
+            assert hidden.value.status == 404
+        with pytest.raises(ApiError, match="'write'"):
+            ann.submit_job(LONG, "digits", publish={"model": "m"})
+        with pytest.raises(ApiError, match="for model 'm'"):
+            bob.submit_job(LONG, "digits", publish={"model": "m"})
+        with pytest.raises(ApiError, match="'promote'"):
+            bob.submit_job(LONG, "digits", publish={"model": "team-a", "promote": True})
+        with pytest.raises(ApiError, match="at most 0"):
+            ann.submit_job(LONG, "digits", priority=1)
+        bob.submit_job(LONG, "digits", publish={"model": "team-a"})
+        with pytest.raises(ApiError, match="2 of your jobs") as many:
+            bob.submit_job(LONG, "digits")
+        assert many.value.status == 429
+        assert eve.cancel_job(jobs[0].id).id == jobs[0].id
+        for who in (ann, bob, eve):
+            who.close()
+
+
+def test_streams_end_when_the_server_stops_and_the_client_goes_on_with_the_next(tmp_path: Path) -> None:
+    seen: list[str] = []
+    with service(tmp_path / "repo", make_jobs=fake_jobs) as running:
+        with running.client() as client:
+            job = client.submit_job(LONG, "digits").id
+        url = f"{running.url}/api/v1/jobs/{job}/events"
+
+        def follow() -> None:
+            with httpx.stream("GET", url, timeout=30) as response:
+                seen.extend(line for line in response.iter_lines() if line.startswith("event"))
+
+        thread = threading.Thread(target=follow)
+        thread.start()
+        until(lambda: "event: step" in seen)
+        stopped = time.monotonic()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert time.monotonic() - stopped < 8
+
+
+def lathe(url: str, *arguments: str) -> Any:
+    return CliRunner().invoke(cli, ["jobs", *arguments, "--url", url], env={"COLUMNS": "200"})
+
+
+def test_jobs_on_the_command_line(client: Client, served: Service) -> None:
+    job = client.submit_job({"steps": 2, "do": "talk"}, "digits").id
+    ended(client, job)
+    assert "succeeded" in lathe(served.url, "show", job).output
+    assert job in lathe(served.url, "list").output
+    assert "xxxx" in lathe(served.url, "logs", job).output
+    running = client.submit_job(LONG, "digits").id
+    until(lambda: client.job(running).state == "running")
+    assert "being cancelled" in lathe(served.url, "cancel", running).output
+    ended(client, running)
+    assert lathe(served.url, "delete", running).exit_code == 0
+    assert "there is no job" in lathe(served.url, "show", running).output
+
+
+def test_the_kept_report_may_do_nothing_but_show(client: Client, served: Service) -> None:
+    job = client.submit_job({"steps": 1}, "digits").id
+    ended(client, job)
+    answer = httpx.get(f"{served.url}/api/v1/jobs/{job}/report")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert json.loads(httpx.get(f"{served.url}/api/v1/jobs/{job}").text)["id"] == job

@@ -46,7 +46,7 @@ class Column:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row in memory, sequences counting as one element."""
+        """Bytes of one row in memory, a sequence of any length counting as one element."""
         return math.prod(map(abs, self.shape)) * self.dtype.itemsize
 
     def __str__(self) -> str:

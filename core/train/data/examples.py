@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -11,7 +10,8 @@ import numpy as np
 
 from core.errors import DataError
 from core.ir.types import DType
-from core.train.data.dataset import Column, Dataset, Layout, Row, Rows, Values, layout_of
+from core.train.data.dataset import Column, Dataset, Layout, Row, Rows, Values
+from core.train.data.features import Feature, longest
 from core.train.data.targets import class_targets
 
 Inputs: TypeAlias = Mapping[str, str | Sequence[str]]
@@ -23,50 +23,12 @@ _TARGETS = ("y", "target", "label", "labels")  # what a target is called when no
 
 
 @dataclass(frozen=True)
-class Feature:
-    """One input: a column as it is, or the numbers of one or several columns side by side, in float32."""
-
-    column: Column
-    origin: tuple[str, ...]
-
-    @property
-    def joins(self) -> bool:
-        return len(self.origin) > 1
-
-    def like(self, name: str, row: Row, file: str) -> Feature:
-        """The same numbers as rows of another type. DataError when they are not as many or would lose digits."""
-        fits = math.prod(row.shape) == math.prod(self.column.shape)
-        if not fits or not (row.dtype.is_float or np.can_cast(self.column.dtype.numpy, row.dtype.numpy, "safe")):
-            shape = ",".join(map(str, row.shape))
-            message = f"rows of input '{name}' are {self.column}, but the model takes {row.dtype}[{shape}]"
-            raise DataError(message, file=file)
-        layout = self.column.layout if self.column.shape == row.shape else layout_of(row.shape)
-        return replace(self, column=replace(self.column, dtype=row.dtype, shape=tuple(row.shape), layout=layout))
-
-    def take(self, dataset: Dataset, rows: Rows) -> Values:
-        """The rows: [rows, *column.shape]. DataError for a number that is infinite or none at all."""
-        taken = dataset.take(rows, self.origin)
-        for name, values in taken.items():
-            _check_finite(values, dataset, name, rows)
-        joined = np.stack(list(taken.values()), axis=1) if self.joins else taken[self.origin[0]]
-        return joined.reshape(len(rows), *self.column.shape).astype(self.column.dtype.numpy, copy=False)
-
-
-def _check_finite(values: Values, dataset: Dataset, column: str, rows: Rows) -> None:
-    if values.dtype.kind != "f" or np.isfinite(values).all():
-        return
-    place = np.argwhere(~np.isfinite(values))[0].tolist()
-    number = values[tuple(place)]
-    message = "the number is missing or nan" if np.isnan(number) else f"the number is {number}"
-    raise dataset.error(f"{message}, expected a finite one", column, int(rows[place[0]]))
-
-
-@dataclass(frozen=True)
 class Examples:
     """Rows of named inputs and a target.
 
     Targets are classes (int64, below `len(classes)`) or numbers (float32, of rank 1 at least: [k]). Inputs are as the
-    dataset has them (pixels of uint8 stay that), but float64, and what is joined from several columns, is float32.
+    dataset has them (pixels of uint8 stay that), but float64, and what is joined from several columns, is float32, and
+    short sequences are filled up with zeros.
     """
 
     dataset: Dataset
@@ -125,7 +87,7 @@ def select(
     name. The target is by default called y, target, label or labels, or is the last column. `task` says whether it
     counts classes: on "auto", text, truth values and whole numbers do. `classes` are those of a model that is to go on
     learning: targets are matched by name. `shapes` gives rows of an input another shape (784 numbers as [28, 28], say),
-    `layouts` says how they are images where their shape does not.
+    or sequences a length other than the longest one's; `layouts` says how rows are images where their shape does not.
 
     DataError for columns that do not exist or do not fit.
     """
@@ -202,4 +164,6 @@ def _feature(dataset: Dataset, name: str, columns: str | Sequence[str]) -> Featu
     if first.shape == ():
         return Feature(Column(name, DType.FLOAT32, (len(found),)), origin)
     dtype = DType.FLOAT32 if first.dtype is DType.FLOAT64 else first.dtype
+    if first.is_sequence:
+        return Feature(Column(name, dtype, (longest(dataset, first.name),)), origin, ragged=True)
     return Feature(Column(name, dtype, first.shape, first.layout), origin)

@@ -242,9 +242,11 @@ class Batcher:
             self._loop.call_soon(self._next)
 
     def _work(self) -> Iterator[Finished]:
-        """On a worker: run what is staged."""
+        """On a worker: run what is staged. A busy model goes back to the end of the line while others wait in it."""
         while batch := self._take_staged():
             yield self._run(batch)
+            if self._pool.wanted:
+                return
 
     def _take_staged(self) -> list[Entry] | None:
         try:

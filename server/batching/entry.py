@@ -29,7 +29,20 @@ class State(Enum):
 class Entry:
     """A request's tensors, deadline and the function that takes its outcome (called once, on the event loop)."""
 
-    __slots__ = ("deadline", "done", "group", "inputs", "nbytes", "parts", "priority", "ran", "since", "state", "timer")
+    __slots__ = (
+        "client",
+        "deadline",
+        "done",
+        "group",
+        "inputs",
+        "nbytes",
+        "parts",
+        "priority",
+        "ran",
+        "since",
+        "state",
+        "timer",
+    )
 
     def __init__(
         self, inputs: Tensors, group: Group, done: Done, deadline: float | None = None, priority: int = 0
@@ -40,6 +53,7 @@ class Entry:
         self.deadline = deadline  # monotonic seconds
         self.priority = priority  # 1 is the most urgent; 0: as the model's policy says
         self.nbytes = _size(inputs)
+        self.client = ""  # whose it is; those who share a queue get equal shares of it
         self.since = 0.0  # monotonic seconds; set when queued
         self.state = State.WAITING
         self.ran: Ran | None = None  # the batch it was part of, once that has ended

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator
 from typing import TypeAlias
 
 from server.batching.entry import Entry, State
+from server.batching.line import Line
 from server.batching.signature import Shape
 
 Key: TypeAlias = tuple[int, tuple[Shape, ...]]  # priority, inner shapes
 
 
 class Queue:
-    """First come, first served within a priority; inside a batch only requests of equal shapes.
+    """Within a priority in the order of a :class:`Line`; inside a batch only requests of equal shapes.
 
     ``starvation``: seconds after which a request's priority counts no more.
     """
@@ -23,7 +23,7 @@ class Queue:
 
     def __init__(self, starvation: float = math.inf) -> None:
         self.starvation = starvation
-        self._groups: dict[Key, deque[Entry]] = {}
+        self._groups: dict[Key, Line] = {}
         self._length = 0  # including those that left since
         self._gone = 0
 
@@ -38,8 +38,8 @@ class Queue:
         key = (entry.priority, entry.group.key)
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = deque()
-        group.append(entry)
+            group = self._groups[key] = Line()
+        group.push(entry)
         self._length += 1
 
     def forget(self) -> None:
@@ -75,13 +75,13 @@ class Queue:
         return [key for key in ordered if key[1] == ordered[0][1]]
 
     def _urgency(self, key: Key, now: float) -> tuple[int, float]:
-        since = self._groups[key][0].since
+        since = self._groups[key].since
         return (-1 if now - since > self.starvation else key[0], since)
 
-    def _fill(self, batch: list[Entry], group: deque[Entry], max_rows: int) -> None:
+    def _fill(self, batch: list[Entry], group: Line, max_rows: int) -> None:
         rows = sum([entry.rows for entry in batch])
         while group:
-            entry = group[0]
+            entry = group.first
             if entry.state is not State.WAITING:
                 self._gone -= 1
             elif batch and (entry.group.rows == 0 or rows + entry.rows > max_rows):
@@ -89,7 +89,7 @@ class Queue:
             else:
                 batch.append(entry)
                 rows += entry.rows
-            group.popleft()
+            group.pop()
             self._length -= 1
             if batch and batch[-1].group.rows == 0:
                 break
@@ -97,15 +97,13 @@ class Queue:
     def put_back(self, entries: list[Entry]) -> None:
         """Return entries just taken to the fronts of their groups, in their order."""
         for entry in reversed(entries):
-            self._groups.setdefault((entry.priority, entry.group.key), deque()).appendleft(entry)
+            self._groups.setdefault((entry.priority, entry.group.key), Line()).put_back(entry)
         self._length += len(entries)
 
     def _sweep(self) -> None:
         for key, group in list(self._groups.items()):
-            alive = deque(entry for entry in group if entry.state is State.WAITING)
-            if alive:
-                self._groups[key] = alive
-            else:
+            group.drop(lambda entry: entry.state is not State.WAITING)
+            if not group:
                 del self._groups[key]
         self._length = sum(map(len, self._groups.values()))
         self._gone = 0

@@ -29,6 +29,11 @@ class WorkerPool:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def wanted(self) -> bool:
+        """Whether jobs wait for a worker."""
+        return not self._jobs.empty()
+
     def submit(self, job: Job, result: Result, ended: Ended) -> None:
         """Run ``job`` on a worker; on the running loop ``result`` takes each result, then ``ended`` is called."""
         self.busy += 1

@@ -96,7 +96,7 @@ def compile_stage(arguments: argparse.Namespace) -> None:
     graph = read_parsed(arguments.ir)
     arguments.out.mkdir(mode=0o700, parents=True)
     compiler.compile_to(arguments.out / COMPILED, graph, options)
-    with compiler.load_compiled(arguments.out / COMPILED, options.threads, arguments.cache) as session:
+    with compiler.load_compiled(arguments.out / COMPILED, options.threads, arguments.cache, "wait", "off") as session:
         feeds = _zeros(graph)
         if feeds is not None:
             session.run(feeds)

@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -152,10 +153,11 @@ def test_a_profile_times_every_step(tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / "trace.json").read_text())["traceEvents"]) == len(profile.nodes)
 
 
-def test_shapes_dropped_while_they_run_disturb_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("new_shapes", ["wait", "default", "background"])
+def test_shapes_dropped_while_they_run_disturb_nobody(monkeypatch: pytest.MonkeyPatch, new_shapes: Any) -> None:
     monkeypatch.setattr("core.runtime.session._SPECIALISATIONS", 1)  # every other length drops one that is in use
     graph = graphs.sequence()
-    session = core.compile(graph, threads=1)
+    session = core.compile(graph, threads=1, tune="off", new_shapes=new_shapes)
     feeds = [{"x": np.random.default_rng(i).standard_normal((3, 4 + i, 8), np.float32)} for i in range(3)]
     wants = [next(iter(core.interpret(graph, f).values())) for f in feeds]
 

@@ -1,0 +1,97 @@
+"""A request of a new shape: its code is compiled in a child process, and nobody else waits for that."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from core.runtime.background import Background
+from server.backends.graph import GraphModel
+from tests.server.data.fakes import FakeModel, doubler
+from tests.server.data.running import Running, infer_request, rows, serving, tensor_of, wait_for
+from tests.server.data.test_graph_backend import load
+
+
+def softmax() -> bytes:
+    """y = softmax(exp(x)) over rows of any length."""
+    nodes = [helper.make_node("Exp", ["x"], ["e"]), helper.make_node("Softmax", ["e"], ["y"], axis=1)]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", "length"]) for name in "xy")
+    graph = helper.make_graph(nodes, "softmax", [x], [y])
+    return bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString())
+
+
+def expected(x: np.ndarray) -> np.ndarray:
+    powers = np.exp(np.exp(x))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+class SlowChildren:
+    """Children of sessions wait for `go_on` before they compile; `started` tells of the first."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.started, self.go_on = threading.Event(), threading.Event()
+        run_child = Background.run_child
+
+        def waiting(background: Background, arguments: list[str]) -> bool:
+            self.started.set()
+            assert self.go_on.wait(60)
+            return run_child(background, arguments)
+
+        monkeypatch.setattr(Background, "run_child", waiting)
+
+
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SlowChildren]:
+    monkeypatch.setenv("LATHE_CACHE", str(tmp_path / "cache"))
+    slow = SlowChildren(monkeypatch)
+    yield slow
+    slow.go_on.set()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Iterator[GraphModel]:
+    made = load(softmax(), tmp_path)
+    yield made
+    made.close()
+
+
+def served(model: GraphModel) -> dict[str, FakeModel]:
+    return {"softmax": FakeModel(model.execute, model.inputs, model.outputs), "doubler": doubler()}
+
+
+def ask(running: Running, name: str, x: np.ndarray) -> np.ndarray:
+    with running.connect() as raw:
+        raw.send(infer_request(name, x))
+        return tensor_of(raw.answer())
+
+
+def test_it_is_answered_while_its_code_is_compiled(children: SlowChildren, model: GraphModel) -> None:
+    x = rows(2, 3) / 10
+    with serving(served(model)) as running:
+        np.testing.assert_allclose(ask(running, "softmax", x), expected(x), rtol=1e-5)
+        assert children.started.wait(60)
+        assert "being compiled" in model._session.explain()
+        children.go_on.set()
+        assert model._session.settle(timeout=60)
+        assert "length=3: tuned" in model._session.explain()
+        np.testing.assert_allclose(ask(running, "softmax", x), expected(x), rtol=1e-5)
+
+
+def test_others_are_answered_even_when_it_has_to_wait(
+    children: SlowChildren, model: GraphModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("core.runtime.general._MOST_WORK", 0)
+    x = rows(2, 3) / 10
+    with serving(served(model)) as running, running.connect() as waiting:
+        waiting.send(infer_request("softmax", x))
+        assert children.started.wait(60)
+        for _ in range(20):
+            np.testing.assert_array_equal(ask(running, "doubler", rows(1)), 2 * rows(1))
+        wait_for(lambda: "being compiled" in model._session.explain())
+        children.go_on.set()
+        np.testing.assert_allclose(tensor_of(waiting.answer()), expected(x), rtol=1e-5)

@@ -16,7 +16,9 @@ from core.nn.activation import (
     LeakyReLU,
     LogSoftmax,
     Mish,
+    PReLU,
     ReLU,
+    ReLU6,
     Sigmoid,
     SiLU,
     Softmax,
@@ -28,11 +30,11 @@ from core.nn.attention import MultiheadAttention, TransformerEncoder, Transforme
 from core.nn.control import cond, while_loop
 from core.nn.conv import Conv1d, Conv2d, ConvTranspose2d
 from core.nn.init import manual_seed, seeded
-from core.nn.linear import Dropout, Embedding, Flatten, Identity, Linear
+from core.nn.linear import Dropout, Embedding, Flatten, Identity, Linear, Unflatten
 from core.nn.module import Module, ModuleList, Sequential, recorded
-from core.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, RMSNorm
+from core.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, InstanceNorm2d, LayerNorm, RMSNorm
 from core.nn.parameter import Buffer, Parameter
-from core.nn.pool import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
+from core.nn.pool import AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d, Upsample, ZeroPad2d
 from core.nn.recurrent import GRU, LSTM
 from core.nn.tensor import Tensor, cat, stack, tensor, where
 from core.nn.trace import trace
@@ -45,6 +47,7 @@ __all__ = [
     "LSTM",
     "SELU",
     "AdaptiveAvgPool2d",
+    "AvgPool1d",
     "AvgPool2d",
     "BatchNorm1d",
     "BatchNorm2d",
@@ -59,18 +62,22 @@ __all__ = [
     "Hardsigmoid",
     "Hardswish",
     "Identity",
+    "InstanceNorm2d",
     "LayerNorm",
     "LeakyReLU",
     "Linear",
     "LogSoftmax",
+    "MaxPool1d",
     "MaxPool2d",
     "Mish",
     "Module",
     "ModuleList",
     "MultiheadAttention",
+    "PReLU",
     "Parameter",
     "RMSNorm",
     "ReLU",
+    "ReLU6",
     "Sequential",
     "SiLU",
     "Sigmoid",
@@ -81,6 +88,9 @@ __all__ = [
     "Tensor",
     "TransformerEncoder",
     "TransformerEncoderLayer",
+    "Unflatten",
+    "Upsample",
+    "ZeroPad2d",
     "cat",
     "cond",
     "functional",

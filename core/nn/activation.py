@@ -1,13 +1,20 @@
-"""Activations, one element at a time but for Softmax and its kin."""
+"""Activations, one element at a time but for Softmax and its kin.
+
+`inplace` is taken for the sake of code written for PyTorch, and changes nothing: results share memory where the
+compiler finds that they can.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import ClassVar
 
+import numpy as np
+
 from core.ir.graph import Attr
 from core.nn import functional as F
 from core.nn.module import Module
+from core.nn.parameter import Parameter
 from core.nn.tensor import Tensor
 
 
@@ -26,8 +33,24 @@ class _Activation(Module):
         return ", ".join(f"{name}={setting}" for name, setting in vars(self).items() if name != "training")
 
 
-class ReLU(_Activation):
+class _InPlace(_Activation):
+    """Family base: activations that PyTorch can also compute in place."""
+
+    def __init__(self, inplace: bool = False) -> None:
+        pass
+
+
+class ReLU(_InPlace):
     op = "Relu"
+
+
+class ReLU6(_InPlace):
+    """min(max(x, 0), 6)."""
+
+    op = "Clip"
+
+    def attrs(self) -> dict[str, Attr]:
+        return {"min": 0.0, "max": 6.0}
 
 
 class Tanh(_Activation):
@@ -46,26 +69,26 @@ class Softsign(_Activation):
     op = "Softsign"
 
 
-class Mish(_Activation):
+class Mish(_InPlace):
     op = "Mish"
 
 
-class Hardswish(_Activation):
+class Hardswish(_InPlace):
     op = "HardSwish"
 
 
-class Hardsigmoid(_Activation):
+class Hardsigmoid(_InPlace):
     op = "HardSigmoid"
 
     def attrs(self) -> dict[str, Attr]:
         return {"alpha": 1 / 6}
 
 
-class SELU(_Activation):
+class SELU(_InPlace):
     op = "Selu"
 
 
-class SiLU(Module):
+class SiLU(_InPlace):
     """x * sigmoid(x)."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,7 +110,7 @@ class GELU(_Activation):
 class LeakyReLU(_Activation):
     op = "LeakyRelu"
 
-    def __init__(self, negative_slope: float = 0.01) -> None:
+    def __init__(self, negative_slope: float = 0.01, inplace: bool = False) -> None:
         self.negative_slope = negative_slope
 
     def attrs(self) -> dict[str, Attr]:
@@ -97,11 +120,27 @@ class LeakyReLU(_Activation):
 class ELU(_Activation):
     op = "Elu"
 
-    def __init__(self, alpha: float = 1.0) -> None:
+    def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
         self.alpha = alpha
 
     def attrs(self) -> dict[str, Attr]:
         return {"alpha": self.alpha}
+
+
+class PReLU(Module):
+    """x, and where it is negative x times a slope that is trained: one for all, or one for each channel."""
+
+    def __init__(self, num_parameters: int = 1, init: float = 0.25) -> None:
+        self.num_parameters = num_parameters
+        self.weight = Parameter(np.full(num_parameters, init, np.float32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        fits = self.num_parameters == 1 or (x.ndim > 1 and x.shape[1] == self.num_parameters)
+        self.expect(fits, f"[N, {self.num_parameters}, ...]", x)
+        return x.op("PRelu", self.weight.reshape(self.num_parameters, *[1] * max(x.ndim - 2, 0)))
+
+    def extra_repr(self) -> str:
+        return f"num_parameters={self.num_parameters}"
 
 
 class Softmax(_Activation):

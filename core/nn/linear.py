@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 
 from core.ir.types import DType
@@ -66,14 +69,30 @@ class Flatten(Module):
         return f"start_dim={self.start_dim}, end_dim={self.end_dim}"
 
 
+class Unflatten(Module):
+    """One axis as several: `unflattened_size`, of which one may be -1, in the place of `dim`."""
+
+    def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
+        self.dim, self.unflattened_size = dim, tuple(unflattened_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        axis = self.dim % x.ndim
+        left = x.shape[axis] // math.prod(size for size in self.unflattened_size if size != -1)
+        sizes = [left if size == -1 else size for size in self.unflattened_size]
+        return x.reshape(*x.shape[:axis], *sizes, *x.shape[axis + 1 :])
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, unflattened_size={self.unflattened_size}"
+
+
 class Dropout(Module):
     """Each element zero with probability `p`, the others larger by 1 / (1 - p), in training alone.
 
     In a traced graph it is a Dropout node: a training step drops, a compiled model does not. A module that was
-    switched to `eval` before tracing leaves none.
+    switched to `eval` before tracing leaves none. `inplace` changes nothing, as with activations.
     """
 
-    def __init__(self, p: float = 0.5) -> None:
+    def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         if not 0 <= p < 1:
             raise ValueError(f"p is {p}, expected at least 0 and below 1")
         self.p = p

@@ -121,6 +121,23 @@ class GroupNorm(Module):
         return f"{self.num_groups}, {self.num_channels}, eps={self.eps}"
 
 
+class InstanceNorm2d(Module):
+    """Every channel of every image [N, C, H, W] normalized by itself."""
+
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = False) -> None:
+        self.num_features, self.eps, self.affine = num_features, eps, affine
+        self.weight = Parameter(np.ones(num_features, np.float32)) if affine else None
+        self.bias = Parameter(np.zeros(num_features, np.float32)) if affine else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.expect(x.ndim == 4 and x.shape[1] == self.num_features, f"[N, {self.num_features}, H, W]", x)
+        affine = (_scale(self.weight, self.num_features), _shift(self.bias, self.num_features))
+        return x.op("InstanceNormalization", *affine, epsilon=self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_features}, eps={self.eps}, affine={self.affine}"
+
+
 def _scale(weight: Parameter | None, *shape: int) -> Tensor:
     """What operators multiply by: ones where a layer has no weight."""
     return tensor(np.ones(shape, np.float32)) if weight is None else weight

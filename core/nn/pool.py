@@ -1,28 +1,31 @@
-"""Pooling of images [N, C, H, W]."""
+"""Pooling and resizing of images [N, C, H, W] and of sequences [N, C, L]."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from core.ir.graph import Attr
 from core.nn.functional import Size, spread
 from core.nn.module import Module
 from core.nn.tensor import Tensor, tensor
 
 
 class _Pool(Module):
-    """Family base: a window that by default moves by its own size."""
+    """Family base: a window over `axes` spatial axes that by default moves by its own size."""
+
+    axes: ClassVar[int]
 
     def __init__(
         self, kernel_size: Size, stride: Size | None = None, padding: Size = 0, ceil_mode: bool = False
     ) -> None:
-        self.kernel_size = spread(kernel_size, 2)
-        self.stride = self.kernel_size if stride is None else spread(stride, 2)
-        self.padding, self.ceil_mode = spread(padding, 2), ceil_mode
+        self.kernel_size = spread(kernel_size, self.axes)
+        self.stride = self.kernel_size if stride is None else spread(stride, self.axes)
+        self.padding, self.ceil_mode = spread(padding, self.axes), ceil_mode
 
     def pooled(self, op: str, x: Tensor, **attrs: Any) -> Tensor:
-        self.expect(x.ndim == 4, "[N, C, H, W]", x)
+        self.expect(x.ndim == self.axes + 2, f"[N, C, {', '.join('HWD'[: self.axes])}]", x)
         window = {"kernel_shape": self.kernel_size, "strides": self.stride, "pads": self.padding * 2}
         return x.op(op, **window, **attrs, ceil_mode=int(self.ceil_mode))
 
@@ -30,8 +33,8 @@ class _Pool(Module):
         return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
 
 
-class MaxPool2d(_Pool):
-    """The greatest element of each window."""
+class _MaxPool(_Pool):
+    """Family base: the greatest element of each window."""
 
     def __init__(
         self,
@@ -42,14 +45,22 @@ class MaxPool2d(_Pool):
         ceil_mode: bool = False,
     ) -> None:
         super().__init__(kernel_size, stride, padding, ceil_mode)
-        self.dilation = spread(dilation, 2)
+        self.dilation = spread(dilation, self.axes)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.pooled("MaxPool", x, dilations=self.dilation)
 
 
-class AvgPool2d(_Pool):
-    """The mean of each window, padding counted unless told otherwise."""
+class MaxPool1d(_MaxPool):
+    axes = 1
+
+
+class MaxPool2d(_MaxPool):
+    axes = 2
+
+
+class _AvgPool(_Pool):
+    """Family base: the mean of each window, padding counted unless told otherwise."""
 
     def __init__(
         self,
@@ -64,6 +75,14 @@ class AvgPool2d(_Pool):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.pooled("AveragePool", x, count_include_pad=int(self.count_include_pad))
+
+
+class AvgPool1d(_AvgPool):
+    axes = 1
+
+
+class AvgPool2d(_AvgPool):
+    axes = 2
 
 
 class AdaptiveAvgPool2d(Module):
@@ -91,6 +110,60 @@ class AdaptiveAvgPool2d(Module):
 
     def extra_repr(self) -> str:
         return f"output_size={self.output_size}"
+
+
+class ZeroPad2d(Module):
+    """Zeros around images: so many on each side, or (left, right, top, bottom)."""
+
+    def __init__(self, padding: Size) -> None:
+        self.padding = spread(padding, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.expect(x.ndim == 4, "[N, C, H, W]", x)
+        left, right, top, bottom = self.padding
+        return Tensor(x.term.pad(((0, 0), (0, 0), (top, bottom), (left, right))).value)
+
+    def extra_repr(self) -> str:
+        return f"{self.padding}"
+
+
+class Upsample(Module):
+    """Images at another `size`, or larger by `scale_factor`: the nearest pixel, or with "bilinear" what lies between.
+
+    With `align_corners` the corners' centres stay where they are; else the images' edges do.
+    """
+
+    def __init__(
+        self,
+        size: Size | None = None,
+        scale_factor: float | tuple[float, float] | None = None,
+        mode: str = "nearest",
+        align_corners: bool = False,
+    ) -> None:
+        if mode not in ("nearest", "bilinear"):
+            raise ValueError(f"mode is {mode!r}, expected nearest or bilinear")
+        if (size is None) == (scale_factor is None):
+            raise ValueError("expected either size or scale_factor")
+        self.size = None if size is None else spread(size, 2)
+        factors = (scale_factor,) * 2 if isinstance(scale_factor, int | float) else scale_factor
+        self.scale_factor = None if factors is None else tuple(map(float, factors))
+        self.mode, self.align_corners = mode, align_corners
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.expect(x.ndim == 4, "[N, C, H, W]", x)
+        given: dict[str, Attr] = {"sizes": self.size} if self.size else {"scales": self.scale_factor}
+        return x.op("Resize", None, None, None, axes=(2, 3), **given, **self._sampling())
+
+    def _sampling(self) -> dict[str, Attr]:
+        """Where ONNX takes pixels from."""
+        if self.mode == "nearest":
+            return {"mode": "nearest", "nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}
+        corners = "align_corners" if self.align_corners else "half_pixel"
+        return {"mode": "linear", "coordinate_transformation_mode": corners}
+
+    def extra_repr(self) -> str:
+        how = f"size={self.size}" if self.size else f"scale_factor={self.scale_factor}"
+        return f"{how}, mode={self.mode}"
 
 
 def _shares(size: int, count: int) -> Any:

@@ -17,10 +17,10 @@ from tests.core.train.test_step import reference
 RATE = 0.1
 
 
-def close(found: Any, expected: Any, what: str) -> None:
-    """Within a few thousandths of the largest element: reductions add up in another order."""
+def close(found: Any, expected: Any, what: str, noise: float = 1e-6) -> None:
+    """Within a few thousandths of the largest element, since reductions add up in another order, and `noise`."""
     scale = float(np.abs(expected).max(initial=0))
-    np.testing.assert_allclose(found, expected, 2e-3, 2e-3 * scale + 1e-6, err_msg=what)
+    np.testing.assert_allclose(found, expected, 2e-3, 2e-3 * scale + noise, err_msg=what)
 
 
 def check(seed: int) -> None:
@@ -36,8 +36,10 @@ def check(seed: int) -> None:
     before = learner.state()
     learner.run(feeds)
     found = learner.state()
-    for name, after in reference(graph, optimizer, [feeds]).items():
-        close((found[name] - before[name]) / RATE, (after - before[name]) / RATE, f"gradient of {name}")
+    moves = {name: (after - before[name]) / RATE for name, after in reference(graph, optimizer, [feeds]).items()}
+    largest = max(float(np.abs(move).max(initial=0)) for move in moves.values())
+    for name, expected in moves.items():  # what a normalization takes away has no gradient but rounding errors
+        close((found[name] - before[name]) / RATE, expected, f"gradient of {name}", noise=1e-6 + 2e-4 * largest)
 
 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 20))])

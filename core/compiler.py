@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -19,6 +20,7 @@ from core.ir.dim import Dim, SymDim, symbol
 from core.ir.graph import Graph
 from core.ir.types import TensorType
 from core.ir.verify import verify
+from core.kernels.catalog import Selector
 from core.kernels.cpu import object_for
 from core.ops.inference import infer_graph
 from core.ops.registry import revisions
@@ -26,9 +28,11 @@ from core.options import Options
 from core.options import make_options as make_options
 from core.passes.pipeline import Options as PassOptions
 from core.passes.pipeline import PassReport, optimize, prepare
+from core.passes.recompute import Recompute
 from core.passes.rows import rows
-from core.plan.plan import Plan
+from core.plan.plan import Plan, Planned
 from core.plan.planner import make_plan, weight_chunks
+from core.plan.within import plan_within
 from core.runtime import artifact
 from core.runtime.artifact import Compiled
 from core.runtime.bundle import MAGIC
@@ -283,7 +287,7 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     compiled = partial(object_for, target=host(), cache=store.objects if store else None)
     choose = choices(graph, host(), options, Record(store.tuning, host()) if store else None, compiled)
     # 4. choose kernels, share memory, give addresses
-    planned = make_plan(graph, host(), options.threads, choose, options.winograd)
+    planned, reports = planned_of(graph, options, choose, reports)
     check_fits(planned.plan, machine_bytes())
     # 5. native code for every distinct kernel, from the cache where it has been made before
     objects = {name: compiled(spec) for name, spec in planned.specs.items()}
@@ -292,6 +296,20 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     plan = replace(planned.plan, log=tuple(log))
     states = {state.value.name: state.initial for state in graph.states}
     return Compiled(plan, objects, lambda: weight_chunks(planned), states, choose.used)
+
+
+def planned_of(
+    graph: Graph, options: Options, choose: Selector, reports: list[PassReport]
+) -> tuple[Planned, list[PassReport]]:
+    """The plan, within the options' memory where they name any; and what passes have done, this one included."""
+    plan = partial(make_plan, target=host(), threads=options.threads, choose=choose, winograd=options.winograd)
+    if options.memory is None:
+        return plan(graph), reports
+    start = time.perf_counter()
+    planned, changed, result = plan_within(graph, options.memory, plan)
+    nodes, seconds = (len(graph.nodes), len(changed.nodes)), time.perf_counter() - start
+    report = PassReport(Recompute.name, result.changed, *nodes, seconds, result.notes)
+    return planned, [*reports, report]
 
 
 def check_fits(plan: Plan, machine: int) -> None:

@@ -28,6 +28,7 @@ class Options:
     winograd: bool = True  # whether products may be computed from fewer multiplications than their definition has
     findings: tuple[tuple[str, str], ...] = ()  # of an earlier tuning, to be used before any other: see core/tune.py
     tune_later: float = 0.0  # the same in the background, while what was compiled without it runs
+    memory: int | None = None  # bytes that the arena of known shapes may take, at the price of computing values again
 
     @property
     def key(self) -> str:
@@ -68,7 +69,7 @@ def make_options(
         0.0 if tune == "background" else seconds_of(tune),
         winograd,
         tuple(sorted((findings or {}).items())),
-        inf if tune == "background" else 0.0,
+        tune_later=inf if tune == "background" else 0.0,
     )
 
 

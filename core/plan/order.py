@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
+
 from core.ir.dim import evaluate, symbols
 from core.ir.graph import Graph, Node, Value, node_reads
 from core.ir.types import TensorType
@@ -17,13 +19,14 @@ def order(graph: Graph) -> list[Node]:
 def _greedy(graph: Graph) -> list[Node]:
     """Always run the ready node that grows the live set least; ties go to the graph's own order."""
     readers = {value: len(set(nodes)) for value, nodes in graph.uses().items()}
-    keep = graph.live_outs()
+    keep, homes = graph.live_outs(), _homes(graph)
     made: set[Value] = {value for value in graph.values() if value.producer is None}
     waiting = list(graph.nodes)
     result: list[Node] = []
     while waiting:
         ready = [node for node in waiting if all(v in made or v.producer is None for v in node_reads(node))]
-        best = min(ready, key=lambda node: _growth(node, readers, keep))
+        patient = [node for node in ready if not _overwrites(node, homes, readers)] or ready
+        best = min(patient, key=lambda node: _growth(node, readers, keep, homes.keys()))
         waiting.remove(best)
         result.append(best)
         made.update(best.outputs)
@@ -32,19 +35,31 @@ def _greedy(graph: Graph) -> list[Node]:
     return result
 
 
-def _growth(node: Node, readers: dict[Value, int], keep: set[Value]) -> int:
+def _homes(graph: Graph) -> dict[Value, Value]:
+    """What is written into the memory of states, and takes no other: the next value of each."""
+    return {state.update: state.value for state in graph.states}
+
+
+def _overwrites(node: Node, homes: Mapping[Value, Value], readers: Mapping[Value, int]) -> bool:
+    """Whether others still have to read a state that the node gives its next value."""
+    reads = set(node_reads(node))
+    before = [homes[value] for value in node.outputs if value in homes]
+    return any(readers.get(value, 0) > (value in reads) for value in before)
+
+
+def _growth(node: Node, readers: dict[Value, int], keep: Set[Value], homes: Set[Value]) -> int:
     """Bytes the node adds to the live set, less what it frees."""
     freed = {v for v in node_reads(node) if v.producer is not None and readers[v] == 1 and v not in keep}
-    return sum(map(_size, node.outputs)) - sum(map(_size, freed))
+    return sum(_size(value) for value in node.outputs if value not in homes) - sum(map(_size, freed))
 
 
 def _peak(graph: Graph, nodes: list[Node]) -> int:
     last = {value: position for position, node in enumerate(nodes) for value in node_reads(node)}
-    keep = graph.live_outs()
+    keep, homes = graph.live_outs(), _homes(graph)
     alive = peak = 0
     ends: dict[int, int] = {}
     for position, node in enumerate(nodes):
-        for value in node.outputs:
+        for value in (value for value in node.outputs if value not in homes):
             alive += _size(value)
             end = len(nodes) if value in keep else last.get(value, position)
             ends[end] = ends.get(end, 0) + _size(value)

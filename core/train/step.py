@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -43,6 +44,7 @@ def step(
     seed: int = 0,
     shares: Sequence[TrainStep] = (),
     precision: Literal["float32", "bfloat16"] = "float32",
+    memory: int | None = None,
     threads: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> TrainStep:
@@ -52,13 +54,17 @@ def step(
     learning rate of each update, counted from 0; without it that is the optimizer's own. `accumulate` runs make one
     update; `average` (0.999, say) keeps running averages of the parameters. What dropout draws is a function of `seed`
     and the number of the run. Weights named as parameters of the steps it `shares` with live in the arrays of those:
-    each step sees what the others have learned, and what is not trainable here stays as they leave it. With `precision`
-    "bfloat16" products multiply bfloat16; parameters, moments, the loss and the sums of products are float32 as ever.
+    each step sees what the others have learned, and what is not trainable here stays as they leave it.
+
+    With `precision` "bfloat16" products multiply bfloat16; parameters, moments, the loss and the sums of products are
+    float32 as ever. `memory` bounds the bytes of what a run computes on its way, weights and moments aside: activations
+    that do not fit are computed again when the backward pass needs them, the same numbers once more. ModelError, when a
+    batch first comes, where no such order needs so little.
 
     ModelError for a model without parameters, UnsupportedError for one that cannot be differentiated.
     """
     recipe = Recipe(loss, optimizer, clip, accumulate, average, seed)
-    options = make_options(precision=precision, threads=threads, cache_dir=cache_dir)
+    options = replace(make_options(precision=precision, threads=threads, cache_dir=cache_dir), memory=memory)
     return TrainStep(model, recipe, schedule or (lambda _: optimizer.rate), trainable, keep_outputs, options, shares)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from core.autodiff import gradients
 from core.ir.build import Builder
 from core.ir.dim import symbol
-from core.ir.graph import Graph, Value
+from core.ir.graph import Graph, State, Value
 from core.ir.types import DType, TensorType
 from core.passes.pipeline import optimize
 from tests.core.passes.test_pipeline import encoder, image_net
@@ -38,7 +38,27 @@ def trained_convolutions() -> Graph:
     h = b("Relu", b("Conv", h, v))
     y = b("MatMul", b("Flatten", h, axis=1), u)
     b.graph.outputs = [y]
-    return gradients(b.graph, of=y.name, with_respect_to=["w", "v", "bias", "u"])
+    return _learning(gradients(b.graph, of=y.name, with_respect_to=["w", "v", "bias", "u"]), "w", "v")
+
+
+def trained_layers() -> Graph:
+    """Two products as passes write them, with the gradients of their weights: right operands are computed."""
+    b = Builder(Graph("layers"))
+    x, w, v = _input(b, "x", 32, 6), _input(b, "w", 6, 8), _input(b, "v", 8, 4)
+    h = b("Relu", b("FusedMatMul", x, w))
+    dh = b("FusedMatMul", b("FusedMatMul", h, v), v, perm_b=(1, 0))
+    b.graph.outputs = [b("FusedMatMul", x, dh, perm_a=(1, 0)), b("FusedMatMul", h, dh, perm_a=(1, 0))]
+    return _learning(b.graph, "w", "v")
+
+
+def _learning(graph: Graph, *weights: str) -> Graph:
+    """The graph with some of its inputs as state."""
+    rng = np.random.default_rng(0)
+    for value in [value for value in graph.inputs if value.name in weights]:
+        graph.inputs.remove(value)
+        initial = rng.normal(0, 0.3, value.tensor.evaluate({})).astype(np.float32)
+        graph.states.append(State(value, value, initial))
+    return graph
 
 
 def loop_with_a_body() -> Graph:
@@ -217,7 +237,7 @@ def _stump(ids: tuple[int, ...]) -> dict[str, Any]:
 
 EXAMPLES: Mapping[str, Sequence[Callable[[], Graph]]] = {
     "batch_last": [trained_convolutions],
-    "bfloat16": [image_network, language_network],
+    "bfloat16": [image_network, language_network, trained_layers],
     "control": [loop_with_a_body, chosen_branch],
     "eliminate": [what_changes_nothing],
     "fitted": [fitted_models],

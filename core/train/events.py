@@ -6,6 +6,8 @@
     epoch       epoch, step, loss (mean of its steps), validation {metric: value}, best, seconds
     checkpoint  step
     log         message
+    trial       trial, state, values, merit, error, ended, trials, best, seconds: of a sweep, whose `started` has
+                trials, ended, parallel
     done        metrics, seconds
     failed      error
 
@@ -27,7 +29,7 @@ from typing import Any, Literal, TypeAlias
 
 FILE = "events.jsonl"
 
-Kind: TypeAlias = Literal["started", "resumed", "step", "epoch", "checkpoint", "log", "done", "failed"]
+Kind: TypeAlias = Literal["started", "resumed", "step", "epoch", "checkpoint", "log", "trial", "done", "failed"]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """A training as a process of its own.
 
     python -m core.train.run FOLDER --dataset PATH [--parent MODEL.onnx] [--threads K] [--cache DIR] [--workers N]
+                             [--owner PID]
 
 What to train stands in FOLDER/recipe.json: see work.py. It may be killed at any moment, and goes on when started again.
 SIGTERM makes it write a checkpoint and end. Exit status:
@@ -16,8 +17,10 @@ SIGTERM makes it write a checkpoint and end. Exit status:
 from __future__ import annotations
 
 import argparse
+import ctypes
 import errno
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from core.train.work import Sources
 
 DONE, AT_FAULT, OUT_OF_MEMORY, OUT_OF_SPACE, OCCUPIED, STOPPED = 0, 2, 3, 4, 73, 75
+_PR_SET_PDEATHSIG = 1
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -69,6 +73,8 @@ def child(description: str, load: Callable[[], Work], argv: Sequence[str] | None
     """
     stop = Request()
     arguments = _parser(description).parse_args(argv)
+    if arguments.owner is not None:
+        _end_with(arguments.owner)
     from core.errors import LatheError
     from core.train.assembly import Means
     from core.train.fit import Outcome
@@ -91,6 +97,14 @@ def child(description: str, load: Callable[[], Work], argv: Sequence[str] | None
     return DONE if outcome is Outcome.DONE else STOPPED
 
 
+def _end_with(owner: int) -> None:
+    """Be killed when the process that started this one ends, however it does; where the system can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != owner:  # it has ended already
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _refused(error: Exception, status: int) -> int:
     print(json.dumps({"error": str(error) or type(error).__name__}), flush=True)
     return status
@@ -104,6 +118,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--cache")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--owner", type=int, help="process with which to end")
     return parser
 
 

@@ -45,6 +45,12 @@ def _judges(recipe: Mapping[str, Any]) -> None:
     _told(lambda: from_json(orjson.dumps(recipe)))
 
 
+def _searches(recipe: Mapping[str, Any]) -> None:
+    from core.train.space import from_json
+
+    _told(lambda: from_json(orjson.dumps(recipe)))
+
+
 def _read_recipe(recipe: Mapping[str, Any]) -> Recipe:
     from core.train.recipe import from_values  # with the first job: it brings the compiler's training side
 
@@ -64,6 +70,7 @@ def _told(read: Callable[[], T]) -> T:
 KINDS: dict[str, Kind] = {
     "train": Kind("core.train.run", _trains),
     "finetune": Kind("core.train.run", _goes_on, needs_model=True),
+    "sweep": Kind("core.train.sweep", _searches),
     "evaluate": Kind("core.train.evaluate", _judges, needs_model=True, publishes=False),
 }
 

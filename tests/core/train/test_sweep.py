@@ -1,0 +1,208 @@
+"""Sweeps: what is tried and found, ended early, killed and gone on with; in processes, as jobs run them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from core.train import events, result, space
+from core.train.recipe import RecipeError
+from core.train.trials import records
+from tests.core.train.world import RECIPE, quadrants
+
+SPACE: dict[str, Any] = {"optimizer.rate": {"low": 1e-4, "high": 1e-1, "log": True}, "batch": {"choices": [16, 32]}}
+
+
+def sweep(**changes: Any) -> bytes:
+    return json.dumps({"recipe": dict(RECIPE), "space": SPACE, "trials": 4, **changes}).encode()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return quadrants(tmp_path_factory.mktemp("data") / "data")
+
+
+def started(folder: Path, data: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "core.train.sweep", str(folder), "--dataset", str(data), "--threads", "2"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    output, complaint = process.communicate(timeout=110)
+    assert "Traceback" not in complaint, complaint
+    return process.returncode, output
+
+
+def told(folder: Path, kind: str) -> list[dict[str, Any]]:
+    return [event.values for event in events.read(folder) if event.kind == kind]
+
+
+def processes_in(folder: Path) -> list[int]:
+    """The processes whose command line names the folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and str(folder).encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def until(condition: Any, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.01)
+
+
+def test_the_best_trial_is_the_result(tmp_path: Path, data: Path) -> None:
+    (tmp_path / "recipe.json").write_bytes(sweep(pruner="none", trials=2))
+    assert ended(started(tmp_path, data)) == (0, "")
+    found = result.read_metrics(tmp_path)
+    tried = list(records(tmp_path))
+    assert [record.number for record in tried] == [0, 1]
+    assert {record.state for record in tried} == {"complete"}
+    assert tried[0].values == {"optimizer.rate": 0.02, "batch": 16}  # the recipe as it is
+    best = max(tried, key=lambda record: (record.merit, -record.number))
+    assert (found["sweep"]["best"], found["sweep"]["values"]) == (best.number, best.values)
+    assert found["recipe"]["optimizer"]["rate"] == best.values["optimizer.rate"]
+    trial = tmp_path / "trials" / str(best.number)
+    assert (tmp_path / "result" / "model.onnx").read_bytes() == (trial / "result" / "model.onnx").read_bytes()
+    assert not (trial / "checkpoints").exists()
+    assert [event["ended"] for event in told(tmp_path, "trial")] == [1, 2]
+    assert told(tmp_path, "done")[0]["metrics"] == found["metrics"]
+    for record in tried:
+        seen = told(tmp_path / "trials" / str(record.number), "epoch")
+        assert record.merits == {event["epoch"]: event["validation"]["accuracy"] for event in seen}
+
+
+@pytest.mark.slow
+def test_killed_it_goes_on_with_what_it_knows(tmp_path: Path, data: Path) -> None:
+    recipe = {**RECIPE, "epochs": 40}
+    (tmp_path / "recipe.json").write_bytes(sweep(recipe=recipe, trials=5, pruner="none"))
+    process = started(tmp_path, data)
+    until(lambda: len(told(tmp_path, "trial")) >= 2 and len(processes_in(tmp_path / "trials")) == 2)
+    process.kill()
+    process.communicate()
+    until(lambda: not processes_in(tmp_path))  # nothing is orphaned
+    before = {record.number: record for record in records(tmp_path)}
+    assert sum(record.state == "complete" for record in before.values()) >= 2
+
+    assert ended(started(tmp_path, data)) == (0, "")
+    after = list(records(tmp_path))
+    assert [record.number for record in after] == [0, 1, 2, 3, 4]
+    for record in after:
+        if record.number in before:
+            assert record.values == before[record.number].values
+            assert before[record.number].state == "running" or record == before[record.number]
+    assert len(told(tmp_path, "trial")) == 5
+
+
+@pytest.mark.slow
+def test_stopped_its_trials_write_checkpoints(tmp_path: Path, data: Path) -> None:
+    (tmp_path / "recipe.json").write_bytes(sweep(recipe={**RECIPE, "epochs": 3000}, trials=2, pruner="none"))
+    process = started(tmp_path, data)
+    until(lambda: all(told(tmp_path / "trials" / str(number), "epoch") for number in (0, 1)))
+    process.send_signal(signal.SIGTERM)
+    assert ended(process) == (75, "")
+    assert not processes_in(tmp_path)
+    assert all(list((tmp_path / "trials" / str(number) / "checkpoints").iterdir()) for number in (0, 1))
+    assert [record.state for record in records(tmp_path)] == ["running", "running"]
+
+
+@pytest.mark.slow
+def test_when_no_trial_ends_it_says_why(tmp_path: Path, data: Path) -> None:
+    recipe = {**RECIPE, "optimizer": {"kind": "sgd", "rate": 1e30}, "schedule": None}
+    asked = sweep(recipe=recipe, space={"batch": {"choices": [16, 32]}}, trials=2)
+    (tmp_path / "recipe.json").write_bytes(asked)
+    status, output = ended(started(tmp_path, data))
+    assert (status, "none of 2 trials came to an end: the loss is" in json.loads(output)["error"]) == (2, True)
+    assert [record.state for record in records(tmp_path)] == ["failed", "failed"]
+    assert not (tmp_path / "result").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"space": {}}, "space: "),
+        ({"space": {"optimizer.speed": {"low": 1, "high": 2}}}, "'optimizer.speed' = 1: optimizer.adam.speed"),
+        ({"space": {"optimizer.rate": {"low": -1.0, "high": 1.0}}}, "'optimizer.rate' = -1.0"),
+        ({"space": {"optimizer.rate": {"low": 0.0, "high": 1.0, "log": True}}}, "expected `low` above 0"),
+        ({"space": {"optimizer.rate": {"low": 2.0, "high": 1.0}}}, "expected `low` below `high`"),
+        ({"space": {"batch": {"choices": [16, "many"]}}}, "'batch' = \"many\""),
+        ({"space": {"model.hidden.7": {"choices": [1]}}}, "'model.hidden.7'"),
+        ({"recipe": {**RECIPE, "data": {}}}, "data.validation: trials are compared on rows set apart"),
+        ({"recipe": {**RECIPE, "model": {"parent": True}}}, "model: expected an architecture"),
+        ({"recipe": {**RECIPE, "epochs": 0}}, "epochs: "),
+        ({"trials": 0}, "trials: "),
+    ],
+)
+def test_what_is_no_sweep_is_refused_by_field(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(RecipeError) as refused:
+        space.from_json(sweep(**changes))
+    assert says in str(refused.value)
+
+
+def test_fields_of_lists_and_whole_tables_are_set() -> None:
+    asked = space.from_json(
+        sweep(
+            space={
+                "model.hidden.0": {"low": 8, "high": 64},
+                "optimizer": {"choices": [{"kind": "sgd", "rate": 0.1}, RECIPE["optimizer"]]},
+                "clip.norm": {"choices": [1.0]},
+            }
+        )
+    )
+    trial = asked.trial({"model.hidden.0": 32, "optimizer": {"kind": "sgd", "rate": 0.1}, "clip.norm": 1.0})
+    assert (trial.model.hidden, trial.optimizer.kind, trial.clip.norm) == ((32,), "sgd", 1.0)  # type: ignore[union-attr]
+    assert asked.default is None  # the recipe does not clip
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_twenty_trials_on_digits_beat_the_default(tmp_path: Path) -> None:
+    """A default that is poor on purpose: a rate far too low for so few epochs."""
+    digits = load_digits()
+    np.savez(tmp_path / "digits.npz", x=digits.images.astype(np.uint8), y=digits.target)
+    recipe = {
+        "data": {"validation": 0.2},
+        "preprocess": [{"kind": "standardize"}],
+        "model": {"architecture": "mlp", "hidden": [32]},
+        "optimizer": {"kind": "adam", "rate": 1e-4},
+        "epochs": 12,
+    }
+    asked = {
+        "optimizer.rate": {"low": 1e-4, "high": 1e-1, "log": True},
+        "model.hidden.0": {"low": 16, "high": 128},
+        "batch": {"choices": [32, 64, 128]},
+    }
+    (tmp_path / "recipe.json").write_bytes(sweep(recipe=recipe, space=asked, trials=20))
+    assert ended_late(started(tmp_path, tmp_path / "digits.npz")) == 0
+    found, tried = result.read_metrics(tmp_path), list(records(tmp_path))
+    assert len(tried) == 20
+    states = [record.state for record in tried]
+    assert states.count("pruned") >= 3 and states.count("complete") >= 3
+    assert tried[0].values["optimizer.rate"] == 1e-4
+    assert tried[0].merits is not None
+    assert found["sweep"]["merit"] > max(tried[0].merits.values()) + 0.02
+    assert found["metrics"]["accuracy"] > 0.95
+    times = [[event.time for event in events.read(tmp_path / "trials" / str(number))] for number in range(20)]
+    together = sum(first[0] < second[-1] and second[0] < first[-1] for first, second in pairwise(times))
+    assert together >= 10  # two at once, for two cores
+
+
+def ended_late(process: subprocess.Popen[str]) -> int:
+    _, complaint = process.communicate(timeout=380)
+    assert "Traceback" not in complaint, complaint
+    return process.returncode

@@ -1,7 +1,7 @@
 """Judging a model on data, in a folder as a training works in one.
 
-    recipe.json           a `Judgement`
-    result/metrics.json   what the model is worth, and which of its operators take longest
+recipe.json           a `Judgement`
+result/metrics.json   what the model is worth, and which of its operators take longest
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from core.compiler import compile
 from core.errors import DataError, LatheError
 from core.train import events, result
 from core.train.assembly import Means
-from core.train.data import Dataset, Examples, Rows, open_dataset
+from core.train.data import Dataset, Examples, Rows
 from core.train.durable import write_folder
 from core.train.fit import Outcome
 from core.train.parent import Parent, read_parent
@@ -28,7 +28,7 @@ from core.train.recipe import Data, Names, RecipeError, complaint
 from core.train.report import slowest
 from core.train.scores import Scores, Stopped, scores
 from core.train.section import Section
-from core.train.selection import check_classes, examples_for, split_of
+from core.train.selection import check_classes, dataset_for, examples_for, split_of
 from core.train.work import PARENT, RECIPE, Sources, locked
 
 
@@ -67,7 +67,7 @@ def work(folder: Path, sources: Sources, means: Means, stop: Callable[[], bool])
             return Outcome.DONE
         try:
             what = from_json((folder / RECIPE).read_bytes())
-            dataset = open_dataset(sources.dataset, what.data.format)
+            dataset = dataset_for(what.data, sources.dataset)
             record = judge(what, dataset, sources.parent or folder / PARENT, means, stop)
             write_folder(folder / result.FOLDER, {result.METRICS: json.dumps(record, indent=1).encode()})
         except Stopped:

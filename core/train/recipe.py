@@ -25,6 +25,7 @@ LARGEST = 1 << 20  # bytes of a recipe
 Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
 Names = Annotated[tuple[str, ...], Field(strict=False)]  # JSON and TOML have lists
 
+Pixels = Annotated[int, Field(ge=1, le=8192)]
 Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False)]
 
 
@@ -40,6 +41,9 @@ class Data(Section):
         default=None, description="Column, or columns to join, for each input; without it everything but the target."
     )
     shapes: dict[str, Sizes] = Field(default={}, description="Rows of an input in another shape: 784 as 28, 28.")
+    image_size: Annotated[tuple[Pixels, Pixels], Field(strict=False)] | None = Field(
+        default=None, description="Height and width that image files are brought to; without it all must be alike."
+    )
     layouts: dict[str, Literal["HW", "CHW", "HWC"]] = Field(
         default={}, description="How an input's rows are images, where their shape does not tell."
     )

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from core.errors import DataError
 from core.ir.graph import Graph
 from core.ir.types import TensorType
-from core.train.data import Column, Dataset, Examples, Split, select, split
+from core.train.data import Column, Dataset, Examples, Split, open_dataset, select, split
 from core.train.parent import Parent
 from core.train.recipe import Data, Names
+
+
+def dataset_for(data: Data, path: Path) -> Dataset:
+    """The dataset in a file or folder, opened as a recipe says. DataError for what cannot be read."""
+    return open_dataset(path, data.format, image_size=data.image_size)
 
 
 def examples_for(data: Data, dataset: Dataset, parent: Parent | None = None, *, cast: bool = True) -> Examples:

@@ -18,11 +18,11 @@ from pathlib import Path
 from core.errors import LatheError
 from core.train import checkpoint, events, recipe, report, result
 from core.train.assembly import MEANS, Means
-from core.train.data import open_dataset
 from core.train.durable import write_file
 from core.train.fit import Fit, Outcome, never
 from core.train.parent import read_parent
 from core.train.recipe import OnnxModel, ParentModel, Recipe
+from core.train.selection import dataset_for
 
 RECIPE, PARENT, LOCK = "recipe.json", "parent.onnx", "lock"
 
@@ -94,7 +94,7 @@ def _fit(folder: Path, sources: Sources, means: Means, stop: Callable[[], bool],
     what = recipe.from_json((folder / RECIPE).read_bytes())
     path = sources.parent or folder / PARENT
     parent = read_parent(path) if isinstance(what.model, OnnxModel | ParentModel) and path.exists() else None
-    dataset = open_dataset(sources.dataset, what.data.format)
+    dataset = dataset_for(what.data, sources.dataset)
     return Fit(what, dataset, folder, parent, means, stop=stop, watch=watch)
 
 

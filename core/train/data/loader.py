@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from types import TracebackType
 from typing import TypeAlias
@@ -61,6 +62,7 @@ class Loader:
         self._drop_last = drop_last
         self._workers = workers
         self._pool = ThreadPoolExecutor(workers, "lathe-loader") if workers else None
+        self._next: tuple[tuple[int, int], _Queue] | None = None  # epoch and skipped batches of what was begun
 
     def __len__(self) -> int:
         """Batches of an epoch."""
@@ -77,13 +79,9 @@ class Loader:
 
         DataError when a row cannot be read, in the place of its batch (or of an earlier one, where rows are small).
         """
-        order = Randoms(self.seed, number, self.rows).order(_ORDER_STREAM) if self._shuffle else self.rows
-        order = order[skip * self.batch : len(self) * self.batch]
-        piece = self.batch * self._batches_at_once()
-        pieces = [order[start : start + piece] for start in range(0, len(order), piece)]
         if self._pool is None:
-            return chain.from_iterable(self._make(number, rows) for rows in pieces)
-        return chain.from_iterable(self._ahead(self._pool, number, pieces))
+            return chain.from_iterable(self._make(number, rows) for rows in self._pieces(number, skip))
+        return chain.from_iterable(self._ahead(self._pool, number, skip))
 
     def close(self) -> None:
         """End the threads. Batches that are being made are waited for."""
@@ -96,18 +94,35 @@ class Loader:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _ahead(self, pool: ThreadPoolExecutor, number: int, pieces: Sequence[Rows]) -> Iterator[list[Batch]]:
-        waiting: deque[Future[list[Batch]]] = deque()
+    def _pieces(self, number: int, skip: int) -> list[Rows]:
+        """The rows of an epoch in its order, as many at a time as are prepared together."""
+        order = Randoms(self.seed, number, self.rows).order(_ORDER_STREAM) if self._shuffle else self.rows
+        order = order[skip * self.batch : len(self) * self.batch]
+        piece = self.batch * self._batches_at_once()
+        return [order[start : start + piece] for start in range(0, len(order), piece)]
+
+    def _begun(self, pool: ThreadPoolExecutor, number: int, skip: int) -> _Queue:
+        """What there is of an epoch already, or its beginning."""
+        (place, queue), self._next = self._next or (None, None), None
+        if queue is not None and place == (number, skip):
+            return queue
+        if queue is not None:
+            queue.cancel()
+        return _Queue(pool, partial(self._make, number), self._pieces(number, skip))
+
+    def _ahead(self, pool: ThreadPoolExecutor, number: int, skip: int) -> Iterator[list[Batch]]:
+        """The first batches of the next epoch are made while the last ones of this one are used."""
+        queue, most = self._begun(pool, number, skip), _AHEAD * self._workers
         try:
-            for rows in pieces:
-                waiting.append(pool.submit(self._make, number, rows))
-                if len(waiting) > _AHEAD * self._workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+            while queue.fill(most):
+                yield queue.take()
+            following = self._begun(pool, number + 1, 0)
+            following.fill(most)
+            self._next = ((number + 1, 0), following)
+            while queue:
+                yield queue.take()
         finally:
-            for future in waiting:
-                future.cancel()
+            queue.cancel()
 
     def _make(self, number: int, rows: Rows) -> list[Batch]:
         """The batches of some rows that follow each other."""
@@ -131,6 +146,31 @@ class Loader:
         size = sum(column.row_bytes for column in self.examples.inputs.values())
         rows = min(_PIECE, _PIECE_BYTES // max(size, 1))
         return max(rows // self.batch, 1)
+
+
+class _Queue:
+    """Work on pieces of an epoch, in order, of which some are waiting for threads or for being taken."""
+
+    def __init__(self, pool: ThreadPoolExecutor, make: Callable[[Rows], list[Batch]], pieces: Sequence[Rows]) -> None:
+        self._pool, self._make = pool, make
+        self._pieces = deque(pieces)
+        self._waiting: deque[Future[list[Batch]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def fill(self, most: int) -> bool:
+        """Let threads work on one piece more than `most`; whether there are so many."""
+        while self._pieces and len(self._waiting) <= most:
+            self._waiting.append(self._pool.submit(self._make, self._pieces.popleft()))
+        return len(self._waiting) > most
+
+    def take(self) -> list[Batch]:
+        return self._waiting.popleft().result()
+
+    def cancel(self) -> None:
+        for future in self._waiting:
+            future.cancel()
 
 
 def _image_input(examples: Examples) -> str:

@@ -46,6 +46,33 @@ def test_the_last_batch() -> None:
     assert first(epoch(0, shuffle=False)) == sorted(first(epoch(0)))
 
 
+def test_epochs_that_follow_each_other_are_those_that_stand_alone() -> None:
+    with Loader(EXAMPLES, np.arange(ROWS), 10, seed=5, workers=2) as loader:
+        in_a_row = [
+            first(list(loader.epoch(number, skip))) for number, skip in ((0, 0), (1, 0), (2, 3), (1, 0), (2, 0))
+        ]
+    alone = [first(epoch(number, skip)) for number, skip in ((0, 0), (1, 0), (2, 3), (1, 0), (2, 0))]
+    assert in_a_row == alone
+
+
+def test_the_next_epoch_is_begun_while_one_ends() -> None:
+    begun = threading.Event()
+    made: list[int] = []
+
+    class Noting(Loader):
+        def _make(self, number: int, rows: Any) -> Any:
+            made.append(number)
+            if number == 1:
+                begun.set()
+            return super()._make(number, rows)
+
+    with Noting(EXAMPLES, np.arange(ROWS), 10, workers=1) as loader:
+        list(loader.epoch(0))
+        assert begun.wait(timeout=30)  # nobody has asked for epoch 1 yet
+        list(loader.epoch(1))
+    assert made.count(1) == made.count(0), "what was begun is made once"
+
+
 def test_threads_end_also_when_an_epoch_is_left_early() -> None:
     before = threading.active_count()
     with Loader(EXAMPLES, np.arange(ROWS), 10, workers=3) as loader:

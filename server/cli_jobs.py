@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from server.terminal import DEFAULT_URL, Url, connected, console
+from server.cli_model import model_errors
+from server.terminal import DEFAULT_URL, Url, connected, console, fail, transfer
 
 if TYPE_CHECKING:
     from server.api.job_schemas import JobDetail, JobSummary
@@ -88,6 +93,53 @@ def watch_job(client: Client, job: str, curves: bool = False) -> None:
     print_job(found)
     if found.state != "succeeded":
         raise typer.Exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What `lathe train --server` is asked for beside the recipe."""
+
+    data: Path | None  # to upload
+    dataset: str | None  # there already
+    publish: str | None
+    promote: bool
+    begin_with: str | None  # MODEL or MODEL:VERSION
+
+    def body(self, dataset: str) -> dict[str, Any]:
+        """Return the fields of the API's body that go with a recipe."""
+        body: dict[str, Any] = {"kind": "finetune" if self.begin_with else "train", "dataset": dataset}
+        if self.publish is not None:
+            body["publish"] = {"model": self.publish, "promote": self.promote}
+        if self.begin_with is not None:
+            name, _, version = self.begin_with.partition(":")
+            body["model"] = {"name": name, "version": version or "live"}
+        return body
+
+
+def train_there(url: str, recipe: Path, wanted: Wanted, curves: bool) -> None:
+    """Upload the data if they are here, submit the recipe as a job, and follow it."""
+    document = _document(recipe)
+    if (wanted.data is None) == (wanted.dataset is None):
+        raise fail("expected either --data with a file or folder to upload, or --dataset with a name")
+    with connected(url) as client:
+        name = wanted.dataset or recipe.stem
+        if wanted.data is not None:
+            with transfer("uploading", "checking") as sent:
+                name = client.upload_dataset(name, wanted.data, progress=sent).digest
+        job = client.submit_job(document, **wanted.body(name))
+        console.print(f"job {job.id}: `lathe jobs watch {job.id}` follows it as well", soft_wrap=True)
+        watch_job(client, job.id, curves)
+
+
+def _document(recipe: Path) -> dict[str, Any]:
+    """Read a recipe as the server shall have it; one that is none is told of here already."""
+    from core.train import recipe as recipes
+
+    with model_errors():
+        recipes.read(recipe)
+    text = recipe.read_text()
+    document: dict[str, Any] = json.loads(text) if recipe.suffix == ".json" else tomllib.loads(text)
+    return document
 
 
 def print_job(job: JobDetail) -> None:

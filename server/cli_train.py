@@ -26,7 +26,7 @@ _INTERRUPTED = 130  # what shells expect of a command that was interrupted
 
 def train(
     recipe: Annotated[Path, typer.Argument(help="What to train: a TOML or JSON file.", exists=True, dir_okay=False)],
-    data: Annotated[Path, typer.Option("--data", help="The dataset: a file or folder.", exists=True)],
+    data: Annotated[Path | None, typer.Option("--data", help="The dataset: a file or folder.", exists=True)] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the training; the recipe's name without it.")] = None,
     parent: Annotated[
         Path | None, typer.Option(help="ONNX file to go on from, for `parent = true`.", exists=True)
@@ -35,11 +35,26 @@ def train(
     watch: Annotated[bool, typer.Option("--watch", help="Show the curves as well.")] = False,
     tensorboard: Annotated[Path | None, typer.Option(help="Folder for TensorBoard's event files.")] = None,
     threads: Threads = None,
+    server: Annotated[str | None, typer.Option(help="A server that trains instead, as a job.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="With --server: data that is there already, by name.")] = None,
+    publish: Annotated[str | None, typer.Option(help="With --server: the model that gets a version.")] = None,
+    promote: Annotated[bool, typer.Option("--promote", help="With --publish: go live.")] = False,
+    begin_with: Annotated[
+        str | None, typer.Option("--from", help="With --server: the model to go on from, or MODEL:VERSION.")
+    ] = None,
 ) -> None:
     """Train what a recipe says: model, metrics and a report end up in the folder's `result`.
 
-    Ctrl-C writes a checkpoint and ends; --resume goes on from there, bit by bit as if nothing had been.
+    Ctrl-C writes a checkpoint and ends; --resume goes on from there, bit by bit as if nothing had been. With --server
+    it is a job of the server's, which Ctrl-C leaves alone; the data are uploaded under the recipe's name.
     """
+    if server is not None:
+        from server.cli_jobs import Wanted, train_there
+
+        train_there(server, recipe, Wanted(data, dataset, publish, promote, begin_with), watch)
+        return
+    if data is None:
+        raise fail("--data is missing: the dataset, a file or folder")
     from core.train import recipe as recipes
     from core.train.assembly import Means
     from core.train.fit import Outcome

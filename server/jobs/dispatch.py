@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 
 _TICK = 0.5  # seconds after which the queue is looked at again, though nothing happened
 _PATIENCE = 5.0  # seconds before what the disk refused is tried again
-_PAUSES = (1.0, 5.0, 20.0)  # seconds before a publication that failed for a passing reason is tried again
+_PAUSES = (1.0, 5.0, 20.0)  # seconds before a publication that failed for a passing reason is tried again; the last on
+_PUBLISHING = 3600.0  # seconds after which it is not
 _METRICS = 1 << 18  # bytes of metrics that are kept with a job
 
 
@@ -54,7 +55,7 @@ class Allowance:
 
 @dataclass(slots=True)
 class _Place:
-    """A slot in use; ``run`` is there while the job has a process."""
+    """A job at work; ``run`` is there while it has a process. One that publishes needs no slot."""
 
     id: str
     owner: str
@@ -93,13 +94,13 @@ class Dispatcher:
         self._shares = Shares()
         self._places: dict[str, _Place] = {}
         self._woken = asyncio.Event()
-        self._stopping = False
+        self._stopping = asyncio.Event()
 
     # life
 
     async def run(self) -> None:
         """Look at the queue whenever something has happened, and now and then; open the register when it is down."""
-        while not (self._stopping or self._draining()):
+        while not (self._stopping.is_set() or self._draining()):
             self._woken.clear()
             if self._register.down is not None:
                 await self._register.open(time.time())
@@ -113,7 +114,7 @@ class Dispatcher:
 
         ``patience``: seconds for each of the two.
         """
-        self._stopping = True
+        self._stopping.set()
         self.wake()
         self._leave()
         tasks = {place.task for place in self._places.values() if place.task}
@@ -150,7 +151,7 @@ class Dispatcher:
         policy = self._allowance.policy
         queued = {job.id: job for job in self._register.in_state(JobState.QUEUED) if job.id not in self._places}
         waiting = {job.id: _waiting(job) for job in queued.values()}
-        active = [_active(place) for place in self._places.values()]
+        active = [_active(place) for place in self._places.values() if not place.publishing]
         used = {owner: self._shares.used(owner, now) for owner in {job.owner for job in waiting.values()}}
         decided = plan(now, waiting.values(), active, used, policy)
         for job_id in decided.stop:
@@ -193,6 +194,7 @@ class Dispatcher:
         log.info("job %s: %s after %.1f s, now %s", job.id, ending.end.value, ending.seconds, job.state.value)
         if job.state is JobState.PUBLISHING:
             place.publishing = True
+            self.wake()
             await self._publish(job)
         elif ending.end is End.CRASHED:
             await asyncio.sleep(_PAUSES[0])
@@ -222,24 +224,31 @@ class Dispatcher:
         return command
 
     async def _publish(self, job: Job) -> None:
-        facts = await self._finish(job)
-        state = JobState.FAILED if "error" in facts else JobState.SUCCEEDED
-        await self._insist(job.id, lambda job: job.end(state, time.time(), **facts))
+        change = await self._finish(job)
+        await self._insist(job.id, change)
 
-    async def _finish(self, job: Job) -> dict[str, Any]:
-        """Publish a result, however often a crash or a full disk came in between; return what to note of it."""
-        pauses = list(_PAUSES)
+    async def _finish(self, job: Job) -> Change:
+        """Publish a result, however often a crash or a full disk came in between; return how the job ends.
+
+        A cancellation counts between two tries: whether one that was broken off has published is not known before.
+        """
+        pauses, deadline = list(_PAUSES), time.monotonic() + _PUBLISHING
         while True:
             try:
-                return {"result": await self._publisher.finish(job, self._register.folders.path(job.id))}
+                result = await self._publisher.finish(job, self._register.folders.path(job.id))
+                return lambda job: job.end(JobState.SUCCEEDED, time.time(), result=result)
             except ServerError as error:
-                if error.http_status < 500 or not pauses:
-                    return {"error": f"publishing: {error.message}"}
+                if error.http_status < 500 or time.monotonic() > deadline:
+                    return _failing(f"publishing: {error.message}")
                 log.warning("job %s: publishing failed, is tried again: %s", job.id, error.message)
             except Exception:
                 log.exception("job %s: publishing failed", job.id)
-                return {"error": "publishing failed; the server's log says more"}
-            await asyncio.sleep(pauses.pop(0))
+                return _failing("publishing failed; the server's log says more")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pauses.pop(0) if len(pauses) > 1 else pauses[0])
+                return lambda job: job  # after the restart
+            if self._register.get(job.id).cancelling:
+                return lambda job: job.end(JobState.CANCELLED, time.time())
 
     async def _insist(self, job_id: str, change: Change) -> Job:
         """Change a job, as soon as the disk lets it; raises NotFound."""
@@ -258,12 +267,16 @@ def _started(job: Job, leaving: bool) -> Job:
     return job.start(time.time()) if job.state is JobState.QUEUED and not leaving else job
 
 
+def _failing(reason: str) -> Change:
+    return lambda job: job.end(JobState.FAILED, time.time(), error=reason)
+
+
 def _waiting(job: Job) -> Waiting:
     return Waiting(job.id, job.order.owner, job.order.priority, job.queued, job.order.submitted)
 
 
 def _active(place: _Place) -> Active:
-    return Active(place.id, place.owner, place.level, place.since, place.leaving, place.publishing)
+    return Active(place.id, place.owner, place.level, place.since, place.leaving)
 
 
 def _look(folders: JobFolders, job_id: str) -> Found:

@@ -50,7 +50,6 @@ class Active:
     level: int
     started: float
     leaving: bool = False  # has been told to make room, or is to be cancelled
-    fixed: bool = False  # cannot make room: its result is being published
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,7 @@ def _in_order(
 
 def _victims(now: float, rest: Iterable[Waiting], active: list[Active], policy: Policy) -> list[str]:
     """Who makes room for jobs that found none: the lowest level first, of equals whoever has run least."""
-    able = [job for job in active if not job.leaving and not job.fixed and now - job.started >= policy.least_run]
+    able = [job for job in active if not job.leaving and now - job.started >= policy.least_run]
     able.sort(key=lambda job: (job.level, -job.started))
     victims: list[str] = []
     for candidate in rest:

@@ -127,7 +127,7 @@ class JobService:
     async def cancel(self, caller: Caller, job_id: str) -> Job:
         """Cancel a job: at once while it waits, as soon as its process has stopped while it runs.
 
-        Raises Conflict when it has ended, or is being published.
+        One whose result is being published may yet succeed. Raises Conflict when it has ended.
         """
         self.get(caller, job_id)
         job = await self.register.change(job_id, _cancelled)
@@ -225,10 +225,8 @@ def _cancelled(job: Job) -> Job:
     match job.state:
         case JobState.QUEUED:
             return job.end(JobState.CANCELLED, time.time())
-        case JobState.RUNNING:
+        case JobState.RUNNING | JobState.PUBLISHING:
             return replace(job, cancelling=True)
         case JobState.CANCELLED:
             return job
-        case JobState.PUBLISHING:
-            raise Conflict(f"job {job.id} is being published: it cannot be cancelled any more")
     raise Conflict(f"job {job.id} has {job.state.value}: there is nothing to cancel")

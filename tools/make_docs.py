@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from server.repository.modelconfig import ModelConfig
 from server.settings import Settings
-from tools import make_coverage
+from tools import make_coverage, make_walkthrough
 
 CONFIGURATION = Path("docs/configuration.md")
 
@@ -81,6 +81,7 @@ def shown(default: Any) -> str:
 def main() -> None:
     CONFIGURATION.write_text(configuration())
     make_coverage.main()
+    make_walkthrough.main()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import pytest
 
 from server.settings import Settings
 from tools.make_docs import CONFIGURATION, configuration
+from tools.make_walkthrough import WALKTHROUGH, walkthrough
 
 PAGES = sorted(
     str(path.relative_to(Path(__file__).parents[2]))
@@ -19,6 +20,10 @@ PAGES = sorted(
 
 def test_every_setting_is_documented_as_it_is(project: Path) -> None:
     assert (project / CONFIGURATION).read_text() == configuration(), "run `make docs`"
+
+
+def test_the_walkthrough_shows_what_the_compiler_does(project: Path) -> None:
+    assert (project / WALKTHROUGH).read_text() == walkthrough(), "run `make docs`"
 
 
 @pytest.mark.parametrize("name", Settings.model_fields)

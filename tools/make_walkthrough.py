@@ -1,0 +1,181 @@
+"""Writes docs/walkthrough.md: one small model at every stage of the compiler, as the compiler itself prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+
+from core import compiler, load
+from core.codegen.jit import assembly_of
+from core.ir.graph import Graph
+from core.kernels.catalog import select
+from core.kernels.cpu import generate
+from core.kernels.target import Target
+from core.options import Options
+from core.passes.pipeline import Options as PassOptions
+from core.passes.pipeline import optimize
+from core.plan.plan import ARENA, WEIGHTS, Address, Plan, Planned
+from core.plan.planner import make_plan
+
+WALKTHROUGH = Path("docs/walkthrough.md")
+# Not the machine that writes the page: it is to be the same everywhere.
+TARGET = Target("avx2", "x86_64-unknown-linux-gnu", "x86-64-v3", "", vector_bytes=32, registers=16)
+_HEAD, _LOOP = 12, 19  # lines of a kernel shown: of its beginning, of its innermost loop
+
+PAGE = """\
+# One model, stage by stage
+
+<!-- Written by `make docs` (tools/make_walkthrough.py) from the compiler's own output; a test holds it true. -->
+
+A dense layer with a Relu and a Softmax, from ONNX to machine code. Everything below is printed by the compiler;
+`print(graph)`, `session.explain()` and `core.codegen.jit.assembly_of` give the same for any model.
+
+## 1. Imported
+
+The importer has turned the file into Lathe's graph: every operator in its newest form, every type inferred. `batch`
+is a symbol. Weights of more than a few numbers are not printed.
+
+```
+{imported}
+```
+
+## 2. Bound
+
+The leading symbol becomes `n`, an argument of the generated code; any other symbol would become a number here.
+`core.compiler.bind` does that, and the first line of the graph shows it:
+
+```
+{bound}
+```
+
+## 3. After the passes
+
+What changed anything:
+
+```
+{passes}
+```
+
+`Gemm` has become the one product that all products become, and the Relu with the bias its epilogue: a body over single
+numbers, which the kernel applies to sums that are still in registers.
+
+```
+{optimized}
+```
+
+## 4. The plan
+
+A kernel for each node, in order, and an address for each operand: a base (`arena`, `weights`, then inputs and outputs)
+and an offset `a*n + b` in bytes. Nothing is looked up when the model runs.
+
+```
+{plan}
+```
+
+## 5. One kernel as LLVM assembly
+
+The first kernel in full has {lines} lines: register tiles are unrolled. Its arguments are the table of operand
+addresses, `n`, the thread's number, how many threads take part, and the counter that they take tiles from. It begins so:
+
+```llvm
+{head}
+```
+
+and the innermost loop of its largest tile begins so: an element of each of {rows} rows of `x`, spread over the {lanes}
+lanes of a register, times {lanes} weights.
+
+```llvm
+{loop}
+```
+
+## 6. The same loop as machine code
+
+For `{cpu}`, by LLVM: a load, and a fused multiply-add per row. Sums stay in registers.
+
+```asm
+{machine}
+```
+
+The object file of every kernel goes into the cache under the digest of its parameters, the generator's source and
+LLVM's version; `core/runtime/executable.py` links them, and runs the tape.
+"""
+
+
+def walkthrough() -> str:
+    """The page."""
+    graph = load(model())
+    bound = compiler.bind(graph, compiler.describe(graph, Options()).batching, ())
+    optimized, reports = optimize(bound, PassOptions())
+    planned = make_plan(optimized, TARGET, 1, select)
+    spec = planned.specs[planned.plan.steps[0].symbol]
+    kernel = generate(spec, TARGET)
+    text, machine = kernel.finish().splitlines(), assembly_of(kernel).expandtabs(8).splitlines()
+    tile = spec.tile  # type: ignore[attr-defined]  # the first step is a product
+    return PAGE.format(
+        imported=printed(graph),
+        bound=next(line for line in str(bound).splitlines() if "input" in line),
+        passes="\n".join(compiler.log_line(report) for report in reports if report.changed),
+        optimized=printed(optimized),
+        plan="\n".join(plan_lines(planned)),
+        lines=len(text),
+        rows=tile.rows,
+        lanes=tile.lanes,
+        head="\n".join(text[:_HEAD]),
+        loop="\n".join(innermost(text, "llvm.fma", ":")[:_LOOP]),
+        cpu=TARGET.cpu,
+        machine="\n".join(innermost(machine, "vfmadd", ":")[:_LOOP]),
+    )
+
+
+def model() -> bytes:
+    """softmax(relu(x @ w + b)) of sixteen inputs and eight outputs."""
+    rng = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array(rng.standard_normal((16, 8)).astype(np.float32), "w"),
+        numpy_helper.from_array(np.arange(8, dtype=np.float32) / 8, "b"),
+    ]
+    nodes = [
+        helper.make_node("Gemm", ["x", "w", "b"], ["sums"], name="dense"),
+        helper.make_node("Relu", ["sums"], ["hidden"], name="relu"),
+        helper.make_node("Softmax", ["hidden"], ["y"], axis=1, name="classes"),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 16])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 8])
+    graph = helper.make_graph(nodes, "tiny", [x], [y], weights)
+    return bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString())
+
+
+def printed(graph: Graph) -> str:
+    return str(graph).strip()
+
+
+def plan_lines(planned: Planned) -> Iterator[str]:
+    plan = planned.plan
+    for step in plan.steps:
+        yield f"{step.op} '{step.label}': {step.summary}"
+        yield f"  {planned.specs[step.symbol].symbol}"
+        yield "  " + ", ".join(place(plan, address) for address in step.operands)
+    yield f"memory: {plan.memory}"
+
+
+def place(plan: Plan, address: Address) -> str:
+    """An address as people read it: `arena + 32*n + 64`."""
+    ports = (*plan.inputs, *plan.states, *plan.outputs)
+    names = {ARENA: "arena", WEIGHTS: "weights", **{port.base: f"%{port.name}" for port in ports}}
+    slope, constant = address.offset.a, address.offset.b
+    parts = [names[address.base], f"{slope}*n" if slope else "", str(constant) if constant else ""]
+    return " + ".join(filter(None, parts))
+
+
+def innermost(lines: list[str], wanted: str, label: str) -> list[str]:
+    """From the label of the first block that does what is `wanted` on."""
+    first = next(index for index, line in enumerate(lines) if wanted in line and not line.startswith("declare"))
+    start = max(index for index in range(first) if lines[index].rstrip().endswith(label))
+    return lines[start:]
+
+
+def main() -> None:
+    WALKTHROUGH.write_text(walkthrough())

@@ -100,8 +100,9 @@ class JobFolders:
                 self._fs.sync_dir(staged)
                 self._fs.rename(staged, self.root / job.id)
                 self._fs.sync_dir(self.root)
-            except (OSError, ServerError):
+            except (OSError, ServerError):  # refused, so it must not be found by the next start either
                 remove_tree(self._fs, staged)
+                remove_tree(self._fs, self.root / job.id)
                 raise
 
     def record(self, job: Job) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
@@ -45,17 +45,35 @@ class _Seen:
     text: tuple[int, str] | None = None  # row and value of the first that is no number
     missing: int | None = None  # row
     some: bool = False
+    least: int = 0
+    most: int = 0
 
     def look(self, values: Any, start: int) -> None:
         """At strings, the first of them in row `start`."""
-        present = values.drop_null()
-        if self.missing is None and len(present) < len(values):
+        if self.missing is None and values.null_count:
             self.missing = start + values.is_null().index(True).as_py()
-        self.some |= len(present) > 0
-        while self.kind < _TEXT and not _is(present, self.kind):
+        self.some |= values.null_count < len(values)
+        while self.kind < _TEXT and not self._fits(values):
             self.kind += 1
             if self.kind == _TEXT:
                 self.text = _first_text(values, start)
+
+    def _fits(self, values: Any) -> bool:
+        """Whether all values are numbers of the kind; of whole ones the range is noted."""
+        numbers = _cast(values, self.kind)
+        if numbers is None:
+            return False
+        if self.kind == _WHOLE and numbers.null_count < len(numbers):
+            ends = arrow().compute.min_max(numbers).as_py()
+            self.least, self.most = min(self.least, ends["min"]), max(self.most, ends["max"])
+        return True
+
+    @property
+    def stored(self) -> np.dtype[np.generic]:
+        """What holds the values in memory: pixels need a byte each."""
+        if self.dtype is not DType.INT64:
+            return self.dtype.numpy
+        return np.result_type(np.min_scalar_type(self.least), np.min_scalar_type(self.most))
 
     @property
     def dtype(self) -> DType:
@@ -78,7 +96,7 @@ class _Csv:
     def scan(self) -> list[Column]:
         """What the columns are: one look at every value."""
         self._seen = {name: _Seen() for name in self.names}
-        for batch in self._batches(self.names):
+        for batch in self._batches(dict.fromkeys(self.names, arrow().string())):
             for seen, values in zip(self._seen.values(), batch.columns, strict=True):
                 seen.look(values, self.rows)
             self.rows += batch.num_rows
@@ -92,39 +110,37 @@ class _Csv:
         if self._seen[name].dtype is DType.STRING:
             return self._text(name)
         with self._lock:
-            if not self._numbers:
-                self._numbers = self._read_numbers()
-        return self._numbers.pop(name) if name in self._numbers else self._read_numbers([name])[name]
+            self._numbers = self._numbers or self._read_numbers()
+        return self._numbers[name]
 
     def line_of(self, row: int) -> int:
         """The line of a row, counted from 1."""
         return self._lines([row])[row]
 
-    def _read_numbers(self, names: Sequence[str] | None = None) -> dict[str, Values]:
-        chosen = (
-            [name for name, seen in self._seen.items() if seen.dtype is not DType.STRING] if names is None else names
-        )
-        self.file.given.spend(self.rows * 8 * len(chosen), "")
-        columns = {name: np.empty(self.rows, self._seen[name].dtype.numpy) for name in chosen}
+    def _read_numbers(self) -> dict[str, Values]:
+        """All columns of numbers."""
+        stored = {name: seen.stored for name, seen in self._seen.items() if seen.dtype is not DType.STRING}
+        self.file.given.spend(self.rows * sum(dtype.itemsize for dtype in stored.values()), "")
+        columns = {name: np.empty(self.rows, dtype) for name, dtype in stored.items()}
+        types = {name: arrow().float64() if dtype.kind == "f" else arrow().int64() for name, dtype in stored.items()}
         start = 0
-        for batch in self._batches(chosen):
+        for batch in self._batches(types):
             for array, values in zip(columns.values(), batch.columns, strict=True):
-                kind = _WHOLE if array.dtype.kind == "i" else _NUMBER
-                array[start : start + len(values)] = _cast(values, kind).to_numpy(zero_copy_only=False)
+                array[start : start + len(values)] = values.to_numpy(zero_copy_only=False)
             start += batch.num_rows
         return columns
 
     def _text(self, name: str) -> Values:
         found = np.empty(self.rows, object)
         start = 0
-        for batch in self._batches([name]):
+        for batch in self._batches({name: arrow().string()}):
             self.file.given.spend(batch.nbytes + _TEXT_OVERHEAD * batch.num_rows, name)
-            found[start : start + batch.num_rows] = batch.column(0).to_pylist()
+            found[start : start + batch.num_rows] = _trimmed(batch.column(0)).to_pylist()
             start += batch.num_rows
         return found
 
-    def _batches(self, names: Sequence[str]) -> Iterator[Any]:
-        """Record batches of the columns as strings without blanks around them; nothing is None."""
+    def _batches(self, types: Mapping[str, Any]) -> Iterator[Any]:
+        """Record batches of the columns, as these types; blanks around numbers do not matter."""
         pa = arrow()
         faults: list[Any] = []
 
@@ -136,16 +152,12 @@ class _Csv:
         options = pa.csv.ReadOptions(
             column_names=self.names, skip_rows=int(self.has_header), block_size=_BLOCK, use_threads=False
         )
-        types = dict.fromkeys(names, pa.string())
         convert = pa.csv.ConvertOptions(
-            column_types=types, include_columns=list(names), strings_can_be_null=True, null_values=_MISSING
+            column_types=types, include_columns=list(types), strings_can_be_null=True, null_values=_MISSING
         )
         try:
             with self.file.stream() as stream:
-                for batch in pa.csv.open_csv(stream, options, parse, convert):
-                    yield pa.RecordBatch.from_arrays(
-                        [pa.compute.utf8_trim_whitespace(each) for each in batch.columns], list(names)
-                    )
+                yield from pa.csv.open_csv(stream, options, parse, convert)
         except (pa.ArrowInvalid, EOFError, OSError, zlib.error) as error:
             raise self._refused(error, faults) from None
 
@@ -233,20 +245,23 @@ def _is_number(text: str) -> bool:
 
 
 def _cast(values: Any, kind: int) -> Any:
-    return values.cast(arrow().int64() if kind == _WHOLE else arrow().float64())
+    """Strings as numbers, or None when one is none."""
+    wanted = arrow().int64() if kind == _WHOLE else arrow().float64()
+    for text in (values, _trimmed(values)):
+        try:
+            return text.cast(wanted)
+        except arrow().ArrowInvalid:
+            continue
+    return None
 
 
-def _is(values: Any, kind: int) -> bool:
-    try:
-        _cast(values, kind)
-    except arrow().ArrowInvalid:
-        return False
-    return True
+def _trimmed(values: Any) -> Any:
+    return arrow().compute.utf8_trim_whitespace(values)
 
 
 def _first_text(values: Any, start: int) -> tuple[int, str]:
     """Row and value of the first string that is no number."""
     for row, value in enumerate(values.to_pylist(), start):
-        if value is not None and not _is(values.slice(row - start, 1), _NUMBER):
+        if value is not None and _cast(values.slice(row - start, 1), _NUMBER) is None:
             return row, value
     raise AssertionError("every value is a number")

@@ -11,7 +11,7 @@ import numpy as np
 from core.errors import DataError
 from core.ir.types import DType
 from core.train.data.dataset import Column, Dataset, Layout, Row, Rows, Values
-from core.train.data.features import Feature, longest
+from core.train.data.features import Feature, joined, longest
 from core.train.data.targets import class_targets
 
 Inputs: TypeAlias = Mapping[str, str | Sequence[str]]
@@ -103,7 +103,7 @@ def select(
     column = dataset.columns[target]
     if not column.is_number or column.is_sequence:
         raise dataset.error(f"is {column}, expected numbers to learn", target)
-    numbers = Feature(Column(TARGET, DType.FLOAT32, column.shape or (1,)), (target,))
+    numbers = Feature(Column(TARGET, DType.FLOAT32, column.shape or (1,)), (target,), dataset.sources[target])
     return Examples(dataset, features, numbers.column, numbers.take(dataset, np.arange(len(dataset))))
 
 
@@ -162,8 +162,9 @@ def _feature(dataset: Dataset, name: str, columns: str | Sequence[str]) -> Featu
             raise dataset.error(message, column.name)
     first = found[0]
     if first.shape == ():
-        return Feature(Column(name, DType.FLOAT32, (len(found),)), origin)
-    dtype = DType.FLOAT32 if first.dtype is DType.FLOAT64 else first.dtype
+        source = dataset.sources[first.name] if len(found) == 1 else joined(dataset, origin)
+        return Feature(Column(name, DType.FLOAT32, (len(found),)), origin, source)
+    dtype, source = DType.FLOAT32 if first.dtype is DType.FLOAT64 else first.dtype, dataset.sources[first.name]
     if first.is_sequence:
-        return Feature(Column(name, dtype, (longest(dataset, first.name),)), origin, ragged=True)
-    return Feature(Column(name, dtype, first.shape, first.layout), origin)
+        return Feature(Column(name, dtype, (longest(dataset, first.name),)), origin, source, ragged=True)
+    return Feature(Column(name, dtype, first.shape, first.layout), origin, source)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from core.errors import DataError
-from core.train.data.dataset import Column, Dataset, Row, Rows, Values, layout_of
+from core.ir.types import DType
+from core.train.data.dataset import Column, Dataset, LazySource, Row, Rows, Source, Values, layout_of
 
 PADDING = 0  # fills up sequences: as a token, what models are told to look past
 
@@ -22,6 +24,7 @@ class Feature:
 
     column: Column
     origin: tuple[str, ...]
+    source: Source
     ragged: bool = False
 
     def like(self, name: str, row: Row, file: str) -> Feature:
@@ -36,18 +39,36 @@ class Feature:
 
     def take(self, dataset: Dataset, rows: Rows) -> Values:
         """The rows: [rows, *column.shape]. DataError for a number that is infinite or none at all."""
-        columns = [self._cast(dataset, name, rows) for name in self.origin]
-        joined = columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
-        return joined.reshape(len(rows), *self.column.shape)
-
-    def _cast(self, dataset: Dataset, name: str, rows: Rows) -> Values:
-        values = dataset.sources[name].take(rows)
+        values = self.source.take(rows)
         if self.ragged:
             values = padded(values, self.column.shape[0])
         with np.errstate(over="ignore"):  # what is too large for float32 is infinite, and found below
             values = values.astype(self.column.dtype.numpy, copy=False)
-        _check_finite(values, dataset, name, rows)
-        return values
+        self._check_finite(values, dataset, rows)
+        return values.reshape(len(rows), *self.column.shape)
+
+    def _check_finite(self, values: Values, dataset: Dataset, rows: Rows) -> None:
+        if values.dtype.kind != "f" or np.isfinite(values).all():
+            return
+        place = np.argwhere(~np.isfinite(values))[0].tolist()
+        number = values[tuple(place)]
+        message = "the number is missing or nan" if np.isnan(number) else f"the number is {number}"
+        column = self.origin[place[1] if len(self.origin) > 1 else 0]
+        raise dataset.error(f"{message}, expected a finite one", column, int(rows[place[0]]))
+
+
+def joined(dataset: Dataset, origin: Sequence[str]) -> Source:
+    """The numbers of several columns side by side, float32 [k]: put together once, as rows are asked for ever again."""
+
+    def load() -> Values:
+        block = np.empty((len(dataset), len(origin)), np.float32)
+        everything = np.arange(len(dataset))
+        with np.errstate(over="ignore"):
+            for place, name in enumerate(origin):
+                block[:, place] = dataset.sources[name].take(everything)
+        return block
+
+    return LazySource(Column("", DType.FLOAT32, (len(origin),)), len(dataset), load)
 
 
 def padded(sequences: Values, length: int) -> Values:
@@ -64,12 +85,3 @@ def longest(dataset: Dataset, column: str) -> int:
     if not lengths.all():
         raise dataset.error("the sequence is empty", column, int(lengths.argmin()))
     return int(lengths.max())
-
-
-def _check_finite(values: Values, dataset: Dataset, column: str, rows: Rows) -> None:
-    if values.dtype.kind != "f" or np.isfinite(values).all():
-        return
-    place = np.argwhere(~np.isfinite(values))[0].tolist()
-    number = values[tuple(place)]
-    message = "the number is missing or nan" if np.isnan(number) else f"the number is {number}"
-    raise dataset.error(f"{message}, expected a finite one", column, int(rows[place[0]]))

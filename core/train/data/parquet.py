@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from core.ir.types import DType
-from core.train.data.dataset import Column, Dataset, LazySource, Source, Values
+from core.train.data.dataset import ArraySource, Column, Dataset, LazySource, Source, Values
 from core.train.data.extra import arrow
 from core.train.data.tables import TableFile
 
@@ -70,16 +70,28 @@ class _Parquet:
         return LazySource(Column(name, dtype), self.rows, partial(self._numbers, name, dtype))
 
     def _lists(self, name: str, dtype: DType) -> Source:
-        """Lists that are all of one length are rows of that shape; others are sequences."""
-        lengths = np.concatenate([self._lengths(chunk, name, start) for start, chunk in self._chunks(name)])
-        same = len(lengths) and (lengths == lengths[0]).all()
-        column = Column(name, dtype, (int(lengths[0]) if same else -1,))
-        return LazySource(column, self.rows, partial(self._arrays, column, lengths))
+        """Lists that are all of one length are rows of that shape; others are sequences. They are read at once: finding
+        their lengths takes as long."""
+        lengths, pieces = [np.empty(0, np.int64)], [np.empty(0, dtype.numpy)]
+        for start, chunk in self._chunks(name):
+            self._present(chunk, name, start)
+            lengths.append(arrow().compute.list_value_length(chunk).to_numpy().astype(np.int64))
+            pieces.append(self._flat(chunk, name, start, dtype))
+        flat, sizes = np.concatenate(pieces), np.concatenate(lengths)
+        if len(sizes) and (sizes == sizes[0]).all():
+            return ArraySource(Column(name, dtype, (int(sizes[0]),)), flat.reshape(len(sizes), -1))
+        rows = np.empty(len(sizes), object)
+        rows[:] = np.split(flat, np.cumsum(sizes)[:-1])
+        return ArraySource(Column(name, dtype, (-1,)), rows)
 
-    def _lengths(self, chunk: Any, name: str, start: int) -> Values:
-        self._present(chunk, name, start)
-        found: Values = arrow().compute.list_value_length(chunk).to_numpy()
-        return found.astype(np.int64)
+    def _flat(self, chunk: Any, name: str, start: int, dtype: DType) -> Values:
+        """The numbers of lists, one list after the other."""
+        values = chunk.flatten()
+        if values.null_count:
+            raise self.file.given.error(f"a list in this or the next {len(chunk)} rows lacks a number", name, start)
+        self.file.given.spend(len(values) * dtype.itemsize, name)
+        found: Values = values.to_numpy(zero_copy_only=False)
+        return found
 
     def _numbers(self, name: str, dtype: DType) -> Values:
         """Missing numbers are NaN, where there is such a thing."""
@@ -90,22 +102,6 @@ class _Parquet:
                 self._present(chunk, name, start)
             found[start : start + len(chunk)] = chunk.to_numpy(zero_copy_only=False)
         return found
-
-    def _arrays(self, column: Column, lengths: Values) -> Values:
-        total = int(lengths.sum())
-        self.file.given.spend(total * column.dtype.itemsize, column.name)
-        flat, end = np.empty(total, column.dtype.numpy), 0
-        for start, chunk in self._chunks(column.name):
-            values = chunk.flatten()
-            if values.null_count:
-                raise self.file.given.error("a list lacks a number", column.name, start)
-            flat[end : end + len(values)] = values.to_numpy(zero_copy_only=False)
-            end += len(values)
-        if not column.is_sequence:
-            return flat.reshape(self.rows, *column.shape)
-        rows = np.empty(self.rows, object)
-        rows[:] = np.split(flat, np.cumsum(lengths)[:-1])
-        return rows
 
     def _text(self, name: str) -> Values:
         found = np.empty(self.rows, object)

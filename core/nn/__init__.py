@@ -31,7 +31,7 @@ from core.nn.control import cond, while_loop
 from core.nn.conv import Conv1d, Conv2d, ConvTranspose2d
 from core.nn.init import manual_seed, seeded
 from core.nn.linear import Dropout, Embedding, Flatten, Identity, Linear, Unflatten
-from core.nn.module import Module, ModuleList, Sequential, recorded
+from core.nn.module import Module, ModuleDict, ModuleList, Sequential, recorded
 from core.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, InstanceNorm2d, LayerNorm, RMSNorm
 from core.nn.parameter import Buffer, Parameter
 from core.nn.pool import AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d, Upsample, ZeroPad2d
@@ -71,6 +71,7 @@ __all__ = [
     "MaxPool2d",
     "Mish",
     "Module",
+    "ModuleDict",
     "ModuleList",
     "MultiheadAttention",
     "PReLU",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import numpy as np
 
@@ -158,15 +158,32 @@ class _Numbered(Module):
     def __iter__(self) -> Iterator[Module]:
         return (module for _, module in self.named_children())
 
-    def __getitem__(self, index: int) -> Module:
-        return list(self)[index]
+    @overload
+    def __getitem__(self, index: int) -> Module: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+
+    def __getitem__(self, index: int | slice) -> Module | Self:
+        """A module, or some of them in a container of their own."""
+        modules = list(self)
+        return self._of(modules[index]) if isinstance(index, slice) else modules[index]
+
+    def _of(self, modules: list[Module]) -> Self:
+        raise NotImplementedError(f"{_type(self)} cannot be sliced")
 
 
 class Sequential(_Numbered):
-    """One module after the other; each takes what the one before gives."""
+    """One module after the other; each takes what the one before gives. A dictionary gives them names."""
 
-    def __init__(self, *modules: Module) -> None:
-        super().__init__(modules)
+    def __init__(self, *modules: Module | Mapping[str, Module]) -> None:
+        named = modules[0] if len(modules) == 1 and isinstance(modules[0], Mapping) else {}
+        for name, module in named.items():
+            _own(self, name, module)
+        super().__init__(module for module in modules if isinstance(module, Module))
+
+    def _of(self, modules: list[Module]) -> Self:
+        return type(self)(*modules)
 
     def forward(self, x: Tensor) -> Tensor:
         for module in self:
@@ -179,6 +196,32 @@ class ModuleList(_Numbered):
 
     def __init__(self, modules: Iterable[Module] = ()) -> None:
         super().__init__(modules)
+
+    def _of(self, modules: list[Module]) -> Self:
+        return type(self)(modules)
+
+
+class ModuleDict(Module):
+    """Modules by name, for `forward` to choose from."""
+
+    def __init__(self, modules: Mapping[str, Module] | None = None) -> None:
+        for name, module in (modules or {}).items():
+            self[name] = module
+
+    def __setitem__(self, name: str, module: Module) -> None:
+        _own(self, name, module)
+
+    def __getitem__(self, name: str) -> Module:
+        return dict(self.named_children())[name]
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self.named_children())
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, _ in self.named_children())
+
+    def items(self) -> Iterator[tuple[str, Module]]:
+        return self.named_children()
 
 
 @contextmanager
@@ -228,6 +271,13 @@ def _describe(module: Module) -> str:
     path = next((path for each, path in _stack.get() if each is module), "")
     text = f"{_type(module)}({module.extra_repr()})" if module.extra_repr() else _type(module)
     return f"module '{path}' ({text})" if path else f"module {text}"
+
+
+def _own(owner: Module, name: str, module: Module) -> None:
+    """Make a module an attribute. ValueError for a name that would break paths, or hide what all modules have."""
+    if not name or "." in name or hasattr(type(owner), name):
+        raise ValueError(f"{name!r} cannot name a module in a {_type(owner)}")
+    setattr(owner, name, module)
 
 
 def _type(module: Module) -> str:

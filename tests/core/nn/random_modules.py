@@ -103,6 +103,10 @@ IMAGES: tuple[Maker, ...] = (
     lambda choose, _: nn.AdaptiveAvgPool2d(choose(1, 2, (3, 2))),
     lambda choose, shape: nn.BatchNorm2d(shape[1], affine=choose(True, True, False)),
     lambda choose, shape: nn.GroupNorm(choose(1, shape[1]), shape[1]),
+    lambda choose, shape: nn.InstanceNorm2d(shape[1], affine=choose(True, False)),
+    lambda choose, shape: nn.PReLU(choose(1, shape[1])),
+    lambda choose, _: nn.Upsample(scale_factor=2, mode=choose("nearest", "bilinear")),
+    lambda choose, _: nn.ZeroPad2d(choose(1, (0, 1, 2, 0))),
 )  # fmt: skip
 
 SEQUENCES: tuple[Maker, ...] = (
@@ -160,7 +164,7 @@ def model(seed: int) -> tuple[nn.Module, tuple[int, ...]]:
     with nn.seeded(seed):
         growing = Growing(seed)
         if len(growing.row) == 3:
-            growing.grow(IMAGES, 5)
+            growing.grow(IMAGES, 7)
             growing.append(growing.choose(Pixels(), nn.Flatten()))
         if len(growing.shape) == 3:
             growing.grow(SEQUENCES, 3)

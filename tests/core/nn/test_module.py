@@ -37,6 +37,21 @@ def test_what_is_shared_counts_once() -> None:
     assert [value.name for value in graph.constants] == ["0.weight", "0.bias"]
 
 
+def test_containers() -> None:
+    model = small()
+    assert isinstance(model[1:], nn.Sequential)
+    assert [model[0], model[-1]] == [model[:1][0], model[1:][1]]
+    named = nn.Sequential({"first": nn.Linear(3, 4), "act": nn.ReLU()})
+    assert list(named.state_dict()) == ["first.weight", "first.bias"]
+    assert named(rows(2, 3)).shape == (2, 4)
+    layers = nn.ModuleList([nn.ReLU()]).append(nn.Tanh())
+    assert (len(layers), repr(layers[1:])) == (2, "ModuleList(\n  (0): Tanh()\n)")
+    heads = nn.ModuleDict({"a": nn.Linear(3, 1)})
+    heads["b"] = nn.Linear(3, 2, bias=False)
+    assert (list(heads), len(heads), heads["b"](rows(2, 3)).shape) == (["a", "b"], 2, (2, 2))
+    assert list(heads.state_dict()) == ["a.weight", "a.bias", "b.weight"]
+
+
 def test_state_goes_from_one_model_to_another() -> None:
     with nn.seeded(1):
         first = small()
@@ -116,6 +131,8 @@ def test_what_modules_return_is_recorded() -> None:
     [
         (lambda: nn.Conv2d(3, 4, 3, groups=2), "groups is 2, expected a divisor of 3 and of 4 channels"),
         (lambda: nn.Conv2d(3, 4, (1, 2, 3)), "has 3 numbers, expected 1 or 2"),
+        (lambda: nn.ModuleDict({"train": nn.ReLU()}), "'train' cannot name a module in a ModuleDict"),
+        (lambda: nn.Sequential({"a.b": nn.ReLU()}), "'a.b' cannot name a module in a Sequential"),
         (lambda: nn.Dropout(1.0), "p is 1.0, expected at least 0 and below 1"),
         (lambda: nn.MultiheadAttention(5, 2), "num_heads is 2, expected a divisor of embed_dim, 5"),
         (lambda: nn.Embedding(3, 2, padding_idx=3), "padding_idx is 3, expected one of 3 rows"),

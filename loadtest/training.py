@@ -1,8 +1,10 @@
 """A training step beside PyTorch's, eager and compiled: `python -m loadtest.training`, with PyTorch installed.
 
-Adam on a batch of 64, cross-entropy, the zoo's LeNet and MLP. As in `loadtest.engine` all take turns in short slices,
-and "ahead" is the median over rounds of (PyTorch's time / Lathe's). Memory is that of a process of its own for each:
-the most it ever held, and how much of that came with the model and its training.
+Adam on a batch of 64, cross-entropy: the zoo's LeNet and MLP, a residual network for images of 32 x 32 pixels, and a
+transformer encoder of two layers for 32 tokens. As in `loadtest.engine` all take turns in short slices, and "ahead" is
+the median over rounds of (PyTorch's time / Lathe's). Memory is that of a process of its own for each: the most it ever
+held, and how much of that came with the model and its training. With `--bfloat16` products multiply bfloat16 on either
+side, which for PyTorch is its autocast.
 """
 
 from __future__ import annotations
@@ -13,41 +15,72 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, Literal
 
 import numpy as np
 
-from loadtest import zoo
+from loadtest import build, zoo
+from loadtest.build import Builder, Entry
 
-MODELS = ("lenet", "mlp")
 PEERS = ("torch eager", "torch compiled")
 ROWS, CLASSES, RATE = 64, 10, 1e-3
+WIDTH, HEADS, LENGTH, LAYERS = 128, 4, 32, 2  # of the transformer
+CHANNELS = ((16, 1), (16, 1), (32, 2), (32, 1), (64, 2), (64, 1))  # and strides of the residual network's blocks
 Step = Callable[[], float]
 
 
-def lathe(name: str, threads: int) -> Step:
+def residual(b: Builder, x: str) -> str:
+    """Fourteen layers (He et al. 2015, section 4.2, with two blocks for each size of image)."""
+    x, channels = b.op("Relu", b.batchnorm(b.conv(x, 3, 16, 3), 16)), 16
+    for width, stride in CHANNELS:
+        x, channels = zoo.residual_block(b, x, channels, width, stride), width
+    return b.pool_and_classify(x, channels, CLASSES)
+
+
+def transformer(b: Builder, x: str) -> str:
+    for _ in range(LAYERS):
+        x = b.layernorm(b.op("Add", x, zoo.attention(b, x, WIDTH, HEADS, LENGTH)), WIDTH)
+        x = b.layernorm(b.op("Add", x, zoo.feed_forward(b, x, WIDTH)), WIDTH)
+    return b.linear(b.op("ReduceMean", x, axes=[1], keepdims=0), WIDTH, CLASSES)
+
+
+MODELS = {
+    "lenet": zoo.ZOO["lenet"],
+    "mlp": zoo.ZOO["mlp"],
+    "resnet": Entry((3, 32, 32), residual, (CLASSES,)),
+    "transformer": Entry((LENGTH, WIDTH), transformer, (CLASSES,)),
+}
+
+
+def sample(name: str) -> Any:
+    return build.feeds(MODELS[name], ROWS)["x"]
+
+
+def lathe(name: str, threads: int, narrow: bool) -> Step:
     import core
     from core.train import losses, optimizers, step
 
-    learner = step(
-        core.load(zoo.model(name).SerializeToString()), losses.CrossEntropy(), optimizers.Adam(RATE), threads=threads
-    )
-    feeds = {"x": zoo.sample(name, ROWS), "target": targets()}
+    graph = core.load(build.build(name, MODELS[name]).SerializeToString())
+    precision: Literal["float32", "bfloat16"] = "bfloat16" if narrow else "float32"
+    learner = step(graph, losses.CrossEntropy(), optimizers.Adam(RATE), precision=precision, threads=threads)
+    feeds = {"x": sample(name), "target": targets()}
     return lambda: float(learner.run(feeds)["loss"])
 
 
-def pytorch(name: str, threads: int, compiled: bool) -> Step:
+def pytorch(name: str, threads: int, compiled: bool, narrow: bool) -> Step:
     import torch
     import torch.nn.functional as F
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    model = _module(name).train()
-    x, target = torch.from_numpy(zoo.sample(name, ROWS)), torch.from_numpy(targets())
+    model = _MODULES[name]().train()
+    x, target = torch.from_numpy(sample(name)), torch.from_numpy(targets())
     optimizer = torch.optim.Adam(model.parameters(), RATE, foreach=True)
 
     def forward() -> Any:
-        return F.cross_entropy(model(x), target)
+        with torch.autocast("cpu", torch.bfloat16) if narrow else nullcontext():
+            return F.cross_entropy(model(x).float(), target)
 
     run = torch.compile(forward) if compiled else forward
 
@@ -61,11 +94,15 @@ def pytorch(name: str, threads: int, compiled: bool) -> Step:
     return step
 
 
-def _module(name: str) -> Any:
+def _mlp() -> Any:
     from torch import nn
 
-    if name == "mlp":
-        return nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+    return nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+
+
+def _lenet() -> Any:
+    from torch import nn
+
     images = [
         nn.Conv2d(1, 6, 5, padding=2),
         nn.ReLU(),
@@ -78,12 +115,58 @@ def _module(name: str) -> Any:
     return nn.Sequential(*images, nn.Flatten(), *rows)
 
 
+def _resnet() -> Any:
+    from torch import nn
+
+    def conv(inputs: int, outputs: int, size: int, stride: int) -> Any:
+        layer = nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False)
+        return nn.Sequential(layer, nn.BatchNorm2d(outputs))
+
+    class Block(nn.Module):  # type: ignore[misc]  # PyTorch need not be installed
+        def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+            super().__init__()
+            self.first, self.second = conv(inputs, outputs, 3, stride), conv(outputs, outputs, 3, 1)
+            self.short = conv(inputs, outputs, 1, stride) if stride != 1 else nn.Identity()
+
+        def forward(self, x: Any) -> Any:
+            return (self.short(x) + self.second(self.first(x).relu())).relu()
+
+    widths = [16, *(width for width, _ in CHANNELS)]
+    blocks = [Block(inputs, *block) for inputs, block in zip(widths, CHANNELS, strict=False)]
+    ends = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], CLASSES)]
+    return nn.Sequential(conv(3, 16, 3, 1), nn.ReLU(), *blocks, *ends)
+
+
+def _transformer() -> Any:
+    from torch import nn
+
+    class Mean(nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            return x.mean(1)
+
+    layers = [
+        nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, dropout=0.0, activation="gelu", batch_first=True)
+        for _ in range(LAYERS)
+    ]
+    return nn.Sequential(*layers, Mean(), nn.Linear(WIDTH, CLASSES))
+
+
+_MODULES: dict[str, Callable[[], Any]] = {
+    "lenet": _lenet,
+    "mlp": _mlp,
+    "resnet": _resnet,
+    "transformer": _transformer,
+}
+
+
 def targets() -> Any:
     return np.random.default_rng(0).integers(0, CLASSES, ROWS)
 
 
-def made(who: str, name: str, threads: int) -> Step:
-    return lathe(name, threads) if who == "lathe" else pytorch(name, threads, who.endswith("compiled"))
+def made(who: str, name: str, threads: int, narrow: bool) -> Step:
+    if who == "lathe":
+        return lathe(name, threads, narrow)
+    return pytorch(name, threads, who.endswith("compiled"), narrow)
 
 
 def rounds(steps: dict[str, Step], count: int, seconds: float) -> dict[str, list[float]]:
@@ -114,15 +197,15 @@ def held() -> dict[str, int]:
     return {name: int(lines[name].split()[0]) for name in ("VmRSS", "VmHWM")}
 
 
-def memory(who: str, name: str, threads: int) -> None:
+def memory(who: str, name: str, threads: int, narrow: bool) -> None:
     """In a process of its own: print the most KiB it held, and how much of it training took."""
     if who == "lathe":
         import core.train  # noqa: F401
     else:
         import torch  # noqa: F401
     before = held()["VmRSS"]
-    step = made(who, name, threads)
-    for _ in range(50):
+    step = made(who, name, threads, narrow)
+    for _ in range(10):
         step()
     most = held()["VmHWM"]
     print(most, most - before)
@@ -130,25 +213,28 @@ def memory(who: str, name: str, threads: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
+    parser.add_argument("--models", nargs="+", default=tuple(MODELS), choices=tuple(MODELS))
+    parser.add_argument("--peers", nargs="*", default=PEERS, choices=PEERS)
+    parser.add_argument("--bfloat16", action="store_true", help="products of bfloat16, on either side")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.5, help="of one slice")
     parser.add_argument("--memory", choices=("lathe", *PEERS), help="print the memory of one of them instead")
     given = parser.parse_args(arguments)
     if given.memory:
-        memory(given.memory, given.models[0], given.threads)
+        memory(given.memory, given.models[0], given.threads, given.bfloat16)
         return
     for name in given.models:
-        steps = {who: made(who, name, given.threads) for who in ("lathe", *PEERS)}
+        steps = {who: made(who, name, given.threads, given.bfloat16) for who in ("lathe", *given.peers)}
         found = rounds(steps, given.rounds, given.seconds)
         for who, times in found.items():
             ahead = statistics.median(b / a for a, b in zip(found["lathe"], times, strict=True))
             command = [sys.executable, "-m", "loadtest.training", "--memory", who, "--models", name]
+            command += ["--bfloat16"] if given.bfloat16 else []
             most, grown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
             figures = f"{statistics.median(times):8.3f} ms  ahead {ahead:5.2f}"
             print(
-                f"{name:8s} {who:15s} {figures}  {int(most) >> 10:5d} MiB, {int(grown) >> 10} of them to train",
+                f"{name:12s} {who:15s} {figures}  {int(most) >> 10:5d} MiB, {int(grown) >> 10} of them to train",
                 flush=True,
             )
 

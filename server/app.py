@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from core.runtime.cpus import available_cpus
 from server.access.authority import Authority
+from server.access.quotas import Quota, Quotas
 from server.api.asgi import HeadAsGet
 from server.api.authorize import Authorize
 from server.api.canary import canary_routes
@@ -70,9 +71,15 @@ class Engine:
         pool, book = WorkerPool(settings.workers), StatsBook()
         tokens, opened = _tokens(settings), settings.open_management
         authority = Authority(settings.host, settings.keys_file, tokens=tokens, open_management=opened)
-        plane = DataPlane(registry, authority)
+        plane = DataPlane(registry, authority, _quotas(settings))
         plane.tracing = _tracing(settings)
         return cls(settings, pool, book, ServableFactory(settings, pool, book), plane)
+
+
+def _quotas(settings: Settings) -> Quotas | None:
+    if settings.client_rate is None:
+        return None
+    return Quotas(Quota(settings.client_rate, settings.client_burst or max(1.0, settings.client_rate)))
 
 
 def _tokens(settings: Settings) -> Tokens | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from time import monotonic
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from server.access.authority import Authority
+from server.access.quotas import Quotas
 from server.access.scopes import Scope
 from server.batching.entry import Entry, Outcome
 from server.batching.signature import Group
@@ -38,13 +40,21 @@ class Resolver(Protocol):
         ...
 
 
+class Admitted(NamedTuple):
+    """What answers a request, and whose it is: the id of a key, or an address."""
+
+    servable: Servable
+    client: str
+
+
 class DataPlane:
     """Inference, whatever brought the request here. Transports route and execute; :meth:`infer` is for callers in this
     process, who need no key."""
 
-    def __init__(self, registry: Resolver, authority: Authority) -> None:
+    def __init__(self, registry: Resolver, authority: Authority, quotas: Quotas | None = None) -> None:
         self.registry = registry
         self.authority = authority
+        self.quotas = quotas
         self.tracing: Tracing | None = None
         self.draining = False  # set at the first signal to stop: not ready any more, but still answering
         self.started = False  # set once the repository's live versions are loaded
@@ -62,13 +72,14 @@ class DataPlane:
         """Return the servable that this name stands for."""
         return self.registry.resolve(model, version)
 
-    def route(self, model: str, version: str = "", *, key: str, authorization: str) -> Servable:
+    def route(self, model: str, version: str = "", *, key: str, authorization: str, address: str) -> Admitted:
         """Return the servable that answers; the request stays with it whatever happens to the alias later.
 
-        Raises Unauthorized or Forbidden when the caller may not run this model, and what :meth:`resolve` raises.
+        ``address``: where the call comes from; who it is where there are no keys. Raises Unauthorized or Forbidden when
+        the caller may not run this model, and what :meth:`resolve` raises.
         """
-        self.authority.check(authorization, Scope.INFER, model)
-        return self.registry.route(model, version, key)
+        client = self.authority.check(authorization, Scope.INFER, model) or address
+        return Admitted(self.registry.route(model, version, key), client)
 
     def is_ready(self, model: str, version: str = "") -> bool:
         """Whether this model answers; raises NotFound when there is none of that name."""
@@ -90,7 +101,8 @@ class DataPlane:
         return InferResult(servable.ref, {output.name: outputs[output.name] for output in requested}, request.id)
 
     def submit(self, servable: Servable, entry: Entry, traceparent: str) -> None:
-        """Queue a request of any transport; raises Overloaded or DeadlineExceeded at the door."""
+        """Queue a request of any transport; raises Overloaded, DeadlineExceeded or QuotaExceeded at the door."""
+        self._charge(servable, entry)
         if self.tracing is None:
             servable.submit(entry)
             return
@@ -101,6 +113,18 @@ class DataPlane:
             refused(error)
             raise
 
+    def _charge(self, servable: Servable, entry: Entry) -> None:
+        """Count a request against its client's quotas; those in this process have none."""
+        if not entry.client:
+            return
+        try:
+            servable.charge(entry)
+            if self.quotas is not None:
+                self.quotas.take(entry.client, entry.rows, monotonic())
+        except ServerError as error:
+            servable.stats.refused(error.code)
+            raise
+
     async def execute(
         self,
         servable: Servable,
@@ -109,6 +133,7 @@ class DataPlane:
         deadline: float | None,
         priority: int = 0,
         traceparent: str = "",
+        client: str = "",
     ) -> Tensors:
         """Queue checked inputs and return all outputs; ``deadline`` in monotonic seconds. Cancelling works as above."""
         answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -118,6 +143,7 @@ class DataPlane:
                 answered.set_result(outcome)
 
         entry = Entry(inputs, group, answer, deadline, priority)
+        entry.client = client
         self.submit(servable, entry, traceparent)
         try:
             outcome = await answered

@@ -76,6 +76,16 @@ class Settings(BaseSettings):
     queue_items: int = Field(2048, ge=1, description="Requests that may wait per version before 503.")
     queue_bytes: int = Field(256 * MIB, ge=1, description="Bytes of input that may wait per version before 503.")
 
+    client_rate: float | None = Field(
+        None,
+        gt=0,
+        description="Rows per second that each client may have inferred before 429; a client is a key, or an address "
+        "where there are no keys.",
+    )
+    client_burst: float | None = Field(
+        None, ge=1, description="Rows a client may have inferred at once; without it those of one second."
+    )
+
     # HTTP
     served_hosts: str = Field(
         "",

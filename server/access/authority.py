@@ -100,10 +100,13 @@ class Authority:
             raise Unauthorized("header authorization: the API key or token is not known, or has expired")
         return Caller(key, self.mode)
 
-    def check(self, authorization: str, scope: Scope, model: str) -> None:
-        """Raise Unauthorized or Forbidden unless whoever shows this header may do this."""
-        if self.mode is not Mode.OPEN:
-            self.caller(authorization).check(scope, model)
+    def check(self, authorization: str, scope: Scope, model: str) -> str:
+        """Return the id of the key in this header, empty where none is needed; raises Unauthorized or Forbidden."""
+        if self.mode is Mode.OPEN:
+            return ""
+        caller = self.caller(authorization)
+        caller.check(scope, model)
+        return caller.key.id if caller.key else ""
 
     async def watch(self, interval: float) -> None:
         """Take over changes of the file every ``interval`` seconds; a broken one changes nothing."""

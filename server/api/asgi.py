@@ -46,11 +46,17 @@ class InferEndpoint:
         except ClientLeft:
             return
         answered = asyncio.Event()
-        call = self._service.call(head, lambda _: answered.set())
+        call = self._service.call(head, lambda _: answered.set(), client_address(scope))
         call.start(body)
         await _answered_or_left(call, answered, receive)
         if call.reply is not None:
             await _send(send, call.reply)
+
+
+def client_address(scope: Scope) -> str:
+    """Return where a request comes from, empty where the server cannot tell (a Unix socket)."""
+    client = scope.get("client")
+    return str(client[0]) if client else ""
 
 
 async def read_body(receive: Receive, limit: int) -> bytearray:

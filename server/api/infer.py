@@ -22,16 +22,17 @@ from server.types import Tensors
 class InferCall:
     """The state of one call. ``deliver(call)`` is called once, on the event loop, when ``reply`` is there."""
 
-    __slots__ = ("codec", "deliver", "entry", "head", "reply", "servable", "service", "wire")
+    __slots__ = ("address", "codec", "deliver", "entry", "head", "reply", "servable", "service", "wire")
 
     servable: Servable
     codec: Codec
     wire: Head
 
-    def __init__(self, service: InferService, head: CallHead, deliver: Deliver) -> None:
+    def __init__(self, service: InferService, head: CallHead, deliver: Deliver, address: str) -> None:
         self.service = service
         self.head = head
         self.deliver = deliver
+        self.address = address
         self.reply: Reply | None = None
         self.entry: Entry | None = None
 
@@ -59,9 +60,10 @@ class InferCall:
 
     def _submit(self, body: bytes | bytearray) -> None:
         head = self.head
-        self.servable = servable = self.service.plane.route(
-            head.model, head.version, key=head.sticky_key, authorization=head.authorization
+        self.servable, client = self.service.plane.route(
+            head.model, head.version, key=head.sticky_key, authorization=head.authorization, address=self.address
         )
+        servable = self.servable
         self.codec = codec_of(servable)
         if head.encoding:
             body = inflate(body, head.encoding, self.service.settings.max_inflated)
@@ -73,6 +75,7 @@ class InferCall:
         self._check_json(len(body) if head.json_bytes is None else head.json_bytes)
         self.wire, tensors = self.codec.decode(body, head.json_bytes)
         self.entry = Entry(tensors, self.wire.group, self._finish, deadline_of(self.wire), self.wire.priority)
+        self.entry.client = client
         self.service.plane.submit(servable, self.entry, head.traceparent)
 
     def _check_json(self, size: int) -> None:
@@ -153,6 +156,6 @@ class InferService:
         """Raise Unauthorized or Forbidden before a body is received for nothing."""
         self.plane.authority.check(head.authorization, Scope.INFER, head.model)
 
-    def call(self, head: CallHead, deliver: Deliver) -> InferCall:
-        """Begin a call; hand it the whole body with :meth:`InferCall.start`."""
-        return InferCall(self, head, deliver)
+    def call(self, head: CallHead, deliver: Deliver, address: str) -> InferCall:
+        """Begin a call from this address; hand it the whole body with :meth:`InferCall.start`."""
+        return InferCall(self, head, deliver, address)

@@ -383,7 +383,7 @@ class LatheProtocol(HttpToolsProtocol):
     # turns are taken
 
     def _open(self, head: CallHead) -> InferCall:
-        call = self.hub.infer.call(head, self._deliver)
+        call = self.hub.infer.call(head, self._deliver, self.client[0] if self.client else "")
         self.turns.append(call)
         return call
 

@@ -43,4 +43,6 @@ def split(whole: Entry, max_rows: int, cancel: Callable[[Entry], None]) -> Itera
     for index, start in enumerate(starts):
         end = min(start + max_rows, rows)
         inputs = {name: array[start:end] for name, array in whole.inputs.items()}
-        yield Entry(inputs, Group(end - start, key), partial(join.take, index), whole.deadline, whole.priority)
+        part = Entry(inputs, Group(end - start, key), partial(join.take, index), whole.deadline, whole.priority)
+        part.client = whole.client
+        yield part

@@ -32,6 +32,7 @@ class StepEntry(Entry):
 
     def __init__(self, step: str, servable: Servable, inputs: Tensors, group: Group, done: Done, whole: Entry) -> None:
         super().__init__(inputs, group, done, whole.deadline, whole.priority)
+        self.client = whole.client
         self.step = step
         self.ref: ModelRef = servable.ref
         self.ended: float | None = None  # monotonic seconds

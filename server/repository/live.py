@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
+from server.access.quotas import Quotas
 from server.canary.guard import Verdict
 from server.canary.plan import CanaryPlan
 from server.canary.traffic import Trial
@@ -46,6 +47,7 @@ class LiveModel:
     untaken: set[int] = field(default_factory=set)  # hand-copied folders the repository has not taken note of
     config: ModelConfig = field(default_factory=ModelConfig)
     config_error: str = ""  # why the file beside the model is not followed; the configuration before it is
+    quotas: Quotas | None = None  # of each client, over all versions
     unloaded: bool = False  # by request, until a load request
     trial: Trial | None = None  # of a candidate, while both versions are in memory
     decided: TrialDecided | None = None  # told when a trial comes to a verdict
@@ -82,6 +84,9 @@ class LiveModel:
 
     def configure(self, config: ModelConfig) -> None:
         """Follow a configuration from now on."""
+        quota = config.client_quota.quota
+        if quota != (self.quotas.quota if self.quotas else None):
+            self.quotas = Quotas(quota) if quota else None
         self.config, self.config_error = config, ""
         for servable in self.loaded.values():
             self.adjust(servable)
@@ -95,6 +100,7 @@ class LiveModel:
             self.config_error = f"{CONFIG}: padding: version {servable.ref.version}: {problem}"
             padding = None
         servable.padding = padding
+        servable.quotas = self.quotas
 
     @contextmanager
     def pin(self, version: int) -> Iterator[None]:

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from server.access.quotas import Quota
 from server.batching.padding import Padding
 from server.batching.policy import BatchPolicy
 from server.repository.artifacts import BuildOptions
@@ -53,6 +54,22 @@ class QueuePolicy(_Section):
     max_queue_bytes: int | None = Field(
         default=None, ge=1, description="Bytes of input; else the server's `queue_bytes`."
     )
+
+
+class ClientQuota(_Section):
+    """What each client may ask of this model, beside the server's `client_rate`."""
+
+    rate: float | None = Field(
+        default=None, gt=0, strict=False, description="Rows per second for each client before 429."
+    )
+    burst: float | None = Field(
+        default=None, ge=1, strict=False, description="Rows at once; without it those of one second."
+    )
+
+    @property
+    def quota(self) -> Quota | None:
+        """The quota, if there is one."""
+        return None if self.rate is None else Quota(self.rate, self.burst or max(1.0, self.rate))
 
 
 class ResponseCaching(_Section):
@@ -140,6 +157,7 @@ class ModelConfig(_Section):
     )
     dynamic_batching: DynamicBatching = DynamicBatching()
     queue: QueuePolicy = QueuePolicy()
+    client_quota: ClientQuota = ClientQuota()
     response_cache: ResponseCaching = ResponseCaching()
     padding: PaddingRules = PaddingRules()
     version_policy: VersionPolicy = VersionPolicy()

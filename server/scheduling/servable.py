@@ -6,6 +6,7 @@ import asyncio
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
+from server.access.quotas import Quotas
 from server.backends.base import LoadedModel
 from server.batching.admission import Admission
 from server.batching.batcher import Batcher
@@ -56,6 +57,7 @@ class Servable:
         self.wire: Codec | None = None  # made by the wire layer on first use
         self.cache: ResponseCache | None = None
         self.padding: Padding | None = None
+        self.quotas: Quotas | None = None  # of each client, for this model
 
     def submit(self, entry: Entry) -> None:
         """Queue a request, or answer it soon from the cache; raises Overloaded or DeadlineExceeded at the door.
@@ -64,9 +66,18 @@ class Servable:
         """
         if self.cache is not None and self._answer_from(self.cache, entry):
             return
+        self.prepare(entry)
+        self.batcher.submit(entry)
+
+    def prepare(self, entry: Entry) -> None:
+        """Make a request ready for the queue; raises BadRequest."""
         if self.padding is not None:
             self.padding.apply(entry, self.signature)
-        self.batcher.submit(entry)
+
+    def charge(self, entry: Entry) -> None:
+        """Count a request against what its client may ask of this model; raises QuotaExceeded."""
+        if self.quotas is not None:
+            self.quotas.take(entry.client, entry.rows, monotonic())
 
     def cancel(self, entry: Entry) -> None:
         """The request's caller left."""

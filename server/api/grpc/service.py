@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import Any, TypeAlias
+from urllib.parse import unquote
 
 from google.protobuf.json_format import ParseDict
 
@@ -37,6 +38,9 @@ class Parts:
     book: StatsBook
     control: RepositoryControl
     logs: LogSettings
+
+
+_PEER = ":peer"  # no caller's own metadata: those begin with a letter
 
 
 class InferenceService:
@@ -68,13 +72,14 @@ class InferenceService:
 
     async def _infer(self, request: Message, metadata: Metadata, deadline: float | None = None) -> Message:
         key, authorization = metadata.get(STICKY_KEY, ""), metadata.get("authorization", "")
-        servable = self._plane.route(request.model_name, request.model_version, key=key, authorization=authorization)
+        name, version, address = request.model_name, request.model_version, metadata.get(_PEER, "")
+        servable, client = self._plane.route(name, version, key=key, authorization=authorization, address=address)
         codec = codec_of(servable)
         head, inputs = tensors.decode(codec, request)
         wanted = [at for at in (deadline, deadline_of(head)) if at is not None]
         deadline = min(wanted, default=None)
         trace = metadata.get("traceparent", "")
-        outputs = await self._plane.execute(servable, inputs, head.group, deadline, head.priority, trace)
+        outputs = await self._plane.execute(servable, inputs, head.group, deadline, head.priority, trace, client)
         return tensors.encode(codec, head, outputs)
 
     # the server and its models
@@ -152,8 +157,14 @@ class InferenceService:
 
 
 def _metadata(context: Any) -> Metadata:
-    """What headers are over HTTP."""
-    return dict(context.invocation_metadata() or ())
+    """What headers are over HTTP, and the caller's address."""
+    return {**dict(context.invocation_metadata() or ()), _PEER: _address(context.peer())}
+
+
+def _address(peer: str) -> str:
+    """Return the address in gRPC's "ipv4:127.0.0.1:53412" or "ipv6:%5B::1%5D:53412"."""
+    kind, _, rest = unquote(peer).partition(":")
+    return rest.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""
 
 
 class _Stream:

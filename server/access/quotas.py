@@ -1,0 +1,52 @@
+"""How much each client may ask for: a token bucket per client, kept as one number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from server.errors import QuotaExceeded
+
+_MANY = 4096  # clients remembered before those with nothing used are forgotten
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """``rate`` rows per second for each client, and up to ``burst`` at once."""
+
+    rate: float
+    burst: float
+
+
+class Quotas:
+    """The buckets of all clients under one quota, by the generic cell rate algorithm (ITU-T I.371).
+
+    Of each client only the time is kept at which its bucket will be full again.
+    """
+
+    def __init__(self, quota: Quota) -> None:
+        self.quota = quota
+        self._full_at: dict[str, float] = {}
+        self._sweep_at = _MANY
+
+    def take(self, client: str, rows: int, now: float) -> None:
+        """Take rows out of a client's bucket (``now`` in monotonic seconds).
+
+        Raises QuotaExceeded with the time after which they will be in it. More than a bucket holds is let in when it is
+        full, so that no request is refused for ever.
+        """
+        rate, burst = self.quota.rate, self.quota.burst
+        full_at = max(self._full_at.get(client, 0.0), now)
+        after = full_at + rows / rate
+        wait = min(after - burst / rate, full_at) - now
+        if wait > 0:
+            raise QuotaExceeded(
+                f"the quota of {rate:g} rows per second and client, {burst:g} at once, is used up", retry_after=wait
+            )
+        self._full_at[client] = after
+        if len(self._full_at) > self._sweep_at:
+            self._sweep(now)
+
+    def _sweep(self, now: float) -> None:
+        """Forget whose buckets are full; seldom enough to cost each request next to nothing."""
+        self._full_at = {client: at for client, at in self._full_at.items() if at > now}
+        self._sweep_at = max(_MANY, 2 * len(self._full_at))

@@ -1,0 +1,148 @@
+"""Quotas: how much each client gets, and what the others notice of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+
+from server.access.authority import Authority
+from server.access.quotas import Quota, Quotas
+from server.access.scopes import Scope
+from server.dataplane import DataPlane
+from server.errors import QuotaExceeded
+from tests.server.access.test_access import call, new_key
+from tests.server.api.service import service
+from tests.server.data.fakes import doubler
+from tests.server.data.running import rows, serving
+from tests.server.grpc.wire import grpc_serving, tensor
+from tests.server.repository.world import run, toy, world
+
+BODY = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
+
+
+def granted(quotas: Quotas, client: str, times: list[float], count: int = 1) -> int:
+    given = 0
+    for now in times:
+        try:
+            quotas.take(client, count, now)
+        except QuotaExceeded:
+            continue
+        given += 1
+    return given
+
+
+def test_a_client_gets_its_burst_and_then_its_rate() -> None:
+    quotas = Quotas(Quota(rate=10, burst=5))
+    assert granted(quotas, "a", [0.0] * 20) == 5
+    assert granted(quotas, "a", [step / 100 for step in range(1, 1001)]) in (99, 100)  # 10 s at 100 requests/s
+    assert granted(quotas, "b", [10.0] * 20) == 5  # another's bucket is full
+    assert granted(quotas, "a", [100.0] * 20) == 5  # no more than full after a long pause
+
+
+def test_the_time_to_come_back_is_the_right_one() -> None:
+    quotas = Quotas(Quota(rate=2, burst=4))
+    quotas.take("a", 4, 100.0)
+    with pytest.raises(QuotaExceeded, match="2 rows per second and client, 4 at once") as raised:
+        quotas.take("a", 3, 100.0)
+    assert raised.value.retry_after == pytest.approx(1.5)
+    with pytest.raises(QuotaExceeded):
+        quotas.take("a", 3, 101.49)
+    quotas.take("a", 3, 101.51)
+
+
+def test_more_than_a_bucket_holds_is_let_in_when_it_is_full_and_paid_for_after() -> None:
+    quotas = Quotas(Quota(rate=10, burst=5))
+    quotas.take("a", 100, 0.0)
+    with pytest.raises(QuotaExceeded) as raised:
+        quotas.take("a", 1, 1.0)
+    assert raised.value.retry_after == pytest.approx(8.6)
+    with pytest.raises(QuotaExceeded) as raised:
+        quotas.take("a", 100, 1.0)
+    assert raised.value.retry_after == pytest.approx(9.0)
+
+
+def test_forgotten_clients_are_those_whose_buckets_are_full() -> None:
+    quotas = Quotas(Quota(rate=1, burst=1))
+    for number in range(20_000):
+        quotas.take(f"c{number}", 1, number / 100)
+    assert len(quotas._full_at) < 9_000
+    with pytest.raises(QuotaExceeded):
+        quotas.take("c19999", 1, 199.99)
+
+
+@pytest.mark.parametrize("transport", ["direct", "asgi"])
+def test_beyond_it_the_answer_is_429_and_says_when_to_come_back(transport: str) -> None:
+    with serving({"m": doubler()}, transport, client_rate=0.5, client_burst=3) as running:
+        answers = [running.infer("m", BODY) for _ in range(4)]
+        assert [answer.status for answer in answers] == [200, 200, 200, 429]
+        assert answers[3].headers["retry-after"] == "2"
+        assert "0.5 rows per second and client" in answers[3].error
+        metrics = running.ask("GET", "/metrics").body.decode()
+        assert 'nv_inference_request_failure{model="m",version="1",reason="quota_exceeded"} 1' in metrics
+
+
+def test_a_request_costs_its_rows() -> None:
+    with serving({"m": doubler()}, client_rate=0.5, client_burst=8) as running:
+        x = {"inputs": [{"name": "x", "shape": [7, 4], "datatype": "FP32", "data": rows(7).tolist()}]}
+        assert [running.infer("m", x).status, running.infer("m", BODY).status] == [200, 200]
+        assert running.infer("m", BODY).status == 429
+
+
+def test_over_grpc_it_is_the_same_bucket() -> None:
+    with grpc_serving({"m": doubler()}, client_rate=0.5, client_burst=2) as (running, address):
+        assert running.infer("m", BODY).status == 200
+        with triton.InferenceServerClient(address) as client:
+            client.infer("m", [tensor("x", rows(1), "FP32")])
+            with pytest.raises(triton.InferenceServerException) as raised:
+                client.infer("m", [tensor("x", rows(1), "FP32")])
+            assert raised.value.status() == str(grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+
+def test_each_key_has_its_own(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    admin, first, second = (new_key(keys, Scope) for _ in range(3))
+    with service(tmp_path / "repo", keys_file=keys, client_rate=0.5, client_burst=2) as running:
+        assert call(running, "POST", "/api/v1/models/m/versions", admin, content=toy(2.0)).status_code == 201
+        statuses = [
+            call(running, "POST", "/v2/models/m/infer", key, json=BODY).status_code
+            for key in (first, first, first, second)
+        ]
+        assert statuses == [200, 200, 429, 200]
+
+
+def test_a_models_owner_limits_each_of_its_clients(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(2.0))
+            (tmp_path / "m" / "config.toml").write_text("[client_quota]\nrate = 0.5\nburst = 2")
+            await w.watcher.poll()
+            await w.push(toy(3.0))  # a new version, the same bucket
+            plane = DataPlane(w.registry, Authority("127.0.0.1", None))
+            x = {"x": np.ones((1, 4), np.float32)}
+
+            async def ask(client: str, version: str) -> None:
+                servable = w.registry.resolve("m", version)
+                await plane.execute(servable, x, servable.signature.group_of(x), None, client=client)
+
+            await ask("a", "1")
+            await ask("a", "2")
+            with pytest.raises(QuotaExceeded):
+                await ask("a", "1")
+            await ask("b", "1")
+            for _ in range(10):
+                await ask("", "1")  # the server's own
+
+    run(scenario())
+
+
+def test_who_is_refused_takes_no_place_in_the_queue() -> None:
+    model = doubler()
+    with serving({"m": model}, client_rate=0.1, client_burst=1) as running:
+        for _ in range(5):
+            running.infer("m", BODY)
+        assert sum(model.batches) == 1
+        assert running.registry.resolve("m").in_flight == 0

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from server.repository.modelconfig import ModelConfig
 from server.settings import Settings
 from tools import make_coverage, make_walkthrough
+from tools.recipe_docs import RECIPES, recipes
 
 CONFIGURATION = Path("docs/configuration.md")
 
@@ -80,6 +81,7 @@ def shown(default: Any) -> str:
 
 def main() -> None:
     CONFIGURATION.write_text(configuration())
+    RECIPES.write_text(recipes())
     make_coverage.main()
     make_walkthrough.main()
 

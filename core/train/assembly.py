@@ -132,6 +132,7 @@ def _learner(recipe: Recipe, model: Graph, loss: Loss, rows: Rows, means: Means)
         trainable=_trainable(getattr(recipe.model, "trainable", ("*",))),
         seed=recipe.seed,
         precision=recipe.precision,
+        memory=recipe.memory,
         threads=means.threads,
         cache_dir=means.cache_dir,
     )

@@ -35,30 +35,30 @@ _OPTIMIZER = {
 }
 
 LOSSES: dict[str, type[Part]] = {
-    kind: part(kind, target, _LOSS)
-    for kind, target in {
-        "cross_entropy": losses.CrossEntropy,
-        "nll": losses.NegativeLogLikelihood,
-        "mse": losses.MeanSquaredError,
-        "l1": losses.MeanAbsoluteError,
-        "huber": losses.Huber,
-        "bce": losses.BinaryCrossEntropy,
-        "kl": losses.KullbackLeibler,
-    }.items()
+    kind: part(kind, target, meaning, _LOSS)
+    for kind, target, meaning in (
+        ("cross_entropy", losses.CrossEntropy, "Of logits, for classes."),
+        ("nll", losses.NegativeLogLikelihood, "Of log-probabilities, for classes."),
+        ("mse", losses.MeanSquaredError, "The mean squared error."),
+        ("l1", losses.MeanAbsoluteError, "The mean distance."),
+        ("huber", losses.Huber, "Squared for small distances, linear for large ones."),
+        ("bce", losses.BinaryCrossEntropy, "Of logits, for probabilities: yes or no, each for itself."),
+        ("kl", losses.KullbackLeibler, "Kullback and Leibler's divergence, of log-probabilities, for probabilities."),
+    )
 }
 
 OPTIMIZERS: dict[str, type[Part]] = {
-    kind: part(kind, target, _OPTIMIZER, leave=("decoupled",))
-    for kind, target in {
-        "sgd": optimizers.SGD,
-        "adagrad": optimizers.Adagrad,
-        "adadelta": optimizers.Adadelta,
-        "rmsprop": optimizers.RMSprop,
-        "adam": optimizers.Adam,
-        "adamw": optimizers.AdamW,
-        "adamax": optimizers.AdaMax,
-        "nadam": optimizers.NAdam,
-    }.items()
+    kind: part(kind, target, meaning, _OPTIMIZER, leave=("decoupled",))
+    for kind, target, meaning in (
+        ("sgd", optimizers.SGD, "Along the gradient, with momentum or Nesterov's if asked."),
+        ("adagrad", optimizers.Adagrad, "By the sum of all squared gradients so far."),
+        ("adadelta", optimizers.Adadelta, "By mean squares of gradients and moves."),
+        ("rmsprop", optimizers.RMSprop, "By the mean square of the gradient."),
+        ("adam", optimizers.Adam, "By mean and mean square of the gradient."),
+        ("adamw", optimizers.AdamW, "Adam whose decay of weights does not pass through its means."),
+        ("adamax", optimizers.AdaMax, "Adam by the greatest gradient instead of the mean square."),
+        ("nadam", optimizers.NAdam, "Adam with Nesterov's momentum."),
+    )
 }
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ else:
 class Span(Section):
     """A part of the training: so many epochs, or so many updates."""
 
-    epochs: float | None = Field(default=None, gt=0, description="Epochs; parts of one are fine.")
+    epochs: float | None = Field(default=None, gt=0, description="Epochs or parts of one.")
     updates: int | None = Field(default=None, ge=1, description="Updates of the weights.")
 
     @model_validator(mode="after")

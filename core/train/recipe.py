@@ -140,6 +140,9 @@ class Recipe(Section):
     precision: Literal["float32", "bfloat16"] = Field(
         default="float32", description="What products multiply while training; weights and sums are float32 either way."
     )
+    memory: int | None = Field(
+        default=None, ge=1, description="Bytes for what a step computes; what finds no room is computed again."
+    )
     keep: Literal["best", "last"] = Field(
         default="best", description="Which epoch's weights become the result; the last's where nothing is validated."
     )

@@ -26,10 +26,12 @@ class Part(Section):
         return self.target(**given, **others)
 
 
-def part(kind: str, target: type[Any], settings: Mapping[str, Any], leave: tuple[str, ...] = ()) -> type[Part]:
+def part(
+    kind: str, target: type[Any], meaning: str, settings: Mapping[str, Any], leave: tuple[str, ...] = ()
+) -> type[Part]:
     """The table of a dataclass: `settings` describes its fields, `leave` are those that recipes do not say."""
     hints = get_type_hints(target)
-    found: dict[str, Any] = {"kind": (Literal[kind], Field(description=_first_sentence(target)))}
+    found: dict[str, Any] = {"kind": (Literal[kind], Field(description=meaning))}
     for field in fields(target):
         if field.name not in leave:
             default = ... if field.default is MISSING else field.default
@@ -42,8 +44,3 @@ def part(kind: str, target: type[Any], settings: Mapping[str, Any], leave: tuple
 def either(*parts: type[Part]) -> Any:
     """The type of a table that is one of these, as its `kind` says."""
     return Annotated[Union[parts], Field(discriminator="kind")]  # noqa: UP007 (made when it runs)
-
-
-def _first_sentence(target: type[Any]) -> str:
-    text = " ".join((target.__doc__ or "").split())
-    return target.__name__ if text.startswith(target.__name__ + "(") else text.partition(". ")[0].rstrip(".") + "."

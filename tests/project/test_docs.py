@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from core.train.recipe import from_toml
 from server.settings import Settings
 from tools.make_docs import CONFIGURATION, configuration
 from tools.make_walkthrough import WALKTHROUGH, walkthrough
+from tools.recipe_docs import RECIPES, recipes
 
 PAGES = sorted(
     str(path.relative_to(Path(__file__).parents[2]))
@@ -24,6 +26,18 @@ def test_every_setting_is_documented_as_it_is(project: Path) -> None:
 
 def test_the_walkthrough_shows_what_the_compiler_does(project: Path) -> None:
     assert (project / WALKTHROUGH).read_text() == walkthrough(), "run `make docs`"
+
+
+def test_every_key_of_recipes_is_documented_as_it_is(project: Path) -> None:
+    assert (project / RECIPES).read_text() == recipes(), "run `make docs`"
+
+
+@pytest.mark.parametrize("page", ["docs/training.md", "docs/recipes.md"])
+def test_recipes_in_pages_read(project: Path, page: str) -> None:
+    found = re.findall(r"^```toml\n(.*?)^```", (project / page).read_text(), re.DOTALL | re.MULTILINE)
+    assert found
+    for text in found:
+        from_toml(text.encode())
 
 
 @pytest.mark.parametrize("name", Settings.model_fields)

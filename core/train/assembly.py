@@ -15,6 +15,7 @@ from core.train import losses
 from core.train.data import Column, Dataset, Examples, Loader, Rows, Split, plan, taking
 from core.train.data.preprocess import SCOPE
 from core.train.evaluation import Evaluation
+from core.train.heads import with_head
 from core.train.joint import NO_CLIP, TARGET, Clip, Trainable, is_weight
 from core.train.losses import Loss
 from core.train.parent import Parent
@@ -90,24 +91,34 @@ def _given(recipe: Recipe, parent: Parent | None) -> Parent | None:
         return None
     if parent is None:
         raise RecipeError("model: goes on from a model, and none was given")
-    return parent
+    return Parent(parent.model) if _gets_head(recipe) else parent  # whose classes are forgotten
+
+
+def _gets_head(recipe: Recipe) -> bool:
+    return isinstance(recipe.model, ParentModel) and recipe.model.head == "replace"
 
 
 def _model(recipe: Recipe, examples: Examples, rows: Rows, parent: Parent | None) -> Graph:
     """What will be served, with its first weights: preprocessing, and what learns behind it."""
     given = _given(recipe, parent)
-    if given is not None and not recipe.preprocess:
-        return given.model
+    model = given.model if given is not None else None
+    if model is not None and _gets_head(recipe):
+        model = with_head(model, _outputs(examples), recipe.seed)
+    if model is not None and not recipe.preprocess:
+        return model
     ready = plan(recipe.preprocess, examples, rows)
-    model = given.model if given is not None else _architecture(recipe, examples, ready.rows)
-    return ready.write(model)
+    return ready.write(model if model is not None else _architecture(recipe, examples, ready.rows))
 
 
 def _architecture(recipe: Recipe, examples: Examples, rows: dict[str, Column]) -> Graph:
     assert isinstance(recipe.model, Settings)
-    classes = examples.classes
-    outputs = len(classes) if classes else prod(examples.target.shape)
-    return architecture(recipe.model, rows, outputs, output="logits" if classes else "y", seed=recipe.seed)
+    name = "logits" if examples.classes else "y"
+    return architecture(recipe.model, rows, _outputs(examples), output=name, seed=recipe.seed)
+
+
+def _outputs(examples: Examples) -> int:
+    """How many numbers a model has to answer."""
+    return len(examples.classes) if examples.classes else prod(examples.target.shape)
 
 
 def _loss(recipe: Recipe, examples: Examples) -> Loss:
@@ -129,7 +140,7 @@ def _learner(recipe: Recipe, model: Graph, loss: Loss, rows: Rows, means: Means)
         clip=Clip(recipe.clip.norm, recipe.clip.value) if recipe.clip else NO_CLIP,
         accumulate=recipe.accumulate,
         average=recipe.average,
-        trainable=_trainable(getattr(recipe.model, "trainable", ("*",))),
+        trainable=_trainable(model, getattr(recipe.model, "trainable", ("*",))),
         seed=recipe.seed,
         precision=recipe.precision,
         memory=recipe.memory,
@@ -138,7 +149,13 @@ def _learner(recipe: Recipe, model: Graph, loss: Loss, rows: Rows, means: Means)
     )
 
 
-def _trainable(patterns: Sequence[str]) -> Trainable:
+def _trainable(model: Graph, patterns: Sequence[str]) -> Trainable:
+    """Which weights learn: those that a pattern names. RecipeError for a pattern that names none."""
+    weights = [value.name for value, array in model.constants.items() if is_weight(value.name, array)]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in weights):
+            raise RecipeError(f"model.trainable: {pattern!r} names none of the weights {', '.join(weights[:40])}")
+
     def learns(name: str, array: Array) -> bool:
         chosen = any(fnmatchcase(name, pattern) for pattern in patterns)
         return chosen and is_weight(name, array) and not name.startswith(SCOPE)

@@ -73,6 +73,9 @@ class ParentModel(Section):
 
     parent: Literal[True] = Field(description="Go on from the job's model.")
     trainable: Names = Field(default=("*",), description="Patterns of the names of weights that learn (`*`, `?`).")
+    head: Literal["keep", "replace"] = Field(
+        default="keep", description="`replace`: a new last layer, for other classes or numbers than the model tells."
+    )
 
 
 def _which(model: object) -> str | None:
@@ -141,7 +144,9 @@ class Recipe(Section):
         default="float32", description="What products multiply while training; weights and sums are float32 either way."
     )
     memory: int | None = Field(
-        default=None, ge=1, description="Bytes for what a step computes; what finds no room is computed again."
+        default=None,
+        ge=1,
+        description="Bytes for what a step computes; what finds no room is computed again.",
     )
     keep: Literal["best", "last"] = Field(
         default="best", description="Which epoch's weights become the result; the last's where nothing is validated."

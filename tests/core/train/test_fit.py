@@ -209,8 +209,8 @@ def test_an_onnx_model_goes_on_learning(tmp_path: Path, data: Path) -> None:
         (
             {"model": {"parent": True, "trainable": ["q*"]}},
             Parent(perceptron(2, 4)),
-            ModelError,
-            "no parameters to train",
+            RecipeError,
+            r"'q\*' names none of the weights w1, b1, w2, b2",
         ),
     ],
 )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import csv
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
@@ -26,6 +27,7 @@ _MOST_COLUMNS = 1 << 16
 _TEXT_OVERHEAD = 64  # bytes that a piece of text takes besides its characters
 _DELIMITERS = ",;\t"
 _MISSING = ("", "NA", "N/A", "null", "NULL", "None")
+_TOO_LONG = "a line is longer than {} bytes, or quotation marks are not closed"
 _WHOLE, _NUMBER, _TEXT = range(3)  # what a column holds; every kind can hold what those before it can
 
 
@@ -115,7 +117,7 @@ class _Csv:
 
     def line_of(self, row: int) -> int:
         """The line of a row, counted from 1."""
-        return self._lines([row])[row]
+        return self._lines([row]).get(row, row + 1)
 
     def _read_numbers(self) -> dict[str, Values]:
         """All columns of numbers."""
@@ -148,7 +150,7 @@ class _Csv:
             faults.append(row)
             return "error"
 
-        parse = pa.csv.ParseOptions(delimiter=self.delimiter, invalid_row_handler=refuse)
+        parse = pa.csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True, invalid_row_handler=refuse)
         options = pa.csv.ReadOptions(
             column_names=self.names, skip_rows=int(self.has_header), block_size=_BLOCK, use_threads=False
         )
@@ -165,10 +167,10 @@ class _Csv:
         if faults:
             fault = faults[0]
             message = f"{fault.actual_columns} fields, expected {fault.expected_columns}: {fault.text[:60]!r}"
-            line = None if fault.number is None else self._lines([fault.number - 1 - self.has_header]).popitem()[1]
-            return self.file.given.error(message, line=line)
+            row = (fault.number or 0) - 1 - self.has_header
+            return self.file.given.error(message, line=self._lines([row]).get(row))
         if "straddl" in str(error):
-            return self.file.given.error(f"a line is longer than {_BLOCK} bytes, or quotation marks are not closed")
+            return self.file.given.error(_TOO_LONG.format(_BLOCK))
         return self.file.given.error(f"cannot be read: {error}")
 
     def _notes(self) -> list[str]:
@@ -177,12 +179,12 @@ class _Csv:
         lines = self._lines([row for row in rows if row is not None])
         notes = []
         for seen, row in zip(self._seen.values(), rows, strict=True):
-            where = "" if row is None else f"line {lines[row]}"
+            where = "" if row is None else f"line {lines.get(row, row + 1)}"
             notes.append(f"{where}: {seen.text[1][:40]!r} is no number" if seen.text else where and f"{where} is empty")
         return notes
 
     def _lines(self, rows: Sequence[int]) -> dict[int, int]:
-        """Lines of rows: blank ones do not count as rows."""
+        """Lines of rows, as far as lines end in a line feed: blank ones do not count as rows."""
         wanted = {row + self.has_header for row in rows}
         found = dict[int, int]()
         with self.file.stream() as stream:
@@ -210,30 +212,21 @@ def _header(file: TableFile) -> tuple[list[str], bool, str]:
         with file.stream() as stream:
             first = next((line for line in _short_lines(stream) if line.strip(b"\r\n")), b"")
         line = first.decode("utf-8-sig").rstrip("\r\n")
+        if not line or len(first) >= _BLOCK:
+            raise file.given.error(_TOO_LONG.format(_BLOCK) if line else "is empty")
+        delimiter = max(_DELIMITERS, key=line.count)
+        fields = [field.strip() for field in next(csv.reader([line], delimiter=delimiter))]
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
         raise file.given.error(f"cannot be read: {error}") from None
-    if not line or len(first) >= _BLOCK:
-        raise file.given.error(f"a line is longer than {_BLOCK} bytes" if line else "is empty")
-    delimiter = max(_DELIMITERS, key=line.count)
-    fields = [field.strip() for field in next(csv.reader([line], delimiter=delimiter))]
     if len(fields) > _MOST_COLUMNS:
         raise file.given.error(f"{len(fields)} columns, at most {_MOST_COLUMNS}")
     counted = fields == [str(i) for i in range(len(fields))]
     header = counted or not any(map(_is_number, fields))
-    names = [field or f"column{i}" for i, field in enumerate(fields)] if header else _unnamed(len(fields))
-    twice = _repeated(names)
-    if twice is not None:
-        raise file.given.error(f"two columns are called '{twice}'", line=1)
+    names = [(header and field) or f"column{i}" for i, field in enumerate(fields)]
+    ((commonest, count),) = Counter(names).most_common(1)
+    if count > 1:
+        raise file.given.error(f"{count} columns are called '{commonest}'", line=1)
     return names, header, delimiter
-
-
-def _unnamed(count: int) -> list[str]:
-    return [f"column{i}" for i in range(count)]
-
-
-def _repeated(names: Iterable[str]) -> str | None:
-    seen = set[str]()
-    return next((name for name in names if name in seen or seen.add(name)), None)  # type: ignore[func-returns-value]
 
 
 def _is_number(text: str) -> bool:
@@ -260,8 +253,7 @@ def _trimmed(values: Any) -> Any:
 
 
 def _first_text(values: Any, start: int) -> tuple[int, str]:
-    """Row and value of the first string that is no number."""
-    for row, value in enumerate(values.to_pylist(), start):
-        if value is not None and _cast(values.slice(row - start, 1), _NUMBER) is None:
-            return row, value
-    raise AssertionError("every value is a number")
+    """Row and value of the first string that is no number, of strings among which there is one."""
+    texts = ((row, text) for row, text in enumerate(values.to_pylist()) if text is not None)
+    row, text = next((row, text) for row, text in texts if _cast(values.slice(row, 1), _NUMBER) is None)
+    return start + row, text

@@ -196,6 +196,10 @@ class Dataset:
         line = self.line_of(row) if self.line_of and row is not None else None
         return DataError(message, file=self.name, column=column, row=row, line=line)
 
+    def place(self, row: int) -> str:
+        """What people call a row: its line, or its number."""
+        return f"line {self.line_of(row)}" if self.line_of else f"row {row}"
+
     def take(self, rows: Rows, columns: Iterable[str] | None = None) -> dict[str, Values]:
         """The given rows of all columns, or of some. DataError for a value that cannot be read."""
         names = list(self.sources if columns is None else columns)

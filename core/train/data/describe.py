@@ -55,16 +55,15 @@ def _column(column: Column) -> dict[str, Any]:
 
 def _problems(dataset: Dataset, column: Column) -> list[str]:
     """Numbers that are none. Reading every value also finds what cannot be read."""
-    count, first = 0, ""
+    count, first = 0, 0
     for rows, values in _pieces(dataset, column):
         odd = _odd(column, values)
-        if odd.any() and not count:
-            first = str(dataset.error("", row=int(rows[odd.argmax()]))).removeprefix(f"{dataset.name}: ").rstrip(": ")
+        first = first if count or not odd.any() else int(rows[odd.argmax()])
         count += int(odd.sum())
-    what = "numbers" if column.is_number else "texts"
-    return (
-        [f"column '{column.name}': {count} rows have missing or infinite {what}, {first} is the first"] if count else []
-    )
+    if not count:
+        return []
+    what = "missing or infinite numbers" if column.is_number else "missing texts"
+    return [f"column '{column.name}': {count} rows have {what}, {dataset.place(first)} is the first"]
 
 
 def _pieces(dataset: Dataset, column: Column) -> Iterator[tuple[Rows, Values]]:

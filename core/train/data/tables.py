@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import IO, TypeAlias
 
 from core.train.data.dataset import Dataset, Joined, joined
@@ -66,7 +66,7 @@ def open_tables(given: Given, read: Reader) -> Dataset:
     for name in members.names:
         if _format(name):
             file = replace(given, name=f"{given.name}/{name}")
-            table = TableFile(file, lambda name=name: members.open(name), members.path(name) is not None)  # type: ignore[misc]
+            table = TableFile(file, partial(members.open, name), members.path(name) is not None)
             parts.setdefault(_part(name), []).append(read(table))
     if not parts:
         raise given.error("holds no tables, expected files named .csv or .parquet")

@@ -68,7 +68,7 @@ def test_problems_are_listed(tmp_path: Path) -> None:
     found = describe(tmp_path / "data", name="t")
     assert found["problems"] == [
         "column 'a': 2 rows have missing or infinite numbers, line 3 is the first",
-        "column 'b': 1 rows have missing or infinite texts, line 4 is the first",
+        "column 'b': 1 rows have missing texts, line 4 is the first",
         "column 'y': class '2' has no rows",
     ]
     assert found["columns"][1] == {"name": "b", "dtype": "string", "shape": [], "note": "line 2: 'x' is no number"}

@@ -77,7 +77,7 @@ WRONG = {
     "missing": ("a,b\n1,2\n\n,3\n", r"flowers: line 4: column 'a': the number is missing or nan"),
     "no class": ("a,b\n1,u\n2,\n", r"flowers: line 3: column 'b': the class is missing"),
     "infinite": ("a,b\n1,2\ninf,3\n", r"flowers: line 3: column 'a': the number is inf"),
-    "twice": ("a,a\n1,2\n", r"flowers: line 1: two columns are called 'a'"),
+    "twice": ("a,a\n1,2\n", r"flowers: line 1: 2 columns are called 'a'"),
     "header only": ("a,b\n", r"flowers: there are no rows"),
     "no such": ("b,c\n1,2\n", r"flowers: column 'a': there is no such column, only 'b', 'c'"),
 }
@@ -103,6 +103,17 @@ def test_endless_lines_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         csv(tmp_path, "a,b\n1," + "2" * 5000 + "\n")
     with pytest.raises(DataError, match="a line is longer than 1000 bytes"):
         csv(tmp_path, "a" * 5000)
+
+
+def test_line_feeds_in_quotes_and_lone_carriage_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_file, "_BLOCK", 50)
+    quoted = csv(tmp_path, "a,b\n" + '1,"one\ntwo"\n' * 20 + '2,"x""y"\n')
+    assert quoted.take(np.array([19, 20]))["b"].tolist() == ["one\ntwo", 'x"y']
+    with pytest.raises(DataError, match="quotation marks are not closed"):
+        csv(tmp_path, 'a,b\n1,"one\n' + "2,two\n" * 20)
+    monkeypatch.undo()
+    with pytest.raises(DataError, match="flowers: cannot be read: new-line character"):
+        csv(tmp_path, "a,b\r1,2\r3,4\r")
 
 
 def test_gzip_and_parts(tmp_path: Path) -> None:

@@ -46,12 +46,12 @@ class Admin:
         return Admin(Target(url), model)
 
     async def metadata(self) -> dict[str, Any]:
-        answer = await self._call("GET", f"/v2/models/{quote(self.model, safe='')}")
+        answer = await self.call("GET", f"/v2/models/{quote(self.model, safe='')}")
         return dict(answer.result)
 
     async def batches(self) -> dict[int, int]:
         """Executions by batch size so far, over all versions."""
-        answer = await self._call("GET", f"/v2/models/{quote(self.model, safe='')}/stats")
+        answer = await self.call("GET", f"/v2/models/{quote(self.model, safe='')}/stats")
         counts: dict[int, int] = {}
         for version in answer.result["model_stats"]:
             for entry in version["batch_stats"]:
@@ -61,19 +61,20 @@ class Admin:
 
     async def upload(self, model: bytes) -> Timed:
         """Upload and promote; the version's number is in the result."""
-        return await self._call("POST", f"{self._path}/versions?promote=true&allow_signature_change=true", model)
+        return await self.call("POST", f"{self._path}/versions?promote=true&allow_signature_change=true", model)
 
     async def set_alias(self, version: int) -> Timed:
-        return await self._call("PUT", f"{self._path}/aliases/live", orjson.dumps({"version": version}))
+        return await self.call("PUT", f"{self._path}/aliases/live", orjson.dumps({"version": version}))
 
     async def rollback(self) -> Timed:
-        return await self._call("POST", f"{self._path}/rollback", b"{}")
+        return await self.call("POST", f"{self._path}/rollback", b"{}")
 
     @property
     def _path(self) -> str:
         return f"/api/v1/models/{quote(self.model, safe='')}"
 
-    async def _call(self, method: str, path: str, body: bytes = b"") -> Timed:
+    async def call(self, method: str, path: str, body: bytes = b"") -> Timed:
+        """Make any call; raises CallFailed when the server refuses it."""
         headers = {"Content-Type": "application/json"} if body[:1] == b"{" else {}
         started = time.monotonic()
         response = await self.target.ask(method, path, body, headers)

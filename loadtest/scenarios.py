@@ -5,6 +5,7 @@ from __future__ import annotations
 from loadtest import arrivals, zoo
 from loadtest.admin import Admin
 from loadtest.disturbed import loading, slow
+from loadtest.jobs import training
 from loadtest.openloop import capacity
 from loadtest.rollback import rollback
 from loadtest.scenario import Options, Report, Scenario, Traffic
@@ -70,4 +71,6 @@ async def overload(options: Options, report: Report) -> None:
     report.promise_no_failures()
 
 
-SCENARIOS: dict[str, Scenario] = {f.__name__: f for f in (steady, ramp, overload, rollback, soak, slow, loading, peak)}
+SCENARIOS: dict[str, Scenario] = {
+    f.__name__: f for f in (steady, ramp, overload, rollback, soak, slow, loading, training, peak)
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ class Jobs:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run jobs until left; then they write checkpoints and go back to the queue."""
+        await self.register.open(time.time())
         dispatching = asyncio.create_task(self._dispatch())
         try:
             yield

@@ -141,7 +141,6 @@ async def world(
     )
     jobs = build_jobs(config, Ports(data, Versions(), press), lambda: False, KINDS, allowance, fs)
     async with jobs.running():
-        await until(lambda: jobs.register.down is None or "yet" not in jobs.register.down)
         yield World(jobs, data, press)
     assert data.held == 0
 

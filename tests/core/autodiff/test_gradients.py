@@ -97,11 +97,11 @@ def test_symbolic_shapes_move() -> None:
     assert_gradients(graph_of(build, (n, 3, 4)), {"x0": real(2, 3, 4)})
 
 
-ELEMENTWISE_AND_PRODUCTS = [
-    case
-    for case in CASES
-    if registry.get(case.op).is_elementwise or case.op in ("MatMul", "Gemm", "Einsum", "Conv", "Softmax", "ReduceMean")
-]
+_TWICE = {
+    "MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose", "ConvWeightGradient", "Softmax", "LogSoftmax", "ReduceMean",
+    "ReduceSum", "LayerNormalization",
+}  # fmt: skip
+ELEMENTWISE_AND_PRODUCTS = [case for case in CASES if registry.get(case.op).is_elementwise or case.op in _TWICE]
 
 
 @pytest.mark.parametrize("case", ELEMENTWISE_AND_PRODUCTS, ids=lambda case: case.label)

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from core import nn
-from core.train.zoo.settings import ActivationName, Row, Settings, Share, Width, activation, image, image_first, refuse
+from core.train.zoo.settings import ActivationName, Entry, Row, Settings, Share, Width, activation, image, refuse
 
 _SMALLEST = 4  # pixels, of which pooling twice leaves one
 _LEAST = 6  # pixels that a second valid convolution needs, to leave one pooled window
@@ -29,7 +29,7 @@ class LeNet5(Settings):
             raise refuse("lenet5", f"images of at least {_SMALLEST} pixels each way", row)
         padding = 0 if min(sizes) // 2 >= _LEAST else 2
         layers = [
-            image_first(row.shape),
+            Entry(channels, *sizes),
             *self._block(channels, self.channels[0], 2),
             *self._block(*self.channels, padding),
             nn.Flatten(),

@@ -8,8 +8,17 @@ from typing import Literal
 from pydantic import Field
 
 from core import nn
-from core.ir.types import DType
-from core.train.zoo.settings import ActivationName, Row, Settings, Share, Width, activation, refuse
+from core.train.zoo.settings import (
+    ActivationName,
+    Entry,
+    Row,
+    Settings,
+    Share,
+    Width,
+    activation,
+    holds_numbers,
+    refuse,
+)
 
 
 class MLP(Settings):
@@ -22,10 +31,10 @@ class MLP(Settings):
     batch_norm: bool = Field(False, description="Whether each hidden layer's sums are normalized over the batch.")
 
     def module(self, row: Row, outputs: int) -> nn.Module:
-        if row.dtype is not DType.FLOAT32:
-            raise refuse("mlp", "numbers, float32[...]", row)
+        if not holds_numbers(row):
+            raise refuse("mlp", "numbers", row)
         width = math.prod(row.shape)
-        layers: list[nn.Module] = [nn.Flatten()] if len(row.shape) != 1 else []
+        layers: list[nn.Module] = [Entry(width)]
         for hidden in self.hidden:
             layers += [nn.Linear(width, hidden), *self._between(hidden)]
             width = hidden

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from core import nn
-from core.train.zoo.settings import Row, Settings, Share, Width, image, image_first
+from core.train.zoo.settings import Entry, Row, Settings, Share, Width, image
 
 
 class ResNetSmall(Settings):
@@ -21,8 +21,8 @@ class ResNetSmall(Settings):
     dropout: Share = Field(0.0, description="The share of the pooled features that training leaves out.")
 
     def module(self, row: Row, outputs: int) -> nn.Module:
-        channels, _, _ = image("resnet-small", row)
-        layers = [image_first(row.shape), _conv(channels, self.widths[0]), nn.BatchNorm2d(self.widths[0]), nn.ReLU()]
+        channels, *sizes = image("resnet-small", row)
+        layers = [Entry(channels, *sizes), _conv(channels, self.widths[0]), nn.BatchNorm2d(self.widths[0]), nn.ReLU()]
         before = self.widths[0]
         for stage, width in enumerate(self.widths):
             for block in range(self.blocks):

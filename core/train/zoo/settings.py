@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Literal, Protocol, TypeAlias
 
 from pydantic import Field
@@ -42,9 +41,9 @@ def activation(name: ActivationName) -> nn.Module:
 
 
 def image(architecture: str, row: Row) -> tuple[int, int, int]:
-    """Channels, height and width of rows [C, H, W] or [H, W]; ModelError for others."""
-    if row.dtype is not DType.FLOAT32 or len(row.shape) not in (2, 3):
-        raise refuse(architecture, "images, float32[C,H,W] or float32[H,W]", row)
+    """Channels, height and width of rows [C, H, W] or [H, W] of numbers; ModelError for others."""
+    if not holds_numbers(row) or len(row.shape) not in (2, 3):
+        raise refuse(architecture, "images, numbers [C,H,W] or [H,W]", row)
     channels, height, width = (1, *row.shape) if len(row.shape) == 2 else row.shape
     return channels, height, width
 
@@ -55,13 +54,18 @@ def refuse(architecture: str, expected: str, row: Row) -> ModelError:
     return ModelError(f"takes {expected}; rows are {row.dtype}[{text}]", where=f"architecture '{architecture}'")
 
 
-def image_first(shape: Sequence[int]) -> nn.Module:
-    """What gives images without channels one."""
-    return AddChannel() if len(shape) == 2 else nn.Identity()
+def holds_numbers(row: Row) -> bool:
+    return row.dtype.is_float or row.dtype.is_integer
 
 
-class AddChannel(nn.Module):
-    """[N, H, W] -> [N, 1, H, W]."""
+class Entry(nn.Module):
+    """Rows of numbers as float32, in the shape that the next layer takes."""
+
+    def __init__(self, *shape: int) -> None:
+        self.shape = shape
 
     def forward(self, x: nn.Tensor) -> nn.Tensor:
-        return x.unsqueeze(1)
+        return x.to("float32").reshape(x.shape[0], *self.shape)
+
+    def extra_repr(self) -> str:
+        return ", ".join(map(str, self.shape))

@@ -97,6 +97,8 @@ def test_a_transformer_learns_tokens_and_does_not_look_at_padding() -> None:
     [
         ("lenet5", Row(DType.FLOAT32, (3, 28, 28)), {}),
         ("mlp", Row(DType.FLOAT32, (2, 5)), {"batch_norm": True}),
+        ("mlp", Row(DType.INT64, (3,)), {}),
+        ("lenet5", Row(DType.UINT8, (9, 8)), {}),
         ("resnet-small", Row(DType.FLOAT32, (8, 8)), {"widths": (4, 8), "blocks": 2}),
         ("transformer-encoder", Row(DType.INT64, (7,)), {"vocabulary": 9, "padding": 0, **SMALL}),
         ("transformer-encoder", Row(DType.FLOAT32, (5,)), SMALL),
@@ -109,7 +111,7 @@ def test_it_says_the_same_in_onnx(name: str, row: Row, settings: dict[str, Any])
     data = core.export(graph)
     onnx.checker.check_model(onnx.load_from_string(data), full_check=True)
     rng = np.random.default_rng(0)
-    x = rng.integers(0, 9, (3, *row.shape)) if row.dtype is DType.INT64 else rng.normal(0, 1, (3, *row.shape))
+    x = rng.integers(0, 9, (3, *row.shape)) if row.dtype.is_integer else rng.normal(0, 1, (3, *row.shape))
     x = x.astype(row.dtype.numpy)
     (expected,) = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"]).run(None, {"x": x})
     np.testing.assert_allclose(core.interpret(graph, {"x": x})["logits"], expected, 1e-4, 1e-5)
@@ -136,11 +138,11 @@ def test_recipes_name_architectures_and_are_checked() -> None:
 
 
 def test_rows_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ModelError, match=r"architecture 'lenet5': takes images, .*; rows are float32\[64\]"):
+    with pytest.raises(ModelError, match=r"architecture 'lenet5': takes images, numbers .*; rows are float32\[64\]"):
         made("lenet5", (64,))
     with pytest.raises(ModelError, match=r"architecture 'lenet5': takes images of at least 4 pixels each way"):
         made("lenet5", (3, 9))
     with pytest.raises(ModelError, match=r"architecture 'transformer-encoder': needs the setting vocabulary"):
         made("transformer-encoder", (7,), DType.INT64)
-    with pytest.raises(ModelError, match=r"architecture 'mlp': takes numbers, .*; rows are int64\[5\]"):
-        made("mlp", (5,), DType.INT64)
+    with pytest.raises(ModelError, match=r"architecture 'mlp': takes numbers; rows are string\[5\]"):
+        made("mlp", (5,), DType.STRING)

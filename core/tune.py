@@ -96,18 +96,26 @@ class Choices:
     batches: tuple[int, ...]
     winograd: bool = True  # see Request
     used: Findings = field(default_factory=dict)
+    looked_at: Mapping[Node, Problem] = field(default_factory=dict)  # as long as operands lie in tensors of their own
 
     def __call__(self, request: Request) -> KernelCall | None:
         """The kernel for a node, as `catalog.select` would answer."""
         request = replace(request, winograd=self.winograd)
         if not self.findings:
             return select(request)
-        problem = Problem(request, candidates(request), self.batches)
+        problem = self._problem(request)
         chosen = problem.found(self.findings) if len(problem.calls) > 1 else None
         if chosen is not None:
             self.used[problem.key] = chosen.spec.symbol
             return chosen
         return problem.calls[0] if problem.calls else None
+
+    def _problem(self, request: Request) -> Problem:
+        inside = request.placed or any(
+            value in request.strides for value in (*request.node.inputs, *request.node.outputs)
+        )
+        found = None if inside else self.looked_at.get(request.node)
+        return found or Problem(request, candidates(request), self.batches)
 
 
 def choices(graph: Graph, target: Target, options: Options, record: Record | None, compiled: ObjectOf) -> Choices:
@@ -118,25 +126,33 @@ def choices(graph: Graph, target: Target, options: Options, record: Record | Non
     """
     batches = tuple(dict.fromkeys((1, min(options.max_batch, _SAMPLE_BATCH))))
     findings = dict(options.findings)
+    by_node: dict[Node, Problem] = {}
     if options.tune:
         findings = {**(record.read() if record else {}), **findings}
-        todo = problems(graph, target, options.threads, batches, options.winograd)
-        new = tune(todo, findings, options.tune, compiled)
+        by_node = problems(graph, target, options.threads, batches, options.winograd)
+        new = tune(worthwhile(by_node.values()), findings, options.tune, compiled)
         if new and record:
             record.add(new)
         findings |= new
-    return Choices(findings, batches, options.winograd)
+    return Choices(findings, batches, options.winograd, looked_at=by_node)
 
 
 def problems(
     graph: Graph, target: Target, threads: int, batches: tuple[int, ...], winograd: bool = True
-) -> list[Problem]:
-    """The choices that a graph leaves, those with the most work first; none of too little work to be felt."""
-    found: dict[str, Problem] = {}
-    work: Counter[str] = Counter()
+) -> dict[Node, Problem]:
+    """The choice that every node of known shapes leaves."""
+    found = {}
     for node in filter(_is_static, graph.nodes):
         request = Request(node, graph.constants, target, threads, winograd=winograd)
-        problem = Problem(request, candidates(request), batches)
+        found[node] = Problem(request, candidates(request), batches)
+    return found
+
+
+def worthwhile(given: Iterable[Problem]) -> list[Problem]:
+    """Choices to be made, equal ones once, those with the most work first; none of too little work to be felt."""
+    found: dict[str, Problem] = {}
+    work: Counter[str] = Counter()
+    for problem in given:
         if len(problem.calls) > 1 and problem.work <= _MOST_WORK and problem.nbytes <= _MOST_BYTES:
             found.setdefault(problem.key, problem)
             work[problem.key] += problem.work

@@ -54,7 +54,7 @@ def problems(graph: Graph) -> list[Problem]:
     """Those of the graph as the compiler plans it."""
     batching = compiler.describe(graph, make_options(threads=1)).batching
     optimized, _ = optimize(compiler.bind(graph, batching, ()))
-    return tune.problems(optimized, host(), 1, BATCHES)
+    return tune.worthwhile(tune.problems(optimized, host(), 1, BATCHES).values())
 
 
 def compiled(spec: KernelSpec) -> bytes:

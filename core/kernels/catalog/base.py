@@ -18,6 +18,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -45,13 +46,13 @@ class KernelSpec:
 
     family: ClassVar[str] = ""  # the generator is core.kernels.cpu.<family>.generate(spec, target)
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Stable text of all fields."""
         fields = ", ".join(f"{f.name}={_key(getattr(self, f.name))}" for f in dataclasses.fields(self))
         return f"{self.family}({fields})"
 
-    @property
+    @cached_property
     def digest(self) -> str:
         return hashlib.sha256(self.key.encode()).hexdigest()[:24]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from core.compiler import executable
 from core.ir.graph import Graph
-from core.options import Options
 from core.runtime.executable import Executable
 from core.runtime.session import BatchInfo
 from core.runtime.shapes import Binding
@@ -19,7 +19,8 @@ _EVALUATION = BatchInfo(False, "the loss is a mean over all rows of a batch")
 
 
 class Evaluation:
-    """The model of a training step as it answers: batch normalization by its running statistics, nothing dropped.
+    """The model of a training step as it answers: in float32, batch normalization by its running statistics, nothing
+    dropped.
 
     Nothing is copied and nothing compiled again when the weights move. With `averaged` it is the model of the running
     averages, where the step keeps any. `weights` are the very arrays that it reads, by name.
@@ -27,7 +28,7 @@ class Evaluation:
 
     def __init__(self, learner: TrainStep, averaged: bool = False, model: Graph | None = None) -> None:
         """`model`: another one with the same weights, such as the same model on rows of other types."""
-        self._options: Options = learner.options
+        self._options = replace(learner.options, precision="float32", memory=None)
         self.weights = learner.weights(averaged)
         self._graph = evaluation_graph(model or learner.model, learner.recipe.loss, self.weights)
         self._door = Door(self._graph.inputs)

@@ -71,6 +71,7 @@ class Fit:
         self._stop, self._watch = stop, watch
         self._meter = Meter()
         self._compiled: set[int] = set()  # numbers of rows that steps have run with
+        self._began_in = 0  # epochs that were done when this process took over
         self._saved: tuple[int, int] | None = None  # runs and epochs of the last checkpoint
         self._saved_at = self._stepped_at = perf_counter()
 
@@ -237,4 +238,5 @@ class Fit:
 
 
 def recipe_digest(recipe: Recipe) -> str:
-    return hashlib.sha256(recipe.model_dump_json().encode()).hexdigest()
+    """A digest of what a recipe says: fields that later versions add, and it does not have, leave it as it is."""
+    return hashlib.sha256(recipe.model_dump_json(exclude_defaults=True).encode()).hexdigest()

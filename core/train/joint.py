@@ -11,7 +11,7 @@ import numpy as np
 from core.autodiff import derivatives
 from core.errors import ModelError
 from core.ir.graph import Array, Graph, State, Value
-from core.ir.types import DType, TensorType
+from core.ir.types import Dim, DType, TensorType
 from core.ops import registry
 from core.ops.backward import Rewrite
 from core.ops.inference import infer_graph
@@ -130,7 +130,12 @@ Definer: TypeAlias = Callable[[Rewrite], Sequence[Term]]  # gives what stands fo
 
 def _train_mode(graph: Graph) -> None:
     """Batch normalization by the batch's own statistics, their running means becoming state; dropout drops."""
-    _define(graph, {"BatchNormalization": _normalized_by_batch, "Dropout": _Drop(), **_RECURRENT})
+    drawn = _Drawn()
+    uniform = dict.fromkeys(("RandomUniform", "RandomUniformLike"), drawn.uniform)
+    normal = dict.fromkeys(("RandomNormal", "RandomNormalLike"), drawn.normal)
+    _define(
+        graph, {"BatchNormalization": _normalized_by_batch, "Dropout": drawn.dropout, **uniform, **normal, **_RECURRENT}
+    )
 
 
 def _define(graph: Graph, definers: Mapping[str, Definer]) -> None:
@@ -166,21 +171,41 @@ def _normalized_by_batch(g: Rewrite) -> Sequence[Term]:
 
 
 @dataclass
-class _Drop:
-    """Dropout by the key of the run, the node's seed (its place among its like, if it has none), and the element."""
+class _Drawn:
+    """What is drawn in a run: by its key, the node's seed (without one, its place among its like), and the element."""
 
     count: int = 0
     key: Term | None = None
 
-    def __call__(self, g: Rewrite) -> Sequence[Term]:
-        self.count += 1
+    def dropout(self, g: Rewrite) -> Sequence[Term]:
         (ratio,) = (g.param("ratio") if g.has_param("ratio") else (0.5,)) or (None,)
         if ratio is None or not 0 <= ratio < 1:
             g.fail(f"ratio is {ratio}, expected a constant of at least 0 and below 1")
-        self.key = self.key or g.writer.input(KEY, TensorType(DType.UINT32, ()))
-        x, seed = g.x(), g.attr("seed")
-        kept = noise.kept(g.writer, self.key, self.count if seed is None else int(seed), x.shape, ratio)
+        x = g.x()
+        kept = noise.kept(*self._source(g), x.shape, ratio)
         return [kept.where(x * (1 / (1 - ratio)), 0), kept]
+
+    def uniform(self, g: Rewrite) -> Sequence[Term]:
+        shape, dtype = _drawn_type(g)
+        low, high = g.attr("low"), g.attr("high")
+        return [(noise.uniform(*self._source(g), shape) * (high - low) + low).cast(dtype)]
+
+    def normal(self, g: Rewrite) -> Sequence[Term]:
+        shape, dtype = _drawn_type(g)
+        return [(noise.normal(*self._source(g), shape) * g.attr("scale") + g.attr("mean")).cast(dtype)]
+
+    def _source(self, g: Rewrite) -> tuple[Writer, Term, int]:
+        """Where random numbers come from, and what tells this node's from others."""
+        self.count += 1
+        self.key = self.key or g.writer.input(KEY, TensorType(DType.UINT32, ()))
+        seed = g.attr("seed")
+        return g.writer, self.key, self.count if seed is None else int(seed)
+
+
+def _drawn_type(g: Rewrite) -> tuple[Sequence[Dim], DType]:
+    """Shape and element type of what an operator draws."""
+    declared = g.node.output.tensor
+    return declared.dims, declared.dtype
 
 
 class _Step:

@@ -4,7 +4,7 @@ the data, need no state, and are the same again when a run is repeated."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import prod
+from math import pi, prod
 
 import numpy as np
 
@@ -12,12 +12,25 @@ from core.ir.types import Dim, DType
 from core.ops.terms import Term, Writer
 
 _BITS = DType.UINT32
+_UNUSED = 8  # of 32 bits a float32 holds 24
 _GOLDEN = 0x9E3779B9  # 2**32 over the golden ratio: keys of neighbouring numbers lie far apart
 
 
 def kept(writer: Writer, key: Term, salt: int, shape: Sequence[Dim], ratio: float) -> Term:
     """bool[shape]: False with probability `ratio`. `salt` tells apart what draws with one key (uint32, rank 0)."""
     return bits(writer, key, salt, shape) >= min(round(ratio * 2**32), 2**32 - 1)
+
+
+def uniform(writer: Writer, key: Term, salt: int, shape: Sequence[Dim]) -> Term:
+    """float32[shape], evenly distributed over [0, 1) in steps of 2**-24."""
+    high = bits(writer, key, salt, shape).op("BitShift", _UNUSED, direction="RIGHT")
+    return high.cast(DType.FLOAT32) * 2.0**-24
+
+
+def normal(writer: Writer, key: Term, salt: int, shape: Sequence[Dim]) -> Term:
+    """float32[shape], standard normal (G. Box and M. Muller, 1958)."""
+    first, second = (uniform(writer, key, 2 * salt + i, shape) for i in range(2))
+    return ((1 - first).log() * -2).sqrt() * (second * (2 * pi)).op("Cos")
 
 
 def bits(writer: Writer, key: Term, salt: int, shape: Sequence[Dim]) -> Term:

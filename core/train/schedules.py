@@ -69,7 +69,7 @@ class OneCycle:
         top, last = self.rising * self.steps - 1, self.steps - 1
         first = self.rate / self.start
         if step <= top:
-            return _between(first, self.rate, step / top)
+            return _between(first, self.rate, step / top) if top else self.rate
         return _between(self.rate, first / self.end, min((step - top) / (last - top), 1.0))
 
 

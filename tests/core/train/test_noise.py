@@ -64,6 +64,37 @@ def test_every_run_seed_and_node_draws_its_own() -> None:
     assert "FALLBACK" not in learner.explain()
 
 
+@pytest.mark.parametrize(
+    ("op", "attrs", "mean", "deviation"),
+    [
+        ("RandomUniformLike", {"low": 1.0, "high": 3.0}, 2.0, 1 / np.sqrt(3)),
+        ("RandomNormalLike", {"mean": -1.0, "scale": 2.0}, -1.0, 2.0),
+        ("RandomNormal", {"shape": (64, 80)}, 0.0, 1.0),
+    ],
+)
+def test_noise_of_its_own_in_every_run(op: str, attrs: dict[str, Any], mean: float, deviation: float) -> None:
+    """What a variational autoencoder, say, draws."""
+
+    def learner() -> Any:
+        graph = Graph("noise")
+        writer = Writer(graph)
+        x = writer.input("x", TensorType(DType.FLOAT32, (64, 80)))
+        drawn = writer.term(writer.emit(op, [x.value] if op.endswith("Like") else [], attrs)[0])
+        y = drawn + x * writer.array(np.zeros(80, np.float32), name="w")
+        y.value.name = "y"
+        graph.outputs = [y.value]
+        return step(graph, losses.MeanSquaredError(), optimizers.SGD(0.0), keep_outputs=True, threads=1)
+
+    one, other = learner(), learner()
+    first, second = (one.run(feeds())["y"] for _ in range(2))
+    np.testing.assert_array_equal(first, other.run(feeds())["y"])
+    assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.05
+    np.testing.assert_allclose([first.mean(), first.std()], [mean, deviation], atol=0.06 * deviation)
+    if "Normal" in op:  # kurtosis
+        assert abs((((first - mean) / deviation) ** 4).mean() - 3) < 0.3
+    assert "FALLBACK" not in one.explain()
+
+
 def feeds() -> dict[str, Any]:
     return {"x": np.ones((64, 80), np.float32), "target": np.zeros((64, 80), np.float32)}
 

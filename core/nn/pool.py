@@ -23,6 +23,8 @@ class _Pool(Module):
         self.kernel_size = spread(kernel_size, self.axes)
         self.stride = self.kernel_size if stride is None else spread(stride, self.axes)
         self.padding, self.ceil_mode = spread(padding, self.axes), ceil_mode
+        if any(2 * pad > kernel for pad, kernel in zip(self.padding, self.kernel_size, strict=True)):
+            raise ValueError(f"padding is {self.padding}, expected at most half of the kernel, {self.kernel_size}")
 
     def pooled(self, op: str, x: Tensor, **attrs: Any) -> Tensor:
         self.expect(x.ndim == self.axes + 2, f"[N, C, {', '.join('HWD'[: self.axes])}]", x)

@@ -98,7 +98,8 @@ def recurrent(choose: Choose, shape: tuple[int, ...]) -> nn.Module:
 
 IMAGES: tuple[Maker, ...] = (
     conv, conv, conv, conv_transpose, residual, activation, activation,
-    lambda choose, _: nn.MaxPool2d(choose(2, 3, (1, 2)), choose(None, 1, 2), choose(0, 0, 1)),
+    lambda choose, _: nn.MaxPool2d(choose((1, 2), (2, 1)), choose(None, 1, 2)),
+    lambda choose, _: nn.MaxPool2d(choose(2, 3), choose(None, 1, 2), choose(0, 0, 1)),
     lambda choose, _: nn.AvgPool2d(choose(2, 3), choose(None, 1, 2), choose(0, 0, 1)),
     lambda choose, _: nn.AdaptiveAvgPool2d(choose(1, 2, (3, 2))),
     lambda choose, shape: nn.BatchNorm2d(shape[1], affine=choose(True, True, False)),

@@ -133,6 +133,10 @@ def test_what_modules_return_is_recorded() -> None:
         (lambda: nn.Conv2d(3, 4, (1, 2, 3)), "has 3 numbers, expected 1 or 2"),
         (lambda: nn.ModuleDict({"train": nn.ReLU()}), "'train' cannot name a module in a ModuleDict"),
         (lambda: nn.Sequential({"a.b": nn.ReLU()}), "'a.b' cannot name a module in a Sequential"),
+        (
+            lambda: nn.MaxPool2d((1, 2), padding=1),
+            r"padding is \(1, 1\), expected at most half of the kernel, \(1, 2\)",
+        ),
         (lambda: nn.Dropout(1.0), "p is 1.0, expected at least 0 and below 1"),
         (lambda: nn.MultiheadAttention(5, 2), "num_heads is 2, expected a divisor of embed_dim, 5"),
         (lambda: nn.Embedding(3, 2, padding_idx=3), "padding_idx is 3, expected one of 3 rows"),

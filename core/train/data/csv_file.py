@@ -7,7 +7,7 @@ the line. Values are read when they are asked for, all numbers together: a file 
 from __future__ import annotations
 
 import csv
-import zlib
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +17,11 @@ from typing import IO, Any
 
 import numpy as np
 
+from core.errors import DataError
 from core.ir.types import DType
 from core.train.data.dataset import Column, Dataset, LazySource, Values
 from core.train.data.extra import arrow
+from core.train.data.members import DAMAGE
 from core.train.data.tables import TableFile
 
 _BLOCK = 8 << 20  # bytes; also the longest line
@@ -27,6 +29,9 @@ _MOST_COLUMNS = 1 << 16
 _TEXT_OVERHEAD = 64  # bytes that a piece of text takes besides its characters
 _DELIMITERS = ",;\t"
 _MISSING = ("", "NA", "N/A", "null", "NULL", "None")
+_WRONG_FIELDS = re.compile(
+    r"Row #(?P<row>\d+): Expected (?P<wanted>\d+) columns, got (?P<came>\d+): (?P<text>.*)", re.S
+)
 _TOO_LONG = "a line is longer than {} bytes, or quotation marks are not closed"
 _WHOLE, _NUMBER, _TEXT = range(3)  # what a column holds; every kind can hold what those before it can
 
@@ -144,13 +149,7 @@ class _Csv:
     def _batches(self, types: Mapping[str, Any]) -> Iterator[Any]:
         """Record batches of the columns, as these types; blanks around numbers do not matter."""
         pa = arrow()
-        faults: list[Any] = []
-
-        def refuse(row: Any) -> str:
-            faults.append(row)
-            return "error"
-
-        parse = pa.csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True, invalid_row_handler=refuse)
+        parse = pa.csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True)
         options = pa.csv.ReadOptions(
             column_names=self.names, skip_rows=int(self.has_header), block_size=_BLOCK, use_threads=False
         )
@@ -160,18 +159,19 @@ class _Csv:
         try:
             with self.file.stream() as stream:
                 yield from pa.csv.open_csv(stream, options, parse, convert)
-        except (pa.ArrowInvalid, EOFError, OSError, zlib.error) as error:
-            raise self._refused(error, faults) from None
+        except (pa.ArrowInvalid, *DAMAGE) as error:
+            raise self._refused(str(error)) from None
 
-    def _refused(self, error: Exception, faults: Sequence[Any]) -> Exception:
-        if faults:
-            fault = faults[0]
-            message = f"{fault.actual_columns} fields, expected {fault.expected_columns}: {fault.text[:60]!r}"
-            row = (fault.number or 0) - 1 - self.has_header
-            return self.file.given.error(message, line=self._lines([row]).get(row))
-        if "straddl" in str(error):
+    def _refused(self, reason: str) -> DataError:
+        """pyarrow's reason as a complaint that names the line."""
+        if "straddl" in reason:
             return self.file.given.error(_TOO_LONG.format(_BLOCK))
-        return self.file.given.error(f"cannot be read: {error}")
+        fault = _WRONG_FIELDS.search(reason)
+        if fault is None:
+            return self.file.given.error(f"cannot be read: {reason}")
+        row = int(fault["row"]) - 1 - self.has_header
+        message = f"{fault['came']} fields, expected {fault['wanted']}: {fault['text'][:60]!r}"
+        return self.file.given.error(message, line=self._lines([row]).get(row))
 
     def _notes(self) -> list[str]:
         """Why columns are not numbers, and where one is missing."""
@@ -216,7 +216,7 @@ def _header(file: TableFile) -> tuple[list[str], bool, str]:
             raise file.given.error(_TOO_LONG.format(_BLOCK) if line else "is empty")
         delimiter = max(_DELIMITERS, key=line.count)
         fields = [field.strip() for field in next(csv.reader([line], delimiter=delimiter))]
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+    except (*DAMAGE, UnicodeDecodeError, csv.Error) as error:
         raise file.given.error(f"cannot be read: {error}") from None
     if len(fields) > _MOST_COLUMNS:
         raise file.given.error(f"{len(fields)} columns, at most {_MOST_COLUMNS}")

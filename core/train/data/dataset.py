@@ -112,11 +112,12 @@ class LazySource:
 
 
 class Joined:
-    """Several sources of one type, one after the other."""
+    """Several sources of columns that are `alike`, one after the other; numbers have a type that holds them all."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources = tuple(sources)
-        self.column = sources[0].column
+        dtype = np.result_type(*(source.column.dtype.numpy for source in sources))
+        self.column = replace(sources[0].column, dtype=DType.from_numpy(dtype))
         self.ends = np.cumsum([len(source) for source in sources])
 
     def __len__(self) -> int:
@@ -124,12 +125,11 @@ class Joined:
 
     def take(self, rows: Rows) -> Values:
         which = np.searchsorted(self.ends, rows, side="right")
-        parts = np.unique(which)
-        if len(parts) == 1:
-            return self._from(int(parts[0]), rows)
-        shape = (len(rows),) if self.column.is_sequence else (len(rows), *self.column.shape)
-        taken = np.empty(shape, object if self.column.is_sequence else self.column.dtype.numpy)
-        for part in parts.tolist():
+        shape, dtype = (
+            ((), np.dtype(object)) if self.column.is_sequence else (self.column.shape, self.column.dtype.numpy)
+        )
+        taken = np.empty((len(rows), *shape), dtype)
+        for part in np.unique(which).tolist():
             taken[which == part] = self._from(part, rows[which == part])
         return taken
 
@@ -177,6 +177,15 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(next(iter(self.sources.values())))
+
+    def alike(self, other: Dataset) -> bool:
+        """Whether rows of another dataset may follow: the same columns, numbers being as good as other numbers."""
+
+        def essence(column: Column) -> Column:
+            return replace(column, dtype=DType.FLOAT64 if column.is_number else column.dtype)
+
+        ours, theirs = self.columns.values(), other.columns.values()
+        return list(map(essence, ours)) == list(map(essence, theirs))
 
     def text(self) -> str:
         """The columns and their types."""
@@ -237,7 +246,7 @@ def joined(name: str, parts: Mapping[str, Dataset], fingerprint: Callable[[], st
     if not others:
         return first
     for part, other in zip(list(parts)[1:], others, strict=True):
-        if other.columns != first.columns:
+        if not first.alike(other):
             message = f"part '{part}' has {other.text()}, but part '{next(iter(parts))}' {first.text()}"
             raise DataError(message, file=name)
     sources: dict[str, Source] = {key: Joined([part.sources[key] for part in parts.values()]) for key in first.sources}

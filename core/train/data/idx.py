@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import struct
-import zlib
 from dataclasses import dataclass
 from typing import IO
 
@@ -17,13 +16,12 @@ import numpy as np
 from core.ir.types import DType
 from core.train.data.dataset import ArraySource, Column, Dataset, LazySource, Source, Values, joined, layout_of
 from core.train.data.given import Given
-from core.train.data.members import Members, decompressed, fill, part_of
+from core.train.data.members import DAMAGE, Members, decompressed, fill, part_of
 
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _NAME = re.compile(
     r"(?:.*[-_.])?(?P<part>[a-z0-9]+)[-_](?P<column>[a-z]+)[-.]idx\d(?:-[a-z]+)?(?:\.gz)?", re.IGNORECASE
 )
-_DAMAGE = (OSError, EOFError, zlib.error, ValueError)
 
 
 def is_idx(members: Members) -> bool:
@@ -71,7 +69,7 @@ class _File:
         try:
             with decompressed(self.members.open(self.name)) as file:
                 return _header(file)
-        except _DAMAGE as error:
+        except (*DAMAGE, ValueError) as error:
             raise self.given.error(f"'{self.name}' is no IDX file: {error}") from None
 
     def _read(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Values:
@@ -83,7 +81,7 @@ class _File:
                 file.read(_header_size(shape))
                 fill(file, flat)
                 more = len(file.read(1))
-        except _DAMAGE as error:
+        except (*DAMAGE, ValueError) as error:
             raise self.given.error(f"'{self.name}': {_expected(shape, dtype)}: {error}") from None
         if more:
             raise self.given.error(f"'{self.name}': {_expected(shape, dtype)}, but more follow")

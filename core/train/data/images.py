@@ -12,7 +12,7 @@ from core.ir.types import DType
 from core.train.data.dataset import ArraySource, Column, Dataset, Rows, Source, Values, joined
 from core.train.data.extra import pillow
 from core.train.data.given import Given
-from core.train.data.members import Members, part_of
+from core.train.data.members import DAMAGE, Members, part_of
 
 MOST_PIXELS = 1 << 25  # of one image as it is stored
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
@@ -130,7 +130,7 @@ class _Reader:
                 if image.width * image.height > MOST_PIXELS:
                     raise ValueError(f"{image.height} x {image.width} pixels, at most {MOST_PIXELS}")
                 return then(image)
-        except (OSError, ValueError, SyntaxError, EOFError, library.DecompressionBombError) as error:
+        except (*DAMAGE, ValueError, SyntaxError, library.DecompressionBombError) as error:
             raise self.given.error(f"'{name}' cannot be read: {error}", "image") from None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from typing import IO, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
+
+# What reading a member may raise: RuntimeError where it is encrypted, or packed in a way that zipfile does not know.
+DAMAGE = (OSError, EOFError, zlib.error, zipfile.BadZipFile, RuntimeError)
 
 _CHUNK = 1 << 20
 _MOST_MEMBERS = 1 << 22

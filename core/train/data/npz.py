@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 import zipfile
-import zlib
 from dataclasses import dataclass
 from typing import IO
 
@@ -13,7 +12,7 @@ from numpy.lib import format as npy
 
 from core.train.data.dataset import ArraySource, Dataset, LazySource, Source, Values, column_of, joined
 from core.train.data.given import Given
-from core.train.data.members import fill
+from core.train.data.members import DAMAGE, fill
 
 _SUFFIXES = {
     "_train": "train",
@@ -75,7 +74,7 @@ class _Member:
             with zipfile.ZipFile(self.given.path) as archive, archive.open(self.info) as file:
                 file.read(self.start)
                 fill(file, flat)
-        except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+        except DAMAGE as error:
             raise self.given.error(f"cannot be read: {error}", self.name) from None
         return self._shaped(flat)
 
@@ -95,7 +94,7 @@ def _member(given: Given, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _M
         with archive.open(info) as file:
             shape, fortran, dtype = _header(file)
             member = _Member(given, info, name, shape, fortran, dtype, file.tell())
-    except (ValueError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except (*DAMAGE, ValueError) as error:
         raise given.error(f"no array in NumPy's format: {error}", name) from None
     if dtype.hasobject:
         raise given.error("holds Python objects, which only pickle could read: refused", name)

@@ -12,7 +12,7 @@ from core.train.data import idx, images, tables
 from core.train.data.csv_file import read_csv
 from core.train.data.dataset import Dataset
 from core.train.data.given import MOST_BYTES, Budget, Given
-from core.train.data.members import Members, members_of
+from core.train.data.members import DAMAGE, Members, members_of
 from core.train.data.npz import open_npz
 from core.train.data.parquet import read_parquet
 
@@ -43,7 +43,7 @@ def open_dataset(
         raise given.error(f"format '{format}' is unknown, expected one of {', '.join(get_args(Format))}")
     try:
         return _READERS[format or _guess(given)](given)
-    except (zipfile.BadZipFile, OSError, NotImplementedError) as error:
+    except DAMAGE as error:
         raise given.error(f"cannot be read: {error}") from None
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from core.ir.types import DType
 from core.train.data.dataset import ArraySource, Column, Dataset, LazySource, Source, Values
 from core.train.data.extra import arrow
+from core.train.data.members import DAMAGE
 from core.train.data.tables import TableFile
 
 _BATCH = 1 << 16  # rows
@@ -47,7 +48,7 @@ class _Parquet:
             with file.seekable() as stream:
                 reader = arrow().parquet.ParquetFile(stream)
                 schema, rows = reader.schema_arrow, reader.metadata.num_rows
-        except (arrow().ArrowException, OSError) as error:
+        except (arrow().ArrowException, *DAMAGE, UnicodeDecodeError) as error:
             raise file.given.error(f"cannot be read: {error}") from None
         if len(set(schema.names)) < len(schema.names):
             raise file.given.error("two columns have the same name")
@@ -107,7 +108,10 @@ class _Parquet:
         found = np.empty(self.rows, object)
         for start, chunk in self._chunks(name):
             self.file.given.spend(chunk.nbytes + _TEXT_OVERHEAD * len(chunk), name)
-            found[start : start + len(chunk)] = chunk.to_pylist()
+            try:
+                found[start : start + len(chunk)] = chunk.to_pylist()
+            except UnicodeDecodeError as error:
+                raise self.file.given.error(f"text is no UTF-8: {error}", name, start) from None
         return found
 
     def _chunks(self, name: str) -> Iterator[tuple[int, Any]]:
@@ -119,7 +123,7 @@ class _Parquet:
                     values = batch.column(0)
                     yield start, values.dictionary_decode() if hasattr(values, "dictionary_decode") else values
                     start += len(values)
-        except (arrow().ArrowException, OSError) as error:
+        except (arrow().ArrowException, *DAMAGE) as error:
             raise self.file.given.error(f"cannot be read: {error}", name) from None
         if start != self.rows:
             raise self.file.given.error(f"{start} rows, but the file says {self.rows}", name)

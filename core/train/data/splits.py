@@ -34,17 +34,14 @@ def split(
     """
     if not (0 <= held_out < 1 and 0 <= validation < 1 and held_out + validation < 1):
         raise DataError(f"shares of {held_out} and {validation} are held out, expected 0 or more and below 1 together")
-    parts = {name: np.arange(rows.start, rows.stop) for name, rows in examples.parts.items()}
-    train = parts.get("train", np.arange(len(examples)))
-    shares = {"test": held_out if "test" not in parts else 0.0, "validation": validation}
-    if "validation" in parts:
-        shares["validation"] = 0.0
-    taken = {name: parts.get(name, np.arange(0)) for name in shares}
-    total = len(train)
+    taken = {name: np.arange(rows.start, rows.stop) for name, rows in examples.parts.items()}
+    train = taken.pop("train", None)
+    if train is None:
+        train = np.setdiff1d(np.arange(len(examples)), np.concatenate([np.arange(0), *taken.values()]))
     shuffled = Randoms(seed, 0, train).order(_SPLIT_STREAM)
-    for name, share in shares.items():
-        if share:
-            part = _share(examples, shuffled, round(share * total), stratified)
+    for name, share in (("test", held_out), ("validation", validation)):
+        if name not in taken:
+            part = _share(examples, shuffled, round(share * len(train)), stratified)
             taken[name] = np.sort(part)
             shuffled = shuffled[~np.isin(shuffled, part)]
     if not len(shuffled):
@@ -69,8 +66,10 @@ def _share(examples: Examples, shuffled: Rows, count: int, stratified: bool) -> 
     if not (stratified and examples.classes and examples.targets.ndim == 1):
         return shuffled[:count]
     labels = examples.targets[shuffled]
-    quotas = _quotas(np.bincount(labels, minlength=len(examples.classes)), count)
-    return np.concatenate([shuffled[labels == label][:quota] for label, quota in enumerate(quotas.tolist())])
+    sizes = np.bincount(labels, minlength=len(examples.classes))
+    together = np.argsort(labels, kind="stable")
+    place = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # of each row within its class
+    return shuffled[together[place < np.repeat(_quotas(sizes, count), sizes)]]
 
 
 def _quotas(sizes: Rows, count: int) -> Rows:

@@ -82,7 +82,7 @@ def _stacked(given: Given, shards: Sequence[Dataset]) -> Dataset:
     if len(shards) == 1:
         return replace(first, fingerprint=given.digest)
     for other in shards[1:]:
-        if other.columns != first.columns:
+        if not first.alike(other):
             raise given.error(f"'{other.name}' has {other.text()}, but '{first.name}' {first.text()}")
     sources = {name: Joined([shard.sources[name] for shard in shards]) for name in first.sources}
     return replace(first, name=given.name, sources=sources, fingerprint=given.digest, line_of=None)

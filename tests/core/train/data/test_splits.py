@@ -56,6 +56,13 @@ def test_parts_of_the_files_stay() -> None:
     assert parts.test.tolist() == list(range(20, 30)) and len(parts.validation) == 5 and len(parts.train) == 15
 
 
+def test_no_part_of_the_files_is_trained_on_by_accident() -> None:
+    dataset = replace(from_arrays({"x": np.zeros((30, 2)), "y": np.arange(30) % 3}), parts={"validation": range(6)})
+    parts = split(select(dataset), 0.25, 0.9e-9)
+    assert parts.validation.tolist() == list(range(6)) and len(parts.test) == 6
+    assert sorted([*parts.train, *parts.test]) == list(range(6, 30))
+
+
 def test_folds_test_each_row_once_with_even_classes() -> None:
     parts = folds(DIGITS, 5, seed=1)
     assert sorted(np.concatenate([part.test for part in parts])) == list(range(1797))

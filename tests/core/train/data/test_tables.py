@@ -122,6 +122,12 @@ def test_gzip_and_parts(tmp_path: Path) -> None:
     dataset = open_dataset(tmp_path)
     assert dataset.parts == {"train": range(2), "test": range(2, 3)}
     assert dataset.take(np.array([2, 0]))["a"].tolist() == [3, 1]
+    (tmp_path / "test.csv").write_bytes(b"a,y\n3.5,1\n")
+    wider = open_dataset(tmp_path)
+    assert wider.columns["a"].dtype is DType.FLOAT64
+    for rows, values in (([2, 0], [3.5, 1]), ([1, 0], [2, 1])):
+        taken = wider.take(np.array(rows))["a"]
+        assert taken.tolist() == values and taken.dtype == np.float64
     (tmp_path / "test.csv").write_bytes(b"b,y\n3,1\n")
     with pytest.raises(DataError, match=r"part 'test' has 'b' int64\[\], 'y' int64\[\], but part 'train' 'a'"):
         open_dataset(tmp_path)

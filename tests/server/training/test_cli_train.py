@@ -95,7 +95,7 @@ def test_interrupted_and_resumed(tmp_path: Path, files: tuple[Path, Path]) -> No
     recipe.write_text(json.dumps({**RECIPE, "epochs": 400, "data": {}, "checkpoint": {}}))
     command = [sys.executable, "-c", "from server.cli import app; app()", "train", str(recipe), "--data", str(data)]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert subprocess.run([*command, "--out", str(whole), "--threads", "1"], check=False).returncode == 0
+    assert lathe("train", recipe, "--data", data, "--out", whole, "--threads", 1).exit_code == 0
     process = subprocess.Popen([*command, "--out", str(parts), "--threads", "1"], stdout=subprocess.PIPE, text=True)
     while "epoch" not in kinds(parts):
         assert process.poll() is None
@@ -105,5 +105,5 @@ def test_interrupted_and_resumed(tmp_path: Path, files: tuple[Path, Path]) -> No
     assert process.returncode == 130
     assert "stopped; --resume goes on with the training in" in output
     assert not (parts / "result").exists()
-    assert subprocess.run([*command, "--out", str(parts), "--resume", "--threads", "1"], check=False).returncode == 0
+    assert lathe("train", recipe, "--data", data, "--out", parts, "--resume", "--threads", 1).exit_code == 0
     assert model_bytes(parts) == model_bytes(whole)

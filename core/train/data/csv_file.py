@@ -216,7 +216,7 @@ def _header(file: TableFile) -> tuple[list[str], bool, str]:
             raise file.given.error(_TOO_LONG.format(_BLOCK) if line else "is empty")
         delimiter = max(_DELIMITERS, key=line.count)
         fields = [field.strip() for field in next(csv.reader([line], delimiter=delimiter))]
-    except (*DAMAGE, UnicodeDecodeError, csv.Error) as error:
+    except (*DAMAGE, csv.Error) as error:
         raise file.given.error(f"cannot be read: {error}") from None
     if len(fields) > _MOST_COLUMNS:
         raise file.given.error(f"{len(fields)} columns, at most {_MOST_COLUMNS}")

@@ -28,8 +28,9 @@ class Feature:
     ragged: bool = False
 
     def like(self, name: str, row: Row, file: str) -> Feature:
-        """The same numbers as rows of another type. DataError when they are not as many or would lose digits."""
-        fits = math.prod(row.shape) == math.prod(self.column.shape) or (self.ragged and len(row.shape) == 1)
+        """The same numbers as rows of another type. DataError when they are not as many, in another order (images
+        channels first and last) or would lose digits."""
+        fits = _same_order(self.column.shape, row.shape) or (self.ragged and len(row.shape) == 1)
         if not fits or not (row.dtype.is_float or np.can_cast(self.column.dtype.numpy, row.dtype.numpy, "safe")):
             shape = ",".join(map(str, row.shape))
             message = f"rows of input '{name}' are {self.column}, but the model takes {row.dtype}[{shape}]"
@@ -55,6 +56,14 @@ class Feature:
         message = "the number is missing or nan" if np.isnan(number) else f"the number is {number}"
         column = self.origin[place[1] if len(self.origin) > 1 else 0]
         raise dataset.error(f"{message}, expected a finite one", column, int(rows[place[0]]))
+
+
+def _same_order(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether rows of one shape are rows of the other read in the same order, as far as shapes can tell."""
+    if math.prod(one) != math.prod(other):
+        return False
+    long, wide = ([size for size in shape if size != 1] for shape in (one, other))
+    return long == wide or min(len(long), len(wide)) < 2
 
 
 def joined(dataset: Dataset, origin: Sequence[str]) -> Source:

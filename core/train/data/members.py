@@ -15,8 +15,9 @@ from typing import IO, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-# What reading a member may raise: RuntimeError where it is encrypted, or packed in a way that zipfile does not know.
-DAMAGE = (OSError, EOFError, zlib.error, zipfile.BadZipFile, RuntimeError)
+# What reading members may raise: RuntimeError where one is encrypted, or packed in a way that zipfile does not know;
+# UnicodeDecodeError for their names.
+DAMAGE = (OSError, EOFError, zlib.error, zipfile.BadZipFile, RuntimeError, UnicodeDecodeError)
 
 _CHUNK = 1 << 20
 _MOST_MEMBERS = 1 << 22

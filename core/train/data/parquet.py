@@ -48,7 +48,7 @@ class _Parquet:
             with file.seekable() as stream:
                 reader = arrow().parquet.ParquetFile(stream)
                 schema, rows = reader.schema_arrow, reader.metadata.num_rows
-        except (arrow().ArrowException, *DAMAGE, UnicodeDecodeError) as error:
+        except (arrow().ArrowException, *DAMAGE) as error:
             raise file.given.error(f"cannot be read: {error}") from None
         if len(set(schema.names)) < len(schema.names):
             raise file.given.error("two columns have the same name")

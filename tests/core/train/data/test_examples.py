@@ -121,6 +121,9 @@ def test_as_a_given_model_takes_them() -> None:
     assert floats.take(ROWS)["x"].dtype == np.float32 and floats.inputs["x"].layout == "CHW"
     with pytest.raises(DataError, match=r"inputs are \['x'\], but the model takes \['a'\]"):
         examples.like({"a": Column("a", DType.FLOAT32, (4,))})
+    last = select(table(x=np.zeros((N, 5, 6, 3), np.uint8), y=Y))
+    with pytest.raises(DataError, match=r"rows of input 'x' are uint8\[5,6,3\], but the model takes float32\[3,5,6\]"):
+        last.like({"x": Column("x", DType.FLOAT32, (3, 5, 6))})
     with pytest.raises(DataError, match=r"rows of input 'x' are float32\[1,2,2\], but the model takes uint8\[4\]"):
         floats.like({"x": Column("x", DType.UINT8, (4,))})
 

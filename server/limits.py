@@ -21,7 +21,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def restrict(server: int, memory: int, file_size: int, *, idle: bool = False) -> None:
-    """Limit this process, child of the process ``server``; sizes in bytes."""
+    """Limit this process, child of the process ``server``, and let it lead a process group; sizes in bytes."""
+    os.setpgid(0, 0)
     os.nice(19)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))

@@ -1,4 +1,4 @@
-"""Child processes of the server: started in sessions of their own, watched, and ended with all they started."""
+"""Child processes of the server: started in process groups of their own, watched, ended with all they started."""
 
 from __future__ import annotations
 
@@ -37,11 +37,13 @@ def limited(memory: int, module: Sequence[str], *, idle: bool = False) -> list[s
 
 
 async def start(command: Sequence[str], *, stderr: int = PIPE) -> Process:
-    """Start a child in a session of its own, so that all it starts can be killed with it; ``stderr``: a descriptor."""
+    """Start a child made by `limited`, which leads a process group; ``stderr``: a descriptor.
+
+    It stays in the server's session: Linux gives sessions equal shares of the processor (autogroups), whatever the
+    priorities of what runs in them.
+    """
     starting = asyncio.ensure_future(
-        asyncio.create_subprocess_exec(
-            *command, stdin=DEVNULL, stdout=PIPE, stderr=stderr, env=_environment(), start_new_session=True
-        )
+        asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE, stderr=stderr, env=_environment())
     )
     try:
         return await asyncio.shield(starting)
@@ -54,8 +56,11 @@ async def start(command: Sequence[str], *, stderr: int = PIPE) -> Process:
 
 def kill(process: Process) -> None:
     """Kill the child and all it started."""
-    with contextlib.suppress(ProcessLookupError):
+    try:
         os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:  # it leads no group yet, and has started nothing
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
 
 
 async def read_tail(stream: asyncio.StreamReader | None, keep: int = 1 << 16) -> bytes:

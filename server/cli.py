@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from server import cli_canary, cli_datasets, cli_jobs, cli_keys, cli_model, cli_top, cli_train
-from server.cli_model import OnnxFile, Threads
+from server.cli_model import Threads
 from server.terminal import DEFAULT_URL, Url, connected, console, fail, transfer
 
 app = typer.Typer(help="Serve ONNX models, compiled to native code.", no_args_is_help=True, add_completion=False)
@@ -64,7 +64,9 @@ def serve(
 @app.command()
 def push(
     name: Annotated[str, typer.Argument(help="The model's name on the server.")],
-    model: OnnxFile,
+    model: Annotated[
+        Path, typer.Argument(help="An ONNX file, or a `pipeline.toml`.", exists=True, dir_okay=False, readable=True)
+    ],
     promote: Annotated[bool, typer.Option("--promote", help="Go live at once.")] = False,
     allow_signature_change: Annotated[
         bool, typer.Option("--allow-signature-change", help="Even with other inputs or outputs.")
@@ -72,7 +74,7 @@ def push(
     key: Annotated[str | None, typer.Option(help="Idempotency key: repeating the push is harmless.")] = None,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Upload a version: the server compiles it, and makes it live if asked. Weights beside the file go along."""
+    """Upload a version: the server compiles it, and makes it live if asked. Files it names go along."""
     with cli_model.model_errors(), transfer("uploading", "compiling") as sent, connected(url) as client:
         published = client.upload(
             name, model, promote=promote, allow_signature_change=allow_signature_change, key=key, progress=sent

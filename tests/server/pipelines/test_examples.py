@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+import threading
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -15,9 +17,15 @@ import tritonclient.http as triton_http
 from PIL import Image
 from tokenizers import Tokenizer
 
+from core.children import main as child
+from server.app import Engine, assemble_with
+from server.backends.graph import GraphBackend
 from server.client import ApiError, Client
+from server.repository.assembly import build_control
+from server.repository.registry import Registry
+from server.serve import make_server
 from server.settings import Settings
-from tests.server.api.test_archives import Running
+from tests.server.api.service import until
 from tools.make_models import held_out
 from tools.make_pipelines import NAMES, picture
 
@@ -25,12 +33,46 @@ PROJECT = Path(__file__).resolve().parents[3]
 EXAMPLES = PROJECT / "docs" / "pipelines"
 
 
+class HereAndNow:
+    """Parses and compiles in this process: starting children is others' to test, and takes most of the time."""
+
+    async def run(self, task: str, *arguments: str | Path) -> None:
+        words = [task, *map(str, arguments)]
+        assert await asyncio.to_thread(child, words) == 0, words
+
+
+class Running:
+    """A server in a thread, and a client of it."""
+
+    def __init__(self, root: Path) -> None:
+        settings = Settings(port=0, grpc_port=0, model_repo=root, threads=1, drain_timeout=2, poll_interval=0.1)
+        registry = Registry()
+        self.engine = Engine.build(settings, registry)
+        backend = GraphBackend(settings.cache_folder / "shared")
+        control = build_control(settings, registry, backend, self.engine.factory, HereAndNow())  # type: ignore[arg-type]
+        self.server = make_server(assemble_with(self.engine, control), settings)
+        self.thread = threading.Thread(target=self.server.run, daemon=True)
+
+    def __enter__(self) -> Client:
+        self.thread.start()
+        until(lambda: self.server.started)
+        self.port = self.server.servers[0].sockets[0].getsockname()[1]
+        self.client = Client(f"http://127.0.0.1:{self.port}", timeout=60)
+        until(self.client.ready)
+        return self.client
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+        self.server.should_exit = True
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+
+
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     root = tmp_path_factory.mktemp("pipelines") / "repo"
     shutil.copytree(PROJECT / "model_repo" / "digits" / "2", root / "digits" / "2")
-    settings = Settings(port=0, grpc_port=0, model_repo=root, threads=1, drain_timeout=2, poll_interval=0.1)
-    server = Running(settings)
+    server = Running(root)
     with server as client:
         client.upload("encoder", EXAMPLES / "embedding" / "encoder.onnx")
         client.upload("digit", EXAMPLES / "digit" / "pipeline.toml")
@@ -44,7 +86,7 @@ def client(running: Running) -> Client:
 
 
 def address_of(running: Running, way: str) -> str:
-    port = running.server.config.app.state.grpc.port if way == "grpc" else running.client._http.base_url.port
+    port = running.server.config.app.state.grpc.port if way == "grpc" else running.port
     return f"127.0.0.1:{port}"
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from server.access.authority import Authority
-from server.archive import archive_of
+from server.archive import archive_of, body_of
+from server.canary.plan import CanaryPlan
 from server.dataplane import DataPlane
 from server.errors import Conflict, Unavailable, Unprocessable
 from server.repository.store import Origin
@@ -238,3 +241,29 @@ def test_a_pipeline_copied_in_before_its_model_waits_for_it(tmp_path: Path) -> N
             assert await ask(repo, "chain") == 6.0
 
     run(scenario())
+
+
+def test_a_pipeline_is_tried_as_a_canary_and_follows_the_canaries_of_its_models(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as repo:
+            await with_models(repo)
+            await repo.push(toy(4.0), "three")
+            await repo.rollout.trials.start("three", CanaryPlan(2, weight=0.5, promote=False), Origin("test"))
+            assert sorted([await ask(repo, "chain") for _ in range(4)]) == [6.0, 6.0, 8.0, 8.0]
+            await repo.rollout.trials.cancel("three", Origin("test"))
+            await repo.push(packed(CHAIN.replace('model = "three"', 'model = "two"')), "chain")
+            await repo.rollout.trials.start("chain", CanaryPlan(2, weight=0.5, promote=False), Origin("test"))
+            assert sorted([await ask(repo, "chain") for _ in range(4)]) == [4.0, 4.0, 6.0, 6.0]
+
+    run(scenario())
+
+
+def test_a_pushed_pipeline_brings_the_files_that_its_steps_name(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("a\nb\n")
+    (tmp_path / "notes.txt").write_text("not for anybody")
+    (tmp_path / "pipeline.toml").write_text(
+        CHAIN.replace('model = "three"', 'builtin = "label"\noptions = {file = "labels.txt"}')
+    )
+    body = body_of(tmp_path / "pipeline.toml")
+    with tarfile.open(fileobj=io.BytesIO(b"".join(body.pieces()))) as archive:
+        assert archive.getnames() == ["pipeline.toml", "labels.txt"]

@@ -55,9 +55,7 @@ class Session:
     def __init__(self, description: Description, maker: Maker | None = None, fixed: Made | None = None) -> None:
         """`fixed` is the code of a model without other symbols; else `maker` gives it for their values."""
         self.description = description
-        maker = maker or Maker(_one_set_of_shapes)
-        self._shapes = Shapes(maker, _SPECIALISATIONS, fixed)
-        self._general = maker.general
+        self._shapes = Shapes(maker or Maker(_one_set_of_shapes), _SPECIALISATIONS, fixed)
         self._closed = False
         self._checks = [_Check.of(name, type_, description.batching.symbol) for name, type_ in self.inputs.items()]
         self._quick = fixed is not None and all(check is not None for check in self._checks)
@@ -105,10 +103,9 @@ class Session:
     def _run(self, n: int, arrays: list[NDArray[Any]], binding: Binding) -> list[Any]:
         """By the code of this shape, or by the general version while that is being made."""
         with self._shapes.enter(binding) as shape:
-            if not shape.ready and shape.pending and self._general is not None:
-                results = self._general.run(arrays, lambda: shape.ready)
-                if results is not None:
-                    return results
+            results = self._shapes.meanwhile(shape, arrays)
+            if results is not None:
+                return results
             with self._shapes.executable(shape) as executable:
                 return executable.run(n, arrays)
 

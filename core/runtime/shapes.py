@@ -7,11 +7,12 @@ The shape that was not used for longest is dropped when there are too many.
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from core.errors import SessionClosed
 from core.runtime.background import Background
@@ -51,7 +52,7 @@ class Maker:
 
 @dataclass(eq=False)
 class _Held:
-    """What is made, the threads that use it, and whether nobody else will find it: then the last one closes it."""
+    """What is made, the threads that use it, and whether nobody else will: then the last one closes it."""
 
     made: Made
     users: int = 0
@@ -72,6 +73,8 @@ class Shape:
     users: int = 0
     dropped: bool = False  # from the cache
     pending: bool = False  # something is being made in the background
+    answering: threading.Lock = field(default_factory=threading.Lock)  # held while the general version does
+    resting_until: float = 0.0  # when it may again, by the monotonic clock
 
     @property
     def ready(self) -> bool:
@@ -91,13 +94,17 @@ class Shape:
 
     def hold(self, made: Made) -> _Held | None:
         """Replace what there was; the answer is that, if nobody uses it any more."""
-        before, self.held = self.held, _Held(made, dropped=self.dropped)
+        before, self.held = self.held, _Held(made)
         return _dropped(before)
 
     def drop(self) -> _Held | None:
         """From the cache. The answer can be closed."""
         self.dropped = True
-        return _dropped(self.held)
+        return self.unwanted()
+
+    def unwanted(self) -> _Held | None:
+        """What can be closed because nobody will run this shape again. Those who are in it may still ask for it."""
+        return None if self.wanted else _dropped(self.held)
 
 
 def _dropped(held: _Held | None) -> _Held | None:
@@ -150,6 +157,25 @@ class Shapes:
             yield held.made.executable
         finally:
             self._give(held)
+
+    def meanwhile(self, shape: Shape, arrays: Sequence[Any]) -> list[Any] | None:
+        """What the general version answers while there is no code, if it does.
+
+        It answers one run at a time, and rests for as long as it took: the processors are for those who compile.
+        """
+        general = self._maker.general
+        if general is None or shape.ready or not shape.pending or not shape.answering.acquire(blocking=False):
+            return None
+        try:
+            with self._changed:
+                rest = max(shape.resting_until - time.monotonic(), 0.0)
+                self._changed.wait_for(lambda: shape.ready or not shape.pending, rest)
+            started = time.monotonic()
+            results = general.run(arrays, lambda: shape.ready)
+            shape.resting_until = 2 * time.monotonic() - started
+            return results
+        finally:
+            shape.answering.release()
 
     def made(self) -> dict[Binding, Executable]:
         """What exists now, the most recently used last."""
@@ -206,9 +232,11 @@ class Shapes:
         """A shape that nobody could make is forgotten: the next run tries again."""
         with self._changed:
             shape.users -= 1
+            idle = shape.unwanted()
             failed = shape.held is None and shape.users == 0 and not shape.pending
             if failed and self._shapes.get(shape.binding) is shape:
                 del self._shapes[shape.binding]
+        _close(idle)
 
     def _submit(self, shape: Shape, stage: int) -> None:
         """Let the background do this stage, if there is one."""
@@ -247,9 +275,9 @@ class Shapes:
             before = shape.hold(made)
             if shape.binding == () and not shape.dropped:
                 self.fixed = made.executable
-            unwanted = shape.held if not shape.wanted else None
+            idle = shape.unwanted()
             self._changed.notify_all()
-        _close(before, unwanted)
+        _close(before, idle)
 
     def _take(self, shape: Shape) -> _Held | None:
         """What there is, or what comes from the background; None when this thread has to make it."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from core.ir.build import Builder
 from core.ir.graph import Graph
 from core.ir.types import DType, TensorType
 from core.runtime.background import Background
-from core.runtime.general import work
+from core.runtime.general import General, work
 from core.runtime.shapes import Binding, Made
 from tests.core.runtime import graphs
 
@@ -48,6 +50,10 @@ def slowed(session: core.Session, go_on: threading.Event) -> None:
         return run
 
     session._shapes._maker = replace(maker, later=tuple(map(waiting, maker.later)))
+
+
+def without_general(session: core.Session) -> None:
+    session._shapes._maker = replace(session._shapes._maker, general=None)
 
 
 def test_the_general_version_answers_while_a_shape_is_compiled() -> None:
@@ -80,7 +86,7 @@ def test_even_the_first_shape_need_not_be_waited_for() -> None:
 def test_a_run_that_the_general_version_leaves_waits_for_the_code() -> None:
     graph = graphs.sequence()
     session = core.compile(graph, threads=1, new_shapes="background")
-    session._general = None
+    without_general(session)
     agree(graph, session, feed(5))
     assert "length=5" in session.explain()
     session.close()
@@ -88,11 +94,44 @@ def test_a_run_that_the_general_version_leaves_waits_for_the_code() -> None:
 
 def test_the_general_version_gives_up_once_there_is_code() -> None:
     graph = graphs.sequence()
-    general = core.compile(graph, threads=1)._general
+    general = core.compile(graph, threads=1)._shapes._maker.general
     assert general is not None
     asked = iter((False, True))
     assert general.run(list(feed(5).values()), lambda: next(asked)) is None
     assert general.run(list(feed(5).values()), lambda: False) is not None
+
+
+def test_the_general_version_rests_as_long_as_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, go_on = graphs.sequence(), threading.Event()
+    session = core.compile(graph, threads=1, new_shapes="background")
+    slowed(session, go_on)
+    run, spans = General.run, []
+
+    def slow(self: General, arrays: Sequence[Any], enough: Callable[[], bool]) -> list[Any] | None:
+        started = time.monotonic()
+        time.sleep(0.05)
+        results = run(self, arrays, enough)
+        spans.append((started, time.monotonic()))
+        return results
+
+    monkeypatch.setattr(General, "run", slow)
+    for _ in range(3):
+        agree(graph, session, feed(4))
+    go_on.set()
+    session.close()
+    for (began, ended), (following, _) in itertools.pairwise(spans):
+        assert following - ended >= ended - began - 0.01
+
+
+def test_one_run_at_a_time_is_answered_by_the_general_version() -> None:
+    graph, go_on = graphs.sequence(), threading.Event()
+    session = core.compile(graph, threads=1, new_shapes="background")
+    slowed(session, go_on)
+    session.run(feed(4))
+    with session._shapes.enter((("length", 4),)) as shape, shape.answering:
+        assert session._shapes.meanwhile(shape, list(feed(4).values())) is None
+    go_on.set()
+    session.close()
 
 
 def test_work_is_that_of_products_and_unknown_for_loops() -> None:
@@ -120,7 +159,7 @@ def test_what_the_background_cannot_make_the_run_makes() -> None:
     def fails(binding: Binding, background: Background) -> Made:
         raise RuntimeError("no room")
 
-    session._general = None
+    without_general(session)
     session._shapes._maker = replace(session._shapes._maker, later=(fails, fails))
     agree(graph, session, feed(4))
     assert session.settle(timeout=30) and "length=4: tuned" in session.explain()
@@ -170,7 +209,7 @@ def test_closing_ends_the_child(model: Path, tmp_path: Path, monkeypatch: pytest
 
 def test_closing_wakes_those_who_wait_for_code() -> None:
     session = core.compile(graphs.sequence(), threads=1, new_shapes="background")
-    session._general = None
+    without_general(session)
     go_on, outcome = threading.Event(), []
     slowed(session, go_on)
 
@@ -241,3 +280,19 @@ def test_tuning_in_the_background_needs_a_file(kind: str, tmp_path: Path) -> Non
 def test_unknown_ways_to_meet_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="new_shapes is 'never', expected 'default', 'wait', 'background'"):
         core.compile(graphs.sequence(), threads=1, new_shapes="never")  # type: ignore[arg-type]
+
+
+def test_code_of_a_dropped_shape_stays_for_all_who_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.runtime.session._SPECIALISATIONS", 1)
+    graph, go_on = graphs.sequence(), threading.Event()
+    session = core.compile(graph, threads=1, tune="off", new_shapes="background")
+    without_general(session)
+    slowed(session, go_on)
+    with session._shapes.enter((("length", 4),)) as shape, session._shapes.enter((("length", 5),)):
+        go_on.set()
+        for _ in range(2):  # one after the other, both of those who are in it
+            with session._shapes.executable(shape) as executable:
+                assert executable.run(2, list(feed(4).values()))
+    with pytest.raises(SessionClosed):
+        executable.run(2, list(feed(4).values()))
+    session.close()

@@ -16,13 +16,14 @@ from core.ir.graph import Graph, Node, Value
 from core.ir.types import Dim, DType
 from core.kernels.catalog import body as bodies
 from core.kernels.catalog.attributes import attribute, integers
-from core.kernels.catalog.base import In, KernelCall, KernelSpec, Operand, Out, Request, covers
+from core.kernels.catalog.base import In, KernelCall, KernelSpec, Operand, Out, Request, Scratch, covers
 from core.kernels.catalog.conv import with_bias
 from core.kernels.catalog.nest import has_plannable_types, row_major, traffic
 from core.kernels.catalog.pool import Window
 
 F32 = DType.FLOAT32
 _SPARE = 3  # registers for a weight and what the compiler needs
+_SUM_BYTES = 1 << 16  # of the sums of a task, beside which lines of both images have room in the cache
 _LONGEST = 7  # places of a line of the window whose sums fit the registers
 
 
@@ -62,8 +63,8 @@ class BatchConvSpec(KernelSpec):
 class BatchWeightSpec(KernelSpec):
     """dW[m, c, k..] = sum over i.., n of dY[m, i.., n] * X[c, i*s + k*d - p.., n].
 
-    `channels` and `outputs` are those of one of `groups`. A task is `across` places of one line of the window for
-    `together` outputs m and one channel c; its sums are vectors over rows n.
+    `channels` and `outputs` are those of one of `groups`. A task is `across` places of every line of the window for
+    `together` outputs m and `chunk` channels c; its sums are vectors over rows n.
     """
 
     family: ClassVar[str] = "conv_batch_weight"
@@ -74,7 +75,18 @@ class BatchWeightSpec(KernelSpec):
     outputs: int
     together: int
     across: int
+    chunk: int
     lanes: int
+
+    @property
+    def lines(self) -> int:
+        """Lines of the window."""
+        return prod(window.kernel for window in self.windows[:-1])
+
+    @property
+    def sum_bytes(self) -> int:
+        """What the sums of a task take."""
+        return self.chunk * self.lines * self.together * self.across * self.lanes * F32.itemsize
 
     @property
     def summary(self) -> str:
@@ -138,9 +150,12 @@ def batch_weight_gradient(request: Request) -> KernelCall | None:
     across = even_part(kernel[-1], _LONGEST)
     together = even_part(outputs // groups, max((target.registers - _SPARE - across) // across, 1))
     own = (channels // groups, outputs // groups)
-    spec = BatchWeightSpec(rows, groups, windows, *own, together, across, target.lanes)
+    most = _SUM_BYTES // (prod(kernel[:-1]) * together * across * target.vector_bytes)
+    chunk = even_part(own[0], max(most, 1))
+    spec = BatchWeightSpec(rows, groups, windows, *own, together, across, chunk, target.lanes)
     flops = dy.tensor.size * (2 * own[0] * prod(kernel))
-    return KernelCall(spec, (In(0), In(1), Out()), flops=flops, bytes=traffic(node))
+    operands = (In(0), In(1), Out(), Scratch(spec.sum_bytes))
+    return KernelCall(spec, operands, flops=flops, bytes=traffic(node))
 
 
 def even_part(whole: int, most: int) -> int:

@@ -1,4 +1,8 @@
-"""Weight gradients of convolutions of batch-last images: sums over pixels and rows of the batch."""
+"""Weight gradients of convolutions of batch-last images: sums over pixels and rows of the batch.
+
+Lines of the results go outermost, so that what a task reads of either image stays in the cache for all of its channels
+and lines of the window, whose sums wait in scratch meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,6 @@ from core.codegen.lang import Index, Kernel, Val
 from core.codegen.registers import Pointer
 from core.ir.types import DType
 from core.kernels.catalog.conv_batch import BatchWeightSpec
-from core.kernels.catalog.pool import Window
-from core.kernels.cpu.conv_batch import ravel
 from core.kernels.target import Target
 
 F32 = DType.FLOAT32
@@ -28,49 +30,64 @@ class _BatchWeight:
         self.spec = spec
         self.kernel = k = Kernel(spec, target)
         self.x, self.dy, self.dw = (k.operand(i, F32) for i in range(3))
+        self.sums = k.scratch(3, spec.sum_bytes, F32)
         length = spec.windows[-1].kernel
         parts = [range(at, min(at + spec.across, length)) for at in range(0, length, spec.across)]
         full, rest = divmod(spec.outputs, spec.together)
-        lines = [window.kernel for window in spec.windows[:-1]]
-        with k.parallel(spec.groups, full + bool(rest), len(parts), spec.channels, *lines) as task:
-            group, block, part, channel, *line = task
+        chunks = -(-spec.channels // spec.chunk)
+        with k.parallel(spec.groups, full + bool(rest), len(parts), chunks) as (group, block, part, chunk):
+            start = chunk * spec.chunk
+            channels = (start, k.ops.min(start + spec.chunk, spec.channels))
             for number, places in enumerate(parts):
                 if full:
                     with k.when((block < full) & part.equals(number)):
-                        self._line(group, block * spec.together, spec.together, places, channel, line)
+                        self._block(group, block * spec.together, spec.together, places, channels)
                 if rest:
                     with k.when(block.equals(full) & part.equals(number)):
-                        self._line(group, k.index(full * spec.together), rest, places, channel, line)
+                        self._block(group, k.index(full * spec.together), rest, places, channels)
 
-    def _line(self, group: Val, first: Val, outputs: int, places: range, channel: Val, line: Sequence[Val]) -> None:
-        """Some places of one line of the window: `outputs` x `places` sums. `first` and `channel` are a group's own."""
+    def _block(self, group: Val, first: Val, outputs: int, places: range, channels: tuple[Val, Val]) -> None:
+        """Some places of all lines of the window, for some outputs and channels, counted from the first of a group."""
         k, spec = self.kernel, self.spec
         *outer, columns = spec.windows
+        lines, width, tile = prod(window.count for window in outer), columns.count * spec.rows, outputs * len(places)
         output = group * spec.outputs + first
-        count = prod(window.count for window in outer)
+        with k.loop(0, (channels[1] - channels[0]) * (spec.lines * tile)) as vector:
+            self.sums.store(k.zeros(F32, spec.lanes), vector * spec.lanes)
+        with k.loop(0, lines) as line:
+            dy = [self.dy.at(((output + m) * lines + line) * width) for m in range(outputs)]
+            with k.loop(*channels) as channel, k.loop(0, spec.lines) as tap:
+                image, inside = self._image(group * spec.channels + channel, line, tap)
+                own = self._own(channel - channels[0], tap, tile)
+                with k.when(inside):
+                    values = [own.load(i * spec.lanes, spec.lanes) for i in range(tile)]
+                    x = self.x.at(image * (columns.size * spec.rows))
+                    for i, value in enumerate(self._columns(x, dy, places, values)):
+                        own.store(value, i * spec.lanes)
+        with k.loop(*channels) as channel, k.loop(0, spec.lines) as tap:
+            own = self._own(channel - channels[0], tap, tile)
+            for m in range(outputs):
+                line = ((output + m) * spec.channels + channel) * spec.lines + tap
+                target = self.dw.at(line * columns.kernel)
+                for i, place in enumerate(places):
+                    target.store(k.ops.sum(own.load((m * len(places) + i) * spec.lanes, spec.lanes)), place)
 
-        def along(axis: int, image: Val, result: Val, sums: Sequence[Val]) -> list[Val]:
-            """The sums with what the results from this axis on give: `image` and `result` count lines."""
-            if axis == len(outer):
-                x = self.x.at(image * (columns.size * spec.rows))
-                width = columns.count * spec.rows
-                dy = [self.dy.at(((output + m) * count + result) * width) for m in range(outputs)]
-                return self._columns(x, dy, places, sums)
-            window = outer[axis]
-            shift = line[axis] * window.dilation - window.before
-            with k.fold(*met(k, window, shift), sums) as fold:
-                pixel = image * window.size + (fold.index * window.stride + shift)
-                fold.values = along(axis + 1, pixel, result * window.count + fold.index, fold.values)
-            return fold.values
+    def _own(self, channel: Val, tap: Val, tile: int) -> Pointer:
+        """The sums of one channel and line of the window."""
+        return self.sums.at((channel * self.spec.lines + tap) * (tile * self.spec.lanes))
 
-        zeros = [k.zeros(F32, spec.lanes)] * (outputs * len(places))
-        values = along(0, group * spec.channels + channel, k.index(0), zeros)
-        lines = [window.kernel for window in outer]
-        for m in range(outputs):
-            own = ravel(k, [(output + m) * spec.channels + channel, *line], [0, *lines])
-            target = self.dw.at(own * columns.kernel)
-            for place in places:
-                target.store(k.ops.sum(values[m * len(places) + place - places.start]), place)
+    def _image(self, plane: Val, line: Val, tap: Val) -> tuple[Val, Val]:
+        """The line of the image that a line of the window meets for a line of the results, and whether there is one."""
+        k, outer = self.kernel, self.spec.windows[:-1]
+        inside = k.constant(True, DType.BOOL)
+        if not outer:
+            return plane, inside
+        results = k.unravel(line, [window.count for window in outer])
+        taps = k.unravel(tap, [window.kernel for window in outer])
+        for window, result, place in zip(outer, results, taps, strict=True):
+            at = result * window.stride + place * window.dilation - window.before
+            inside, plane = inside & (at >= 0) & (at < window.size), plane * window.size + at
+        return plane, inside
 
     def _columns(self, x: Pointer, dy: Sequence[Pointer], places: range, sums: Sequence[Val]) -> list[Val]:
         """All pixels of a line: those whose window lies in the image in a loop, the others one by one."""
@@ -122,11 +139,3 @@ class _BatchWeight:
             left = spec.rows - at
             values = step(at, k.lane_mask(left, spec.lanes) if left < spec.lanes else None, *values)
         return values
-
-
-def met(k: Kernel, window: Window, shift: Val) -> tuple[Val, Val]:
-    """The results [first, last) of which a place of the window, `shift` pixels from their corners, meets the image."""
-    ahead = window.stride - 1
-    first = k.ops.max(k.index(ahead) - shift, 0) // window.stride
-    last = k.ops.max(k.index(window.size + ahead) - shift, 0) // window.stride
-    return first, k.ops.min(last, window.count)

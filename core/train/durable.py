@@ -16,9 +16,9 @@ def write_file(path: Path, content: bytes) -> None:
     try:
         _write(aside, content)
         os.replace(aside, path)
-    except OSError:
+    except OSError as error:
         aside.unlink(missing_ok=True)
-        raise
+        raise _named(error, path) from None
     sync_folder(path.parent)
 
 
@@ -34,9 +34,9 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
         _remove(path)
         os.rename(aside, path)
         sync_folder(path.parent)
-    except OSError:
+    except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
-        raise
+        raise _named(error, path) from None
 
 
 def sync_folder(path: Path) -> None:
@@ -46,6 +46,12 @@ def sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _named(error: OSError, path: Path) -> OSError:
+    """The error, saying what could not be written; where that is, is nobody's business who reads it far away."""
+    error.filename = path.name
+    return error
 
 
 def _remove(path: Path) -> None:

@@ -73,7 +73,8 @@ class Fit:
         self._compiled: set[int] = set()  # numbers of rows that steps have run with
         self._began_in = 0  # epochs that were done when this process took over
         self._saved: tuple[int, int] | None = None  # runs and epochs of the last checkpoint
-        self._saved_at = self._stepped_at = perf_counter()
+        self._tried = 0  # runs before the last attempt at one
+        self._tried_at = self._stepped_at = perf_counter()
 
     def run(self) -> Outcome:
         """Train to the end, or until stopped.
@@ -104,7 +105,7 @@ class Fit:
         else:
             self._resume(found)
         self._began_in = self.progress.epoch
-        self._saved_at = self._stepped_at = perf_counter()
+        self._tried_at = self._stepped_at = perf_counter()
 
     def _resume(self, found: checkpoint.Checkpoint) -> None:
         belongs = found.record["belongs"]
@@ -113,6 +114,7 @@ class Fit:
                 raise RecipeError(f"the folder holds checkpoints of another {name}, sha256 {belongs.get(name)}")
         self.progress = unpacked(found, self.learner)
         self._saved = (self.learner.runs, self.progress.epoch)
+        self._tried = self.learner.runs
         self._events.emit("resumed", step=self.learner.runs, epoch=self.progress.epoch + 1)
 
     def _facts(self) -> dict[str, Any]:
@@ -203,15 +205,15 @@ class Fit:
 
     @property
     def _checkpoint_due(self) -> bool:
-        settings, last = self.recipe.checkpoint, self._saved[0] if self._saved else 0
-        if settings.steps is not None and self.learner.runs - last >= settings.steps:
+        settings = self.recipe.checkpoint
+        if settings.steps is not None and self.learner.runs - self._tried >= settings.steps:
             return True
-        return settings.seconds is not None and perf_counter() - self._saved_at >= settings.seconds
+        return settings.seconds is not None and perf_counter() - self._tried_at >= settings.seconds
 
     def _save(self) -> None:
         """Write a checkpoint, unless there is one of this very moment. Without room, go on with the one before."""
         present = (self.learner.runs, self.progress.epoch)
-        self._saved_at = perf_counter()
+        self._tried, self._tried_at = self.learner.runs, perf_counter()
         if present == self._saved or not self.learner.runs:
             return
         try:

@@ -156,7 +156,8 @@ def test_a_disk_that_is_full_for_a_while(tmp_path: Path, data: Path, monkeypatch
     monkeypatch.setattr(checkpoint, "write_folder", refusing)
     assert fit(tmp_path / "full", what, data, watch=watch).run() is Outcome.DONE
     messages = [event.values["message"] for event in events.read(tmp_path / "full") if event.kind == "log"]
-    assert messages and all("could not be written: [Errno 28] No space left" in message for message in messages)
+    assert 1 <= len(messages) <= 4, "an attempt for every checkpoint that is due, not for every step"
+    assert all("could not be written: [Errno 28] No space left" in message for message in messages)
     assert model_bytes(tmp_path / "full") == model_bytes(tmp_path / "whole")
 
 

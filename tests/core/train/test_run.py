@@ -153,7 +153,7 @@ def test_a_disk_without_room_for_the_result(tmp_path: Path, data: Path) -> None:
     arguments = [str(tmp_path), "--dataset", str(data), "--threads", "1"]
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 4, done.stderr
-    assert "File too large" in json.loads(done.stdout)["error"]
+    assert json.loads(done.stdout)["error"].endswith("File too large: 'result'")
     assert {path.name for path in tmp_path.iterdir()} <= {"recipe.json", "lock", "events.jsonl", "checkpoints"}
     assert not list((tmp_path / "checkpoints").iterdir())
     assert kinds(tmp_path)[-1] == "failed"

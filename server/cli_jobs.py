@@ -104,12 +104,15 @@ class Wanted:
     publish: str | None
     promote: bool
     begin_with: str | None  # MODEL or MODEL:VERSION
+    gate: str | None = None  # JSON
 
-    def body(self, dataset: str) -> dict[str, Any]:
+    def body(self, kind: str, dataset: str) -> dict[str, Any]:
         """Return the fields of the API's body that go with a recipe."""
-        body: dict[str, Any] = {"kind": "finetune" if self.begin_with else "train", "dataset": dataset}
+        body: dict[str, Any] = {"kind": "finetune" if self.begin_with else kind, "dataset": dataset}
         if self.publish is not None:
             body["publish"] = {"model": self.publish, "promote": self.promote}
+            if self.gate is not None:
+                body["publish"]["gate"] = _gate(self.gate)
         if self.begin_with is not None:
             name, _, version = self.begin_with.partition(":")
             body["model"] = {"name": name, "version": version or "live"}
@@ -126,19 +129,33 @@ def train_there(url: str, recipe: Path, wanted: Wanted, curves: bool) -> None:
         if wanted.data is not None:
             with transfer("uploading", "checking") as sent:
                 name = client.upload_dataset(name, wanted.data, progress=sent).digest
-        job = client.submit_job(document, **wanted.body(name))
+        job = client.submit_job(document, **wanted.body("sweep" if "space" in document else "train", name))
         console.print(f"job {job.id}: `lathe jobs watch {job.id}` follows it as well", soft_wrap=True)
         watch_job(client, job.id, curves)
 
 
-def _document(recipe: Path) -> dict[str, Any]:
-    """Read a recipe as the server shall have it; one that is none is told of here already."""
-    from core.train import recipe as recipes
+def _gate(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise fail(f"--gate: expected JSON: {error}") from error
 
+
+def _document(recipe: Path) -> dict[str, Any]:
+    """Read a recipe, or a sweep, as the server shall have it; one that is none is told of here already."""
+    from core.train import recipe as recipes
+    from core.train import space
+
+    try:
+        text = recipe.read_text()
+        document: dict[str, Any] = json.loads(text) if recipe.suffix == ".json" else tomllib.loads(text)
+    except ValueError as error:
+        raise fail(f"{recipe}: {error}") from error
     with model_errors():
-        recipes.read(recipe)
-    text = recipe.read_text()
-    document: dict[str, Any] = json.loads(text) if recipe.suffix == ".json" else tomllib.loads(text)
+        if "space" in document:
+            space.from_json(json.dumps(document))
+        else:
+            recipes.read(recipe)
     return document
 
 

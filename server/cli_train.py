@@ -39,6 +39,9 @@ def train(
     dataset: Annotated[str | None, typer.Option(help="With --server: data that is there already, by name.")] = None,
     publish: Annotated[str | None, typer.Option(help="With --server: the model that gets a version.")] = None,
     promote: Annotated[bool, typer.Option("--promote", help="With --publish: go live.")] = False,
+    gate: Annotated[
+        str | None, typer.Option(help="With --publish: what the result must be, as JSON: see docs/gates.md.")
+    ] = None,
     begin_with: Annotated[
         str | None, typer.Option("--from", help="With --server: the model to go on from, or MODEL:VERSION.")
     ] = None,
@@ -51,7 +54,7 @@ def train(
     if server is not None:
         from server.cli_jobs import Wanted, train_there
 
-        train_there(server, recipe, Wanted(data, dataset, publish, promote, begin_with), watch)
+        train_there(server, recipe, Wanted(data, dataset, publish, promote, begin_with, gate), watch)
         return
     if data is None:
         raise fail("--data is missing: the dataset, a file or folder")

@@ -125,7 +125,10 @@ class Settings(BaseSettings):
     max_dataset: int = Field(4 * GIB, ge=1, description="Largest dataset that may be uploaded.")
     max_datasets: int = Field(64 * GIB, ge=0, description="Size of all datasets together.")
 
-    job_slots: int = Field(1, ge=1, le=64, description="Jobs that run at once, all in the processor's idle time.")
+    job_slots: int = Field(1, ge=1, le=64, description="Jobs that run at once.")
+    job_idle: bool = Field(
+        True, description="Jobs compute only while nobody else wants the processors; false: they get a small share."
+    )
     job_threads: int | None = Field(
         None, ge=1, description="Threads of each job; without it what the process may use of the machine."
     )

@@ -98,16 +98,20 @@ class Sweep(Section):
     @property
     def default(self) -> dict[str, Any] | None:
         """The values that the recipe itself has; None where one lies outside its range."""
-        values = json.loads(_read(self.recipe).model_dump_json())
-        found = {path: _get(values, path) for path in self.space}
+        found = {path: _get(self._whole, path) for path in self.space}
         return found if all(self.space[path].holds(value) for path, value in found.items()) else None
 
     def at(self, values: Values) -> dict[str, Any]:
         """The recipe with other values; raises LookupError for a path that leads nowhere."""
-        changed = copy.deepcopy(self.recipe)
+        changed, whole = copy.deepcopy(self.recipe), self._whole
         for path, value in values.items():
-            _set(changed, path, value)
+            _set(changed, whole, path, value)
         return changed
+
+    @property
+    def _whole(self) -> Any:
+        """The recipe with all its defaults."""
+        return json.loads(_read(self.recipe).model_dump_json())
 
     def trial(self, values: Values) -> Recipe:
         """What one trial trains. RecipeError where values do not go together."""
@@ -129,13 +133,14 @@ def _read(values: Mapping[str, Any]) -> Recipe:
         raise ValueError(str(error)) from None
 
 
-def _set(table: Any, path: str, value: Any) -> None:
+def _set(table: Any, whole: Any, path: str, value: Any) -> None:
+    """Set a field; lists and tables on the way that are not written down come from the `whole` recipe, or are made."""
     *above, last = _steps(path)
     for step in above:
-        if isinstance(table, dict):
-            table = table.setdefault(step, {})  # a table with defaults only may not be written down
-        else:
-            table = table[step]
+        whole = _get(whole, str(step))
+        if isinstance(table, dict) and step not in table:
+            table[step] = whole if isinstance(whole, list) else {}
+        table = table[step]
     table[last] = value
 
 

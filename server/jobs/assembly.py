@@ -72,6 +72,7 @@ def allowance_of(settings: Settings) -> Allowance:
         settings.job_threads or available_cpus(),
         settings.max_job_files,
         min(_GRACE, settings.drain_timeout),
+        settings.job_idle,
     )
 
 

@@ -35,7 +35,13 @@ def blocks(page: str, language: str) -> list[str]:
 def runnable(page: str) -> list[str]:
     """Whole commands, continuation lines joined, without those that set up, serve, or take minutes."""
     lines = [line for block in blocks(page, "sh") for line in split_commands(block)]
-    return [line for line in lines if not line.startswith(STARTED_ELSEWHERE) and "loadtest" not in line]
+    lines = [line for line in lines if not line.startswith(STARTED_ELSEWHERE) and "loadtest" not in line]
+    return [line for line in lines if not trains(line)]
+
+
+def trains(line: str) -> bool:
+    """Whether a command belongs to what the README trains, which takes too long to run with the others."""
+    return any(name in line for name in ("handwriting", "digits.npz", "digits-worse"))
 
 
 def split_commands(block: str) -> list[str]:
@@ -67,6 +73,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, target in (
         ("lathe", "-c 'from server.cli import app; app()'"),
         ("curl", str(PROJECT / "tests/project/curl.py")),
+        ("python", ""),
     ):
         script = commands / name
         script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {target} "$@"\n')
@@ -90,7 +97,8 @@ def port(checkout: Path) -> Iterator[int]:
 
 def environment(checkout: Path, port: int) -> dict[str, str]:
     path = f"{checkout / '.venv/bin'}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "PYTHONPATH": str(PROJECT), "LATHE_URL": f"http://127.0.0.1:{port}"}
+    ours = {"LATHE_URL": f"http://127.0.0.1:{port}", "LATHE_JOB_IDLE": "false"}  # tests keep the machine busy
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(PROJECT), **ours}
 
 
 def wait_ready(port: int, server: subprocess.Popen[bytes], seconds: float = 60) -> None:
@@ -136,6 +144,29 @@ def test_every_command_of_the_page_works(page: str, checkout: Path, port: int) -
     assert len(commands) >= 3
     for command in commands:
         run(["sh", "-c", command.replace("127.0.0.1:8080", f"127.0.0.1:{port}")], checkout, port)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_way_from_data_to_a_version(checkout: Path, port: int) -> None:
+    """The README's section about training: what it says comes out of it."""
+    lines = [line for block in blocks("README.md", "sh") for line in split_commands(block)]
+    data, upload, train, ask, worse = [line for line in lines if trains(line)]
+    outputs = {}
+    for command in (data, upload, train, ask, worse):
+        here = command.replace("127.0.0.1:8080", f"127.0.0.1:{port}")
+        outputs[command] = run(["sh", "-c", here], checkout, port)
+    assert orjson.loads(outputs[upload])["rows"] == 1797
+    scores = orjson.loads(outputs[ask])["outputs"][0]["data"]
+    assert scores.index(max(scores)) == 0
+    job = f"http://127.0.0.1:{port}/api/v1/jobs/{orjson.loads(outputs[worse])['id']}"
+    end = time.monotonic() + 100
+    while not (state := orjson.loads(run(["curl", "-s", job], checkout, port)))["finished"]:
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    assert (state["state"], state["result"]["moved_alias"], state["result"]["version"]) == ("succeeded", False, 2)
+    model = orjson.loads(run(["curl", "-s", job.partition("jobs/")[0] + "models/handwriting"], checkout, port))
+    assert model["aliases"] == {"live": 1}
 
 
 def test_the_client_example_prints_what_its_comment_says(checkout: Path, port: int) -> None:

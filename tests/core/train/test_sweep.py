@@ -167,6 +167,10 @@ def test_fields_of_lists_and_whole_tables_are_set() -> None:
     trial = asked.trial({"model.hidden.0": 32, "optimizer": {"kind": "sgd", "rate": 0.1}, "clip.norm": 1.0})
     assert (trial.model.hidden, trial.optimizer.kind, trial.clip.norm) == ((32,), "sgd", 1.0)  # type: ignore[union-attr]
     assert asked.default is None  # the recipe does not clip
+    plain = {**RECIPE, "model": {"architecture": "mlp"}}
+    widths = space.from_json(sweep(recipe=plain, space={"model.hidden.1": {"low": 8, "high": 64}}))
+    assert widths.trial({"model.hidden.1": 9}).model.hidden == (128, 9)  # type: ignore[union-attr]
+    assert widths.default == {"model.hidden.1": 64}
 
 
 @pytest.mark.slow

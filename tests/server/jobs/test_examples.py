@@ -1,0 +1,48 @@
+"""The bodies of jobs that the documentation shows are taken as they stand."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from server.api.job_schemas import JobAsked
+from server.jobs.kinds import KINDS
+
+PAGE = (Path(__file__).parents[3] / "docs" / "gates.md").read_text()
+BODIES = [json.loads(block) for block in re.findall(r"^```json\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)]
+
+
+def test_bodies_of_the_page_about_gates() -> None:
+    checked = []
+    for body in BODIES:
+        asked = JobAsked.model_validate_json(json.dumps(body)).to_request()
+        if body["recipe"] != {"...": "..."}:
+            KINDS[asked.kind].check(asked.recipe)
+            checked.append(asked.kind)
+    assert checked == ["finetune", "evaluate", "sweep"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "recipe", "says"),
+    [
+        ("train", {"model": {"parent": True}, "optimizer": {"kind": "adam"}, "epochs": 1}, "expected an architecture"),
+        ("finetune", {"model": {"architecture": "mlp"}, "optimizer": {"kind": "adam"}, "epochs": 1}, "parent = true"),
+        ("finetune", {"model": {"parent": True}, "epochs": 1}, "optimizer: "),
+        ("evaluate", {"rows": "none"}, "rows: "),
+        ("sweep", {"recipe": {}, "space": {}}, "recipe: "),
+    ],
+)
+def test_recipes_that_do_not_suit_their_kind(kind: str, recipe: dict[str, object], says: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        KINDS[kind].check(recipe)
+    assert says in str(refused.value)
+
+
+def test_a_gate_is_checked_when_the_job_comes() -> None:
+    body = {**BODIES[0], "publish": {"model": "m", "gate": {"min": {"accuracy": "high"}}}}
+    with pytest.raises(ValidationError, match=r"publish\.gate\.min\.accuracy"):
+        JobAsked.model_validate_json(json.dumps(body))

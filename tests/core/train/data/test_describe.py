@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from core.errors import DataError
 from core.train.data.__main__ import main
 from core.train.data.describe import describe
 
@@ -163,3 +164,16 @@ def test_bombs_stay_in_bounded_memory(tmp_path: Path, kind: str) -> None:
     make, message = BOMBS[kind]
     status, found = child(make(tmp_path / "data"), "--name", "bad", "--memory", str(1 << 26))
     assert status == 2 and found["error"].startswith("bad: ") and message in found["error"]
+
+
+@pytest.mark.parametrize(("module", "name", "what"), [("pyarrow", "a.csv", "CSV"), ("PIL", "cat/1.png", "images")])
+def test_the_extra_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str, what: str
+) -> None:
+    for loaded in [each for each in sys.modules if each.split(".")[0] == module]:
+        monkeypatch.setitem(sys.modules, loaded, None)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(
+        DataError, match=rf"{what}.* read by a package that is not installed: pip install 'lathe\[train\]'"
+    ):
+        describe(_zip(tmp_path / "data", name, [b"a,y\n1,2\n"]))

@@ -15,7 +15,7 @@ from pathlib import Path
 _GIB = 1 << 30
 _ADDRESS_SPACE = 4 * _GIB  # what a child may map beyond the memory it may use
 _FILE_SIZE = 64 * _GIB
-_ENVIRONMENT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR")
+_ENVIRONMENT = ("PATH", "HOME", "LANG", "LATHE_CACHE", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Set
 from core.ir.dim import evaluate, symbols
 from core.ir.graph import Graph, Node, Value, node_reads
 from core.ir.types import TensorType
+from core.passes.base import view_origin
 
 
 def order(graph: Graph) -> list[Node]:
@@ -19,17 +20,19 @@ def order(graph: Graph) -> list[Node]:
 def _greedy(graph: Graph) -> list[Node]:
     """Always run the ready node that grows the live set least; ties go to the graph's own order."""
     readers = {value: len(set(nodes)) for value, nodes in graph.uses().items()}
-    keep, homes = graph.live_outs(), _homes(graph)
+    keep, homes, reading = graph.live_outs(), _homes(graph), _reading(graph)
     made: set[Value] = {value for value in graph.values() if value.producer is None}
     waiting = list(graph.nodes)
     result: list[Node] = []
     while waiting:
         ready = [node for node in waiting if all(v in made or v.producer is None for v in node_reads(node))]
-        patient = [node for node in ready if not _overwrites(node, homes, readers)] or ready
+        patient = [node for node in ready if not _overwrites(node, homes, reading)] or ready
         best = min(patient, key=lambda node: _growth(node, readers, keep, homes.keys()))
         waiting.remove(best)
         result.append(best)
         made.update(best.outputs)
+        for nodes in reading.values():
+            nodes.discard(best)
         for value in set(node_reads(best)):
             readers[value] -= 1
     return result
@@ -40,11 +43,19 @@ def _homes(graph: Graph) -> dict[Value, Value]:
     return {state.update: state.value for state in graph.states}
 
 
-def _overwrites(node: Node, homes: Mapping[Value, Value], readers: Mapping[Value, int]) -> bool:
+def _reading(graph: Graph) -> dict[Value, set[Node]]:
+    """The nodes that read each state, or a view of it."""
+    found: dict[Value, set[Node]] = {state.value: set() for state in graph.states}
+    for node in graph.nodes:
+        for value in map(view_origin, node_reads(node)):
+            if value in found:
+                found[value].add(node)
+    return found
+
+
+def _overwrites(node: Node, homes: Mapping[Value, Value], reading: Mapping[Value, set[Node]]) -> bool:
     """Whether others still have to read a state that the node gives its next value."""
-    reads = set(node_reads(node))
-    before = [homes[value] for value in node.outputs if value in homes]
-    return any(readers.get(value, 0) > (value in reads) for value in before)
+    return any(reading[homes[value]] - {node} for value in node.outputs if value in homes)
 
 
 def _growth(node: Node, readers: dict[Value, int], keep: Set[Value], homes: Set[Value]) -> int:

@@ -1,4 +1,4 @@
-"""A step of any layer is native code alone, for few rows and many, and computes what the references compute."""
+"""A step of any layer is native code alone, in place, for any number of rows, and computes what references do."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ def test_no_step_leaves_native_code(name: str, rows: int) -> None:
     for batch in batches:
         learner.run(batch)
     assert "FALLBACK" not in learner.explain()
+    assert [ready.plan.copies for ready in learner._executables.values()] == [()], "states are not updated in place"
     found = learner.state()
     for state, expected in reference(graph, optimizer, batches).items():
         np.testing.assert_allclose(found[state], expected, 1e-3, 1e-5, err_msg=state)

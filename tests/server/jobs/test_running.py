@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from server.access.authority import Caller, Mode
+from server.access.keys import Key
+from server.access.scopes import Scope
 from server.errors import Conflict, Internal, NotFound, StorageFull, Unprocessable
 from server.jobs.job import Job, JobState, Publish
 from tests.server.jobs.world import ANYBODY, Press, World, run, until, world
@@ -167,6 +170,21 @@ def test_a_job_of_higher_priority_gets_the_slot_and_the_other_goes_on_later(tmp_
     run(scenario())
 
 
+def test_ten_jobs_at_once_end_in_fair_order(tmp_path: Path) -> None:
+    async def scenario() -> list[str]:
+        async with world(tmp_path) as w:
+            jobs = [await w.submit(owner("ann"), steps=2, seconds=0.05) for _ in range(8)]
+            jobs += [await w.submit(owner("bob"), steps=2, seconds=0.05) for _ in range(2)]
+            ended = [await w.reach(job) for job in jobs]
+            assert {job.state for job in ended} == {JobState.SUCCEEDED}
+            return [job.order.owner for job in sorted(ended, key=lambda job: job.finished or 0)]
+
+    order = run(scenario())
+    assert order[:2] == ["ann", "bob"]
+    assert order.index("bob", 2) <= 4, order
+    assert children_of(tmp_path) == []
+
+
 def test_stopping_the_server_stops_jobs_at_a_checkpoint_and_a_restart_runs_them_on(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
@@ -251,6 +269,11 @@ def test_deleting_takes_the_files_along(tmp_path: Path) -> None:
             assert w.jobs.register.all() == []
 
     run(scenario())
+
+
+def owner(name: str) -> Caller:
+    """Somebody with a key."""
+    return Caller(Key("0" * 12, name, "", frozenset({Scope.TRAIN})), Mode.KEYED)
 
 
 def _events(w: World, job: Job) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import io
 from collections.abc import Iterator
@@ -20,9 +21,9 @@ from server.cli import app
 from server.client import ApiError, Client
 from server.datasets.service import Datasets
 from server.datasets.store import DatasetStore
-from server.errors import Conflict, Unprocessable
+from server.errors import Conflict, StorageFull, Unprocessable
 from tests.server.api.service import Service, service
-from tests.server.repository.disk import ReadOnlyFs
+from tests.server.repository.disk import CountingFs, FailingFs, ReadOnlyFs
 
 
 def npz(rows: int = 6, **more: Any) -> bytes:
@@ -213,3 +214,26 @@ def test_an_upload_whose_caller_leaves_while_it_is_looked_at_is_kept(tmp_path: P
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
     assert not list(tmp_path.glob("staging/*"))
+
+
+@pytest.mark.parametrize("step", range(5))
+def test_a_full_disk_is_said_and_leaves_nothing(step: int, tmp_path: Path) -> None:
+    """At whatever change to the disk it fills up: 507, and the datasets are as they were."""
+
+    async def scenario() -> None:
+        (check := Slow()).go.set()
+        opening = CountingFs()
+        DatasetStore(tmp_path, 1 << 20, opening).open()
+        fs = FailingFs(opening.step + 1 + step, errno.ENOSPC, lasting=True)
+        datasets = Datasets(DatasetStore(tmp_path, 1 << 20, fs), check, 1 << 20)
+        await datasets.open()
+        with pytest.raises(StorageFull, match="storage is full") as refused:
+            await datasets.receive("a", body(b"one"), None, "")
+        assert refused.value.http_status == 507
+        assert await datasets.list() == []
+        fs.at = None
+        await datasets.receive("a", body(b"one"), None, "")
+        assert (await datasets.find("a")).content.size == 3
+        await datasets.close()
+
+    asyncio.run(scenario())

@@ -195,15 +195,15 @@ def opened(path: Path, options: Options, new_shapes: NewShapes, source: Source |
     stored = artifact.load(path, options.threads)
     mine = {"threads": options.threads, "cache_dir": options.cache_dir}
     chosen = Options(**{**stored.options, **mine, "tune": options.tune, "tune_later": options.tune_later})
-    batching, store = stored.description.batching, open_store(options.cache_dir)
+    store = open_store(options.cache_dir)
     if isinstance(stored.content, Graph):
         graph = stored.content
         source = Source(path, stored.digest, store) if store is not None else None
-        make = partial(_stored, lambda: graph, batching, source)
+        make = partial(_stored, lambda: graph, stored.description, source)
         return Session(stored.description, _maker_of(graph, make, chosen, new_shapes, source))
     if source is None:
         return Session(stored.description, fixed=Made(stored.content))
-    make = partial(_stored, partial(load, source.path), batching, source)
+    make = partial(_stored, partial(load, source.path), stored.description, source)
     fixed = Made(stored.content, note_of(chosen), last=False)
     return Session(stored.description, maker(make, chosen, "wait", None, source), fixed)
 
@@ -221,7 +221,9 @@ def specialise(path: Path, origin: str, binding: Binding, options: Options) -> N
     if store is None:
         raise UnsupportedError(f"the cache folder {options.cache_dir} cannot be written")
     graph = _graph_in(path)
-    _stored(lambda: graph, describe(graph, options).batching, Source(path, origin, store), binding, options).close()
+    description = describe(graph, options)
+    compiled = build(graph, options, description.batching, binding)
+    _keep(Source(path, origin, store), description, binding, options, compiled)
 
 
 def _graph_in(path: Path) -> Graph:
@@ -249,9 +251,10 @@ def executable(graph: Graph, options: Options, batching: BatchInfo, binding: Bin
 
 
 def _stored(
-    graph: Callable[[], Graph], batching: BatchInfo, source: Source | None, binding: Binding, options: Options
+    graph: Callable[[], Graph], description: Description, source: Source | None, binding: Binding, options: Options
 ) -> Executable:
     """As `executable`, from the store where the same source was compiled for these shapes before."""
+    batching = description.batching
     if source is None:
         return executable(graph(), options, batching, binding)
     path = source.place(binding, options)
@@ -261,9 +264,14 @@ def _stored(
         return found
     compiled = build(graph(), options, batching, binding)
     with suppress(OSError):  # a full disk costs the next process's time
-        artifact.save(path, describe(graph(), options), options.kept(), compiled, durable=False)
-        source.store.added(path)
+        _keep(source, description, binding, options, compiled)
     return loaded(compiled, options.threads, batching.batchable)
+
+
+def _keep(source: Source, description: Description, binding: Binding, options: Options, compiled: Compiled) -> None:
+    path = source.place(binding, options)
+    artifact.save(path, description, options.kept(), compiled, durable=False)
+    source.store.added(path)
 
 
 def loaded(compiled: Compiled, threads: int, independent: bool) -> Executable:

@@ -53,6 +53,11 @@ class Task:
         aside.rename(self.folder / "result")
         self.emit(kind="done", step=self.recipe["steps"])
 
+    def work(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not self.stop and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, 0.01))
+
     def misbehave(self, step: int) -> None:
         match self.recipe.get("do"):
             case "crash":
@@ -85,7 +90,7 @@ class Task:
             if self.stop:
                 self.checkpoint(step - 1)
                 return STOPPED
-            time.sleep(self.recipe.get("seconds", 0.0))
+            self.work(self.recipe.get("seconds", 0.0))
             self.misbehave(step)
             self.emit(kind="step", step=step, loss=1 / step)
             if step % self.recipe.get("every", 5) == 0:

@@ -121,7 +121,7 @@ def test_cancelled_jobs_end_in_every_state(tmp_path: Path) -> None:
 
 def test_a_process_that_does_not_stop_is_killed_with_all_it_started(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with world(tmp_path, drain_timeout=1) as w:
+        async with world(tmp_path, drain_timeout=0.3) as w:
             deaf = await w.submit(steps=10_000, seconds=0.01, do="ignore SIGTERM")
             await until(lambda: (w.folder(deaf) / "events.jsonl").exists())
             await w.jobs.service.cancel(ANYBODY, deaf.id)
@@ -247,7 +247,7 @@ def test_a_log_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     async def scenario() -> None:
         async with world(tmp_path) as w:
-            job = await w.reach(await w.submit(steps=200, seconds=0.01, do="talk"))
+            job = await w.reach(await w.submit(steps=60, seconds=0.01, do="talk"))
             assert 0 < (w.folder(job) / "log.txt").stat().st_size < 20_000
 
     run(scenario())

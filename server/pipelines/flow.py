@@ -33,6 +33,7 @@ class StepEntry(Entry):
     def __init__(self, step: str, servable: Servable, inputs: Tensors, group: Group, done: Done, whole: Entry) -> None:
         super().__init__(inputs, group, done, whole.deadline, whole.priority)
         self.client = whole.client
+        self.since = monotonic()  # until it is queued, which an answer from a cache never is
         self.step = step
         self.ref: ModelRef = servable.ref
         self.ended: float | None = None  # monotonic seconds
@@ -88,7 +89,7 @@ class Flow:
             servable = target()
             inputs = {name: self._take(tensor) for name, tensor in step.inputs.items()}
             group = servable.signature.group_of(inputs)
-            done = partial(self._step_done, index, monotonic())
+            done = partial(self._step_done, index)
             entry = StepEntry(step.name, servable, inputs, group, done, self._whole)
             servable.submit(entry)
         except ServerError as error:
@@ -101,13 +102,13 @@ class Flow:
         self._uses[tensor] -= 1
         return self._tensors[tensor] if self._uses[tensor] else self._tensors.pop(tensor)
 
-    def _step_done(self, index: int, began: float, outcome: Outcome) -> None:
+    def _step_done(self, index: int, outcome: Outcome) -> None:
         if self._over:
             return
         _, entry = self._running.pop(index)
         entry.ended = monotonic()
         step = self._steps[index][0]
-        self._took(step.name, entry.ended - began)
+        self._took(step.name, entry.ended - entry.since)
         try:
             self._go_on(step, outcome)
         except ServerError as error:

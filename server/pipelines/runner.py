@@ -12,7 +12,7 @@ from server.batching.admission import Admission
 from server.batching.entry import Entry, Outcome
 from server.batching.execution import Ran
 from server.batching.policy import BatchPolicy
-from server.errors import DeadlineExceeded, Overloaded, ServerError
+from server.errors import DeadlineExceeded, Internal, Overloaded, ServerError
 from server.pipelines.definition import StepDef
 from server.pipelines.flow import Flow, Target
 from server.pipelines.pipeline import ModelStage, Pipeline
@@ -57,8 +57,8 @@ class PipelineRunner:
         flow = self._flows[entry] = Flow(self._steps, self._outputs, entry, self.stats.stepped, self._ended)
         try:
             flow.start()
-        except ServerError as error:
-            self.stats.refused(error.code)
+        except Exception as error:
+            self.stats.refused(error.code if isinstance(error, ServerError) else Internal.code)
             self._leave(entry)
             raise
 
@@ -108,8 +108,8 @@ class PipelineRunner:
         self._leave(entry)
         now = monotonic()
         failed = isinstance(outcome, Exception)
-        if isinstance(outcome, Exception):
-            self.stats.failures[outcome.code if isinstance(outcome, ServerError) else "internal"] += 1
+        if failed:
+            self.stats.failures[outcome.code if isinstance(outcome, ServerError) else Internal.code] += 1
         self.stats.last_inference_ms = int(time() * 1000)
         self.stats.ran(Ran([outcome], entry.rows, 1, entry.since, entry.since, now, now), [0.0], int(failed))
         self.admission.drain.add(1, now)

@@ -332,6 +332,24 @@ def test_a_trace_shows_each_step() -> None:
     asyncio.run(scenario())
 
 
+def test_a_step_answered_from_a_cache_has_its_place_in_the_trace() -> None:
+    async def scenario() -> None:
+        a = doubler()
+        async with setup(CHAIN, a=a, b=doubler()) as world:
+            world.registry.resolve("a").configure(BatchPolicy(), cache_bytes=10_000)
+            await world.ask()
+            exporter = InMemorySpanExporter()
+            world.plane.tracing = Tracing("", 1.0, exporter)
+            await world.ask()
+            world.plane.tracing._provider.force_flush()
+            spans = {span.name: span for span in exporter.get_finished_spans()}
+            assert a.batches == [1]
+            assert spans["infer p"].start_time - 1_000_000 <= spans["step a"].start_time <= spans["step a"].end_time
+            world.plane.tracing.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_reset_while_a_step_waits_is_known_to_have_begun() -> None:
     """The wire asks a request whether dropping it would lose work."""
 

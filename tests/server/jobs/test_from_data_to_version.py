@@ -129,3 +129,24 @@ def test_digits_from_upload_to_a_refused_fine_tuning(http: httpx.Client) -> None
     assert judged["metrics"]["metrics"]["accuracy"] > 0.98
     assert [entry["batch"] for entry in judged["metrics"]["operators"]] == [1, 16, 64]
     assert said(http.delete("/api/v1/datasets/digits"))["digests"] == [data["digest"]]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_sweep_publishes_its_best_trial(http: httpx.Client) -> None:
+    upload(http, "few", DIGITS.images[:400], DIGITS.target[:400])
+    recipe = {
+        "data": {"validation": 0.2},
+        "model": {"architecture": "mlp", "hidden": [32]},
+        "optimizer": {"kind": "adam", "rate": 1e-5},
+        "epochs": 3,
+    }
+    space = {"optimizer.rate": {"low": 1e-3, "high": 1e-2, "log": True}}
+    asked = {"recipe": recipe, "space": space, "trials": 3, "pruner": "none"}
+    job = finished(http, kind="sweep", recipe=asked, dataset="few", publish={"model": "searched"})
+    assert (job["result"]["version"], job["result"]["moved_alias"]) == (1, True)  # the first version goes live
+    sweep = job["metrics"]["sweep"]
+    assert [trial["state"] for trial in sweep["trials"]] == ["complete"] * 3
+    shown = said(http.get("/api/v1/models/searched/versions/1"))["manifest"]["metadata"]["lineage"]
+    assert (shown["kind"], shown["recipe"]["optimizer"]["rate"]) == ("sweep", sweep["values"]["optimizer.rate"])
+    assert 1e-3 <= sweep["values"]["optimizer.rate"] <= 1e-2  # the recipe's own rate lies outside: it was not tried

@@ -198,7 +198,7 @@ class Loader:
     ) -> Built:
         if (folder / MODEL_FILE).exists():
             return await self._builder.build(folder / MODEL_FILE, digest, loading, model.config.compile)
-        return await self.pipelines.build(model.name, folder, loading)
+        return await self.pipelines.build(model.name, folder, loading, model.config.compile)
 
     def _is_loading(self, model: LiveModel, version: int) -> None:
         if version in model.statuses:  # else deleted meanwhile

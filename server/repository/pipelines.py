@@ -18,6 +18,7 @@ from server.pipelines.pipeline import BuiltinStage, Face, ModelStage, Pipeline, 
 from server.pipelines.wiring import Types, attach, in_order, known_types
 from server.repository.builder import Builder, Built, warm_up
 from server.repository.live import LiveModel, LiveModels
+from server.repository.modelconfig import Compilation
 
 if TYPE_CHECKING:
     from server.dataplane import Resolver
@@ -37,6 +38,7 @@ Released: TypeAlias = Callable[[LiveModel], None]  # told of a model that is hel
 class _Parts:
     """What a pipeline has taken hold of so far."""
 
+    wanted: Compilation  # for the graphs among its steps
     pins: list[tuple[LiveModel, int]] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
     artifacts: list[Path] = field(default_factory=list)
@@ -63,14 +65,14 @@ class PipelineBuilder:
         self._ensure = ensure
         self.released: Released = lambda model: None  # set by who lets go of what is not needed any more
 
-    async def build(self, name: str, folder: Path, loading: Callable[[], None] = lambda: None) -> Built:
-        """Bring the pipeline ``name`` whose files lie in ``folder`` into memory.
+    async def build(self, name: str, folder: Path, loading: Callable[[], None], wanted: Compilation) -> Built:
+        """Bring the pipeline ``name`` whose files lie in ``folder`` into memory, its graphs as is ``wanted``.
 
         ``loading`` is told when its models and steps are there. Raises NotFound or Unavailable for a model that is not
         there or not loaded, Unprocessable for anything that does not fit.
         """
         started = asyncio.get_running_loop().time()
-        parts = _Parts()
+        parts = _Parts(wanted)
         try:
             pipeline = await self._build(name, folder, parts)
             loading()
@@ -123,17 +125,17 @@ class PipelineBuilder:
         known = {own: replace(types[tensor], name=own) for own, tensor in step.inputs.items() if tensor in types}
         made = await asyncio.to_thread(_make, name, Request(step.options, known, folder))
         if isinstance(made, bytes):
-            built = await self._compile(made)
+            built = await self._compile(made, parts.wanted)
             parts.artifacts += built.artifacts
             return BuiltinStage(step, built.model, alone=False, inline=True)
         return BuiltinStage(step, made, alone=True, inline=made.inline)
 
-    async def _compile(self, content: bytes) -> Built:
+    async def _compile(self, content: bytes, wanted: Compilation) -> Built:
         """Bring a step that is a graph into memory."""
         with tempfile.TemporaryDirectory(prefix="lathe-step-") as folder:
             file = Path(folder) / "model.onnx"
             file.write_bytes(content)
-            return await self._builder.build(file, hashlib.sha256(content).hexdigest())
+            return await self._builder.build(file, hashlib.sha256(content).hexdigest(), wanted=wanted)
 
 
 def _make(name: str, request: Request) -> Made:

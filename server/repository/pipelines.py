@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -42,6 +43,7 @@ class _Parts:
     pins: list[tuple[LiveModel, int]] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
     artifacts: list[Path] = field(default_factory=list)
+    held: ExitStack = field(default_factory=ExitStack)  # what an alias names stays in memory until all is warm
 
     def unpin(self, released: Released) -> None:
         pins, self.pins = self.pins, []
@@ -74,9 +76,10 @@ class PipelineBuilder:
         started = asyncio.get_running_loop().time()
         parts = _Parts(wanted)
         try:
-            pipeline = await self._build(name, folder, parts)
-            loading()
-            await asyncio.to_thread(warm_up, pipeline)
+            with parts.held:
+                pipeline = await self._build(name, folder, parts)
+                loading()
+                await asyncio.to_thread(warm_up, pipeline)
         except BaseException as error:
             parts.unpin(self.released)
             await asyncio.to_thread(parts.close)
@@ -113,7 +116,9 @@ class PipelineBuilder:
     async def _find(self, step: StepDef, parts: _Parts) -> Servable:
         """Return the model of a step; a version that is named is loaded if need be, and held."""
         if step.pin is None:
-            return self._resolver.resolve(step.model or "", step.selector)
+            found = self._resolver.resolve(step.model or "", step.selector)
+            parts.held.enter_context(self._models.get(found.ref.name).pin(found.ref.version))
+            return found
         model = self._models.known(step.pin.name)
         if model.unloaded:
             raise Unavailable(f"model {model.name!r} was unloaded here: load it first")

@@ -21,6 +21,8 @@ Rows: TypeAlias = NDArray[np.int64]
 Values: TypeAlias = NDArray[Any]
 Layout: TypeAlias = Literal["", "HW", "CHW", "HWC"]
 
+_LONGEST_NAME = 1000  # characters, of a column
+
 
 @dataclass(frozen=True)
 class Column:
@@ -156,6 +158,8 @@ class Dataset:
         lengths = {name: len(source) for name, source in self.sources.items()}
         if not lengths:
             raise DataError("there are no columns", file=self.name)
+        if (longest := max(map(len, lengths))) > _LONGEST_NAME:
+            raise DataError(f"a column's name has {longest} characters, at most {_LONGEST_NAME}", file=self.name)
         if len(set(lengths.values())) > 1:
             text = ", ".join(f"'{name}' {length}" for name, length in lengths.items())
             raise DataError(f"columns differ in their number of rows: {text}", file=self.name)

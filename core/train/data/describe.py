@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,9 +13,11 @@ from core.train.data.dataset import Column, Dataset, Rows, Values
 from core.train.data.examples import default_target
 from core.train.data.given import MOST_BYTES
 from core.train.data.opening import Format, open_dataset
-from core.train.data.targets import MOST_CLASSES, class_targets
+from core.train.data.targets import class_targets
 
 _MOST_PROBLEMS = 20
+_MOST_CLASSES = 1000
+_LONGEST_NAME = 200  # characters, of a class
 _MOST_COLUMNS = 1000  # that are listed
 _CHUNK_BYTES = 16 << 20
 
@@ -29,9 +31,7 @@ def describe(
     what makes the file useless: it cannot be read, or a column cannot.
     """
     dataset = open_dataset(path, format, name=name, memory=memory)
-    problems = [f"column '{column}' is left out: it {reason}" for column, reason in dataset.left_out.items()]
-    for column in dataset.columns.values():
-        problems += _problems(dataset, column)
+    problems = _problems(dataset)  # first: what takes too much memory is found piece by piece
     target = default_target(dataset)
     classes, gaps = _classes(dataset, target)
     return {
@@ -53,17 +53,33 @@ def _column(column: Column) -> dict[str, Any]:
     return found | ({"note": column.note} if column.note else {})
 
 
-def _problems(dataset: Dataset, column: Column) -> list[str]:
-    """Numbers that are none. Reading every value also finds what cannot be read."""
+def _problems(dataset: Dataset) -> list[str]:
+    """Columns that are left out, and numbers that are none. Reading every value also finds what cannot be read."""
+    left_out = [f"column '{column}' is left out: it {reason}" for column, reason in dataset.left_out.items()]
+    lacking = [found for column in dataset.columns.values() if (found := _lacking(dataset, column)).rows]
+    return left_out + [_text(dataset, found) for found in lacking[:_MOST_PROBLEMS]]
+
+
+class _Lacking(NamedTuple):
+    """How many rows of a column lack something, and which is the first."""
+
+    column: Column
+    rows: int
+    first: int
+
+
+def _lacking(dataset: Dataset, column: Column) -> _Lacking:
     count, first = 0, 0
     for rows, values in _pieces(dataset, column):
         odd = _odd(column, values)
         first = first if count or not odd.any() else int(rows[odd.argmax()])
         count += int(odd.sum())
-    if not count:
-        return []
-    what = "missing or infinite numbers" if column.is_number else "missing texts"
-    return [f"column '{column.name}': {count} rows have {what}, {dataset.place(first)} is the first"]
+    return _Lacking(column, count, first)
+
+
+def _text(dataset: Dataset, found: _Lacking) -> str:
+    what = "missing or infinite numbers" if found.column.is_number else "missing texts"
+    return f"column '{found.column.name}': {found.rows} rows have {what}, {dataset.place(found.first)} is the first"
 
 
 def _pieces(dataset: Dataset, column: Column) -> Iterator[tuple[Rows, Values]]:
@@ -92,8 +108,8 @@ def _classes(dataset: Dataset, target: str) -> tuple[list[str] | None, list[str]
         names, indices = class_targets(dataset, target, None)
     except DataError:
         return None, []
-    if len(names) > min(MOST_CLASSES, max(len(dataset) // 2, 2)):
-        return None, []  # numbers, rather
+    if len(names) > min(_MOST_CLASSES, max(len(dataset) // 2, 2)) or max(map(len, names)) > _LONGEST_NAME:
+        return None, []  # quantities or texts, rather
     counts = np.bincount(indices.ravel(), minlength=len(names))
     empty = [name for name, count in zip(names, counts, strict=True) if not count]
     return list(names), [f"column '{target}': class '{name}' has no rows" for name in empty]

@@ -97,6 +97,7 @@ def select(
         raise dataset.error(f"inputs are {list(chosen)}, expected at least one, none called '{TARGET}'")
     features = {name: _feature(dataset, name, columns) for name, columns in chosen.items()}
     features = _shaped(dataset, features, shapes or {}, layouts or {})
+    _check_sizes(dataset, features)
     if _counts_classes(dataset, target, task):
         names, indices = class_targets(dataset, target, classes)
         return Examples(dataset, features, Column(TARGET, DType.INT64, indices.shape[1:], classes=names), indices)
@@ -146,6 +147,14 @@ def _shaped(
             raise dataset.error(f"input '{name}' is {column}, which is no image {layout}")
         features[name] = replace(features[name], column=replace(column, layout=layout))
     return features
+
+
+def _check_sizes(dataset: Dataset, features: Mapping[str, Feature]) -> None:
+    for name, feature in features.items():
+        if 0 in feature.column.shape:
+            raise dataset.error(
+                f"is {feature.column}: rows hold nothing that input '{name}' could take", feature.origin[0]
+            )
 
 
 def _feature(dataset: Dataset, name: str, columns: str | Sequence[str]) -> Feature:

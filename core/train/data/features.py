@@ -42,7 +42,7 @@ class Feature:
         """The rows: [rows, *column.shape]. DataError for a number that is infinite or none at all."""
         values = self.source.take(rows)
         if self.ragged:
-            values = padded(values, self.column.shape[0])
+            values = padded(values, self.column.shape[0], self.source.column.dtype)
         with np.errstate(over="ignore"):  # what is too large for float32 is infinite, and found below
             values = values.astype(self.column.dtype.numpy, copy=False)
         self._check_finite(values, dataset, rows)
@@ -80,9 +80,9 @@ def joined(dataset: Dataset, origin: Sequence[str]) -> Source:
     return LazySource(Column("", DType.FLOAT32, (len(origin),)), len(dataset), load)
 
 
-def padded(sequences: Values, length: int) -> Values:
-    """Arrays of numbers, or rows of one length, as [rows, length]."""
-    result = np.full((len(sequences), length), PADDING, sequences[0].dtype if len(sequences) else np.int64)
+def padded(sequences: Values, length: int, dtype: DType) -> Values:
+    """Arrays of numbers as [rows, length]."""
+    result = np.full((len(sequences), length), PADDING, dtype.numpy)
     for row, sequence in enumerate(sequences):
         result[row, : len(sequence)] = sequence[:length]
     return result

@@ -33,15 +33,15 @@ def open_images(given: Given, members: Members) -> Dataset:
     All images have the size of the first one unless `given.image_size` says another; they are gray when the first is.
     """
     places = _places(given, [name for name in members.names if _is_image(name)])
-    classes = tuple(sorted({place.label for place in places}))
+    codes = {label: code for code, label in enumerate(sorted({place.label for place in places}))}
     reader = _Reader.of(given, members, places[0].name)
     datasets = {}
     for part in sorted({place.part for place in places}, key=("", "train", "validation", "test").index):
         own = [place for place in places if place.part == part]
-        labels = np.array([classes.index(place.label) for place in own], np.int64)
+        labels = np.array([codes[place.label] for place in own], np.int64)
         sources: dict[str, Source] = {
             "image": ImageSource(reader, tuple(place.name for place in own)),
-            "label": ArraySource(Column("label", DType.INT64, classes=classes), labels),
+            "label": ArraySource(Column("label", DType.INT64, classes=tuple(codes)), labels),
         }
         datasets[part] = Dataset(given.name, sources, given.digest, "images")
     return joined(given.name, datasets, given.digest)
@@ -117,7 +117,8 @@ class _Reader:
             wanted = f"{self.size[0]} x {self.size[1]}"
             raise ValueError(f"{size[0]} x {size[1]} pixels, the first image {wanted}; `image_size` brings all to one")
         if size != self.size and image.format == "JPEG":
-            image.draft(None, self.size[::-1])  # decodes at a fraction of the size where that is enough
+            least = max(self.size)  # either side: the image may lie on its side
+            image.draft(None, (least, least))  # decodes at a fraction of the size where that is enough
         image = pillow().ImageOps.exif_transpose(image.convert("L" if self.gray else "RGB"))
         if size != self.size:
             image = image.resize(self.size[::-1], pillow().Image.Resampling.BILINEAR)

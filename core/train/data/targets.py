@@ -26,7 +26,8 @@ def class_targets(dataset: Dataset, column: str, expected: Sequence[str] | None)
         indices = _whole(dataset, column, values)
     if names is None:
         top = len(expected) if expected is not None else int(indices.max()) + 1
-        _check(dataset, column, indices, min(top, MOST_CLASSES))
+        hint = '; `task = "numbers"` learns quantities' if expected is None else ""
+        _check(dataset, column, indices, min(top, MOST_CLASSES), hint)
         return tuple(expected) if expected is not None else tuple(map(str, range(top))), indices
     _check(dataset, column, indices, len(names))
     if expected is None:
@@ -58,10 +59,10 @@ def _whole(dataset: Dataset, column: str, values: Values) -> Rows:
     return values.astype(np.int64)
 
 
-def _check(dataset: Dataset, column: str, indices: Rows, count: int) -> None:
+def _check(dataset: Dataset, column: str, indices: Rows, count: int, hint: str = "") -> None:
     wrong = np.argwhere((indices < 0) | (indices >= count))
     if wrong.size:
-        message = f"the class is {indices[tuple(wrong[0])]}, expected 0 to {count - 1}"
+        message = f"the class is {indices[tuple(wrong[0])]}, expected 0 to {max(count, 1) - 1}{hint}"
         raise dataset.error(message, column, int(wrong[0][0]))
 
 

@@ -108,6 +108,15 @@ def test_numbers_that_are_no_classes(column: Any) -> None:
         select(table(x=Y, y=np.array(column)), task="classes")
 
 
+def test_quantities_are_told_from_classes() -> None:
+    prices = table(x=Y, y=np.arange(N) * 10_000)
+    with pytest.raises(
+        DataError, match=r'row 7: .*class is 70000, expected 0 to 65535; `task = "numbers"` learns quanti'
+    ):
+        select(prices)
+    assert select(prices, task="numbers").targets[7] == 70_000
+
+
 def test_another_shape_makes_an_image() -> None:
     examples = select(table(x=np.arange(N * 12).reshape(N, 12), y=Y), shapes={"x": [3, 2, 2]})
     assert examples.inputs["x"].layout == "CHW" and examples.take(ROWS)["x"].shape == (2, 3, 2, 2)

@@ -78,6 +78,7 @@ WRONG = {
     "no class": ("a,b\n1,u\n2,\n", r"flowers: line 3: column 'b': the class is missing"),
     "infinite": ("a,b\n1,2\ninf,3\n", r"flowers: line 3: column 'a': the number is inf"),
     "twice": ("a,a\n1,2\n", r"flowers: line 1: 2 columns are called 'a'"),
+    "long name": ("a" * 1001 + ",b\n1,2\n", "flowers: a column's name has 1001 characters, at most 1000"),
     "header only": ("a,b\n", r"flowers: there are no rows"),
     "no such": ("b,c\n1,2\n", r"flowers: column 'a': there is no such column, only 'b', 'c'"),
 }

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf, prod
 from typing import Any
 
-from core.errors import LatheError
+import numpy as np
+
 from core.ir.graph import Graph, Node, Value, node_reads
 from core.ir.types import TensorType
 from core.reference import bind_symbols, learn_symbols, run_node
@@ -40,7 +41,7 @@ class General:
             if work(self._graph, known) > _MOST_WORK:
                 return None
             return self._run_nodes(environment, known, enough)
-        except LatheError:
+        except Exception:  # whatever it is: a model is not refused by what only stands in
             return None
 
     def _run_nodes(
@@ -56,7 +57,14 @@ class General:
             learn_symbols(node, results, known)
             for value in self._dying.get(node, ()):
                 del environment[value]
-        return [environment[value] for value in self._graph.outputs]
+        return [_fresh(environment[value]) for value in self._graph.outputs]
+
+
+def _fresh(result: Any) -> Any:
+    """A result as compiled code gives it: in rows, and no view of what others own."""
+    if isinstance(result, list):
+        return [_fresh(item) for item in result]
+    return np.array(result, order="C") if isinstance(result, np.ndarray) else result
 
 
 def work(graph: Graph, known: Mapping[str, int]) -> float:

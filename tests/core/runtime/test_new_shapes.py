@@ -134,6 +134,19 @@ def test_one_run_at_a_time_is_answered_by_the_general_version() -> None:
     session.close()
 
 
+def test_answers_of_the_general_version_are_fresh_arrays_in_rows() -> None:
+    graph = Graph("moved")
+    b = Builder(graph)
+    x = b.input("x", TensorType(DType.FLOAT32, (graphs.N, 3)))
+    kept = b.constant(np.ones((2, 2), np.float32))
+    graph.outputs = [b("Transpose", x, perm=(1, 0)), b("Identity", x), b("Identity", kept)]
+    given = np.arange(6, dtype=np.float32).reshape(2, 3)
+    outputs = General(graph).run([given], lambda: False)
+    assert outputs is not None and outputs[0].flags.c_contiguous
+    np.testing.assert_array_equal(outputs[0], given.T)
+    assert not any(np.shares_memory(output, owned) for output in outputs for owned in (given, graph.constants[kept]))
+
+
 def test_work_is_that_of_products_and_unknown_for_loops() -> None:
     graph = Graph("products")
     b = Builder(graph)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
-from pydantic import Field
+import orjson
+from pydantic import Field, field_validator
 
 from server.api.schemas import Answer, Asked
 from server.jobs.gate import Gate
@@ -64,6 +65,18 @@ class JobAsked(Asked):
         description="The higher the sooner; above 0 for administrators.",
     )
     limits: LimitsAsked = Field(default=LimitsAsked(), description="What the job may take.")
+
+    @field_validator("recipe")
+    @classmethod
+    def _can_be_kept(cls, recipe: dict[str, Any]) -> dict[str, Any]:
+        """Integers beyond 64 bits, numbers that are none, and text that is no Unicode would not come back."""
+        try:
+            kept = orjson.loads(orjson.dumps(recipe))
+        except (TypeError, orjson.JSONEncodeError) as error:
+            raise ValueError(str(error)) from error
+        if kept != recipe:
+            raise ValueError("expected finite numbers")
+        return recipe
 
     def to_request(self) -> Request:
         """Return it as the service takes it."""

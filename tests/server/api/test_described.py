@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from server.errors import Unprocessable
 from tests.server.api.service import Service, service
+from tests.server.jobs.world import fake_jobs
 from tests.server.repository.world import toy
 
 CHECKS = [
@@ -28,11 +31,20 @@ CHECKS = [
 ]
 
 
+class NoData:
+    """Looks at uploaded data without a process for each; none of what is made up here is any."""
+
+    async def run(self, task: str, *arguments: str | Path) -> bytes:
+        raise Unprocessable("the file is of no known kind")
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with service(tmp_path_factory.mktemp("described") / "repo") as running, running.client() as client:
+    root = tmp_path_factory.mktemp("described") / "repo"
+    with service(root, check=NoData(), make_jobs=fake_jobs) as running, running.client() as client:
         for scale in (1.0, 2.0, 3.0):
             client.upload("m", toy(scale))
+        client.submit_job({"steps": 1}, "digits")
         yield running
 
 

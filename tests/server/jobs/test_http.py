@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -137,6 +138,8 @@ def test_a_job_is_cancelled_and_deleted(client: Client) -> None:
         ({"recipe": {}}, 422, "recipe: steps: expected a whole number, got None"),
         ({"recipe": {"steps": 1, "pad": "x" * 300_000}}, 413, "recipe"),
         ({"recipe": [1]}, 400, "recipe"),
+        ({"recipe": {"steps": 1 << 64}}, 400, "recipe"),
+        ({"recipe": {"steps": 1, "rate": math.nan}}, 400, "recipe"),
         ({"kind": "shell"}, 400, "kind: expected one of train, finetune, got 'shell'"),
         ({"kind": "finetune"}, 400, "model: expected a version to start from"),
         ({"model": {"name": "m"}}, 400, "model: not expected"),
@@ -151,7 +154,8 @@ def test_a_job_is_cancelled_and_deleted(client: Client) -> None:
 )
 def test_what_is_no_job_is_refused_by_field(change: dict[str, Any], status: int, message: str, served: Service) -> None:
     body = {"recipe": {"steps": 1}, "dataset": "digits", **change}
-    refused = httpx.post(f"{served.url}/api/v1/jobs", json=body)
+    content, headers = json.dumps(body), {"content-type": "application/json"}  # which writes NaN, as httpx does not
+    refused = httpx.post(f"{served.url}/api/v1/jobs", content=content, headers=headers)
     assert refused.status_code == status, refused.text
     assert message in refused.json()["error"]
 

@@ -9,14 +9,13 @@ from fnmatch import fnmatchcase
 from math import prod
 
 import core.ops  # noqa: F401  (registers the operators)
-from core.errors import ModelError
 from core.ir.graph import Array, Graph
 from core.train import losses
 from core.train.data import Column, Dataset, Examples, Loader, Rows, Split, plan, taking
 from core.train.data.preprocess import SCOPE
 from core.train.evaluation import Evaluation
 from core.train.heads import with_head
-from core.train.joint import NO_CLIP, TARGET, Clip, Trainable, is_weight
+from core.train.joint import NO_CLIP, Clip, Trainable, check_inputs, is_weight
 from core.train.losses import Loss
 from core.train.parent import Parent
 from core.train.recipe import OnnxModel, ParentModel, Recipe, RecipeError
@@ -70,6 +69,7 @@ def assemble(recipe: Recipe, dataset: Dataset, parent: Parent | None = None, mea
     model = _model(recipe, examples, parts.train, parent)
     examples, loss = _all_classes(examples, model), _loss(recipe, examples)
     _check(model, loss, examples)
+    _check_recipe(recipe, examples, len(parts.train))
     learner = _learner(recipe, taking(model, _loader(recipe, examples, parts.train).inputs), loss, parts.train, means)
     evaluation = Evaluation(learner, recipe.average is not None, model)
     return Assembly(recipe, examples, parts, model, learner, evaluation, means)
@@ -178,10 +178,17 @@ def _all_classes(examples: Examples, model: Graph) -> Examples:
 
 def _check(model: Graph, loss: Loss, examples: Examples) -> None:
     """Target and classes of the data against those of the model."""
-    if TARGET in {value.name for value in model.inputs}:
-        raise ModelError(f"has an input called '{TARGET}', the name of what it learns", where=f"graph '{model.name}'")
+    check_inputs(model)
     output = model.outputs[0].tensor
     expected, target = loss.target(output), examples.target
     if expected.dtype is not target.dtype or expected.rank != 1 + len(target.shape):
         raise RecipeError(f"loss: expects a target of {expected} beside an output of {output}; rows have {target}")
     check_classes(output, examples)
+
+
+def _check_recipe(recipe: Recipe, examples: Examples, rows: int) -> None:
+    """What a recipe says of epochs and updates against the data."""
+    if recipe.judge == "accuracy" and examples.classes is None:
+        raise RecipeError(f"judge: expects classes, whose accuracy there is; rows have {examples.target}")
+    if recipe.accumulate > (steps := recipe.epochs * -(-rows // recipe.batch)):
+        raise RecipeError(f"accumulate: {recipe.accumulate} steps make one update, all epochs have {steps} together")

@@ -23,6 +23,7 @@ from core.train.optimizers import Optimizer
 Trainable: TypeAlias = Callable[[str, Array], bool]
 
 TARGET, LOSS = "target", "loss"
+SCALAR = "optimizer."  # begins the names of the inputs that an optimizer asks for
 KEY = "random.key"  # uint32, rank 0: what is drawn in a run is a function of it
 
 
@@ -69,6 +70,7 @@ def joint_graph(
     are drawn; its outputs the `loss`, and with `keep_outputs` the model's. Without `updates` gradients are only added
     up. Constants named in `held` become state that this step leaves as it is.
     """
+    check_inputs(model)
     graph = model.clone()
     infer_graph(graph)
     _train_mode(graph)
@@ -84,6 +86,14 @@ def joint_graph(
     hold(graph, held)
     graph.remove_dead()
     return graph
+
+
+def check_inputs(model: Graph) -> None:
+    """ModelError for an input that is called as something of the step's own is."""
+    for name in (value.name for value in model.inputs):
+        if name in (TARGET, LOSS, KEY) or name.startswith(SCALAR):
+            message = f"has an input called '{name}', a name that a training step needs itself"
+            raise ModelError(message, where=f"graph '{model.name}'")
 
 
 def evaluation_graph(model: Graph, loss: Loss, held: Container[str]) -> Graph:
@@ -215,7 +225,7 @@ class _Step:
         self.writer, self.recipe = writer, recipe
         optimizer = recipe.optimizer
         names = optimizer.scalars(1, optimizer.rate)
-        self.scalars = {name: f"optimizer.{name}" for name in names}
+        self.scalars = {name: f"{SCALAR}{name}" for name in names}
 
     def write(self, pairs: Sequence[tuple[Value, Value]], updates: bool) -> None:
         slopes = [Term(self.writer, gradient) for _, gradient in pairs]

@@ -80,7 +80,7 @@ class ParentModel(Section):
 
 def _which(model: object) -> str | None:
     """How a recipe's model says what it is."""
-    keys = model if isinstance(model, Mapping) else vars(model)
+    keys = model if isinstance(model, Mapping) else getattr(model, "__dict__", ())
     return next((key for key in ("architecture", "onnx", "parent") if key in keys), None)
 
 
@@ -181,13 +181,15 @@ def from_toml(text: bytes) -> Recipe:
         return from_values(tomllib.loads(text.decode()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"is no TOML: {error}") from None
+    except RecursionError:
+        raise RecipeError("is no TOML that can be read: too many lists or tables inside each other") from None
 
 
 def from_values(values: Mapping[str, Any]) -> Recipe:
     """A recipe from tables as TOML has them."""
     try:
         return from_json(json.dumps(values))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise RecipeError(f"holds a value that is no text, number, truth value, list or table: {error}") from None
 
 

@@ -21,12 +21,11 @@ from core.runtime.machine import peaks
 from core.runtime.session import BatchInfo
 from core.runtime.shapes import Binding
 from core.train.feeds import Door, describe
-from core.train.joint import KEY, NO_CLIP, Clip, Recipe, Trainable, is_weight, joint_graph
+from core.train.joint import KEY, NO_CLIP, SCALAR, Clip, Recipe, Trainable, is_weight, joint_graph
 from core.train.losses import Loss
 from core.train.optimizers import Optimizer
 from core.train.schedules import Schedule
 
-_SCALAR = "optimizer."  # begins the names of the inputs that an optimizer asks for
 _TRAINING = BatchInfo(False, "a training step mixes all rows of its batch")
 
 
@@ -98,7 +97,7 @@ class TrainStep:
         self._states = {state.value.name: _home(state, shared) for state in last.states}
         self._executables: dict[tuple[bool, Binding], Executable] = {}
         self._order = {moves: tuple(value.name for value in graph.inputs) for moves, graph in self._graphs.items()}
-        self._given = [value for value in last.inputs if value.name != KEY and not value.name.startswith(_SCALAR)]
+        self._given = [value for value in last.inputs if value.name != KEY and not value.name.startswith(SCALAR)]
         self._door = Door(self._given)
 
     @property
@@ -168,7 +167,7 @@ class TrainStep:
         rate = self.schedule(self.updates)
         scalars = self.recipe.optimizer.scalars(self.updates + 1, rate)
         values: dict[str, NDArray[Any]] = {
-            f"{_SCALAR}{name}": np.array(number, np.float32) for name, number in scalars.items()
+            f"{SCALAR}{name}": np.array(number, np.float32) for name, number in scalars.items()
         }
         values.update((value.name, array) for value, array in zip(self._given, arrays, strict=True))
         if KEY in self._order[moves]:

@@ -204,6 +204,15 @@ def test_an_onnx_model_goes_on_learning(tmp_path: Path, data: Path) -> None:
         ),
         ({"data": {"target": "label"}}, None, DataError, "label"),
         ({"loss": {"kind": "mse"}}, None, RecipeError, "loss: expects a target of float32"),
+        ({"data": {"inputs": {"loss": "x"}}}, None, ModelError, "has an input called 'loss'"),
+        ({"data": {"inputs": {"optimizer.rate": "x"}}}, None, ModelError, "has an input called 'optimizer.rate'"),
+        (
+            {"data": {"task": "numbers"}, "judge": "accuracy"},
+            None,
+            RecipeError,
+            r"judge: expects classes, .* rows have float32\[1\]",
+        ),
+        ({"accumulate": 25}, None, RecipeError, "accumulate: 25 steps make one update, all epochs have 20 together"),
         ({"model": {"architecture": "lenet5"}}, None, ModelError, r"takes images.*rows are float32\[2\]"),
         (
             {"model": {"parent": True, "trainable": ["q*"]}},
@@ -218,6 +227,12 @@ def test_what_does_not_fit_together(
 ) -> None:
     with pytest.raises(error, match=message):
         Fit(asked(**changes), open_dataset(data), tmp_path, parent, Means(threads=1))
+
+
+def test_rows_without_a_number_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", x=np.zeros((8, 0), np.float32), y=np.arange(8) % 2)
+    with pytest.raises(DataError, match=r"column 'x': is float32\[0\]: rows hold nothing that input 'x' could take"):
+        fit(tmp_path / "job", asked(), tmp_path / "data.npz")
 
 
 def images(path: Path) -> Path:

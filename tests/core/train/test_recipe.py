@@ -58,6 +58,9 @@ def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
         ({"optimizer": {"rate": 0.1}}, "optimizer: Unable to extract tag using discriminator 'kind'"),
         ({"optimizer": {"kind": "adam", "decoupled": True}}, "optimizer.adam.decoupled: Extra inputs"),
         ({"model": {"architecture": "alexnet"}}, "model.architecture: .*'alexnet'"),
+        ({"model": None}, "model: expected one of the keys `architecture`, `onnx` and `parent`, got None"),
+        ({"model": "lenet5"}, "model: expected one of the keys"),
+        ({"model": [["architecture", "mlp"]]}, "model: expected one of the keys"),
         ({"model": {}}, "model: expected one of the keys `architecture`, `onnx` and `parent`"),
         ({"model": {"architecture": "mlp", "hidden": [0]}}, r"model.architecture.mlp.hidden.0: .* got 0"),
         ({"data": {"held_out": 1.5}}, "data.held_out: Input should be less than 1, got 1.5"),
@@ -78,6 +81,7 @@ def test_mistakes_are_named(changes: dict[str, Any], complaint: str) -> None:
         (b"\xff", "is no TOML"),
         (b"epochs = 2020-01-01", "holds a value that is no text"),
         (b"epochs = nan", "epochs"),
+        (b"epochs = " + b"[" * 5000, "too many lists or tables inside each other"),
     ],
 )
 def test_files_that_are_no_recipes(tmp_path: Path, text: bytes, complaint: str) -> None:

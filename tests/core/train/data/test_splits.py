@@ -58,7 +58,7 @@ def test_parts_of_the_files_stay() -> None:
 
 def test_no_part_of_the_files_is_trained_on_by_accident() -> None:
     dataset = replace(from_arrays({"x": np.zeros((30, 2)), "y": np.arange(30) % 3}), parts={"validation": range(6)})
-    parts = split(select(dataset), 0.25, 0.9e-9)
+    parts = split(select(dataset), 0.25)
     assert parts.validation.tolist() == list(range(6)) and len(parts.test) == 6
     assert sorted([*parts.train, *parts.test]) == list(range(6, 30))
 

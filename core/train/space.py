@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -47,7 +48,9 @@ class Between(Section):
 class Choices(Section):
     """One of some values, of any kind that the field can have."""
 
-    choices: Annotated[tuple[Any, ...], Field(strict=False)] = Field(min_length=1, description="The values.")
+    choices: Annotated[tuple[Any, ...], Field(strict=False)] = Field(
+        min_length=1, max_length=32, description="The values."
+    )
 
     @property
     def examples(self) -> tuple[Any, ...]:
@@ -62,7 +65,7 @@ class Sweep(Section):
 
     recipe: dict[str, Any] = Field(description="What a trial trains, but for the fields of `space`.")
     space: dict[str, Between | Choices] = Field(
-        min_length=1, max_length=64, description="Ranges or choices by field: `optimizer.rate`, `augment.0.degrees`."
+        min_length=1, max_length=32, description="Ranges or choices by field: `optimizer.rate`, `augment.0.degrees`."
     )
     trials: int = Field(default=20, ge=1, le=10_000, description="Trainings in all.")
     parallel: int = Field(default=2, ge=1, le=64, description="Trainings at once, which share the job's threads.")
@@ -103,12 +106,12 @@ class Sweep(Section):
 
     def at(self, values: Values) -> dict[str, Any]:
         """The recipe with other values; raises LookupError for a path that leads nowhere."""
-        changed, whole = copy.deepcopy(self.recipe), self._whole
+        changed, whole = copy.deepcopy(self.recipe), copy.deepcopy(self._whole)
         for path, value in values.items():
             _set(changed, whole, path, value)
         return changed
 
-    @property
+    @cached_property
     def _whole(self) -> Any:
         """The recipe with all its defaults."""
         return json.loads(_read(self.recipe).model_dump_json())

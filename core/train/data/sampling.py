@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_MOST_AT_ONCE = 1 << 16  # places whose temporaries stay in the cache
+# Places at once: their temporaries stay in the cache, and below what malloc asks of the system each time.
+_MOST_AT_ONCE = 1 << 14
 
 
 class Grid(NamedTuple):

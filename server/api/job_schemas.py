@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
 from pydantic import Field, field_validator
@@ -21,7 +21,9 @@ class ModelAsked(Asked):
     """A published version."""
 
     name: str = Field(description="The model's name.", max_length=128)
-    version: int | str = Field(default=LIVE, description="A number or an alias, resolved when the job comes.")
+    version: int | Annotated[str, Field(max_length=64)] = Field(
+        default=LIVE, description="A number or an alias, resolved when the job comes."
+    )
 
 
 class PublishAsked(Asked):
@@ -45,8 +47,8 @@ class PublishAsked(Asked):
 class LimitsAsked(Asked):
     """What a job may take; the server's own limits hold besides."""
 
-    seconds: float | None = Field(default=None, gt=0, description="Time of running, by the clock.")
-    memory: int | None = Field(default=None, ge=1 << 26, strict=True, description="Bytes of memory.")
+    seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False, description="Running time, by the clock.")
+    memory: int | None = Field(default=None, ge=1 << 26, lt=1 << 50, strict=True, description="Bytes of memory.")
 
 
 class JobAsked(Asked):

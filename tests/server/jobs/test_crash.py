@@ -48,13 +48,13 @@ def server(root: Path) -> Iterator[Server]:
     command = [sys.executable, "-m", "tests.server.jobs.standalone", str(root)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        running = Server(root, process, Client(f"http://127.0.0.1:{int(process.stdout.readline())}", timeout=10))
+        running = Server(root, process, Client(f"http://127.0.0.1:{int(process.stdout.readline())}", timeout=30))
         try:
             yield running
         finally:
             if process.poll() is None:
                 process.terminate()
-                assert process.wait(30) == 0
+                assert process.wait(60) == 0
             running.client.close()
 
 

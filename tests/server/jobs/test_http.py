@@ -148,6 +148,7 @@ def test_a_job_is_cancelled_and_deleted(client: Client) -> None:
         ({"priority": 11}, 400, "priority"),
         ({"priority": True}, 400, "priority"),
         ({"limits": {"seconds": 0}}, 400, "limits.seconds"),
+        ({"limits": {"memory": 1 << 90}}, 400, "limits.memory"),
         ({"publish": {"model": "../x"}}, 400, "model name"),
         ({"publish": {"model": "m", "alias": "a/b"}}, 400, "alias"),
     ],

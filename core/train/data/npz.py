@@ -28,6 +28,8 @@ def open_npz(given: Given) -> Dataset:
     """Columns are the arrays. `x_train` and `x_test` (and so on) are one column `x` in parts."""
     with zipfile.ZipFile(given.path) as archive:
         members = [_member(given, archive, info) for info in archive.infolist()]
+    if not members:
+        raise given.error("holds no arrays")
     parts: dict[str, dict[str, Source]] = {}
     for member in members:
         name, part = _part(member.name)

@@ -72,6 +72,7 @@ def test_parts_by_name(tmp_path: Path) -> None:
 
 
 BAD = {
+    "nothing": ({}, "holds no arrays"),
     "pickle": ({"x": npy(np.array([object()]))}, "column 'x': holds Python objects, which only pickle could read"),
     "no array": ({"x": b"hello"}, "column 'x': no array in NumPy's format"),
     "cut header": ({"x": npy(X)[:20]}, "column 'x': no array in NumPy's format"),

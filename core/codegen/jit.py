@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
-import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -21,9 +19,6 @@ from core.kernels.target import Target
 # Kernels are written unrolled, in vectors and registers. What is left to do is to share subexpressions and turn loops;
 # LLVM's -O3 takes five times as long for code that runs no faster (its loop passes undo some of the tiling).
 _PASSES = ("sroa", "simplify_cfg", "instruction_combine", "new_gvn", "loop_rotate", "simplify_cfg")
-
-_libraries = itertools.count()
-_engine_lock = threading.Lock()
 
 
 def compile_kernel(kernel: Kernel) -> bytes:
@@ -66,26 +61,26 @@ class Library:
             builder.add_object_img(data).export_symbol(symbol)
         for symbol in further:
             builder.export_symbol(symbol)
+        self._linker: llvm.LLJIT | None = _linker()
         try:
-            with _engine_lock:
-                tracker = builder.link(_engine(), f"lathe{next(_libraries)}")
+            self._tracker = builder.link(self._linker, "lathe")
         except RuntimeError as error:
+            self._linker.close()
             raise ArtifactError(f"compiled code could not be linked: {error}") from error
-        self._tracker: llvm.ResourceTracker | None = tracker
-        self._addresses = {symbol: int(tracker[symbol]) for symbol in (*objects, *further)}
+        self._addresses = {symbol: int(self._tracker[symbol]) for symbol in (*objects, *further)}
 
     def address(self, symbol: str) -> int:
         """Where the function `symbol` lies. KeyError when it is not here, ArtifactError once it is closed."""
-        if self._tracker is None:
+        if self._linker is None:
             raise ArtifactError(f"the library of {symbol} is closed")
         return self._addresses[symbol]
 
     def close(self) -> None:
         """Unload the code. Harmless when repeated."""
-        if self._tracker is not None:
-            with _engine_lock:
-                self._tracker.close()
-            self._tracker = None
+        linker, self._linker = self._linker, None
+        if linker is not None:
+            self._tracker.close()
+            linker.close()
 
     def __enter__(self) -> Library:
         return self
@@ -118,9 +113,9 @@ def llvm_version() -> str:
     return f"{llvmlite.__version__}/{'.'.join(map(str, llvm.llvm_version_info))}"
 
 
-@functools.cache
-def _engine() -> llvm.LLJIT:
-    """The one linker of this process; libraries come and go in it."""
+def _linker() -> llvm.LLJIT:
+    """A linker for one library. Making one takes a millisecond; a shared one would keep some kilobytes of every library
+    that ever was in it."""
     initialize()
     machine = llvm.Target.from_default_triple().create_target_machine(reloc="pic", codemodel="small")
     return llvm.create_lljit_compiler(machine, use_jit_link=True, suppress_errors=True)

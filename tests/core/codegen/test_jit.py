@@ -79,6 +79,34 @@ def test_close_gives_the_code_back() -> None:
         libraries[0].address(kernel.symbol)
 
 
+class MallInfo(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in
+                ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
+                 "keepcost")]  # fmt: skip
+
+
+def allocated() -> int:
+    """Bytes that this process has from malloc."""
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = MallInfo
+    return int(mallinfo2().uordblks)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33")
+def test_a_library_that_is_closed_leaves_nothing_behind() -> None:
+    """A server loads and unloads models for months."""
+    kernel = store(7)
+    data = compile_kernel(kernel)
+    for _ in range(5):
+        Library({kernel.symbol: data}).close()
+    before = allocated()
+    for _ in range(50):
+        Library({kernel.symbol: data}).close()
+    assert (allocated() - before) / 50 < 500
+
+
 @pytest.mark.parametrize("data", [b"", b"not an object file", b"\x7fELF" + b"\0" * 100])
 def test_damaged_objects_are_refused(data: bytes) -> None:
     with pytest.raises(ArtifactError, match="could not be linked"):

@@ -31,6 +31,8 @@ def is_idx(members: Members) -> bool:
 
 def open_idx(given: Given, members: Members) -> Dataset:
     """Columns and parts as the names of the files say."""
+    if not members.names:
+        raise given.error("holds no IDX files")
     parts: dict[str, dict[str, Source]] = {}
     for name in members.names:
         found = _NAME.fullmatch(_base(name))

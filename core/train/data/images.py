@@ -32,6 +32,8 @@ def open_images(given: Given, members: Members) -> Dataset:
 
     All images have the size of the first one unless `given.image_size` says another; they are gray when the first is.
     """
+    if not is_images(members):
+        raise given.error("holds no images")
     places = _places(given, [name for name in members.names if _is_image(name)])
     codes = {label: code for code, label in enumerate(sorted({place.label for place in places}))}
     reader = _Reader.of(given, members, places[0].name)

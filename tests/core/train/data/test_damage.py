@@ -8,6 +8,7 @@ import random
 import struct
 import zipfile
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,9 @@ import pytest
 from PIL import Image
 
 from core.errors import DataError
+from core.train.data import open_dataset
 from core.train.data.describe import describe
+from core.train.data.opening import Format
 
 ROUNDS = 60
 
@@ -105,3 +108,15 @@ def test_encrypted_archives(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(data)
     with pytest.raises(DataError, match=r"'cat/1.png' cannot be read: .*encrypted, password required"):
         describe(tmp_path / "data")
+
+
+@pytest.mark.parametrize("format", get_args(Format))
+@pytest.mark.parametrize("empty", ["folder", "zip", "file"])
+def test_nothing_in_any_format(tmp_path: Path, empty: str, format: Format) -> None:
+    path = tmp_path / "data"
+    if empty == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(_zip({}) if empty == "zip" else b"")
+    with pytest.raises(DataError, match=r"^data: "):
+        open_dataset(path, format)

@@ -21,6 +21,8 @@ from core.children import main as child
 from server.app import Engine, assemble_with
 from server.backends.graph import GraphBackend
 from server.client import ApiError, Client
+from server.repository import builder
+from server.repository.artifacts import compiler_at_start
 from server.repository.assembly import build_control
 from server.repository.registry import Registry
 from server.serve import make_server
@@ -73,7 +75,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     root = tmp_path_factory.mktemp("pipelines") / "repo"
     shutil.copytree(PROJECT / "model_repo" / "digits" / "2", root / "digits" / "2")
     server = Running(root)
-    with server as client:
+    with pytest.MonkeyPatch.context() as patch, server as client:
+        patch.setattr(builder, "compiler_now", compiler_at_start)  # as for all tests of the server
         client.upload("encoder", EXAMPLES / "embedding" / "encoder.onnx")
         client.upload("digit", EXAMPLES / "digit" / "pipeline.toml")
         client.upload("embedding", EXAMPLES / "embedding" / "pipeline.toml")

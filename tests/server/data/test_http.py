@@ -55,7 +55,7 @@ def test_a_wrong_method_is_told_the_right_one(server: Running, method: str, path
     assert f"{path}: method {method} is not allowed" in answer.error
 
 
-@pytest.mark.parametrize("host", ["test/api/v1?", "[", "a b", "x@y:z", ""])
+@pytest.mark.parametrize("host", ["evil.example", "api:1", "[::1]", "a,b", ""])
 def test_the_host_header_decides_nothing(server: Running, host: str) -> None:
     """Neither which route is meant, nor what an error says, nor whether there is one."""
     for path, status in (("/nowhere", 404), ("/v2", 200), ("/v2/health/ready/", 404)):

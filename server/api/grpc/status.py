@@ -25,6 +25,8 @@ STATUS: dict[str, grpc.StatusCode] = {
     "unsupported_media": grpc.StatusCode.UNIMPLEMENTED,
     "unprocessable": grpc.StatusCode.INVALID_ARGUMENT,
     "header_too_large": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "misdirected": grpc.StatusCode.FAILED_PRECONDITION,
+    "unsupported_protocol": grpc.StatusCode.UNIMPLEMENTED,
     "quota_exceeded": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "internal": grpc.StatusCode.INTERNAL,
     "unsupported": grpc.StatusCode.UNIMPLEMENTED,

@@ -19,9 +19,10 @@ from core.train.joint import NO_CLIP, Clip, Trainable, check_inputs, is_weight
 from core.train.losses import Loss
 from core.train.parent import Parent
 from core.train.recipe import OnnxModel, ParentModel, Recipe, RecipeError
-from core.train.selection import check_classes, examples_for, split_of
+from core.train.selection import check_classes, check_tokens, examples_for, split_of
 from core.train.step import TrainStep, step
 from core.train.zoo import Settings, architecture
+from core.train.zoo.transformer import TransformerEncoder
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ def assemble(recipe: Recipe, dataset: Dataset, parent: Parent | None = None, mea
     examples, loss = _all_classes(examples, model), _loss(recipe, examples)
     _check(model, loss, examples)
     _check_recipe(recipe, examples, len(parts.train))
+    if isinstance(recipe.model, TransformerEncoder) and recipe.model.vocabulary is not None:
+        check_tokens(examples, recipe.model.vocabulary)
     learner = _learner(recipe, taking(model, _loader(recipe, examples, parts.train).inputs), loss, parts.train, means)
     evaluation = Evaluation(learner, recipe.average is not None, model)
     return Assembly(recipe, examples, parts, model, learner, evaluation, means)

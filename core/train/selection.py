@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from core.errors import DataError
 from core.ir.graph import Graph
-from core.ir.types import TensorType
+from core.ir.types import DType, TensorType
 from core.train.data import Column, Dataset, Examples, Split, open_dataset, select, split
 from core.train.parent import Parent
 from core.train.recipe import Data, Names
+
+_BLOCK = 1 << 14  # rows looked at together
 
 
 def dataset_for(data: Data, path: Path) -> Dataset:
@@ -57,6 +61,19 @@ def check_classes(output: TensorType, examples: Examples) -> None:
     if classes is not None and isinstance(answers, int) and answers < len(classes):
         message = f"counts {len(classes)} classes, the model's output {output} tells {answers}"
         raise DataError(message, file=examples.dataset.name, column=examples.target.name)
+
+
+def check_tokens(examples: Examples, vocabulary: int) -> None:
+    """DataError for a whole number among the inputs that is no token: 0 to `vocabulary` - 1 are."""
+    tokens = [feature for feature in examples.features.values() if feature.column.dtype in (DType.INT64, DType.INT32)]
+    for feature in tokens:
+        for start in range(0, len(examples), _BLOCK):
+            rows = np.arange(start, min(start + _BLOCK, len(examples)))
+            taken = feature.take(examples.dataset, rows)
+            wrong = np.argwhere((taken < 0) | (taken >= vocabulary))
+            if wrong.size:
+                message = f"the token is {taken[tuple(wrong[0])]}, expected 0 to {vocabulary - 1}"
+                raise examples.dataset.error(message, feature.origin[0], int(rows[wrong[0][0]]))
 
 
 def _chosen(data: Data, dataset: Dataset, inputs: dict[str, str | Names] | None, parent: Parent | None) -> Examples:

@@ -17,6 +17,7 @@ from PIL import Image
 from sklearn.datasets import load_digits, load_iris
 
 import core
+from core.errors import DataError
 from core.ir.types import DType
 from core.train.result import FOLDER, MODEL, read_metrics
 from tests.core.train.world import asked, fit
@@ -83,6 +84,16 @@ def test_numbers_to_be_predicted(tmp_path: Path) -> None:
     model = {"architecture": "mlp", "hidden": [32]}
     record, _ = trained(tmp_path / "job", tmp_path / "data", model=model, epochs=25)
     assert record["metrics"]["r2"] > 0.97
+
+
+@pytest.mark.parametrize("token", [6, -1])
+def test_what_is_no_token_is_refused_by_its_row(tmp_path: Path, token: int) -> None:
+    words = np.ones((20, 3), np.int64)
+    words[7, 1] = token
+    np.savez(tmp_path / "data.npz", words=words, y=np.arange(20) % 2)
+    model = {"architecture": "transformer-encoder", "vocabulary": 6, "width": 4, "heads": 2}
+    with pytest.raises(DataError, match=f"row 7: column 'words': the token is {token}, expected 0 to 5"):
+        fit(tmp_path / "job", asked(model=model), tmp_path / "data.npz")
 
 
 def test_sequences_of_any_length(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ class Evaluation:
         """`model`: another one with the same weights, such as the same model on rows of other types."""
         self._options = replace(learner.options, precision="float32", memory=None)
         self.weights = learner.weights(averaged)
-        self._graph = evaluation_graph(model or learner.model, learner.recipe.loss, self.weights)
+        self._graph = evaluation_graph(model or learner.model, learner.settings.loss, self.weights)
         self._door = Door(self._graph.inputs)
         self._executables: dict[Binding, Executable] = {}
 

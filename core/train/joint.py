@@ -39,7 +39,7 @@ NO_CLIP = Clip()
 
 
 @dataclass(frozen=True)
-class Recipe:
+class StepSettings:
     """What a training step does besides running the model. `accumulate`: how many runs make one update. `average`: how
     much of a parameter's running average stays at each update; None: there is none. `seed`: of what is drawn."""
 
@@ -58,7 +58,7 @@ def is_weight(name: str, array: Array) -> bool:
 
 def joint_graph(
     model: Graph,
-    recipe: Recipe,
+    settings: StepSettings,
     trainable: Trainable,
     updates: bool,
     keep_outputs: bool,
@@ -76,12 +76,12 @@ def joint_graph(
     _train_mode(graph)
     writer = Writer(graph, infer_graph(graph))
     output = Term(writer, graph.outputs[0])
-    target = writer.input(TARGET, recipe.loss.target(output.value.tensor))
-    loss = recipe.loss(output, target)
+    target = writer.input(TARGET, settings.loss.target(output.value.tensor))
+    loss = settings.loss(output, target)
     parameters = _parameters(graph, trainable)
     found = derivatives(writer, [loss.value], parameters)
     graph.outputs = [_named(loss, LOSS), *(_outputs(writer, model) if keep_outputs else ())]
-    step = _Step(writer, recipe)
+    step = _Step(writer, settings)
     step.write([(p, g) for p, g in zip(parameters, found, strict=True) if g is not None], updates)
     hold(graph, held)
     graph.remove_dead()
@@ -221,16 +221,16 @@ def _drawn_type(g: Rewrite) -> tuple[Sequence[Dim], DType]:
 class _Step:
     """Writes what follows the gradients."""
 
-    def __init__(self, writer: Writer, recipe: Recipe) -> None:
-        self.writer, self.recipe = writer, recipe
-        optimizer = recipe.optimizer
+    def __init__(self, writer: Writer, settings: StepSettings) -> None:
+        self.writer, self.settings = writer, settings
+        optimizer = settings.optimizer
         names = optimizer.scalars(1, optimizer.rate)
         self.scalars = {name: f"{SCALAR}{name}" for name in names}
 
     def write(self, pairs: Sequence[tuple[Value, Value]], updates: bool) -> None:
         slopes = [Term(self.writer, gradient) for _, gradient in pairs]
         parameters = [self._parameter(value) for value, _ in pairs]
-        if self.recipe.accumulate > 1:
+        if self.settings.accumulate > 1:
             slopes = self._accumulated(parameters, slopes, updates)
         scalar = TensorType(DType.FLOAT32, ())
         scalars = {name: self.writer.input(label, scalar) for name, label in self.scalars.items()}
@@ -258,13 +258,13 @@ class _Step:
         totals = []
         for parameter, slope in zip(parameters, slopes, strict=True):
             state = self._moment(parameter, "gradient_sum")
-            total = Term(self.writer, state.value) + slope / self.recipe.accumulate
+            total = Term(self.writer, state.value) + slope / self.settings.accumulate
             state.update = self.writer.zeros_like(state.value).value if updates else total.value
             totals.append(total)
         return totals
 
     def _clipped(self, slopes: Sequence[Term]) -> list[Term]:
-        clip, found = self.recipe.clip, list(slopes)
+        clip, found = self.settings.clip, list(slopes)
         if clip.norm is not None:
             squares = [slope.square().sum(keepdims=False) for slope in found]
             norm = squares[0].op("Sum", *squares[1:]).sqrt()
@@ -275,14 +275,14 @@ class _Step:
         return found
 
     def _update(self, parameter: State, slope: Term, scalars: dict[str, Term]) -> None:
-        moments = [self._moment(parameter, name) for name in self.recipe.optimizer.moments]
+        moments = [self._moment(parameter, name) for name in self.settings.optimizer.moments]
         before = [Term(self.writer, moment.value) for moment in moments]
-        following, after = self.recipe.optimizer.update(Term(self.writer, parameter.value), slope, before, scalars)
+        following, after = self.settings.optimizer.update(Term(self.writer, parameter.value), slope, before, scalars)
         parameter.update = following.value
         for moment, term in zip(moments, after, strict=True):
             moment.update = term.value
-        if self.recipe.average is not None:
-            self._average(parameter, following, self.recipe.average)
+        if self.settings.average is not None:
+            self._average(parameter, following, self.settings.average)
 
     def _average(self, parameter: State, following: Term, kept: float) -> None:
         """The running average of a parameter, which begins as the parameter."""

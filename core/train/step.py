@@ -21,7 +21,7 @@ from core.runtime.machine import peaks
 from core.runtime.session import BatchInfo
 from core.runtime.shapes import Binding
 from core.train.feeds import Door, describe
-from core.train.joint import KEY, NO_CLIP, SCALAR, Clip, Recipe, Trainable, is_weight, joint_graph
+from core.train.joint import KEY, NO_CLIP, SCALAR, Clip, StepSettings, Trainable, is_weight, joint_graph
 from core.train.losses import Loss
 from core.train.optimizers import Optimizer
 from core.train.schedules import Schedule
@@ -62,9 +62,9 @@ def step(
 
     ModelError for a model without parameters, UnsupportedError for one that cannot be differentiated.
     """
-    recipe = Recipe(loss, optimizer, clip, accumulate, average, seed)
+    settings = StepSettings(loss, optimizer, clip, accumulate, average, seed)
     options = replace(make_options(precision=precision, threads=threads, cache_dir=cache_dir), memory=memory)
-    return TrainStep(model, recipe, schedule or (lambda _: optimizer.rate), trainable, keep_outputs, options, shares)
+    return TrainStep(model, settings, schedule or (lambda _: optimizer.rate), trainable, keep_outputs, options, shares)
 
 
 class TrainStep:
@@ -77,7 +77,7 @@ class TrainStep:
     def __init__(
         self,
         model: Graph,
-        recipe: Recipe,
+        settings: StepSettings,
         schedule: Schedule,
         trainable: Trainable,
         keep_outputs: bool,
@@ -85,15 +85,15 @@ class TrainStep:
         shares: Sequence[TrainStep] = (),
     ) -> None:
         self.model = model
-        self.recipe = recipe
+        self.settings = settings
         self.schedule = schedule
         self.runs = 0
         self.options = options
         shared = {name: array for other in shares for name, array in other.live_parameters.items()}
-        last = joint_graph(model, recipe, trainable, True, keep_outputs, shared)
+        last = joint_graph(model, settings, trainable, True, keep_outputs, shared)
         self._graphs = {True: last}
-        if recipe.accumulate > 1:
-            self._graphs[False] = joint_graph(model, recipe, trainable, False, keep_outputs, shared)
+        if settings.accumulate > 1:
+            self._graphs[False] = joint_graph(model, settings, trainable, False, keep_outputs, shared)
         self._states = {state.value.name: _home(state, shared) for state in last.states}
         self._executables: dict[tuple[bool, Binding], Executable] = {}
         self._order = {moves: tuple(value.name for value in graph.inputs) for moves, graph in self._graphs.items()}
@@ -102,7 +102,7 @@ class TrainStep:
 
     @property
     def updates(self) -> int:
-        return self.runs // self.recipe.accumulate
+        return self.runs // self.settings.accumulate
 
     @property
     def inputs(self) -> dict[str, TensorType]:
@@ -125,7 +125,7 @@ class TrainStep:
 
         FeedError for an input that is missing, unknown or ill-typed; the parameters have not moved then.
         """
-        moves = (self.runs + 1) % self.recipe.accumulate == 0
+        moves = (self.runs + 1) % self.settings.accumulate == 0
         arrays, binding = self._door.admit(feeds)
         ready = self._executable(moves, binding)
         results = ready.run(1, self._arranged(moves, arrays))
@@ -165,13 +165,13 @@ class TrainStep:
     def _arranged(self, moves: bool, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """What is given and what this very run adds to it, in the order of the graph's inputs."""
         rate = self.schedule(self.updates)
-        scalars = self.recipe.optimizer.scalars(self.updates + 1, rate)
+        scalars = self.settings.optimizer.scalars(self.updates + 1, rate)
         values: dict[str, NDArray[Any]] = {
             f"{SCALAR}{name}": np.array(number, np.float32) for name, number in scalars.items()
         }
         values.update((value.name, array) for value, array in zip(self._given, arrays, strict=True))
         if KEY in self._order[moves]:
-            values[KEY] = np.random.SeedSequence((self.recipe.seed, self.runs)).generate_state(1).reshape(())
+            values[KEY] = np.random.SeedSequence((self.settings.seed, self.runs)).generate_state(1).reshape(())
         return [values[name] for name in self._order[moves]]
 
     def _executable(self, moves: bool, binding: Binding) -> Executable:

@@ -12,15 +12,15 @@ from core.passes.batch_last import BatchLast
 from core.passes.pipeline import optimize
 from core.reference import interpret
 from core.train import losses, optimizers
-from core.train.joint import Recipe, is_weight, joint_graph
+from core.train.joint import StepSettings, is_weight, joint_graph
 from tests.core.train.models import batch, convolutional
 
-RECIPE = Recipe(losses.CrossEntropy(), optimizers.SGD(0.1))
+SETTINGS = StepSettings(losses.CrossEntropy(), optimizers.SGD(0.1))
 
 
 def learning(rows: int) -> Graph:
     """A training step of so many rows, whose outputs are the loss and all new states."""
-    step = joint_graph(convolutional(), RECIPE, is_weight, updates=True, keep_outputs=False)
+    step = joint_graph(convolutional(), SETTINGS, is_weight, updates=True, keep_outputs=False)
     bound = step.clone({"n": rows})
     infer_graph(bound)
     bound.outputs += [state.update for state in bound.states]

@@ -13,7 +13,7 @@ from core.ir.types import DType, TensorType
 from core.ops.terms import Writer
 from core.reference import interpret
 from core.train import TrainStep, losses, optimizers, schedules, step
-from core.train.joint import Clip, Recipe, is_weight, joint_graph
+from core.train.joint import Clip, StepSettings, is_weight, joint_graph
 from core.train.optimizers import Optimizer
 from tests.core.train.models import batch, convolutional, perceptron
 
@@ -26,7 +26,7 @@ def trained(model: Graph, optimizer: Optimizer, **options: Any) -> TrainStep:
 
 def reference(model: Graph, optimizer: Optimizer, batches: list[dict[str, Any]]) -> dict[str, Any]:
     """All states after some runs of the reference executor on the joint graph."""
-    graph = joint_graph(model, Recipe(CROSS_ENTROPY, optimizer), is_weight, updates=True, keep_outputs=False)
+    graph = joint_graph(model, StepSettings(CROSS_ENTROPY, optimizer), is_weight, updates=True, keep_outputs=False)
     names = [state.value.name for state in graph.states]
     graph.outputs = [state.update for state in graph.states]
     for number, feeds in enumerate(batches, start=1):

@@ -24,6 +24,8 @@ FILTERS = {
     "box": Image.Resampling.BOX,
 }
 
+_LARGEST = 1 << 30  # bytes of pixels that a request's files may become
+
 Side = Annotated[int, Field(ge=1, le=16384)]
 Size = Annotated[tuple[Side, Side], Field(strict=False)]  # height, width
 
@@ -35,7 +37,7 @@ class ImageOptions(Options):
     resize: Side | Size | None = None  # a number is the length of the shorter side
     crop: Size | None = None  # around the centre, after resizing
     filter: Literal["nearest", "bilinear", "bicubic", "lanczos", "box"] = "bilinear"
-    max_pixels: Annotated[int, Field(ge=1)] = 1 << 25  # of a file, looked at before it is decoded
+    max_pixels: Annotated[int, Field(ge=1)] = 1 << 25  # of a file, decoded or resized; looked at before
 
     @property
     def size(self) -> tuple[int, int]:
@@ -65,10 +67,19 @@ class DecodeImage(HostStep):
 
     def execute(self, inputs: Tensors) -> Tensors:
         """Decode the rows; raises BadRequest naming the one that is no image, too large or too small."""
-        made = [self._decode(row, to_bytes(item)) for row, item in enumerate(inputs["image"].ravel().tolist())]
+        made = self._decode_all(inputs["image"].ravel().tolist())
         if len({pixels.shape for pixels in made}) > 1:
             raise BadRequest(f"image: expected rows of one size, got {sorted({pixels.shape for pixels in made})}")
         return {"pixels": np.stack(made) if made else np.zeros((0, *self._empty), np.uint8)}
+
+    def _decode_all(self, files: list[str | bytes]) -> list[Array]:
+        made, nbytes = list[Array](), 0
+        for row, item in enumerate(files):
+            made.append(self._decode(row, to_bytes(item)))
+            nbytes += made[-1].nbytes
+            if nbytes > _LARGEST:
+                raise BadRequest(f"image {row}: expected images of at most {_LARGEST} bytes of pixels together")
+        return made
 
     @property
     def _empty(self) -> tuple[int, ...]:
@@ -94,7 +105,9 @@ class DecodeImage(HostStep):
     def _sized(self, row: int, image: Image.Image) -> Image.Image:
         options = self._options
         if options.resize is not None:
-            image = image.resize(_target(image, options.resize), FILTERS[options.filter])
+            target = _target(image, options.resize)
+            self._check_target(row, image, target)
+            image = image.resize(target, FILTERS[options.filter])
         if options.crop is None:
             return image
         height, width = options.crop
@@ -102,6 +115,15 @@ class DecodeImage(HostStep):
             raise BadRequest(f"image {row}: expected at least {width} x {height}, got {image.width} x {image.height}")
         left, top = (image.width - width) // 2, (image.height - height) // 2
         return image.crop((left, top, left + width, top + height))
+
+    def _check_target(self, row: int, image: Image.Image, target: tuple[int, int]) -> None:
+        """Refuse a long thin file that would become huge, or be so between the two passes of resizing."""
+        width, height = target
+        if width * max(height, image.height) > self._options.max_pixels:
+            raise BadRequest(
+                f"image {row}: expected at most {self._options.max_pixels} pixels while it is resized, "
+                f"got {image.width} x {image.height} to become {width} x {height}"
+            )
 
 
 def _target(image: Image.Image, resize: int | tuple[int, int]) -> tuple[int, int]:

@@ -28,10 +28,12 @@ def label(request: Request) -> Label:
     Of equal scores the lower class comes first.
     """
     options = request.read(LabelOptions)
+    content = request.file(options.file, _LARGEST)
     try:
-        names = request.file(options.file, _LARGEST).decode().splitlines()
+        content.decode()
     except UnicodeDecodeError as error:
         raise BadPipeline(f"file {options.file!r}: expected UTF-8, {error.reason} at byte {error.start}") from error
+    names = content.splitlines()  # of bytes: U+2028 and the like, where text has lines end, may be part of a label
     if not options.top <= len(names):
         raise BadPipeline(
             f"options.top: expected at most the {len(names)} labels of {options.file!r}, got {options.top}"
@@ -44,7 +46,7 @@ class Label(HostStep):
 
     inline = True
 
-    def __init__(self, names: list[str], top: int) -> None:
+    def __init__(self, names: list[bytes], top: int) -> None:
         super().__init__(
             [TensorSpec("scores", "FP32", (-1, len(names)))],
             [
@@ -54,7 +56,7 @@ class Label(HostStep):
             ],
         )
         self._names = np.empty(len(names), np.object_)
-        self._names[:] = [name.encode() for name in names]
+        self._names[:] = names
         self._top = top
 
     def execute(self, inputs: Tensors) -> Tensors:

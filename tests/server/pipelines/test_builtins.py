@@ -77,11 +77,15 @@ def test_images_are_sized_as_pillow_does_it(options: dict[str, Any], expected: C
     assert all(said in (-1, got) for said, got in zip(step.outputs[0].shape, pixels.shape, strict=True))
 
 
+THIN = np.zeros((20_000, 1, 3), np.uint8)  # 150 bytes as a PNG file
+
 BAD_IMAGES = {
     "nothing": (b"", {}, "image 0: expected one of JPEG, PNG, WEBP, BMP, got something else"),
     "another format": (file_of(COLORS, "GIF"), {}, "expected one of JPEG"),
     "half a file": (file_of(COLORS)[:200], {}, "image 0: it cannot be decoded"),
     "too many pixels": (file_of(COLORS), {"max_pixels": 199}, "expected at most 199 pixels, got 20 x 10"),
+    "thin, by its shorter side": (file_of(THIN), {"resize": 256}, "1 x 20000 to become 256 x 5120000"),
+    "thin, between two passes": (file_of(THIN), {"resize": [9, 9], "max_pixels": 30_000}, "1 x 20000 to become 9 x 9"),
     "too small": (file_of(COLORS), {"crop": [11, 5]}, "expected at least 5 x 11, got 20 x 10"),
 }
 
@@ -102,6 +106,14 @@ def test_rows_of_different_sizes_need_a_size() -> None:
 
 def test_no_rows_are_no_rows() -> None:
     assert host("decode_image", resize=[4, 6]).execute({"image": column()})["pixels"].shape == (0, 4, 6, 3)
+
+
+def test_files_may_not_become_too_many_pixels_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.pipelines.builtins.image._LARGEST", 2 * COLORS.nbytes)
+    step, file = host("decode_image"), file_of(COLORS)
+    assert len(step.execute({"image": column(file, file)})["pixels"]) == 2
+    with pytest.raises(BadRequest, match="image 2: expected images of at most 1200 bytes of pixels together"):
+        step.execute({"image": column(file, file, file)})
 
 
 def test_a_crop_larger_than_the_resized_image_is_refused_at_once() -> None:
@@ -213,6 +225,12 @@ def test_labels_are_those_of_the_best_scores(tmp_path: Path) -> None:
     assert out["labels"].tolist() == [["zwölf".encode(), b"one"], [b"zero", b"one"]]
     np.testing.assert_array_equal(out["indices"], [[2, 1], [0, 1]])
     np.testing.assert_allclose(out["scores"], [[0.7, 0.2], [0.4, 0.4]])
+
+
+def test_a_label_ends_where_its_line_does(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_bytes("a\u2028b\r\nc\x0cd".encode())
+    out = host("label", tmp_path, top=2).execute({"scores": np.array([[0.6, 0.4]], np.float32)})
+    assert out["labels"].tolist() == [["a\u2028b".encode(), b"c\x0cd"]]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,10 @@ import numpy as np
 
 from server.batching.entry import Entry, Outcome
 from server.batching.signature import Group
+from server.errors import TooLarge
 from server.types import Tensors
+
+LARGEST = 1 << 30  # bytes of outputs: many small rows may become more than there is memory
 
 
 class Join:
@@ -19,20 +22,29 @@ class Join:
         self._whole = whole
         self._outputs: list[Tensors | None] = [None] * count
         self._missing = count
+        self._nbytes = 0
         self._cancel = cancel
 
     def take(self, index: int, outcome: Outcome) -> None:
         """Accept one part's outcome."""
         if isinstance(outcome, Exception):
-            self._whole.finish(outcome)
-            for part in self._whole.parts:
-                self._cancel(part)
+            self._fail(outcome)
+            return
+        self._nbytes += sum(array.nbytes for array in outcome.values())
+        if self._nbytes > LARGEST:
+            self._fail(TooLarge(f"the outputs of {self._whole.rows} rows are larger than {LARGEST} bytes: send fewer"))
             return
         self._outputs[index] = outcome
         self._missing -= 1
         if self._missing == 0:
             parts = [part for part in self._outputs if part is not None]
             self._whole.finish({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+
+    def _fail(self, error: Exception) -> None:
+        self._outputs = [None] * len(self._outputs)
+        self._whole.finish(error)
+        for part in self._whole.parts:
+            self._cancel(part)
 
 
 def split(whole: Entry, max_rows: int, cancel: Callable[[Entry], None]) -> Iterator[Entry]:

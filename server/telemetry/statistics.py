@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from server.batching.execution import Ran
 from server.types import ModelRef
 
+LARGEST_SIZE = 4096  # of batches told apart: a pipeline's have as many rows as callers like
 BUCKETS = 28  # powers of two from 1 us to over two minutes
 
 
@@ -107,9 +108,10 @@ class Statistics:
         self.inference_count += batch.rows
         self.success.add(waited + (batch.scattered - batch.started) * good, good)
         self.queue.add(waited, good)
-        stat = self.batches.get(batch.rows)
+        size = min(batch.rows, LARGEST_SIZE)
+        stat = self.batches.get(size)
         if stat is None:
-            stat = self.batches[batch.rows] = BatchStat()
+            stat = self.batches[size] = BatchStat()
         for name, seconds in zip(("compute_input", "compute_infer", "compute_output"), steps, strict=True):
             getattr(self, name).add(seconds * good, good)
             getattr(stat, name).add(seconds)

@@ -15,7 +15,7 @@ from server.batching.admission import Admission
 from server.batching.batcher import Batcher
 from server.batching.entry import Entry, Outcome
 from server.batching.signature import Signature
-from server.errors import DeadlineExceeded, Internal, Overloaded
+from server.errors import DeadlineExceeded, Internal, Overloaded, TooLarge
 from server.scheduling.pool import WorkerPool
 from server.telemetry.statistics import Statistics
 from server.types import ModelRef, Tensors, TensorSpec
@@ -274,6 +274,21 @@ def test_cancelling_a_cut_request_cancels_its_parts() -> None:
 
     play(scene, model)
     assert model.batches == [1]
+
+
+def test_an_answer_of_parts_that_grows_too_large_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.batching.split.LARGEST", 3 * rows(8).nbytes)
+    model = doubler(max_batch=8)
+
+    async def scene(bench: Bench) -> None:
+        assert isinstance(await bench.submit(rows(24))[1], dict)
+        outcome = await bench.submit(rows(100))[1]
+        assert isinstance(outcome, TooLarge)
+        assert "the outputs of 100 rows are larger than 384 bytes" in str(outcome)
+        assert bench.batcher.admission.items <= 2  # what runs or is about to; the rest was withdrawn
+
+    play(scene, model)
+    assert sum(model.batches) < 24 + 100
 
 
 def test_a_full_queue_refuses_at_the_door() -> None:

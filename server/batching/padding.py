@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from server.batching.entry import Entry, Outcome
 from server.batching.signature import Group, Signature
+from server.datatypes import NUMPY_OF
 from server.errors import BadRequest
 from server.types import Array, Tensors, TensorSpec
 
@@ -79,12 +81,24 @@ class Padding:
                     yield f"expected one of {sorted(specs)}, got {name!r}"
                 elif (reason := self._unfit(specs[name])) is not None:
                     yield reason
+        for name in self.inputs:
+            if (spec := signature.inputs.get(name)) and not _holds(NUMPY_OF[spec.datatype], self.value):
+                yield f"{name!r}: {spec.datatype} cannot hold value {self.value:g}"
 
     def _unfit(self, spec: TensorSpec) -> str | None:
         if spec.datatype == "BYTES" or len(spec.shape) <= self.axis or spec.shape[self.axis] != -1:
             found = f"{spec.datatype}{list(spec.shape)}"
             return f"{spec.name!r}: expected numbers, of any length along axis {self.axis}, it is {found}"
         return None
+
+
+def _holds(dtype: np.dtype[Any], value: float) -> bool:
+    if dtype.kind == "b":
+        return value in (0, 1)
+    if dtype.kind not in "iu":
+        return True
+    bounds = np.iinfo(dtype)
+    return bounds.min <= value <= bounds.max and value == int(value)
 
 
 def _filled(array: Array, axis: int, length: int, value: float) -> Array:

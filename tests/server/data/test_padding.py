@@ -22,7 +22,7 @@ from server.scheduling.pool import WorkerPool
 from server.scheduling.servable import Servable, ServableFactory
 from server.settings import Settings
 from server.telemetry.statistics import StatsBook
-from server.types import ModelRef, Tensors
+from server.types import ModelRef, Tensors, TensorSpec
 from tests.server.data.test_graph_backend import load
 
 WIDTH = 6
@@ -131,6 +131,27 @@ def test_inputs_of_unequal_lengths_are_refused(model: GraphModel) -> None:
 def test_a_rule_that_does_not_fit_the_model_is_found_out(model: GraphModel, rule: Padding, problem: str | None) -> None:
     found = rule.problem(Signature(model.inputs, model.outputs, model.batchable))
     assert found == problem or re.match(problem or "$^", found or "")
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value", "fits"),
+    [
+        ("INT64", -100, True),
+        ("INT64", 0.5, False),
+        ("INT64", np.nan, False),
+        ("INT32", np.inf, False),
+        ("UINT8", 256, False),
+        ("BOOL", 2, False),
+        ("BOOL", 1, True),
+        ("FP16", 0.5, True),
+        ("FP32", -np.inf, True),
+    ],
+)
+def test_a_value_that_an_input_cannot_hold_is_found_out(datatype: str, value: float, fits: bool) -> None:
+    specs = [TensorSpec("x", datatype, (-1, -1)), TensorSpec("mask", "INT64", (-1, -1))]
+    signature = Signature(specs, [TensorSpec("y", "FP32", (-1, 1))], batchable=True)
+    problem = Padding("mask", ("x",), value=value).problem(signature)
+    assert problem == (None if fits else f"'x': {datatype} cannot hold value {value:g}")
 
 
 def test_what_needs_no_padding_is_left_as_it_is(model: GraphModel) -> None:

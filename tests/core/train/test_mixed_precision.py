@@ -14,30 +14,23 @@ from core.ir.graph import Graph
 from core.ir.types import DType, TensorType, symbol
 from core.ops.terms import Writer
 from core.train import losses, optimizers, step
-from tests.core.train.models import weight
+from tests.core.train.mixed import FEATURES, MOMENTUM, RATE, SHAPES, STEPS, batch, weight
 
 TORCH: dict[str, Any] = json.loads((Path(__file__).parent / "torch_results.json").read_text())
-ROWS, FEATURES, HIDDEN, CLASSES, STEPS = 64, 48, 96, 8, 20
 
 
 def model() -> Graph:
     graph = Graph("perceptron")
     writer = Writer(graph)
     x = writer.input("x", TensorType(DType.FLOAT32, (symbol("n"), FEATURES)))
-    for i, (inputs, outputs) in enumerate([(FEATURES, HIDDEN), (HIDDEN, HIDDEN)]):
-        x = (x @ weight(writer, f"w{i}", inputs, outputs) + weight(writer, f"b{i}", outputs)).op("Relu")
-    graph.outputs = [(x @ weight(writer, "w2", HIDDEN, CLASSES)).value]
+    w0, b0, w1, b1, w2 = (writer.array(weight(name), name=name) for name in SHAPES)
+    hidden = ((x @ w0 + b0).op("Relu") @ w1 + b1).op("Relu")
+    graph.outputs = [(hidden @ w2).value]
     return graph
 
 
-def batch(seed: int) -> dict[str, Any]:
-    rng = np.random.default_rng(seed)
-    x = rng.normal(0, 1, (ROWS, FEATURES)).astype(np.float32)
-    return {"x": x, "target": (x[:, :CLASSES] + 0.1 * x[:, -CLASSES:]).argmax(1)}
-
-
 def curve(precision: Any) -> tuple[list[float], Any]:
-    learner = step(model(), losses.CrossEntropy(), optimizers.SGD(0.02, momentum=0.9), precision=precision, threads=2)
+    learner = step(model(), losses.CrossEntropy(), optimizers.SGD(RATE, MOMENTUM), precision=precision, threads=2)
     return [float(learner.run(batch(i))["loss"]) for i in range(STEPS)], learner
 
 

@@ -103,6 +103,12 @@ class Overloaded(Unavailable):
     code = "overloaded"
 
 
+class Shed(Unavailable):
+    """Waited for too long in a queue that does not empty."""
+
+    code = "shed"
+
+
 class DeadlineExceeded(Unavailable):
     """The caller's timeout passed, or cannot be met."""
 

@@ -11,19 +11,20 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import monotonic, time
 from typing import NamedTuple
 
 from server.backends.base import LoadedModel
 from server.batching.admission import Admission
 from server.batching.cost import CostModel
+from server.batching.delay import ControlledDelay
 from server.batching.entry import Entry, State
 from server.batching.execution import Execute, Ran, run
 from server.batching.policy import BatchPolicy
 from server.batching.queue import Queue
 from server.batching.split import split
-from server.errors import DeadlineExceeded, Overloaded, ServerError
+from server.errors import DeadlineExceeded, Overloaded, ServerError, Shed
 from server.scheduling.pool import WorkerPool
 from server.telemetry.statistics import Statistics
 
@@ -64,6 +65,7 @@ class Batcher:
         self._loop = asyncio.get_running_loop()
         self.policy = BatchPolicy()
         self._max_rows = model.max_batch if model.batchable else 1
+        self._delay: ControlledDelay | None = None
         self._delayed: asyncio.TimerHandle | None = None  # requests are held back until then
         self._running = 0  # workers that have this batcher's job, at most the policy's instances
         self._staged: deque[list[Entry]] = deque()  # batches a worker has yet to take, at most one
@@ -77,8 +79,17 @@ class Batcher:
         most = self.model.max_batch if self.model.batchable else 1
         self._max_rows = min(policy.max_rows or most, most)
         self.queue.starvation = policy.starvation if policy.priority_levels else math.inf
+        self._control_delay(policy)
         self._hold_until(None)
         self._wake()
+
+    def _control_delay(self, policy: BatchPolicy) -> None:
+        target, interval, before = policy.delay_target, policy.delay_interval, self._delay
+        if target is None:
+            self._delay = None
+        elif before is None or (before.target, before.interval) != (target, interval):
+            self._delay = ControlledDelay(target, interval)
+            self._delay.empty(monotonic())
 
     # requests come in, and may leave early
 
@@ -98,6 +109,8 @@ class Batcher:
         except ServerError as error:
             self.stats.refused(error.code)
             raise
+        if self._delay is not None and not len(self.queue):
+            self._delay.empty(now)
         entry.since = now
         self._rows += entry.rows
         self.queue.push(entry)
@@ -161,16 +174,16 @@ class Batcher:
 
     def _expire(self, entry: Entry) -> None:
         if entry.state is State.WAITING:  # a running one is answered, late or not
-            self._refuse(entry)
+            self._refuse(entry, _too_late())
             self._withdraw(entry)
 
     def _withdraw(self, entry: Entry) -> None:
         self.queue.forget()
         self._leave([entry])
 
-    def _refuse(self, entry: Entry) -> None:
-        self.stats.refused(DeadlineExceeded.code)
-        entry.finish(DeadlineExceeded("the request's timeout passed while it waited"))
+    def _refuse(self, entry: Entry, error: ServerError) -> None:
+        self.stats.refused(error.code)
+        entry.finish(error)
 
     # batches go out
 
@@ -288,6 +301,8 @@ class Batcher:
     def _form(self) -> list[Entry]:
         """Take the next batch, small enough for the nearest deadline in it, and for the latency target."""
         while batch := self.queue.take(self._limit(), monotonic()):
+            if self._delay is not None and self._shed(self._delay, batch):
+                continue
             deadlines = [entry.deadline for entry in batch if entry.deadline is not None]
             if not deadlines:
                 return self._fit_target(batch)
@@ -321,13 +336,28 @@ class Batcher:
             self._note_release(batch)
             return batch
         late = [entry for entry in batch if self._is_late(entry)]
-        for entry in late:
-            self._refuse(entry)
-        self._leave(late)
         if late:
-            self.queue.put_back([entry for entry in batch if entry not in late])
+            self._drop(batch, late, _too_late)
             return []  # the rest may have more time
         return self._keep(batch, rows, "deadline")
+
+    def _shed(self, delay: ControlledDelay, batch: list[Entry]) -> bool:
+        """Drop who has waited too long in a standing queue; say whether there was anybody."""
+        now = monotonic()
+        latest = delay.latest(now, HEADROOM * self.cost.predict(self._max_rows))
+        stale = [entry for entry in batch if entry.since < latest]
+        if stale:
+            after = self.admission.retry_after(now)
+            self._drop(batch, stale, lambda: Shed("waited too long in a queue that stays full", retry_after=after))
+        return bool(stale)
+
+    def _drop(self, batch: list[Entry], some: list[Entry], reason: Callable[[], ServerError]) -> None:
+        """Refuse some of what was just taken; the rest waits on."""
+        gone = set(map(id, some))
+        self.queue.put_back([entry for entry in batch if id(entry) not in gone])
+        for entry in some:
+            self._refuse(entry, reason())
+        self._leave(some)
 
     def _keep(self, batch: list[Entry], rows: int, reason: str) -> list[Entry]:
         """Return what fits into ``rows``, at least one; the rest waits on."""
@@ -390,6 +420,10 @@ class Batcher:
         if self._drained is not None and not self.admission.items:
             self._drained.set()
             self._drained = None
+
+
+def _too_late() -> DeadlineExceeded:
+    return DeadlineExceeded("the request's timeout passed while it waited")
 
 
 def _has_known_shapes(model: LoadedModel) -> bool:

@@ -21,6 +21,8 @@ class BatchPolicy:
     default_priority: int = 0
     starvation: float = 1.0
     instances: int = 1  # batches that may run at once
+    delay_target: float | None = None  # seconds to wait at most in a queue that does not empty; None: for any time
+    delay_interval: float = 0.1  # seconds after which a queue that has not been empty is one that does not empty
 
     @property
     def waits(self) -> bool:

@@ -54,6 +54,16 @@ class QueuePolicy(_Section):
     max_queue_bytes: int | None = Field(
         default=None, ge=1, description="Bytes of input; else the server's `queue_bytes`."
     )
+    delay_target_ms: float | None = Field(
+        default=None,
+        gt=0,
+        strict=False,
+        description="Who waited for longer gets 503 once the queue has not been empty for the interval. What one batch "
+        "takes is always allowed. Without it nobody waits too long.",
+    )
+    delay_interval_ms: float = Field(
+        default=100.0, gt=0, strict=False, description="After it a queue is no burst that works off by itself."
+    )
 
 
 class ClientQuota(_Section):
@@ -176,6 +186,8 @@ class ModelConfig(_Section):
             default_priority=batching.default_priority_level,
             starvation=batching.starvation_ms / 1e3,
             instances=self.instances,
+            delay_target=self.queue.delay_target_ms / 1e3 if self.queue.delay_target_ms else None,
+            delay_interval=self.queue.delay_interval_ms / 1e3,
         )
 
 

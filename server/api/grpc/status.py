@@ -31,6 +31,7 @@ STATUS: dict[str, grpc.StatusCode] = {
     "internal": grpc.StatusCode.INTERNAL,
     "unsupported": grpc.StatusCode.UNIMPLEMENTED,
     "unavailable": grpc.StatusCode.UNAVAILABLE,
+    "shed": grpc.StatusCode.UNAVAILABLE,
     "overloaded": grpc.StatusCode.UNAVAILABLE,  # as Triton answers for a full queue, and what clients try again
     "deadline_exceeded": grpc.StatusCode.DEADLINE_EXCEEDED,
     "storage_full": grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import weakref
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -78,8 +79,12 @@ class ZipMembers:
 
 
 def members_of(path: Path) -> Members:
-    """The files of a folder, or of the archive at `path`."""
-    return FolderMembers(path) if path.is_dir() else ZipMembers(zipfile.ZipFile(path))
+    """The files of a folder, or of the archive at `path`, which is closed when nobody can read from it any more."""
+    if path.is_dir():
+        return FolderMembers(path)
+    members = ZipMembers(zipfile.ZipFile(path))
+    weakref.finalize(members, members.archive.close)
+    return members
 
 
 def part_of(word: str) -> str | None:

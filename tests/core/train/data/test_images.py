@@ -13,6 +13,7 @@ from PIL import Image
 
 from core.errors import DataError
 from core.train.data import images, open_dataset, select
+from core.train.data.members import ZipMembers, members_of
 
 
 def pixels(seed: int, *shape: int) -> Any:
@@ -35,6 +36,15 @@ def zipped(path: Path, members: dict[str, bytes]) -> Path:
 def pets(**extra: bytes) -> dict[str, bytes]:
     names = ["dog/1.png", "cat/a.png", "cat/b.png", "__MACOSX/cat/._a.png", "cat/.DS_Store"]
     return {name: png(pixels(i, 5, 6, 3)) for i, name in enumerate(names)} | extra
+
+
+def test_an_archive_is_closed_with_whoever_reads_it(tmp_path: Path) -> None:
+    members = members_of(zipped(tmp_path, pets()))
+    assert isinstance(members, ZipMembers)
+    archive = members.archive
+    assert archive.fp is not None
+    del members
+    assert archive.fp is None
 
 
 @pytest.mark.parametrize("top", ["", "pets/"])

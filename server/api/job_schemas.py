@@ -6,15 +6,19 @@ import datetime
 from typing import Annotated, Any
 
 import orjson
-from pydantic import Field, field_validator
+from pydantic import Field, GetJsonSchemaHandler, field_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from server.api.schemas import Answer, Asked
 from server.jobs.gate import Gate
 from server.jobs.job import Finished, Job, JobState, Publish
+from server.jobs.kinds import KINDS, Kind
 from server.jobs.service import Request
 from server.repository.names import LIVE
 
 PRIORITIES = 10  # either side of 0
+DEFAULT_KIND = "train"
 
 
 class ModelAsked(Asked):
@@ -54,7 +58,7 @@ class LimitsAsked(Asked):
 class JobAsked(Asked):
     """A job: data and a recipe, and what becomes of the result. Never code."""
 
-    kind: str = Field(default="train", description="train, finetune, evaluate or sweep.", max_length=40)
+    kind: str = Field(default=DEFAULT_KIND, description="train, finetune, evaluate or sweep.", max_length=40)
     recipe: dict[str, Any] = Field(description="What is trained and how; its schema depends on the kind.")
     dataset: str = Field(description="Name or sha256 of uploaded data.", max_length=128)
     model: ModelAsked | None = Field(default=None, description="The version that a job starts from or looks at.")
@@ -67,6 +71,13 @@ class JobAsked(Asked):
         description="The higher the sooner; above 0 for administrators.",
     )
     limits: LimitsAsked = Field(default=LimitsAsked(), description="What the job may take.")
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Say what each kind's recipe looks like. What runs a kind checks its recipes; here they are only described."""
+        described = handler(schema)
+        handler.resolve_ref_schema(described)["oneOf"] = [_described(*row, handler) for row in KINDS.items()]
+        return described
 
     @field_validator("recipe")
     @classmethod
@@ -93,6 +104,14 @@ class JobAsked(Asked):
             seconds=self.limits.seconds,
             memory=self.limits.memory,
         )
+
+
+def _described(name: str, kind: Kind, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    """The fields of a job of one kind that differ from kind to kind. A job that names none is of the default kind."""
+    form = handler(kind.form().__pydantic_core_schema__)
+    required = (["kind"] if name != DEFAULT_KIND else []) + (["model"] if kind.needs_model else [])
+    described = {"title": name, "properties": {"kind": {"const": name}, "recipe": form}}
+    return described | ({"required": required} if required else {})
 
 
 class Pinned(Answer):

@@ -11,6 +11,8 @@ import orjson
 from server.errors import BadRequest
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from core.train.recipe import Recipe
 
 T = TypeVar("T")
@@ -22,6 +24,7 @@ class Kind:
 
     module: str  # run as: module FOLDER --dataset PATH [--parent FILE] [--threads K]
     check: Callable[[Mapping[str, Any]], None]
+    form: Callable[[], type[BaseModel]]  # what its recipes look like, for those who read the API's description
     needs_model: bool = False
     publishes: bool = True
 
@@ -67,11 +70,29 @@ def _told(read: Callable[[], T]) -> T:
         raise ValueError(str(error)) from error
 
 
+def _recipe() -> type[BaseModel]:
+    from core.train.recipe import Recipe
+
+    return Recipe
+
+
+def _sweep() -> type[BaseModel]:
+    from core.train.space import Sweep
+
+    return Sweep
+
+
+def _judgement() -> type[BaseModel]:
+    from core.train.judging import Judgement
+
+    return Judgement
+
+
 KINDS: dict[str, Kind] = {
-    "train": Kind("core.train.run", _trains),
-    "finetune": Kind("core.train.run", _goes_on, needs_model=True),
-    "sweep": Kind("core.train.sweep", _searches),
-    "evaluate": Kind("core.train.evaluate", _judges, needs_model=True, publishes=False),
+    "train": Kind("core.train.run", _trains, _recipe),
+    "finetune": Kind("core.train.run", _goes_on, _recipe, needs_model=True),
+    "sweep": Kind("core.train.sweep", _searches, _sweep),
+    "evaluate": Kind("core.train.evaluate", _judges, _judgement, needs_model=True, publishes=False),
 }
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import BaseModel
+
 from server.access.authority import Caller
 from server.errors import NotFound, ServerError
 from server.jobs.assembly import Jobs, Ports, allowance_of, build_jobs
@@ -31,7 +33,7 @@ def _check(recipe: Mapping[str, Any]) -> None:
 
 
 FAKE = "tests.server.jobs.fake_job"
-KINDS = Kinds({"train": Kind(FAKE, _check), "finetune": Kind(FAKE, _check, needs_model=True)})
+KINDS = Kinds({"train": Kind(FAKE, _check, BaseModel), "finetune": Kind(FAKE, _check, BaseModel, needs_model=True)})
 
 
 @dataclass

@@ -1,4 +1,5 @@
-"""A training in the terminal: a bar with loss, metrics, throughput and the time it will take, and its curves."""
+"""A training in the terminal: a bar with loss, metrics, throughput and the time it will take, and its curves; a search
+for settings by its trials."""
 
 from __future__ import annotations
 
@@ -38,6 +39,48 @@ class Pace:
 
 
 @dataclass
+class Tried:
+    """What the events of a search have told so far: its trials by number."""
+
+    total: int
+    trials: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    pace: Pace = field(default_factory=Pace)
+
+    @property
+    def place(self) -> str:
+        return f"trial {len(self.trials)}/{self.total}"
+
+    @property
+    def outcome(self) -> str:
+        """How many were ended early or failed, and the best so far. A merit is the metric that judges, or -loss."""
+        states = [trial["state"] for trial in self.trials.values()]
+        parts = [f"{states.count(state)} {state}" for state in ("pruned", "failed") if state in states]
+        complete = [
+            trial for trial in self.trials.values() if trial["state"] == "complete" and trial["merit"] is not None
+        ]
+        if complete:
+            best = max(complete, key=lambda trial: (trial["merit"], -trial["trial"]))
+            parts.append(f"best {best['merit']:.4f} by trial {best['trial']} ({_settings(best['values'])})")
+        return "  ".join(parts)
+
+    def see(self, values: Mapping[str, Any]) -> None:
+        self.trials[values["trial"]] = values
+        self.pace.note(len(self.trials), values["seconds"])
+
+
+def trial_line(values: Mapping[str, Any]) -> str:
+    """One trial that has ended: how, with what settings, and what it was worth."""
+    merit = "" if values["merit"] is None else f" {values['merit']:.4f}"
+    why = f": {values['error']}" if values["error"] else ""
+    return f"trial {values['trial']} {values['state']}{merit}  {_settings(values['values'])}{why}"
+
+
+def _settings(values: Mapping[str, Any]) -> str:
+    texts = (f"{value:.4g}" if isinstance(value, float) else f"{value}" for value in values.values())
+    return " ".join(f"{path}={text}" for path, text in zip(values, texts, strict=True))
+
+
+@dataclass
 class Standing:
     """What the events of a training have told so far."""
 
@@ -50,6 +93,7 @@ class Standing:
     judged: list[tuple[int, float]] = field(default_factory=list)
     judge: str = "loss"
     pace: Pace = field(default_factory=Pace)
+    search: Tried | None = None  # in place of all that, where it is a search that is told of
 
     @property
     def place(self) -> str:
@@ -57,9 +101,13 @@ class Standing:
 
     def see(self, kind: str, values: Mapping[str, Any]) -> None:
         match kind:
+            case "started" if "trials" in values:
+                self.search = Tried(values["trials"], self.search.trials if self.search else {})
             case "started":
                 self.epochs, self.judge = values["epochs"], values["judge"]
                 self.total = self.epochs * values["steps_per_epoch"]
+            case "trial" if self.search:
+                self.search.see(values)
             case "resumed":
                 self.step, self.epoch, self.pace = values["step"], values["epoch"], Pace()
                 self.losses = [point for point in self.losses if point[0] <= self.step]
@@ -86,7 +134,8 @@ class Standing:
 
 
 class TrainingView:
-    """Shows events as they come. On a terminal that is one block that changes; elsewhere, a line per epoch."""
+    """Shows events as they come. On a terminal that is one block that changes; elsewhere, a line per epoch. Trials of
+    a search have a line each on both."""
 
     def __init__(self, console: Console, curves: bool = False) -> None:
         self.standing = Standing()
@@ -99,20 +148,21 @@ class TrainingView:
         self.standing.see(kind, values)
         if kind in ("log", "failed"):
             self._console.print(values.get("message") or f"failed: {values.get('error')}", soft_wrap=True)
+        elif kind == "trial":
+            self._console.print(trial_line(values), soft_wrap=True)
         elif kind == "epoch" and not self._console.is_terminal:
             self._console.print(f"{self.standing.place}  {_numbers(self.standing.numbers)}", soft_wrap=True)
 
     def render(self) -> RenderableType:
         standing = self.standing
-        line = Table.grid(padding=(0, 2), expand=True)
-        for ratio in (None, 1, None):
-            line.add_column(ratio=ratio, no_wrap=True)
+        if tried := standing.search:
+            bar = ProgressBar(total=max(tried.total, 1), completed=len(tried.trials))
+            return Group(_line(tried.place, bar, eta(tried.pace.remaining(tried.total))), _text(tried.outcome))
         if not standing.step:
-            line.add_row("compiling", ProgressBar(total=None, pulse=True), "")
-            return line
+            return _line("compiling", ProgressBar(total=None, pulse=True), "")
         bar = ProgressBar(total=max(standing.total, 1), completed=standing.step)
-        line.add_row(standing.place, bar, eta(standing.pace.remaining(standing.total)))
-        parts: list[RenderableType] = [line, Text(_numbers(standing.numbers), overflow="ellipsis", no_wrap=True)]
+        line = _line(standing.place, bar, eta(standing.pace.remaining(standing.total)))
+        parts: list[RenderableType] = [line, _text(_numbers(standing.numbers))]
         if self._curves:
             parts += self._curve("loss", standing.losses)
             parts += self._curve(f"validation {standing.judge}", standing.judged)
@@ -131,6 +181,19 @@ class TrainingView:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._live.stop()
+
+
+def _line(*cells: RenderableType) -> Table:
+    """Where it is, a bar as wide as there is room, and the time left."""
+    line = Table.grid(padding=(0, 2), expand=True)
+    for ratio in (None, 1, None):
+        line.add_column(ratio=ratio, no_wrap=True)
+    line.add_row(*cells)
+    return line
+
+
+def _text(content: str) -> Text:
+    return Text(content, overflow="ellipsis", no_wrap=True)
 
 
 def eta(seconds: float | None) -> str:

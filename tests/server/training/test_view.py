@@ -98,3 +98,46 @@ def test_elsewhere_a_line_for_every_epoch() -> None:
         "epoch 1/4  loss 0.2500  rate 1.00e-01  640 rows/s",
         "checkpoint 50 could not be written: no space",
     ]
+
+
+def trial(number: int, state: str, merit: float | None, seconds: float, error: str = "") -> dict[str, Any]:
+    values = {"optimizer.rate": 0.0123456, "batch": 16 * (number + 1)}
+    return {"trial": number, "state": state, "merit": merit, "values": values, "error": error, "seconds": seconds}
+
+
+SEARCH = [
+    trial(0, "complete", 0.5, 1.0),
+    trial(2, "pruned", 0.75, 2.0),
+    trial(1, "complete", 0.625, 3.0),
+    trial(3, "failed", None, 4.0, "the loss is nan"),
+]
+
+
+def test_a_search_is_shown_by_its_trials() -> None:
+    shown, out = view(terminal=False)
+    with shown:
+        shown.see("started", {"trials": 10, "ended": 0, "parallel": 2})
+        for ended in SEARCH:
+            shown.see("trial", ended)
+    assert out.getvalue().splitlines() == [
+        "trial 0 complete 0.5000  optimizer.rate=0.01235 batch=16",
+        "trial 2 pruned 0.7500  optimizer.rate=0.01235 batch=48",
+        "trial 1 complete 0.6250  optimizer.rate=0.01235 batch=32",
+        "trial 3 failed  optimizer.rate=0.01235 batch=64: the loss is nan",
+    ]
+
+
+def test_on_a_terminal_a_search_is_a_bar_with_the_best_trial() -> None:
+    shown, _ = view(terminal=True)
+    shown.see("started", {"trials": 10, "ended": 0, "parallel": 2})
+    for ended in SEARCH:
+        shown.see("trial", ended)
+    shown.see("started", {"trials": 10, "ended": 4, "parallel": 2})  # killed, and begun again: its clock too
+    shown.see("trial", trial(4, "complete", 0.25, 2.0))
+    shown.see("trial", trial(5, "complete", 0.25, 5.0))
+    text = StringIO()
+    Console(file=text, width=100).print(shown.render())
+    assert [" ".join(line.split()) for line in text.getvalue().replace("━", "").splitlines()] == [
+        "trial 6/10 12 s left",
+        "1 pruned 1 failed best 0.6250 by trial 1 (optimizer.rate=0.01235 batch=32)",
+    ]

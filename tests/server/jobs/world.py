@@ -33,7 +33,12 @@ def _check(recipe: Mapping[str, Any]) -> None:
 
 
 FAKE = "tests.server.jobs.fake_job"
-KINDS = Kinds({"train": Kind(FAKE, _check, BaseModel), "finetune": Kind(FAKE, _check, BaseModel, needs_model=True)})
+KINDS = Kinds(
+    {
+        "train": Kind(FAKE, _check, lambda: BaseModel),
+        "finetune": Kind(FAKE, _check, lambda: BaseModel, needs_model=True),
+    }
+)
 
 
 @dataclass

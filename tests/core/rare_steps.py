@@ -12,7 +12,7 @@ import numpy as np
 from core.ir.dim import symbol
 from core.ir.graph import Value
 from core.ir.types import DType
-from tests.core.random_nets import BATCH, Net, Step
+from tests.core.random_nets import BATCH, IDS, Net, Step
 
 _HIDDEN = (1, 3, 4, 7, 16, 17)
 
@@ -183,8 +183,26 @@ def _batched_weights(net: Net) -> Value:
     return net.op("MatMul", x, w, size=net.size[x] ** 2 * k)
 
 
+def _scattered_rows(net: Net) -> Value:
+    """What all tokens of a batch leave in the rows of a table, as the gradient of an embedding does."""
+    x = net.bounded(2, 3)
+    width = net.dims(x)[-1]
+    found = net.b("Gather", net.weight(IDS, width), net.ids[0], axis=0)
+    places = net.b("Unsqueeze", net.ids[0], axes=(2,))
+    table = net.b("ScatterND", net.weight(IDS, width), places, found, reduction=net.of(("add", "max", "min")))
+    return net.op("Add", x, net.b("Tanh", net.b("ReduceMean", table, axes=(0,), keepdims=0)), size=net.size[x] + 1)
+
+
+def _scattered_elements(net: Net) -> Value:
+    x, ids = net.bounded(2), net.ids[0]
+    places = net.b("Mod", ids, net.b.constant(np.int64(net.dims(x)[0])))
+    updates = net.b("Tanh", net.b("Cast", ids, to=DType.FLOAT32))
+    made = net.b("ScatterElements", x, places, updates, axis=1, reduction=net.of(("add", "max", "min", "mul")))
+    return net.op("Tanh", made, size=1.0)
+
+
 RARE_STEPS: tuple[Step, ...] = (
     _hyperbolic, _inverse, _inverse, _shrink, _rounded, _rounded, _not_finite, _bits, _bits, _whole_arithmetic,
     _rare_reduction, _rare_reduction, _rms_norm, _barrier, _there_and_back, _recurrent, _recurrent, _trees,
-    _batched_weights,
+    _batched_weights, _scattered_rows, _scattered_elements,
 )  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from server.cli_model import model_errors
 from server.terminal import DEFAULT_URL, Url, connected, console, fail, transfer
@@ -30,11 +30,12 @@ def list_jobs(
     """List jobs, newest first."""
     with connected(url) as client:
         jobs = client.jobs(state=state)
-    table = Table("job", "kind", "state", "owner", "dataset", "model", "submitted", "seconds")
-    for job in jobs:
-        made = _made(job) or job.publish or ""
-        row = (job.id, job.kind, job.state, job.owner, job.dataset.name, made, job.submitted[:19], f"{job.ran:.1f}")
-        table.add_row(*row)
+    number = Column("job", no_wrap=True, min_width=20)  # whole, in however narrow a terminal: other commands take it
+    table = Table(number, "kind", "state", "owner", "dataset", "model", "submitted", "seconds")
+    for each in jobs:
+        made = _made(each) or each.publish or ""
+        row = (each.id, each.kind, each.state, each.owner, each.dataset.name, made, each.submitted[:19])
+        table.add_row(*row, f"{each.ran:.1f}")
     console.print(table)
 
 

@@ -95,10 +95,10 @@ def test_going_on_with_other_classes(tmp_path: Path) -> None:
         work.work(tmp_path / "kept", sources, Means(threads=1))
 
     work.prepare(tmp_path / "none", asked(model={"parent": True, "head": "replace", "trainable": ["last.*"]}))
-    with pytest.raises(RecipeError, match=r"model.trainable: 'last.\*' names none of the weights 0.weight, 0.bias, 3"):
+    with pytest.raises(RecipeError, match=r"model.trainable: 'last.\*' names none of the weights 1.weight, 1.bias, 4"):
         work.work(tmp_path / "none", sources, Means(threads=1))
 
-    model = {"parent": True, "head": "replace", "trainable": ["3.*"]}
+    model = {"parent": True, "head": "replace", "trainable": ["4.*"]}
     work.prepare(tmp_path / "new", asked(model=model, epochs=15))
     work.work(tmp_path / "new", sources, Means(threads=1))
     trained = (tmp_path / "new" / result.FOLDER / result.MODEL).read_bytes()

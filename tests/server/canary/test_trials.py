@@ -55,12 +55,15 @@ async def ask_many(w: World, count: int) -> Counter[int]:
 
 
 async def ask_until_decided(w: World, most: int) -> Counter[int]:
-    """Send requests until the trial has ended, at most ``most``."""
+    """Send requests until the trial has ended, at most ``most``; then wait while that is written down."""
     seen: Counter[int] = Counter()
-    while w.model("m").aliases.canary is not None:
-        assert seen.total() < most, "nothing was decided"
+    while w.model("m").aliases.canary is not None and seen.total() < most:
         seen += await ask_many(w, 20)
-    return seen
+    for _ in range(2_000):
+        if w.model("m").aliases.canary is None:
+            return seen
+        await asyncio.sleep(0.01)
+    raise AssertionError("nothing was decided")
 
 
 def trial(w: World) -> Trial:

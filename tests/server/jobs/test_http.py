@@ -247,7 +247,7 @@ def test_streams_end_when_the_server_stops_and_the_client_goes_on_with_the_next(
 
 
 def lathe(url: str, *arguments: str) -> Any:
-    return CliRunner().invoke(cli, ["jobs", *arguments, "--url", url], env={"COLUMNS": "200"})
+    return CliRunner().invoke(cli, ["jobs", *arguments, "--url", url])
 
 
 def test_jobs_on_the_command_line(client: Client, served: Service) -> None:

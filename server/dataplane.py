@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from server.access.authority import Authority
 from server.access.quotas import Quotas
@@ -40,11 +40,8 @@ class Resolver(Protocol):
         ...
 
 
-class Admitted(NamedTuple):
-    """What answers a request, and whose it is: the id of a key, or an address."""
-
-    servable: Servable
-    client: str
+# What answers a request, and whose it is: the id of a key, or an address. A mere tuple, as every request makes one.
+Admitted: TypeAlias = tuple[Servable, str]
 
 
 class DataPlane:
@@ -73,13 +70,14 @@ class DataPlane:
         return self.registry.resolve(model, version)
 
     def route(self, model: str, version: str = "", *, key: str, authorization: str, address: str) -> Admitted:
-        """Return the servable that answers; the request stays with it whatever happens to the alias later.
+        """Return the servable that answers, with which the request stays whatever happens to the alias later; and whose
+        the request is.
 
         ``address``: where the call comes from; who it is where there are no keys. Raises Unauthorized or Forbidden when
         the caller may not run this model, and what :meth:`resolve` raises.
         """
         client = self.authority.check(authorization, Scope.INFER, model) or address
-        return Admitted(self.registry.route(model, version, key), client)
+        return self.registry.route(model, version, key), client
 
     def is_ready(self, model: str, version: str = "") -> bool:
         """Whether this model answers; raises NotFound when there is none of that name."""
@@ -102,7 +100,8 @@ class DataPlane:
 
     def submit(self, servable: Servable, entry: Entry, traceparent: str) -> None:
         """Queue a request of any transport; raises Overloaded, DeadlineExceeded or QuotaExceeded at the door."""
-        self._charge(servable, entry)
+        if (self.quotas is not None or servable.rules.quotas is not None) and entry.client:
+            self._charge(servable, entry)
         if self.tracing is None:
             servable.submit(entry)
             return
@@ -115,12 +114,10 @@ class DataPlane:
 
     def _charge(self, servable: Servable, entry: Entry) -> None:
         """Count a request against its client's quotas; those in this process have none."""
-        if not entry.client:
-            return
         try:
-            servable.charge(entry)
-            if self.quotas is not None:
-                self.quotas.take(entry.client, entry.rows, monotonic())
+            for quotas in (servable.rules.quotas, self.quotas):
+                if quotas is not None:
+                    quotas.take(entry.client, entry.rows, monotonic())
         except ServerError as error:
             servable.stats.refused(error.code)
             raise

@@ -41,9 +41,11 @@ class Line:
         yield from (entry for _, _, entry in sorted(own, key=lambda item: item[:2]))
 
     @property
-    def first(self) -> Entry:
-        """What is taken next."""
-        return self._plain[0] if self._plain else self._waiting[self._turns[0][2]][0][1]
+    def first(self) -> Entry | None:
+        """What is taken next, None where nothing waits."""
+        if self._plain:
+            return self._plain[0]
+        return self._waiting[self._turns[0][2]][0][1] if self._turns else None
 
     @property
     def since(self) -> float:

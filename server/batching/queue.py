@@ -80,8 +80,7 @@ class Queue:
 
     def _fill(self, batch: list[Entry], group: Line, max_rows: int) -> None:
         rows = sum([entry.rows for entry in batch])
-        while group:
-            entry = group.first
+        while (entry := group.first) is not None:
             if entry.state is not State.WAITING:
                 self._gone -= 1
             elif batch and (entry.group.rows == 0 or rows + entry.rows > max_rows):

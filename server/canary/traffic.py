@@ -100,15 +100,7 @@ class Arm(Servable):
     def __init__(self, servable: Servable, seen: Seen) -> None:
         super().__init__(servable.ref, servable.model, servable.batcher)
         self._saw = seen
-        self._loaded = servable
-
-    def prepare(self, entry: Entry) -> None:
-        """As its model's owner says, now."""
-        self._loaded.prepare(entry)
-
-    def charge(self, entry: Entry) -> None:
-        """As its model's owner says, now."""
-        self._loaded.charge(entry)
+        self.rules = servable.rules
 
     def submit(self, entry: Entry) -> None:
         """Queue the request; its caller is told first, then the trial."""

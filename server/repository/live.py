@@ -99,8 +99,7 @@ class LiveModel:
         if padding is not None and (problem := padding.problem(servable.signature)):
             self.config_error = f"{CONFIG}: padding: version {servable.ref.version}: {problem}"
             padding = None
-        servable.padding = padding
-        servable.quotas = self.quotas
+        servable.rules.padding, servable.rules.quotas = padding, self.quotas
 
     @contextmanager
     def pin(self, version: int) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
@@ -41,6 +42,14 @@ class Executor(Protocol):
     async def drained(self) -> None: ...
 
 
+@dataclass(slots=True)
+class Rules:
+    """What a model's owner says of its requests now; the arm of a trial shares them with its version."""
+
+    padding: Padding | None = None
+    quotas: Quotas | None = None  # of each client, for this model
+
+
 class Servable:
     """A model in memory with its queue, statistics and signature.
 
@@ -56,8 +65,7 @@ class Servable:
         self.signature = Signature(model.inputs, model.outputs, model.batchable)
         self.wire: Codec | None = None  # made by the wire layer on first use
         self.cache: ResponseCache | None = None
-        self.padding: Padding | None = None
-        self.quotas: Quotas | None = None  # of each client, for this model
+        self.rules = Rules()
 
     def submit(self, entry: Entry) -> None:
         """Queue a request, or answer it soon from the cache; raises Overloaded or DeadlineExceeded at the door.
@@ -66,18 +74,9 @@ class Servable:
         """
         if self.cache is not None and self._answer_from(self.cache, entry):
             return
-        self.prepare(entry)
+        if self.rules.padding is not None:
+            self.rules.padding.apply(entry, self.signature)
         self.batcher.submit(entry)
-
-    def prepare(self, entry: Entry) -> None:
-        """Make a request ready for the queue; raises BadRequest."""
-        if self.padding is not None:
-            self.padding.apply(entry, self.signature)
-
-    def charge(self, entry: Entry) -> None:
-        """Count a request against what its client may ask of this model; raises QuotaExceeded."""
-        if self.quotas is not None:
-            self.quotas.take(entry.client, entry.rows, monotonic())
 
     def cancel(self, entry: Entry) -> None:
         """The request's caller left."""

@@ -96,7 +96,7 @@ def test_padded_batches_answer_as_requests_alone_and_unpadded_do(model: GraphMod
     async def scenario() -> None:
         pool = WorkerPool(1)
         servable = ServableFactory(Settings(), pool, StatsBook()).make(ModelRef("m", 1), model)
-        servable.padding = RULE
+        servable.rules.padding = RULE
         outcomes = await asyncio.gather(*(submit(servable, request_of(size)) for size in sizes))
         for size, outcome in zip(sizes, outcomes, strict=True):
             assert isinstance(outcome, dict), outcome

@@ -174,10 +174,10 @@ def test_padding_that_does_not_fit_a_version_is_told_of_and_not_done(tmp_path: P
             await w.push(toy(1.0, shape=(-1, -1)))
             await write(w, "[padding]\nmask = 'x'\noutputs = ['y']\nmultiple = 4")
             servable = w.registry.resolve("m")
-            assert servable.padding is not None
-            assert servable.padding.multiple == 4
+            assert servable.rules.padding is not None
+            assert servable.rules.padding.multiple == 4
             await w.push(toy(2.0, shape=(-1, 4)), promote=True, allow_signature_change=True)
-            assert w.registry.resolve("m").padding is None
+            assert w.registry.resolve("m").rules.padding is None
             assert "padding: version 2: 'x': expected numbers, of any length along axis 1" in w.model("m").config_error
 
     run(scenario())

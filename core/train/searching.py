@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.errors import LatheError
 from core.runtime.cpus import available_cpus
-from core.train import events, result
+from core.train import events, report, result
 from core.train.assembly import Means
 from core.train.durable import write_folder
 from core.train.fit import Outcome
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import optuna
 
 _LOOK = 0.1  # seconds between two looks at the trials
+_TELLING = 4  # complete trials that can say what mattered
 
 
 def work(folder: Path, sources: Sources, means: Means, stop: Callable[[], bool]) -> Outcome:
@@ -173,6 +174,7 @@ class Search:
         trial = self._folder / FOLDER / str(best.number)
         record = {**result.read_metrics(trial), "sweep": self._summary(best)}
         files = {path.name: path.read_bytes() for path in (trial / result.FOLDER).iterdir() if path.is_file()}
+        files |= self._report(trial, record["sweep"])
         files[result.METRICS] = json.dumps(record, indent=1).encode()
         write_folder(self._folder / result.FOLDER, files)
         self._told.emit("done", metrics=record["metrics"], seconds=round(time.monotonic() - self._began, 3))
@@ -182,7 +184,23 @@ class Search:
             {"trial": one.number, "state": one.state, "merit": one.merit, "values": dict(one.values)}
             for one in sorted(self._ended, key=lambda one: one.number)
         ]
-        return {"best": best.number, "values": dict(best.values), "merit": best.merit, "trials": trials}
+        return {
+            "best": best.number,
+            "values": dict(best.values),
+            "merit": best.merit,
+            "importance": importance(self._study),
+            "trials": trials,
+        }
+
+    def _report(self, trial: Path, summary: dict[str, Any]) -> dict[str, bytes]:
+        """The page about the search and its best trial, by its file's name. Without one the result is no worse."""
+        merits = {record.number: record.merits or {} for record in self._ended}
+        try:
+            operators = report.slowest((trial / result.FOLDER / result.MODEL).read_bytes(), threads=self._means.threads)
+            return {report.FILE: report.page(trial, operators, report.section(summary, merits)).encode()}
+        except Exception as error:  # whatever it is: the search has ended well
+            self._told.emit("log", message=f"the report could not be written: {error!r}")
+            return {}
 
 
 # -- Optuna -----------------------------------------------------------------------------------------------------------
@@ -205,6 +223,25 @@ def _new_study(sweep: Sweep, folder: Path) -> optuna.Study:
     known = sum(record.state != "running" for record in records(folder))  # who goes on does not draw the same again
     sampler = optuna.samplers.TPESampler(seed=sweep.seed + known, constant_liar=True)
     return optuna.create_study(direction="maximize", sampler=sampler, pruner=pruners[sweep.pruner]())
+
+
+def importance(study: optuna.Study) -> dict[str, float]:
+    """How much each setting decided about merits, as shares of 1; nothing where few trials, or equal ones, cannot say.
+
+    S. Watanabe et al., PED-ANOVA, 2023.
+    """
+    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+    from optuna.trial import TrialState
+
+    if len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))) < _TELLING:
+        return {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # Optuna warns and gives equal shares
+        try:
+            found = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator())
+        except UserWarning:
+            return {}
+    return {path: float(share) for path, share in found.items()}
 
 
 def _told_to_optuna(sweep: Sweep, record: Record) -> optuna.trial.FrozenTrial:

@@ -33,10 +33,10 @@ def write(folder: Path, threads: int | None = None) -> Path:
     return path
 
 
-def page(folder: Path, operators: Sequence[Mapping[str, Any]] = ()) -> str:
-    """The whole document, from a folder with a result."""
+def page(folder: Path, operators: Sequence[Mapping[str, Any]] = (), opening: str = "") -> str:
+    """The whole document, from a folder with a result. `opening` is HTML that stands before all else."""
     record, history = read_metrics(folder), read_history(folder)
-    parts = [_summary(record, history), _plots(history, record)]
+    parts = [opening, _summary(record, history), _plots(history, record)]
     parts += [_operators(entry) for entry in operators]
     parts.append(figure("The model", draw(load((folder / FOLDER / MODEL).read_bytes()))))
     parts.append(figure("The recipe", f"<pre>{escape(_recipe(folder))}</pre>"))

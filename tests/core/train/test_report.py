@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from core.train.events import Events
-from core.train.report import page, read_history, slowest, write, write_tensorboard
+from core.train.report import page, read_history, section, slowest, write, write_tensorboard
 
 MODEL = Path(__file__).resolve().parents[3] / "model_repo" / "digits" / "2" / "model.onnx"
 
@@ -96,3 +96,25 @@ def test_event_files_hold_every_point(folder: Path, tmp_path: Path) -> None:
     assert found["train/loss", 4] == 0.5
     assert found["validation/accuracy", 2] == 0.5
     assert len(found) == 3 * 4 + 2 * 2
+
+
+def test_a_search_is_shown_by_its_trials_the_best_one_first() -> None:
+    tried = [("complete", 0.5), ("pruned", 0.75), ("complete", 0.625), ("failed", None)]
+    trials = [
+        {"trial": number, "state": state, "merit": merit, "values": {"rate": 0.01, "loss": {"kind": "<mse>"}}}
+        for number, (state, merit) in enumerate(tried)
+    ]
+    search = {"trials": trials, "importance": {"rate": 0.875, "loss": 0.125}}
+    text = section(search, {0: {1: 0.25, 2: 0.5}, 1: {1: 0.75}, 2: {1: 0.5, 2: 0.625}})
+    assert re.findall(r"<h2>([^<]+)</h2>", text) == [
+        "Best so far",
+        "The best trials by epoch",
+        "What mattered",
+        "4 trials",
+    ]
+    rows = re.findall(r"<tr><td>(\d)</td><td>(\w+)</td><td>([\d.]*)</td>", text)
+    expected = [("2", "complete", "0.625"), ("0", "complete", "0.5"), ("1", "pruned", "0.75"), ("3", "failed", "")]
+    assert rows == expected
+    assert "<tr><td>rate</td><td>88%</td></tr>" in text
+    assert "<mse>" not in text and "&lt;mse&gt;" in text
+    assert len(ElementTree.fromstring(f"<div>{text}</div>").findall(".//{*}polyline")) == 4

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optuna
 import pytest
 from sklearn.datasets import load_digits
 
 from core.train import events, result, space
 from core.train.recipe import RecipeError
+from core.train.searching import importance
 from core.train.trials import records
 from tests.core.train.world import RECIPE, quadrants
 
@@ -82,9 +84,24 @@ def test_the_best_trial_is_the_result(tmp_path: Path, data: Path) -> None:
     assert not (trial / "checkpoints").exists()
     assert [event["ended"] for event in told(tmp_path, "trial")] == [1, 2]
     assert told(tmp_path, "done")[0]["metrics"] == found["metrics"]
+    page = (tmp_path / "result" / "report.html").read_text()
+    assert "<h2>2 trials</h2>" in page and "<h2>Loss</h2>" in page  # the search, then its best trial
     for record in tried:
         seen = told(tmp_path / "trials" / str(record.number), "epoch")
         assert record.merits == {event["epoch"]: event["validation"]["accuracy"] for event in seen}
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_what_mattered_is_told_where_trials_can_tell() -> None:
+    def study(merit: Any, trials: int) -> optuna.Study:
+        found = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0))
+        found.optimize(lambda trial: merit(trial.suggest_float("a", 0, 1), trial.suggest_float("b", 0, 1)), trials)
+        return found
+
+    decided = importance(study(lambda a, b: a + 0.01 * b, 20))
+    assert decided["a"] > 0.8 and sum(decided.values()) == pytest.approx(1)
+    assert importance(study(lambda a, b: a, 3)) == {}  # too few
+    assert importance(study(lambda a, b: 1.0, 20)) == {}  # all the same
 
 
 @pytest.mark.slow
@@ -201,6 +218,8 @@ def test_twenty_trials_on_digits_beat_the_default(tmp_path: Path) -> None:
     assert tried[0].merits is not None
     assert found["sweep"]["merit"] > max(tried[0].merits.values()) + 0.02
     assert found["metrics"]["accuracy"] > 0.95
+    mattered = found["sweep"]["importance"]
+    assert max(mattered, key=mattered.get) == "optimizer.rate" and sum(mattered.values()) == pytest.approx(1)
     times = [[event.time for event in events.read(tmp_path / "trials" / str(number))] for number in range(20)]
     together = sum(first[0] < second[-1] and second[0] < first[-1] for first, second in pairwise(times))
     assert together >= 10  # two at once, for two cores

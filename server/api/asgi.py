@@ -6,6 +6,7 @@ import asyncio
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.access.addresses import client_of
 from server.api.callhead import call_head
 from server.api.infer import InferCall, InferService
 from server.api.reply import Reply, error_reply
@@ -54,9 +55,9 @@ class InferEndpoint:
 
 
 def client_address(scope: Scope) -> str:
-    """Return where a request comes from, empty where the server cannot tell (a Unix socket)."""
+    """Return whose address a request comes from, empty where the server cannot tell (a Unix socket)."""
     client = scope.get("client")
-    return str(client[0]) if client else ""
+    return client_of(str(client[0])) if client else ""
 
 
 async def read_body(receive: Receive, limit: int) -> bytearray:

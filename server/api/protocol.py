@@ -21,6 +21,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from server.access.addresses import client_of
 from server.api.callhead import CallHead, call_head, is_infer_path
 from server.api.hosts import check_host
 from server.api.hub import Hub
@@ -59,6 +60,7 @@ class LatheProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.hub: Hub = app_state["hub"]
+        self.caller = ""  # whose address this is
         self.turns: deque[InferCall | AsgiTurn] = deque()
         self.final: InferCall | AsgiTurn | None = None  # the connection closes after this turn
         self.stopping = False
@@ -82,6 +84,7 @@ class LatheProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.caller = client_of(self.client[0]) if self.client else ""
         hub = self.hub
         hub.connections.add(self)
         self.last_seen = hub.now
@@ -383,7 +386,7 @@ class LatheProtocol(HttpToolsProtocol):
     # turns are taken
 
     def _open(self, head: CallHead) -> InferCall:
-        call = self.hub.infer.call(head, self._deliver, self.client[0] if self.client else "")
+        call = self.hub.infer.call(head, self._deliver, self.caller)
         self.turns.append(call)
         return call
 

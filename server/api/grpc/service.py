@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 from google.protobuf.json_format import ParseDict
 
+from server.access.addresses import client_of
 from server.api import modelinfo
 from server.api.callhead import STICKY_KEY
 from server.api.controls import TRACE_SETTINGS, LogSettings, update_trace
@@ -162,9 +163,9 @@ def _metadata(context: Any) -> Metadata:
 
 
 def _address(peer: str) -> str:
-    """Return the address in gRPC's "ipv4:127.0.0.1:53412" or "ipv6:%5B::1%5D:53412"."""
+    """Return whose address is in gRPC's "ipv4:127.0.0.1:53412" or "ipv6:%5B::1%5D:53412"."""
     kind, _, rest = unquote(peer).partition(":")
-    return rest.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""
+    return client_of(rest.rpartition(":")[0].strip("[]")) if kind in ("ipv4", "ipv6") else ""
 
 
 class _Stream:

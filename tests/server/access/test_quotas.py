@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
+from server.access.addresses import client_of
 from server.access.authority import Authority
 from server.access.quotas import Quota, Quotas
 from server.access.scopes import Scope
@@ -146,3 +147,20 @@ def test_who_is_refused_takes_no_place_in_the_queue() -> None:
             running.infer("m", BODY)
         assert sum(model.batches) == 1
         assert running.registry.resolve("m").in_flight == 0
+
+
+@pytest.mark.parametrize(
+    ("address", "client"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+        ("2001:db8:1:3::9", "2001:db8:1:3::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+        ("no:address", "no:address"),
+    ],
+)
+def test_an_ipv6_client_is_one_with_all_its_addresses(address: str, client: str) -> None:
+    assert client_of(address) == client

@@ -1,0 +1,20 @@
+"""Whose an address is, where there are no keys to tell clients apart by."""
+
+from __future__ import annotations
+
+from ipaddress import IPv6Address
+
+
+def client_of(address: str) -> str:
+    """Return who calls from this address: of IPv6 its /64, since whoever has one address there has all of it.
+
+    An IPv4 address in IPv6 clothes (RFC 4291, section 2.5.5.2) is that IPv4 address.
+    """
+    if ":" not in address:
+        return address
+    try:
+        parsed = IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    mapped = parsed.ipv4_mapped
+    return str(mapped) if mapped is not None else f"{IPv6Address(int(parsed) >> 64 << 64)}/64"

@@ -14,7 +14,9 @@ Key: TypeAlias = tuple[int, tuple[Shape, ...]]  # priority, inner shapes
 
 
 class Queue:
-    """Within a priority in the order of a :class:`Line`; inside a batch only requests of equal shapes.
+    """Requests of equal priority and shapes in the order of a :class:`Line`; between shapes, who came first goes first.
+
+    Inside a batch there are only requests of equal shapes.
 
     ``starvation``: seconds after which a request's priority counts no more.
     """

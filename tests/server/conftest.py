@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from server.repository import builder
 from server.repository.artifacts import compiler_at_start
 
 
-@pytest.fixture(autouse=True)
-def _sources_lie_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever edits the compiler while the tests run does not upgrade their servers."""
-    monkeypatch.setattr(builder, "compiler_now", compiler_at_start)
+@pytest.fixture(autouse=True, scope="session")
+def _sources_lie_still() -> Iterator[None]:
+    """Whoever edits the compiler while the tests run does not upgrade servers, those of whole modules included."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(builder, "compiler_now", compiler_at_start)
+        yield

@@ -94,9 +94,9 @@ def test_stopping_changes_nothing(tmp_path: Path, data: Path, changes: dict[str,
     what = asked(**changes)
     fit(tmp_path / "whole", what, data).run()
     runs = 1
-    while fit(tmp_path / "parts", what, data, stop=after(3)).run() is Outcome.STOPPED:
+    while fit(tmp_path / "parts", what, data, stop=after(5)).run() is Outcome.STOPPED:  # within updates too
         runs += 1
-    assert runs > 5
+    assert runs > 3
     assert kinds(tmp_path / "parts").count("resumed") == runs - 1
     assert model_bytes(tmp_path / "parts") == model_bytes(tmp_path / "whole")
     whole, parts = final_state(tmp_path / "whole"), final_state(tmp_path / "parts")

@@ -93,7 +93,8 @@ def test_as_a_process(trained: Path, data: Path, tmp_path: Path) -> None:
     parent = ["--parent", str(trained / "model.onnx")]
     assert subprocess.run([*command, *parent], check=True, capture_output=True).stdout == b""
     assert result.read_metrics(tmp_path)["rows"] == 24
-    assert subprocess.run([*command, *parent], check=True).returncode == 0  # again: it is done
+    parts = Sources(data, trained / "model.onnx"), Means(threads=1)
+    assert judging.work(tmp_path, *parts, never) is Outcome.DONE  # again: it is done
     assert kinds(tmp_path) == ["done"]
 
     (tmp_path / "bad").mkdir()

@@ -78,7 +78,7 @@ and an offset `a*n + b` in bytes. Nothing is looked up when the model runs.
 ## 5. One kernel as LLVM assembly
 
 The first kernel in full has {lines} lines: register tiles are unrolled. Its arguments are the table of operand
-addresses, `n`, the thread's number, how many threads take part, and the counter that they take tiles from. It begins so:
+addresses, `n`, the thread's number, how many threads take part, and the counter that they take tiles from. It begins:
 
 ```llvm
 {head}

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import orjson
 from pydantic import Field, GetJsonSchemaHandler, field_validator
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
 
 from server.api.schemas import Answer, Asked
 from server.jobs.gate import Gate
@@ -73,7 +72,7 @@ class JobAsked(Asked):
     limits: LimitsAsked = Field(default=LimitsAsked(), description="What the job may take.")
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """Say what each kind's recipe looks like. What runs a kind checks its recipes; here they are only described."""
         described = handler(schema)
         handler.resolve_ref_schema(described)["oneOf"] = [_described(*row, handler) for row in KINDS.items()]

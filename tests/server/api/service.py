@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from server.repository.registry import Registry
 from server.serve import make_server
 from server.settings import Settings
 from tests.server.repository.world import ToyBackend, ToyStages
+from tests.server.threaded import in_a_thread, until
 
 
 @dataclass
@@ -57,26 +56,9 @@ def service(
     engine = Engine.build(config, registry)
     control = build_control(config, registry, backend, engine.factory, stages, fs)  # type: ignore[arg-type]
     server = make_server(assemble_with(engine, control, build_datasets(config, check, fs), make_jobs), config)
-    server.config.log_level = "error"
-    server.config.configure_logging()
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    until(lambda: server.started)
-    running = Service(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", root, stages)
-    try:
+    with in_a_thread(server, patience=60) as port:
+        running = Service(f"http://127.0.0.1:{port}", root, stages)
         with running.client() as client:
             until(lambda: held or client.ready())
         yield running
-    finally:
-        server.should_exit = True
-        thread.join(60)
-        assert not thread.is_alive()
     assert backend.open_models == 0
-
-
-def until(condition: Any, seconds: float = 60) -> None:
-    """Return once it holds; fails the test when it does not in time."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.005)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import shutil
 import tarfile
-import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from server.archive import body_of
 from server.client import ApiError, Client
 from server.serve import make_server
 from server.settings import Settings
-from tests.server.api.service import until
+from tests.server.threaded import in_a_thread, until
 
 WEIGHT = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
 X = np.random.default_rng(1).normal(size=(3, 8)).astype(np.float32)
@@ -40,35 +40,18 @@ def client(repo: Path) -> Iterator[Client]:
         yield connected
 
 
-def serving(repo: Path) -> Running:
-    return Running(
-        Settings(
-            port=0, model_repo=repo, threads=1, drain_timeout=2, max_upload=1 << 20, poll_interval=0.1, settle_time=0.2
-        )
-    )
-
-
-class Running:
+@contextmanager
+def serving(repo: Path) -> Iterator[Client]:
     """A server in a thread, and a client of it."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.server = make_server(create_app(settings), settings)
-        self.server.config.log_level = "error"
-        self.server.config.configure_logging()
-        self.thread = threading.Thread(target=self.server.run, daemon=True)
-
-    def __enter__(self) -> Client:
-        self.thread.start()
-        until(lambda: self.server.started)
-        self.client = Client(f"http://127.0.0.1:{self.server.servers[0].sockets[0].getsockname()[1]}", timeout=60)
-        until(self.client.ready)
-        return self.client
-
-    def __exit__(self, *_: object) -> None:
-        self.client.close()
-        self.server.should_exit = True
-        self.thread.join(20)
-        assert not self.thread.is_alive()
+    settings = Settings(
+        port=0, model_repo=repo, threads=1, drain_timeout=2, max_upload=1 << 20, poll_interval=0.1, settle_time=0.2
+    )
+    with (
+        in_a_thread(make_server(create_app(settings), settings)) as port,
+        Client(f"http://127.0.0.1:{port}", timeout=60) as client,
+    ):
+        until(client.ready)
+        yield client
 
 
 def write_model(folder: Path, location: str = "data/w.bin", scale: float = 1.0) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from server.app import create_app
 from server.client import ApiError, Client
 from server.serve import make_server
 from server.settings import Settings
-from tests.server.api.service import until
+from tests.server.threaded import in_a_thread, until
 
 DIGITS = Path(__file__).parents[3] / "model_repo" / "digits"
 IMAGE = np.zeros((1, 1, 8, 8), np.float32)
@@ -35,17 +34,9 @@ def client(repo: Path) -> Iterator[Client]:
     """Speaks to a server of the bundled small model."""
     settings = Settings(port=0, model_repo=repo, threads=1, drain_timeout=2, child_timeout=20, child_memory=1 << 30)
     server = make_server(create_app(settings), settings)
-    server.config.log_level = "error"
-    server.config.configure_logging()
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    until(lambda: server.started, 60)
-    with Client(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", timeout=60) as connected:
-        until(connected.ready, 60)
+    with in_a_thread(server) as port, Client(f"http://127.0.0.1:{port}", timeout=60) as connected:
+        until(connected.ready)
         yield connected
-    server.should_exit = True
-    thread.join(20)
-    assert not thread.is_alive()
 
 
 def graph(*nodes: onnx.NodeProto, **constants: np.ndarray) -> onnx.ModelProto:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from server.app import Engine
 from server.serve import LatheServer, make_server
 from server.settings import Settings
 from tests.server.data.fakes import FakeModel, FakeRegistry, application
+from tests.server.threaded import in_a_thread
 
 CONNECTIONS = {"direct": LatheProtocol, "asgi": HttpToolsProtocol}
 
@@ -68,19 +68,12 @@ def serving(models: dict[str, FakeModel], transport: str = "direct", **settings:
     config = Settings(port=0, drain_timeout=2, **settings)
     app, registry, engine = application(config, models)
     server = make_server(app, config, CONNECTIONS[transport])
-    server.config.log_level = "error"
-    server.config.configure_logging()
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    wait_for(lambda: server.started)
-    try:
-        yield Running(server.servers[0].sockets[0].getsockname()[1], server, registry, engine)
-    finally:
-        for model in models.values():
-            model.gate.set()
-        server.should_exit = True
-        thread.join(20)
-        assert not thread.is_alive()
+    with in_a_thread(server) as port:
+        try:
+            yield Running(port, server, registry, engine)
+        finally:
+            for model in models.values():
+                model.gate.set()
 
 
 def wait_for(condition: Any, seconds: float = 60) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +14,15 @@ from server.datasets.store import DatasetStore
 from server.errors import Conflict, NotFound, ServerError, StorageFull, Unavailable
 from server.repository.fs import Fs
 from server.repository.staging import Staging
-from tests.server.repository.disk import CountingFs, FailingFs, KillingFs, RecordingFs, Tree, lay_out
+from tests.server.repository.disk import (
+    CountingFs,
+    FailingFs,
+    KillingFs,
+    RecordingFs,
+    Tree,
+    killed_in_a_process,
+    lay_out,
+)
 
 BUDGET = 1 << 20
 
@@ -162,14 +168,7 @@ def steps_and_ends(operation: Operation, root: Path) -> tuple[int, object, objec
 
 
 def in_a_process_killed_at(step: int, root: Path, operation: Operation) -> bool:
-    child = os.fork()
-    if child == 0:
-        try:
-            operation(opened(root, KillingFs(step)))
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    return killed_in_a_process(lambda: operation(opened(root, KillingFs(step))))
 
 
 def check_sound(root: Path, store: DatasetStore) -> None:

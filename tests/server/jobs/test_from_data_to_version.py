@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import threading
 import time
 import tomllib
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from server.repository.assembly import build_control
 from server.repository.registry import Registry
 from server.serve import make_server
 from server.settings import Settings
-from tests.server.api.service import until
+from tests.server.threaded import in_a_thread, until
 
 PROJECT = Path(__file__).parents[3]
 RECIPE = tomllib.loads((PROJECT / "docs" / "recipes" / "digits-lenet5.toml").read_text())
@@ -41,16 +40,11 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     control = build_control(config, registry, GraphBackend(config.cache_folder / "shared"), engine.factory)
     jobs = partial(build_jobs, allowance=replace(allowance_of(config), idle=False))
     server = make_server(assemble_with(engine, control, make_jobs=jobs), config)
-    server.config.log_level = "error"
-    server.config.configure_logging()
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    until(lambda: server.started)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+    with (
+        in_a_thread(server, patience=60) as port,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+    ):
         yield client
-    server.should_exit = True
-    thread.join(60)
 
 
 def upload(http: httpx.Client, name: str, images: Any, labels: Any) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import asyncio
 import errno
 import os
 import sqlite3
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -182,31 +183,30 @@ def steps(change: Any, root: Path) -> int:
     return -disk.left - 1
 
 
-async def _submit(root: Path, disk: Disk) -> None:
+@asynccontextmanager
+async def failing(root: Path, disk: Disk) -> AsyncIterator[Register]:
+    """A register whose folders lie on a disk that fails."""
     register = await opened(root)
     register.folders._fs = disk
     try:
-        await register.add(JOB)
+        yield register
     finally:
         await register.close()
+
+
+async def _submit(root: Path, disk: Disk) -> None:
+    async with failing(root, disk) as register:
+        await register.add(JOB)
 
 
 async def _end(root: Path, disk: Disk) -> None:
-    register = await opened(root)
-    register.folders._fs = disk
-    try:
+    async with failing(root, disk) as register:
         await register.change(ID, lambda job: job.end(JobState.SUCCEEDED, 300.0))
-    finally:
-        await register.close()
 
 
 async def _delete(root: Path, disk: Disk) -> None:
-    register = await opened(root)
-    register.folders._fs = disk
-    try:
+    async with failing(root, disk) as register:
         await register.remove(ID)
-    finally:
-        await register.close()
 
 
 def attempts(tmp_path: Path, change: Any, before: Any = None) -> list[Path]:

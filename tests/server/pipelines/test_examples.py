@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
@@ -21,13 +21,11 @@ from core.children import main as child
 from server.app import Engine, assemble_with
 from server.backends.graph import GraphBackend
 from server.client import ApiError, Client
-from server.repository import builder
-from server.repository.artifacts import compiler_at_start
 from server.repository.assembly import build_control
 from server.repository.registry import Registry
-from server.serve import make_server
+from server.serve import LatheServer, make_server
 from server.settings import Settings
-from tests.server.api.service import until
+from tests.server.threaded import in_a_thread, until
 from tools.make_models import held_out
 from tools.make_pipelines import NAMES, picture
 
@@ -43,44 +41,31 @@ class HereAndNow:
         assert await asyncio.to_thread(child, words) == 0, words
 
 
+@dataclass(frozen=True)
 class Running:
-    """A server in a thread, and a client of it."""
+    """A server at work, and a client of it."""
 
-    def __init__(self, root: Path) -> None:
-        settings = Settings(port=0, grpc_port=0, model_repo=root, threads=1, drain_timeout=2, poll_interval=0.1)
-        registry = Registry()
-        self.engine = Engine.build(settings, registry)
-        backend = GraphBackend(settings.cache_folder / "shared")
-        control = build_control(settings, registry, backend, self.engine.factory, HereAndNow())  # type: ignore[arg-type]
-        self.server = make_server(assemble_with(self.engine, control), settings)
-        self.thread = threading.Thread(target=self.server.run, daemon=True)
-
-    def __enter__(self) -> Client:
-        self.thread.start()
-        until(lambda: self.server.started)
-        self.port = self.server.servers[0].sockets[0].getsockname()[1]
-        self.client = Client(f"http://127.0.0.1:{self.port}", timeout=60)
-        until(self.client.ready)
-        return self.client
-
-    def __exit__(self, *_: object) -> None:
-        self.client.close()
-        self.server.should_exit = True
-        self.thread.join(20)
-        assert not self.thread.is_alive()
+    server: LatheServer
+    port: int
+    client: Client
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     root = tmp_path_factory.mktemp("pipelines") / "repo"
     shutil.copytree(PROJECT / "model_repo" / "digits" / "2", root / "digits" / "2")
-    server = Running(root)
-    with pytest.MonkeyPatch.context() as patch, server as client:
-        patch.setattr(builder, "compiler_now", compiler_at_start)  # as for all tests of the server
+    settings = Settings(port=0, grpc_port=0, model_repo=root, threads=1, drain_timeout=2, poll_interval=0.1)
+    registry = Registry()
+    engine = Engine.build(settings, registry)
+    backend = GraphBackend(settings.cache_folder / "shared")
+    control = build_control(settings, registry, backend, engine.factory, HereAndNow())  # type: ignore[arg-type]
+    server = make_server(assemble_with(engine, control), settings)
+    with in_a_thread(server) as port, Client(f"http://127.0.0.1:{port}", timeout=60) as client:
+        until(client.ready)
         client.upload("encoder", EXAMPLES / "embedding" / "encoder.onnx")
         client.upload("digit", EXAMPLES / "digit" / "pipeline.toml")
         client.upload("embedding", EXAMPLES / "embedding" / "pipeline.toml")
-        yield server
+        yield Running(server, port, client)
 
 
 @pytest.fixture

@@ -265,6 +265,18 @@ class KillingFs(CountingFs):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def killed_in_a_process(work: Callable[[], object]) -> bool:
+    """Do something in a process of its own; say whether it was killed."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+
+
 class FailingFs(CountingFs):
     """Fails the change number ``at``; those after it work, unless ``lasting``."""
 

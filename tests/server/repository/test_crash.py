@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -17,7 +15,7 @@ from server.repository.aliases import Aliases
 from server.repository.fs import Fs
 from server.repository.manifest import Manifest, verify_files
 from server.repository.store import Origin, Outcome, Store
-from tests.server.repository.disk import CountingFs, KillingFs
+from tests.server.repository.disk import CountingFs, KillingFs, killed_in_a_process
 
 MODEL = "m"
 Operation = Callable[[Store], Outcome]
@@ -94,14 +92,7 @@ def steps_and_ends(operation: Operation, root: Path) -> tuple[int, tuple[object,
 
 def in_a_process_killed_at(step: int, root: Path, operation: Operation) -> bool:
     """Run an operation in a process of its own; say whether it was killed."""
-    child = os.fork()
-    if child == 0:
-        try:
-            operation(opened(root, KillingFs(step)))
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    return killed_in_a_process(lambda: operation(opened(root, KillingFs(step))))
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -1,0 +1,38 @@
+"""A server at work in a thread of this process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from server.serve import LatheServer
+
+
+@contextmanager
+def in_a_thread(server: LatheServer, patience: float = 20) -> Iterator[int]:
+    """Run a server, which says nothing but errors, until the end of the block; gives its port.
+
+    Fails the test when the server takes longer than ``patience`` seconds to stop.
+    """
+    server.config.log_level = "error"
+    server.config.configure_logging()
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    until(lambda: server.started)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(patience)
+        assert not thread.is_alive()
+
+
+def until(condition: Callable[[], Any], seconds: float = 60) -> None:
+    """Return once it holds; fails the test when it does not in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.005)

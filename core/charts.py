@@ -153,8 +153,8 @@ def heatmap(rows: Sequence[Sequence[float]], names: Sequence[str], x_label: str,
     """A square table of counts as shades, each row relative to its sum; what is not zero is written out."""
     cell, edge = max(14, min(42, 640 // max(len(names), 1))), 90
     side = edge + cell * len(names)
-    parts = [text(edge + cell * len(names) / 2, 14, x_label)]
     middle = edge + cell * len(names) / 2
+    parts = [text(middle, 14, x_label)]
     parts.append(text(13, middle, y_label, turn=f' transform="rotate(-90 13 {middle:.1f})"'))
     for i, name in enumerate(names):
         at = edge + cell * (i + 0.5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from core.codegen.lang import Kernel, Val
 from core.codegen.registers import Pointer, register_type
 from core.ir.types import DType
@@ -15,8 +17,7 @@ def gather_panel(
     its rows one after the other, each padded with zeros to whole vectors."""
     (depth, columns), (down, across) = shape, steps
     width = -(-columns // lanes) * lanes
-    for first in range(0, width, lanes):
-        count = min(lanes, columns - first)
+    for first, count in _vectors(columns, lanes):
         begin, panel = source.at(first * across), target.at(first)
         if down == 1:
             _transpose(k, begin, panel, (depth, count), across, width, lanes)
@@ -25,6 +26,20 @@ def gather_panel(
         with k.loop(0, depth) as i:
             numbers = k.lane_numbers(lanes) * across
             panel.store(begin.at(i * down).gather(numbers, mask), i * width)
+
+
+def _vectors(columns: int, lanes: int) -> list[tuple[int, int]]:
+    """The first column of each vector of a panel, and how many columns it has."""
+    return [(first, min(lanes, columns - first)) for first in range(0, columns, lanes)]
+
+
+def _by_squares(k: Kernel, depth: int, lanes: int, square: Callable[[Val, int], None]) -> None:
+    """Call `square` with the first of each `lanes` rows, and with how many of them there are."""
+    whole = depth // lanes * lanes
+    with k.loop(0, whole, lanes) as i:
+        square(i, lanes)
+    if depth > whole:
+        square(k.index(whole), depth - whole)
 
 
 def _transpose(
@@ -42,11 +57,7 @@ def _transpose(
         for step, line in enumerate(transpose_rows(k, lines)[:valid]):
             target.store(line, (i + step) * width)
 
-    whole = depth // lanes * lanes
-    with k.loop(0, whole, lanes) as i:
-        square(i, lanes)
-    if depth > whole:
-        square(k.index(whole), depth - whole)
+    _by_squares(k, depth, lanes, square)
 
 
 def gather_pairs(
@@ -56,8 +67,7 @@ def gather_pairs(
     elements."""
     (depth, columns), (down, across) = shape, steps
     width = -(-columns // lanes) * lanes
-    for first in range(0, width, lanes):
-        count = min(lanes, columns - first)
+    for first, count in _vectors(columns, lanes):
         begin, panel = source.at(first * across), target.at(first)
         if down == 1:
             _transpose_pairs(k, begin, panel, (depth, count), across, width, lanes)
@@ -97,8 +107,4 @@ def _transpose_pairs(
         for step, row in enumerate(transpose_rows(k, words)[:valid]):
             target.store(row, (i + step) * width)
 
-    whole = depth // lanes * lanes
-    with k.loop(0, whole, lanes) as i:
-        square(i, lanes)
-    if depth > whole:
-        square(k.index(whole), depth - whole)
+    _by_squares(k, depth, lanes, square)

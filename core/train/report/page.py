@@ -63,8 +63,7 @@ def _summary(record: Mapping[str, Any], history: History) -> str:
 
 
 def _plots(history: History, record: Mapping[str, Any]) -> str:
-    losses = {name: history.train[name] for name in ("loss",) if name in history.train}
-    losses |= {"validation": history.validation["loss"]} if "loss" in history.validation else {}
+    losses = {"loss": history.train.get("loss", []), "validation": history.validation.get("loss", [])}
     shown = [("Loss", _curves("loss", losses))]
     shown += [(name, _curves(name, {name: curve})) for name, curve in history.validation.items() if name != "loss"]
     rates = {"rate": ("Learning rate", "rate"), "rows_per_second": ("Throughput", "rows/s")}

@@ -13,7 +13,7 @@ from core.ir.types import Dim, DType
 from core.passes.base import PassResult, input_symbols, shape_of
 from core.passes.bodies import Body
 from core.passes.edit import Editor
-from core.passes.permutation import Perm, compose, perm_of, trimmed_axes
+from core.passes.permutation import Perm, compose, perm_attribute, perm_of, trimmed_axes
 
 _PRODUCTS = frozenset({"MatMul", "Gemm", "FusedMatMul"})
 _SWAP: Perm = (1, 0)
@@ -137,7 +137,7 @@ def _absorb(editor: Editor, node: Node) -> None:
     reader = editor.only_reader(node.output)
     perm = perm_of(reader) if reader is not None else None
     if reader is not None and perm is not None:
-        attrs = _given({**node.attrs, "perm_y": compose(_perm(node, "perm_y"), perm)})
+        attrs = _given({**node.attrs, "perm_y": compose(perm_attribute(node, "perm_y"), perm)})
         editor.replace(reader.output, editor.emit(reader, node.op, *node.inputs, attrs=attrs, name=node.name))
 
 
@@ -150,7 +150,10 @@ def is_plain_product(node: Node) -> bool:
 def exchanged(editor: Editor, node: Node) -> Value:
     """The transpose of a product of two matrices: that of the transposed operands in the other order."""
     a, b = node.inputs
-    perms = {"perm_a": compose(_perm(node, "perm_b"), _SWAP), "perm_b": compose(_perm(node, "perm_a"), _SWAP)}
+    perms = {
+        "perm_a": compose(perm_attribute(node, "perm_b"), _SWAP),
+        "perm_b": compose(perm_attribute(node, "perm_a"), _SWAP),
+    }
     attrs = _given({**node.attrs, **perms, "perm_y": None})
     return editor.emit(node, node.op, b, a, attrs=attrs, name=node.name)
 
@@ -159,13 +162,8 @@ def _given(attrs: Mapping[str, Attr]) -> dict[str, Attr]:
     return {name: value for name, value in attrs.items() if value is not None}
 
 
-def _perm(node: Node, name: str) -> Perm | None:
-    perm = node.attrs.get(name)
-    return tuple(int(axis) for axis in perm) if isinstance(perm, tuple) else None  # type: ignore[arg-type]
-
-
 def _absorb_operand(editor: Editor, node: Node, index: int, name: str) -> None:
-    value, perm = node.inputs[index], _perm(node, name)
+    value, perm = node.inputs[index], perm_attribute(node, name)
     if value is None:
         return
     array = editor.array(value)

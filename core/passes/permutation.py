@@ -17,10 +17,16 @@ def perm_of(node: Node) -> Perm | None:
     """The permutation of a Transpose; None for other nodes, or when the rank is not known."""
     if node.op != "Transpose":
         return None
-    perm, shape = node.attrs.get("perm"), shape_of(node.inputs[0])
-    if isinstance(perm, tuple):
-        return tuple(int(axis) for axis in perm)  # type: ignore[arg-type]
+    perm, shape = perm_attribute(node, "perm"), shape_of(node.inputs[0])
+    if perm is not None:
+        return perm
     return tuple(range(len(shape)))[::-1] if shape is not None else None
+
+
+def perm_attribute(node: Node, name: str) -> Perm | None:
+    """The permutation that an operand of a fused node is taken by; None when it is taken as it is."""
+    perm = node.attrs.get(name)
+    return tuple(int(axis) for axis in perm) if isinstance(perm, tuple) else None  # type: ignore[arg-type]
 
 
 def compose(first: Sequence[int] | None, second: Sequence[int] | None) -> Perm | None:

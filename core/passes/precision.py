@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from core.ir.dim import product
-from core.ir.graph import Attr, Graph, Node, Value
+from core.ir.graph import Graph, Node, Value
 from core.ir.types import DType, TensorType
 from core.ops import registry
 from core.ops.conv import has_few_channels
@@ -24,7 +24,7 @@ from core.ops.registry import NodeView
 from core.passes.base import PassResult, is_elementwise, shape_of
 from core.passes.bodies import FUSED, Body
 from core.passes.edit import Editor
-from core.passes.permutation import Perm
+from core.passes.permutation import Perm, perm_attribute
 
 F32, BF16 = DType.FLOAT32, DType.BFLOAT16
 _PAIR = 2  # bfloat16 numbers that one word of a product holds
@@ -132,7 +132,7 @@ def _packs(node: Node) -> bool:
     shape, right = shape_of(a), shape_of(b)
     if shape is None or right is None or len(shape) < 2 or not a.tensor.is_static or not b.tensor.is_static:
         return False
-    *batch, rows, depth = shape if (perm := _perm(node, "perm_a")) is None else [shape[axis] for axis in perm]
+    *batch, rows, depth = shape if (perm := perm_attribute(node, "perm_a")) is None else [shape[axis] for axis in perm]
     together = rows if len(right) > 2 else product([*batch, rows])
     return isinstance(together, int) and together >= _FEWEST_ROWS and isinstance(depth, int) and depth % _PAIR == 0
 
@@ -165,13 +165,8 @@ def _is_depthwise(editor: Editor, node: Node) -> bool:
 
 
 def _keeps_last(node: Node, name: str) -> bool:
-    perm = _perm(node, name)
+    perm = perm_attribute(node, name)
     return perm is None or perm[-1] == len(perm) - 1
-
-
-def _perm(node: Node, name: str) -> Perm | None:
-    perm = node.attrs.get(name)
-    return tuple(int(axis) for axis in perm) if isinstance(perm, tuple) else None  # type: ignore[arg-type]
 
 
 # How
@@ -213,18 +208,19 @@ class _Walk:
             factors = [self._as(node, left, BF16 if wants else F32), *(self._as(node, f, F32) for f in factors[1:])]
         attrs = {**node.attrs, **({} if body is None else {"epilogue": body})}
         if wants and not _keeps_last(node, "perm_a"):
-            factors[0] = self._contiguous(node, factors[0], attrs.pop("perm_a"))
+            factors[0] = self._contiguous(node, factors[0])
+            del attrs["perm_a"]
         new = self.editor.emit(node, node.op, *factors, *extras, attrs=attrs)
         self._replace(node, new)
 
-    def _contiguous(self, anchor: Node, left: Value | None, perm: Attr) -> Value | None:
-        """A left operand transposed, so that words lie along its depth."""
-        if left is None or not isinstance(perm, tuple):
+    def _contiguous(self, node: Node, left: Value | None) -> Value | None:
+        """The left operand of a product transposed, so that words lie along its depth."""
+        perm = perm_attribute(node, "perm_a")
+        if left is None or perm is None:
             return left
-        key = left, tuple(int(axis) for axis in perm)  # type: ignore[arg-type]
-        if key not in self.turned:
-            self.turned[key] = self.editor.emit(anchor, "Transpose", left, attrs={"perm": perm})
-        return self.turned[key]
+        if (left, perm) not in self.turned:
+            self.turned[left, perm] = self.editor.emit(node, "Transpose", left, attrs={"perm": perm})
+        return self.turned[left, perm]
 
     def _body(self, node: Node, extras: Sequence[Value], narrow: bool) -> Graph | None:
         """The epilogue with its conversions; None where there is nothing to do."""

@@ -20,6 +20,7 @@ from core.ir.types import TensorType
 from core.ops import registry
 from core.passes.base import PassResult, is_elementwise, is_view_node
 from core.passes.bodies import FUSED
+from core.passes.permutation import perm_attribute
 
 _LONGEST = 24  # nodes that are computed again for one value
 _MATTERS = 500  # a value so many times smaller than all together is not worth dropping
@@ -270,8 +271,8 @@ def _depth(node: Node) -> int:
         return prod(factor.tensor.evaluate({})[1:])
     if node.op != "FusedMatMul" or node.inputs[0] is None:
         return 0
-    perm, extents = node.attrs.get("perm_a"), node.inputs[0].tensor.evaluate({})
-    return extents[int(perm[-1])] if isinstance(perm, tuple) else extents[-1]  # type: ignore[arg-type]
+    perm, extents = perm_attribute(node, "perm_a"), node.inputs[0].tensor.evaluate({})
+    return extents[-1 if perm is None else perm[-1]]
 
 
 def _elements(value: Value) -> int:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from math import prod
 
-import core.ops  # noqa: F401  (registers the operators)
 from core.ir.graph import Array, Graph
 from core.train import losses
 from core.train.data import Column, Dataset, Examples, Loader, Rows, Split, plan, taking

@@ -90,23 +90,23 @@ class OpenLoop:
             self.idle.append(connection)
 
     def _send(self, connection: Connection, number: int) -> None:
-        sent = time.monotonic()
-        self.log.sent[number] = sent - self.pacer.start_time
+        connection.number = number
+        self.log.sent[number] = time.monotonic() - self.pacer.start_time
+        connection.send(self.requests[number % len(self.requests)], self._answered)
 
-        def answered(connection: Connection, response: Response | None) -> None:
-            received = time.monotonic()
-            self.log.done[number] = received - self.pacer.start_time
-            if response is not None:
-                self._record(number, sent, received, response)
-            self.answered += 1
-            self._next(connection)
-            self._check_quiet()
+    def _answered(self, connection: Connection, response: Response | None) -> None:
+        number, received = connection.number, time.monotonic()
+        self.log.done[number] = received - self.pacer.start_time
+        if response is not None:
+            self._record(number, received, response)
+        self.answered += 1
+        self._next(connection)
+        self._check_quiet()
 
-        connection.send(self.requests[number % len(self.requests)], answered)
-
-    def _record(self, number: int, sent: float, received: float, response: Response) -> None:
+    def _record(self, number: int, received: float, response: Response) -> None:
         self.log.status[number] = response.status
         if self.check is not None and response.status == 200:
+            sent = float(self.log.sent[number]) + self.pacer.start_time
             complaint = self.check(number, sent, received, response)
             if complaint is not None:
                 self.log.status[number] = WRONG

@@ -52,15 +52,16 @@ async def overload(options: Options, report: Report) -> None:
     seconds = options.seconds or 10.0
     await Admin.at(options.url, OVERLOAD_MODEL).upload(zoo.model("heavy").SerializeToString())
     patient = await Traffic.of(options, OVERLOAD_MODEL)
-    full = await capacity(patient.admin.target, patient.requests, options.connections, seconds / 2)
+    before = await _capacity(patient, seconds / 2)
     hurried = await Traffic.of(options, OVERLOAD_MODEL, timeout_us=round(DEADLINE * 1e6))
     hurried.connections = max(options.connections, 512)
 
-    rate = options.rate or OVERLOAD_FACTOR * full
-    storm = await hurried.phase(f"overload {rate / full:.1f}x", arrivals.poisson(rate, seconds), seconds)
-    calm = await patient.phase("afterwards 0.1x", arrivals.poisson(full / 10, RECOVERY), RECOVERY)
+    rate = options.rate or OVERLOAD_FACTOR * before
+    storm = await hurried.phase(f"overload {rate / before:.1f}x", arrivals.poisson(rate, seconds), seconds)
+    calm = await patient.phase("afterwards 0.1x", arrivals.poisson(before / 10, RECOVERY), RECOVERY)
     report.phases += [storm, calm]
 
+    full = max(before, await _capacity(patient, seconds / 2))  # whoever else used the machine took from one of them
     goodput = storm.throughput / full
     report.promise(f"goodput at least {GOODPUT:.0%} of capacity", goodput >= GOODPUT, f"{goodput:.0%} of {full:.0f}/s")
     worst = storm.latency.p99
@@ -69,6 +70,10 @@ async def overload(options: Options, report: Report) -> None:
     report.promise(f"refusal p99 within {REJECTION_MS:g} ms", refused <= REJECTION_MS, f"{refused:.1f} ms")
     report.promise("nothing is refused afterwards", calm.accepted == calm.sent, f"{calm.accepted} of {calm.sent}")
     report.promise_no_failures()
+
+
+async def _capacity(traffic: Traffic, seconds: float) -> float:
+    return await capacity(traffic.admin.target, traffic.requests, traffic.connections, seconds)
 
 
 SCENARIOS: dict[str, Scenario] = {

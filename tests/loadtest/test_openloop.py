@@ -120,3 +120,42 @@ def test_capacity_is_what_the_connections_can_get_answered() -> None:
             return await capacity(target, [http_request("POST", "/", target.authority)], 4, 1.0)
 
     assert asyncio.run(run()) == pytest.approx(80, rel=0.3)
+
+
+def test_answers_are_told_apart_however_they_arrive() -> None:
+    """Heads that are known and heads that are not, whole answers and halves, chunked bodies."""
+    written = [
+        [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"],
+        [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nno"],
+        [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\no", b"k"],
+        [b"HTTP/1.1 503 X\r\nContent-Length: 0\r\n\r\n"],
+        [b"HTTP/1.1 503 X\r\nContent-Length: 0\r\n\r\n"],
+        [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhm\r\n0\r\n\r\n"],
+        [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"],
+        [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhm\r\n0\r\n\r\n"],
+    ]
+
+    ended = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for parts in written:
+            await reader.readuntil(b"\r\n\r\n")
+            for part in parts:
+                writer.write(part)
+                await asyncio.sleep(0.01)
+        writer.close()
+        await writer.wait_closed()
+        ended.set()
+
+    async def ask() -> list[tuple[int, bytes]]:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        connection = await Target(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}").connect()
+        found = [await connection.ask(http_request("POST", "/", "a")) for _ in written]
+        await ended.wait()
+        connection.close()
+        server.close()
+        await asyncio.sleep(0.01)
+        return [(response.status, response.body) for response in found]
+
+    bodies = [b"ok", b"no", b"ok", b"", b"", b"hm", b"", b"hm"]
+    assert asyncio.run(ask()) == [(503 if 3 <= index <= 4 else 200, body) for index, body in enumerate(bodies)]

@@ -13,7 +13,7 @@ stamp   = $(VENV)/.lathe-$(SUM)-$(1)
 # Their exporters ask for versions that Lathe cannot share, so each has an environment of its own.
 FRAMEWORKS := torch paddle tensorflow
 
-.PHONY: help serve test test-all conformance test-exporters fuzz lint bench bench-docs docs clean
+.PHONY: help serve test test-all conformance test-exporters test-cuda fuzz lint bench bench-docs docs clean
 .DELETE_ON_ERROR:
 
 help:  ## show the targets
@@ -33,6 +33,9 @@ conformance: $(call stamp,test)  ## the whole backend suite of ONNX: compiled, a
 
 test-exporters: $(call stamp,test) $(FRAMEWORKS:%=.lathe/exporters/%/.ready)  ## export from PyTorch, Paddle, TensorFlow (gigabytes)
 	LATHE_EXPORTERS=.lathe/exporters $(BIN)/python -m pytest -q tests/exporters $(ARGS)
+
+test-cuda: .lathe/cuda/.ready  ## kernels for GPUs, compiled and interpreted by Triton; needs no GPU (a gigabyte)
+	.lathe/cuda/bin/python -m pytest -q tests/core/cuda $(ARGS)
 
 fuzz: $(call stamp,test)  ## 50,000 damaged models against the importer; ARGS="--seed 7" for others
 	$(BIN)/python -m tests.fuzz.campaign --jobs $(JOBS) $(ARGS)
@@ -56,6 +59,11 @@ clean:  ## remove the environment, caches and the working copy of the models
 .lathe/exporters/%/.ready: tests/exporters/requirements/%.txt | $(BIN)/python
 	$(BIN)/python -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
+
+.lathe/cuda/.ready: pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[test,cuda]"
 	touch $@
 
 # The server writes into its repository, so it gets a copy and the checkout stays clean.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if "LATHE_EXPORTERS" not in os.environ:
         left_out = "the exporters of PyTorch, Paddle and TensorFlow (make test-exporters)"
         terminalreporter.write_line(f"left out: {left_out}")
+    if find_spec("triton") is None:
+        terminalreporter.write_line("left out: kernels for GPUs, compiled and interpreted (make test-cuda)")
 
 
 @pytest.fixture(scope="session")

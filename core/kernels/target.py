@@ -1,8 +1,10 @@
-"""What a machine offers to generated code: plain facts, known without LLVM."""
+"""What a machine offers to generated code: plain facts, known without LLVM or a driver."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+GPU_ALIGNMENT = 16  # of every operand of a GPU's kernel, in bytes: the widest load of a thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,11 @@ class Target:
     l2_bytes: int = 1024 * 1024
 
     @property
+    def device(self) -> str:
+        """Whose kernels the catalog offers."""
+        return "cpu"
+
+    @property
     def lanes(self) -> int:
         """float32 elements in one vector."""
         return self.vector_bytes // 4
@@ -27,3 +34,24 @@ class Target:
     def key(self) -> str:
         """Text that identifies the code generated for this target."""
         return f"{self.triple}/{self.cpu}/{self.features}/{self.vector_bytes}"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTarget:
+    """A CUDA device to generate for. Two equal targets get equal code; what only the choice of tiles looks at does not
+    stand in `key`, since tiles are part of a kernel's spec. The figures that are not given are those of an A100."""
+
+    arch: int = 80  # compute capability, major * 10 + minor
+    multiprocessors: int = 108
+    shared_bytes: int = 163 * 1024  # that one block of threads may have
+    device: str = "cuda"  # whose kernels the catalog offers
+    tf32: bool = False  # whether products of float32 may round their factors to 10 bits of mantissa
+
+    @property
+    def name(self) -> str:
+        return f"sm_{self.arch}"
+
+    @property
+    def key(self) -> str:
+        """Text that identifies the code generated for this target."""
+        return self.name

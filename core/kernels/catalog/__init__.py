@@ -5,6 +5,7 @@ from core.kernels.catalog import (
     conv,
     conv_batch,
     copy,
+    cuda,
     depthwise,
     direct,
     elementwise,
@@ -44,7 +45,7 @@ from core.kernels.catalog.base import (
 
 __all__ = [
     "VIEWS", "Block", "In", "KernelCall", "KernelSpec", "Operand", "Out", "Outer", "Packed", "Request", "Scratch",
-    "Selector", "Status", "attention", "candidates", "conv", "conv_batch", "copy", "covers", "depthwise", "direct",
-    "elementwise", "gather", "gemm", "norm", "offers", "pool", "pool_gradient", "recurrent", "reduce", "resize",
-    "scatter", "select", "softmax", "tiles", "trees", "winograd",
+    "Selector", "Status", "attention", "candidates", "conv", "conv_batch", "copy", "covers", "cuda", "depthwise",
+    "direct", "elementwise", "gather", "gemm", "norm", "offers", "pool", "pool_gradient", "recurrent", "reduce",
+    "resize", "scatter", "select", "softmax", "tiles", "trees", "winograd",
 ]  # fmt: skip

@@ -95,7 +95,7 @@ def attention(request: Request) -> KernelCall | None:
         epilogue=bodies.canonical(epilogue, {}) if isinstance(epilogue, Graph) else None,
         extra_dtypes=tuple(value.dtype for value in _extras(node).values()),
         scores=_score_tile(request, queries, keys),
-        values=choose_tile(request.target, queries, columns),
+        values=choose_tile(request.cpu, queries, columns),
         dtype=node.output.dtype,
     )
     flops = product((*batch, queries, keys)) * (2 * depth + 2 * columns + _SOFTMAX_FLOPS)
@@ -109,11 +109,11 @@ def attention(request: Request) -> KernelCall | None:
 
 def _score_tile(request: Request, queries: int, keys: int) -> Tile:
     """As for any product, but so few queries at a time that their scores stay in the cache."""
-    tile = choose_tile(request.target, keys, queries)
+    tile = choose_tile(request.cpu, keys, queries)
     row = keys * tile.lanes * F32.itemsize
     if tile.vectors * row <= _SCORE_BYTES:
         return tile
-    return choose_tile(request.target, keys, max(_SCORE_BYTES // row, 1) * tile.lanes)
+    return choose_tile(request.cpu, keys, max(_SCORE_BYTES // row, 1) * tile.lanes)
 
 
 def _is_covered(node: Node) -> bool:

@@ -3,12 +3,16 @@
 `select` turns one node into a `KernelCall`: which generator with which parameters (`KernelSpec`), which operands it
 takes, what memory it needs besides, and what it costs. The only symbol left in a graph that is being planned is `n`.
 
-Every kernel is one native function `void kernel(i8** operands, i64 n, i64 tid, i64 threads, i64* counter)`: `operands`
-are the addresses in the order of `KernelCall.operands`; all threads of a run call it with their own `tid`, and share
-the zeroed `counter` to hand out tiles. It returns when this thread finds no more work; the tape then has a barrier.
+For a CPU every kernel is one native function `void kernel(i8** operands, i64 n, i64 tid, i64 threads, i64* counter)`:
+`operands` are the addresses in the order of `KernelCall.operands`; all threads of a run call it with their own `tid`,
+and share the zeroed `counter` to hand out tiles. It returns when this thread finds no more work; the tape then has a
+barrier.
 
 `counter` points to a cache line of eight words: word 0 hands out tasks; word 1 is the step's status, which a kernel
 sets to a `Status` when it meets data it must refuse (it never reads or writes out of bounds); then the run raises.
+
+For a GPU it is a Triton function of the operands' addresses, each a multiple of `core.kernels.target.GPU_ALIGNMENT`
+bytes, and then n as int32. `KernelCall.grid` counts its programs; no operand may have 2**31 elements or more.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from core.ir.graph import Array, Graph, Node, Value
 from core.ir.text import Weights, print_graph
 from core.ir.types import Dim, DType
 from core.kernels.catalog.nest import broadcast_strides, row_major
-from core.kernels.target import Target
+from core.kernels.target import GpuTarget, Target
 from core.ops import registry
 
 
@@ -44,7 +48,7 @@ class KernelSpec:
     """Parameters of a generator. Subclass per family, with fields of plain data, dimensions, types and bodies only:
     specs of equal `key` produce the same code, so equal nodes share it and it is cached on disk."""
 
-    family: ClassVar[str] = ""  # the generator is core.kernels.cpu.<family>.generate(spec, target)
+    family: ClassVar[str] = ""  # the generator is core.kernels.<cpu or cuda>.<family>.generate(spec, target)
 
     @cached_property
     def key(self) -> str:
@@ -134,6 +138,7 @@ class KernelCall:
     flops: Dim = 0
     bytes: Dim = 0  # least memory traffic: inputs read once, outputs written once
     parts: tuple[KernelSpec, ...] = ()  # further kernels, which this one calls
+    grid: tuple[Dim, ...] = ()  # on a GPU: programs along up to three axes, the last two at most 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +147,26 @@ class Request:
 
     node: Node
     constants: Mapping[Value, Array]
-    target: Target
+    target: Target | GpuTarget
     threads: int = 1
     rank: int = 0  # for selectors with tiles to choose from: 0 is the one expected to be fastest, 1 the next, ...
     winograd: bool = True  # whether fewer multiplications may be taken than the definition has
     strides: Mapping[Value, tuple[Dim, ...]] = field(default_factory=dict)  # of values inside others, in elements
     placed: frozenset[Value] = frozenset()  # inputs that lie in their place inside the output already
+
+    @property
+    def cpu(self) -> Target:
+        """The target of a selector for CPUs."""
+        if not isinstance(self.target, Target):
+            raise TypeError(f"a selector for CPUs was asked for a kernel for {self.target.device}")
+        return self.target
+
+    @property
+    def gpu(self) -> GpuTarget:
+        """The target of a selector for GPUs."""
+        if not isinstance(self.target, GpuTarget):
+            raise TypeError(f"a selector for GPUs was asked for a kernel for {self.target.device}")
+        return self.target
 
     def constant(self, index: int) -> Array | None:
         value = self.node.input(index)
@@ -172,8 +191,8 @@ class Request:
 
 Selector: TypeAlias = Callable[[Request], KernelCall | None]
 Offer: TypeAlias = Callable[[Request], Iterable[KernelCall]]
-_SELECTORS: dict[str, list[Selector]] = {}
-_OFFERS: dict[str, list[Offer]] = {}
+_SELECTORS: dict[tuple[str, str], list[Selector]] = {}  # by device and operator
+_OFFERS: dict[tuple[str, str], list[Offer]] = {}
 
 _MOST_OPERANDS = 1024  # code grows with each; a node of more is a mistake or an attack
 
@@ -181,35 +200,42 @@ _MOST_OPERANDS = 1024  # code grows with each; a node of more is a mistake or an
 VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
 
 
-def covers(*ops: str) -> Callable[[Selector], Selector]:
-    """Decorator: this selector answers for these operators. It returns None for a node it cannot do."""
+def covers(*ops: str, device: str = "cpu") -> Callable[[Selector], Selector]:
+    """Decorator: this selector answers for these operators on a device ("cpu", "cuda"). It returns None for a node it
+    cannot do."""
 
     def add(selector: Selector) -> Selector:
         for op in ops:
-            _SELECTORS.setdefault(op, []).append(selector)
+            _SELECTORS.setdefault((device, op), []).append(selector)
         return selector
 
     return add
 
 
 def uncover(op: str) -> None:
-    """Nothing answers for this operator any more."""
-    _SELECTORS.pop(op, None)
-    _OFFERS.pop(op, None)
+    """Nothing answers for this operator any more, on any device."""
+    for table in (_SELECTORS, _OFFERS):
+        for key in [key for key in table if key[1] == op]:
+            del table[key]
+
+
+def covered(device: str = "cpu") -> frozenset[str]:
+    """The operators that have kernels on a device."""
+    return frozenset(op for where, op in _SELECTORS if where == device)
 
 
 def select(request: Request) -> KernelCall | None:
     """The kernel for a node, or None: the node runs on the reference."""
     if len(request.node.inputs) + len(request.node.outputs) > _MOST_OPERANDS:
         return None
-    for selector in _SELECTORS.get(request.node.op, ()):
+    for selector in _SELECTORS.get((request.target.device, request.node.op), ()):
         call = selector(request)
         if call is not None:
             return call
     return None
 
 
-def offers(*ops: str) -> Callable[[Offer], Offer]:
+def offers(*ops: str, device: str = "cpu") -> Callable[[Offer], Offer]:
     """Decorator: this function names further kernels that could run nodes of these operators, the likeliest first.
 
     They compute the same with another tile or algorithm. The tuner (`core.tune`) times them against the one that
@@ -218,7 +244,7 @@ def offers(*ops: str) -> Callable[[Offer], Offer]:
 
     def add(offer: Offer) -> Offer:
         for op in ops:
-            _OFFERS.setdefault(op, []).append(offer)
+            _OFFERS.setdefault((device, op), []).append(offer)
         return offer
 
     return add
@@ -231,15 +257,15 @@ def candidates(request: Request) -> tuple[KernelCall, ...]:
     if first is None:
         return ()
     distinct = {first.spec.key: first}
-    for offer in _OFFERS.get(request.node.op, ()):
+    for offer in _OFFERS.get((request.target.device, request.node.op), ()):
         for call in offer(request):
             distinct.setdefault(call.spec.key, call)
     return tuple(distinct.values())
 
 
-def families(op: str) -> tuple[str, ...]:
-    """The families of kernels that answer for an operator."""
-    return tuple(dict.fromkeys(each.__module__.rpartition(".")[2] for each in _SELECTORS.get(op, ())))
+def families(op: str, device: str = "cpu") -> tuple[str, ...]:
+    """The families of kernels that answer for an operator on a device."""
+    return tuple(dict.fromkeys(each.__module__.rpartition(".")[2] for each in _SELECTORS.get((device, op), ())))
 
 
 def _key(value: Any) -> str:

@@ -150,11 +150,11 @@ def conv(request: Request) -> KernelCall | None:
     channels = in_words(weight.shape[1], element) if element is not None else None
     if element is None or not isinstance(channels, int):
         return None
-    pair = groups_per_vector(groups, channels, columns, request.target) if element is F32 else 1
+    pair = groups_per_vector(groups, channels, columns, request.cpu) if element is F32 else 1
     groups, channels, columns = groups // pair, channels * pair, columns * pair
     finish, pitch = finish_of(node, request), request.pitch(x)
     pixels = x.shape[0] * prod(window.count for window in windows)
-    tile = choose_tile(request.target, pixels, columns, request.rank)
+    tile = choose_tile(request.cpu, pixels, columns, request.rank)
     key = f"conv{tile.columns}x{tile.lanes}g{groups}{element}"
     pack = Packed(1, key, partial(_pack, groups=groups, tile=tile, element=element))
     call = partial(
@@ -176,7 +176,7 @@ def conv(request: Request) -> KernelCall | None:
     short = channels < _FEW_CHANNELS and windows[-1].dilation == 1 and not full.has_whole_rows
     if single and short:
         full = dataclasses.replace(full, gathers=True)
-    scratch = Scratch(_scratch_bytes(full, request.target))
+    scratch = Scratch(_scratch_bytes(full, request.cpu))
     return call(full, (In(0), pack, *extras, Out(0), scratch, *_stage(finish.staged, tile)), strided=lines)
 
 
@@ -242,7 +242,7 @@ def is_winograd(request: Request, weight: Array, windows: tuple[Window, ...]) ->
 
     Its weights take two to four times the room, which very small images do not repay.
     """
-    node, target = request.node, request.target
+    node, target = request.node, request.cpu
     columns, channels = weight.shape[:2]
     shaped = all((w.kernel, w.stride, w.dilation) == (3, 1, 1) and w.count >= _WINOGRAD_SIZE for w in windows)
     whole = channels % target.lanes == 0 and columns % target.lanes == 0 and min(channels, columns) >= 32

@@ -145,7 +145,7 @@ def batch_weight_gradient(request: Request) -> KernelCall | None:
     if x is None or dy is None or not _are_images(node):
         return None
     (channels, *sizes, rows), (outputs, *counts, _) = _sizes(x), _sizes(dy)
-    kernel, groups, target = integers(node, "kernel_shape") or (), _groups(node), request.target
+    kernel, groups, target = integers(node, "kernel_shape") or (), _groups(node), request.cpu
     windows = _windows(node, sizes, counts, kernel)
     across = even_part(kernel[-1], _LONGEST)
     together = even_part(outputs // groups, max((target.registers - _SPARE - across) // across, 1))
@@ -180,7 +180,7 @@ def _spec(
 ) -> BatchConvSpec:
     """`sizes`: channels of a group, and all outputs. The tile: up to four vectors of rows, and as many outputs as
     registers are left for."""
-    target, groups, rows = request.target, _groups(request.node), _sizes(request.node.output)[-1]
+    target, groups, rows = request.cpu, _groups(request.node), _sizes(request.node.output)[-1]
     channels, outputs = sizes[0], sizes[1] // groups
     vectors = min(-(-rows // target.lanes), 4 if target.registers >= 32 else 2)
     together = even_part(outputs, max((target.registers - _SPARE - vectors) // vectors, 1))

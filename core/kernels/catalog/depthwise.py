@@ -58,8 +58,8 @@ def depthwise(request: Request) -> KernelCall | None:
     channels, batch = weight.shape[0], node.output.shape[0]
     lines, columns = windows if len(windows) == 2 else (_WHOLE_LINE, windows[0])
     spec = DepthwiseSpec(
-        batch, (lines, columns), channels, finish_of(node), _columns(request.target, columns),
-        min(request.target.lanes, 1 << (channels - 1).bit_length()), node.output.dtype, source,
+        batch, (lines, columns), channels, finish_of(node), _columns(request.cpu, columns),
+        min(request.cpu.lanes, 1 << (channels - 1).bit_length()), node.output.dtype, source,
     )  # fmt: skip
     return KernelCall(
         spec,

@@ -105,7 +105,7 @@ def direct(request: Request) -> KernelCall | None:
     if weight is None or windows is None or not is_direct(node, weight):
         return None
     lines, columns = windows
-    spec = _spec(node, weight, (_unpooled(lines), _unpooled(columns)), request.target)
+    spec = _spec(node, weight, (_unpooled(lines), _unpooled(columns)), request.cpu)
     pixels = spec.windows[0].count * spec.windows[1].count
     return KernelCall(
         spec,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -45,12 +45,20 @@ def _names() -> list[str]:
     return sorted({*names, "FusedElementwise"})
 
 
-@covers(*_names())
+OPS = _names()
+
+
+@covers(*OPS)
 def elementwise(request: Request) -> KernelCall | None:
     """None for element types or bodies outside the scalar algebra, and for unplannable shapes."""
+    return call_of(request, lambda body: _is_covered(body, request.cpu))
+
+
+def call_of(request: Request, can_compute: Callable[[Graph], bool]) -> KernelCall | None:
+    """What is the same on every device; None for shapes that cannot be planned, or what `can_compute` says no to."""
     node = request.node
     source = node.attrs["body"] if node.op == "FusedElementwise" else bodies.single_body(node)
-    if not isinstance(source, Graph) or not has_plannable_types(node) or not _is_covered(source, request.target):
+    if not isinstance(source, Graph) or not has_plannable_types(node) or not can_compute(source):
         return None
     given = [(index, value) for index, value in enumerate(node.inputs) if value is not None]
     known = _known(given, request.constants)

@@ -96,7 +96,7 @@ def gemm(request: Request) -> KernelCall | None:
     if len(known) < len(steps):
         return None
     a_step, k_step, j_step, y_step, depth, columns = known
-    tile = choose_tile(request.target, a.shape[-2] if len(b.shape) > 2 else product(shape[:-1]), columns, request.rank)
+    tile = choose_tile(request.cpu, a.shape[-2] if len(b.shape) > 2 else product(shape[:-1]), columns, request.rank)
     packed = request.constant(1) is not None
     if packed:
         size = packed_size(depth, columns, tile)

@@ -119,7 +119,7 @@ def recurrent(request: Request) -> KernelCall | None:
     floats = [value for i, value in enumerate(node.inputs) if value is not None and i != 3]
     if r is None or activations is None or not has_plannable_types(node) or any(v.dtype is not F32 for v in floats):
         return None
-    cell, lanes, gates = str(attribute(node, "cell")), request.target.lanes, _value(node, 0)
+    cell, lanes, gates = str(attribute(node, "cell")), request.cpu.lanes, _value(node, 0)
     before = bool(attribute(node, "linear_before_reset"))
     stages = stages_of(cell, before)
     present = [i for i in range(2, 7) if node.input(i) is not None]
@@ -138,8 +138,8 @@ def recurrent(request: Request) -> KernelCall | None:
         initial=(4 in present, 5 in present),
         peepholes=6 in present,
         lanes=lanes,
-        height=_HEIGHT if request.target.registers >= 32 else _LOW,
-        registers=request.target.registers,
+        height=_HEIGHT if request.cpu.registers >= 32 else _LOW,
+        registers=request.cpu.registers,
     )
     operands: list[Operand] = [
         In(0),

@@ -152,7 +152,7 @@ def winograd(request: Request) -> KernelCall | None:
     (lines, places), element = windows, node.inputs[0].dtype if node.inputs[0] is not None else DType.FLOAT32
     form = _form((lines, places), element)
     block = _BLOCK if form.products * channels * columns * WORD_BYTES < _FAR_BYTES else 2 * _BLOCK
-    tile = choose_tile(request.target, block, columns, request.rank)
+    tile = choose_tile(request.cpu, block, columns, request.rank)
     spec = WinogradSpec(batch, (lines, places), channels, columns, finish, tile, block, form, element)
     key = f"winograd{form.output}x{tile.columns}x{tile.lanes}{element}"
     pack_weights = Packed(1, key, partial(pack, tile=tile, form=form, element=element))

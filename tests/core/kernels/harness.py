@@ -64,12 +64,11 @@ class NodeKernel:
         """The outputs, computed by `threads` threads that share one counter; `status` is the kernel's status word."""
         n = bind_symbols(self.graph.inputs, dict(zip(self.graph.inputs, arrays, strict=True))).get("n", 1)
         feeds = dict(zip(self.graph.inputs, arrays, strict=True)) | self.graph.constants
-        outputs = [_guarded_output(value, n) for value in self.node.outputs]
+        outputs = [guarded_output(value, n) for value in self.node.outputs]
         memory = [self._memory(operand, feeds, outputs, n, threads) for operand in self.call.operands]
         self._run(memory, n, threads)
-        for output in outputs:
-            if not (output.base_bytes[:_CANARY] == 0xA5).all():
-                raise AssertionError(f"{self.node} wrote in front of its output")
+        if not all(output.untouched_in_front() for output in outputs):
+            raise AssertionError(f"{self.node} wrote in front of its output")
         return [output.array for output in outputs]
 
     def check(self, *arrays: Array, threads: int = 1, rtol: float = 1e-4, atol: float = 1e-5) -> None:
@@ -80,7 +79,7 @@ class NodeKernel:
             np.testing.assert_allclose(actual, expected[value.name], rtol=rtol, atol=atol, err_msg=str(self.node))
 
     def _memory(
-        self, operand: Any, feeds: dict[Value, Array], outputs: Sequence[_Output], n: int, threads: int
+        self, operand: Any, feeds: dict[Value, Array], outputs: Sequence[Output], n: int, threads: int
     ) -> np.ndarray[Any, Any]:
         match operand:
             case In(index):
@@ -140,18 +139,24 @@ def guarded(array: Array, align: int = 1) -> np.ndarray[Any, Any]:
     return copy
 
 
-class _Output:
+class Output:
+    """Where a kernel writes."""
+
     def __init__(self, array: np.ndarray[Any, Any], base_bytes: np.ndarray[Any, Any]) -> None:
         self.array = array
         self.base_bytes = base_bytes
 
+    def untouched_in_front(self) -> bool:
+        return bool((self.base_bytes[:_CANARY] == 0xA5).all())
 
-def _guarded_output(value: Value, n: int) -> _Output:
+
+def guarded_output(value: Value, n: int) -> Output:
+    """Room for a result, with a canary in front and a wall behind."""
     shape = value.tensor.evaluate({"n": n})
     nbytes = int(np.prod(shape)) * value.dtype.itemsize
     room = _ending_at_a_wall(_CANARY + nbytes)
     room[:] = 0xA5
-    return _Output(room[_CANARY:].view(value.dtype.numpy).reshape(shape), room)
+    return Output(room[_CANARY:].view(value.dtype.numpy).reshape(shape), room)
 
 
 def _ending_at_a_wall(nbytes: int) -> np.ndarray[Any, Any]:

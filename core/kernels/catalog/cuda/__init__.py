@@ -1,0 +1,5 @@
+"""Kernels for CUDA GPUs: the same nodes and facts as on a CPU, with tiles and grids."""
+
+from core.kernels.catalog.cuda import elementwise
+
+__all__ = ["elementwise"]

@@ -1,0 +1,303 @@
+"""The scalar algebra of `core.ops.scalar` as lines of a Triton function, on blocks of any shape.
+
+Narrow floats (float16, bfloat16) are float32 in registers, and rounded where a body casts to them and in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from core.ir.types import DType
+from core.kernels.cuda.source import Writer
+
+NARROW = frozenset({DType.FLOAT16, DType.BFLOAT16})
+F32, F64 = DType.FLOAT32, DType.FLOAT64
+
+
+@dataclass(frozen=True, slots=True)
+class Reg:
+    """A named value of a kernel."""
+
+    name: str
+    dtype: DType
+
+
+Operand: TypeAlias = Reg | float | int | bool
+
+
+def type_name(dtype: DType) -> str:
+    """Triton's name of an element type in memory."""
+    return "tl.int8" if dtype is DType.BOOL else f"tl.{dtype}"
+
+
+def register_name(dtype: DType) -> str:
+    """Triton's name of an element type in registers."""
+    return "tl.int1" if dtype is DType.BOOL else "tl.float32" if dtype in NARROW else f"tl.{dtype}"
+
+
+def literal(value: float | int | bool) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    return str(int(value)) if isinstance(value, bool) else repr(value)
+
+
+class Algebra:
+    """Implements `core.ops.scalar.ScalarOps`; every method writes a line."""
+
+    def __init__(self, writer: Writer) -> None:
+        self.writer = writer
+
+    # Memory
+
+    def load(self, pointer: str, offset: str, dtype: DType, mask: str | None = None, other: str | None = None) -> Reg:
+        """Elements at `pointer + offset` where `mask` holds (`other` elsewhere), as they are in registers."""
+        arguments = [
+            f"{pointer} + {offset}",
+            *([mask] if mask else []),
+            *([f"other={other}"] if mask and other else []),
+        ]
+        return Reg(self.writer.let(self.loaded(f"tl.load({', '.join(arguments)})", dtype), "x"), dtype)
+
+    def loaded(self, expression: str, dtype: DType) -> str:
+        """What was loaded, as it is in registers."""
+        if dtype is DType.BOOL:
+            return f"{expression} != 0"
+        return f"{expression}.to(tl.float32)" if dtype in NARROW else expression
+
+    def store(self, pointer: str, offset: str, value: Reg, mask: str | None = None) -> None:
+        stored = f"{value.name}.to({type_name(value.dtype)})"
+        self.writer.line(f"tl.store({', '.join([f'{pointer} + {offset}', stored, *([mask] if mask else [])])})")
+
+    # Operands
+
+    def dtype(self, x: Operand) -> DType:
+        if isinstance(x, Reg):
+            return x.dtype
+        return DType.BOOL if isinstance(x, bool) else DType.INT64 if isinstance(x, int) else F32
+
+    def const(self, value: float | int | bool, dtype: DType) -> Reg:
+        number = float(value) if dtype.is_float else int(value)
+        return self._new(f"tl.full((), {literal(number)}, {register_name(dtype)})", dtype)
+
+    def cast(self, x: Operand, dtype: DType) -> Reg:
+        value = self._reg(x)
+        source = value.dtype
+        if source is dtype:
+            return value
+        if dtype is DType.BOOL:
+            return self._new(f"{value.name} != 0", dtype)
+        if dtype in NARROW:
+            return self._new(f"{value.name}.to({type_name(dtype)}).to(tl.float32)", dtype)
+        if source.is_float and not dtype.is_float:
+            return self._saturated(value, dtype)
+        return self._new(f"{value.name}.to({register_name(dtype)})", dtype)
+
+    def _saturated(self, x: Reg, dtype: DType) -> Reg:
+        """Towards zero; NaN gives 0, and what lies outside of the type its nearest end."""
+        bits, signed = 8 * dtype.itemsize, dtype.label.startswith("int")
+        low, end = (-(1 << (bits - 1)), 1 << (bits - 1)) if signed else (0, 1 << bits)
+        above, below = f"{x.name} >= {float(end)!r}", f"{x.name} <= {float(low)!r}"
+        inside = f"({x.name} > {float(low)!r}) & ({x.name} < {float(end)!r})"
+        safe = self.writer.let(f"tl.where({inside}, {x.name}, 0.0).to({type_name(dtype)})")
+        most, least = self.const(end - 1, dtype), self.const(low, dtype)
+        return self._new(f"tl.where({above}, {most.name}, tl.where({below}, {least.name}, {safe}))", dtype)
+
+    # Arithmetic
+
+    def add(self, x: Operand, y: Operand) -> Reg:
+        return self._binary("{} + {}", x, y)
+
+    def sub(self, x: Operand, y: Operand) -> Reg:
+        return self._binary("{} - {}", x, y)
+
+    def mul(self, x: Operand, y: Operand) -> Reg:
+        return self._binary("{} * {}", x, y)
+
+    def div(self, x: Operand, y: Operand) -> Reg:
+        """Integers by zero give 0, as on a CPU."""
+        a, c = self._match(x, y)
+        if a.dtype is F64:
+            return self._new(f"{a.name} / {c.name}", a.dtype)
+        if a.dtype.is_float:
+            return self._new(f"tl.div_rn({a.name}, {c.name})", a.dtype)
+        return self._by_integer(a, c, "//")
+
+    def rem(self, x: Operand, y: Operand) -> Reg:
+        a, c = self._match(x, y)
+        if a.dtype.is_float:
+            return self._new(f"{a.name} % {c.name}", a.dtype)
+        return self._by_integer(a, c, "%")
+
+    def _by_integer(self, a: Reg, c: Reg, symbol: str) -> Reg:
+        one, zero = self.const(1, a.dtype), self.const(0, a.dtype)
+        safe = self.writer.let(f"tl.where({c.name} == 0, {one.name}, {c.name})")
+        return self._new(f"tl.where({c.name} == 0, {zero.name}, {a.name} {symbol} {safe})", a.dtype)
+
+    def fma(self, x: Operand, y: Operand, z: Operand) -> Reg:
+        a, c, d = self._match(x, y, z)
+        form = "tl.fma({}, {}, {})" if a.dtype.is_float else "{} * {} + {}"
+        return self._new(form.format(a.name, c.name, d.name), a.dtype)
+
+    def neg(self, x: Operand) -> Reg:
+        """By multiplication, since Triton's minus subtracts from 0, which loses the sign of zero."""
+        value = self._reg(x)
+        return self.mul(value, -1.0) if value.dtype.is_float else self.sub(0, value)
+
+    def abs(self, x: Operand) -> Reg:
+        return self._unary("tl.abs({})", x)
+
+    def max(self, x: Operand, y: Operand) -> Reg:
+        return self._extremum("maximum", "|", x, y)
+
+    def min(self, x: Operand, y: Operand) -> Reg:
+        return self._extremum("minimum", "&", x, y)
+
+    def _extremum(self, name: str, logical: str, x: Operand, y: Operand) -> Reg:
+        a, c = self._match(x, y)
+        if a.dtype is DType.BOOL:
+            return self._new(f"{a.name} {logical} {c.name}", a.dtype)
+        nan = ", propagate_nan=tl.PropagateNan.ALL" if a.dtype.is_float else ""
+        return self._new(f"tl.{name}({a.name}, {c.name}{nan})", a.dtype)
+
+    # Functions
+
+    def sqrt(self, x: Operand) -> Reg:
+        value = self._reg(x)
+        return self._unary("tl.sqrt({})" if value.dtype is F64 else "tl.sqrt_rn({})", value)
+
+    def exp(self, x: Operand) -> Reg:
+        return self._unary("tl.exp({})", x)
+
+    def log(self, x: Operand) -> Reg:
+        return self._unary("tl.log({})", x)
+
+    def tanh(self, x: Operand) -> Reg:
+        """An odd polynomial where the quotient would cancel (S. Moshier, Cephes: tanhf)."""
+        value = self._reg(x)
+        size = self.abs(value)
+        power = self.exp(self.add(size, size))
+        large = self.sub(1.0, self.div(2.0, self.add(power, 1.0)))
+        square = self.mul(value, value)
+        odd = self.const(-5.70498872745e-3, value.dtype)
+        for coefficient in (2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1):
+            odd = self.fma(odd, square, coefficient)
+        small = self.fma(self.mul(odd, square), value, value)
+        signed = self.select(self.lt(value, 0.0), self.neg(large), large)
+        return self.select(self.lt(size, 0.625), small, signed)
+
+    def sigmoid(self, x: Operand) -> Reg:
+        value = self._reg(x)
+        return self.div(1.0, self.add(self.exp(self.neg(value)), 1.0))
+
+    def erf(self, x: Operand) -> Reg:
+        return self._unary("tl.erf({})", x)
+
+    def sin(self, x: Operand) -> Reg:
+        return self._unary("tl.sin({})", x)
+
+    def cos(self, x: Operand) -> Reg:
+        return self._unary("tl.cos({})", x)
+
+    def pow(self, x: Operand, y: Operand) -> Reg:
+        """exp2(y * log2|x|) in double precision, with the signs and the special cases of C's pow."""
+        a, c = self._match(x, y)
+        base, exponent = self.cast(a, F64), self.cast(c, F64)
+        size = self._new(f"tl.exp2({exponent.name} * tl.log2(tl.abs({base.name})))", F64)
+        whole = self.eq(self.floor(exponent), exponent)
+        half = self.mul(exponent, 0.5)
+        odd = self.bit_and(whole, self.bit_not(self.eq(self.floor(half), half)))
+        signed = self.select(odd, self.neg(size), size)
+        of_negative = self.select(whole, signed, math.nan)
+        result = self.select(self.lt(base, 0.0), of_negative, size)
+        one = self.bit_or(self.eq(base, 1.0), self.eq(exponent, 0.0))
+        return self.cast(self.select(one, 1.0, result), a.dtype)
+
+    def floor(self, x: Operand) -> Reg:
+        return self._unary("tl.floor({})", x)
+
+    def ceil(self, x: Operand) -> Reg:
+        return self._unary("tl.ceil({})", x)
+
+    def rint(self, x: Operand) -> Reg:
+        """A number so large that no fraction fits beside it is added and taken away again."""
+        value = self._reg(x)
+        size, large = self.abs(value), 2.0**52 if value.dtype is F64 else 2.0**23
+        whole = self.sub(self.add(size, large), large)
+        signed = self.select(self.lt(value, 0.0), self.neg(whole), whole)
+        return self.select(self.lt(size, large), signed, value)
+
+    # Comparison and choice
+
+    def lt(self, x: Operand, y: Operand) -> Reg:
+        return self._compare("<", x, y)
+
+    def le(self, x: Operand, y: Operand) -> Reg:
+        return self._compare("<=", x, y)
+
+    def eq(self, x: Operand, y: Operand) -> Reg:
+        return self._compare("==", x, y)
+
+    def select(self, condition: Operand, x: Operand, y: Operand) -> Reg:
+        chosen = self._reg(condition)
+        a, c = self._match(x, y)
+        return self._new(f"tl.where({chosen.name}, {a.name}, {c.name})", a.dtype)
+
+    # Bits
+
+    def bit_and(self, x: Operand, y: Operand) -> Reg:
+        return self._binary("{} & {}", x, y)
+
+    def bit_or(self, x: Operand, y: Operand) -> Reg:
+        return self._binary("{} | {}", x, y)
+
+    def bit_xor(self, x: Operand, y: Operand) -> Reg:
+        return self._binary("{} ^ {}", x, y)
+
+    def bit_not(self, x: Operand) -> Reg:
+        return self._unary("~{}", x)
+
+    def shift_left(self, x: Operand, y: Operand) -> Reg:
+        """By the width of the type or more gives 0."""
+        a, c = self._match(x, y)
+        most, zero = self.const(8 * a.dtype.itemsize - 1, a.dtype), self.const(0, a.dtype)
+        within = f"tl.minimum({c.name}, {most.name})"
+        return self._new(f"tl.where({c.name} > {most.name}, {zero.name}, {a.name} << {within})", a.dtype)
+
+    def shift_right(self, x: Operand, y: Operand) -> Reg:
+        """Keeps the sign of signed integers; by the width of the type or more gives what all bits then are."""
+        a, c = self._match(x, y)
+        most = self.const(8 * a.dtype.itemsize - 1, a.dtype)
+        shifted = self._new(f"{a.name} >> tl.minimum({c.name}, {most.name})", a.dtype)
+        if a.dtype.label.startswith("int"):
+            return shifted
+        return self._new(f"tl.where({c.name} > {most.name}, {self.const(0, a.dtype).name}, {shifted.name})", a.dtype)
+
+    # Under the surface
+
+    def _new(self, expression: str, dtype: DType) -> Reg:
+        return Reg(self.writer.let(expression), dtype)
+
+    def _reg(self, x: Operand) -> Reg:
+        return x if isinstance(x, Reg) else self.const(x, self.dtype(x))
+
+    def _match(self, *operands: Operand) -> tuple[Reg, ...]:
+        """All operands of one type: Python numbers become constants of it."""
+        dtype = next((x.dtype for x in operands if isinstance(x, Reg)), F32)
+        values = tuple(x if isinstance(x, Reg) else self.const(x, dtype) for x in operands)
+        if any(value.dtype is not dtype for value in values):
+            raise TypeError(f"operands of types {', '.join(str(value.dtype) for value in values)} do not mix")
+        return values
+
+    def _unary(self, form: str, x: Operand) -> Reg:
+        value = self._reg(x)
+        return self._new(form.format(value.name), value.dtype)
+
+    def _binary(self, form: str, x: Operand, y: Operand) -> Reg:
+        a, c = self._match(x, y)
+        return self._new(form.format(a.name, c.name), a.dtype)
+
+    def _compare(self, symbol: str, x: Operand, y: Operand) -> Reg:
+        a, c = self._match(x, y)
+        return self._new(f"{a.name} {symbol} {c.name}", DType.BOOL)

@@ -1,0 +1,74 @@
+"""Kernels on NumPy arrays, by Triton's interpreter, without a GPU and without compiling."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+from core.ir.graph import Array
+from core.kernels.cuda.source import Source
+from core.kernels.cuda.toolchain import LOCK, function_of, module
+
+
+class _Pointer:
+    """An address, as Triton reads arguments that point to elements: by `data_ptr` and `dtype`."""
+
+    def __init__(self, address: int, element: str) -> None:
+        self.dtype = element
+        self._address = address
+
+    def data_ptr(self) -> int:
+        return self._address
+
+
+def run(source: Source, grid: Sequence[int], arrays: Sequence[Array | int], n: int) -> None:
+    """All programs, one after the other. ValueError for arrays that are not dense, or not one for each operand."""
+    if len(arrays) != len(source.operands):
+        raise ValueError(f"kernel {source.symbol} takes {len(source.operands)} operands, got {len(arrays)}")
+    if 0 in grid:
+        return
+    module()
+    pointers = [_Pointer(_address(a), element) for a, element in zip(arrays, source.operands, strict=True)]
+    with LOCK, np.errstate(all="ignore"):  # as on a GPU: infinities and wrapped integers raise nothing
+        _executor(function_of(source), tuple(grid))(*pointers, n)
+
+
+def _address(array: Array | int) -> int:
+    if isinstance(array, int):
+        return array
+    if not array.flags.c_contiguous:
+        raise ValueError(f"an operand of shape {array.shape} is not dense")
+    return array.ctypes.data
+
+
+@functools.cache
+def _rewritten(function: FunctionType) -> Any:
+    """The function as the interpreter runs it."""
+    from triton.runtime.interpreter import FunctionRewriter
+
+    return FunctionRewriter(function).rewrite_ast()
+
+
+@functools.cache
+def _executor_class() -> Any:
+    from triton.runtime.interpreter import GridExecutor
+
+    class Executor(GridExecutor):  # type: ignore[misc]
+        """Works on memory in place: Triton's own class copies tensors from and to a device."""
+
+        def _init_args_hst(self, args: Any, kwargs: Any) -> Any:
+            return args, kwargs
+
+        def _restore_args_dev(self, *_: Any) -> None:
+            pass
+
+    return Executor
+
+
+def _executor(function: FunctionType, grid: tuple[int, ...]) -> Any:
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    return _executor_class()(_rewritten(function), list(names), grid)

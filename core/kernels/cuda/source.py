@@ -1,0 +1,96 @@
+"""A kernel as the text of one Triton function. Text needs no Triton, so generators run everywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from core.ir.types import Dim, DType
+
+_POINTERS = {
+    DType.FLOAT64: "fp64", DType.FLOAT32: "fp32", DType.FLOAT16: "fp16", DType.BFLOAT16: "bf16", DType.BOOL: "i8",
+    DType.INT64: "i64", DType.INT32: "i32", DType.INT16: "i16", DType.INT8: "i8",
+    DType.UINT64: "u64", DType.UINT32: "u32", DType.UINT16: "u16", DType.UINT8: "u8",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A module that defines the function `symbol` of pointers to elements of the types of `operands`, and n, an int32.
+
+    `warps` of 32 threads run a program; `stages` is how many loads of a loop are under way at once.
+    """
+
+    symbol: str
+    text: str
+    operands: tuple[str, ...]  # element types as Triton names them
+    warps: int = 4
+    stages: int = 1
+
+    def to_bytes(self) -> bytes:
+        return json.dumps([self.symbol, self.text, self.operands, self.warps, self.stages]).encode()
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Source:
+        symbol, text, operands, warps, stages = json.loads(data)
+        return Source(symbol, text, tuple(operands), warps, stages)
+
+
+class Writer:
+    """Collects the lines of one kernel. Names of values are given once and never assigned again, but for the variables
+    of loops."""
+
+    def __init__(self, symbol: str) -> None:
+        self.symbol = symbol
+        self._lines: list[str] = []
+        self._depth = 1
+        self._operands: list[tuple[str, DType]] = []
+        self._count = 0
+
+    def operand(self, name: str, dtype: DType) -> str:
+        """The next pointer argument."""
+        self._operands.append((name, dtype))
+        return name
+
+    def line(self, text: str) -> None:
+        self._lines.append("    " * self._depth + text)
+
+    def let(self, expression: str, hint: str = "v") -> str:
+        """A new name for the value of an expression."""
+        name = f"{hint}{self._count}"
+        self._count += 1
+        self.line(f"{name} = {expression}")
+        return name
+
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        """An indented block under `head`, such as "for k in range(0, 64, 16)"."""
+        self.line(head + ":")
+        self._depth += 1
+        yield
+        self._depth -= 1
+
+    def source(self, warps: int = 4, stages: int = 1) -> Source:
+        arguments = ", ".join([*(name for name, _ in self._operands), "n"])
+        head = ["import triton", "import triton.language as tl", "", "", "@triton.jit"]
+        text = "\n".join([*head, f"def {self.symbol}({arguments}):", *self._lines, ""])
+        return Source(self.symbol, text, tuple(_POINTERS[dtype] for _, dtype in self._operands), warps, stages)
+
+
+def text_of(dim: Dim) -> str:
+    """A dimension as an expression over `n`, safe beside any operator."""
+    return str(dim) if isinstance(dim, int) and dim >= 0 else f"({dim})"
+
+
+def scaled(index: str, stride: Dim) -> str | None:
+    """`index * stride`; None for nothing."""
+    if stride == 0 or index == "0":
+        return None
+    return index if stride == 1 else f"{index} * {text_of(stride)}"
+
+
+def total(terms: list[str | None]) -> str:
+    """The sum of terms; "0" for none."""
+    return " + ".join(term for term in terms if term is not None) or "0"

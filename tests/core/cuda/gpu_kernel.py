@@ -1,0 +1,115 @@
+"""Runs the GPU kernel of one node in Triton's interpreter, and compiles it, without a plan or a device.
+
+    sweep("Add", "float32[n,7]", "float32[7]")           # against the reference, for several batch sizes
+    compiles("Add", "float32[n,7]", "float32[7]")        # for sm_80 and sm_90
+
+A text is an input of that type, an array is a constant. Operands end where an inaccessible page begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from core.ir.dim import evaluate
+from core.ir.graph import Array, Value
+from core.kernels.catalog import Block, In, KernelCall, Out, Packed, Request, Scratch, candidates
+from core.kernels.cuda import Binary, generate, interpret
+from core.kernels.cuda.compiler import compile_source
+from core.kernels.target import GpuTarget
+from core.reference import bind_symbols
+from core.reference import interpret as reference
+from tests.core.kernels.harness import guarded, guarded_output, single_node
+from tests.core.kernels.sweep import Sample, normal, tensor
+
+BATCHES = (0, 1, 3, 17)
+ARCHS = (80, 90)
+
+
+class GpuKernel:
+    """One node and the kernel that the catalog gives it; `rank` takes the tuner's further offers."""
+
+    def __init__(
+        self, op: str, *inputs: str | Array | None, rank: int = 0, tf32: bool = False, **keywords: Any
+    ) -> None:
+        given = [tensor(each) if isinstance(each, str) else each for each in inputs]
+        self.graph = single_node(op, *given, **keywords)
+        self.node = self.graph.nodes[0]
+        self.target = GpuTarget(tf32=tf32)
+        found = candidates(Request(self.node, self.graph.constants, self.target))
+        if not found:
+            raise LookupError(f"no kernel covers {self.graph}")
+        self.call: KernelCall = found[min(rank, len(found) - 1)]
+        self.offers = len(found)
+
+    def __call__(self, *arrays: Array) -> list[Array]:
+        """The outputs. AssertionError when something was written in front of one."""
+        n = bind_symbols(self.graph.inputs, dict(zip(self.graph.inputs, arrays, strict=True))).get("n", 1)
+        feeds = dict(zip(self.graph.inputs, arrays, strict=True)) | self.graph.constants
+        outputs = [guarded_output(value, n) for value in self.node.outputs]
+        memory = [self._memory(operand, feeds, [each.array for each in outputs], n) for operand in self.call.operands]
+        grid = [evaluate(extent, {"n": n}) for extent in self.call.grid]
+        interpret(generate(self.call.spec, self.target), grid, memory, n)
+        assert all(output.untouched_in_front() for output in outputs), self.node
+        return [output.array for output in outputs]
+
+    def check(self, *arrays: Array, rtol: float = 1e-4, atol: float = 1e-5) -> None:
+        """AssertionError when the kernel and the reference executor differ."""
+        names = [value.name for value in self.graph.inputs]
+        expected = reference(self.graph, dict(zip(names, arrays, strict=True)))
+        for value, actual in zip(self.node.outputs, self(*arrays), strict=True):
+            wanted = expected[value.name]
+            if not value.dtype.numpy.isbuiltin:  # bfloat16
+                actual, wanted = actual.astype(np.float32), wanted.astype(np.float32)
+            np.testing.assert_allclose(actual, wanted, rtol=rtol, atol=atol, err_msg=str(self.node))
+
+    def binary(self, arch: int) -> Binary:
+        return compile_source(generate(self.call.spec, self.target), GpuTarget(arch=arch))
+
+    def _memory(self, operand: Any, feeds: dict[Value, Array], outputs: Sequence[Array], n: int) -> Array:
+        match operand:
+            case In(index):
+                return guarded(feeds[self.node.inputs[index]])  # type: ignore[index]
+            case Out(index):
+                return outputs[index]
+            case Packed(index, _, pack):
+                return guarded(pack(feeds[self.node.inputs[index]]))  # type: ignore[index]
+            case Block(_, constant):
+                return guarded(constant)
+            case Scratch(nbytes):
+                return guarded(np.full(evaluate(nbytes, {"n": n}), 0xA5, np.uint8))
+        raise TypeError(f"unknown operand {operand}")
+
+
+def sweep(
+    op: str,
+    *inputs: str | Array | None,
+    batches: Sequence[int] = BATCHES,
+    sample: Sample | None = None,
+    rtol: float = 1e-4,
+    atol: float = 1e-5,
+    **keywords: Any,
+) -> GpuKernel:
+    """The kernel, after it agreed with the reference for these values of n."""
+    kernel = GpuKernel(op, *inputs, **keywords)
+    for n in batches:
+        kernel.check(*arrays_for(kernel, n, sample), rtol=rtol, atol=atol)
+    return kernel
+
+
+def arrays_for(kernel: GpuKernel, n: int, sample: Sample | None = None) -> list[Array]:
+    """Data of the right shapes, the same in every run."""
+    types = [value.tensor for value in kernel.graph.inputs]
+    return [(sample or normal)(each.dtype, each.evaluate({"n": n})) for each in types]
+
+
+def compiles(op: str, *inputs: str | Array | None, **keywords: Any) -> None:
+    """Both architectures have machine code of this kernel, and PTX that later ones can take."""
+    kernel = GpuKernel(op, *inputs, **keywords)
+    for arch in ARCHS:
+        binary = kernel.binary(arch)
+        assert binary.cubin[:4] == b"\x7fELF"
+        assert f".entry {kernel.call.spec.symbol}" in binary.ptx
+        assert binary.shared_bytes <= kernel.target.shared_bytes

@@ -6,8 +6,8 @@ outputs) -> lifetimes -> arena offsets -> addresses
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -50,8 +50,11 @@ from core.plan.plan import (
     weight_chunks,
 )
 from core.plan.probe import has_elements, holds_for_every_batch
+from core.plan.stages import alone, stages
 from core.plan.state import updated_in_place
 from core.plan.windows import Window, Windows
+
+_STAGES_MAY_COST = 1.05  # of the memory that the arena needs anyway
 
 __all__ = ["make_plan", "plannable", "weight_chunks"]
 
@@ -109,6 +112,8 @@ class _Planner:
         self.items: dict[tuple[Value, str], WeightItem] = {}
         self.weight_bytes = 0
         self.scratch: dict[tuple[Node, int], Buffer] = {}
+        self.times: Mapping[Node, int] = {}
+        self.beside: Mapping[int, Sequence[Node]] = {}
         self.inputs, self.states, self.outputs = self._ports()
 
     def _ports(self) -> tuple[tuple[Port, ...], tuple[Port, ...], tuple[Port, ...]]:
@@ -124,12 +129,7 @@ class _Planner:
             self._choose(node)
         self._find_windows()
         self._bind_ports()
-        last_read = self._last_reads()
-        for position, node in enumerate(self.nodes):
-            self._store_outputs(position, node, last_read)
-            self._store_scratch(position, node)
-        self._extend_lifetimes(last_read)
-        arena = place(self.buffers)
+        arena = self._store()
         steps, schedule = self._tape()
         located = self._located()  # may add constants, so it comes before the weight block's size is read
         plan = Plan(
@@ -227,6 +227,33 @@ class _Planner:
         for value, state in updated_in_place(self.graph, self.nodes, self.calls, self._root).items():
             self.places[value] = _Place(bases[state])
 
+    def _store(self) -> Affine:
+        """Places for everything, and the size of the arena: by stages, unless they need much more of it."""
+        ports, each = dict(self.places), alone(self.nodes)
+        if self.threads == 1:
+            return self._arrange(ports, each)
+        together = stages(self.nodes, self.calls.keys(), self.reasons.keys(), self._home, self.windows.keys())
+        least = self._arrange(ports, each)
+        arena = self._arrange(ports, together)
+        return arena if arena.at(1) <= least.at(1) * _STAGES_MAY_COST else self._arrange(ports, each)
+
+    def _arrange(self, ports: Mapping[Value, _Place], times: Mapping[Node, int]) -> Affine:
+        """Places for everything that nodes write, where nodes of one time run side by side."""
+        self.places, self.times, self.beside = dict(ports), times, _by_time(times)
+        self.buffers.clear()
+        self.scratch.clear()
+        last_read = self._last_reads()
+        for node in self.nodes:
+            self._store_outputs(times[node], node, last_read)
+            self._store_scratch(times[node], node)
+        self._extend_lifetimes(last_read)
+        return place(self.buffers)
+
+    def _home(self, value: Value) -> Value | int:
+        """What shares memory with the value whatever the arena looks like: a base, or the value whose bytes it has."""
+        root = self._root(value)
+        return self.places[root].base if root in self.places else root
+
     def _root(self, value: Value) -> Value:
         """The value whose bytes a chain of views looks at, or that a window is part of."""
         while True:
@@ -238,11 +265,11 @@ class _Planner:
                 return value
 
     def _last_reads(self) -> dict[Value, int]:
-        """The position of the last read of every root value, reads through views included."""
+        """The time of the last read of every root value, reads through views included."""
         last: dict[Value, int] = {}
-        for position, node in enumerate(self.nodes):
+        for node in self.nodes:
             for value in node_reads(node):
-                last[self._root(value)] = position
+                last[self._root(value)] = self.times[node]
         for value in self.graph.live_outs():
             last[self._root(value)] = len(self.nodes)
         return last
@@ -289,9 +316,15 @@ class _Planner:
             buffer = self.places[self._root(source)].buffer if source is not None and source in self.places else None
             if buffer is None or source is None or source.tensor.nbytes != value.tensor.nbytes:
                 continue
-            if buffer.last <= position and all(last_read.get(v, -1) <= position for v in buffer.values):
+            dies = buffer.last <= position and all(last_read.get(v, -1) <= position for v in buffer.values)
+            if dies and not self._read_beside(node, position, buffer.values):
                 return buffer
         return None
+
+    def _read_beside(self, node: Node, position: int, values: Sequence[Value]) -> bool:
+        """Whether another node of the same time reads the memory of `values`."""
+        beside = (other for other in self.beside[position] if other is not node)
+        return any(self._root(value) in values for other in beside for value in node_reads(other))
 
     def _store_scratch(self, position: int, node: Node) -> None:
         call = self.calls.get(node)
@@ -337,10 +370,13 @@ class _Planner:
     def _tape(self) -> tuple[list[Step], list[Segment | Fallback]]:
         steps: list[Step] = []
         schedule: list[Segment | Fallback] = []
-        first = 0
+        first = time = 0
         for node in self.nodes:
             if node in self.calls:
+                if len(steps) > first and self.times[node] == time:
+                    steps[-1] = replace(steps[-1], meets=False)
                 steps.append(self._step(node, self.calls[node]))
+                time = self.times[node]
             elif node in self.reasons:
                 if len(steps) > first:
                     schedule.append(Segment(first, len(steps)))
@@ -438,6 +474,13 @@ class _Planner:
             unshared=sum(buffer.size.at(1) for buffer in self.buffers),
             weights=self.weight_bytes,
         )
+
+
+def _by_time(times: Mapping[Node, int]) -> dict[int, list[Node]]:
+    found: dict[int, list[Node]] = {}
+    for node, time in times.items():
+        found.setdefault(time, []).append(node)
+    return found
 
 
 def _present(node: Node, index: int) -> Value:

@@ -10,7 +10,7 @@ from core.ir.types import TensorType, parse_type
 from core.plan.liveness import Affine
 from core.plan.plan import Address, Fallback, Memory, Plan, Port, Region, Segment, Step
 
-SCHEMA = 3
+SCHEMA = 4
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
@@ -108,6 +108,7 @@ def _step(step: Step) -> dict[str, Any]:
         "outputs": list(step.outputs),
         "flops": _affine(step.flops),
         "bytes": _affine(step.bytes),
+        "meets": step.meets,
     }
 
 
@@ -121,6 +122,7 @@ def _read_step(item: dict[str, Any]) -> Step:
         outputs=tuple(item["outputs"]),
         flops=Affine(*item["flops"]),
         bytes=Affine(*item["bytes"]),
+        meets=bool(item["meets"]),
     )
 
 

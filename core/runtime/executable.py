@@ -73,6 +73,7 @@ class Executable:
         self._library = library
         self._weights = weights
         self._functions = np.array([library.address(step.symbol) for step in plan.steps], np.int64)
+        self._meets = np.array([step.meets for step in plan.steps], np.int64)
         self._starts = np.cumsum([0, *(len(step.operands) for step in plan.steps)], dtype=np.int64)
         slots = [(o.base, o.offset.a, o.offset.b) for step in plan.steps for o in step.operands]
         self._slots = np.array(slots, np.int64).reshape(-1)
@@ -312,6 +313,7 @@ class Executable:
         words[ContextWord.SLOTS] = address_of(self._slots)
         words[ContextWord.SLOT_COUNT] = len(self._slots) // 3
         words[ContextWord.BASES] = address_of(bases)
+        words[ContextWord.MEETS] = address_of(self._meets)
         return _Context(words, address_of(words), bases, addresses, counters, np.zeros(0, np.uint8))
 
 

@@ -1,7 +1,8 @@
 """What a plan does, as text: passes, the kernel of every node with its share of the work, what falls back, memory.
 
 The share of a node is that of the roofline's time: the least that its operations and bytes take on this machine, over
-the least of all nodes together. "compute" and "memory" say which of the two it is bound by.
+the least of all nodes together. "compute" and "memory" say which of the two it is bound by. A line that begins with "&"
+may run beside the one above it, on other threads.
 """
 
 from __future__ import annotations
@@ -34,15 +35,17 @@ def _schedule(plan: Plan, n: int, peaks: Peaks) -> Iterator[str]:
         if isinstance(entry, Fallback):
             yield f"  {entry.op:20s} {entry.label:28s} FALLBACK to the reference: {entry.reason}"
         else:
+            beside = False
             for step in plan.steps[entry.first : entry.last]:
-                yield _step(step, n, peaks, total)
+                yield f"{'&' if beside else ' '} {_step(step, n, peaks, total)}"
+                beside = not step.meets
 
 
 def _step(step: Step, n: int, peaks: Peaks, total: float) -> str:
     flops, nbytes = step.flops.at(n), step.bytes.at(n)
     share = _bound(step, n, peaks) / total if total else 0.0
     work = f"{_scaled(flops, 'FLOP'):>12s} {_scaled(nbytes, 'B'):>10s} {peaks.limit(flops, nbytes):7s} {share:6.1%}"
-    return f"  {step.op:20s} {step.label:28s} {step.summary:36s} {work} -> {', '.join(step.outputs)}"
+    return f"{step.op:20s} {step.label:28s} {step.summary:36s} {work} -> {', '.join(step.outputs)}"
 
 
 def _bound(step: Step, n: int, peaks: Peaks) -> float:

@@ -3,7 +3,7 @@
 Written as LLVM text because it is control flow and atomics, not vector arithmetic. Four functions matter:
 
     enter(team, context) -> status   bind addresses, run the tape alone or with the team, collect the status
-    run(context, tid, threads)       every thread walks the tape; a barrier stands between steps
+    run(context, tid, threads)       every thread walks the tape; barriers stand between stages (steps, when timed)
     work(team, tid, generation)      a worker's whole life: wait for a newer job, run it, say done
     stop(team)                       make every worker return; from then on runs go ahead alone
 
@@ -50,6 +50,7 @@ class ContextWord(IntEnum):
     SLOTS = 9  # -> (base, a, b) per operand
     SLOT_COUNT = 10
     BASES = 11
+    MEETS = 12  # -> per step, 1 where a barrier stands behind it
     ARRIVED = 16
     PHASE = 24
     BARRIER_SLEEPERS = 32
@@ -195,6 +196,8 @@ entry:
   %tp = getelementptr i64, ptr %context, i64 {ContextWord.TIMES}
   %times = load ptr, ptr %tp
   %timed = icmp ne ptr %times, null
+  %mp = getelementptr i64, ptr %context, i64 {ContextWord.MEETS}
+  %marks = load ptr, ptr %mp
   br label %head
 head:
   %s = phi i64 [ %first, %entry ], [ %s1, %next ]
@@ -211,7 +214,11 @@ step:
   call void %f(ptr %operands, i64 %n, i64 %tid, i64 %threads, ptr %counter)
   %s1 = add i64 %s, 1
   %inside = icmp slt i64 %s1, %last
-  %meets = or i1 %inside, %timed
+  %markp = getelementptr i64, ptr %marks, i64 %s
+  %mark = load i64, ptr %markp
+  %marked = icmp ne i64 %mark, 0
+  %ends = and i1 %inside, %marked
+  %meets = or i1 %ends, %timed
   br i1 %meets, label %meet, label %next
 meet:
   call void @barrier(ptr %context, i64 %threads)

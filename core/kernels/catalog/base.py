@@ -5,8 +5,8 @@ takes, what memory it needs besides, and what it costs. The only symbol left in 
 
 For a CPU every kernel is one native function `void kernel(i8** operands, i64 n, i64 tid, i64 threads, i64* counter)`:
 `operands` are the addresses in the order of `KernelCall.operands`; all threads of a run call it with their own `tid`,
-and share the zeroed `counter` to hand out tiles. It returns when this thread finds no more work; the tape then has a
-barrier.
+and share the zeroed `counter` to hand out tiles. It returns when this thread finds no more work; others may
+still be busy.
 
 `counter` points to a cache line of eight words: word 0 hands out tasks; word 1 is the step's status, which a kernel
 sets to a `Status` when it meets data it must refuse (it never reads or writes out of bounds); then the run raises.

@@ -43,6 +43,14 @@ class ArtifactError(LatheError):
     """A compiled artifact that is missing, damaged, or made for another machine or version."""
 
 
+class DeviceError(LatheError):
+    """A call of a device's driver that failed: the call, the driver's code and what it says."""
+
+
+class DeviceMemoryError(DeviceError):
+    """A device without room for what was asked of it."""
+
+
 class SessionClosed(LatheError):
     """`run` was called on a session after `close`."""
 

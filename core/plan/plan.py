@@ -40,6 +40,7 @@ class Step:
     outputs: tuple[str, ...]  # types, for people
     flops: Affine = Affine()
     bytes: Affine = Affine()
+    grid: tuple[Dim, ...] = ()  # on a GPU: programs along up to three axes
     meets: bool = True  # whether threads wait for each other behind it: not where the next step is of the same stage
 
 

@@ -27,7 +27,7 @@ from core.kernels.catalog import (
     Selector,
     select,
 )
-from core.kernels.target import Target
+from core.kernels.target import GPU_ALIGNMENT, GpuTarget, Target
 from core.plan.arena import place
 from core.plan.control import CONTROL, NotNative, control_call, outer_values
 from core.plan.liveness import ALIGNMENT, Affine, Buffer, aligned, lower_bound
@@ -56,11 +56,11 @@ from core.plan.windows import Window, Windows
 
 _STAGES_MAY_COST = 1.05  # of the memory that the arena needs anyway
 
-__all__ = ["make_plan", "plannable", "weight_chunks"]
+__all__ = ["awkward_value", "is_view", "kernel_of", "make_plan", "plannable", "weight_chunks"]
 
 
 def make_plan(
-    graph: Graph, target: Target, threads: int = 1, choose: Selector = select, winograd: bool = True
+    graph: Graph, target: Target | GpuTarget, threads: int = 1, choose: Selector = select, winograd: bool = True
 ) -> Planned:
     """Plan a graph whose only symbol (apart from dimensions that depend on data) is the batch size `n`.
 
@@ -76,6 +76,35 @@ def plannable(value: Value) -> bool:
     if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype is DType.STRING:
         return False
     return all(exact_affine(dim) is not None for dim in type_.shape) and exact_affine(type_.size) is not None
+
+
+def awkward_value(node: Node) -> str | None:
+    """Why no kernel can run a node whatever it computes: a value of it that cannot live in the arena."""
+    awkward = next((v for v in [*node_reads(node), *node.outputs] if not plannable(v)), None)
+    return f"%{awkward.name} is {awkward.type}, which only exists while the model runs" if awkward is not None else None
+
+
+def is_view(node: Node) -> bool:
+    """Whether the output is the input's bytes, for every batch size."""
+    source = node.input(0)
+    if node.op not in VIEWS or len(node.outputs) != 1 or source is None or not plannable(source):
+        return False
+    bound = len(node.inputs) == 1  # else the shape is computed from data, and that of the output only declared
+    return bound and plannable(node.output) and source.tensor.nbytes == node.output.tensor.nbytes
+
+
+def kernel_of(request: Request, choose: Selector = select) -> KernelCall | str:
+    """The kernel of a node whose values can live in the arena, or why it has none."""
+    node = request.node
+    what = f"{node.op} of {', '.join(_types(node))}"
+    if not has_elements(node):
+        return f"{what} has empty operands"
+    call = choose(request)
+    if call is None:
+        return f"no compiled kernel for {what}"
+    if not holds_for_every_batch(node, request.constants):
+        return f"{what} only fits some batch sizes"
+    return call
 
 
 @dataclass(eq=False)
@@ -97,7 +126,9 @@ class _Place:
 
 
 class _Planner:
-    def __init__(self, graph: Graph, target: Target, threads: int, choose: Selector, winograd: bool) -> None:
+    def __init__(
+        self, graph: Graph, target: Target | GpuTarget, threads: int, choose: Selector, winograd: bool
+    ) -> None:
         self.graph = graph
         self.choose = choose
         self.winograd = winograd
@@ -154,27 +185,22 @@ class _Planner:
 
     def _choose(self, node: Node) -> None:
         """Set the node's kernel, or the reason why it has none. Views have neither."""
-        awkward = next((v for v in [*node_reads(node), *node.outputs] if not plannable(v)), None)
+        awkward = awkward_value(node)
         if awkward is not None:
-            self.reasons[node] = f"%{awkward.name} is {awkward.type}, which only exists while the model runs"
-        elif not self._is_view(node):
+            self.reasons[node] = awkward
+        elif not is_view(node):
             self._choose_kernel(node)
 
     def _choose_kernel(self, node: Node) -> None:
-        if not has_elements(node):
-            self.reasons[node] = f"{node.op} of {', '.join(_types(node))} has empty operands"
-            return
         request = self._request(node)
-        if node.op in CONTROL:
+        if node.op in CONTROL and isinstance(self.target, Target) and has_elements(node):
             self._choose_control(request)
             return
-        call = self.choose(request)
-        if call is None:
-            self.reasons[node] = f"no compiled kernel for {node.op} of {', '.join(_types(node))}"
-        elif not holds_for_every_batch(node, self.graph.constants):
-            self.reasons[node] = f"{node.op} of {', '.join(_types(node))} only fits some batch sizes"
+        found = kernel_of(request, self.choose)
+        if isinstance(found, str):
+            self.reasons[node] = found
         else:
-            self.calls[node] = call
+            self.calls[node] = found
 
     def _choose_control(self, request: Request) -> None:
         """Loops and branches are one kernel when all of their bodies have kernels."""
@@ -191,7 +217,8 @@ class _Planner:
 
     def _find_windows(self) -> None:
         """Let values live inside others where all their kernels can; nodes that only made them so have no kernel."""
-        found = Windows(self.graph, self.calls, self._request, self._is_plain_view)
+        alignment = GPU_ALIGNMENT if isinstance(self.target, GpuTarget) else 1
+        found = Windows(self.graph, self.calls, self._request, self._is_plain_view, alignment)
         found.find(self.nodes)
         self.windows = found.windows
         self.calls.update(found.kernels())
@@ -199,15 +226,7 @@ class _Planner:
             del self.calls[node]
 
     def _is_plain_view(self, node: Node) -> bool:
-        return node not in self.reasons and self._is_view(node)
-
-    def _is_view(self, node: Node) -> bool:
-        """Whether the output is the input's bytes, for every batch size."""
-        source = node.input(0)
-        if node.op not in VIEWS or len(node.outputs) != 1 or source is None or not plannable(source):
-            return False
-        bound = len(node.inputs) == 1  # else the shape is computed from data, and that of the output only declared
-        return bound and plannable(node.output) and source.tensor.nbytes == node.output.tensor.nbytes
+        return node not in self.reasons and is_view(node)
 
     # -- where values live ----------------------------------------------------------------------------------------
 
@@ -275,7 +294,7 @@ class _Planner:
         return last
 
     def _store_outputs(self, position: int, node: Node, last_read: dict[Value, int]) -> None:
-        if node not in self.calls and node not in self.reasons and self._is_view(node):
+        if node not in self.calls and node not in self.reasons and is_view(node):
             self.places[node.output] = self._place(node.inputs[0])  # type: ignore[arg-type]
             return
         for value in node.outputs:
@@ -398,6 +417,7 @@ class _Planner:
             outputs=tuple(str(value.type) for value in node.outputs),
             flops=affine_of(call.flops),
             bytes=affine_of(call.bytes),
+            grid=call.grid,
         )
 
     def _operand(self, node: Node, index: int, operand: Operand) -> Address:

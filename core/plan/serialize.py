@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from core.errors import ArtifactError
+from core.ir.dim import parse_dim
 from core.ir.graph import Graph
 from core.ir.types import TensorType, parse_type
 from core.plan.liveness import Affine
@@ -108,6 +109,7 @@ def _step(step: Step) -> dict[str, Any]:
         "outputs": list(step.outputs),
         "flops": _affine(step.flops),
         "bytes": _affine(step.bytes),
+        "grid": list(map(str, step.grid)),
         "meets": step.meets,
     }
 
@@ -122,6 +124,7 @@ def _read_step(item: dict[str, Any]) -> Step:
         outputs=tuple(item["outputs"]),
         flops=Affine(*item["flops"]),
         bytes=Affine(*item["bytes"]),
+        grid=tuple(map(parse_dim, item["grid"])),
         meets=bool(item["meets"]),
     )
 

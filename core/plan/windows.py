@@ -31,11 +31,10 @@ class Window:
     offset: Dim
     strides: tuple[Dim, ...]
 
-    @property
-    def is_fixed(self) -> bool:
-        """Whether it begins at one place for all batch sizes: addresses are those of a batch of one for an empty one,
-        so what begins after the rows of a batch cannot be found by its address."""
-        return isinstance(self.offset, int)
+    def is_fixed(self, alignment: int) -> bool:
+        """Whether it begins at one place for all batch sizes, a multiple of so many bytes. Addresses are those of a
+        batch of one for an empty one, so what begins after the rows of a batch cannot be found by its address."""
+        return isinstance(self.offset, int) and self.offset * self.parent.dtype.itemsize % alignment == 0
 
     @property
     def start(self) -> Affine:
@@ -45,7 +44,8 @@ class Window:
 
 class Windows:
     """All windows of a graph. `calls` holds the kernels that nodes have for dense operands, and `request` what is asked
-    of the catalog for one; nodes in `gone` have nothing left to do."""
+    of the catalog for one; nodes in `gone` have nothing left to do. Every window begins at a multiple of `alignment`
+    bytes, which is what kernels of the target count on."""
 
     def __init__(
         self,
@@ -53,7 +53,9 @@ class Windows:
         calls: Mapping[Node, KernelCall],
         request: Callable[[Node], Request],
         view: Callable[[Node], bool],
+        alignment: int = 1,
     ) -> None:
+        self.alignment = alignment
         self.graph, self.calls, self.request, self.is_view = graph, calls, request, view
         self.readers: dict[Value, list[Node]] = {}
         for node in graph.nodes:
@@ -95,7 +97,7 @@ class Windows:
         for value, (offset, strides) in parts.items():
             window = Window(given.parent, given.offset + offset, strides)
             seen = self._seen(value, window)
-            if seen is None or not window.is_fixed:
+            if seen is None or not window.is_fixed(self.alignment):
                 return False
             found |= seen
         return self._accept(found, ())
@@ -151,7 +153,7 @@ class Windows:
         producer = root.producer
         if producer not in self.calls or producer is None or producer in self.gone or root in self.windows:
             return False
-        if root in self.fixed or self._is_parent(root) or not window.is_fixed:
+        if root in self.fixed or self._is_parent(root) or not window.is_fixed(self.alignment):
             return False
         if sum(self._root(other) is root for other in node.inputs if other is not None) != 1:
             return False

@@ -19,7 +19,7 @@ LAYERS = [
     ["core.kernels.target", "core.kernels.catalog"],
     ["core.plan"],
     ["core.codegen"],
-    ["core.kernels.cpu", "core.kernels.cuda"],
+    ["core.kernels.cpu", "core.kernels.cuda", "core.kernels.reference"],
     ["core.runtime"],
     ["core.options"],
     ["core.tune"],

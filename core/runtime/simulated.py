@@ -1,0 +1,345 @@
+"""A device made of host memory, which runs kernels on NumPy: for tests of plans, copies, graphs and placement.
+
+It is strict where a GPU is silent. Memory begins as NaN. Every operand must lie inside one allocated block. Nothing
+happens when it is given to a stream, but as late as `Schedule` says: "late" does only what somebody waits for, "early"
+all that may happen, "random" some of it. So what works only because nobody was in a hurry fails here, every time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import Literal, Protocol, TypeAlias
+
+import numpy as np
+
+from core.codegen.cache import ObjectCache
+from core.errors import DeviceError, DeviceMemoryError
+from core.kernels.catalog import KernelSpec
+from core.kernels.cuda import Source, generate, interpret
+from core.kernels.reference import ReferenceKernel, object_of
+from core.kernels.target import GpuTarget
+from core.runtime.device import Event, Graph, Grid, HostBytes, MemoryInfo, Stream
+from core.runtime.memory import address_of, aligned_bytes, array_at
+
+Schedule: TypeAlias = Literal["late", "early", "random"]
+
+_POISON = 0xFF  # every float of these bytes is NaN, every signed integer -1
+_BYTES = np.dtype(np.uint8)
+
+
+class Kernel(Protocol):
+    """A kernel as Python runs it: a reference, or a GPU's kernel in Triton's interpreter."""
+
+    def run(self, grid: Grid, addresses: Sequence[int], n: int, view: Callable[[int, int], HostBytes]) -> None:
+        """`view` gives the bytes from an address on, or raises."""
+        ...
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What runs kernels: `code` makes the object of a spec, `load` what runs out of it."""
+
+    target: GpuTarget
+    code: Callable[[KernelSpec], bytes]
+    load: Callable[[bytes], Kernel]
+
+
+class InterpretedKernel:
+    """A Triton kernel; needs Triton, and takes its time."""
+
+    def __init__(self, data: bytes) -> None:
+        self._source = Source.from_bytes(data)
+
+    def run(self, grid: Grid, addresses: Sequence[int], n: int, view: Callable[[int, int], HostBytes]) -> None:
+        for address in addresses:
+            view(address, 1)
+        interpret(self._source, grid, addresses, n)
+
+
+REFERENCES = Backend(GpuTarget(device="simulated"), object_of, ReferenceKernel)
+INTERPRETER = Backend(GpuTarget(), lambda spec: generate(spec, GpuTarget()).to_bytes(), InterpretedKernel)
+
+
+class Memory:
+    """The allocated blocks."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.total = nbytes
+        self._blocks: dict[int, HostBytes] = {}
+        self._starts: list[int] = []
+
+    @property
+    def used(self) -> int:
+        return sum(block.nbytes for block in self._blocks.values())
+
+    def allocate(self, nbytes: int) -> int:
+        if self.used + nbytes > self.total:
+            raise DeviceMemoryError(f"{nbytes} bytes do not fit: {self.used} of {self.total} are taken")
+        whole = aligned_bytes(nbytes + 256)
+        offset = -address_of(whole) % 256
+        block = whole[offset : offset + nbytes]
+        block[:] = _POISON
+        address = address_of(whole) + offset
+        self._blocks[address] = block
+        self._starts = sorted(self._blocks)
+        return address
+
+    def free(self, address: int) -> None:
+        if address not in self._blocks:
+            raise DeviceError(f"no block was allocated at {address:#x}")
+        del self._blocks[address]
+        self._starts = sorted(self._blocks)
+
+    def view(self, address: int, nbytes: int) -> HostBytes:
+        """Bytes inside one block. DeviceError for any others."""
+        index = bisect_right(self._starts, address) - 1
+        start = self._starts[index] if index >= 0 else 0
+        block = self._blocks.get(start)
+        if block is None or address + nbytes > start + block.nbytes:
+            raise DeviceError(f"{nbytes} bytes at {address:#x} lie in no allocated block")
+        return array_at(address, _BYTES, (nbytes,))
+
+
+class SimulatedDevice:
+    """See the module."""
+
+    def __init__(
+        self,
+        name: str = "simulated",
+        backend: Backend = REFERENCES,
+        nbytes: int = 1 << 30,
+        schedule: Schedule = "late",
+        seed: int = 0,
+    ) -> None:
+        self.name = name
+        self.target = backend.target
+        self.lock = threading.RLock()
+        self.space = Memory(nbytes)
+        self.schedule = schedule
+        self.chance = random.Random(seed)
+        self.streams: list[_Stream] = []
+        self.launches = self.replays = 0  # how often each was asked for
+        self.failure: DeviceError | None = None
+        self._backend = backend
+
+    def memory(self) -> MemoryInfo:
+        with self.lock:
+            return MemoryInfo(self.space.total - self.space.used, self.space.total)
+
+    def allocate(self, nbytes: int) -> int:
+        with self.lock:
+            return self.space.allocate(nbytes)
+
+    def free(self, address: int) -> None:
+        with self.lock:
+            self.space.free(address)
+
+    def host_bytes(self, nbytes: int) -> HostBytes:
+        return aligned_bytes(nbytes)
+
+    def free_host(self, block: HostBytes) -> None:
+        """The garbage collector does."""
+
+    def stream(self) -> Stream:
+        with self.lock:
+            made = _Stream(self)
+            self.streams.append(made)
+            return made
+
+    def event(self, timed: bool = False) -> Event:
+        return _Event(self)
+
+    def code(self, spec: KernelSpec, cache: ObjectCache | None = None) -> bytes:
+        return self._backend.code(spec)
+
+    def load(self, objects: Mapping[str, bytes]) -> _Module:
+        return _Module({symbol: self._backend.load(data) for symbol, data in objects.items()})
+
+    # -- when work happens ----------------------------------------------------------------------------------------
+
+    def given(self) -> None:
+        """Something was given to a stream."""
+        if self.schedule == "early":
+            self._run_while(lambda: True)
+        elif self.schedule == "random":
+            steps = itertools.repeat(None, self.chance.randrange(4))
+            self._run_while(lambda: next(steps, 0) is None)
+
+    def do(self, work: _Work) -> None:
+        """What failed once fails for ever, as on a GPU."""
+        if self.failure is None:
+            try:
+                work.run()
+            except Exception as error:
+                self.failure = DeviceError(f"{self.name}: {type(error).__name__}: {error}")
+        if self.failure is not None:
+            raise self.failure
+
+    def finish(self, ticket: _Ticket) -> None:
+        """Do what is needed for a point to be reached, and perhaps more."""
+        if self.schedule == "late":
+            self._reach(ticket)
+        else:
+            self._run_while(lambda: not ticket.reached)
+        if not ticket.reached:
+            raise DeviceError("a stream waits for an event that can never come")
+
+    def _reach(self, ticket: _Ticket) -> None:
+        while not ticket.reached and ticket.stream.work:
+            blocking = ticket.stream.blocked_by()
+            if blocking is not None:
+                self._reach(blocking)
+                if not blocking.reached:
+                    return
+            ticket.stream.run_one()
+
+    def _run_while(self, more: Callable[[], bool]) -> None:
+        while more():
+            ready = [stream for stream in self.streams if stream.work and stream.blocked_by() is None]
+            if not ready:
+                return
+            self.chance.choice(ready).run_one()
+
+
+@dataclass(eq=False)
+class _Ticket:
+    """One record of an event."""
+
+    stream: _Stream
+    reached: bool = False
+    nanoseconds: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    run: Callable[[], None]
+    after: _Ticket | None = None  # what it has to wait for
+
+
+@dataclass(eq=False)
+class _Graph:
+    work: tuple[_Work, ...]
+
+    def close(self) -> None:
+        self.work = ()
+
+
+class _Module:
+    def __init__(self, kernels: Mapping[str, Kernel]) -> None:
+        self._kernels = dict(kernels)
+
+    def function(self, symbol: str) -> Kernel:
+        return self._kernels[symbol]
+
+    def close(self) -> None:
+        self._kernels.clear()
+
+
+@dataclass(eq=False)
+class _Event:
+    device: SimulatedDevice
+    ticket: _Ticket | None = None
+
+    def synchronize(self) -> None:
+        with self.device.lock:
+            if self.ticket is not None:
+                self.device.finish(self.ticket)
+
+    def since(self, other: Event) -> int:
+        earlier = other.ticket if isinstance(other, _Event) else None
+        if self.ticket is None or earlier is None or not (self.ticket.reached and earlier.reached):
+            raise DeviceError("time was asked for between points that were not reached")
+        return self.ticket.nanoseconds - earlier.nanoseconds
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(eq=False)
+class _Stream:
+    device: SimulatedDevice
+    work: deque[_Work] = field(default_factory=deque)
+    captured: list[_Work] | None = None
+
+    def copy_in(self, address: int, source: HostBytes) -> None:
+        self._give(lambda: np.copyto(self.device.space.view(address, source.nbytes), source))
+
+    def copy_out(self, target: HostBytes, address: int) -> None:
+        self._give(lambda: np.copyto(target, self.device.space.view(address, target.nbytes)))
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        space = self.device.space
+        self._give(lambda: np.copyto(space.view(target, nbytes), space.view(source, nbytes)))
+
+    def launch(self, function: Kernel, grid: Grid, addresses: Sequence[int], n: int) -> None:
+        if min(grid) < 1:
+            raise DeviceError(f"a launch needs at least one program along each axis, got {grid}")
+        given = tuple(addresses)
+        self.device.launches += 1
+        self._give(lambda: function.run(grid, given, n, self.device.space.view))
+
+    def record(self, event: Event) -> None:
+        if not isinstance(event, _Event):
+            raise TypeError(f"an event of another device: {event}")
+        event.ticket = ticket = _Ticket(self)
+        self._give(lambda: _reached(ticket))
+
+    def wait(self, event: Event) -> None:
+        if isinstance(event, _Event) and event.ticket is not None:
+            self._give(lambda: None, event.ticket)
+
+    def synchronize(self) -> None:
+        event = _Event(self.device)
+        self.record(event)
+        event.synchronize()
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        with self.device.lock:
+            found: list[_Work] = []
+            self.captured = found
+            try:
+                work()
+            finally:
+                self.captured = None
+            return _Graph(tuple(found))
+
+    def replay(self, graph: Graph) -> None:
+        if not isinstance(graph, _Graph):
+            raise TypeError(f"a graph of another device: {graph}")
+        with self.device.lock:
+            self.device.replays += 1
+            self.work.extend(graph.work)
+            self.device.given()
+
+    def close(self) -> None:
+        with self.device.lock:
+            if self.device.failure is None:
+                self.synchronize()
+            self.device.streams.remove(self)
+
+    def blocked_by(self) -> _Ticket | None:
+        """What the next work has to wait for."""
+        after = self.work[0].after if self.work else None
+        return after if after is not None and not after.reached else None
+
+    def run_one(self) -> None:
+        self.device.do(self.work.popleft())
+
+    def _give(self, run: Callable[[], None], after: _Ticket | None = None) -> None:
+        with self.device.lock:
+            if self.captured is not None:
+                self.captured.append(_Work(run, after))
+                return
+            self.work.append(_Work(run, after))
+            self.device.given()
+
+
+def _reached(ticket: _Ticket) -> None:
+    ticket.reached, ticket.nanoseconds = True, perf_counter_ns()

@@ -1,0 +1,175 @@
+"""Plans on simulated devices: any batch size, whatever order streams choose, graphs, memory, threads."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+
+import core
+from core.errors import DeviceError, FeedError, ModelError, SessionClosed
+from core.ir.build import Builder
+from core.ir.graph import Graph, State, Value
+from core.ir.types import DType, TensorType, symbol
+from core.plan.planner import make_plan, weight_chunks
+from core.runtime import device_executable
+from core.runtime.device_executable import DeviceExecutable
+from core.runtime.executable import Times
+from core.runtime.simulated import INTERPRETER, REFERENCES, Backend, Schedule, SimulatedDevice
+
+N = symbol("n")
+BACKENDS = [REFERENCES, *([INTERPRETER] if find_spec("triton") else [])]  # the second one with `make test-cuda`
+
+
+def chain(width: int = 16) -> Graph:
+    """Elementwise steps that run in place, two outputs, a constant."""
+    graph = Graph("chain")
+    b = Builder(graph)
+    x = b.input("x", TensorType(DType.FLOAT32, (N, width)))
+    y = b("Tanh", b("Exp", b("Neg", x)))
+    graph.outputs = [b("Mul", y, graph.add_constant(np.arange(width, dtype=np.float32))), b("Abs", x)]
+    return graph
+
+
+def exchange() -> Graph:
+    """Two states: one grows by the input, the other takes what the first one was."""
+    graph = Graph("exchange")
+    b = Builder(graph)
+    step = b.input("step", TensorType(DType.FLOAT32, (4,)))
+    total, before = (Value(name, TensorType(DType.FLOAT32, (4,))) for name in ("total", "before"))
+    grown = b("Add", total, step)
+    zero = np.zeros(4, np.float32)
+    graph.states = [State(total, grown, zero), State(before, total, zero)]
+    graph.outputs = [b("Neg", before)]
+    return graph
+
+
+def loaded(graph: Graph, device: SimulatedDevice, max_batch: int = 4) -> DeviceExecutable:
+    planned = make_plan(graph, device.target)
+    objects = {symbol: device.code(spec) for symbol, spec in planned.specs.items()}
+    return DeviceExecutable(planned.plan, device, objects, weight_chunks(planned), max_batch)
+
+
+def feed(n: int, width: int = 16, seed: int = 0) -> np.ndarray[Any, Any]:
+    return np.random.default_rng((n, seed)).standard_normal((n, width)).astype(np.float32)
+
+
+def assert_runs(executable: DeviceExecutable, graph: Graph, x: np.ndarray[Any, Any]) -> None:
+    results = executable.run(len(x), [x])
+    for result, expected in zip(results, core.interpret(graph, {"x": x}).values(), strict=True):
+        np.testing.assert_allclose(result, expected, 1e-5)
+
+
+@pytest.mark.parametrize("schedule", ["late", "early", "random"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_any_batch_size_runs_whatever_the_order_of_streams(backend: Backend, schedule: Schedule) -> None:
+    graph, device = chain(), SimulatedDevice(backend=backend, schedule=schedule, seed=7)
+    executable = loaded(graph, device)
+    for n in (1, 3, 4, 0, 9, 3, 9, 9, 1, 0, 3):  # beyond what there was room for, and back
+        assert_runs(executable, graph, feed(n))
+    assert executable.settle(10)
+    for n in (9, 3, 1, 0):  # by their graphs
+        assert_runs(executable, graph, feed(n, seed=1))
+    assert device.replays >= 4
+    executable.close()
+    assert device.space.used == 0
+
+
+def test_a_size_that_came_twice_gets_a_graph_and_launches_no_more() -> None:
+    graph, device = chain(), SimulatedDevice()
+    executable = loaded(graph, device)
+    steps = len(executable.plan.steps)
+    assert_runs(executable, graph, feed(2))
+    assert (device.launches, device.replays) == (steps, 0)
+    assert_runs(executable, graph, feed(2))
+    assert executable.settle(10)
+    assert device.launches == 3 * steps  # two runs, and the capture
+    assert_runs(executable, graph, feed(2, seed=1))
+    assert (device.launches, device.replays) == (3 * steps, 1)
+
+
+def test_graphs_are_bounded_and_those_of_lost_memory_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_executable, "GRAPHS", 2)
+    graph, device = chain(), SimulatedDevice()
+    executable = loaded(graph, device, max_batch=3)
+    for n in (1, 1, 2, 2, 3, 3):
+        assert_runs(executable, graph, feed(n))
+        assert executable.settle(10)
+    assert sorted(n for _, n in executable._graphs.made) == [2, 3]
+    assert_runs(executable, graph, feed(50))  # the memory moves
+    assert_runs(executable, graph, feed(3, seed=2))
+    assert device.replays == 0
+    assert (executable._slots[-1].index, 3) not in executable._graphs.made
+
+
+def test_threads_share_an_executable_and_sessions_a_device() -> None:
+    graph, device = chain(), SimulatedDevice(schedule="random", seed=3)
+    executables = [loaded(graph, device), loaded(graph, device)]
+
+    def work(index: int) -> None:
+        for turn in range(6):
+            assert_runs(executables[index % 2], graph, feed(1 + (index + turn) % 5, seed=index))
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
+    for executable in executables:
+        executable.close()
+    assert device.space.used == 0
+
+
+@pytest.mark.parametrize("schedule", ["late", "early"])
+def test_states_stay_on_the_device_and_may_take_each_others_values(schedule: Schedule) -> None:
+    executable = loaded(exchange(), SimulatedDevice(schedule=schedule))
+    for name in ("total", "before"):
+        executable.set_state(name, np.zeros(4, np.float32))
+    seen = [executable.run(1, [np.full(4, step, np.float32)])[0][0] for step in (1, 2, 3, 4)]
+    assert executable.settle(10)
+    seen.append(executable.run(1, [np.full(4, 5, np.float32)])[0][0])
+    assert seen == [0, 0, -1, -3, -6]
+    assert executable.state("total")[0] == 15 and executable.state("before")[0] == 10
+
+
+def test_a_plan_without_room_is_refused_with_its_figures() -> None:
+    graph = chain(1024)
+    with pytest.raises(ModelError, match=r"needs \d+ bytes for batches of up to 64 .* 65536 free; batches of 2 would"):
+        loaded(graph, SimulatedDevice(nbytes=1 << 16), max_batch=64)
+
+
+def test_a_batch_without_room_is_refused_and_the_next_one_runs() -> None:
+    graph = chain(1024)
+    executable = loaded(graph, SimulatedDevice(nbytes=1 << 17), max_batch=1)
+    with pytest.raises(FeedError, match="a batch of 99 needs"):
+        executable.run(99, [feed(99, 1024)])
+    assert_runs(executable, graph, feed(2, 1024))
+
+
+def test_closing_ends_runs_and_frees_memory() -> None:
+    device = SimulatedDevice()
+    executable = loaded(chain(), device)
+    executable.close()
+    executable.close()
+    with pytest.raises(SessionClosed):
+        executable.run(1, [feed(1)])
+    assert device.space.used == 0
+
+
+def test_the_time_of_every_step_is_measured() -> None:
+    executable = loaded(chain(), SimulatedDevice())
+    times = Times(executable.plan)
+    executable.run(3, [feed(3)], times)
+    assert len(times.steps) == 5 and min(times.steps) > 0
+
+
+def test_a_simulated_device_is_strict() -> None:
+    device = SimulatedDevice(nbytes=4096)
+    address = device.allocate(256)
+    assert address % 256 == 0 and np.isnan(device.space.view(address, 256).view(np.float32)).all()
+    stream, stage = device.stream(), device.host_bytes(512)
+    stream.copy_out(stage, address)
+    with pytest.raises(DeviceError, match=r"512 bytes at .* lie in no allocated block"):
+        stream.synchronize()
+    with pytest.raises(DeviceError, match="512 bytes"):  # what failed once fails for ever
+        device.stream().synchronize()

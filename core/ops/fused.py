@@ -88,21 +88,21 @@ class FusedMatMul(OpDef):
     no_gradient = "passes make it, after differentiation"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
-        a, b = (_permuted(c.tensor(i).dims, c.attr(p)) for i, p in ((0, "perm_a"), (1, "perm_b")))
+        a, b = (permuted(c.tensor(i).dims, c.attr(p)) for i, p in ((0, "perm_a"), (1, "perm_b")))
         if len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
             c.fail(f"cannot multiply {_text(a)} by {_text(b)}")
         batch = broadcast_shapes(c, [a[:-2], b[:-2]]) or ()
         check_extras(c, 2, (*batch, a[-2], b[-1]))
-        shape = _permuted((*batch, a[-2], b[-1]), c.attr("perm_y"))
+        shape = permuted((*batch, a[-2], b[-1]), c.attr("perm_y"))
         dtype = product_dtype(c)
         check_epilogue(c, dtype)
         return [TensorType(epilogue_dtype(c, dtype), shape)]
 
     def reference(self, c: Call, a: Array, b: Array, *extras: Array) -> Array:
         a, b = widened(a, b)
-        left, right = (_transposed(wide(x), c.attr(p)) for x, p in ((a, "perm_a"), (b, "perm_b")))
+        left, right = (transposed(wide(x), c.attr(p)) for x, p in ((a, "perm_a"), (b, "perm_b")))
         product = np.asarray(np.matmul(left, right)).astype(a.dtype, copy=False)
-        return _transposed(apply_epilogue(c, product, extras), c.attr("perm_y"))
+        return transposed(apply_epilogue(c, product, extras), c.attr("perm_y"))
 
 
 @register
@@ -121,30 +121,36 @@ class FusedAttention(OpDef):
     no_gradient = "passes make it, after differentiation"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
-        q, k, v = (_permuted(c.tensor(i).dims, c.attr(p)) for i, p in enumerate(("perm_q", "perm_k", "perm_v")))
+        return self.attended(c, first_extra=3)
+
+    def attended(self, c: Infer, first_extra: int) -> Sequence[ValueType]:
+        """The type of the output, when everything before the extras fits."""
+        q, k, v = (permuted(c.tensor(i).dims, c.attr(p)) for i, p in enumerate(("perm_q", "perm_k", "perm_v")))
         if min(len(q), len(k), len(v)) < 2 or q[-1] != k[-2] or k[-1] != v[-2]:
             c.fail(f"cannot attend with queries {_text(q)} to keys {_text(k)} and values {_text(v)}")
         batch = broadcast_shapes(c, [q[:-2], k[:-2], v[:-2]]) or ()
-        check_extras(c, 3, (*batch, q[-2], k[-1]))
-        shape = _permuted((*batch, q[-2], v[-1]), c.attr("perm_y"))
+        check_extras(c, first_extra, (*batch, q[-2], k[-1]))
+        shape = permuted((*batch, q[-2], v[-1]), c.attr("perm_y"))
         return [TensorType(c.dtype(2), shape)]
 
     def reference(self, c: Call, q: Array, k: Array, v: Array, *extras: Array) -> Array:
         perms = (c.attr("perm_q"), c.attr("perm_k"), c.attr("perm_v"))
-        left, right, values = (_transposed(wide(x), perm) for x, perm in zip((q, k, v), perms, strict=True))
+        left, right, values = (transposed(wide(x), perm) for x, perm in zip((q, k, v), perms, strict=True))
         scores = apply_epilogue(c, np.asarray(np.matmul(left, right)), extras)
         powers = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
         result = np.asarray(np.matmul(wide(powers / powers.sum(-1, keepdims=True)), values))
-        return _transposed(result.astype(v.dtype, copy=False), c.attr("perm_y"))
+        return transposed(result.astype(v.dtype, copy=False), c.attr("perm_y"))
 
 
 def _text(shape: Any) -> str:
     return "[" + ",".join(map(str, shape)) + "]"
 
 
-def _permuted(shape: Any, perm: Sequence[int] | None) -> Any:
+def permuted(shape: Any, perm: Sequence[int] | None) -> Any:
+    """A shape in the order of `perm`; None is the identity."""
     return shape if perm is None else tuple(shape[axis] for axis in perm)
 
 
-def _transposed(array: Array, perm: Sequence[int] | None) -> Array:
+def transposed(array: Array, perm: Sequence[int] | None) -> Array:
+    """A view of an array in the order of `perm`; None is the identity."""
     return array if perm is None else np.transpose(array, perm)

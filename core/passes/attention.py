@@ -1,7 +1,11 @@
-"""Two matrix products with a softmax between them become FusedAttention: the scores never reach memory."""
+"""Two matrix products with a softmax between them become FusedAttention: the scores never reach memory.
+
+Of packed sequences, where scores only exist between tokens of one sequence, they become SegmentAttention.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from core.ir.graph import Attr, Graph, Node, Value
@@ -23,23 +27,28 @@ class FuseAttention:
     def run(self, graph: Graph) -> PassResult:
         editor = Editor(graph)
         for node in editor.nodes():
-            if node.op == "Softmax":
-                _fuse(editor, node, self.fewest_queries)
+            if node.op == "Softmax" and _has_rows_of_keys(node, self.fewest_queries):
+                _fuse(editor, node, "FusedAttention", _has_known_rows)
+            elif node.op == "SegmentSoftmax":
+                _fuse(editor, node, "SegmentAttention", _has_tokens, node.inputs[1])
         return editor.finish()
 
 
-def _fuse(editor: Editor, softmax: Node, fewest_queries: int) -> None:
+def _fuse(
+    editor: Editor, softmax: Node, op: str, suits: Callable[[Value | None, Attr], bool], *more: Value | None
+) -> None:
+    """`suits` says of an operand and its permutation whether the kernel can take it; `more` are inputs behind V."""
     first, second = _product_before(editor, softmax), _product_after(editor, softmax)
-    if first is None or second is None or not _has_rows_of_keys(softmax, fewest_queries):
+    if first is None or second is None:
         return
     q, k, v = first.inputs[0], first.inputs[1], second.inputs[1]
     perms = [*(first.attrs.get(name) for name in _PERMS.values()), *(second.attrs.get(name) for name in _LAST)]
-    if not all(map(_has_known_rows, (q, k, v, second.output), perms)) or not all(map(_keeps_columns, perms[2:])):
+    if not all(map(suits, (q, k, v, second.output), perms)) or not all(map(_keeps_columns, perms[2:])):
         return
     attrs: dict[str, Attr] = {new: first.attrs.get(old) for new, old in _PERMS.items()}
     attrs |= {"perm_v": perms[2], "perm_y": perms[3], "epilogue": first.attrs.get("epilogue")}
     given = {name: value for name, value in attrs.items() if value is not None}
-    new = editor.emit(second, "FusedAttention", q, k, v, *first.inputs[2:], attrs=given)
+    new = editor.emit(second, op, q, k, v, *more, *first.inputs[2:], attrs=given)
     editor.replace(second.output, new)
 
 
@@ -76,6 +85,12 @@ def _has_known_rows(value: Value | None, perm: Attr) -> bool:
         return False
     leads = not isinstance(perm, tuple) or perm[0] == 0
     return isinstance(shape[0], int) or (leads and len(shape) > 2)
+
+
+def _has_tokens(value: Value | None, perm: Attr) -> bool:
+    """Whether tokens lie along one axis, and everything else is of known extent."""
+    varying = [dim for dim in shape_of(value) or () if not isinstance(dim, int)]
+    return len(varying) == 1
 
 
 def _keeps_columns(perm: Attr) -> bool:

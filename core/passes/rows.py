@@ -30,7 +30,7 @@ class BatchInfo:
     symbol: str | None = None
 
 
-class _Mixed(Exception):
+class Mixed(Exception):
     """The proof failed; the message says where."""
 
 
@@ -53,7 +53,7 @@ def _proof(graph: Graph) -> BatchInfo:
         batch = _leading_symbol(graph)
         axes = _flow(graph, batch)
         _check_outputs(graph, axes, batch)
-    except _Mixed as mixed:
+    except Mixed as mixed:
         return BatchInfo(False, str(mixed))
     return BatchInfo(True, f"every row of every output depends on its own row of the inputs along '{batch}'", batch)
 
@@ -61,23 +61,23 @@ def _proof(graph: Graph) -> BatchInfo:
 def _leading_symbol(graph: Graph) -> str:
     """The one symbol that every input leads with."""
     if graph.states:
-        raise _Mixed(f"the model keeps state (%{graph.states[0].value.name}) from run to run")
+        raise Mixed(f"the model keeps state (%{graph.states[0].value.name}) from run to run")
     if not graph.inputs:
-        raise _Mixed("the model has no inputs")
+        raise Mixed("the model has no inputs")
     leading = {_leading(value) for value in graph.inputs}
     if len(leading) > 1:
-        raise _Mixed(f"the inputs lead with different dimensions: {', '.join(sorted(leading))}")
+        raise Mixed(f"the inputs lead with different dimensions: {', '.join(sorted(leading))}")
     batch = leading.pop()
     for value in graph.inputs:
         if any(batch in symbols(dim) for dim in value.shape[1:]):
-            raise _Mixed(f"input '{value.name}' has dimension '{batch}' more than once")
+            raise Mixed(f"input '{value.name}' has dimension '{batch}' more than once")
     return batch
 
 
 def _leading(value: Value) -> str:
     shape = shape_of(value)
     if not shape or isinstance(shape[0], int) or not str(shape[0]).isidentifier():
-        raise _Mixed(f"input '{value.name}' ({value.type}) has no symbolic leading dimension")
+        raise Mixed(f"input '{value.name}' ({value.type}) has no symbolic leading dimension")
     return str(shape[0])
 
 
@@ -92,26 +92,26 @@ def _flow(graph: Graph, batch: str) -> dict[Value, RowAxis]:
 
 def _walk(graph: Graph, axes: dict[Value, RowAxis], known: dict[Value, Array], batch: str) -> None:
     """Note the axes of what the nodes of a graph compute."""
-    counts = {value for value, array in known.items() if _counts_rows(array, batch)}
+    counts = {value for value, array in known.items() if counts_rows(array, batch)}
     for node in graph.nodes:
-        _check_counts(node, counts, known)
+        check_counts(node, counts, known)
         axes.update(zip(node.outputs, _node_rows(node, axes, known, batch), strict=False))
 
 
-def _counts_rows(array: Array, batch: str) -> bool:
+def counts_rows(array: Array, batch: str) -> bool:
     """Whether a known value says how many rows there are."""
     items = array.ravel().tolist() if array.dtype == object else []
     return any(batch in symbols(item) for item in items if isinstance(item, SymDim))
 
 
-def _check_counts(node: Node, counts: set[Value], known: dict[Value, Array]) -> None:
+def check_counts(node: Node, counts: set[Value], known: dict[Value, Array]) -> None:
     """The number of rows may serve to compute shapes, and as a parameter, never as data."""
     params = registry.get(node.op).params.values()
     for index, value in enumerate(node.inputs):
         if value in counts and index not in params and not _stays_known(node, known):
-            raise _Mixed(f"{describe(node)}: computes with the number of rows")
+            raise Mixed(f"{describe(node)}: computes with the number of rows")
     if any(value in counts for body in node.subgraphs for value in node_reads_of(body)):
-        raise _Mixed(f"{describe(node)}: computes with the number of rows")
+        raise Mixed(f"{describe(node)}: computes with the number of rows")
 
 
 def _stays_known(node: Node, known: dict[Value, Array]) -> bool:
@@ -132,12 +132,12 @@ def _node_rows(node: Node, axes: dict[Value, RowAxis], known: dict[Value, Array]
     if node.op in _CONTROL:
         return _CONTROL[node.op](node, given, lambda body, inputs: _body_rows(body, inputs, axes, known, batch))
     if any(axes.get(value) is not None for body in node.subgraphs for value in node_reads_of(body)):
-        raise _Mixed(f"{describe(node)}: its nested graph reads values that differ from row to row")
+        raise Mixed(f"{describe(node)}: its nested graph reads values that differ from row to row")
     if all(axis is None for axis in given):
         return [_repeated(node, value, batch) for value in node.outputs]
     answer = op.rows(registry.Infer(op, node, known, batch), given)
     if isinstance(answer, Mixes):
-        raise _Mixed(f"{describe(node)}: {answer.reason}")
+        raise Mixed(f"{describe(node)}: {answer.reason}")
     return answer
 
 
@@ -155,9 +155,9 @@ def _body_rows(
 def _if_rows(node: Node, given: Sequence[RowAxis], inside: Inside) -> Sequence[RowAxis]:
     then, other = (inside(branch, []) for branch in node.subgraphs)
     if given[0] is not None:
-        raise _Mixed(f"{describe(node)}: its condition differs from row to row")
+        raise Mixed(f"{describe(node)}: its condition differs from row to row")
     if then != other:
-        raise _Mixed(f"{describe(node)}: rows lie along other axes in one branch than in the other")
+        raise Mixed(f"{describe(node)}: rows lie along other axes in one branch than in the other")
     return then
 
 
@@ -166,7 +166,7 @@ def _loop_rows(node: Node, given: Sequence[RowAxis], inside: Inside) -> Sequence
     carried = list(given[2:])
     going, *results = inside(node.subgraphs[0], [None, None, *carried])
     if going is not None or any(axis is not None for axis in given[:2]):
-        raise _Mixed(f"{describe(node)}: how often it runs differs from row to row")
+        raise Mixed(f"{describe(node)}: how often it runs differs from row to row")
     stacked = [None if axis is None else axis + 1 for axis in results[len(carried) :]]
     return [*_kept(node, carried, results), *stacked]
 
@@ -179,7 +179,7 @@ def _scan_rows(node: Node, given: Sequence[RowAxis], inside: Inside) -> Sequence
     for index, (value, axis) in enumerate(zip(node.inputs[states:], given[states:], strict=True)):
         along = _scan_axis(view, "scan_input_axes", index, len(shape_of(value) or ()))
         if axis == along:
-            raise _Mixed(f"{describe(node)}: its steps are rows")
+            raise Mixed(f"{describe(node)}: its steps are rows")
         slices.append(None if axis is None else axis - (axis > along))
     results = inside(node.subgraphs[0], [*given[:states], *slices])
     stacked = []
@@ -196,7 +196,7 @@ def _scan_axis(view: registry.NodeView, name: str, index: int, rank: int) -> int
 
 def _kept(node: Node, before: Sequence[RowAxis], after: Sequence[RowAxis]) -> Sequence[RowAxis]:
     if list(before) != list(after[: len(before)]):
-        raise _Mixed(f"{describe(node)}: an iteration moves the rows of what it carries")
+        raise Mixed(f"{describe(node)}: an iteration moves the rows of what it carries")
     return before
 
 
@@ -218,11 +218,11 @@ def _repeated(node: Node, value: Value, batch: str) -> RowAxis:
         back = along[0] - len(dims)
         if source is not None and (len(source) < -back or source[back] == 1):
             return along[0]
-    raise _Mixed(f"{describe(node)}: its size depends on the number of rows")
+    raise Mixed(f"{describe(node)}: its size depends on the number of rows")
 
 
 def _check_outputs(graph: Graph, axes: dict[Value, RowAxis], batch: str) -> None:
     for value in graph.outputs:
         shape = shape_of(value)
         if axes.get(value) != 0 or not shape or shape[0] != symbol(batch):
-            raise _Mixed(f"output '{value.name}' ({value.type}) does not hold one row per row of the inputs")
+            raise Mixed(f"output '{value.name}' ({value.type}) does not hold one row per row of the inputs")

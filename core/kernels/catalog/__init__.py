@@ -18,6 +18,8 @@ from core.kernels.catalog import (
     reduce,
     resize,
     scatter,
+    segment_attention,
+    segment_reduce,
     softmax,
     tiles,
     trees,
@@ -47,5 +49,5 @@ __all__ = [
     "VIEWS", "Block", "In", "KernelCall", "KernelSpec", "Operand", "Out", "Outer", "Packed", "Request", "Scratch",
     "Selector", "Status", "attention", "candidates", "conv", "conv_batch", "copy", "covers", "cuda", "depthwise",
     "direct", "elementwise", "gather", "gemm", "norm", "offers", "pool", "pool_gradient", "recurrent", "reduce",
-    "resize", "scatter", "select", "softmax", "tiles", "trees", "winograd",
+    "resize", "scatter", "segment_attention", "segment_reduce", "select", "softmax", "tiles", "trees", "winograd",
 ]  # fmt: skip

@@ -31,7 +31,7 @@ def accumulate(
     row_step: int,
     panel: Pointer,
     panel_step: int,
-    depth: int,
+    depth: int | Val,
     mask: Val | None = None,
     element: DType = DType.FLOAT32,
     ahead: Pointer | None = None,
@@ -43,7 +43,7 @@ def accumulate(
     that one product need not wait for the one before.
     """
     height, width, lanes = len(grid), len(grid[0]), grid[0][0].lanes
-    chains = max(1, min(_BUSY // (height * width), depth))
+    chains = max(1, min(_BUSY // (height * width), depth if isinstance(depth, int) else _BUSY))
     unroll = max(chains, min(max(_BODY // (height * width), 1), 8) // chains * chains)
     flat = [value for row in grid for value in row]
     init = flat + [k.zeros(flat[0].dtype, lanes) for _ in range((chains - 1) * len(flat))]
@@ -66,8 +66,15 @@ def accumulate(
             step(values, i % chains, sources, line, i)
         fold.values = values
     values = list(fold.values)
-    for i in range(whole, depth):
-        step(values, i % chains, rows, panel, i)
+    if isinstance(depth, int):
+        for i in range(depth // unroll * unroll, depth):
+            step(values, i % chains, rows, panel, i)
+        return _regrid(_joined(k, values, chains), width)
+    with k.fold(whole, depth, values) as fold:
+        values = list(fold.values)
+        step(values, 0, _advanced(rows, fold.index * row_step), panel.at(fold.index * panel_step), 0)
+        fold.values = values
+    values = list(fold.values)
     return _regrid(_joined(k, values, chains), width)
 
 

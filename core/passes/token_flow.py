@@ -1,0 +1,350 @@
+"""How the tokens of a sequence move through a graph: the rules by which `pack` proves that sequences may share a run.
+
+The graph is that of one sequence: `n` tokens. Packed, the tokens of many sequences lie one after the other along the
+same axes. What treats every token alone needs no change, as `OpDef.rows` says of it (its rows are tokens here). What
+looks at other tokens of the sequence is either known, and rewritten to keep within sequences, or the answer is no.
+
+| in the model | packed |
+|---|---|
+| Range(0, n), the first n rows of a table | by the position of each token in its sequence |
+| softmax(products of pairs of tokens) times tokens | SegmentSoftmax: block-diagonal |
+| a triangle of all pairs | a comparison of positions |
+| sum, mean, extremes, first or last of the tokens | SegmentReduce: one row per sequence |
+| running sums of integers | less the sum before the sequence |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+
+from core.ir.dim import symbol, symbols
+from core.ir.graph import Array, Attr, Graph, Node, Value
+from core.ir.types import DType, TensorType
+from core.ops import registry
+from core.ops.inference import infer_graph
+from core.ops.reduce import Reduce
+from core.ops.registry import Mixes, describe
+from core.ops.slicing import Slice
+from core.passes.base import is_elementwise, shape_of
+from core.passes.edit import Editor
+from core.passes.rows import Mixed, check_counts, counts_rows
+
+TOKENS = "n"
+N = symbol(TOKENS)
+
+# Inputs that a packed graph may have besides the model's own.
+POSITIONS = "packed.positions"  # int64[n]: the place of each token in its sequence
+STARTS = "packed.starts"  # int64[n]: the first token of each token's sequence
+OFFSETS = "packed.offsets"  # int64[n + 1]: see core.ops.segments
+
+_POOLS = {"ReduceSum": "sum", "ReduceMean": "mean", "ReduceMax": "max", "ReduceMin": "min"}
+_ENDS = {0: "first", -1: "last"}
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What a value is to the sequences. No axes: the same for all of them.
+
+    One axis: a row for each token. Two: a number for each pair of tokens, which means something only where both are of
+    one sequence; `blocks`: it is zero elsewhere. `pooled`: one row per sequence.
+    """
+
+    axes: tuple[int, ...] = ()
+    blocks: bool = False
+    pooled: bool = False
+
+
+SAME, POOLED = Flow(), Flow(pooled=True)
+
+
+class TokenFlow:
+    """Walks a graph once, notes every value's flow, and rewrites what has to know of sequences. Mixed says what cannot
+    be packed."""
+
+    def __init__(self, graph: Graph, inputs: dict[Value, Flow]) -> None:
+        self.graph = graph
+        self.editor = Editor(graph)
+        self.known = infer_graph(graph)
+        self.pools: dict[str, Value] = {}  # what became one row per sequence: by the name that it had
+        self._flows = {**dict.fromkeys(graph.constants, SAME), **inputs}
+        self._counts = {value for value, array in self.known.items() if counts_rows(array, TOKENS)}
+
+    def run(self) -> None:
+        for node in self.editor.nodes():
+            self._visit(node)
+
+    def of(self, value: Value) -> Flow:
+        return self._flows.get(value, SAME)
+
+    # -- one node -----------------------------------------------------------------------------------------------------
+
+    def _visit(self, node: Node) -> None:
+        if node.op in ("Shape", "Size"):
+            return
+        given = [self.of(value) if value is not None else SAME for value in node.inputs]
+        if node.subgraphs and any(flow != SAME for flow in given):
+            refuse(node, "what its nested graphs do with tokens is not followed")
+        if any(flow.pooled for flow in given):
+            self._flows.update(dict.fromkeys(node.outputs, self._pooled(node, given)))
+            return
+        rewritten = self._rewrite(node, given)
+        if rewritten is not None:
+            return
+        check_counts(node, self._counts, self.known)
+        flows = self._flows_of(node, given)
+        for value, flow in zip(node.outputs, flows, strict=False):
+            self._note(node, value, flow)
+
+    def _pooled(self, node: Node, given: Sequence[Flow]) -> Flow:
+        if any(flow.axes for flow in given):
+            refuse(node, "uses what was computed of whole sequences together with their tokens")
+        return POOLED
+
+    def _note(self, node: Node, value: Value, flow: Flow) -> None:
+        """Keep a flow. Tokens lie along the axes of extent n, and nothing else depends on how many there are."""
+        shape = shape_of(value)
+        if shape is None:
+            refuse(node, "the shape of its output is not known")
+        along = tuple(axis for axis, dim in enumerate(shape) if TOKENS in symbols(dim))
+        if along != flow.axes or any(shape[axis] != N for axis in along):
+            refuse(node, "its size depends on the length of the sequence")
+        self._flows[value] = flow
+
+    def _replace(self, node: Node, new: Value, flow: Flow) -> bool:
+        """The answer of a rewrite: `new` stands for what the node computed."""
+        if flow.pooled:
+            self.pools[node.output.name] = new
+            self._flows[node.output] = POOLED
+            return True
+        self.editor.replace(node.output, new)
+        self._note(node, new, flow)
+        return True
+
+    # -- what is the same, or a row for each token, or a number for each pair -----------------------------------------
+
+    def _flows_of(self, node: Node, given: Sequence[Flow]) -> list[Flow]:
+        if not any(flow.axes for flow in given):
+            return [self._repeated(node, value) for value in node.outputs]
+        if is_elementwise(node):
+            return [self._broadcast(node, given)] * len(node.outputs)
+        if node.op == "MatMul" and (product := _pairs(node, given)) is not None:
+            return [product]
+        most = max(len(flow.axes) for flow in given)
+        if most > 1 and sum(bool(flow.axes) for flow in given) > 1:
+            refuse(node, "works on pairs of tokens and on something else")
+        grown = self._grown(node)
+        columns = [
+            self._rule(node, [flow.axes[i] if len(flow.axes) > i else None for flow in given]) for i in range(most)
+        ]
+        blocks = any(flow.blocks for flow in given) and node.op in ("Transpose", "Reshape", "Identity")
+        return [
+            Flow(tuple(sorted({axis for axis in axes if axis is not None} | grown)), blocks)
+            for axes in zip(*columns, strict=True)
+        ]
+
+    def _rule(self, node: Node, axes: Sequence[int | None]) -> Sequence[int | None]:
+        """The operator's own rule for rows, of tokens."""
+        op = registry.get(node.op)
+        answer = op.rows(registry.Infer(op, node, self.known, TOKENS), axes)
+        if isinstance(answer, Mixes):
+            refuse(node, answer.reason.replace("row", "token"))
+        return answer
+
+    def _grown(self, node: Node) -> set[int]:
+        """Axes along which Expand repeats tokens for others."""
+        source, target = shape_of(node.inputs[0]), shape_of(node.output)
+        if node.op != "Expand" or source is None or target is None:
+            return set()
+        padded = (1,) * (len(target) - len(source)) + source
+        return {axis for axis, dim in enumerate(target) if dim == N and padded[axis] == 1}
+
+    def _repeated(self, node: Node, value: Value) -> Flow:
+        """A value that is computed from nothing but the length: the same number for every token."""
+        along = tuple(axis for axis, dim in enumerate(shape_of(value) or ()) if TOKENS in symbols(dim))
+        if along and node.op not in ("ConstantOfShape", "Expand"):
+            refuse(node, "depends on the length of the sequence")
+        if along and node.op == "Expand" and not set(along) <= self._grown(node):
+            refuse(node, "depends on the length of the sequence")
+        return Flow(along)
+
+    def _broadcast(self, node: Node, given: Sequence[Flow]) -> Flow:
+        rank = len(shape_of(node.output) or ())
+        axes = {
+            axis + rank - len(shape_of(value) or ())
+            for value, flow in zip(node.inputs, given, strict=True)
+            if value is not None
+            for axis in flow.axes
+        }
+        if len(axes) > 2:
+            refuse(node, "combines more than pairs of tokens")
+        return Flow(tuple(sorted(axes)), self._keeps_blocks(node, given))
+
+    def _keeps_blocks(self, node: Node, given: Sequence[Flow]) -> bool:
+        """Whether what is zero between sequences stays so."""
+        if node.op == "Where":
+            return all(self._is_zero(value) or self.of(value).blocks for value in node.inputs[1:] if value is not None)
+        if node.op in ("Mul", "Div", "Cast", "Identity", "Neg"):
+            others = given[1:] if node.op == "Div" or given[0].blocks else given[:1]
+            return (given[0].blocks or (node.op == "Mul" and given[1].blocks)) and all(flow == SAME for flow in others)
+        return False
+
+    def _is_zero(self, value: Value) -> bool:
+        array = self.editor.array(value)
+        return array is not None and not array.any()
+
+    # -- what has to know of sequences --------------------------------------------------------------------------------
+
+    def _rewrite(self, node: Node, given: Sequence[Flow]) -> bool | None:
+        """Rewrite a node that looks beyond one token; None for others."""
+        if node.op == "Range" and node.output.type == TensorType(node.output.dtype, (N,)):
+            return self._range(node)
+        if not node.inputs or node.inputs[0] is None:
+            return None
+        flow = given[0]
+        if node.op == "Slice" and flow == SAME:
+            return self._head_of_table(node)
+        if node.op in _POOLS and len(flow.axes) == 1:
+            return self._reduced(node, flow.axes[0])
+        if node.op == "Gather" and len(flow.axes) == 1 and given[1] == SAME:
+            return self._one_end(node, flow.axes[0])
+        if node.op == "CumSum" and len(flow.axes) == 1:
+            return self._running_sum(node, flow)
+        if len(flow.axes) == 2 and node.op == "Softmax":
+            return self._softmax(node, flow)
+        if len(flow.axes) == 2 and node.op == "Trilu":
+            return self._triangle(node, flow)
+        return None
+
+    def _softmax(self, node: Node, flow: Flow) -> bool | None:
+        scores, rank = _first(node), len(node.output.shape)
+        axis = int(self._view(node).attr("axis")) % rank
+        if flow.axes != (rank - 2, rank - 1) or axis != rank - 1:
+            return None
+        new = self.editor.emit(node, "SegmentSoftmax", scores, self._input(OFFSETS))
+        return self._replace(node, new, Flow(flow.axes, blocks=True))
+
+    def _reduced(self, node: Node, axis: int) -> bool | None:
+        op, view = registry.get(node.op), self._view(node)
+        assert isinstance(op, Reduce)
+        return self._pool(node, axis, _POOLS[node.op]) if op.axes(view, len(_first(node).shape)) == (axis,) else None
+
+    def _one_end(self, node: Node, axis: int) -> bool | None:
+        """The first or the last token: every sequence has those."""
+        index, rank = self._known(node, 1), len(_first(node).shape)
+        if index is None or index.size != 1 or int(self._view(node).attr("axis")) % rank != axis:
+            return None
+        return self._pool(node, axis, _ENDS[int(index.item())]) if int(index.item()) in _ENDS else None
+
+    def _pool(self, node: Node, axis: int, mode: str) -> bool:
+        attrs: dict[str, Attr] = {"axis": axis, "mode": mode}
+        new = self.editor.emit(node, "SegmentReduce", _first(node), self._input(OFFSETS), attrs=attrs)
+        return self._replace(node, new, POOLED)
+
+    def _range(self, node: Node) -> bool | None:
+        """start, start + 1, ...: the position of each token."""
+        first, step = self._known(node, 0), self._known(node, 2)
+        if first is None or first.dtype == object or step is None or step.dtype == object:
+            return None
+        count = self._positions(node, node.output.dtype)
+        if step.item() != 1:
+            count = self.editor.emit(node, "Mul", count, self.editor.constant(step.reshape(())))
+        if first.item() != 0:
+            count = self.editor.emit(node, "Add", count, self.editor.constant(first.reshape(())))
+        return self._replace(node, count if count.producer else self.editor.emit(node, "Identity", count), Flow((0,)))
+
+    def _head_of_table(self, node: Node) -> bool | None:
+        """The rows of a table from a fixed one on, as many as there are tokens."""
+        op, shape = registry.get("Slice"), shape_of(_first(node))
+        assert isinstance(op, Slice)
+        ranges = op.ranges(self._view(node), len(shape)) if shape is not None else None
+        cut = {axis: r for axis, r in (ranges or {}).items() if TOKENS in symbols(node.output.shape[axis])}
+        if not cut:
+            return None
+        if len(cut) > 1:
+            refuse(node, "takes pairs of positions from a table")
+        axis, (start, _, step) = cut.popitem()
+        if step != 1 or not isinstance(start, int) or start < 0 or len(ranges or {}) > 1:
+            return None
+        place = self._positions(node, DType.INT64)
+        if start:
+            place = self.editor.emit(node, "Add", place, self.editor.constant(np.array(start, np.int64)))
+        new = self.editor.emit(node, "Gather", _first(node), place, attrs={"axis": axis})
+        return self._replace(node, new, Flow((axis,)))
+
+    def _triangle(self, node: Node, flow: Flow) -> bool | None:
+        rank, view = len(node.output.shape), self._view(node)
+        diagonal = view.param("k") if view.has_param("k") else (0,)
+        if flow.axes != (rank - 2, rank - 1) or diagonal is None or not isinstance(diagonal[0], int):
+            return None
+        count, emit = self._positions(node, DType.INT64), self.editor.emit
+        key = emit(node, "Reshape", count, attrs={"shape": (1, N)})
+        query = emit(node, "Reshape", count, attrs={"shape": (N, 1)})
+        apart, limit = emit(node, "Sub", key, query), self.editor.constant(np.array(diagonal[0], np.int64))
+        kept = emit(node, "GreaterOrEqual" if view.attr("upper") else "LessOrEqual", apart, limit)
+        zero = self.editor.constant(np.zeros((), node.output.dtype.numpy))
+        return self._replace(node, emit(node, "Where", kept, _first(node), zero), flow)
+
+    def _running_sum(self, node: Node, flow: Flow) -> bool | None:
+        """The sum over all sequences up to a token, less the one before its own began: exact for integers."""
+        view, axis, x = self._view(node), flow.axes[0], _first(node)
+        along = view.param("axis") if "axis" in view.op.params else view.value(1)
+        known = along is not None and int(np.asarray(along).item()) % len(x.shape) == axis
+        if not known or x.dtype.is_float or view.attr("reverse"):
+            return None
+        emit, inputs, attrs = self.editor.emit, node.inputs, node.attrs
+        total = emit(node, "CumSum", *inputs, attrs=attrs)
+        before = emit(node, "CumSum", *inputs, attrs={**attrs, "exclusive": 1})
+        first = emit(node, "Gather", before, self._input(STARTS), attrs={"axis": axis})
+        return self._replace(node, emit(node, "Sub", total, first), flow)
+
+    # -- inputs of the packed graph -----------------------------------------------------------------------------------
+
+    def _positions(self, node: Node, dtype: DType) -> Value:
+        value = self._input(POSITIONS)
+        return value if dtype is DType.INT64 else self.editor.emit(node, "Cast", value, attrs={"to": dtype.onnx_code})
+
+    def _input(self, name: str) -> Value:
+        """One of the inputs that say where sequences are, made when it is first wanted."""
+        found = next((value for value in self.graph.inputs if value.name == name), None)
+        if found is None:
+            found = Value(name, TensorType(DType.INT64, (N + 1 if name == OFFSETS else N,)))
+            self.graph.inputs.append(found)
+            self._flows[found] = SAME if name == OFFSETS else Flow((0,))
+        return found
+
+    def _known(self, node: Node, index: int) -> Array | None:
+        """The elements of an input, as far as they are known before a run."""
+        value = node.input(index)
+        return None if value is None else self.known.get(value)
+
+    def _view(self, node: Node) -> registry.Infer:
+        return registry.Infer(registry.get(node.op), node, self.known, TOKENS)
+
+
+def refuse(node: Node, reason: str) -> NoReturn:
+    raise Mixed(f"{describe(node)}: {reason}")
+
+
+def _first(node: Node) -> Value:
+    value = node.inputs[0]
+    assert value is not None
+    return value
+
+
+def _pairs(node: Node, given: Sequence[Flow]) -> Flow | None:
+    """The products of tokens with tokens, and the sums over tokens that such products are the weights of."""
+    a, b = (_from_end(value, flow) for value, flow in zip(node.inputs, given, strict=True))
+    rank = len(shape_of(node.output) or ())
+    if (a, b) == ((-2,), (-1,)):
+        return Flow((rank - 2, rank - 1))
+    if (a, b) == ((-2, -1), (-2,)) and given[0].blocks:
+        return Flow((rank - 2,))
+    return None
+
+
+def _from_end(value: Value | None, flow: Flow) -> tuple[int, ...]:
+    return tuple(axis - len(shape_of(value) or ()) for axis in flow.axes)

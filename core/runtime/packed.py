@@ -1,0 +1,201 @@
+"""Sequences of many lengths in one run: their tokens one after the other, see passes/pack.py.
+
+    feeds -> items (rows of one feed) -> bins of so many tokens -> runs of the tokens' code -> one of the sequences'
+
+Nothing is padded, and one plan serves every mixture of lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.ir.dim import symbols
+from core.ir.types import ValueType
+from core.passes.token_flow import OFFSETS, POSITIONS, STARTS, TOKENS
+from core.plan.plan import Port
+from core.runtime.executable import Executable
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Rows `first` to `last` of a feed, all `length` tokens long."""
+
+    feed: int
+    first: int
+    last: int
+    length: int
+
+    @property
+    def rows(self) -> int:
+        return self.last - self.first
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What a caller gave: arrays by input, of so many rows and tokens."""
+
+    arrays: Mapping[str, NDArray[Any]]
+    rows: int
+    length: int
+
+
+class PackedRuns:
+    """The code for tokens, and for what is computed of whole sequences. May be used by any number of threads."""
+
+    def __init__(self, tokens: Executable, sequences: Executable | None, outputs: Sequence[str], capacity: int) -> None:
+        """`capacity`: the most tokens of a run; longer sequences run alone."""
+        self.tokens, self.sequences, self.capacity = tokens, sequences, capacity
+        self._outputs = tuple(outputs)
+        self._axes = {port.name: _token_axis(port.type) for port in (*tokens.plan.inputs, *tokens.plan.outputs)}
+
+    def run(self, feeds: Sequence[Feed]) -> list[dict[str, Any]]:
+        """Outputs by name for each feed; none of them may be empty."""
+        found = _Answers(len(feeds))
+        bins = packed_bins(items_of(feeds, self.capacity), self.capacity)
+        for items in bins:
+            self._run_tokens(feeds, items, found)
+        if self.sequences is not None:
+            self._run_sequences(feeds, found)
+        return [{name: outputs[name] for name in self._outputs} for outputs in found.joined()]
+
+    def close(self) -> None:
+        self.tokens.close()
+        if self.sequences is not None:
+            self.sequences.close()
+
+    def _run_tokens(self, feeds: Sequence[Feed], items: Sequence[Item], found: _Answers) -> None:
+        lengths = np.repeat([item.length for item in items], [item.rows for item in items])
+        marks = _marks(lengths)
+        ports = self.tokens.plan.inputs
+        arrays = [marks[p.name] if p.name in marks else self._joined(feeds, items, p.name) for p in ports]
+        results = self.tokens.run(int(lengths.sum()), arrays)
+        for port, result in zip(self.tokens.plan.outputs, results, strict=True):
+            if port.name in self._outputs:
+                self._cut(port, result, items, found)
+            else:
+                found.pools.setdefault(port.name, []).append((items, result[: len(lengths)]))
+
+    def _joined(self, feeds: Sequence[Feed], items: Sequence[Item], name: str) -> NDArray[Any]:
+        """The tokens of all items along one axis; the axis of the batch, the first one, has extent 1."""
+        axis = self._axes[name]
+        parts = [_flat(feeds[item.feed].arrays[name][item.first : item.last], axis) for item in items]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis)
+
+    def _cut(self, port: Port, result: NDArray[Any], items: Sequence[Item], found: _Answers) -> None:
+        axis, start = self._axes[port.name], 0
+        for item in items:
+            part = result[(slice(None),) * axis + (slice(start, start + item.tokens),)]
+            found.parts[item.feed].setdefault(port.name, []).append((item.first, _unflat(part, axis, item)))
+            start += item.tokens
+
+    def _run_sequences(self, feeds: Sequence[Feed], found: _Answers) -> None:
+        """One run for the sequences of all feeds, in their order."""
+        assert self.sequences is not None
+        total = sum(feed.rows for feed in feeds)
+        firsts = np.cumsum([0, *(feed.rows for feed in feeds)])
+        arrays = []
+        for port in self.sequences.plan.inputs:
+            if port.name in found.pools:
+                arrays.append(_in_order(found.pools[port.name], firsts, total, port))
+            else:
+                arrays.append(np.concatenate([feed.arrays[port.name] for feed in feeds]))
+        results = self.sequences.run(total, arrays)
+        for port, result in zip(self.sequences.plan.outputs, results, strict=True):
+            for feed in range(len(feeds)):
+                found.parts[feed][port.name] = [(0, result[firsts[feed] : firsts[feed + 1]])]
+
+
+class _Answers:
+    """What has been computed: parts of outputs, and of what is one row per sequence."""
+
+    def __init__(self, feeds: int) -> None:
+        self.parts: list[dict[str, list[tuple[int, NDArray[Any]]]]] = [{} for _ in range(feeds)]
+        self.pools: dict[str, list[tuple[Sequence[Item], NDArray[Any]]]] = {}
+
+    def joined(self) -> Iterator[dict[str, NDArray[Any]]]:
+        for outputs in self.parts:
+            yield {name: _rows_together(parts) for name, parts in outputs.items()}
+
+
+def items_of(feeds: Sequence[Feed], capacity: int) -> list[Item]:
+    """Feeds as they are, or, where they have too many tokens, as few rows at a time as it takes."""
+    items = []
+    for index, feed in enumerate(feeds):
+        rows = max(capacity // feed.length, 1)
+        items += [Item(index, first, min(first + rows, feed.rows), feed.length) for first in range(0, feed.rows, rows)]
+    return items
+
+
+def packed_bins(items: Sequence[Item], capacity: int) -> list[list[Item]]:
+    """First-fit decreasing: at most 11/9 of the fewest bins, and one (Johnson 1973)."""
+    if sum(item.tokens for item in items) <= capacity:
+        return [list(items)]
+    bins: list[list[Item]] = []
+    free: list[int] = []
+    for item in sorted(items, key=lambda item: -item.tokens):
+        place = next((i for i, room in enumerate(free) if room >= item.tokens), len(bins))
+        if place == len(bins):
+            bins.append([])
+            free.append(capacity)
+        bins[place].append(item)
+        free[place] -= item.tokens
+    return bins
+
+
+def _marks(lengths: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
+    """What says where sequences are."""
+    total = int(lengths.sum())
+    ends = np.cumsum(lengths, dtype=np.int64)
+    offsets = np.full(total + 1, total, np.int64)
+    offsets[0], offsets[1 : len(ends) + 1] = 0, ends
+    starts = np.repeat(ends - lengths, lengths)
+    return {OFFSETS: offsets, STARTS: starts, POSITIONS: np.arange(total, dtype=np.int64) - starts}
+
+
+def _flat(array: NDArray[Any], axis: int) -> NDArray[Any]:
+    """[rows, ..., length, ...] to [1, ..., rows * length, ...]."""
+    moved = np.moveaxis(array, 0, axis - 1)
+    shape = (*moved.shape[: axis - 1], moved.shape[axis - 1] * moved.shape[axis], *moved.shape[axis + 1 :])
+    return np.ascontiguousarray(moved.reshape(shape))[None]
+
+
+def _unflat(array: NDArray[Any], axis: int, item: Item) -> NDArray[Any]:
+    """The other way."""
+    split = array[0].reshape(*array.shape[1:axis], item.rows, item.length, *array.shape[axis + 1 :])
+    return np.moveaxis(split, axis - 1, 0)
+
+
+def _in_order(
+    parts: Sequence[tuple[Sequence[Item], NDArray[Any]]], firsts: NDArray[Any], total: int, port: Port
+) -> NDArray[Any]:
+    """One row per sequence, in the order of the feeds, as the code for sequences takes it."""
+    order = [
+        row
+        for items, _ in parts
+        for item in items
+        for row in range(item.first + int(firsts[item.feed]), item.last + int(firsts[item.feed]))
+    ]
+    rows = parts[0][1] if len(parts) == 1 else np.concatenate([array for _, array in parts])
+    sorted_rows = np.empty_like(rows)
+    sorted_rows[order] = rows
+    return sorted_rows.reshape(port.type.evaluate({TOKENS: total}))  # type: ignore[union-attr]
+
+
+def _rows_together(parts: list[tuple[int, NDArray[Any]]]) -> NDArray[Any]:
+    if len(parts) == 1:
+        return np.ascontiguousarray(parts[0][1])
+    return np.concatenate([array for _, array in sorted(parts, key=lambda part: part[0])])
+
+
+def _token_axis(type_: ValueType) -> int:
+    """The axis along which tokens lie."""
+    return next(axis for axis, dim in enumerate(type_.dims) if TOKENS in symbols(dim))  # type: ignore[union-attr]

@@ -87,7 +87,7 @@ def gemm(request: Request) -> KernelCall | None:
     element = _element(request)
     if element is None:
         return None
-    a, b, shape = _in_words(_operand(request, 0), element), _operand(request, 1), _product_shape(node)
+    a, b, shape = _in_words(operand_of(request, 0), element), operand_of(request, 1), product_shape(node)
     if a is None:
         return None
     y_strides = unpermuted(request.strides_of(node.output), perm_attribute(node, "perm_y"))
@@ -101,7 +101,7 @@ def gemm(request: Request) -> KernelCall | None:
     if packed:
         size = packed_size(depth, columns, tile)
         b = Matrices(b.shape, (*(s * size for s in row_major(b.shape[:-2])), *b.strides[-2:]))
-    extras = {i: request.walk(value, shape) for i, value in _extras(node).items()}
+    extras = {i: request.walk(value, shape) for i, value in extras_of(node).items()}
     batch = shape[:-2]
     walks = (
         (*a.along(batch), a.strides[-2]),
@@ -111,7 +111,7 @@ def gemm(request: Request) -> KernelCall | None:
     )
     epilogue = node.attrs.get("epilogue")
     spec = GemmSpec(
-        nest=_rows_last(Nest(shape[:-1], walks).collapsed()),
+        nest=rows_last(Nest(shape[:-1], walks).collapsed()),
         depth=depth,
         columns=columns,
         a_step=a_step,
@@ -120,13 +120,13 @@ def gemm(request: Request) -> KernelCall | None:
         y_step=y_step,
         packed=packed,
         epilogue=bodies.canonical(epilogue, {}) if isinstance(epilogue, Graph) else None,
-        extra_dtypes=tuple(value.dtype for value in _extras(node).values()),
+        extra_dtypes=tuple(value.dtype for value in extras_of(node).values()),
         dtype=node.output.dtype,
         tile=tile,
         element=element,
     )
     replaceable = [
-        i for i, strides in extras.items() if strides == y_strides and not spec.deferred and _can_be_replaced(node, i)
+        i for i, strides in extras.items() if strides == y_strides and not spec.deferred and can_be_replaced(node, i)
     ]
     flops = product(shape) * (depth * per_word(element) * 2)
     strided: tuple[In | Out, ...] = ()
@@ -152,7 +152,7 @@ def _operands(spec: GemmSpec, node: Node) -> tuple[Operand, ...]:
         scratch.append(Scratch(spec.depth * spec.tile.columns * F32.itemsize))
     if spec.staged:
         scratch.append(Scratch(stage_bytes(spec.tile)))
-    return (In(0), b, *(In(i) for i in _extras(node)), Out(0), *scratch)
+    return (In(0), b, *(In(i) for i in extras_of(node)), Out(0), *scratch)
 
 
 def _pack(array: Array, perm: tuple[int, ...] | None, tile: Tile, element: DType) -> Array:
@@ -184,31 +184,31 @@ def _in_words(a: Matrices, element: DType) -> Matrices | None:
     return Matrices(*(tuple(dim for dim in dims if dim is not None) for dims in (shape, strides)))
 
 
-def _operand(request: Request, index: int) -> Matrices:
+def operand_of(request: Request, index: int) -> Matrices:
     node, value = request.node, request.node.inputs[index]
     if value is None:
         raise ValueError(f"{node} has no input {index}")
     return Matrices.of(value, perm_attribute(node, ("perm_a", "perm_b")[index]), request.strides_of(value))
 
 
-def _extras(node: Node) -> dict[int, Value]:
+def extras_of(node: Node) -> dict[int, Value]:
     """The further inputs of the epilogue, by index."""
     return {i: value for i, value in enumerate(node.inputs) if i >= 2 and value is not None}
 
 
-def _product_shape(node: Node) -> tuple[Dim, ...]:
+def product_shape(node: Node) -> tuple[Dim, ...]:
     """The shape of the product, before `perm_y`."""
     return unpermuted(node.output.shape, perm_attribute(node, "perm_y"))
 
 
-def _rows_last(nest: Nest) -> Nest:
+def rows_last(nest: Nest) -> Nest:
     """The last loop must be one that B does not move along; a product of one row has none left."""
     if nest.strides[1][-1] == 0:
         return nest
     return Nest((*nest.extents, 1), tuple((*strides, 0) for strides in nest.strides))
 
 
-def _can_be_replaced(node: Node, index: int) -> bool:
+def can_be_replaced(node: Node, index: int) -> bool:
     """Whether the output may take over the buffer of an extra: it has room, and nothing else reads it here."""
     value, y = node.inputs[index], node.output
     read_elsewhere = any(value is other for i, other in enumerate(node.inputs) if i != index)

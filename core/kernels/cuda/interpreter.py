@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from types import FunctionType
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from core.ir.graph import Array
@@ -55,7 +56,9 @@ def _rewritten(function: FunctionType) -> Any:
 
 @functools.cache
 def _executor_class() -> Any:
-    from triton.runtime.interpreter import GridExecutor
+    from triton.runtime.interpreter import GridExecutor, interpreter_builder
+
+    _teach_bfloat16(interpreter_builder)
 
     class Executor(GridExecutor):  # type: ignore[misc]
         """Works on memory in place: Triton's own class copies tensors from and to a device."""
@@ -72,3 +75,21 @@ def _executor_class() -> Any:
 def _executor(function: FunctionType, grid: tuple[int, ...]) -> Any:
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
     return _executor_class()(_rewritten(function), list(names), grid)
+
+
+def _teach_bfloat16(builder: Any) -> None:
+    """Triton's interpreter multiplies the bits of bfloat16 as if they were integers, and cuts instead of rounding."""
+    from triton.runtime.interpreter import TensorHandle, tl
+
+    cast, dot = builder.cast_impl, builder.create_dot
+
+    def widened(x: Any) -> Any:
+        return cast(x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x
+
+    def cast_impl(x: Any, to: Any) -> Any:
+        if to.scalar != tl.bfloat16 or x.dtype.scalar != tl.float32:
+            return cast(x, to)
+        return TensorHandle(x.data.astype(ml_dtypes.bfloat16).view(np.uint16), to.scalar)
+
+    builder.cast_impl = cast_impl
+    builder.create_dot = lambda a, b, total, *options: dot(widened(a), widened(b), total, *options)

@@ -81,7 +81,8 @@ class Writer:
 
 def text_of(dim: Dim) -> str:
     """A dimension as an expression over `n`, safe beside any operator."""
-    return str(dim) if isinstance(dim, int) and dim >= 0 else f"({dim})"
+    text = str(dim)
+    return text if text.isalnum() else f"({text})"
 
 
 def scaled(index: str, stride: Dim) -> str | None:

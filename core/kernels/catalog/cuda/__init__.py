@@ -1,5 +1,5 @@
 """Kernels for CUDA GPUs: the same nodes and facts as on a CPU, with tiles and grids."""
 
-from core.kernels.catalog.cuda import elementwise
+from core.kernels.catalog.cuda import elementwise, gemm
 
-__all__ = ["elementwise"]
+__all__ = ["elementwise", "gemm"]

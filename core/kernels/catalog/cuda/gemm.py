@@ -1,0 +1,139 @@
+"""Matrix products on a GPU: `FusedMatMul` of floats, batched, with strided operands and an epilogue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import ClassVar
+
+from core.ir.dim import product
+from core.ir.graph import Array, Graph, Node
+from core.ir.types import Dim, DType
+from core.kernels.catalog import body as bodies
+from core.kernels.catalog.base import In, KernelCall, KernelSpec, Operand, Out, Packed, Request, covers, offers
+from core.kernels.catalog.cuda.elementwise import is_computable
+from core.kernels.catalog.cuda.product import (
+    BF16,
+    F32,
+    FACTORS,
+    ProductTile,
+    Results,
+    precisions,
+    ranked_tiles,
+)
+from core.kernels.catalog.cuda.tiling import blocks
+from core.kernels.catalog.gemm import can_be_replaced, extras_of, operand_of, product_shape
+from core.kernels.catalog.matrices import perm_attribute, unpermuted
+from core.kernels.catalog.nest import Nest, has_plannable_types, traffic
+
+_OFFERED = 4  # tiles
+
+
+@dataclass(frozen=True)
+class GemmSpec(KernelSpec):
+    """Y[b, i, j] = epilogue(sum over k of A[b, i, k] * B[b, k, j], extras[b, i, j]).
+
+    The operands of both nests are A, B, the extras and Y: `batch` are the loops that B moves along, `rows` those that
+    it does not, which together are one index. `b_steps` are B's strides along k and j. `element` is what is multiplied.
+    """
+
+    family: ClassVar[str] = "gemm"
+    batch: Nest
+    rows: Nest
+    depth: Dim
+    columns: Dim
+    a_step: Dim  # stride of A along k
+    b_steps: tuple[Dim, Dim]
+    factors: tuple[DType, DType]  # of A and B in memory
+    element: DType
+    results: Results
+    tile: ProductTile
+    precision: str
+
+    @property
+    def summary(self) -> str:
+        return f"gemm {self.element} {self.tile}{'' if self.precision == 'ieee' else f' by {self.precision}'}"
+
+
+@covers("FusedMatMul", "MatMul", device="cuda")
+def gemm(request: Request) -> KernelCall | None:
+    """None for other element types and unplannable shapes."""
+    return next(_calls(request), None)
+
+
+@offers("FusedMatMul", "MatMul", device="cuda")
+def other_tiles(request: Request) -> Iterable[KernelCall]:
+    return _calls(request)
+
+
+def _calls(request: Request) -> Iterator[KernelCall]:
+    """The kernel with every tile and precision that may win."""
+    node = request.node
+    element = _element(node)
+    if element is None:
+        return
+    shape, extras = product_shape(node), extras_of(node)
+    a, b = operand_of(request, 0), operand_of(request, 1)
+    y = unpermuted(request.strides_of(node.output), perm_attribute(node, "perm_y"))
+    walks = {i: request.walk(value, shape) for i, value in extras.items()}
+    batch = shape[:-2]
+    moves = ((*a.along(batch), a.strides[-2]), (*b.along(batch), 0), *(s[:-1] for s in walks.values()), y[:-1])
+    nest = Nest(shape[:-1], moves)
+    batches, rows = (
+        nest.take(k for k in range(nest.rank) if (nest.strides[1][k] != 0) is moving).collapsed()
+        for moving in (True, False)
+    )
+    epilogue = node.attrs.get("epilogue")
+    results = Results(
+        bodies.canonical(epilogue, {}) if isinstance(epilogue, Graph) else None,
+        epilogue.inputs[0].dtype if isinstance(epilogue, Graph) else node.output.dtype,
+        tuple(value.dtype for value in extras.values()),
+        tuple(strides[-1] for strides in walks.values()),
+        node.output.dtype,
+        y[-1],
+    )
+    second, factors = _right_operand(request, element)
+    inplace = tuple(i for i, strides in walks.items() if strides == y and can_be_replaced(node, i))
+    height, count = product(rows.extents), product(batches.extents)
+    tiles = ranked_tiles(request.gpu, height, b.shape[-1], a.shape[-1], count, element)
+    for precision in precisions(element, request.gpu):
+        for tile in islice(tiles, _OFFERED):
+            spec = GemmSpec(
+                batches, rows, a.shape[-1], b.shape[-1], a.strides[-1], (b.strides[-2], b.strides[-1]),
+                factors, element, results, tile, precision,
+            )  # fmt: skip
+            operands = (In(0), second, *(In(i) for i in extras), Out())
+            yield KernelCall(
+                spec,
+                operands,
+                inplace,
+                strided=tuple(each for each in operands if isinstance(each, In | Out)),
+                flops=product(shape) * a.shape[-1] * 2,
+                bytes=traffic(node),
+                grid=(count * blocks(height, tile.rows) * blocks(b.shape[-1], tile.columns),),
+            )
+
+
+def _element(node: Node) -> DType | None:
+    """What is multiplied; None for types and epilogues without a kernel."""
+    a, b = node.inputs[:2]
+    if a is None or b is None or not has_plannable_types(node) or min(len(a.shape), len(b.shape)) < 2:
+        return None
+    epilogue = node.attrs.get("epilogue")
+    if epilogue is not None and not (isinstance(epilogue, Graph) and is_computable(epilogue)):
+        return None
+    return a.dtype if a.dtype in FACTORS and (b.dtype is a.dtype or (a.dtype, b.dtype) == (BF16, F32)) else None
+
+
+def _right_operand(request: Request, element: DType) -> tuple[Operand, tuple[DType, DType]]:
+    """A constant is rounded to what is multiplied once and for all."""
+    a, b = (value.dtype for value in request.node.inputs[:2] if value is not None)
+    if b is element or request.constant(1) is None:
+        return In(1), (a, b)
+    return Packed(1, f"{element}", partial(rounded, element=element)), (a, element)
+
+
+def rounded(array: Array, element: DType) -> Array:
+    return array.astype(element.numpy)

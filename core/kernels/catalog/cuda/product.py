@@ -1,0 +1,108 @@
+"""What matrix products and convolutions on a GPU have in common: tiles, what multiplies, and what becomes of sums."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from core.ir.dim import evaluate
+from core.ir.graph import Graph
+from core.ir.types import Dim, DType
+from core.kernels.catalog.cuda.tiling import blocks
+from core.kernels.catalog.nest import BATCH
+from core.kernels.target import GpuTarget
+
+F32, F16, BF16 = DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16
+FACTORS = frozenset({F32, F16, BF16})
+_SAMPLES = (1, 8, 32)  # values of n that a tile should be good for
+_LEAST = 16  # rows, columns and depth of what tensor cores multiply
+
+
+@dataclass(frozen=True, slots=True)
+class ProductTile:
+    """A program makes `rows x columns` sums, `depth` products of each at a time, by `warps` of 32 threads; loads run
+    `stages` steps ahead. All sizes are powers of two."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.columns}x{self.depth}"
+
+
+_TILES = tuple(
+    ProductTile(*facts)
+    for facts in (
+        (128, 256, 32, 8, 3), (128, 128, 32, 8, 3), (128, 64, 32, 4, 4), (64, 128, 32, 4, 4), (64, 64, 32, 4, 4),
+        (128, 32, 32, 4, 4), (32, 128, 32, 4, 4), (64, 32, 64, 4, 3), (32, 64, 64, 4, 3), (32, 32, 64, 4, 4),
+        (16, 128, 64, 4, 3), (16, 64, 64, 4, 4), (128, 16, 64, 4, 3), (64, 16, 64, 4, 4), (16, 32, 128, 4, 3),
+        (16, 16, 128, 4, 3),
+    )
+)  # fmt: skip
+_LINE = 24  # products that take as long as loading one row or column of factors
+
+
+@dataclass(frozen=True)
+class Results:
+    """What happens to a sum on its way to memory: the epilogue, whose first input is of type `computed`, and a store.
+
+    Extras and Y move along the rows by a nest that lies with the kernel's spec, and along the columns by these steps.
+    """
+
+    epilogue: Graph | None
+    computed: DType
+    extra_dtypes: tuple[DType, ...]
+    extra_steps: tuple[Dim, ...]
+    dtype: DType  # of Y
+    y_step: Dim = 1
+
+
+def precisions(element: DType, target: GpuTarget) -> tuple[str, ...]:
+    """How tensor cores may multiply elements of this type, as Triton calls it, the likeliest fastest first.
+
+    Three products of halves of the mantissa ("tf32x3") are nearly as exact as one of whole numbers ("ieee"), which no
+    tensor core can take.
+    """
+    if element is not F32:
+        return ("ieee",)
+    return ("tf32",) if target.tf32 else ("tf32x3", "ieee")
+
+
+def ranked_tiles(
+    target: GpuTarget, rows: Dim, columns: Dim, depth: Dim, batch: Dim, element: DType
+) -> tuple[ProductTile, ...]:
+    """Tiles that fit into shared memory, the likeliest best for several batch sizes first."""
+    sizes = [tuple(_at(dim, n) for dim in (rows, columns, batch)) for n in _SAMPLES]
+    most = [max(_power(max(size[axis] for size in sizes)), _LEAST) for axis in (0, 1)]
+    deepest = max(_power(_at(depth, max(_SAMPLES))), _LEAST)
+    fitting = [
+        replace(tile, depth=min(tile.depth, deepest))
+        for tile in _TILES
+        if tile.rows <= most[0]
+        and tile.columns <= most[1]
+        and (tile.rows + tile.columns) * tile.depth * element.itemsize * tile.stages <= target.shared_bytes
+    ]
+
+    def cost(tile: ProductTile) -> float:
+        return sum(_cost(target, tile, *size) / max(math.prod(size), 1) for size in sizes)
+
+    return tuple(dict.fromkeys(sorted(fitting, key=cost)))
+
+
+def _cost(target: GpuTarget, tile: ProductTile, rows: int, columns: int, batch: int) -> float:
+    """Waves of programs, times the longer of multiplying and loading."""
+    count = evaluate(blocks(rows, tile.rows) * blocks(columns, tile.columns) * batch, {})
+    waves = -(-count // target.multiprocessors)
+    return waves * (tile.rows * tile.columns + _LINE * (tile.rows + tile.columns))
+
+
+def _at(dim: Dim, n: int) -> int:
+    return evaluate(dim, {BATCH: n})
+
+
+def _power(number: int) -> int:
+    """The least power of two that is not below."""
+    return 1 << max(number - 1, 0).bit_length()

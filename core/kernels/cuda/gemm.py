@@ -1,0 +1,45 @@
+"""Matrix products: a program makes one tile of one matrix."""
+
+from __future__ import annotations
+
+from core.ir.dim import product
+from core.kernels.catalog.cuda.gemm import GemmSpec
+from core.kernels.cuda.nest import Place, split
+from core.kernels.cuda.product import cleared, edge_mask, factor, finish, multiply, program_tile
+from core.kernels.cuda.source import Source, Writer, scaled, text_of, total
+from core.kernels.target import GpuTarget
+
+
+def generate(spec: GemmSpec, target: GpuTarget) -> Source:
+    w = Writer(spec.symbol)
+    pointers = [w.operand("a", spec.factors[0]), w.operand("b", spec.factors[1])]
+    pointers += [w.operand(f"x{i}", dtype) for i, dtype in enumerate(spec.results.extra_dtypes)]
+    pointers.append(w.operand("y", spec.results.dtype))
+    tile = program_tile(w, spec.tile, product(spec.rows.extents), spec.columns)
+    batch = split(w, tile.batch, spec.batch.extents)
+    rows = split(w, tile.rows, spec.rows.extents)
+    nothing: list[str | None] = [None] * len(batch)
+    here = Place((*batch, *rows, tile.columns), (*nothing, *[tile.row_mask] * len(rows), tile.column_mask))
+    moves = [(*spec.batch.strides[i], *spec.rows.strides[i]) for i in range(len(pointers))]
+    a, b = (w.let(here.offset((*moves[i], 0)), "at") for i in (0, 1))
+    sums = cleared(w, spec.tile)
+    with w.block(f"for k in range(0, {text_of(spec.depth)}, {spec.tile.depth})"):
+        _step(w, spec, a, b, tile.columns, sums, (tile.row_mask, tile.column_mask))
+    steps = (*spec.results.extra_steps, spec.results.y_step)
+    walks = [(*m, s) for m, s in zip(moves[2:], steps, strict=True)]
+    finish(w, spec.results, here, walks, pointers[2:], sums, tile)
+    return w.source(spec.tile.warps, spec.tile.stages)
+
+
+def _step(
+    w: Writer, spec: GemmSpec, a: str, b: str, columns: str, sums: str, masks: tuple[str | None, str | None]
+) -> None:
+    """Products of one piece of the depth."""
+    size = spec.tile.depth
+    across, down = (w.let(f"k + tl.arange(0, {size})[{ways}]", "k") for ways in ("None, :", ":, None"))
+    left, right = (edge_mask(w, k, spec.depth, size) for k in (across, down))
+    x_at = total([a, scaled(across, spec.a_step)])
+    y_at = total([b, scaled(down, spec.b_steps[0]), scaled(columns, spec.b_steps[1])])
+    x = factor(w, "a", x_at, spec.factors[0], spec.element, masks[0], left)
+    y = factor(w, "b", y_at, spec.factors[1], spec.element, masks[1], right)
+    multiply(w, sums, x, y, spec.precision)

@@ -1,0 +1,86 @@
+"""What matrix products and convolutions have in common: which tile a program makes, and how sums get to memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from core.ir.types import Dim, DType
+from core.kernels.catalog.cuda.product import ProductTile, Results
+from core.kernels.catalog.cuda.tiling import blocks
+from core.kernels.cuda.algebra import Algebra, Reg, type_name
+from core.kernels.cuda.nest import Place
+from core.kernels.cuda.source import Writer, text_of
+from core.ops.fused import scalar_body
+
+_GROUP = 8  # tiles of rows that meet the same columns before others do: their factors are still in the cache
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramTile:
+    """Names of what one program makes: its place among the batches, its rows [rows, 1] and its columns [1, columns],
+    and which of them are inside (None: all)."""
+
+    batch: str
+    rows: str
+    columns: str
+    row_mask: str | None
+    column_mask: str | None
+
+
+def program_tile(w: Writer, tile: ProductTile, rows: Dim, columns: Dim) -> ProgramTile:
+    """Programs go through the tiles of one batch before those of the next."""
+    high, wide = text_of(blocks(rows, tile.rows)), text_of(blocks(columns, tile.columns))
+    program = w.let("tl.program_id(0)", "program")
+    batch = w.let(f"{program} // ({high} * {wide})", "batch")
+    within = w.let(f"{program} % ({high} * {wide})", "tile")
+    band = w.let(f"{within} // ({_GROUP} * {wide})", "band")
+    height = w.let(f"tl.minimum({high} - {band} * {_GROUP}, {_GROUP})", "height")
+    row = w.let(f"{band} * {_GROUP} + ({within} % ({_GROUP} * {wide})) % {height}", "row")
+    column = w.let(f"({within} % ({_GROUP} * {wide})) // {height}", "column")
+    r = w.let(f"{row} * {tile.rows} + tl.arange(0, {tile.rows})[:, None]", "r")
+    c = w.let(f"{column} * {tile.columns} + tl.arange(0, {tile.columns})[None, :]", "c")
+    return ProgramTile(batch, r, c, edge_mask(w, r, rows, tile.rows), edge_mask(w, c, columns, tile.columns))
+
+
+def edge_mask(w: Writer, index: str, extent: Dim, size: int) -> str | None:
+    """Which of the indices are inside; None when pieces of `size` fill the extent."""
+    if isinstance(extent, int) and extent % size == 0:
+        return None
+    return w.let(f"{index} < {text_of(extent)}", "inside")
+
+
+def joined(*masks: str | None) -> str | None:
+    return " & ".join(mask for mask in masks if mask is not None) or None
+
+
+def cleared(w: Writer, tile: ProductTile) -> str:
+    """Sums, nothing added yet."""
+    return w.let(f"tl.full(({tile.rows}, {tile.columns}), 0.0, tl.float32)", "sums")
+
+
+def factor(w: Writer, pointer: str, offset: str, dtype: DType, element: DType, *masks: str | None) -> str:
+    """A block of factors, 0 outside."""
+    mask = joined(*masks)
+    loaded = w.let(f"tl.load({pointer} + {offset}{f', {mask}, other=0.0' if mask else ''})", "factors")
+    return loaded if dtype is element else w.let(f"{loaded}.to({type_name(element)})", "factors")
+
+
+def multiply(w: Writer, sums: str, left: str, right: str, precision: str) -> None:
+    w.line(f'{sums} = tl.dot({left}, {right}, {sums}, input_precision="{precision}")')
+
+
+def finish(
+    w: Writer, results: Results, here: Place, moves: Sequence[tuple[Dim, ...]], pointers: Sequence[str], sums: str,
+    tile: ProgramTile,
+) -> None:  # fmt: skip
+    """Epilogue and store. `moves` are the strides of the extras and Y along the loops of `here`."""
+    e = Algebra(w)
+    values = [Reg(sums, results.computed)]
+    *extras, (y, to) = zip(pointers, moves, strict=True)
+    for (pointer, strides), dtype in zip(extras, results.extra_dtypes, strict=True):
+        values.append(e.load(pointer, here.offset(strides), dtype, here.mask(strides)))
+    result = values[0] if results.epilogue is None else scalar_body(e, results.epilogue, values)[0]
+    # a result of one row does not move along it, but must have as many addresses as there are sums
+    whole = f"{here.offset(to)} + {tile.rows} * 0 + {tile.columns} * 0"
+    e.store(y, whole, result, joined(tile.row_mask, tile.column_mask))

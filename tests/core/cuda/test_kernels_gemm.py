@@ -1,0 +1,119 @@
+"""Matrix products of GPUs: tails, batches, permuted and strided operands, epilogues, narrow types."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from core.ir.types import DType
+from tests.core.cuda.gpu_kernel import GpuKernel, compiles, sweep
+from tests.core.kernels.harness import scalar_body
+from tests.core.kernels.sweep import floats
+
+ADD_RELU = scalar_body(2, lambda b, x, y: b("Relu", b("Add", x, y)))
+
+
+@pytest.mark.parametrize("depth", [1, 3, 7, 17, 33, 64])
+@pytest.mark.parametrize("columns", [1, 17, 33])
+def test_tails(depth: int, columns: int) -> None:
+    sweep("FusedMatMul", f"float32[n,{depth}]", floats(depth, columns), batches=(0, 1, 33))
+
+
+def test_many_tiles() -> None:
+    kernel = sweep("FusedMatMul", "float32[n,40]", floats(40, 300), batches=(1, 200))
+    assert kernel.call.spec.tile.columns < 300
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ("n,5,9", "n,9,7"),
+        ("n,5,9", "9,7"),
+        ("n,3,5,9", "n,1,9,7"),
+        ("3,5,9", "n,1,9,7"),
+        ("1,9", "n,9,7"),
+        ("n,9", "9,n"),
+    ],
+)
+def test_batches(a: str, b: str) -> None:
+    sweep("FusedMatMul", f"float32[{a}]", f"float32[{b}]")
+
+
+def test_depth_may_be_the_batch() -> None:
+    sweep("FusedMatMul", "float32[n,5]", "float32[n,7]", perm_a=(1, 0), batches=(1, 3, 70))
+
+
+def test_operands_may_be_permuted() -> None:
+    heads = "float32[n,6,2,5]"
+    sweep("FusedMatMul", heads, heads, perm_a=(0, 2, 1, 3), perm_b=(0, 2, 3, 1))
+    sweep("FusedMatMul", "float32[n,2,6,6]", heads, perm_b=(0, 2, 1, 3), perm_y=(0, 2, 1, 3))
+    sweep("FusedMatMul", "float32[n,4,6]", floats(21, 6), perm_b=(1, 0))
+
+
+def test_rows_of_several_loops_are_one_index() -> None:
+    kernel = sweep("FusedMatMul", "float32[5,n,9]", floats(9, 8), perm_a=(1, 0, 2))
+    assert kernel.call.spec.rows.rank == 2 and kernel.call.spec.batch.extents == (1,)
+
+
+@pytest.mark.parametrize("shape", ["8", "n,5,8", "5,1", "1", "n,1,8"])
+def test_epilogues(shape: str) -> None:
+    sweep("FusedMatMul", "float32[n,5,9]", floats(9, 8), f"float32[{shape}]", epilogue=ADD_RELU)
+
+
+def test_a_residual_is_replaced() -> None:
+    kernel = sweep("FusedMatMul", "float32[n,9]", floats(9, 8), "float32[n,8]", epilogue=ADD_RELU)
+    assert kernel.call.inplace == (2,)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_narrow_factors(dtype: str) -> None:
+    sweep("FusedMatMul", f"{dtype}[n,33]", f"{dtype}[33,20]", batches=(1, 17), rtol=2e-2, atol=2e-2)
+
+
+def test_bfloat16_meets_float32() -> None:
+    cast = scalar_body(1, lambda b, x: b("Cast", x, to=DType.BFLOAT16.onnx_code))
+    constant = sweep("FusedMatMul", "bfloat16[n,33]", floats(33, 20), batches=(1, 17), rtol=1e-3, atol=1e-3)
+    assert constant.call.spec.factors == (DType.BFLOAT16, DType.BFLOAT16)
+    sweep("FusedMatMul", "bfloat16[n,33]", "float32[33,20]", epilogue=cast, batches=(3,), rtol=2e-2, atol=2e-2)
+
+
+def test_every_offer_agrees() -> None:
+    a, b = "float32[n,70]", floats(70, 90)
+    offered = GpuKernel("FusedMatMul", a, b).offers
+    assert offered > 4
+    for rank in range(offered):
+        sweep("FusedMatMul", a, b, batches=(40,), rank=rank)
+
+
+def test_tf32_only_where_it_is_asked_for() -> None:
+    exact = GpuKernel("FusedMatMul", "float32[n,64]", floats(64, 64))
+    fast = GpuKernel("FusedMatMul", "float32[n,64]", floats(64, 64), tf32=True)
+    assert (exact.call.spec.precision, fast.call.spec.precision) == ("tf32x3", "tf32")
+
+
+def test_fast_tiles_for_large_products_small_ones_for_small() -> None:
+    large = GpuKernel("FusedMatMul", "float16[n,512,1024]", np.zeros((1024, 4096), np.float16)).call.spec.tile
+    small = GpuKernel("FusedMatMul", "float16[n,64]", np.zeros((64, 10), np.float16)).call.spec.tile
+    assert large.rows * large.columns >= 128 * 128 and small.columns == 16
+    assert replace(small, warps=4) == small
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_compiles(dtype: str) -> None:
+    compiles("FusedMatMul", f"{dtype}[n,256]", f"{dtype}[256,256]")
+
+
+def test_odd_sizes_and_epilogues_compile() -> None:
+    compiles("FusedMatMul", "float32[n,37]", floats(37, 50), "float32[n,50]", epilogue=ADD_RELU)
+    compiles("FusedMatMul", "float32[n,6,2,5]", "float32[n,6,2,5]", perm_a=(0, 2, 1, 3), perm_b=(0, 2, 3, 1), tf32=True)
+
+
+def test_exact_products_compile() -> None:
+    exact = [
+        r
+        for r in range(8)
+        if GpuKernel("FusedMatMul", "float32[n,64]", floats(64, 64), rank=r).call.spec.precision == "ieee"
+    ]
+    compiles("FusedMatMul", "float32[n,64]", floats(64, 64), rank=exact[0])

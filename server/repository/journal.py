@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import threading
 import time
 import zlib
-from collections import deque
+from array import array
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,8 @@ from server.repository.fs import Fs
 log = logging.getLogger(__name__)
 
 _TAIL = 1 << 18  # bytes at the end of a log that surely hold a whole record
-REMEMBERED = 2_000  # changes per model kept in memory; an idempotency key is known for as long
+_TRIES = 3  # readings of a log that other processes replace meanwhile
+REMEMBERED = 2_000  # changes per model that are told of; an idempotency key is known for as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,40 +109,44 @@ def _is_record(line: bytes) -> bool:
     return True
 
 
+def _inode(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
 def _fields(record: Record) -> Iterator[tuple[str, Any]]:
     return ((name, getattr(record, name)) for name in record.__dataclass_fields__ if name != "state")
 
 
 class Journal:
-    """The log of one model. Changes come under the repository's lock; reading needs none."""
+    """The log of one model. Changes come under the repository's lock; reading needs none.
+
+    In memory are the newest change and the places of the others' lines, which are read again when somebody asks.
+    """
 
     def __init__(self, fs: Fs, path: Path) -> None:
         self._fs = fs
         self._path = path
         self._lock = threading.Lock()
-        self.records: deque[Record] = deque(maxlen=REMEMBERED)
-        self._keys: dict[str, Record] = {}
+        self.last: Record | None = None  # the newest change
+        self._places = array("Q")  # where the lines of the remembered changes begin
+        self._keys: dict[str, int] = {}  # idempotency key -> where its line begins, oldest first
         self._inode = (0, 0)
         self._end = self._lines = 0  # bytes read that hold whole records, and how many
         self._newest: str | None = None  # digest of the last of them
         self._named = False  # whether the log's name is known to be durable
 
-    @property
-    def last(self) -> Record | None:
-        """The newest change."""
-        return self.records[-1] if self.records else None
-
     def snapshot(self) -> list[Record]:
         """Return the remembered changes, oldest first."""
         with self._lock:
-            self._refresh()
-            return list(self.records)
+            return self._read_back()
 
     def find_key(self, key: str) -> Record | None:
         """Return the change that carried an idempotency key."""
         with self._lock:
             self._refresh()
-            return self._keys.get(key)
+            if key not in self._keys:
+                return None
+            return next((record for record in reversed(self._read_back()) if record.key == key), None)
 
     def refresh(self) -> None:
         """Read what was added since the last look."""
@@ -168,9 +175,9 @@ class Journal:
         except FileNotFoundError:
             self._forget()
             return
-        if (status.st_dev, status.st_ino) != self._inode or status.st_size < self._end:
+        if _inode(status) != self._inode or status.st_size < self._end:
             self._forget()
-            self._inode = (status.st_dev, status.st_ino)
+            self._inode = _inode(status)
         if status.st_size > self._end:
             self._read_on()
 
@@ -181,8 +188,7 @@ class Journal:
         except OSError:
             self._cut_back()
             raise
-        status = self._path.stat()
-        self._inode = (status.st_dev, status.st_ino)
+        self._inode = _inode(self._path.stat())
         self._remember(record, line)
 
     def _cut_tail(self) -> None:
@@ -241,6 +247,20 @@ class Journal:
         except OSError:
             self._forget()  # the next look reads what the disk really holds
 
+    def _read_back(self) -> list[Record]:
+        """The remembered changes. Another process may replace the log at any moment: then it is read anew."""
+        for _ in range(_TRIES):
+            self._refresh()
+            if not self._places:
+                return []
+            with suppress(DamagedDocument, FileNotFoundError), self._path.open("rb") as file:
+                if _inode(os.fstat(file.fileno())) == self._inode:
+                    file.seek(self._places[0])
+                    *lines, _ = file.read(self._end - self._places[0]).split(b"\n")
+                    return [Record.parse(line) for line in lines]
+            self._forget()
+        raise DamagedDocument(f"journal: {self._path.name} changed while it was read")
+
     def _read_on(self) -> None:
         with self._path.open("rb") as file:
             file.seek(self._end)
@@ -257,25 +277,34 @@ class Journal:
 
     def _follows(self, record: Record) -> bool:
         """Whether the chain goes on. It begins anywhere: earlier lines may be in an archive, or an old release's."""
-        before = self.records[-1] if self.records else None
+        before = self.last
         if before is None or (before.previous is None and record.previous is None):
             return True
         return record.previous == self._newest
 
     def _remember(self, record: Record, line: bytes) -> None:
-        if len(self.records) == REMEMBERED and (key := self.records[0].key):
-            self._keys.pop(key, None)
-        self.records.append(record)
+        if record.action == "void" and self._places:
+            self._keys = {key: place for key, place in self._keys.items() if place != self._places[-1]}
+        self._places.append(self._end)
+        if record.key:
+            self._keys.pop(record.key, None)
+            self._keys[record.key] = self._end
+        self.last = record
         self._newest = hashlib.sha256(line.partition(b" ")[2][:-1]).hexdigest()
         self._end += len(line)
         self._lines += 1
-        if record.key:
-            self._keys[record.key] = record
-        elif record.action == "void":
-            self._keys = {key: r for key, r in self._keys.items() if r.generation != record.generation - 1}
+        if len(self._places) > REMEMBERED:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        gone = self._places.pop(0)
+        oldest = next(iter(self._keys), None)
+        if oldest is not None and self._keys[oldest] == gone:
+            del self._keys[oldest]
 
     def _forget(self) -> None:
-        self.records.clear()
+        self.last = None
+        self._places = array("Q")
         self._keys.clear()
         self._inode = (0, 0)
         self._end = self._lines = 0

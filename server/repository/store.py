@@ -339,8 +339,8 @@ class Store:
         )
 
     def _undo(self, model: str, journal: Journal, document: Aliases | None) -> Record:
-        lost = journal.records[-1]
-        before = journal.records[-2].state if len(journal.records) > 1 else document or Aliases()
+        *earlier, lost = journal.snapshot()
+        before = earlier[-1].state if earlier else document or Aliases()
         state = replace(before.raised(lost.state.high_water), generation=lost.generation)
         return journal.append(self._record("void", state, Origin(), lost.version))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -190,7 +191,7 @@ def test_a_log_reads_as_it_was_written_and_another_reader_follows(tmp_path: Path
     assert [r.generation for r in reader.snapshot()] == [1, 2]
     writer.append(record(3))
     assert reader.snapshot() == writer.snapshot()
-    assert reader.find_key("k2") == writer.records[1]
+    assert reader.find_key("k2") == writer.snapshot()[1]
     assert last_record(tmp_path / "log") == writer.last
 
 
@@ -225,14 +226,14 @@ def test_a_flipped_byte_in_the_middle_keeps_the_rest_for_a_person_to_see(tmp_pat
 def test_a_line_changed_with_its_checksum_is_damage(line: int, tmp_path: Path) -> None:
     """Somebody who rewrites history has to rewrite all that follows, and then the newest digest is another one."""
     path = tmp_path / "m.log"
-    newest = written(path, 4).records[-1].chain_digest
+    newest = written(path, 4).snapshot()[-1].chain_digest
     lines = path.read_bytes().splitlines(keepends=True)
     lines[line] = replace(Record.parse(lines[line][:-1]), actor="nobody").dump()
     content = b"".join(lines)
     path.write_bytes(content)
     journal = Journal(Fs(), path)
     assert [r.generation for r in journal.snapshot()] == list(range(1, line + 2))
-    assert newest not in {r.chain_digest for r in journal.records}
+    assert newest not in {r.chain_digest for r in journal.snapshot()}
     journal.append(record(5))
     (kept,) = tmp_path.glob("m.damaged-*")
     assert kept.read_bytes() == content
@@ -260,7 +261,36 @@ def test_a_log_remembers_only_so_much(tmp_path: Path) -> None:
     path.write_bytes(b"".join(record(n, key=f"k{n}", fingerprint="f").dump() for n in range(1, REMEMBERED + 3)))
     journal = Journal(Fs(), path)
     assert len(journal.snapshot()) == REMEMBERED
-    assert (journal.find_key("k2"), journal.find_key("k3")) == (None, journal.records[0])
+    assert (journal.find_key("k2"), journal.find_key("k3")) == (None, journal.snapshot()[0])
+
+
+def test_memory_does_not_grow_with_what_a_log_tells(tmp_path: Path) -> None:
+    history = Aliases(aliases={"live": Alias(tuple(range(1_000, 1_050)), 49)})
+    path = tmp_path / "log"
+    path.write_bytes(b"".join(replace(record(n), state=replace(history, generation=n)).dump() for n in range(1, 1_001)))
+    journal = Journal(Fs(), path)
+    tracemalloc.start()
+    try:
+        journal.refresh()
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 50_000  # the lines have a megabyte
+    assert [r.generation for r in journal.snapshot()] == list(range(1, 1_001))
+
+
+def test_a_log_replaced_while_it_is_asked_is_read_anew(tmp_path: Path) -> None:
+    path, other = tmp_path / "log", tmp_path / "other"
+
+    class Raced(Journal):
+        def _refresh(self) -> None:
+            super()._refresh()
+            if other.exists():
+                other.replace(path)
+
+    written(path, 4)
+    written(other, 2)
+    assert [r.generation for r in Raced(Fs(), path).snapshot()] == [1, 2]
 
 
 def test_a_long_log_is_shortened_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +304,7 @@ def test_a_long_log_is_shortened_and_nothing_is_lost(tmp_path: Path, monkeypatch
         assert reader.last == writer.last
         assert len(path.read_bytes().splitlines()) <= 6
     assert [r.generation for r in Journal(Fs(), path).snapshot()] == [18, 19, 20]
-    assert (reader.find_key("k17"), reader.find_key("k18")) == (None, writer.records[0])
+    assert (reader.find_key("k17"), reader.find_key("k18")) == (None, writer.snapshot()[0])
     files = sorted(tmp_path.iterdir())
     told = sorted(Record.parse(line).generation for file in files for line in file.read_bytes().splitlines())
     assert told == list(range(1, 21))

@@ -35,7 +35,7 @@ class DrainRate:
 class Admission:
     """What is waiting or running against what may."""
 
-    __slots__ = ("_defaults", "drain", "items", "max_bytes", "max_items", "nbytes", "rejected")
+    __slots__ = ("_defaults", "drain", "items", "max_bytes", "max_items", "nbytes")
 
     def __init__(self, max_items: int, max_bytes: int) -> None:
         self._defaults = (max_items, max_bytes)
@@ -43,7 +43,6 @@ class Admission:
         self.max_bytes = max_bytes
         self.items = 0
         self.nbytes = 0
-        self.rejected = 0
         self.drain = DrainRate()
 
     def limit(self, max_items: int | None, max_bytes: int | None) -> None:
@@ -52,18 +51,21 @@ class Admission:
         self.max_items = max_items or items
         self.max_bytes = max_bytes or nbytes
 
-    def enter(self, nbytes: int, now: float) -> None:
-        """Take one request in; raises Overloaded with the time after which a place should be free.
+    def refusal(self, nbytes: int, now: float) -> Overloaded | None:
+        """Return why there is no room for one more, with the time after which there should be; None if there is.
 
-        A request larger than the whole bound is let in when nothing else is there, so that it is not refused for ever.
+        One larger than the whole bound is let in when nothing else is there, so that it is not refused for ever.
         """
-        if self.items >= self.max_items or (self.items and self.nbytes + nbytes > self.max_bytes):
-            self.rejected += 1
-            raise Overloaded(
-                f"the queue is full: {self.items} of {self.max_items} requests, "
-                f"{self.nbytes} of {self.max_bytes} bytes are waiting",
-                retry_after=self.retry_after(now),
-            )
+        if self.items < self.max_items and not (self.items and self.nbytes + nbytes > self.max_bytes):
+            return None
+        return Overloaded(
+            f"the queue is full: {self.items} of {self.max_items} requests, "
+            f"{self.nbytes} of {self.max_bytes} bytes are waiting",
+            retry_after=self.retry_after(now),
+        )
+
+    def enter(self, nbytes: int) -> None:
+        """Take one request in."""
         self.items += 1
         self.nbytes += nbytes
 

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 DECAY = 0.98  # of a sample's weight per further sample
 TRUSTED = 4  # samples before predictions count
+HEADROOM = 1.2  # least factor on a prediction: who would be answered only just in time is better told so at once
+RECENT = 32  # executions whose deviations are remembered
+EXCEEDED = 2  # so many of them took as long as the bound or longer
 
 
 class CostModel:
-    """Least squares over (rows, seconds) with exponential forgetting; five running sums, no samples kept."""
+    """Least squares over (rows, seconds) with exponential forgetting; five running sums, no samples kept.
 
-    __slots__ = ("_fixed", "_per_row", "_sn", "_snn", "_snt", "_st", "_sw", "samples")
+    A line fitted to the mean says nothing of the spread, and lags where the machine has just become busier. So the
+    last executions' times are remembered as multiples of what had been predicted for them, and :meth:`bound` is what
+    all but a few of these would have kept.
+    """
+
+    __slots__ = ("_fixed", "_per_row", "_ratios", "_sn", "_snn", "_snt", "_st", "_stretch", "_sw", "samples")
 
     def __init__(self) -> None:
         self.samples = 0
         self._sw = self._sn = self._snn = self._st = self._snt = 0.0
         self._fixed = self._per_row = 0.0
+        self._ratios: deque[float] = deque(maxlen=RECENT)
+        self._stretch: float | None = HEADROOM  # None: to be taken from the ratios
 
     def add(self, rows: int, seconds: float) -> None:
         """Learn from one execution."""
         self.samples += 1
+        expected = self._fixed + self._per_row * rows
+        if self.samples > TRUSTED and expected > 0:
+            self._ratios.append(seconds / expected)
+            self._stretch = None
         self._sw = self._sw * DECAY + 1
         self._sn = self._sn * DECAY + rows
         self._snn = self._snn * DECAY + rows * rows
@@ -45,14 +61,27 @@ class CostModel:
         """Whether enough was measured to predict from."""
         return self.samples >= TRUSTED
 
+    @property
+    def stretch(self) -> float:
+        """How many times as long as predicted an execution may well take, ``HEADROOM`` or more."""
+        if self._stretch is None:
+            known = sorted(self._ratios)
+            self._stretch = max(HEADROOM, known[-EXCEEDED]) if len(known) >= EXCEEDED else HEADROOM
+        return self._stretch
+
     def predict(self, rows: int) -> float:
         """Return the expected seconds for this many rows; 0 before anything was measured."""
         return self._fixed + self._per_row * rows
 
+    def bound(self, rows: int) -> float:
+        """Return the seconds within which this many rows are done, but for a few cases in a hundred."""
+        return self.stretch * (self._fixed + self._per_row * rows)
+
     def rows_within(self, seconds: float, limit: int) -> int:
-        """Return the most rows, at most ``limit``, expected to be done in this time; 0 when not even one is."""
-        if self.predict(limit) <= seconds:
+        """Return the most rows, at most ``limit``, whose bound is this time; 0 when not even one's is."""
+        mean = seconds / self.stretch
+        if self.predict(limit) <= mean:
             return limit
         if self._per_row <= 0:
             return 0
-        return max(0, min(limit, int((seconds - self._fixed) / self._per_row)))
+        return max(0, min(limit, int((mean - self._fixed) / self._per_row)))

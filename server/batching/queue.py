@@ -8,26 +8,32 @@ from typing import TypeAlias
 
 from server.batching.entry import Entry, State
 from server.batching.line import Line
+from server.batching.shares import Shares
 from server.batching.signature import Shape
 
 Key: TypeAlias = tuple[int, tuple[Shape, ...]]  # priority, inner shapes
+MOST_URGENT = 1  # level
 
 
 class Queue:
-    """Requests of equal priority and shapes in the order of a :class:`Line`; between shapes, who came first goes first.
+    """Requests of equal priority and shapes are a :class:`Line`; a batch is made of requests of equal shapes.
 
-    Inside a batch there are only requests of equal shapes.
+    Between the shapes of one client, who came first goes first. Between clients, whatever their shapes, it is
+    :class:`Shares` that decides. While all that waits is one client's, none of that is reckoned.
 
-    ``starvation``: seconds after which a request's priority counts no more.
+    ``starvation``: seconds after which a request counts as most urgent, whatever its priority.
     """
 
-    __slots__ = ("_gone", "_groups", "_length", "starvation")
+    __slots__ = ("_client", "_gone", "_groups", "_length", "_shares", "rows", "starvation")
 
     def __init__(self, starvation: float = math.inf) -> None:
         self.starvation = starvation
+        self.rows = 0  # waiting
         self._groups: dict[Key, Line] = {}
         self._length = 0  # including those that left since
         self._gone = 0
+        self._client: str | None = None  # whose all of it is; None: several clients'
+        self._shares = Shares()
 
     def __len__(self) -> int:
         return self._length - self._gone
@@ -37,15 +43,37 @@ class Queue:
 
     def push(self, entry: Entry) -> None:
         """Queue an entry behind its group."""
+        client = entry.client
+        if not self._length:
+            self._client = client
+        elif client != self._client and self._client is not None:
+            self._deal()
+        if self._client is None:
+            self._shares.enter(client)
+            self._group(entry).push(entry)
+        else:
+            self._group(entry).append(entry)
+        self._length += 1
+        self.rows += entry.rows
+
+    def _group(self, entry: Entry) -> Line:
         key = (entry.priority, entry.group.key)
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = Line()
-        group.push(entry)
-        self._length += 1
+            group = self._groups[key] = Line(self._shares)
+        return group
 
-    def forget(self) -> None:
-        """Count one waiting entry as gone; its place is cleared on the way, or by a sweep when many have left."""
+    def _deal(self) -> None:
+        """A second client comes: from now on they take turns."""
+        self._client = None
+        waiting = [(entry, group) for group in self._groups.values() for entry in group.take_plain()]
+        for entry, group in sorted(waiting, key=lambda pair: pair[0].since):
+            self._shares.enter(entry.client)
+            group.push(entry)
+
+    def forget(self, entry: Entry) -> None:
+        """Count a waiting entry as gone; its place is cleared on the way, or by a sweep when many have left."""
+        self.rows -= entry.rows
         self._gone += 1
         if self._gone > 64 and self._gone * 2 > self._length:
             self._sweep()
@@ -56,8 +84,8 @@ class Queue:
         return [entry for key in self._order(now) for entry in self._groups[key]]
 
     def take(self, max_rows: int, now: float) -> list[Entry]:
-        """Take the most urgent group whose head waited longest: as many of its entries, in order, as fit, at least
-        one; then, while there is room, less urgent ones of the same shapes."""
+        """Take of the group that is next as many entries, in order, as fit, at least one; then, while there is room,
+        less urgent ones of the same shapes."""
         while self._groups:
             batch: list[Entry] = []
             for key in self._order(now):
@@ -76,29 +104,38 @@ class Queue:
         ordered = sorted(self._groups, key=lambda key: self._urgency(key, now))
         return [key for key in ordered if key[1] == ordered[0][1]]
 
-    def _urgency(self, key: Key, now: float) -> tuple[int, float]:
-        since = self._groups[key].since
-        return (-1 if now - since > self.starvation else key[0], since)
+    def _urgency(self, key: Key, now: float) -> tuple[int, float, float]:
+        group = self._groups[key]
+        since = group.since
+        return (min(key[0], MOST_URGENT) if now - since > self.starvation else key[0], group.turn, since)
 
     def _fill(self, batch: list[Entry], group: Line, max_rows: int) -> None:
         rows = sum([entry.rows for entry in batch])
         while (entry := group.first) is not None:
-            if entry.state is not State.WAITING:
-                self._gone -= 1
-            elif batch and (entry.group.rows == 0 or rows + entry.rows > max_rows):
+            present = entry.state is State.WAITING
+            if present and batch and (entry.group.rows == 0 or rows + entry.rows > max_rows):
                 break
-            else:
-                batch.append(entry)
-                rows += entry.rows
-            group.pop()
+            group.pop(present=present, begins=present and not batch)
             self._length -= 1
-            if batch and batch[-1].group.rows == 0:
+            if not present:
+                self._gone -= 1
+                continue
+            batch.append(entry)
+            rows += entry.rows
+            self.rows -= entry.rows
+            if entry.group.rows == 0:
                 break
 
     def put_back(self, entries: list[Entry]) -> None:
         """Return entries just taken to the fronts of their groups, in their order."""
+        if not entries:
+            return
+        if not self._length:
+            clients = {entry.client for entry in entries}
+            self._client = clients.pop() if len(clients) == 1 else None
         for entry in reversed(entries):
-            self._groups.setdefault((entry.priority, entry.group.key), Line()).put_back(entry)
+            self._group(entry).put_back(entry)
+            self.rows += entry.rows
         self._length += len(entries)
 
     def _sweep(self) -> None:

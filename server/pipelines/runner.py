@@ -49,10 +49,13 @@ class PipelineRunner:
         now = monotonic()
         try:
             self._check_time(entry, now)
-            self.admission.enter(entry.nbytes, now)
+            full = self.admission.refusal(entry.nbytes, now)
+            if full is not None:
+                raise full
         except ServerError as error:
             self.stats.refused(error.code)
             raise
+        self.admission.enter(entry.nbytes)
         entry.since = now
         flow = self._flows[entry] = Flow(self._steps, self._outputs, entry, self.stats.stepped, self._ended)
         try:

@@ -9,11 +9,12 @@ from collections.abc import Callable
 import numpy as np
 
 from server.batching.entry import Entry, Outcome
+from server.batching.policy import BatchPolicy
 from server.scheduling.pool import WorkerPool
 from server.scheduling.servable import Servable, ServableFactory
 from server.settings import Settings
 from server.telemetry.statistics import StatsBook
-from server.types import ModelRef, Tensors
+from server.types import ModelRef, Tensors, TensorSpec
 from tests.server.data.fakes import FakeModel, doubler
 from tests.server.data.running import rows
 
@@ -123,3 +124,50 @@ def test_one_caller_is_served_in_order() -> None:
 
     asyncio.run(scenario())
     np.testing.assert_array_equal(answers, np.arange(50) * 2)
+
+
+def order_of(arrivals: list[tuple[str, int, int]], policy: BatchPolicy | None = None) -> list[str]:
+    """Whose requests were answered in which order; each arrival is a client, the columns of its one row, a priority."""
+    order: list[str] = []
+    spec = TensorSpec("x", "FP32", (-1, -1))
+    model = FakeModel(lambda t: {"y": t["x"]}, [spec], [TensorSpec("y", "FP32", (-1, -1))], max_batch=4)
+
+    async def scenario() -> None:
+        pool = WorkerPool(1)
+        servable = ServableFactory(Settings(inline_budget_us=0), pool, StatsBook()).make(ModelRef("m", 1), model)
+        servable.configure(policy or BatchPolicy())
+        model.gate.clear()
+        submit(servable, "first")
+        await asyncio.to_thread(model.entered.wait, 20)
+        for client, width, priority in arrivals:
+            x = {"x": rows(1, width)}
+            tell = lambda outcome, client=client: order.append(client)  # noqa: E731 - one line, used once
+            entry = Entry(x, servable.signature.group_of(x), tell, priority=priority)
+            entry.client = client
+            servable.submit(entry)
+        model.gate.set()
+        await servable.batcher.drained()
+        await asyncio.to_thread(pool.close)
+
+    asyncio.run(scenario())
+    assert sorted(order) == sorted(client for client, _, _ in arrivals)
+    return order
+
+
+def test_requests_of_another_shape_do_not_wait_for_a_long_queue() -> None:
+    order = order_of([("a", 4, 0)] * 64 + [("b", 5, 0)] * 2)
+    assert max(place for place, client in enumerate(order) if client == "b") < 12  # one batch was formed before
+
+
+def test_many_shapes_are_no_larger_share() -> None:
+    """A's requests have sixteen shapes, B's one: for every batch of A's, B gets one of its."""
+    order = order_of([("a", 4 + index % 16, 0) for index in range(64)] + [("b", 30, 0)] * 16)
+    last = max(place for place, client in enumerate(order) if client == "b")
+    assert order[: last + 1].count("a") <= 28
+
+
+def test_who_keeps_others_waiting_for_long_is_not_starved_himself() -> None:
+    """A's queue is so long that it counts as starving; B's urgent requests of another shape get their share still."""
+    levels = BatchPolicy(priority_levels=2, default_priority=1, starvation=0.0)
+    order = order_of([("a", 4, 2)] * 64 + [("b", 5, 1)] * 2, levels)
+    assert max(place for place, client in enumerate(order) if client == "b") < 12

@@ -1,0 +1,111 @@
+"""Batches that are formed: run here, or staged for a worker that takes them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from time import monotonic
+from typing import NamedTuple
+
+from server.backends.base import LoadedModel
+from server.batching.cost import CostModel
+from server.batching.entry import Entry, State
+from server.batching.execution import Execute, Ran
+from server.scheduling.pool import WorkerPool
+
+
+class Finished(NamedTuple):
+    """A batch as it was formed, the entries of it that were run, and what came of them."""
+
+    batch: list[Entry]
+    entries: list[Entry]
+    ran: Ran | None  # None: all callers had left
+
+
+class Dispatch:
+    """Runs batches, at most ``instances`` at once. One more may be staged, so that a worker goes on without waiting for
+    a busy event loop; ``back`` takes each result on the loop, ``ended`` is called there when a worker has stopped."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        cost: CostModel,
+        pool: WorkerPool,
+        execute: Execute,
+        back: Callable[[Finished], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self.instances = 1
+        self.running = 0  # workers that have this model's job, at most ``instances``
+        self.staged: deque[list[Entry]] = deque()  # batches a worker has yet to take, at most one
+        self._model = model
+        self._cost = cost
+        self._pool = pool
+        self._execute = execute
+        self._back = back
+        self._after = ended
+        self._begun: dict[int, tuple[float, int]] = {}  # by batch: since when so many rows are being run
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether one more batch may run now."""
+        return self.running < self.instances
+
+    def remaining(self, now: float) -> float:
+        """Return the seconds until the next batch can begin: what runs has to end, and what is staged goes before."""
+        bound, begun = self._cost.bound, list(self._begun.values())  # workers may change it meanwhile
+        staged = sum(bound(sum(entry.rows for entry in batch)) for batch in tuple(self.staged))
+        if len(begun) < self.instances:
+            return staged
+        return staged + max(0.0, min(began + bound(rows) - now for began, rows in begun))
+
+    def stage(self, batch: list[Entry]) -> None:
+        """Let a worker run a batch: one that is free, else the next to be."""
+        for entry in batch:
+            entry.state = State.STAGED
+        self.staged.append(batch)
+        if self.is_idle:
+            self._hand_out()
+
+    def _hand_out(self) -> None:
+        self.running += 1
+        self._pool.submit(self._work, self._back, self._ended)
+
+    def _ended(self) -> None:
+        """The worker found nothing staged any more."""
+        self.running -= 1
+        if self.staged:  # staged since it looked
+            self._hand_out()
+        else:
+            self._after()
+
+    def _work(self) -> Iterator[Finished]:
+        """On a worker: run what is staged. A busy model goes back to the end of the line while others wait in it."""
+        while batch := self._take_staged():
+            self._begun[id(batch)] = monotonic(), sum(entry.rows for entry in batch)
+            try:
+                finished = self.run(batch)
+            finally:
+                del self._begun[id(batch)]
+            yield finished
+            del batch, finished  # nothing of a batch outlives it while this thread waits
+            if self._pool.wanted:
+                return
+
+    def _take_staged(self) -> list[Entry] | None:
+        try:
+            return self.staged.popleft()
+        except IndexError:  # looking first would not do: the workers of several instances may look at once
+            return None
+
+    def run(self, batch: list[Entry]) -> Finished:
+        """Run a batch on this thread, without those whose callers have left; from here on leaving changes nothing."""
+        tensors = [entry.inputs for entry in batch]  # taken before looking: who leaves is first marked, then emptied
+        present = [index for index, entry in enumerate(batch) if entry.state is not State.DONE]
+        entries = [batch[index] for index in present]
+        for entry in entries:
+            entry.start()
+        if not entries:
+            return Finished(batch, entries, None)
+        inputs, rows = [tensors[index] for index in present], [entry.rows for entry in entries]
+        return Finished(batch, entries, self._execute(self._model, inputs, rows))

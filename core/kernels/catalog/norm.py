@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -62,9 +63,14 @@ class GroupNormSpec(KernelSpec):
 
 @covers("LayerNormalization", "RMSNormalization")
 def layer_norm(request: Request) -> KernelCall | None:
+    return layer_call_of(request, lambda node: _is_float32(node, also=DType.BFLOAT16))
+
+
+def layer_call_of(request: Request, is_covered: Callable[[Node], bool]) -> KernelCall | None:
+    """What is the same on every device; None for vectors of other lengths than lines, and what is not covered."""
     node = request.node
     x = _input(node, 0)
-    if not _is_float32(node, also=DType.BFLOAT16) or x.dtype is not node.output.dtype:
+    if not is_covered(node) or x.dtype is not node.output.dtype:
         return None
     axis = axis_of(attribute(node, "axis"), len(x.shape))
     length = product(x.shape[axis:])
@@ -85,9 +91,14 @@ def layer_norm(request: Request) -> KernelCall | None:
 
 @covers("GroupNormalization", "InstanceNormalization")
 def group_norm(request: Request) -> KernelCall | None:
+    return group_call_of(request, _is_float32)
+
+
+def group_call_of(request: Request, is_covered: Callable[[Node], bool]) -> KernelCall | None:
+    """What is the same on every device; None for vectors of other lengths than channels, and what is not covered."""
     node = request.node
     x = _input(node, 0)
-    if not _is_float32(node) or len(x.shape) < 2:
+    if not is_covered(node) or len(x.shape) < 2:
         return None
     last = attribute(node, "layout") == "NHWC"
     channels = x.shape[-1] if last else x.shape[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,7 +19,7 @@ _NARROW = {"ReduceMean", "ReduceMax", "GlobalAveragePool", "GlobalMaxPool"}  # o
 NUMBERS = FLOATS | {DType.INT32, DType.INT64}
 
 # Operator -> (what is reduced, element types). Exponentials exist in float32 only.
-_KINDS = {
+KINDS = {
     "ReduceSum": NUMBERS, "ReduceMean": FLOATS, "ReduceMax": NUMBERS | {DType.INT8, DType.UINT8}, "ReduceProd": NUMBERS,
     "ReduceMin": NUMBERS | {DType.INT8, DType.UINT8}, "ReduceL1": NUMBERS, "ReduceL2": FLOATS,
     "ReduceSumSquare": NUMBERS, "ReduceLogSum": {DType.FLOAT32}, "ReduceLogSumExp": {DType.FLOAT32},
@@ -79,12 +79,21 @@ class ArgReduceSpec(KernelSpec):
         return f"arg{'min' if self.least else 'max'}({self.length})"
 
 
-@covers(*_KINDS)
+@covers(*KINDS)
 def reduce(request: Request) -> KernelCall | None:
+    return call_of(request, _is_covered)
+
+
+def _is_covered(op: str, dtype: DType) -> bool:
+    return dtype in KINDS[op] or (dtype is DType.BFLOAT16 and op in _NARROW)
+
+
+def call_of(request: Request, is_covered: Callable[[str, DType], bool]) -> KernelCall | None:
+    """What is the same on every device; None for unplannable shapes, unknown axes and element types that are not
+    covered."""
     node = request.node
     source = _input(node)
-    covered = source.dtype in _KINDS[node.op] or (source.dtype is DType.BFLOAT16 and node.op in _NARROW)
-    if not has_plannable_types(node) or not covered:
+    if not has_plannable_types(node) or not is_covered(node.op, source.dtype):
         return None
     axes = _spatial(node) if node.op in _SAME_AS else _reduced_axes(node)
     if axes is None:
@@ -97,9 +106,14 @@ def reduce(request: Request) -> KernelCall | None:
 
 @covers("ArgMax", "ArgMin")
 def arg_reduce(request: Request) -> KernelCall | None:
+    return arg_call_of(request, NUMBERS)
+
+
+def arg_call_of(request: Request, dtypes: Collection[DType]) -> KernelCall | None:
+    """What is the same on every device; None for unplannable shapes and other element types."""
     node = request.node
     source = _input(node)
-    if not has_plannable_types(node) or source.dtype not in NUMBERS or not source.shape:
+    if not has_plannable_types(node) or source.dtype not in dtypes or not source.shape:
         return None
     axis = axis_of(attribute(node, "axis"), len(source.shape))
     before, after = product(source.shape[:axis]), product(source.shape[axis + 1 :])

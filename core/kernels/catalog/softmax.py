@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -31,8 +32,13 @@ class SoftmaxSpec(KernelSpec):
 
 @covers("Softmax", "LogSoftmax")
 def softmax(request: Request) -> KernelCall | None:
+    return call_of(request, {DType.FLOAT32})
+
+
+def call_of(request: Request, dtypes: Collection[DType]) -> KernelCall | None:
+    """What is the same on every device; None for unplannable shapes and other element types."""
     node = request.node
-    if not has_plannable_types(node) or node.output.dtype is not DType.FLOAT32:
+    if not has_plannable_types(node) or node.output.dtype not in dtypes:
         return None
     shape = node.output.shape
     axis = axis_of(attribute(node, "axis"), len(shape))

@@ -44,16 +44,17 @@ def is_computable(body: Graph) -> bool:
 def elementwise(request: Request) -> KernelCall | None:
     """None for element types or bodies outside the scalar algebra, and for unplannable shapes."""
     found = on_cpu.call_of(request, is_computable)
-    return next(iter(_tiled(found)), None) if found is not None else None
+    return next(iter(tiled(found)), None) if found is not None else None
 
 
 @offers(*OPS, device="cuda")
 def other_tilings(request: Request) -> Iterable[KernelCall]:
     found = on_cpu.call_of(request, is_computable)
-    return _tiled(found) if found is not None else ()
+    return tiled(found) if found is not None else ()
 
 
-def _tiled(call: KernelCall) -> Iterable[KernelCall]:
+def tiled(call: KernelCall) -> Iterable[KernelCall]:
+    """An elementwise kernel for CPUs as one for GPUs, with every tiling that may win."""
     if not isinstance(call.spec, on_cpu.ElementwiseSpec):
         raise TypeError(f"{call.spec.key} is no elementwise kernel")
     body, nest = call.spec.body, call.spec.nest

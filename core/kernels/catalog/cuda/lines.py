@@ -1,0 +1,87 @@
+"""Kernels in which many elements make one result, or are normalised together: a program has a few such lines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from core.ir.dim import product
+from core.ir.types import Dim
+from core.kernels.catalog.cuda.tiling import blocks
+from core.kernels.catalog.nest import Nest
+
+_WHOLE = 8192  # elements of a line that registers hold
+_BLOCK = 2048  # elements of a program
+_BESIDE = 32  # lines side by side in memory
+_ACROSS = 64  # elements of each of them
+_PER_WARP = 512
+
+
+@dataclass(frozen=True, slots=True)
+class LineTile:
+    """A program has `rows` lines, `columns` elements of each at a time. Both are powers of two."""
+
+    rows: int
+    columns: int
+    warps: int
+
+    def __str__(self) -> str:
+        return f"{self.rows} lines by {self.columns}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """The places along `lines`, all loops together, have one line each; `along` are the loops of a line. The operands
+    of both nests are the same."""
+
+    lines: Nest
+    along: Nest
+    tile: LineTile
+
+    @property
+    def count(self) -> Dim:
+        return product(self.lines.extents)
+
+    @property
+    def length(self) -> Dim:
+        return product(self.along.extents)
+
+    @property
+    def whole(self) -> bool:
+        """Whether a program has its lines in registers from end to end."""
+        return isinstance(self.length, int) and self.length <= self.tile.columns
+
+    @property
+    def programs(self) -> Dim:
+        return blocks(self.count, self.tile.rows)
+
+
+def middle_axis(outer: Dim, length: Dim, inner: Dim) -> tuple[Nest, Nest]:
+    """Lines along the middle axis of one dense operand [outer, length, inner]."""
+    lines = Nest((outer, inner), ((length * inner, 1),)).collapsed()
+    return lines, Nest((length,), ((inner,),))
+
+
+def covering(lines: Nest, along: Nest) -> tuple[Lines, ...]:
+    """The lines with every tile that may win, the likeliest best for the first operand first.
+
+    Neighbouring threads should read neighbours: elements of one line, or of lines that lie side by side.
+    """
+    beside = lines.strides[0][-1] == 1 and along.strides[0][-1] != 1
+    length = product(along.extents)
+    wide = _power(length) if isinstance(length, int) else _WHOLE
+    if beside:
+        shapes = [(_BESIDE, min(wide, _ACROSS)), (2 * _BESIDE, min(wide, _ACROSS // 2)), (_BESIDE, min(wide, 16))]
+    else:
+        columns = wide if isinstance(length, int) and length <= _WHOLE else _BLOCK
+        rows = max(_BLOCK // columns, 1)
+        shapes = [(rows, columns), (max(rows // 4, 1), columns), (min(rows * 2, 32), columns)]
+    tiles = dict.fromkeys(LineTile(r, c, _warps(r * c)) for r, c in shapes)
+    return tuple(Lines(lines, along, tile) for tile in tiles)
+
+
+def _warps(elements: int) -> int:
+    return min(max(elements // _PER_WARP, 1), 16)
+
+
+def _power(number: int) -> int:
+    return 1 << max(number - 1, 0).bit_length()

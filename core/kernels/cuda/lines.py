@@ -1,0 +1,133 @@
+"""Programs over lines: blocks of [lines, elements], in one piece or piece by piece, and what becomes of a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from core.ir.types import DType
+from core.kernels.catalog.cuda.lines import Lines
+from core.kernels.cuda.algebra import NARROW, Algebra, Reg, register_name
+from core.kernels.cuda.nest import Place, split
+from core.kernels.cuda.source import Writer, text_of, total
+
+# Triton's own combinations: its interpreter knows them, others it would call for every single element
+SUM, PRODUCT = "tl.standard._sum_combine", "tl.standard._prod_combine"
+GREATEST, LEAST = "tl.standard._elementwise_max", "tl.standard._elementwise_min"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some elements [1, columns] of a program's lines."""
+
+    index: str
+    place: Place
+    mask: str | None
+
+
+class LineWriter:
+    """The lines of one program. Pieces of lines that fit into registers are read once."""
+
+    def __init__(self, w: Writer, lines: Lines) -> None:
+        self.w, self.e, self.lines = w, Algebra(w), lines
+        tile = lines.tile
+        self.index = w.let(f"tl.program_id(0) * {tile.rows} + tl.arange(0, {tile.rows})[:, None]", "line")
+        self.mask = w.let(f"{self.index} < {text_of(lines.count)}", "inside")
+        places = split(w, self.index, lines.lines.extents)
+        self.place = Place(tuple(places), (self.mask,) * len(places))
+        self._piece = self._at("0") if lines.whole else None
+        self._loaded: dict[tuple[str, int], Reg] = {}
+
+    @contextmanager
+    def pieces(self) -> Iterator[Piece]:
+        """What follows happens to every piece of the lines."""
+        if self._piece is not None:
+            yield self._piece
+            return
+        with self.w.block(f"for start in range(0, {text_of(self.lines.length)}, {self.lines.tile.columns})"):
+            yield self._at("start")
+
+    def _at(self, start: str) -> Piece:
+        columns, length = self.lines.tile.columns, self.lines.length
+        index = self.w.let(f"{start} + tl.arange(0, {columns})[None, :]", "k")
+        full = isinstance(length, int) and length % columns == 0
+        mask = None if full else self.w.let(f"{index} < {text_of(length)}", "inside")
+        places = split(self.w, index, self.lines.along.extents)
+        return Piece(index, Place(tuple(places), (mask,) * len(places)), mask)
+
+    def both(self, piece: Piece) -> str:
+        """The mask of a block."""
+        return self.mask if piece.mask is None else f"{self.mask} & {piece.mask}"
+
+    def load(self, pointer: str, operand: int, dtype: DType, piece: Piece) -> Reg:
+        """The elements of an operand, as they are in registers."""
+        if piece is self._piece and (pointer, operand) in self._loaded:
+            return self._loaded[pointer, operand]
+        lines, along = self.lines.lines.strides[operand], self.lines.along.strides[operand]
+        masks = (self.place.mask(lines), piece.place.mask(along))
+        mask = " & ".join(mask for mask in masks if mask) or None
+        value = self.e.load(pointer, self._offset(operand, piece), dtype, mask)
+        if piece is self._piece:
+            self._loaded[pointer, operand] = value
+        return value
+
+    def store(self, pointer: str, operand: int, value: Reg, piece: Piece) -> None:
+        self.e.store(pointer, f"{self._offset(operand, piece)} + {self.index} * 0", value, self.both(piece))
+
+    def _offset(self, operand: int, piece: Piece) -> str:
+        lines, along = self.lines.lines.strides[operand], self.lines.along.strides[operand]
+        return total([_unless_zero(self.place.offset(lines)), _unless_zero(piece.place.offset(along))])
+
+    def store_result(self, pointer: str, value: Reg, operand: int | None = None) -> None:
+        """One number [lines, 1] of each line; without an operand they lie side by side."""
+        offset = self.index if operand is None else f"{self.place.offset(self.lines.lines.strides[operand])}"
+        self.e.store(pointer, f"{offset} + {self.index} * 0", value, self.mask)
+
+    # Results of lines
+
+    def start(self, value: str, dtype: DType) -> str:
+        """A variable for every element of a block."""
+        tile = self.lines.tile
+        return self.w.let(f"tl.full(({tile.rows}, {tile.columns}), {value}, {register_name(dtype)})", "total")
+
+    def within(self, value: str, piece: Piece, other: str) -> str:
+        """A value, or `other` outside of the lines."""
+        return self.w.let(f"tl.where({self.both(piece)}, {value}, {other})")
+
+    def reduce(self, value: str, combine: str, dtype: DType) -> Reg:
+        """A block [lines, columns] as one number for each line, [lines, 1]."""
+        return Reg(self.w.let(f"tl.reduce({value}, 1, {combine})[:, None]", "line"), dtype)
+
+    def sum(self, value: str, dtype: DType = DType.FLOAT32) -> Reg:
+        return self.reduce(value, SUM, dtype)
+
+    def extreme(self, value: str, combine: str, dtype: DType) -> Reg:
+        """The greatest or least, or NaN where there is one: comparing alone would lose it."""
+        best = self.reduce(value, combine, dtype)
+        if not dtype.is_float:
+            return best
+        nan = self.reduce(f"({value} != {value}).to(tl.int32)", SUM, DType.INT32)
+        return Reg(self.w.let(f'tl.where({nan.name} > 0, float("nan"), {best.name})', "line"), dtype)
+
+
+def computed(dtype: DType) -> DType:
+    """The type in registers."""
+    return DType.FLOAT32 if dtype in NARROW else dtype
+
+
+def lowest(dtype: DType) -> str:
+    return 'float("-inf")' if dtype.is_float else str(-(1 << (8 * dtype.itemsize - 1)) if _signed(dtype) else 0)
+
+
+def highest(dtype: DType) -> str:
+    bits = 8 * dtype.itemsize - (1 if _signed(dtype) else 0)
+    return 'float("inf")' if dtype.is_float else str((1 << bits) - 1)
+
+
+def _signed(dtype: DType) -> bool:
+    return dtype.label.startswith("int")
+
+
+def _unless_zero(text: str) -> str | None:
+    return None if text == "0" else text

@@ -1,0 +1,89 @@
+"""Reductions of lines: every element of a block adds up for itself, and a line's are put together at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from core.ir.types import Dim, DType
+from core.kernels.catalog.cuda.reduce import ReduceSpec
+from core.kernels.cuda.algebra import Reg
+from core.kernels.cuda.lines import GREATEST, LEAST, PRODUCT, SUM, LineWriter, computed, highest, lowest
+from core.kernels.cuda.source import Source, Writer, text_of
+from core.kernels.target import GpuTarget
+
+_ADDED = {
+    "ReduceSum": "{}", "ReduceMean": "{}", "ReduceLogSum": "{}", "ReduceL1": "tl.abs({})", "ReduceL2": "{0} * {0}",
+    "ReduceSumSquare": "{0} * {0}",
+}  # fmt: skip
+
+
+def generate(spec: ReduceSpec, target: GpuTarget) -> Source:
+    w = Writer(spec.symbol)
+    x, y = w.operand("x", spec.dtype), w.operand("y", spec.dtype)
+    lines = LineWriter(w, spec.lines)
+    if spec.kind in ("ReduceMax", "ReduceMin"):
+        result = _extreme(lines, spec, x)
+    elif spec.kind == "ReduceLogSumExp":
+        result = _log_sum_exp(lines, spec, x)
+    else:
+        result = _combined(lines, spec, x)
+    lines.store_result(y, Reg(result, spec.dtype), 1)
+    return w.source(spec.lines.tile.warps)
+
+
+def _combined(lines: LineWriter, spec: ReduceSpec, x: str) -> str:
+    """Sums and products."""
+    w, dtype = lines.w, computed(spec.dtype)
+    if spec.kind == "ReduceProd":
+        total = _accumulated(lines, spec, x, "1", lambda sofar, value: f"{sofar} * {value}")
+        return lines.reduce(total, PRODUCT, dtype).name
+    form = _ADDED[spec.kind]
+    total = _accumulated(lines, spec, x, "0", lambda sofar, value: f"{sofar} + {form.format(value)}")
+    added = lines.reduce(total, SUM, dtype).name
+    match spec.kind:
+        case "ReduceMean":
+            return w.let(f"{added} / {divisor(spec.count, dtype)}")
+        case "ReduceL2":
+            return w.let(f"tl.sqrt({added})")
+        case "ReduceLogSum":
+            return w.let(f"tl.log({added})")
+    return added
+
+
+def divisor(count: Dim, dtype: DType) -> str:
+    """A number of elements as a float."""
+    return f"{float(count)!r}" if isinstance(count, int) else f"{text_of(count)}.to(tl.{dtype})"
+
+
+def _extreme(lines: LineWriter, spec: ReduceSpec, x: str) -> str:
+    greatest, dtype = spec.kind == "ReduceMax", computed(spec.dtype)
+    other = lowest(dtype) if greatest else highest(dtype)
+    name, combine = ("maximum", GREATEST) if greatest else ("minimum", LEAST)
+    nan = ", propagate_nan=tl.PropagateNan.ALL" if dtype.is_float else ""
+    best = _accumulated(lines, spec, x, other, lambda sofar, value: f"tl.{name}({sofar}, {value}{nan})")
+    return lines.extreme(best, combine, dtype).name
+
+
+def _log_sum_exp(lines: LineWriter, spec: ReduceSpec, x: str) -> str:
+    """log(sum(exp(x - m))) + m for the greatest element m, so that nothing overflows."""
+    w, dtype = lines.w, computed(spec.dtype)
+    none = lowest(dtype)
+    best = _accumulated(lines, spec, x, none, lambda sofar, value: f"tl.maximum({sofar}, {value})")
+    greatest = lines.reduce(best, GREATEST, dtype).name
+    infinite = f"({greatest} == {none}) | ({greatest} == {highest(dtype)})"
+    shift = w.let(f"tl.where({infinite}, 0.0, {greatest})")
+    form = f"tl.exp({{}} - {shift})"
+    total = _accumulated(lines, spec, x, "0", lambda sofar, value: f"{sofar} + {form.format(value)}", none)
+    return w.let(f"tl.log({lines.sum(total, dtype).name}) + {shift}")
+
+
+def _accumulated(
+    lines: LineWriter, spec: ReduceSpec, x: str, first: str, combine: Callable[[str, str], str], outside: str = ""
+) -> str:
+    """A block that has met all pieces of its lines. Elements outside of them count as `outside`, or as `first`."""
+    w = lines.w
+    total = lines.start(first, computed(spec.dtype))
+    with lines.pieces() as piece:
+        value = lines.load(x, 0, spec.dtype, piece).name
+        w.line(f"{total} = {combine(total, lines.within(value, piece, outside or first))}")
+    return total

@@ -26,6 +26,7 @@ from core.ops.inference import infer_graph
 from core.ops.registry import revisions
 from core.options import Options
 from core.options import make_options as make_options
+from core.packing import pack_info, packed_maker
 from core.passes.pipeline import Options as PassOptions
 from core.passes.pipeline import PassReport, optimize, prepare
 from core.passes.recompute import Recompute
@@ -60,6 +61,7 @@ def compile(
     record: str | os.PathLike[str] | None = None,
     winograd: bool = True,
     new_shapes: NewShapes = "default",
+    packing: int | None = None,
 ) -> Session:
     """A session that runs `model` (a graph, a path to an ONNX file, or its bytes).
 
@@ -79,10 +81,16 @@ def compile(
     one is waited for; others are compiled in the background, and the references answer meanwhile where that is
     faster. `new_shapes="wait"` waits for all of them, "background" for none.
 
+    `packing` compiles a model of sequences for tokens instead, whatever the lengths: `Session.run_packed` lays
+    sequences one after the other, so many tokens to a run at most, where that is proven to give what each would get
+    alone; `Session.packing` says whether, and why not.
+
     ModelError when the model is not acceptable; UnsupportedError for a device or precision Lathe does not have.
     """
     findings = read_findings(Path(record)) if record is not None else None
-    options = make_options(device, precision, threads, max_batch, optimize, cache_dir, tune, findings, winograd)
+    options = make_options(
+        device, precision, threads, max_batch, optimize, cache_dir, tune, findings, winograd, packing
+    )
     if isinstance(model, Graph):
         return unkept(model, _here_and_now(options), new_shapes)
     data = model if isinstance(model, bytes) else Path(model).read_bytes()
@@ -168,7 +176,8 @@ def session_of(description: Description, content: Compiled | Graph, options: Opt
     def make(binding: Binding, chosen: Options) -> Executable:
         return executable(content, chosen, batching, binding)
 
-    return Session(description, _maker_of(content, make, options, new_shapes))
+    packed = packed_maker(lambda: content, description, options, partial(_stored, source=None))
+    return Session(description, _maker_of(content, make, options, new_shapes), packed=packed)
 
 
 def load_compiled(
@@ -199,11 +208,12 @@ def opened(path: Path, options: Options, new_shapes: NewShapes, source: Source |
     if isinstance(stored.content, Graph):
         graph = stored.content
         source = Source(path, stored.digest, store) if store is not None else None
-        make = partial(_stored, lambda: graph, stored.description, source)
-        return Session(stored.description, _maker_of(graph, make, chosen, new_shapes, source))
+        make = partial(_stored, lambda: graph, stored.description, source=source)
+        packed = packed_maker(lambda: graph, stored.description, chosen, partial(_stored, source=source))
+        return Session(stored.description, _maker_of(graph, make, chosen, new_shapes, source), packed=packed)
     if source is None:
         return Session(stored.description, fixed=Made(stored.content))
-    make = partial(_stored, partial(load, source.path), stored.description, source)
+    make = partial(_stored, partial(load, source.path), stored.description, source=source)
     fixed = Made(stored.content, note_of(chosen), last=False)
     return Session(stored.description, maker(make, chosen, "wait", None, source), fixed)
 
@@ -242,7 +252,8 @@ def describe(graph: Graph, options: Options) -> Description:
     batching = BatchInfo(proof.batchable, proof.reason, proof.symbol or leading_symbol(graph))
     inputs = {value.name: value.type for value in graph.inputs}
     outputs = {value.name: value.type for value in graph.outputs}
-    return Description(graph.name, inputs, outputs, batching, options.max_batch)
+    packing = pack_info(graph, options.packing) if options.packing else None
+    return Description(graph.name, inputs, outputs, batching, options.max_batch, packing)
 
 
 def executable(graph: Graph, options: Options, batching: BatchInfo, binding: Binding) -> Executable:
@@ -251,7 +262,7 @@ def executable(graph: Graph, options: Options, batching: BatchInfo, binding: Bin
 
 
 def _stored(
-    graph: Callable[[], Graph], description: Description, source: Source | None, binding: Binding, options: Options
+    graph: Callable[[], Graph], description: Description, binding: Binding, options: Options, source: Source | None
 ) -> Executable:
     """As `executable`, from the store where the same source was compiled for these shapes before."""
     batching = description.batching

@@ -28,6 +28,7 @@ class Options:
     winograd: bool = True  # whether products may be computed from fewer multiplications than their definition has
     findings: tuple[tuple[str, str], ...] = ()  # of an earlier tuning, to be used before any other: see core/tune.py
     tune_later: float = 0.0  # the same in the background, while what was compiled without it runs
+    packing: int = 0  # the most tokens of a run of packed sequences; 0: sequences are not packed
     memory: int | None = None  # bytes that the arena of known shapes may take, at the price of computing values again
 
     @property
@@ -51,6 +52,7 @@ def make_options(
     tune: str | float = "off",
     findings: Mapping[str, str] | None = None,
     winograd: bool = True,
+    packing: int | None = None,
 ) -> Options:
     """Checked options. UnsupportedError or ValueError says what is wrong."""
     if device != "cpu":
@@ -70,7 +72,14 @@ def make_options(
         winograd,
         tuple(sorted((findings or {}).items())),
         tune_later=inf if tune == "background" else 0.0,
+        packing=_tokens(packing),
     )
+
+
+def _tokens(packing: int | None) -> int:
+    if packing is not None and packing < 1:
+        raise ValueError(f"packing must be 1 token or more, got {packing}")
+    return packing or 0
 
 
 def seconds_of(tune: str | float) -> float:

@@ -72,7 +72,7 @@ _OVER = {
 @register
 class SegmentReduce(OpDef):
     """One row per sequence from its tokens along `axis`: Y[s, ...] is their sum, mean, max or min, or the first or the
-    last of them, as `mode` says. There is room for n rows, one per token; those beyond the sequences are zero."""
+    last of them, as `mode` says. There is room for n rows, one per token; those beyond the sequences mean nothing."""
 
     domain = "lathe"
     inputs = "x, offsets"

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import dropwhile
 
 from core.ir.graph import Attr, Graph, Node, Value
 from core.ir.types import DType
-from core.passes.base import PassResult, shape_of
+from core.passes.base import PassResult, is_elementwise, is_view_node, shape_of
+from core.passes.bodies import FUSED, Body
 from core.passes.edit import Editor
 
 _PERMS = {"perm_q": "perm_a", "perm_k": "perm_b"}  # of FusedAttention, of the product that makes the scores
@@ -30,26 +32,71 @@ class FuseAttention:
             if node.op == "Softmax" and _has_rows_of_keys(node, self.fewest_queries):
                 _fuse(editor, node, "FusedAttention", _has_known_rows)
             elif node.op == "SegmentSoftmax":
-                _fuse(editor, node, "SegmentAttention", _has_tokens, node.inputs[1])
+                _fuse_segments(editor, node)
         return editor.finish()
 
 
 def _fuse(
     editor: Editor, softmax: Node, op: str, suits: Callable[[Value | None, Attr], bool], *more: Value | None
-) -> None:
-    """`suits` says of an operand and its permutation whether the kernel can take it; `more` are inputs behind V."""
+) -> Node | None:
+    """The new node, if there is one. `suits` says of an operand and its permutation whether the kernel can take it;
+    `more` are inputs behind V."""
     first, second = _product_before(editor, softmax), _product_after(editor, softmax)
     if first is None or second is None:
-        return
+        return None
     q, k, v = first.inputs[0], first.inputs[1], second.inputs[1]
     perms = [*(first.attrs.get(name) for name in _PERMS.values()), *(second.attrs.get(name) for name in _LAST)]
     if not all(map(suits, (q, k, v, second.output), perms)) or not all(map(_keeps_columns, perms[2:])):
-        return
+        return None
     attrs: dict[str, Attr] = {new: first.attrs.get(old) for new, old in _PERMS.items()}
     attrs |= {"perm_v": perms[2], "perm_y": perms[3], "epilogue": first.attrs.get("epilogue")}
     given = {name: value for name, value in attrs.items() if value is not None}
     new = editor.emit(second, op, q, k, v, *more, *first.inputs[2:], attrs=given)
     editor.replace(second.output, new)
+    return new.producer
+
+
+def _fuse_segments(editor: Editor, softmax: Node) -> None:
+    """What is a number for each pair of tokens must not be written down: there are n * n."""
+    node = _fuse(editor, softmax, "SegmentAttention", _has_tokens, softmax.inputs[1])
+    epilogue = node.attrs.get("epilogue") if node is not None else None
+    if node is None or not isinstance(epilogue, Graph):
+        return
+    extras = [value for value in node.inputs[4:] if value is not None]
+    body = Body(editor.graph.constants, "epilogue")
+    score = body.input(None, epilogue.inputs[0].dtype)
+    if not all(_is_computed(editor, body, value) for value in extras):
+        return
+    body.graph.outputs = body.inline(epilogue, [score, *(body.read(value) for value in extras)])
+    if body.arguments[1:] != extras:
+        attrs = {**node.attrs, "epilogue": body.graph}
+        editor.replace(node.output, editor.emit(node, node.op, *node.inputs[:4], *body.arguments[1:], attrs=attrs))
+
+
+def _is_computed(editor: Editor, body: Body, value: Value) -> bool:
+    """Let the body compute a value of pairs from values of tokens; False where it cannot."""
+    shape, node = shape_of(value) or (), value.producer
+    if sum(not isinstance(dim, int) for dim in shape) < 2 or value in body.inner:
+        return True
+    source = node.input(0) if node is not None else None
+    if node is None:
+        return False
+    if is_elementwise(node) or node.op == FUSED:
+        if not all(_is_computed(editor, body, each) for each in node.inputs if each is not None):
+            return False
+        body.add(node)
+        return True
+    alike = source is not None and (node.op == "Expand" or _adds_axes(source, value))
+    if source is None or not alike or not _is_computed(editor, body, source):
+        return False
+    body.inner[value] = body.read(source)
+    return True
+
+
+def _adds_axes(source: Value, value: Value) -> bool:
+    """Whether a view only puts axes of extent 1 in front, or takes some away."""
+    old, new = ((*dropwhile(lambda dim: dim == 1, shape_of(each) or ()),) for each in (source, value))
+    return is_view_node(value.producer) and old == new
 
 
 def _product_before(editor: Editor, softmax: Node) -> Node | None:

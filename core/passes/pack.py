@@ -51,7 +51,7 @@ def _packed(graph: Graph) -> Packed:
     pooled = {value.name for value in tokens.values() if flow.of(value).pooled}
     outputs = [value for value in tokens.outputs if not flow.of(value).pooled]
     for value in outputs:
-        if len(flow.of(value).axes) != 1:
+        if len(flow.of(value).axes) != 1 or value.shape[0] != 1:
             raise Mixed(f"output '{value.name}' ({value.type}) is neither of tokens nor of sequences")
     sequences = _of_sequences(whole, batch, pooled, flow.pools)
     _finish(tokens, outputs, {} if sequences is None else _read(sequences, flow.pools))

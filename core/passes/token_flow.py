@@ -25,6 +25,7 @@ from core.ir.dim import symbol, symbols
 from core.ir.graph import Array, Attr, Graph, Node, Value
 from core.ir.types import DType, TensorType
 from core.ops import registry
+from core.ops.creation import ConstantOfShape
 from core.ops.inference import infer_graph
 from core.ops.reduce import Reduce
 from core.ops.registry import Mixes, describe
@@ -155,9 +156,9 @@ class TokenFlow:
         return answer
 
     def _grown(self, node: Node) -> set[int]:
-        """Axes along which Expand repeats tokens for others."""
-        source, target = shape_of(node.inputs[0]), shape_of(node.output)
-        if node.op != "Expand" or source is None or target is None:
+        """Axes along which a node repeats what it has for each token."""
+        source, target = shape_of(node.input(0)) if node.op == "Expand" else (), shape_of(node.output)
+        if node.op not in ("Expand", "ConstantOfShape") or source is None or target is None:
             return set()
         padded = (1,) * (len(target) - len(source)) + source
         return {axis for axis, dim in enumerate(target) if dim == N and padded[axis] == 1}
@@ -165,9 +166,7 @@ class TokenFlow:
     def _repeated(self, node: Node, value: Value) -> Flow:
         """A value that is computed from nothing but the length: the same number for every token."""
         along = tuple(axis for axis, dim in enumerate(shape_of(value) or ()) if TOKENS in symbols(dim))
-        if along and node.op not in ("ConstantOfShape", "Expand"):
-            refuse(node, "depends on the length of the sequence")
-        if along and node.op == "Expand" and not set(along) <= self._grown(node):
+        if along and (node.op not in ("ConstantOfShape", "Expand") or not set(along) <= self._grown(node)):
             refuse(node, "depends on the length of the sequence")
         return Flow(along)
 
@@ -202,6 +201,8 @@ class TokenFlow:
         """Rewrite a node that looks beyond one token; None for others."""
         if node.op == "Range" and node.output.type == TensorType(node.output.dtype, (N,)):
             return self._range(node)
+        if node.op == "ConstantOfShape" and len(self._grown(node)) == 2:
+            return self._filled(node)
         if not node.inputs or node.inputs[0] is None:
             return None
         flow = given[0]
@@ -274,6 +275,14 @@ class TokenFlow:
             place = self.editor.emit(node, "Add", place, self.editor.constant(np.array(start, np.int64)))
         new = self.editor.emit(node, "Gather", _first(node), place, attrs={"axis": axis})
         return self._replace(node, new, Flow((axis,)))
+
+    def _filled(self, node: Node) -> bool:
+        """The same number for all pairs, so that nobody has to write it down."""
+        op = registry.get(node.op)
+        assert isinstance(op, ConstantOfShape)
+        number = self.editor.constant(op.fill(self._view(node)).reshape(()))
+        new = self.editor.emit(node, "Expand", number, attrs={"shape": node.output.shape})
+        return self._replace(node, new, Flow(tuple(sorted(self._grown(node)))))
 
     def _triangle(self, node: Node, flow: Flow) -> bool | None:
         rank, view = len(node.output.shape), self._view(node)

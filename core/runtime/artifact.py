@@ -13,7 +13,7 @@ An artifact is used only on the kind of machine, and by the version of the compi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from core.plan.plan import Plan
 from core.plan.serialize import plan_from_json, plan_to_json
 from core.runtime.bundle import Bundle, Chunks, write_bundle
 from core.runtime.executable import Executable
-from core.runtime.session import BatchInfo, Description
+from core.runtime.session import BatchInfo, Description, PackInfo
 
 SCHEMA = 3
 
@@ -162,6 +162,7 @@ def _description_to_json(description: Description) -> dict[str, Any]:
         "outputs": {name: str(type_) for name, type_ in description.outputs.items()},
         "batching": [batching.batchable, batching.reason, batching.symbol],
         "max_batch": description.max_batch,
+        "packing": astuple(description.packing) if description.packing is not None else None,
     }
 
 
@@ -173,6 +174,7 @@ def _description_from_json(data: dict[str, Any]) -> Description:
             outputs={name: parse_type(text) for name, text in data["outputs"].items()},
             batching=BatchInfo(*data["batching"]),
             max_batch=int(data["max_batch"]),
+            packing=PackInfo(*data["packing"]) if data["packing"] is not None else None,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArtifactError(f"description is malformed: {type(error).__name__} {error}") from error

@@ -7,13 +7,15 @@ Nothing is padded, and one plan serves every mixture of lengths.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from core.errors import SessionClosed
 from core.ir.dim import symbols
 from core.ir.types import ValueType
 from core.passes.token_flow import OFFSETS, POSITIONS, STARTS, TOKENS
@@ -47,6 +49,10 @@ class Feed:
     rows: int
     length: int
 
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.length
+
 
 class PackedRuns:
     """The code for tokens, and for what is computed of whole sequences. May be used by any number of threads."""
@@ -72,17 +78,22 @@ class PackedRuns:
         if self.sequences is not None:
             self.sequences.close()
 
-    def _run_tokens(self, feeds: Sequence[Feed], items: Sequence[Item], found: _Answers) -> None:
+    def arrays(self, feeds: Sequence[Feed], items: Sequence[Item]) -> tuple[int, list[NDArray[Any]]]:
+        """How many tokens these items have, and what the code for tokens takes."""
         lengths = np.repeat([item.length for item in items], [item.rows for item in items])
         marks = _marks(lengths)
         ports = self.tokens.plan.inputs
-        arrays = [marks[p.name] if p.name in marks else self._joined(feeds, items, p.name) for p in ports]
-        results = self.tokens.run(int(lengths.sum()), arrays)
+        given = [marks[p.name] if p.name in marks else self._joined(feeds, items, p.name) for p in ports]
+        return int(lengths.sum()), given
+
+    def _run_tokens(self, feeds: Sequence[Feed], items: Sequence[Item], found: _Answers) -> None:
+        results = self.tokens.run(*self.arrays(feeds, items))
+        rows = sum(item.rows for item in items)
         for port, result in zip(self.tokens.plan.outputs, results, strict=True):
             if port.name in self._outputs:
                 self._cut(port, result, items, found)
             else:
-                found.pools.setdefault(port.name, []).append((items, result[: len(lengths)]))
+                found.pools.setdefault(port.name, []).append((items, result[:rows]))
 
     def _joined(self, feeds: Sequence[Feed], items: Sequence[Item], name: str) -> NDArray[Any]:
         """The tokens of all items along one axis; the axis of the batch, the first one, has extent 1."""
@@ -112,6 +123,34 @@ class PackedRuns:
         for port, result in zip(self.sequences.plan.outputs, results, strict=True):
             for feed in range(len(feeds)):
                 found.parts[feed][port.name] = [(0, result[firsts[feed] : firsts[feed + 1]])]
+
+
+MakePacked: TypeAlias = Callable[[], PackedRuns]
+
+
+class LazyPacked:
+    """The code, made when it is first wanted."""
+
+    def __init__(self, make: MakePacked) -> None:
+        self._make = make
+        self._making = threading.Lock()
+        self._closed = False
+        self.made: PackedRuns | None = None
+
+    def get(self) -> PackedRuns:
+        """Raises whatever making it raises, and SessionClosed after `close`."""
+        if self.made is None:
+            with self._making:
+                if self._closed:
+                    raise SessionClosed("the session is closed")
+                self.made = self.made or self._make()
+        return self.made
+
+    def close(self) -> None:
+        with self._making:
+            self._closed = True
+            if self.made is not None:
+                self.made.close()
 
 
 class _Answers:

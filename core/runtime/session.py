@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from core.plan.plan import Memory
 from core.runtime.executable import Executable
 from core.runtime.explain import explain_plan
 from core.runtime.machine import peaks
+from core.runtime.packed import Feed, LazyPacked, MakePacked, items_of
 from core.runtime.profile import Profile, profile
 from core.runtime.shapes import Binding, Made, Maker, Shapes
 
@@ -34,6 +35,16 @@ class BatchInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class PackInfo:
+    """Whether sequences of different lengths share a run, their tokens one after the other, and why (not). `tokens`:
+    the most of a run."""
+
+    packable: bool
+    reason: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Description:
     """What a session says about its model, whatever shapes it runs with."""
 
@@ -42,6 +53,7 @@ class Description:
     outputs: Mapping[str, ValueType]
     batching: BatchInfo
     max_batch: int
+    packing: PackInfo | None = None  # None: nobody asked for it
 
 
 def _one_set_of_shapes(binding: Binding) -> Made:
@@ -52,10 +64,18 @@ def _one_set_of_shapes(binding: Binding) -> Made:
 class Session:
     """A compiled model. `run` may be called from any number of threads at once."""
 
-    def __init__(self, description: Description, maker: Maker | None = None, fixed: Made | None = None) -> None:
-        """`fixed` is the code of a model without other symbols; else `maker` gives it for their values."""
+    def __init__(
+        self,
+        description: Description,
+        maker: Maker | None = None,
+        fixed: Made | None = None,
+        packed: MakePacked | None = None,
+    ) -> None:
+        """`fixed` is the code of a model without other symbols; else `maker` gives it for their values, and `packed`,
+        where sequences can be packed, for all of them."""
         self.description = description
         self._shapes = Shapes(maker or Maker(_one_set_of_shapes), _SPECIALISATIONS, fixed)
+        self._packed = LazyPacked(packed) if packed is not None else None
         self._closed = False
         self._checks = [_Check.of(name, type_, description.batching.symbol) for name, type_ in self.inputs.items()]
         self._quick = fixed is not None and all(check is not None for check in self._checks)
@@ -76,12 +96,20 @@ class Session:
         return self.description.batching
 
     @property
+    def packing(self) -> PackInfo | None:
+        """Whether `run_packed` takes sequences of different lengths; None where nobody asked for it."""
+        return self.description.packing
+
+    @property
     def max_batch(self) -> int:
         return self.description.max_batch
 
     @property
     def memory(self) -> Memory | None:
         """What the plan needs; None before the first shapes of a model with several symbols are known."""
+        packed = self._packed.made if self._packed is not None else None
+        if packed is not None:
+            return packed.tokens.plan.memory
         executables = list(self._shapes.made().values())
         return executables[-1].plan.memory if executables else None
 
@@ -98,7 +126,27 @@ class Session:
             except SessionClosed:  # or replaced by a better one in this moment
                 pass
         n, arrays, binding = self._bind(feeds)
+        if self._packed is not None and (feed := self._feed(n, arrays, binding)).tokens:
+            return self._packed.get().run([feed])[0]
         return dict(zip(self._output_names, self._run(n, arrays, binding), strict=True))
+
+    def run_packed(self, feeds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The outputs for each of many feeds, whose sequences may be of different lengths: what `run` would give for
+        each of them, computed together without padding.
+
+        UnsupportedError where the model was not compiled with `packing`, or cannot be packed; else as `run`.
+        """
+        if self._packed is None:
+            reason = self.packing.reason if self.packing is not None else "it was compiled without `packing`"
+            raise UnsupportedError(f"model {self.description.name} does not pack sequences: {reason}")
+        bound = [self._feed(*self._bind(feed)) for feed in feeds]
+        if not all(feed.tokens for feed in bound):  # an empty one has nothing to be packed
+            return [self.run(feed) for feed in feeds]
+        return self._packed.get().run(bound)
+
+    def _feed(self, n: int, arrays: list[NDArray[Any]], binding: Binding) -> Feed:
+        """Of a model that packs: the only other dimension is the length."""
+        return Feed(dict(zip(self.inputs, arrays, strict=True)), n, binding[0][1])
 
     def _run(self, n: int, arrays: list[NDArray[Any]], binding: Binding) -> list[Any]:
         """By the code of this shape, or by the general version while that is being made."""
@@ -112,6 +160,9 @@ class Session:
     def profile(self, feeds: Mapping[str, Any], runs: int = 10) -> Profile:
         """Median time of every step over some runs, beside the least time that this machine would need."""
         n, arrays, binding = self._bind(feeds)
+        if self._packed is not None and (feed := self._feed(n, arrays, binding)).tokens:
+            packed = self._packed.get()
+            return profile(packed.tokens, *packed.arrays([feed], items_of([feed], feed.tokens)), runs)
         with self._executable(binding) as executable:
             return profile(executable, n, arrays, runs)
 
@@ -120,8 +171,9 @@ class Session:
         rows, what falls back and why, and the memory it takes."""
         lines = [f"model {self.description.name}"]
         lines.append(f"batching: {'yes' if self.batching.batchable else 'no'} - {self.batching.reason}")
+        lines += self._explain_packing(batch)
         states, executables = self._shapes.states(), self._shapes.made()
-        if not states:
+        if not states and self._packed is None:
             lines.append("no shapes seen yet: the model is compiled for each combination of its other dimensions")
         for binding, state in states.items():
             if state:
@@ -129,6 +181,19 @@ class Session:
             if binding in executables:
                 lines += explain_plan(executables[binding].plan, batch, peaks())
         return "\n".join(lines)
+
+    def _explain_packing(self, tokens: int) -> list[str]:
+        if self.packing is None:
+            return []
+        lines = [f"packing: {'yes' if self.packing.packable else 'no'} - {self.packing.reason}"]
+        packed = self._packed.get() if self._packed is not None else None
+        if packed is None:
+            return lines
+        lines.append(f"tokens, at most {self.packing.tokens} in a run:")
+        lines += explain_plan(packed.tokens.plan, tokens, peaks())
+        if packed.sequences is not None:
+            lines += ["what is computed of whole sequences:", *explain_plan(packed.sequences.plan, 1, peaks())]
+        return lines
 
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until nothing is compiled or tuned in the background; whether that was so within `timeout` seconds."""
@@ -138,6 +203,8 @@ class Session:
         """End what goes on in the background; free code and memory as soon as the runs in flight have ended."""
         self._closed = True
         self._shapes.close()
+        if self._packed is not None:
+            self._packed.close()
 
     def __enter__(self) -> Session:
         return self

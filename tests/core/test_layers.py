@@ -23,7 +23,7 @@ LAYERS = [
     ["core.runtime"],
     ["core.options"],
     ["core.tune"],
-    ["core.specialise"],
+    ["core.specialise", "core.packing"],
     ["core.compiler"],
     ["core.custom"],
     ["core.nn"],

@@ -1,0 +1,71 @@
+"""The code of a model whose sequences are packed: for tokens, and for what is computed of whole sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Protocol
+
+from core.ir.graph import Graph
+from core.options import Options
+from core.passes.pack import Packed, pack
+from core.passes.token_flow import TOKENS
+from core.runtime.executable import Executable
+from core.runtime.packed import MakePacked, PackedRuns
+from core.runtime.session import BatchInfo, Description, PackInfo
+from core.runtime.shapes import Binding
+
+# What names the two parts in the store, where the code of a shape has its values: no model has such symbols.
+_TOKENS: Binding = (("packed.tokens", 0),)
+_SEQUENCES: Binding = (("packed.sequences", 0),)
+
+
+class MakePart(Protocol):
+    """Compiles a graph, or finds what was compiled of it."""
+
+    def __call__(
+        self, graph: Callable[[], Graph], description: Description, binding: Binding, options: Options
+    ) -> Executable: ...
+
+
+def pack_info(graph: Graph, tokens: int) -> PackInfo:
+    """Whether the sequences of a model can be packed."""
+    found = pack(graph)
+    if isinstance(found, str):
+        return PackInfo(False, found, tokens)
+    return PackInfo(True, f"no token depends on another sequence than its own, along '{found.symbol}'", tokens)
+
+
+def packed_maker(
+    graph: Callable[[], Graph], description: Description, options: Options, make: MakePart
+) -> MakePacked | None:
+    """What makes the code of a model that can be packed; None for others."""
+    info = description.packing
+    if info is None or not info.packable:
+        return None
+    parts = cache(lambda: _parts(graph()))
+
+    def packed() -> PackedRuns:
+        batching = BatchInfo(False, "tokens meet those of their own sequence", TOKENS)
+        chosen = replace(options, max_batch=info.tokens)
+        tokens = make(lambda: parts().tokens, replace(description, batching=batching), _TOKENS, chosen)
+        done = {port.name for port in tokens.plan.outputs}
+        rest = done.issuperset(description.outputs)
+        sequences = None if rest else make(lambda: _rest(parts()), description, _SEQUENCES, options)
+        return PackedRuns(tokens, sequences, tuple(description.outputs), info.tokens)
+
+    return packed
+
+
+def _parts(graph: Graph) -> Packed:
+    found = pack(graph)
+    if isinstance(found, str):
+        raise ValueError(f"model {graph.name} cannot be packed: {found}")
+    return found
+
+
+def _rest(parts: Packed) -> Graph:
+    if parts.sequences is None:
+        raise ValueError("nothing is computed of whole sequences")
+    return parts.sequences

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -268,7 +269,13 @@ def windows_of(node: Node) -> tuple[Window, ...] | None:
     x, w = node.inputs[0], node.inputs[1]
     if x is None or w is None or not has_plannable_types(node) or attribute(node, "layout") != "NHWC":
         return None
-    sizes, counts, kernels = x.shape[1:-1], node.output.shape[1:-1], w.shape[2:]
+    return windows_along(node, x.shape[1:-1], node.output.shape[1:-1], w.shape[2:])
+
+
+def windows_along(
+    node: Node, sizes: Sequence[Dim], counts: Sequence[Dim], kernels: Sequence[Dim]
+) -> tuple[Window, ...] | None:
+    """The window's way along axes of these sizes; None when one is not a number."""
     pads = conv_pads(Infer(registry.get(node.op), node, {}))
     strides, dilations = (attribute(node, name) or (1,) * len(sizes) for name in ("strides", "dilations"))
     windows = []

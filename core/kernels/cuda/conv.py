@@ -1,0 +1,61 @@
+"""Implicit matrix products: the rows of the left factor are windows, which are never written down."""
+
+from __future__ import annotations
+
+from core.kernels.catalog.cuda.conv import ConvSpec
+from core.kernels.cuda.image import Windows
+from core.kernels.cuda.nest import Place, split
+from core.kernels.cuda.product import ProgramTile, cleared, edge_mask, factor, finish, multiply, program_tile
+from core.kernels.cuda.source import Source, Writer, scaled, total
+from core.kernels.target import GpuTarget
+
+
+def generate(spec: ConvSpec, target: GpuTarget) -> Source:
+    w = Writer(spec.symbol)
+    w.operand("image", spec.image.dtype)
+    w.operand("weights", spec.weight)
+    pointers = [w.operand(f"x{i}", dtype) for i, dtype in enumerate(spec.results.extra_dtypes)]
+    pointers.append(w.operand("y", spec.results.dtype))
+    tile = program_tile(w, spec.tile, spec.image.pixels, spec.columns)
+    windows = Windows(w, spec.image, tile.rows)
+    sums = cleared(w, spec.tile)
+    with w.block(f"for k in range(0, {spec.places * spec.channels}, {spec.tile.depth})"):
+        _step(w, spec, windows, tile, sums)
+    _finish(w, spec, tile, pointers, sums)
+    return w.source(spec.tile.warps, spec.tile.stages)
+
+
+def _step(w: Writer, spec: ConvSpec, windows: Windows, tile: ProgramTile, sums: str) -> None:
+    """Products of one piece of the depth: channels at one place, or any run of places and channels."""
+    size = spec.tile.depth
+    blocks = [w.let(f"k + tl.arange(0, {size})[{ways}]", "k") for ways in ("None, :", ":, None")]
+    inside = [edge_mask(w, block, spec.places * spec.channels, size) for block in blocks]
+    if spec.by_channels:
+        place = w.let(f"k // {spec.channels}", "place")
+        places = [place, place]
+        channels = [w.let(f"{block} - {place} * {spec.channels}", "channel") for block in blocks]
+    else:
+        places = [w.let(f"{block} // {spec.channels}", "place") for block in blocks]
+        channels = [w.let(f"{block} % {spec.channels}", "channel") for block in blocks]
+    taps = windows.at(places[0])
+    step = spec.image.channel_step
+    at_image = [taps.offset, scaled(channels[0], step)]
+    at_weights = [
+        scaled(index, stride)
+        for index, stride in zip((places[1], channels[1], tile.columns), spec.weight_steps[1:], strict=True)
+    ]
+    if spec.groups > 1:
+        at_image.append(f"{tile.batch} * {spec.channels} * {step}")
+        at_weights.append(scaled(tile.batch, spec.weight_steps[0]))
+    masks = (tile.row_mask, taps.mask, inside[0])
+    left = factor(w, "image", total(at_image), spec.image.dtype, spec.element, *masks)
+    right = factor(w, "weights", total(at_weights), spec.weight, spec.element, inside[1], tile.column_mask)
+    multiply(w, sums, left, right, spec.precision)
+
+
+def _finish(w: Writer, spec: ConvSpec, tile: ProgramTile, pointers: list[str], sums: str) -> None:
+    rows = split(w, tile.rows, spec.pixels.extents)
+    here = Place((*rows, tile.batch, tile.columns), (*[tile.row_mask] * len(rows), None, tile.column_mask))
+    steps = (*spec.results.extra_steps, spec.results.y_step)
+    moves = [(*walk, step * spec.columns, step) for walk, step in zip(spec.pixels.strides, steps, strict=True)]
+    finish(w, spec.results, here, moves, pointers, sums, tile)

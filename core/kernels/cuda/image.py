@@ -1,0 +1,50 @@
+"""Windows over images: where a block of output pixels meets its input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from core.kernels.catalog.cuda.conv import Image
+from core.kernels.catalog.pool import Window
+from core.kernels.cuda.nest import split
+from core.kernels.cuda.product import joined
+from core.kernels.cuda.source import Writer, scaled, total
+
+
+@dataclass(frozen=True, slots=True)
+class Taps:
+    """A block of elements of the image: their offsets without channels, and which lie inside (None: all)."""
+
+    offset: str
+    mask: str | None
+
+
+class Windows:
+    """The windows of some output pixels, numbered along batch and spatial axes by `pixels`, a block or a number."""
+
+    def __init__(self, w: Writer, image: Image, pixels: str) -> None:
+        self._w, self._image = w, image
+        batch, *places = split(w, pixels, (image.batch, *image.counts))
+        self._batch = w.let(scaled(batch, image.batch_step) or "0", "image")
+        self._origins = [_origin(w, place, window) for place, window in zip(places, image.windows, strict=True)]
+
+    def at(self, place: str | tuple[int, ...]) -> Taps:
+        """The elements at one place of the windows: a number for all axes together as an expression, or one for each
+        axis."""
+        image, w = self._image, self._w
+        steps = split(w, place, image.kernel) if isinstance(place, str) else [str(each) for each in place]
+        offsets: list[str | None] = [self._batch]
+        masks: list[str | None] = []
+        for origin, step, window, stride in zip(self._origins, steps, image.windows, image.steps, strict=True):
+            moved = scaled(step, window.dilation)
+            index = origin if moved is None else w.let(f"{origin} + {moved}", "at")
+            offsets.append(scaled(index, stride))
+            if window.inside != (0, window.count):
+                masks.append(w.let(f"({index} >= 0) & ({index} < {window.size})", "inside"))
+        return Taps(w.let(total(offsets), "at"), joined(*masks))
+
+
+def _origin(w: Writer, place: str, window: Window) -> str:
+    """Where a window begins along one axis."""
+    moved = scaled(place, window.stride) or "0"
+    return w.let(f"{moved} - {window.before}" if window.before else moved, "origin")

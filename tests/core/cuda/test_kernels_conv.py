@@ -1,0 +1,112 @@
+"""Convolutions of GPUs: kernels, strides, dilations, padding, groups, layouts, epilogues, types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from core.ir.types import DType
+from tests.core.cuda.gpu_kernel import GpuKernel, compiles, sweep
+from tests.core.kernels.harness import scalar_body
+from tests.core.kernels.sweep import floats
+
+FEW = (0, 1, 3)
+ADD_RELU = scalar_body(2, lambda b, x, y: b("Relu", b("Add", x, y)))
+
+
+def conv(image: str, weight: Any, *more: Any, **attrs: Any) -> GpuKernel:
+    attrs.setdefault("layout", "NHWC")
+    attrs.setdefault("pads", (0, 0, 0, 0))
+    return sweep("FusedConv", image, weight, *more, batches=FEW, atol=1e-4, **attrs)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 16, 17, 32])
+@pytest.mark.parametrize("outputs", [1, 17])
+def test_channels(channels: int, outputs: int) -> None:
+    kernel = conv(f"float32[n,7,5,{channels}]", floats(outputs, channels, 3, 3), None, pads=(1, 1, 1, 1))
+    assert kernel.call.spec.by_channels is (channels % 16 == 0)
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {"strides": (2, 1)}, {"dilations": (1, 2)}, {"pads": (1, 0, 2, 3)}, {"strides": (3, 2), "pads": (1, 1, 1, 1)},
+        {"pads": (2, 2, 2, 2), "dilations": (2, 2)},
+    ],
+)  # fmt: skip
+def test_windows(attrs: dict[str, Any]) -> None:
+    conv("float32[n,9,8,16]", floats(5, 16, 3, 2), **attrs)
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_groups(groups: int) -> None:
+    conv("float32[n,5,6,32]", floats(8, 32 // groups, 3, 3), floats(8), group=groups)
+
+
+def test_pointwise() -> None:
+    conv("float32[n,5,6,33]", floats(20, 33, 1, 1))
+    conv("float32[n,5,6,16]", floats(20, 16, 1, 1), strides=(2, 2))
+
+
+def test_one_and_three_axes() -> None:
+    conv("float32[n,17,3]", floats(5, 3, 4), pads=(1, 2))
+    conv("float32[n,4,5,3,2]", floats(5, 2, 2, 3, 1), pads=(0, 1, 0, 1, 1, 0))
+
+
+@pytest.mark.parametrize("shape", ["n,5,6,8", "8", "n,1,1,8"])
+def test_epilogues(shape: str) -> None:
+    kernel = conv("float32[n,5,6,4]", floats(8, 4, 3, 3), None, f"float32[{shape}]", pads=(1,) * 4, epilogue=ADD_RELU)
+    assert kernel.call.inplace == ((3,) if shape == "n,5,6,8" else ())
+    conv("float32[n,5,6,4]", floats(8, 4, 3, 3), floats(8), f"float32[{shape}]", pads=(1,) * 4, epilogue=ADD_RELU)
+
+
+def test_channels_first_with_weights_that_are_computed() -> None:
+    sweep("Conv", "float32[n,3,7,5]", "float32[4,3,3,3]", "float32[4]", pads=(1, 1, 1, 1), batches=FEW, atol=1e-4)
+    sweep("Conv", "float32[n,6,7,5]", "float32[6,1,3,3]", group=6, batches=FEW, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_narrow(dtype: str) -> None:
+    image, weights = f"{dtype}[n,5,6,16]", f"{dtype}[8,16,3,3]"
+    sweep("FusedConv", image, weights, layout="NHWC", pads=(1,) * 4, batches=(2,), rtol=3e-2, atol=6e-2)
+
+
+def test_bfloat16_meets_float32() -> None:
+    cast = scalar_body(1, lambda b, x: b("Cast", x, to=DType.BFLOAT16.onnx_code))
+    attrs = {"layout": "NHWC", "pads": (1,) * 4, "epilogue": cast}
+    sweep("FusedConv", "bfloat16[n,5,6,16]", floats(8, 16, 3, 3), None, batches=(2,), rtol=2e-2, atol=6e-2, **attrs)
+
+
+@pytest.mark.parametrize("channels", [3, 16, 33])
+def test_depthwise(channels: int) -> None:
+    kernel = conv(
+        f"float32[n,7,5,{channels}]", floats(channels, 1, 3, 3), floats(channels), pads=(1,) * 4, group=channels
+    )
+    assert kernel.call.spec.family == "depthwise"
+    conv(f"float32[n,7,5,{channels}]", floats(channels, 1, 3, 2), strides=(2, 2), dilations=(1, 2), group=channels)
+
+
+def test_every_offer_agrees() -> None:
+    for weights, group in ((floats(20, 32, 3, 1), 1), (floats(32, 1, 3, 1), 32)):
+        attrs = {"layout": "NHWC", "pads": (1, 0, 1, 0), "group": group}
+        for rank in range(GpuKernel("FusedConv", "float32[n,5,9,32]", weights, **attrs).offers):
+            sweep("FusedConv", "float32[n,5,9,32]", weights, batches=(2,), rank=rank, atol=1e-4, **attrs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_compiles(dtype: str) -> None:
+    attrs = {"layout": "NHWC", "pads": (1, 1, 1, 1)}
+    extra = f"{dtype}[n,56,56,64]"
+    compiles("FusedConv", extra, f"{dtype}[64,64,3,3]", None, extra, epilogue=body(dtype), **attrs)
+    compiles("FusedConv", f"{dtype}[n,56,56,64]", f"{dtype}[64,1,3,3]", None, group=64, **attrs)
+
+
+def test_first_layers_compile() -> None:
+    compiles(
+        "FusedConv", "float32[n,64,64,3]", floats(64, 3, 7, 7), floats(64), layout="NHWC", strides=(2, 2), pads=(3,) * 4
+    )
+
+
+def body(dtype: str) -> Any:
+    return scalar_body(2, lambda b, x, y: b("Relu", b("Add", x, y)), DType.parse(dtype))

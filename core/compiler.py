@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from core.codegen.jit import Library, compiler_version, llvm_version
+from core.codegen.jit import compiler_version, llvm_version
 from core.codegen.target import has_bytes, host
 from core.errors import ArtifactError, ModelError, UnsupportedError
 from core.frontends.onnx import load
@@ -24,7 +24,7 @@ from core.kernels.catalog import Selector
 from core.kernels.cpu import object_for
 from core.ops.inference import infer_graph
 from core.ops.registry import revisions
-from core.options import Options
+from core.options import Options, with_placement
 from core.options import make_options as make_options
 from core.packing import pack_info, packed_maker
 from core.passes.pipeline import Options as PassOptions
@@ -35,15 +35,18 @@ from core.plan.plan import Plan, Planned
 from core.plan.planner import make_plan, weight_chunks
 from core.plan.within import plan_within
 from core.runtime import artifact
-from core.runtime.artifact import Compiled
 from core.runtime.bundle import MAGIC
+from core.runtime.compiled import Compiled, Split, ready, ready_split
+from core.runtime.devices import open_device
 from core.runtime.executable import Executable
 from core.runtime.general import General
-from core.runtime.memory import give_back, joined, machine_bytes
+from core.runtime.memory import give_back, machine_bytes
+from core.runtime.runner import Runner
 from core.runtime.session import BatchInfo, Description, Session
 from core.runtime.shapes import Binding, Made, Maker
 from core.runtime.store import Store, open_store
 from core.specialise import Make, NewShapes, Source, maker, note_of
+from core.split import split
 from core.tune import Record, choices, read_findings
 
 _BY_DEFINITION = "winograd=False: every product is computed by its definition"
@@ -51,7 +54,7 @@ _BY_DEFINITION = "winograd=False: every product is computed by its definition"
 
 def compile(
     model: Graph | str | os.PathLike[str] | bytes,
-    device: Literal["cpu"] = "cpu",
+    device: str | Sequence[str] = "cpu",
     precision: Literal["float32", "bfloat16"] = "float32",
     threads: int | None = None,
     max_batch: int = 32,
@@ -62,6 +65,8 @@ def compile(
     winograd: bool = True,
     new_shapes: NewShapes = "default",
     packing: int | None = None,
+    placement: Literal["first", "cost"] | Mapping[str, str] = "first",
+    device_memory: Mapping[str, int] | None = None,
 ) -> Session:
     """A session that runs `model` (a graph, a path to an ONNX file, or its bytes).
 
@@ -85,12 +90,18 @@ def compile(
     sequences one after the other, so many tokens to a run at most, where that is proven to give what each would get
     alone; `Session.packing` says whether, and why not.
 
+    `device` names where to run ("cuda", "cuda:1"; see core/runtime/devices.py), or several, in the order of preference.
+    The first one runs all it has kernels for, as far as `device_memory` (bytes by device) lets it, then the next one,
+    and the CPU what is left; `placement="cost"` gives a device only what is worth the copies, and a mapping from names
+    of nodes to devices goes before all else. `Session.explain` says what runs where, and what travels.
+
     ModelError when the model is not acceptable; UnsupportedError for a device or precision Lathe does not have.
     """
     findings = read_findings(Path(record)) if record is not None else None
     options = make_options(
         device, precision, threads, max_batch, optimize, cache_dir, tune, findings, winograd, packing
     )
+    options = with_placement(options, placement, device_memory)
     if isinstance(model, Graph):
         return unkept(model, _here_and_now(options), new_shapes)
     data = model if isinstance(model, bytes) else Path(model).read_bytes()
@@ -102,6 +113,8 @@ def compile(
 
 def _here_and_now(options: Options) -> Options:
     """UnsupportedError for options that need a file and a cache."""
+    if options.tune_later and options.devices:
+        raise UnsupportedError('tune="background" is for the CPU alone')
     if options.tune_later:
         raise UnsupportedError('tune="background" needs the path of a file, and a cache folder that can be written')
     return options
@@ -109,7 +122,7 @@ def _here_and_now(options: Options) -> Options:
 
 def kept(store: Store, model: bytes, options: Options, new_shapes: NewShapes, file: Path | None = None) -> Session:
     """A session from the compiled model in the store, which is made and put there when it is missing or of no use."""
-    if file is None:
+    if file is None or options.devices:
         options = _here_and_now(options)
     key = model_key(model, options)
     path = store.model(key)
@@ -144,6 +157,7 @@ def model_key(model: bytes, options: Options) -> str:
         compiler_version(),
         llvm_version(),
         revisions(),
+        *(f"{name} {open_device(name).target.key}" for name in options.devices),
     )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -162,21 +176,23 @@ def compile_to(path: Path, graph: Graph, options: Options) -> None:
     artifact.save(path, description, options.kept(), content_of(graph, description.batching, options))
 
 
-def content_of(graph: Graph, batching: BatchInfo, options: Options) -> Compiled | Graph:
+def content_of(graph: Graph, batching: BatchInfo, options: Options) -> Compiled | Split | Graph:
     """Compiled code; or the graph itself where other dimensions than the batch size show only in a run."""
     return graph if other_symbols(graph, batching) else build(graph, options, batching, ())
 
 
-def session_of(description: Description, content: Compiled | Graph, options: Options, new_shapes: NewShapes) -> Session:
+def session_of(
+    description: Description, content: Compiled | Split | Graph, options: Options, new_shapes: NewShapes
+) -> Session:
     """A session that holds everything in memory."""
     batching = description.batching
-    if isinstance(content, Compiled):
-        return Session(description, fixed=Made(loaded(content, options.threads, batching.batchable)))
+    if not isinstance(content, Graph):
+        return Session(description, fixed=Made(loaded(content, options, batching)))
 
-    def make(binding: Binding, chosen: Options) -> Executable:
+    def make(binding: Binding, chosen: Options) -> Runner:
         return executable(content, chosen, batching, binding)
 
-    packed = packed_maker(lambda: content, description, options, partial(_stored, source=None))
+    packed = packed_maker(lambda: content, description, options, partial(_stored_on_host, source=None))
     return Session(description, _maker_of(content, make, options, new_shapes), packed=packed)
 
 
@@ -209,7 +225,7 @@ def opened(path: Path, options: Options, new_shapes: NewShapes, source: Source |
         graph = stored.content
         source = Source(path, stored.digest, store) if store is not None else None
         make = partial(_stored, lambda: graph, stored.description, source=source)
-        packed = packed_maker(lambda: graph, stored.description, chosen, partial(_stored, source=source))
+        packed = packed_maker(lambda: graph, stored.description, chosen, partial(_stored_on_host, source=source))
         return Session(stored.description, _maker_of(graph, make, chosen, new_shapes, source), packed=packed)
     if source is None:
         return Session(stored.description, fixed=Made(stored.content))
@@ -219,8 +235,9 @@ def opened(path: Path, options: Options, new_shapes: NewShapes, source: Source |
 
 
 def _maker_of(graph: Graph, make: Make, options: Options, new_shapes: NewShapes, source: Source | None = None) -> Maker:
-    """State belongs to one executable: where there is some, nothing else may take its place."""
-    if graph.states:
+    """State belongs to one executable: where there is some, nothing else may take its place. What runs on other devices
+    is compiled by the run that needs it."""
+    if graph.states or options.devices:
         return maker(make, options, "wait", None, source)
     return maker(make, options, new_shapes, General(graph), source)
 
@@ -256,14 +273,27 @@ def describe(graph: Graph, options: Options) -> Description:
     return Description(graph.name, inputs, outputs, batching, options.max_batch, packing)
 
 
-def executable(graph: Graph, options: Options, batching: BatchInfo, binding: Binding) -> Executable:
+def executable(graph: Graph, options: Options, batching: BatchInfo, binding: Binding) -> Runner:
     """Compile for one set of shapes and load the result."""
-    return loaded(build(graph, options, batching, binding), options.threads, batching.batchable)
+    return loaded(build(graph, options, batching, binding), options, batching)
+
+
+def host_executable(graph: Graph, options: Options, batching: BatchInfo, binding: Binding) -> Executable:
+    """As `executable`, for those who share memory with what runs. UnsupportedError where options name devices."""
+    return _on_host(executable(graph, options, batching, binding))
+
+
+def _on_host(made: Runner) -> Executable:
+    if not isinstance(made, Executable):
+        made.close()
+        devices = ", ".join(dict.fromkeys(share.device for share in made.shares))
+        raise UnsupportedError(f"training and packed sequences run on the CPU alone, not on {devices}")
+    return made
 
 
 def _stored(
     graph: Callable[[], Graph], description: Description, binding: Binding, options: Options, source: Source | None
-) -> Executable:
+) -> Runner:
     """As `executable`, from the store where the same source was compiled for these shapes before."""
     batching = description.batching
     if source is None:
@@ -276,31 +306,40 @@ def _stored(
     compiled = build(graph(), options, batching, binding)
     with suppress(OSError):  # a full disk costs the next process's time
         _keep(source, description, binding, options, compiled)
-    return loaded(compiled, options.threads, batching.batchable)
+    return loaded(compiled, options, batching)
 
 
-def _keep(source: Source, description: Description, binding: Binding, options: Options, compiled: Compiled) -> None:
+def _stored_on_host(
+    graph: Callable[[], Graph], description: Description, binding: Binding, options: Options, source: Source | None
+) -> Executable:
+    """As `_stored`. UnsupportedError where options name devices."""
+    return _on_host(_stored(graph, description, binding, options, source))
+
+
+def _keep(
+    source: Source, description: Description, binding: Binding, options: Options, compiled: Compiled | Split
+) -> None:
     path = source.place(binding, options)
     artifact.save(path, description, options.kept(), compiled, durable=False)
     source.store.added(path)
 
 
-def loaded(compiled: Compiled, threads: int, independent: bool) -> Executable:
-    """Compiled code and weights in memory, ready to run."""
-    weights = joined(compiled.weights(), compiled.plan.weights)
-    ready = Executable(compiled.plan, Library(compiled.objects), weights, threads, independent)
-    for name, initial in compiled.states.items():
-        ready.set_state(name, initial)
-    return ready
+def loaded(compiled: Compiled | Split, options: Options, batching: BatchInfo) -> Runner:
+    """Compiled code and weights in memory, ready to run. ModelError where a device has no room for its part."""
+    if isinstance(compiled, Split):
+        return ready_split(compiled, lambda part: ready(part, options.threads, options.max_batch, independent=False))
+    return ready(compiled, options.threads, options.max_batch, batching.batchable)
 
 
-def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding) -> Compiled:
+def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding) -> Compiled | Split:
     """The whole pipeline for one set of shapes."""
     # 1. the batch size becomes `n`, every other symbol a number
     graph = bind(graph, batching, binding)
     # 2. rewrite: fold, fuse, lay out
-    passes = PassOptions(precision=options.precision, integers=has_bytes(host()))
+    passes = PassOptions(precision=options.precision, integers=has_bytes(host()), host=not options.devices)
     graph, reports = (optimize if options.optimize else prepare)(graph, passes)
+    if options.devices:
+        return split(graph, options, [log_line(report) for report in reports if report.changed])
     # 3. measure alternatives, as far as the options allow
     store = open_store(options.cache_dir)
     compiled = partial(object_for, target=host(), cache=store.objects if store else None)

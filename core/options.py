@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 from core.errors import UnsupportedError
 from core.runtime.cpus import available_cpus
+from core.runtime.devices import HOST, canonical
 
 PRECISIONS = ("float32", "bfloat16")
 TUNING = {"off": 0.0, "default": 1.0, "full": inf}  # seconds
@@ -30,6 +31,15 @@ class Options:
     tune_later: float = 0.0  # the same in the background, while what was compiled without it runs
     packing: int = 0  # the most tokens of a run of packed sequences; 0: sequences are not packed
     memory: int | None = None  # bytes that the arena of known shapes may take, at the price of computing values again
+    devices: tuple[str, ...] = ()  # besides the host, in the order of preference: see core/runtime/devices.py
+    pins: tuple[tuple[str, str], ...] = ()  # nodes that have to run on one device, with its name
+    limits: tuple[tuple[str, int], ...] = ()  # devices with the bytes that they may take
+    by_cost: bool = False  # whether a device only gets what is worth the copies
+
+    def __post_init__(self) -> None:
+        """Lists, which is what JSON makes of tuples, become tuples again."""
+        for name in ("devices", "pins", "limits"):
+            object.__setattr__(self, name, _tuples(getattr(self, name)))
 
     @property
     def key(self) -> str:
@@ -43,7 +53,7 @@ class Options:
 
 
 def make_options(
-    device: str = "cpu",
+    device: str | Sequence[str] = "cpu",
     precision: str = "float32",
     threads: int | None = None,
     max_batch: int = 32,
@@ -55,8 +65,7 @@ def make_options(
     packing: int | None = None,
 ) -> Options:
     """Checked options. UnsupportedError or ValueError says what is wrong."""
-    if device != "cpu":
-        raise UnsupportedError(f"device '{device}' is not supported, expected 'cpu'")
+    devices = [canonical(name) for name in ([device] if isinstance(device, str) else device)]
     if precision not in PRECISIONS:
         expected = " or ".join(map(repr, PRECISIONS))
         raise UnsupportedError(f"precision '{precision}' is not supported, expected {expected}")
@@ -72,6 +81,7 @@ def make_options(
         winograd,
         tuple(sorted((findings or {}).items())),
         tune_later=inf if tune == "background" else 0.0,
+        devices=tuple(name for name in dict.fromkeys(devices) if name != HOST),
         packing=_tokens(packing),
     )
 
@@ -80,6 +90,29 @@ def _tokens(packing: int | None) -> int:
     if packing is not None and packing < 1:
         raise ValueError(f"packing must be 1 token or more, got {packing}")
     return packing or 0
+
+
+def with_placement(
+    options: Options, placement: Literal["first", "cost"] | Mapping[str, str], device_memory: Mapping[str, int] | None
+) -> Options:
+    """The options with wishes for where nodes run. ValueError for a device that is not among theirs."""
+    pins = {} if isinstance(placement, str) else {node: canonical(name) for node, name in placement.items()}
+    limits = {canonical(name): nbytes for name, nbytes in (device_memory or {}).items()}
+    if options.packing and options.devices:
+        raise UnsupportedError(f"packed sequences run on the CPU alone, not on {', '.join(options.devices)}")
+    for name in (*pins.values(), *limits):
+        if name not in (*options.devices, HOST):
+            known = ", ".join((*options.devices, HOST))
+            raise ValueError(f"'{name}' is named for placement, the devices are {known}")
+    if placement not in ("first", "cost") and isinstance(placement, str):
+        raise ValueError(f"placement is '{placement}', expected 'first', 'cost', or devices by names of nodes")
+    return replace(
+        options, pins=tuple(sorted(pins.items())), limits=tuple(sorted(limits.items())), by_cost=placement == "cost"
+    )
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 def seconds_of(tune: str | float) -> float:

@@ -18,13 +18,13 @@ from core.errors import UnsupportedError
 from core.ops.registry import revisions
 from core.options import Options
 from core.runtime.background import Background
-from core.runtime.executable import Executable
 from core.runtime.general import General
+from core.runtime.runner import Runner
 from core.runtime.shapes import Binding, Made, Maker, Stage
 from core.runtime.store import Store
 
 NewShapes: TypeAlias = Literal["default", "wait", "background"]
-Make: TypeAlias = Callable[[Binding, Options], Executable]
+Make: TypeAlias = Callable[[Binding, Options], Runner]
 
 _NICE = 10  # of measuring: behind those who answer requests
 _CHOICES = ("default", "wait", "background")

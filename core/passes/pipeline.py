@@ -38,12 +38,14 @@ from core.passes.transposes import Transposes
 class Options:
     """`channels_last`: whether images are laid out N, D1.., C. `fold_limit_bytes`: see `FoldConstants`. `precision`:
     the type of what products multiply, "float32" or "bfloat16". `integers`: whether the target multiplies bytes faster
-    than floats, so that products of quantized numbers are worth integer kernels."""
+    than floats, so that products of quantized numbers are worth integer kernels. `host`: whether a CPU runs what comes
+    out, for whose kernels some forms are made."""
 
     channels_last: bool = True
     fold_limit_bytes: int = 1 << 26
     precision: str = "float32"
     integers: bool = True
+    host: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +71,11 @@ def passes(options: Options) -> list[Pass]:
     canonical: list[Pass] = [Simplify(), *clean]
     algebra: list[Pass] = [Recompose(), FoldAffine(), Simplify()]
     products: list[Pass] = [Transposes(), SplitRecurrent(), FuseMatMul()]
-    last: list[Pass] = [BatchLast(), TransposedConvolutions(), ChannelsLast(), Transposes(), FuseMatMul()]
+    learning: list[Pass] = [BatchLast()] if options.host else []
+    pools: list[Pass] = [PoolConvolutions()] if options.host else []
+    last: list[Pass] = [*learning, TransposedConvolutions(), ChannelsLast(), Transposes(), FuseMatMul()]
     images = last if options.channels_last else []
-    fusion: list[Pass] = [FuseEpilogue(), FuseElementwise(), FuseEpilogue(), FuseAttention(), PoolConvolutions()]
+    fusion: list[Pass] = [FuseEpilogue(), FuseElementwise(), FuseEpilogue(), FuseAttention(), *pools]
     narrow: list[Pass] = [ToBFloat16()] if options.precision == "bfloat16" else []
     bodies = OptimizeBodies(lambda body: _counted(optimize(body, options)))
     whole: list[Pass] = [Quantized(options.integers), ExpandFitted()]

@@ -1,46 +1,43 @@
 """What a compiled model consists of, and how a bundle (see bundle.py) holds it.
 
-    facts: schema, target, compiler, LLVM, description, options, findings of the tuner, plan
+    facts: schema, target, compiler, LLVM, description, options, findings of the tuner, plan and device
     code       object files one after the other
     weights    the weight block
     fallbacks  graph and constants of nodes that run on the reference
     states     initial values of the model's state
     source     the graph itself, only for models compiled per shape
 
+Where nodes are spread over devices, every part has a plan and sections of its own ("0.code", "1.code"), and the facts
+say how values get from one to the other. The code of a GPU's part are binaries, each with its PTX.
+
 An artifact is used only on the kind of machine, and by the version of the compiler, that it was made for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass, field
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from core.codegen.jit import Library, compiler_version, llvm_version
+from core.codegen.jit import compiler_version, llvm_version
 from core.codegen.target import host
 from core.errors import ArtifactError
+from core.ir.dim import parse_dim
 from core.ir.graph import Array, Graph, Value
 from core.ir.text import Weights, parse_graph, print_graph
 from core.ir.types import DType, TensorType, parse_type
-from core.plan.plan import Plan
+from core.plan.placement import Crossing
 from core.plan.serialize import plan_from_json, plan_to_json
-from core.runtime.bundle import Bundle, Chunks, write_bundle
-from core.runtime.executable import Executable
+from core.runtime.bundle import Bundle, Bytes, Chunks, write_bundle
+from core.runtime.compiled import Compiled, Split, ready, ready_split
+from core.runtime.device import Device
+from core.runtime.devices import HOST, open_device
+from core.runtime.placed import Wiring
+from core.runtime.runner import Runner
 from core.runtime.session import BatchInfo, Description, PackInfo
 
-SCHEMA = 3
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """What compiling produced for one set of shapes."""
-
-    plan: Plan
-    objects: dict[str, bytes]  # symbol -> object file
-    weights: Callable[[], Chunks]  # the weight block, piece by piece
-    states: Mapping[str, Array] = field(default_factory=dict)  # initial values
-    findings: Mapping[str, str] = field(default_factory=dict)  # what the tuner chose: problem -> kernel
+SCHEMA = 4
 
 
 @dataclass(frozen=True)
@@ -49,13 +46,17 @@ class Stored:
     options to use. `digest` identifies the contents."""
 
     description: Description
-    content: Executable | Graph
+    content: Runner | Graph
     options: dict[str, Any]
     digest: str
 
 
 def save(
-    path: Path, description: Description, options: dict[str, Any], content: Compiled | Graph, durable: bool = True
+    path: Path,
+    description: Description,
+    options: dict[str, Any],
+    content: Compiled | Split | Graph,
+    durable: bool = True,
 ) -> None:
     """Write an artifact: compiled code, or for a model compiled per shape its graph. Replaces what was there.
 
@@ -72,15 +73,33 @@ def save(
     sections: dict[str, Chunks] = {}
     if isinstance(content, Compiled):
         facts["findings"] = dict(sorted(content.findings.items()))
-        facts["plan"] = plan_to_json(content.plan)
-        facts["code"] = _places(content.objects)
-        sections["code"] = [content.objects[symbol] for symbol in sorted(content.objects)]
-        sections["weights"] = content.weights()
-        sections |= _graph_sections("fallbacks", content.plan.fallbacks)
+        facts |= _part_facts(content)
+        sections |= _part_sections(content, "")
+    elif isinstance(content, Split):
+        facts["parts"] = [_part_facts(part) for part in content.parts]
+        facts["wiring"] = _wiring_to_json(content.wiring)
+        for index, part in enumerate(content.parts):
+            sections |= _part_sections(part, f"{index}.")
         sections |= _graph_sections("states", _as_constants(content.states))
+        sections |= _graph_sections("constants", _as_constants(content.wiring.constants))
     else:
         sections |= _graph_sections("source", content)
     write_bundle(path, facts, sections, durable)
+
+
+def _part_facts(part: Compiled) -> dict[str, Any]:
+    made_for = {} if part.device == HOST else {"made_for": open_device(part.device).target.key}
+    facts = {"plan": plan_to_json(part.plan), "code": _places(part.objects)}
+    return {**facts, "device": part.device, "limit": part.limit, **made_for}
+
+
+def _part_sections(part: Compiled, prefix: str) -> dict[str, Chunks]:
+    return {
+        f"{prefix}code": [part.objects[symbol] for symbol in sorted(part.objects)],
+        f"{prefix}weights": part.weights(),
+        **_graph_sections(f"{prefix}fallbacks", part.plan.fallbacks),
+        **_graph_sections(f"{prefix}states", _as_constants(part.states)),
+    }
 
 
 def load(path: Path, threads: int) -> Stored:
@@ -91,22 +110,18 @@ def load(path: Path, threads: int) -> Stored:
     with Bundle(path) as bundle:
         _check_origin(bundle)
         description = _description_from_json(bundle.facts["description"])
-        content = (
-            _executable(bundle, threads, description.batching.batchable)
-            if "plan" in bundle.facts
-            else _read_graph(bundle, "source")
-        )
+        content = _runner(bundle, threads, description) or _read_graph(bundle, "source")
         return Stored(description, content, dict(bundle.facts["options"]), bundle.digest)
 
 
-def load_executable(path: Path, threads: int) -> Executable:
+def load_executable(path: Path, threads: int) -> Runner:
     """The code of an artifact without a session around it. ArtifactError as in `load`, and where it holds a graph."""
     with Bundle(path) as bundle:
         _check_origin(bundle)
-        if "plan" not in bundle.facts:
+        found = _runner(bundle, threads, _description_from_json(bundle.facts["description"]))
+        if found is None:
             raise ArtifactError(f"{bundle.name} holds a model that is compiled per shape, expected compiled code")
-        description = _description_from_json(bundle.facts["description"])
-        return _executable(bundle, threads, description.batching.batchable)
+        return found
 
 
 def _check_origin(bundle: Bundle) -> None:
@@ -116,14 +131,42 @@ def _check_origin(bundle: Bundle) -> None:
             raise ArtifactError(f"{bundle.name} was made for {name} {found!r}, this is {expected!r}; compile it again")
 
 
-def _executable(bundle: Bundle, threads: int, independent: bool) -> Executable:
-    plan = plan_from_json(bundle.facts["plan"], _read_graph(bundle, "fallbacks"))
-    code = bundle.section("code")
-    objects = {symbol: bytes(code[start : start + size]) for symbol, (start, size) in bundle.facts["code"].items()}
-    loaded = Executable(plan, Library(objects), bundle.section("weights"), threads, independent)
-    for value, initial in _read_graph(bundle, "states").constants.items():
-        loaded.set_state(value.name, initial)
-    return loaded
+def _runner(bundle: Bundle, threads: int, description: Description) -> Runner | None:
+    """The code in a bundle, ready to run; None where it holds a graph."""
+    facts, independent, max_batch = bundle.facts, description.batching.batchable, description.max_batch
+    if "plan" in facts:
+        part, weights = _read_part(bundle, facts, "")
+        return ready(part, threads, max_batch, independent, weights)
+    if "parts" not in facts:
+        return None
+    read = [_read_part(bundle, each, f"{index}.") for index, each in enumerate(facts["parts"])]
+    wiring = _wiring_from_json(facts["wiring"], _read_graph(bundle, "constants"))
+    blocks = {id(part): weights for part, weights in read}
+    content = Split(tuple(part for part, _ in read), wiring, _read_arrays(bundle, "states"))
+    return ready_split(content, lambda part: ready(part, threads, max_batch, False, blocks[id(part)]))
+
+
+def _read_part(bundle: Bundle, facts: Mapping[str, Any], prefix: str) -> tuple[Compiled, Bytes]:
+    """The code of one device, and its weights as they are mapped."""
+    if facts["device"] != HOST:
+        _check_device(bundle, facts["made_for"], open_device(facts["device"]))
+    plan = plan_from_json(facts["plan"], _read_graph(bundle, f"{prefix}fallbacks"))
+    code, weights = bundle.section(f"{prefix}code"), bundle.section(f"{prefix}weights")
+    objects = {symbol: bytes(code[start : start + size]) for symbol, (start, size) in facts["code"].items()}
+    states = _read_arrays(bundle, f"{prefix}states")
+    return Compiled(plan, objects, lambda: [weights.data], states, {}, facts["device"], facts["limit"]), weights
+
+
+def _read_arrays(bundle: Bundle, name: str) -> dict[str, Array]:
+    return {value.name: array for value, array in _read_graph(bundle, name).constants.items()}
+
+
+def _check_device(bundle: Bundle, made_for: str, device: Device) -> None:
+    """Binaries run on their own architecture; the PTX beside them, on every later one."""
+    mine = device.target.key
+    later = made_for.startswith("sm_") and mine.startswith("sm_") and int(made_for[3:]) <= int(mine[3:])
+    if made_for != mine and not later:
+        raise ArtifactError(f"{bundle.name} was made for {made_for}, {device.name} is {mine}; compile it again")
 
 
 def _places(objects: dict[str, bytes]) -> dict[str, tuple[int, int]]:
@@ -142,6 +185,25 @@ def _as_constants(arrays: Mapping[str, Array]) -> Graph:
         Value(name, TensorType(DType.from_numpy(array.dtype), array.shape)): array for name, array in arrays.items()
     }
     return Graph("states", constants=constants)
+
+
+def _wiring_to_json(wiring: Wiring) -> dict[str, Any]:
+    crossings = [[c.name, c.source, c.target, str(c.nbytes), c.sender, c.receiver] for c in wiring.crossings]
+    states = dict(wiring.states)
+    return {"inputs": wiring.inputs, "outputs": wiring.outputs, "states": states, "crossings": crossings}
+
+
+def _wiring_from_json(data: dict[str, Any], constants: Graph) -> Wiring:
+    return Wiring(
+        inputs=tuple(data["inputs"]),
+        outputs=tuple(data["outputs"]),
+        states=dict(data["states"]),
+        constants={value.name: array for value, array in constants.constants.items()},
+        crossings=tuple(
+            Crossing(name, source, target, parse_dim(nbytes), sender, receiver)
+            for name, source, target, nbytes, sender, receiver in data["crossings"]
+        ),
+    )
 
 
 def _graph_sections(name: str, graph: Graph) -> dict[str, Chunks]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from core.codegen.cache import ObjectCache
 from core.kernels.catalog import KernelSpec
 from core.kernels.target import GpuTarget
+from core.runtime.machine import Peaks
 
 Grid: TypeAlias = tuple[int, int, int]  # programs along x, y and z, each at least 1
 Function: TypeAlias = Any  # a device's own handle of a loaded kernel
@@ -113,6 +114,10 @@ class Device(Protocol):
     def target(self) -> GpuTarget: ...
 
     def memory(self) -> MemoryInfo: ...
+
+    def peaks(self) -> Peaks:
+        """What the whole device does at most."""
+        ...
 
     def allocate(self, nbytes: int) -> int:
         """The address of uninitialised bytes, a multiple of 256. DeviceMemoryError when there are none left."""

@@ -28,8 +28,9 @@ from core.plan.liveness import Affine, aligned
 from core.plan.plan import ARENA, WEIGHTS, Plan, Port
 from core.runtime.background import Background
 from core.runtime.device import Device, Event
-from core.runtime.executable import Times
+from core.runtime.explain import explain_plan
 from core.runtime.room import SLOTS, Block, Ports, Slot, port_array, port_bytes, room_of
+from core.runtime.runner import Share, Times
 from core.runtime.tape import Copy, Generations, Graphs, Key, Launch, Tape, grid_of, launch_one, play
 
 GRAPHS = 64  # captured at most: batch sizes in use, for each slot
@@ -40,8 +41,6 @@ class DeviceExecutable:
     """Runs a plan whose every step has a kernel. Any number of threads may call `run`; `close` frees all memory once
     the last run in flight has ended."""
 
-    threads = 1  # of the host
-
     def __init__(
         self,
         plan: Plan,
@@ -49,11 +48,13 @@ class DeviceExecutable:
         objects: Mapping[str, bytes],
         weights: Iterable[bytes | memoryview],
         max_batch: int = 1,
+        limit: int | None = None,
     ) -> None:
-        """ModelError, with the plan's figures, where the device has no room for batches of `max_batch`."""
+        """ModelError, with the plan's figures, where batches of `max_batch` take more than the device has free, or more
+        than `limit` bytes."""
         self.plan = plan
         self.device = device
-        self._refuse_without_room(max_batch)
+        self._refuse_without_room(max_batch, limit)
         self._module = device.load(objects)
         self._functions = [self._module.function(step.symbol) for step in plan.steps]
         self._in, self._work, self._out = device.stream(), device.stream(), device.stream()
@@ -76,8 +77,9 @@ class DeviceExecutable:
 
     # -- before the first run ---------------------------------------------------------------------------------------
 
-    def _refuse_without_room(self, rows: int) -> None:
+    def _refuse_without_room(self, rows: int, limit: int | None) -> None:
         free, room = self.device.memory().free, room_of(self.plan, rows)
+        free = free if limit is None else min(free, limit)
         if room.total > free:
             fitting = [
                 fewer for fewer in (2**k for k in range(rows.bit_length())) if room_of(self.plan, fewer).total <= free
@@ -143,15 +145,15 @@ class DeviceExecutable:
 
     # -- a run ------------------------------------------------------------------------------------------------------
 
-    def run(self, n: int, inputs: Sequence[NDArray[Any]], times: Times | None = None) -> list[Any]:
+    def run(self, n: int, inputs: Sequence[NDArray[Any]], times: Sequence[Times] | None = None) -> list[Any]:
         """Outputs in the model's order, freshly allocated. `inputs` are contiguous arrays of the right types.
 
-        `times`, when given, receives the nanoseconds of every step. FeedError for a batch that the device has no room
-        for, DeviceError where the device failed.
+        `times`, when given, holds one that receives what every step took. FeedError for a batch that the device has no
+        room for, DeviceError where the device failed.
         """
         slot = self._take()
         try:
-            return self._run(slot, n, inputs, times)
+            return self._run(slot, n, inputs, times[0] if times else None)
         except DeviceMemoryError as error:
             raise FeedError(f"a batch of {n} needs {room_of(self.plan, n)}: {error}") from error
         finally:
@@ -279,9 +281,15 @@ class DeviceExecutable:
     # -- life -------------------------------------------------------------------------------------------------------
 
     @property
-    def notes(self) -> str:
-        """What `explain` says besides the plan."""
-        return self._note
+    def shares(self) -> tuple[Share, ...]:
+        return (Share(self.device.name, self.plan, 1, self.device.peaks),)
+
+    def explain(self, n: int) -> list[str]:
+        lines = explain_plan(self.plan, n, self.device.peaks(), self.device.name)
+        with self._order:
+            sizes = sorted({n for _, n in self._graphs.made})
+        known = ", ".join(map(str, sizes)) or "no batch size yet"
+        return [*lines, f"graphs: captured for {known}", *([self._note] if self._note else [])]
 
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until no graph is being captured; whether that was so in time."""

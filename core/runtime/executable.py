@@ -20,9 +20,12 @@ from core.ir.types import TensorType
 from core.kernels.catalog import Status
 from core.plan.plan import ARENA, WEIGHTS, Fallback, Plan, Port, Segment
 from core.reference import learn_symbols, run_node
+from core.runtime.explain import explain_plan
+from core.runtime.machine import peaks
 from core.runtime.memory import address_of, aligned_bytes, aligned_words, array_at, give_back
 from core.runtime.native import ContextWord
 from core.runtime.pieces import ALL, even_piece, row_steps, rows_of_a_piece
+from core.runtime.runner import Share, Times
 from core.runtime.team import team
 
 # Work (operations, see Plan.work) below which a run stays on the caller's thread. A sleeping worker takes 60 to 170
@@ -49,15 +52,6 @@ class _Context:
     addresses: NDArray[np.int64]
     counters: NDArray[np.int64]
     arena: NDArray[np.uint8]
-
-
-class Times:
-    """Nanoseconds that a run took per step and per fallback, all pieces together."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.steps = np.zeros(len(plan.steps), np.int64)
-        self.fallbacks = np.zeros(len(plan.fallbacks.nodes), np.int64)
-        self.stamps = np.zeros(len(plan.steps) + 1, np.int64)  # the driver's clock: at the start and after each step
 
 
 class Executable:
@@ -108,10 +102,21 @@ class Executable:
         with self._state_lock:
             return self._states[port.base].copy()
 
-    def run(self, n: int, inputs: Sequence[NDArray[Any]], times: Times | None = None) -> list[Any]:
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        return (Share("cpu", self.plan, self.threads, peaks),)
+
+    def explain(self, n: int) -> list[str]:
+        return explain_plan(self.plan, n, peaks())
+
+    def settle(self, timeout: float | None = None) -> bool:
+        """Nothing goes on in the background."""
+        return True
+
+    def run(self, n: int, inputs: Sequence[NDArray[Any]], times: Sequence[Times] | None = None) -> list[Any]:
         """Outputs in the model's order, freshly allocated. `inputs` are contiguous arrays of the right types.
 
-        `times`, when given, receives nanoseconds at the start and after each step. FeedError for data that a node
+        `times`, when given, holds one that receives what every step took. FeedError for data that a node
         refuses, and for a batch that memory has no room for.
         """
         try:
@@ -119,8 +124,8 @@ class Executable:
             try:
                 if self.plan.states:
                     with self._state_lock:
-                        return self._run(context, n, inputs, times)
-                return self._run(context, n, inputs, times)
+                        return self._run(context, n, inputs, times[0] if times else None)
+                return self._run(context, n, inputs, times[0] if times else None)
             finally:
                 self._release(context)
         except MemoryError as error:

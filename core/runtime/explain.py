@@ -15,13 +15,14 @@ from core.runtime.machine import Peaks
 _BAR = 48  # characters for the life of a region
 
 
-def explain_plan(plan: Plan, n: int, peaks: Peaks) -> list[str]:
-    """The lines for a batch of `n` rows."""
+def explain_plan(plan: Plan, n: int, peaks: Peaks, device: str = "cpu") -> list[str]:
+    """The lines for a batch of `n` rows; `peaks` are those of a thread of the CPU, or of a whole device."""
+    where = f"n = {n}; one thread" if device == "cpu" else f"n = {n}; {device}"
     compiled = f"steps: {len(plan.steps)} compiled, {len(plan.fallbacks.nodes)} on the reference"
     return [
         "passes:",
         *(f"  {line}" for line in plan.log),
-        f"kernels (n = {n}; one thread: {peaks.flops / 1e9:.0f} GFLOP/s, {peaks.bandwidth / 1e9:.0f} GB/s):",
+        f"kernels ({where}: {peaks.flops / 1e9:.0f} GFLOP/s, {peaks.bandwidth / 1e9:.0f} GB/s):",
         *_schedule(plan, n, peaks),
         f"memory: {plan.memory}",
         *_memory_map(plan.regions, n),

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.plan.plan import Fallback
-from core.runtime.executable import Executable, Times
-from core.runtime.machine import peaks
+from core.runtime.runner import Runner, Share, Times
 
 REFERENCE = "reference"
 
@@ -98,28 +97,32 @@ class Profile:
         Path(path).write_text(json.dumps({"traceEvents": events}))
 
 
-def profile(executable: Executable, n: int, arrays: Sequence[NDArray[Any]], runs: int) -> Profile:
+def profile(runner: Runner, n: int, arrays: Sequence[NDArray[Any]], runs: int) -> Profile:
     """Median times over some runs, after one that does not count."""
-    executable.run(n, arrays)
+    runner.run(n, arrays)
     samples = []
     for _ in range(runs):
-        times = Times(executable.plan)
-        executable.run(n, arrays, times)
+        times = [Times(share.plan) for share in runner.shares]
+        runner.run(n, arrays, times)
         samples.append(times)
-    steps = np.median([times.steps for times in samples], axis=0).astype(np.int64)
-    fallbacks = np.median([times.fallbacks for times in samples], axis=0).astype(np.int64)
-    return Profile(tuple(_nodes(executable, n, steps.tolist(), fallbacks.tolist())), runs, executable.threads)
+    nodes = [
+        node for share, times in zip(runner.shares, zip(*samples, strict=True), strict=True)
+        for node in _nodes(share, n, times)
+    ]  # fmt: skip
+    return Profile(tuple(nodes), runs, max(share.threads for share in runner.shares))
 
 
-def _nodes(executable: Executable, n: int, steps: list[int], fallbacks: list[int]) -> list[NodeTime]:
+def _nodes(share: Share, n: int, samples: Sequence[Times]) -> list[NodeTime]:
     """In the order of the schedule."""
-    plan, machine, nodes = executable.plan, peaks(), []
+    steps = np.median([times.steps for times in samples], axis=0).astype(np.int64).tolist()
+    fallbacks = np.median([times.fallbacks for times in samples], axis=0).astype(np.int64).tolist()
+    plan, machine, nodes = share.plan, share.peaks(), []
     for entry in plan.schedule:
         if isinstance(entry, Fallback):
             nodes.append(NodeTime(entry.label, entry.op, REFERENCE, (), fallbacks[entry.index], 0, 0, 0))
             continue
         for step, taken in zip(plan.steps[entry.first : entry.last], steps[entry.first : entry.last], strict=True):
             flops, nbytes = step.flops.at(n), step.bytes.at(n)
-            least = int(machine.seconds(flops, nbytes, executable.threads) * 1e9)
+            least = int(machine.seconds(flops, nbytes, share.threads) * 1e9)
             nodes.append(NodeTime(step.label, step.op, step.summary, step.outputs, taken, flops, nbytes, least))
     return nodes

@@ -14,11 +14,9 @@ from core.errors import FeedError, SessionClosed, UnsupportedError
 from core.ir.dim import SymDim, affine, symbols
 from core.ir.types import TensorType, ValueType
 from core.plan.plan import Memory
-from core.runtime.executable import Executable
-from core.runtime.explain import explain_plan
-from core.runtime.machine import peaks
 from core.runtime.packed import Feed, LazyPacked, MakePacked, items_of
 from core.runtime.profile import Profile, profile
+from core.runtime.runner import Runner, memory_of
 from core.runtime.shapes import Binding, Made, Maker, Shapes
 
 # Shapes beyond the batch size get an executable each; the ones not used for longest are dropped.
@@ -111,7 +109,7 @@ class Session:
         if packed is not None:
             return packed.tokens.plan.memory
         executables = list(self._shapes.made().values())
-        return executables[-1].plan.memory if executables else None
+        return memory_of(executables[-1]) if executables else None
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Outputs by name for inputs by name, as NumPy arrays.
@@ -162,7 +160,7 @@ class Session:
         n, arrays, binding = self._bind(feeds)
         if self._packed is not None and (feed := self._feed(n, arrays, binding)).tokens:
             packed = self._packed.get()
-            return profile(packed.tokens, *packed.arrays([feed], items_of([feed], feed.tokens)), runs)
+            return profile(packed.tokens, *packed.arrays([feed], items_of([feed], n * feed.length)), runs)
         with self._executable(binding) as executable:
             return profile(executable, n, arrays, runs)
 
@@ -179,7 +177,7 @@ class Session:
             if state:
                 lines.append(f"for {', '.join(f'{name}={value}' for name, value in binding) or 'all shapes'}: {state}")
             if binding in executables:
-                lines += explain_plan(executables[binding].plan, batch, peaks())
+                lines += executables[binding].explain(batch)
         return "\n".join(lines)
 
     def _explain_packing(self, tokens: int) -> list[str]:
@@ -189,15 +187,15 @@ class Session:
         packed = self._packed.get() if self._packed is not None else None
         if packed is None:
             return lines
-        lines.append(f"tokens, at most {self.packing.tokens} in a run:")
-        lines += explain_plan(packed.tokens.plan, tokens, peaks())
+        lines += [f"tokens, at most {self.packing.tokens} in a run:", *packed.tokens.explain(tokens)]
         if packed.sequences is not None:
-            lines += ["what is computed of whole sequences:", *explain_plan(packed.sequences.plan, 1, peaks())]
+            lines += ["what is computed of whole sequences:", *packed.sequences.explain(1)]
         return lines
 
     def settle(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is compiled or tuned in the background; whether that was so within `timeout` seconds."""
-        return self._shapes.settle(timeout)
+        """Wait until nothing is compiled, tuned or captured in the background; whether that was so within `timeout`
+        seconds."""
+        return self._shapes.settle(timeout) and all(each.settle(timeout) for each in self._shapes.made().values())
 
     def close(self) -> None:
         """End what goes on in the background; free code and memory as soon as the runs in flight have ended."""
@@ -249,7 +247,7 @@ class Session:
         return n, arrays, tuple(sorted(values.items()))
 
     @contextmanager
-    def _executable(self, binding: Binding) -> Iterator[Executable]:
+    def _executable(self, binding: Binding) -> Iterator[Runner]:
         with self._shapes.enter(binding) as shape, self._shapes.executable(shape) as executable:
             yield executable
 

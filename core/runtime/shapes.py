@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 
 from core.errors import SessionClosed
 from core.runtime.background import Background
-from core.runtime.executable import Executable
 from core.runtime.general import General
+from core.runtime.runner import Runner
 
 Binding: TypeAlias = tuple[tuple[str, int], ...]  # values of the symbols other than the batch size, sorted by name
 
@@ -26,7 +26,7 @@ Binding: TypeAlias = tuple[tuple[str, int], ...]  # values of the symbols other 
 class Made:
     """Code for one shape. `note` says for people what it is; a better one may come later unless it is the `last`."""
 
-    executable: Executable
+    executable: Runner
     note: str = ""
     last: bool = True
 
@@ -124,7 +124,7 @@ class Shapes:
         self._changed = threading.Condition()
         self._backgrounds = [Background() for _ in maker.later]
         self._closed = False
-        self.fixed: Executable | None = None
+        self.fixed: Runner | None = None
         if fixed is not None:
             shape = self._shapes[()] = Shape(())
             self._put(shape, fixed)
@@ -144,7 +144,7 @@ class Shapes:
             self._leave(shape)
 
     @contextmanager
-    def executable(self, shape: Shape) -> Iterator[Executable]:
+    def executable(self, shape: Shape) -> Iterator[Runner]:
         """Code that stays usable inside the block, whatever replaces or drops it meanwhile; waits until there is some.
 
         Raises whatever making it raises."""
@@ -177,7 +177,7 @@ class Shapes:
         finally:
             shape.answering.release()
 
-    def made(self) -> dict[Binding, Executable]:
+    def made(self) -> dict[Binding, Runner]:
         """What exists now, the most recently used last."""
         with self._changed:
             return {binding: s.held.made.executable for binding, s in self._shapes.items() if s.held is not None}

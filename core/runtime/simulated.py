@@ -26,6 +26,7 @@ from core.kernels.cuda import Source, generate, interpret
 from core.kernels.reference import ReferenceKernel, object_of
 from core.kernels.target import GpuTarget
 from core.runtime.device import Event, Graph, Grid, HostBytes, MemoryInfo, Stream
+from core.runtime.machine import Peaks
 from core.runtime.memory import address_of, aligned_bytes, array_at
 
 Schedule: TypeAlias = Literal["late", "early", "random"]
@@ -128,6 +129,10 @@ class SimulatedDevice:
         self.launches = self.replays = 0  # how often each was asked for
         self.failure: DeviceError | None = None
         self._backend = backend
+
+    def peaks(self) -> Peaks:
+        """Round numbers: nothing runs at them."""
+        return Peaks(flops=1e13, bandwidth=1e12)
 
     def memory(self) -> MemoryInfo:
         with self.lock:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from core.compiler import executable
+from core.compiler import host_executable
 from core.ir.graph import Graph
 from core.runtime.executable import Executable
 from core.runtime.session import BatchInfo
@@ -42,7 +42,7 @@ class Evaluation:
 
     def _executable(self, binding: Binding) -> Executable:
         if binding not in self._executables:
-            ready = executable(self._graph, self._options, _EVALUATION, binding)
+            ready = host_executable(self._graph, self._options, _EVALUATION, binding)
             for state in self._graph.states:
                 ready.adopt_state(state.value.name, self.weights[state.value.name])
             self._executables[binding] = ready

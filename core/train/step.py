@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from core.compiler import executable
+from core.compiler import host_executable
 from core.errors import LatheError
 from core.ir.graph import Array, Graph, State
 from core.ir.types import TensorType
@@ -176,7 +176,7 @@ class TrainStep:
 
     def _executable(self, moves: bool, binding: Binding) -> Executable:
         if (moves, binding) not in self._executables:
-            ready = executable(self._graphs[moves], self.options, _TRAINING, binding)
+            ready = host_executable(self._graphs[moves], self.options, _TRAINING, binding)
             for name in (state.value.name for state in self._graphs[moves].states):
                 ready.adopt_state(name, self._states[name])
             self._executables[moves, binding] = ready

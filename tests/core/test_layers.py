@@ -23,6 +23,7 @@ LAYERS = [
     ["core.runtime"],
     ["core.options"],
     ["core.tune"],
+    ["core.split"],
     ["core.specialise", "core.packing"],
     ["core.compiler"],
     ["core.custom"],

@@ -17,7 +17,7 @@ from core.ir.types import DType, TensorType, symbol
 from core.plan.planner import make_plan, weight_chunks
 from core.runtime import device_executable
 from core.runtime.device_executable import DeviceExecutable
-from core.runtime.executable import Times
+from core.runtime.runner import Times
 from core.runtime.simulated import INTERPRETER, REFERENCES, Backend, Schedule, SimulatedDevice
 
 N = symbol("n")
@@ -159,7 +159,7 @@ def test_closing_ends_runs_and_frees_memory() -> None:
 def test_the_time_of_every_step_is_measured() -> None:
     executable = loaded(chain(), SimulatedDevice())
     times = Times(executable.plan)
-    executable.run(3, [feed(3)], times)
+    executable.run(3, [feed(3)], [times])
     assert len(times.steps) == 5 and min(times.steps) > 0
 
 

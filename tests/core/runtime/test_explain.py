@@ -92,7 +92,7 @@ def test_the_time_of_a_fallback_is_its_own() -> None:
 
 
 def test_a_share_of_the_peak_stands_beside_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("core.runtime.profile.peaks", lambda: Peaks(2e9, 1e15))
+    monkeypatch.setattr("core.runtime.executable.peaks", lambda: Peaks(2e9, 1e15))
     profile = core.compile(graphs.mlp(hidden=512), threads=1).profile({"x": np.ones((64, 20), np.float32)}, runs=2)
     for node in profile.nodes:
         assert node.least == node.flops // 2

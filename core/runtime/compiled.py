@@ -1,0 +1,68 @@
+"""What compiling produced, and how it is made ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from core.codegen.jit import Library
+from core.ir.graph import Array
+from core.plan.plan import Plan
+from core.runtime.bundle import Bytes, Chunks
+from core.runtime.device_executable import DeviceExecutable
+from core.runtime.devices import HOST, open_device
+from core.runtime.executable import Executable
+from core.runtime.memory import joined
+from core.runtime.placed import Placed, Wiring
+from core.runtime.runner import Runner
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Code for one set of shapes on one device."""
+
+    plan: Plan
+    objects: dict[str, bytes]  # symbol -> object file, or what a GPU's driver loads
+    weights: Callable[[], Chunks]  # the weight block, piece by piece
+    states: Mapping[str, Array] = field(default_factory=dict)  # initial values
+    findings: Mapping[str, str] = field(default_factory=dict)  # what the tuner chose: problem -> kernel
+    device: str = HOST
+    limit: int | None = None  # bytes that it may take of a device
+
+
+@dataclass(frozen=True)
+class Split:
+    """Code for one set of shapes where nodes are spread over devices. `states` are the first values of those that no
+    part keeps to itself."""
+
+    parts: tuple[Compiled, ...]
+    wiring: Wiring
+    states: Mapping[str, Array] = field(default_factory=dict)
+
+
+def ready(compiled: Compiled, threads: int, max_batch: int, independent: bool, block: Bytes | None = None) -> Runner:
+    """Code and weights in memory. `block`: the weights, where they are in memory already. ModelError where a device has
+    no room for batches of `max_batch`."""
+    made: Runner
+    if compiled.device == HOST:
+        weights = joined(compiled.weights(), compiled.plan.weights) if block is None else block
+        made = Executable(compiled.plan, Library(compiled.objects), weights, threads, independent)
+    else:
+        device = open_device(compiled.device)
+        chunks: Iterable[bytes | memoryview] = compiled.weights() if block is None else [block.data]
+        made = DeviceExecutable(compiled.plan, device, compiled.objects, chunks, max_batch, compiled.limit)
+    for name, initial in compiled.states.items():
+        made.set_state(name, initial)
+    return made
+
+
+def ready_split(content: Split, make: Callable[[Compiled], Runner]) -> Runner:
+    """All parts in memory, where `make` puts each of them."""
+    with ExitStack() as failing:
+        parts: list[Runner] = []
+        for part in content.parts:
+            parts.append(make(part))
+            failing.callback(parts[-1].close)
+        failing.pop_all()
+    return Placed(parts, content.wiring, content.states)

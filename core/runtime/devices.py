@@ -1,0 +1,51 @@
+"""Devices by name: one object per device and process, which all sessions on it share.
+
+cpu            the host, which has no such object
+simulated:K    host memory, with references for kernels: to try plans and placements anywhere
+interpreted:K  the same, with the GPU's kernels in Triton's interpreter; needs Triton
+"""
+
+from __future__ import annotations
+
+import threading
+from importlib.util import find_spec
+
+from core.errors import UnsupportedError
+from core.runtime.device import Device
+
+HOST = "cpu"
+KINDS = ("simulated", "interpreted")
+
+_open: dict[str, Device] = {}
+_lock = threading.Lock()
+
+
+def canonical(name: str) -> str:
+    """The name with its index. UnsupportedError for what is no device."""
+    kind, _, index = name.partition(":")
+    if name == HOST:
+        return name
+    if kind not in KINDS or not (index or "0").isdecimal():
+        expected = ", ".join(repr(known) for known in (HOST, *KINDS))
+        raise UnsupportedError(
+            f"device '{name}' is not supported, expected {expected}, or one with an index (simulated:1)"
+        )
+    return f"{kind}:{int(index or 0)}"
+
+
+def open_device(name: str) -> Device:
+    """UnsupportedError that says what is missing where there is no such device."""
+    name = canonical(name)
+    with _lock:
+        if name not in _open:
+            _open[name] = _opened(name)
+        return _open[name]
+
+
+def _opened(name: str) -> Device:
+    kind = name.partition(":")[0]
+    from core.runtime.simulated import INTERPRETER, REFERENCES, SimulatedDevice
+
+    if kind == "interpreted" and find_spec("triton") is None:
+        raise UnsupportedError(f"device '{name}' needs Triton: install the extra 'cuda'")
+    return SimulatedDevice(name, INTERPRETER if kind == "interpreted" else REFERENCES)

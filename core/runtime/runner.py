@@ -1,0 +1,73 @@
+"""What a session runs, whatever it runs on: code for one set of shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.plan.plan import Memory, Plan
+from core.runtime.machine import Peaks
+
+
+class Times:
+    """Nanoseconds that a run took per step and per fallback of a plan, all pieces together."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.steps = np.zeros(len(plan.steps), np.int64)
+        self.fallbacks = np.zeros(len(plan.fallbacks.nodes), np.int64)
+        self.stamps = np.zeros(len(plan.steps) + 1, np.int64)  # the driver's clock: at the start and after each step
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one device does of a run. `peaks` are those of one of its `threads`."""
+
+    device: str
+    plan: Plan
+    threads: int
+    peaks: Callable[[], Peaks]
+
+
+class Runner(Protocol):
+    """Runs a model. Any number of threads may call `run`; after `close` runs raise SessionClosed."""
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """In the order they run."""
+        ...
+
+    def run(self, n: int, inputs: Sequence[Any], times: Sequence[Times] | None = None) -> list[Any]:
+        """Outputs in the model's order, freshly allocated, for a batch of `n`. `inputs` are contiguous arrays of the
+        right types. `times`, one for each share, receive what every step took."""
+        ...
+
+    def set_state(self, name: str, array: NDArray[Any]) -> None: ...
+
+    def state(self, name: str) -> NDArray[Any]:
+        """A copy of a state's present value."""
+        ...
+
+    def explain(self, n: int) -> list[str]:
+        """What a run of `n` rows does, for people."""
+        ...
+
+    def settle(self, timeout: float | None = None) -> bool:
+        """Wait until nothing goes on in the background; whether that was so in time."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def memory_of(runner: Runner) -> Memory:
+    """Of all devices together."""
+    each = [share.plan.memory for share in runner.shares]
+    return Memory(
+        peak=sum(memory.peak for memory in each),
+        lower_bound=sum(memory.lower_bound for memory in each),
+        unshared=sum(memory.unshared for memory in each),
+        weights=sum(memory.weights for memory in each),
+    )

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from core.ir.dim import evaluate
 from core.ir.graph import Array, Graph, Node, Value
 from core.ir.types import Dim, DType
 from core.kernels.catalog import body as bodies

@@ -11,11 +11,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from core.errors import UnsupportedError
 from core.ir.graph import Array, Graph, Node, State, Value, captures, node_reads
 from core.ir.types import DType, TensorType
 from core.kernels.catalog import (
     VIEWS,
     Block,
+    Flag,
+    Flag,
     In,
     KernelCall,
     Operand,
@@ -34,6 +37,7 @@ from core.plan.liveness import ALIGNMENT, Affine, Buffer, aligned, lower_bound
 from core.plan.order import order
 from core.plan.plan import (
     ARENA,
+    FLAG_BYTES,
     WEIGHTS,
     Address,
     Fallback,
@@ -143,6 +147,7 @@ class _Planner:
         self.items: dict[tuple[Value, str], WeightItem] = {}
         self.weight_bytes = 0
         self.scratch: dict[tuple[Node, int], Buffer] = {}
+        self.flags: dict[Node, int] = {}
         self.times: Mapping[Node, int] = {}
         self.beside: Mapping[int, Sequence[Node]] = {}
         self.inputs, self.states, self.outputs = self._ports()
@@ -418,6 +423,7 @@ class _Planner:
             flops=affine_of(call.flops),
             bytes=affine_of(call.bytes),
             grid=call.grid,
+            flag=self.flags.get(node),
         )
 
     def _operand(self, node: Node, index: int, operand: Operand) -> Address:
@@ -435,6 +441,9 @@ class _Planner:
                 return self._place(outer_values(node, self.graph.constants)[operand.index]).address()
             case Block():
                 return Address(WEIGHTS, Affine(b=self._block(node, operand).offset))
+            case Flag():
+                base = WEIGHTS + 1 + len(self.inputs) + len(self.states) + len(self.outputs)
+                return Address(base, Affine(b=self.flags.setdefault(node, len(self.flags)) * FLAG_BYTES))
 
     # -- what runs on the reference -------------------------------------------------------------------------------
 

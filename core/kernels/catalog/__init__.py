@@ -28,6 +28,7 @@ from core.kernels.catalog import (
 from core.kernels.catalog.base import (
     VIEWS,
     Block,
+    Flag,
     In,
     KernelCall,
     KernelSpec,
@@ -46,7 +47,7 @@ from core.kernels.catalog.base import (
 )
 
 __all__ = [
-    "VIEWS", "Block", "In", "KernelCall", "KernelSpec", "Operand", "Out", "Outer", "Packed", "Request", "Scratch",
+    "VIEWS", "Block", "Flag", "In", "KernelCall", "KernelSpec", "Operand", "Out", "Outer", "Packed", "Request", "Scratch",
     "Selector", "Status", "attention", "candidates", "conv", "conv_batch", "copy", "covers", "cuda", "depthwise",
     "direct", "elementwise", "gather", "gemm", "norm", "offers", "pool", "pool_gradient", "recurrent", "reduce",
     "resize", "scatter", "segment_attention", "segment_reduce", "select", "softmax", "tiles", "trees", "winograd",

@@ -123,7 +123,13 @@ class Block:
     data: Array = field(compare=False)
 
 
-Operand: TypeAlias = In | Out | Packed | Scratch | Outer | Block
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """The address of an int32 of this step's own, on a GPU: 0 when a run begins. A kernel that meets data it must
+    refuse leaves a `Status` there; then the run raises."""
+
+
+Operand: TypeAlias = In | Out | Packed | Scratch | Outer | Block | Flag
 
 
 @dataclass(frozen=True, slots=True)

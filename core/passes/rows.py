@@ -104,14 +104,14 @@ def counts_rows(array: Array, batch: str) -> bool:
     return any(batch in symbols(item) for item in items if isinstance(item, SymDim))
 
 
-def check_counts(node: Node, counts: set[Value], known: dict[Value, Array]) -> None:
-    """The number of rows may serve to compute shapes, and as a parameter, never as data."""
+def check_counts(node: Node, counts: set[Value], known: dict[Value, Array], rows: str = "rows") -> None:
+    """The number of rows, or what they are called, may serve to compute shapes, and as a parameter, never as data."""
     params = registry.get(node.op).params.values()
     for index, value in enumerate(node.inputs):
         if value in counts and index not in params and not _stays_known(node, known):
-            raise Mixed(f"{describe(node)}: computes with the number of rows")
+            raise Mixed(f"{describe(node)}: computes with the number of {rows}")
     if any(value in counts for body in node.subgraphs for value in node_reads_of(body)):
-        raise Mixed(f"{describe(node)}: computes with the number of rows")
+        raise Mixed(f"{describe(node)}: computes with the number of {rows}")
 
 
 def _stays_known(node: Node, known: dict[Value, Array]) -> bool:

@@ -95,7 +95,7 @@ class TokenFlow:
         rewritten = self._rewrite(node, given)
         if rewritten is not None:
             return
-        check_counts(node, self._counts, self.known)
+        check_counts(node, self._counts, self.known, "tokens")
         flows = self._flows_of(node, given)
         for value, flow in zip(node.outputs, flows, strict=False):
             self._note(node, value, flow)
@@ -136,7 +136,7 @@ class TokenFlow:
             return [product]
         most = max(len(flow.axes) for flow in given)
         if most > 1 and sum(bool(flow.axes) for flow in given) > 1:
-            refuse(node, "works on pairs of tokens and on something else")
+            refuse(node, "uses numbers for pairs of tokens otherwise than attention does")
         grown = self._grown(node)
         columns = [
             self._rule(node, [flow.axes[i] if len(flow.axes) > i else None for flow in given]) for i in range(most)

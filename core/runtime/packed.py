@@ -65,6 +65,8 @@ class PackedRuns:
 
     def run(self, feeds: Sequence[Feed]) -> list[dict[str, Any]]:
         """Outputs by name for each feed; none of them may be empty."""
+        if not feeds:
+            return []
         found = _Answers(len(feeds))
         bins = packed_bins(items_of(feeds, self.capacity), self.capacity)
         for items in bins:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 from core.codegen.lang import Kernel, Val
 from core.codegen.registers import Pointer
@@ -46,57 +47,63 @@ def generate(spec: SegmentAttentionSpec, target: Target) -> Kernel:
         places = (*rows, *moved, y.at(start * spec.y_step))
         with k.loop(0, length, spec.block) as first:
             count = k.ops.min(length - first, spec.block)
-            vectors = (count + (target.lanes - 1)) // target.lanes
-            for tile in spec.scores:
-                with k.when(vectors.equals(tile.vectors)):
-                    _Block(k, spec, places, steps, scratch, tile, first, count, length).emit()
+            _Block(k, spec, places, steps, scratch, first, count, length).emit()
     return k
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Writes the code for `count` queries from `first` on of a sequence with `length` tokens."""
+    """Writes the code for `count` queries from `first` on of a sequence with `length` tokens.
+
+    Only the first product has code for every number of vectors; what follows takes one after the other.
+    """
 
     kernel: Kernel
     spec: SegmentAttentionSpec
     operands: tuple[Pointer, ...]  # Q, K, V, extras, Y: where the sequence begins
     steps: list[tuple[Val, Val]]  # of each extra along queries and keys
     scratch: Pointer
-    tile: Tile
     first: Val
     count: Val
     length: Val
 
     @property
     def lanes(self) -> int:
-        return self.tile.lanes
+        return self.spec.scores[0].lanes
 
     @property
     def width(self) -> int:
-        """Columns of the packed queries and of the scores."""
-        return self.tile.columns
+        """Columns of the packed queries and of the scores, whether a block fills them or not."""
+        return self.spec.block
 
     @property
     def factors(self) -> Pointer:
-        return self.scratch.at(self.spec.depth * self.spec.block)
+        """One number per query: its greatest score, later what its sums are multiplied by."""
+        return self.scratch.at(self.spec.depth * self.width)
 
     @property
     def scores(self) -> Pointer:
-        return self.scratch.at((self.spec.depth + 1) * self.spec.block)
+        return self.scratch.at((self.spec.depth + 1) * self.width)
 
     def emit(self) -> None:
-        for v in range(self.tile.vectors):
-            self._pack(v)
-        for v, total in enumerate(self._softmax(self._product())):
-            self.factors.store(1.0 / total, v * self.lanes)
+        k, lanes = self.kernel, self.lanes
+        vectors = (self.count + (lanes - 1)) // lanes
+        with k.loop(0, vectors) as v:
+            self._pack(v * lanes)
+        for tile in self.spec.scores:
+            with k.when(vectors.equals(tile.vectors)):
+                for v, most in enumerate(self._product(tile)):
+                    self.factors.store(most, v * lanes)
+        with k.loop(0, vectors) as v:
+            self._softmax(v * lanes)
         self._weigh()
 
-    def _pack(self, v: int) -> None:
-        """Vector `v` of the queries, transposed by squares: [depth][width]."""
+    def _pack(self, query: Val) -> None:
+        """A vector of queries, transposed by squares: [depth][width]."""
         k, spec, lanes = self.kernel, self.spec, self.lanes
         last = self.count - 1
-        rows = [self.operands[0].at((self.first + k.ops.min(last, v * lanes + j)) * spec.q_step) for j in range(lanes)]
-        panel = self.scratch.at(v * lanes)
+        rows = [self.operands[0].at((self.first + k.ops.min(last, query + j)) * spec.q_step) for j in range(lanes)]
+        panel = self.scratch.at(query)
         whole = spec.depth // lanes * lanes
 
         def square(at: Val, valid: int) -> None:
@@ -109,23 +116,19 @@ class _Block:
         if spec.depth > whole:
             square(k.index(whole), spec.depth - whole)
 
-    def _product(self) -> list[Val]:
+    def _product(self, tile: Tile) -> list[Val]:
         """Scores of all keys; the answer is the greatest for each query."""
-        k, height = self.kernel, self.tile.rows
-        lowest = [k.constant(-math.inf, F32, self.lanes)] * self.tile.vectors
+        k, height = self.kernel, tile.rows
+        lowest = [k.constant(-math.inf, F32, self.lanes)] * tile.vectors
         at = self.length // height * height
         with k.fold(0, at, lowest, height) as fold:
             fold.values = self._score_tile(fold.index, height, fold.values)
         most, rest = fold.values, self.length - at
         for size in (8, 4, 2, 1):
             if size < height:
-                here, before = at, most
                 part = k.ops.bit_and(rest, size)
-                most = k.choose(
-                    part.equals(size),
-                    lambda here=here, size=size, before=before: self._score_tile(here, size, before),  # type: ignore[misc]
-                    lambda before=before: before,  # type: ignore[misc]
-                )
+                tail = partial(self._score_tile, at, size, most)
+                most = k.choose(part.equals(size), tail, partial(list, most))
                 at = at + part
         return most
 
@@ -133,7 +136,7 @@ class _Block:
         """Scores of `height` keys."""
         k, spec = self.kernel, self.spec
         sources = [self.operands[1].at((key + r) * spec.k_step) for r in range(height)]
-        grid = zeros(k, height, self.tile.vectors, self.lanes)
+        grid = zeros(k, height, len(most), self.lanes)
         grid = accumulate(k, grid, sources, 1, self.scratch, self.width, spec.depth)
         place = self.scores.at(key * self.width)
         for r, row in enumerate(grid):
@@ -163,37 +166,33 @@ class _Block:
             return place.load(at, lanes, mask)
         return place.at(at * step).gather(k.lane_numbers(lanes) * step, mask)
 
-    def _softmax(self, most: list[Val]) -> list[Val]:
-        """Scores to powers, in place; the answer is their sum for each query."""
+    def _softmax(self, query: Val) -> None:
+        """Scores of a vector of queries to powers, in place, and the inverse of their sums."""
         k, lanes = self.kernel, self.lanes
-        with k.fold(0, self.length, [k.zeros(F32, lanes)] * self.tile.vectors) as fold:
-            row = self.scores.at(fold.index * self.width)
-            powers = [exp_of_nonpositive(k.ops, row.load(v * lanes, lanes) - top) for v, top in enumerate(most)]
-            for v, power in enumerate(powers):
-                row.store(power, v * lanes)
-            fold.values = [total + power for total, power in zip(fold.values, powers, strict=True)]
-        return fold.values
+        factors, column = self.factors.at(query), self.scores.at(query)
+        most = factors.load(0, lanes)
+        with k.fold(0, self.length, [k.zeros(F32, lanes)]) as fold:
+            at = fold.index * self.width
+            power = exp_of_nonpositive(k.ops, column.load(at, lanes) - most)
+            column.store(power, at)
+            fold.values = [fold.values[0] + power]
+        factors.store(1.0 / fold.values[0])
 
     def _weigh(self) -> None:
         """The sums of values by these powers, times one factor per query: a panel of columns at a time."""
         k, spec = self.kernel, self.spec
-        width, height = spec.values.columns, spec.values.rows
+        width = spec.values.columns
         full, rest = divmod(spec.columns, width)
-
-        def panel(column: Val, columns: int) -> None:
-            each_tile(
-                k,
-                k.index(0),
-                self.count,
-                symbol("n"),
-                height,
-                lambda row, size: self._value_tile(row, size, column, columns),
-            )
-
         with k.loop(0, full) as i:
-            panel(i * width, width)
+            self._weigh_panel(i * width, width)
         if rest:
-            panel(k.index(full * width), rest)
+            self._weigh_panel(k.index(full * width), rest)
+
+    def _weigh_panel(self, column: Val, columns: int) -> None:
+        def tile(query: Val, height: int) -> None:
+            self._value_tile(query, height, column, columns)
+
+        each_tile(self.kernel, self.kernel.index(0), self.count, symbol("n"), self.spec.values.rows, tile)
 
     def _value_tile(self, query: Val, height: int, column: Val, columns: int) -> None:
         k, spec, lanes = self.kernel, self.spec, self.spec.values.lanes

@@ -1,0 +1,323 @@
+"""Which models of sequences can be packed; and that packed ones give what each sequence gets alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.ir.build import Builder
+from core.ir.dim import symbol
+from core.ir.graph import Graph, Value
+from core.ir.text import parse_graph
+from core.ir.types import DType, TensorType
+from core.passes.pack import Packed, pack
+from core.plan.plan import Port
+from core.reference import interpret
+from core.runtime.packed import Feed, PackedRuns
+
+WIDTH = 4
+
+
+class Interpreted:
+    """A graph that runs on the references, where PackedRuns wants compiled code."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        ports = [tuple(Port(value.name, value.type, 0) for value in side) for side in (graph.inputs, graph.outputs)]
+        self.plan = SimpleNamespace(inputs=ports[0], outputs=ports[1])
+
+    def run(self, n: int, arrays: Sequence[Any]) -> list[Any]:
+        feeds = {port.name: array for port, array in zip(self.plan.inputs, arrays, strict=True)}
+        return list(interpret(self.graph, feeds).values())
+
+
+def packed_runs(graph: Graph, packed: Packed, capacity: int) -> PackedRuns:
+    rest = packed.sequences.clone({"batch": symbol("n")}) if packed.sequences is not None else None
+    parts: Any = [Interpreted(part) if part is not None else None for part in (packed.tokens, rest)]
+    return PackedRuns(*parts, [value.name for value in graph.outputs], capacity)
+
+
+def check(graph: Graph, shapes: Sequence[tuple[int, int]], capacity: int) -> None:
+    """AssertionError where a packed run differs from one for each feed of so many rows and tokens."""
+    packed = pack(graph)
+    assert isinstance(packed, Packed), packed
+    rng = np.random.default_rng(len(shapes))
+    feeds = [{"x": rng.standard_normal((*shape, WIDTH)).astype(np.float32)} for shape in shapes]
+    found = packed_runs(graph, packed, capacity).run([Feed(feed, *feed["x"].shape[:2]) for feed in feeds])
+    for feed, outputs in zip(feeds, found, strict=True):
+        for name, expected in interpret(graph, feed).items():
+            assert outputs[name].shape == expected.shape
+            np.testing.assert_allclose(outputs[name], expected, rtol=1e-4, atol=1e-5)
+
+
+# Programs. Each step makes a value [batch, sequence, 4] of such values; the last ones mix tokens in ways that have to
+# be seen, whatever comes before and after them.
+
+
+class Program:
+    def __init__(self) -> None:
+        self.graph = Graph("program")
+        self.b = Builder(self.graph)
+        self.rng = np.random.default_rng(0)
+        self.x = self.b.input("x", TensorType(DType.FLOAT32, (symbol("batch"), symbol("sequence"), WIDTH)))
+        self.length = self.b("Gather", self.b("Shape", self.x), self.b.constant(1), axis=0)
+
+    def weight(self, *shape: int) -> Value:
+        return self.b.constant(self.rng.standard_normal(shape).astype(np.float32) / 2)
+
+    def places(self) -> Value:
+        return self.b("Range", self.b.constant(0), self.length, self.b.constant(1))
+
+    def axes(self, *axes: int) -> Value:
+        return self.b.constant(np.array(axes, np.int64))
+
+
+def linear(p: Program, x: Value, y: Value) -> Value:
+    return p.b("Add", p.b("MatMul", x, p.weight(WIDTH, WIDTH)), y)
+
+
+def normalized(p: Program, x: Value, y: Value) -> Value:
+    return p.b("LayerNormalization", x, p.weight(WIDTH), p.weight(WIDTH), axis=-1)
+
+
+def gated(p: Program, x: Value, y: Value) -> Value:
+    return p.b("Mul", p.b("Tanh", x), p.b("Sigmoid", y))
+
+
+def attended(p: Program, x: Value, y: Value, bias: Value | None = None) -> Value:
+    scores = p.b("MatMul", x, p.b("Transpose", y, perm=(0, 2, 1)))
+    scores = scores if bias is None else p.b("Add", scores, bias)
+    return p.b("MatMul", p.b("Softmax", scores, axis=-1), p.b("MatMul", y, p.weight(WIDTH, WIDTH)))
+
+
+def attended_causally(p: Program, x: Value, y: Value) -> Value:
+    place = p.places()
+    later = p.b("Less", p.b("Unsqueeze", place, p.axes(1)), p.b("Unsqueeze", place, p.axes(0)))
+    far, none = (p.b.constant(np.array(value, np.float32)) for value in (-1e9, 0))
+    return attended(p, x, y, p.b("Where", later, far, none))
+
+
+def attended_near(p: Program, x: Value, y: Value) -> Value:
+    """A triangle of what every token says of itself."""
+    shape = p.b("Concat", *[p.b("Unsqueeze", p.length, p.axes(0))] * 2, axis=0)
+    return attended(p, x, y, p.b("Trilu", p.b("ConstantOfShape", shape, value=np.array([3.0], np.float32)), upper=0))
+
+
+def in_heads(p: Program, x: Value, y: Value) -> Value:
+    heads = [p.b("Transpose", p.b("Reshape", v, p.axes(0, 0, 2, 2)), perm=(0, 2, 1, 3)) for v in (x, y)]
+    scores = p.b("MatMul", heads[0], p.b("Transpose", heads[1], perm=(0, 1, 3, 2)))
+    mixed = p.b("MatMul", p.b("Softmax", scores, axis=-1), heads[0])
+    return p.b("Reshape", p.b("Transpose", mixed, perm=(0, 2, 1, 3)), p.axes(0, 0, WIDTH))
+
+
+def placed(p: Program, x: Value, y: Value) -> Value:
+    return p.b("Add", x, p.b("Gather", p.weight(40, WIDTH), p.places(), axis=0))
+
+
+def from_a_table(p: Program, x: Value, y: Value) -> Value:
+    stop = p.b("Unsqueeze", p.length, p.axes(0))
+    return p.b("Mul", x, p.b("Slice", p.weight(1, 40, WIDTH), p.axes(0), stop, p.axes(1)))
+
+
+def counted(p: Program, x: Value, y: Value) -> Value:
+    positive = p.b("Cast", p.b("Greater", x, p.b.constant(np.array(0, np.float32))), to=DType.INT64.onnx_code)
+    return p.b("Add", y, p.b("Cast", p.b("CumSum", positive, p.b.constant(1)), to=DType.FLOAT32.onnx_code))
+
+
+def centred(p: Program, x: Value, y: Value) -> Value:
+    return p.b("Sub", x, p.b("ReduceMean", x, p.axes(1), keepdims=1))
+
+
+def weighed(p: Program, x: Value, y: Value) -> Value:
+    return p.b("Mul", x, p.b("Softmax", y, axis=1))
+
+
+def shifted(p: Program, x: Value, y: Value) -> Value:
+    first = p.b("Slice", x, p.axes(0), p.axes(1), p.axes(1))
+    return p.b("Concat", p.b("Slice", x, p.axes(1), p.axes(2**40), p.axes(1)), first, axis=1)
+
+
+def correlated(p: Program, x: Value, y: Value) -> Value:
+    return p.b("MatMul", x, p.b("MatMul", p.b("Transpose", x, perm=(0, 2, 1)), y))
+
+
+def unmasked(p: Program, x: Value, y: Value) -> Value:
+    """Weights that are not zero between sequences."""
+    scores = p.b("MatMul", x, p.b("Transpose", y, perm=(0, 2, 1)))
+    return p.b("MatMul", p.b("Exp", p.b("Softmax", scores, axis=-1)), y)
+
+
+def folded(p: Program, x: Value, y: Value) -> Value:
+    return p.b("Reshape", p.b("Transpose", x, perm=(0, 2, 1)), p.b("Shape", x))
+
+
+def scaled(p: Program, x: Value, y: Value) -> Value:
+    return p.b("Div", x, p.b("Cast", p.length, to=DType.FLOAT32.onnx_code))
+
+
+def backwards(p: Program, x: Value, y: Value) -> Value:
+    return p.b("Slice", x, p.axes(-1), p.axes(-(2**40)), p.axes(1), p.axes(-1))
+
+
+SAFE: list[Callable[..., Value]] = [
+    linear, normalized, gated, attended, attended_causally, attended_near, in_heads, placed, from_a_table, counted,
+]  # fmt: skip
+UNSAFE: list[Callable[..., Value]] = [centred, weighed, shifted, correlated, unmasked, folded, scaled, backwards]
+
+
+def pooled(p: Program, x: Value, kind: str) -> Value:
+    if kind in ("first", "last"):
+        end = p.b("Gather", x, p.b.constant(0 if kind == "first" else -1), axis=1)
+        return p.b("Gemm", end, p.weight(WIDTH, 3))
+    return p.b("MatMul", p.b(kind, x, p.axes(1), keepdims=0), p.weight(WIDTH, 3))
+
+
+POOLS = ["first", "last", "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin"]
+
+
+def program(steps: Sequence[tuple[Callable[..., Value], int]], pools: Sequence[str]) -> Graph:
+    """Every step works on the latest value and on an earlier one."""
+    p = Program()
+    values = [p.x]
+    for step, back in steps:
+        values.append(step(p, values[-1], values[-1 - back % len(values)]))
+    outputs = [values[-1], *(pooled(p, values[-1], kind) for kind in pools)]
+    p.graph.outputs = [p.b("Identity", value) for value in outputs]
+    p.graph.remove_dead()
+    return p.graph
+
+
+SHAPES = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 9)), min_size=1, max_size=6)
+STEPS = st.lists(st.tuples(st.sampled_from(SAFE), st.integers(0, 5)), min_size=1, max_size=6)
+
+
+@settings(max_examples=150)
+@given(STEPS, st.lists(st.sampled_from(POOLS), max_size=2), SHAPES, st.integers(1, 40))
+def test_packed_programs_give_what_each_sequence_gets_alone(
+    steps: list[tuple[Callable[..., Value], int]], pools: list[str], shapes: list[tuple[int, int]], capacity: int
+) -> None:
+    check(program(steps, pools), shapes, capacity)
+
+
+@settings(max_examples=100)
+@given(STEPS, st.sampled_from(UNSAFE), STEPS)
+def test_what_mixes_tokens_is_seen_wherever_it_stands(
+    before: list[Any], mixing: Callable[..., Value], after: list[Any]
+) -> None:
+    assert isinstance(pack(program([*before, (mixing, 0), *after], [])), str)
+
+
+REFUSED = {
+    "the mean is used again for every token": (centred, "together with their tokens"),
+    "a softmax over the tokens": (weighed, "Softmax works along the token axis"),
+    "tokens move to other places": (shifted, "Slice works along the token axis"),
+    "a sum over the tokens": (correlated, "MatMul sums over the token axis"),
+    "weights between sequences": (unmasked, "pairs of tokens otherwise than attention does"),
+    "tokens in another order": (folded, "Reshape spreads or joins tokens"),
+    "the length as a number": (scaled, "computes with the number of tokens"),
+    "the last token first": (backwards, "Slice works along the token axis"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refuses_with_a_reason_that_names_the_node(case: str) -> None:
+    mixing, reason = REFUSED[case]
+    answer = pack(program([(linear, 0), (mixing, 0)], []))
+    assert isinstance(answer, str) and reason in answer and answer.startswith("node '")
+
+
+OTHERS = {
+    "a batch that mixes": (
+        """input %x : float32[batch,sequence,4]
+        %y : float32[*] = ReduceMax(%x) {axes = [0], keepdims = 1}
+        output %y""",
+        "over the row axis",
+    ),
+    "no length": (
+        """input %x : float32[batch,7,4]
+        %y : float32[*] = Relu(%x)
+        output %y""",
+        "found none",
+    ),
+    "two lengths": (
+        """input %x : float32[batch,rows,columns]
+        %y : float32[*] = Relu(%x)
+        output %y""",
+        "['columns', 'rows']",
+    ),
+    "an output of pairs": (
+        """input %x : float32[batch,sequence,4]
+        %t : float32[*] = Transpose(%x) {perm = [0, 2, 1]}
+        %y : float32[*] = MatMul(%x, %t)
+        output %y""",
+        "neither of tokens nor of sequences",
+    ),
+    "an input of pairs": (
+        """input %x : float32[batch,sequence,4]
+        input %bias : float32[batch,sequence,sequence]
+        %s : float32[*] = Softmax(%bias) {axis = -1}
+        %y : float32[*] = MatMul(%s, %x)
+        output %y""",
+        "input 'bias'",
+    ),
+    "a table of pairs": (
+        """input %x : float32[batch,sequence,4]
+        const %table : float32[2,2] = [1.0, 2.0, 3.0, 4.0]
+        %b : float32[*] = Slice(%table) {axes = [0, 1], starts = [0, 0], ends = [sequence, sequence], steps = [1, 1]}
+        %t : float32[*] = Transpose(%x) {perm = [0, 2, 1]}
+        %s : float32[*] = MatMul(%x, %t)
+        %a : float32[*] = Add(%s, %b)
+        %w : float32[*] = Softmax(%a) {axis = -1}
+        %y : float32[*] = MatMul(%w, %x)
+        output %y""",
+        "pairs of positions",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_refuses_other_models(case: str) -> None:
+    text, reason = OTHERS[case]
+    answer = pack(parse_graph(f"graph @g {{\n{text}\n}}"))
+    assert isinstance(answer, str) and reason in answer
+
+
+def test_one_sequence_at_a_time() -> None:
+    """A model without a batch packs its tokens; what it makes of whole sequences has nowhere to go."""
+    text = """input %x : float32[1,sequence,4]
+        %t : float32[*] = Transpose(%x) {perm = [0, 2, 1]}
+        %s : float32[*] = MatMul(%x, %t)
+        %w : float32[*] = Softmax(%s) {axis = -1}
+        %y : float32[*] = MatMul(%w, %x)
+        """
+    graph = parse_graph(f"graph @g {{\n{text} output %y\n}}")
+    check(graph, [(1, 3), (1, 8), (1, 1)], 10)
+    pooled = f"{text} %p : float32[*] = ReduceMean(%y) {{axes = [1], keepdims = 0}}\n output %p"
+    assert "no batch dimension" in str(pack(parse_graph(f"graph @g {{\n{pooled}\n}}")))
+
+
+def test_what_comes_once_per_sequence_stays_with_it() -> None:
+    graph = parse_graph("""graph @g {
+        input %x : float32[batch,sequence,4]
+        input %scale : float32[batch,4]
+        %m : float32[*] = ReduceMax(%x) {axes = [1], keepdims = 0}
+        %y : float32[*] = Mul(%m, %scale)
+        output %y
+    }""")
+    packed = pack(graph)
+    assert isinstance(packed, Packed) and packed.sequences is not None
+    assert [value.name for value in packed.sequences.inputs] == ["scale", "m"]
+    rng = np.random.default_rng(0)
+    feeds = [
+        {"x": rng.standard_normal((rows, length, 4)).astype(np.float32), "scale": rng.random((rows, 4), np.float32)}
+        for rows, length in ((2, 3), (1, 7), (3, 2))
+    ]
+    found = packed_runs(graph, packed, 8).run([Feed(feed, *feed["x"].shape[:2]) for feed in feeds])
+    for feed, outputs in zip(feeds, found, strict=True):
+        np.testing.assert_array_equal(outputs["y"], interpret(graph, feed)["y"])

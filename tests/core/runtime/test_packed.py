@@ -1,0 +1,183 @@
+"""Sessions that pack: against ONNX Runtime for each sequence alone, whatever the lengths, threads and bins."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import core
+from core import compiler
+from core.compiler import compile
+from core.errors import FeedError, SessionClosed, UnsupportedError
+from core.runtime.packed import Feed, items_of, packed_bins
+from core.runtime.session import Session
+from tests.core.encoders import Encoder, Feeds
+
+LENGTHS = (1, 3, 7, 17, 33, 128)
+WHOLE = Encoder(pools=("mean", "first"))
+
+
+def packing(model: onnx.ModelProto, tokens: int = 200, **options: Any) -> Session:
+    return compile(model.SerializeToString(), packing=tokens, tune="off", **options)
+
+
+def theirs(model: onnx.ModelProto, feeds: Sequence[Feeds]) -> list[dict[str, Any]]:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    session = ort.InferenceSession(model.SerializeToString(), options)
+    names = [output.name for output in session.get_outputs()]
+    return [dict(zip(names, session.run(names, feed), strict=True)) for feed in feeds]
+
+
+def assert_agree(found: Sequence[dict[str, Any]], expected: Sequence[dict[str, Any]]) -> None:
+    for mine, other in zip(found, expected, strict=True):
+        assert mine.keys() == other.keys()
+        for name, array in other.items():
+            assert (mine[name].shape, mine[name].dtype) == (array.shape, array.dtype)
+            np.testing.assert_allclose(mine[name], array, rtol=1e-4, atol=1e-5)
+
+
+ENCODERS = {
+    "a table of positions, the mean over a mask": Encoder(),
+    "positions counted from the mask": Encoder(positions="mask", pools=("first",)),
+    "rotary positions": Encoder(positions="rotary", pools=("max", "min")),
+    "causal by a triangle": Encoder(causal="trilu", pools=("last",)),
+    "causal by a range, no mask": Encoder(positions="range", causal="range", masked=False, pools=("all", "last")),
+    "tokens only": Encoder(pools=()),
+}
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_agrees_with_onnx_runtime(name: str) -> None:
+    encoder = ENCODERS[name]
+    model = encoder.model()
+    feeds = [encoder.feeds(rows, length) for length in LENGTHS for rows in (1, 2)]
+    with packing(model) as session:
+        assert session.packing is not None and session.packing.packable, session.packing
+        assert_agree(session.run_packed(feeds), theirs(model, feeds))
+        assert_agree([session.run(feeds[5])], theirs(model, feeds[5:6]))
+        text = session.explain(100)
+    assert text.count("SegmentAttention") == encoder.layers and "SegmentAttention     FALLBACK" not in text
+    fallbacks = {line.split()[0] for line in text.splitlines() if "FALLBACK" in line}
+    assert fallbacks <= {"CumSum"}
+
+
+def test_says_that_it_packs() -> None:
+    with packing(WHOLE.model(), 64) as session:
+        text = session.explain(50)
+        assert "packing: yes - no token depends on another sequence than its own, along 'sequence'" in text
+        assert "tokens, at most 64 in a run:" in text and "what is computed of whole sequences:" in text
+        assert session.memory is not None
+        profiled = session.profile(WHOLE.feeds(2, 9), runs=2)
+        assert any(node.op == "SegmentAttention" for node in profiled.nodes)
+
+
+def test_nothing_compiles_for_a_new_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    with packing(WHOLE.model()) as session:
+        session.run(WHOLE.feeds(1, 5))
+
+        def refuse(*_: Any, **__: Any) -> Any:
+            raise AssertionError("compiled again")
+
+        monkeypatch.setattr(compiler, "build", refuse)
+        for length in (1, 2, 50, 160):
+            session.run(WHOLE.feeds(1, length))
+
+
+def test_models_that_cannot_be_packed_run_as_ever() -> None:
+    model = WHOLE.model()
+    model.graph.node.append(onnx.helper.make_node("ReduceMean", ["tokens"], ["centre"], axes=[1], keepdims=1))
+    model.graph.node.append(onnx.helper.make_node("Sub", ["tokens", "centre"], ["centred"]))
+    model.graph.output.append(onnx.ValueInfoProto(name="centred"))
+    feeds = [WHOLE.feeds(1, 4)]
+    with packing(model) as session:
+        assert session.packing is not None and not session.packing.packable
+        assert "uses what was computed of whole sequences together with their tokens" in session.packing.reason
+        assert f"packing: no - {session.packing.reason}" in session.explain()
+        with pytest.raises(UnsupportedError, match="together with their tokens"):
+            session.run_packed(feeds)
+        assert_agree([session.run(feeds[0])], theirs(model, feeds))
+
+
+def test_only_who_asks_gets_it() -> None:
+    with compile(WHOLE.model().SerializeToString(), tune="off") as session:
+        assert session.packing is None
+        with pytest.raises(UnsupportedError, match="compiled without `packing`"):
+            session.run_packed([])
+    with pytest.raises(ValueError, match="packing must be 1 token or more, got 0"):
+        packing(WHOLE.model(), 0)
+
+
+def test_refuses_feeds_that_do_not_fit() -> None:
+    short, (long, mask) = WHOLE.feeds(1, 5), WHOLE.feeds(1, 6).values()
+    with packing(WHOLE.model()) as session:
+        with pytest.raises(FeedError, match="dimension sequence is"):
+            session.run_packed([short, {"ids": long, "mask": mask[:, :5]}])
+        with pytest.raises(FeedError, match="index out of range"):
+            session.run_packed([short, {"ids": long * 0 + 1000, "mask": mask}])
+        with pytest.raises(FeedError, match="index out of range"):
+            session.run_packed([WHOLE.feeds(1, 300)])  # there are positions for 160
+        assert session.run_packed([]) == []
+    with pytest.raises(SessionClosed):
+        session.run_packed([short])
+
+
+def test_empty_feeds_run_the_ordinary_way() -> None:
+    encoder = Encoder(pools=())
+    feeds = [encoder.feeds(2, 3), {name: np.zeros((0, 4), np.int64) for name in ("ids", "mask")}]
+    with packing(encoder.model()) as session:
+        assert [outputs["tokens"].shape for outputs in session.run_packed(feeds)] == [(2, 3, 16), (0, 4, 16)]
+
+
+def test_is_kept_in_artifacts(tmp_path: Path) -> None:
+    model, feeds = WHOLE.model(), [WHOLE.feeds(1, length) for length in LENGTHS]
+    options = compiler.make_options(cache_dir=tmp_path / "cache", packing=150)
+    compiler.compile_to(tmp_path / "encoder.lathe", core.load(model.SerializeToString()), options)
+    for _ in range(2):  # the second time, compiled code comes from the cache
+        with core.load_compiled(tmp_path / "encoder.lathe", cache_dir=tmp_path / "cache", tune="off") as session:
+            assert session.packing is not None and session.packing.tokens == 150
+            assert_agree(session.run_packed(feeds), theirs(model, feeds))
+
+
+def test_many_threads_share_a_session() -> None:
+    model = WHOLE.model()
+    feeds = [[WHOLE.feeds(1 + i % 2, length, seed=i) for length in LENGTHS] for i in range(4)]
+    expected = [theirs(model, each) for each in feeds]
+    found: dict[int, list[dict[str, Any]]] = {}
+    with packing(model, threads=2) as session:
+
+        def work(index: int) -> None:
+            for _ in range(5):
+                found[index] = session.run_packed(feeds[index])
+
+        workers = [threading.Thread(target=work, args=(index,)) for index in range(len(feeds))]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    for index, each in enumerate(expected):
+        assert_agree(found[index], each)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.integers(1, 40)), min_size=1, max_size=20),
+    st.integers(1, 100),
+)
+def test_bins(shapes: list[tuple[int, int]], capacity: int) -> None:
+    feeds = [Feed({}, rows, length) for rows, length in shapes]
+    bins = packed_bins(items_of(feeds, capacity), capacity)
+    rows = sorted((item.feed, row) for items in bins for item in items for row in range(item.first, item.last))
+    assert rows == [(index, row) for index, feed in enumerate(feeds) for row in range(feed.rows)]
+    sizes = [sum(item.tokens for item in items) for items in bins]
+    assert all(size <= capacity or len(items) == items[0].rows == 1 for size, items in zip(sizes, bins, strict=True))
+    small = [size for size in sizes if 2 * size <= capacity]
+    assert len(small) <= 1  # two such bins would have been one

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from core.errors import ArtifactError
+from core.errors import ArtifactError, FeedError
 from core.ir.dim import evaluate, parse_dim
 from core.ir.graph import Graph, Value
 from core.ir.text import Weights, parse_graph, print_graph
 from core.ir.types import Dim
-from core.kernels.catalog.base import KernelSpec
+from core.kernels.catalog.base import KernelSpec, Status
 from core.kernels.catalog.reference import ReferenceSpec
 from core.reference import run_node
 
@@ -33,7 +33,11 @@ def object_of(spec: KernelSpec) -> bytes:
     if not isinstance(spec, ReferenceSpec):
         raise TypeError(f"{spec.key} is no reference")
     weights = Weights()
-    facts = {"graph": print_graph(spec.graph, weights), "strides": [list(map(str, each)) for each in spec.strides]}
+    facts = {
+        "graph": print_graph(spec.graph, weights),
+        "strides": [list(map(str, each)) for each in spec.strides],
+        "flagged": spec.flagged,
+    }
     return MAGIC + json.dumps(facts).encode() + b"\n" + weights.tobytes()
 
 
@@ -47,16 +51,25 @@ class ReferenceKernel:
         header, _, weights = data.removeprefix(MAGIC).partition(b"\n")
         facts = json.loads(header)
         self.graph: Graph = parse_graph(facts["graph"], weights)
+        self.flagged: bool = facts["flagged"]
         self.strides: list[tuple[Dim, ...]] = [tuple(map(parse_dim, each)) for each in facts["strides"]]
 
     def run(self, grid: tuple[int, int, int], addresses: Sequence[int], n: int, view: View) -> None:
-        """The grid only says that there is something to do. FeedError as from the reference."""
+        """The grid only says that there is something to do. FeedError as from the reference, where there is no flag for
+        what it refuses."""
         node = self.graph.nodes[0]
         values = [*self.graph.inputs, *self.graph.outputs]
         places = zip(values, addresses, self.strides, strict=False)  # behind them scratch memory, which no one needs
         arrays = {value: array_in(view, address, value, strides, n) for value, address, strides in places}
         arguments = [arrays[value] if value is not None else None for value in node.inputs]
-        for value, result in zip(node.outputs, run_node(node, arguments, arrays, {"n": n}), strict=True):
+        try:
+            results = run_node(node, arguments, arrays, {"n": n})
+        except FeedError:
+            if not self.flagged:
+                raise
+            view(addresses[-1], 4).view(np.int32)[0] = Status.INDEX_OUT_OF_RANGE
+            return
+        for value, result in zip(node.outputs, results, strict=True):
             np.copyto(arrays[value], result)
 
 

@@ -16,7 +16,8 @@ from core.ir.types import Dim, TensorType, ValueType
 from core.kernels.catalog.base import KernelSpec
 from core.plan.liveness import Affine
 
-ARENA, WEIGHTS = 0, 1  # the first bases; model inputs, states and outputs follow in this order
+ARENA, WEIGHTS = 0, 1  # the first bases; model inputs, states and outputs follow in this order, then flags
+FLAG_BYTES = 16  # from one flag to the next: operands of GPUs are that far aligned
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Step:
     flops: Affine = Affine()
     bytes: Affine = Affine()
     grid: tuple[Dim, ...] = ()  # on a GPU: programs along up to three axes
+    flag: int | None = None  # on a GPU: the place among the plan's flags, where the kernel may refuse its data
     meets: bool = True  # whether threads wait for each other behind it: not where the next step is of the same stage
 
 
@@ -118,6 +120,16 @@ class Plan:
     log: tuple[str, ...] = ()  # what the passes did, for people
     threads: int = 1  # scratch memory is for so many: no more may take part in a run
     regions: tuple[Region, ...] = ()  # the map of the arena, for people
+
+    @property
+    def flags(self) -> int:
+        """How many steps have a flag: a word that is 0 when a run begins."""
+        return sum(step.flag is not None for step in self.steps)
+
+    @property
+    def flags_base(self) -> int:
+        """The base of the flags, behind those of all ports."""
+        return WEIGHTS + 1 + len(self.inputs) + len(self.states) + len(self.outputs)
 
     @property
     def flops(self) -> Affine:

@@ -110,6 +110,7 @@ def _step(step: Step) -> dict[str, Any]:
         "flops": _affine(step.flops),
         "bytes": _affine(step.bytes),
         "grid": list(map(str, step.grid)),
+        "flag": step.flag,
         "meets": step.meets,
     }
 
@@ -125,6 +126,7 @@ def _read_step(item: dict[str, Any]) -> Step:
         flops=Affine(*item["flops"]),
         bytes=Affine(*item["bytes"]),
         grid=tuple(map(parse_dim, item["grid"])),
+        flag=item["flag"],
         meets=bool(item["meets"]),
     )
 

@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 
 from core.errors import DeviceError, DeviceMemoryError, FeedError, ModelError, SessionClosed
 from core.ir.dim import evaluate
+from core.kernels.catalog import Status
 from core.plan.liveness import Affine, aligned
-from core.plan.plan import ARENA, WEIGHTS, Plan, Port
+from core.plan.plan import ARENA, FLAG_BYTES, WEIGHTS, Plan, Port
 from core.runtime.background import Background
 from core.runtime.device import Device, Event
 from core.runtime.explain import explain_plan
@@ -165,10 +166,13 @@ class DeviceExecutable:
         for port, array in zip(self.plan.inputs, inputs, strict=True):
             at = self._ports.offsets[port.base].at(rows)
             slot.staging[at : at + array.nbytes] = array.reshape(-1).view(np.uint8)
+        flags = slot.staging[self._ports.flags.at(rows) :][: self._ports.flag_bytes].view(np.int32)
+        flags[:] = Status.OK
         with self._order:
             self._fit_arena(self.plan.arena.at(rows))
             stamps = self._give_to_streams(slot, n, times is not None)
         slot.done.synchronize()
+        self._refuse_what_kernels_refused(flags)
         if times is not None:
             times.steps += np.diff([stamp.since(stamps[0]) for stamp in stamps])
             for stamp in stamps:
@@ -178,6 +182,13 @@ class DeviceExecutable:
             for port in self.plan.outputs
         ]
 
+    def _refuse_what_kernels_refused(self, flags: NDArray[np.int32]) -> None:
+        for step in self.plan.steps if flags.any() else ():
+            status = flags[step.flag * FLAG_BYTES // 4] if step.flag is not None else Status.OK
+            if status:
+                reason = Status(status).name.lower().replace("_", " ")
+                raise FeedError(f"node '{step.label}' ({step.op}): {reason}")
+
     def _fit_arena(self, nbytes: int) -> None:
         if nbytes > self._arena.nbytes:
             self._work.synchronize()  # nothing may still use what is given back
@@ -185,16 +196,17 @@ class DeviceExecutable:
 
     def _give_to_streams(self, slot: Slot, n: int, timed: bool) -> list[Event]:
         rows, base = max(n, 1), slot.ports.address
-        middle, end = self._ports.inputs.at(rows), self._ports.size.at(rows)
-        if middle:
-            self._in.copy_in(base, slot.staging[:middle])
+        flags, end = self._ports.flags.at(rows), self._ports.size.at(rows)
+        given = flags + self._ports.flag_bytes
+        if given:
+            self._in.copy_in(base, slot.staging[:given])
             self._in.record(slot.arrived)
             self._work.wait(slot.arrived)
         stamps = self._timed(self._tape(slot, n)) if timed else self._compute(slot, n)
         self._work.record(slot.computed)
         self._out.wait(slot.computed)
-        if end > middle:
-            self._out.copy_out(slot.staging[middle:end], base + middle)
+        if end > flags:
+            self._out.copy_out(slot.staging[flags:end], base + flags)
         self._out.record(slot.done)
         return stamps
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from core.ir.types import TensorType
 from core.plan.liveness import Affine, aligned
-from core.plan.plan import Plan, Port, exact_affine
+from core.plan.plan import FLAG_BYTES, Plan, Port, exact_affine
 from core.runtime.device import Device, Event, HostBytes
 
 SLOTS = 2  # runs in flight: one computes while another's data travel
@@ -46,13 +46,15 @@ def room_of(plan: Plan, rows: int) -> Room:
 
 
 class Ports:
-    """Where inputs and then outputs lie in the memory of a slot, for every batch size: without gaps, so that each way
-    is one copy."""
+    """Where inputs, flags and outputs lie in the memory of a slot, for every batch size: without gaps, so that each way
+    is one copy. Flags go both ways: in as zeros."""
 
     def __init__(self, plan: Plan) -> None:
         self.offsets: dict[int, Affine] = {}  # by base
-        self.inputs = self._add(plan.inputs, Affine())  # where they end
-        self.size = self._add(plan.outputs, self.inputs)
+        self.flags = self._add(plan.inputs, Affine())  # where they begin
+        self.offsets[plan.flags_base] = self.flags
+        self.flag_bytes = aligned(Affine(b=plan.flags * FLAG_BYTES)).b
+        self.size = self._add(plan.outputs, self.flags + Affine(b=self.flag_bytes))
 
     def _add(self, ports: Sequence[Port], at: Affine) -> Affine:
         for port in ports:

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from core.ir.graph import Graph, Node, Value
 from core.ir.types import Dim
-from core.kernels.catalog.base import In, KernelCall, KernelSpec, Operand, Out, Request, Scratch, covers, select
+from core.kernels.catalog.base import Flag, In, KernelCall, KernelSpec, Operand, Out, Request, Scratch, covers, select
 from core.ops import registry
 
 DEVICE = "simulated"  # of `GpuTarget.device`
@@ -25,6 +25,7 @@ class ReferenceSpec(KernelSpec):
     family: ClassVar[str] = "reference"
     graph: Graph
     strides: tuple[tuple[Dim, ...], ...]
+    flagged: bool  # whether the last operand is a flag, for data that the reference refuses
     kernel: str  # what CUDA has for this node, for people
 
     @property
@@ -43,12 +44,16 @@ def reference(request: Request) -> KernelCall | None:
     values = [*(node.inputs[index] for index in given), *node.outputs]
     strides = tuple(request.strides_of(value) for value in values if value is not None)
     memory = [operand for operand in call.operands if isinstance(operand, Scratch)]
+    flag = [operand for operand in call.operands if isinstance(operand, Flag)]
     operands: tuple[Operand, ...] = (
         *(In(index) for index in given),
         *(Out(index) for index in range(len(node.outputs))),
         *memory,
+        *flag,
     )
-    return replace(call, spec=ReferenceSpec(alone(node), strides, call.spec.summary), operands=operands, parts=())
+    return replace(
+        call, spec=ReferenceSpec(alone(node), strides, bool(flag), call.spec.summary), operands=operands, parts=()
+    )
 
 
 def alone(node: Node) -> Graph:

@@ -11,13 +11,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from core.errors import UnsupportedError
 from core.ir.graph import Array, Graph, Node, State, Value, captures, node_reads
 from core.ir.types import DType, TensorType
 from core.kernels.catalog import (
     VIEWS,
     Block,
-    Flag,
     Flag,
     In,
     KernelCall,

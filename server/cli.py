@@ -33,11 +33,13 @@ def serve(
     """Serve a model repository. Every other setting is an environment variable, LATHE_<NAME>."""
     from pydantic import ValidationError
 
+    from core.runtime.memory import share_heaps
     from server.access.keys import DamagedKeys
     from server.app import create_app
-    from server.serve import make_server
+    from server.serve import HEAPS, make_server
     from server.settings import Settings
 
+    share_heaps(HEAPS)
     given: dict[str, Any] = {"model_repo": model_repo, "host": host, "port": port, "threads": threads}
     given["grpc_port"] = grpc_port
     try:

@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from server.api.protocol import LatheProtocol
 from server.settings import Settings
 
+HEAPS = 2  # of the C library: the event loop has its own, all other threads share one
 SWITCH = 0.001  # seconds a worker with a finished batch waits at most for the interpreter of a busy event loop
 
 

@@ -19,6 +19,8 @@ _LARGE = 1 << 20  # bytes
 _MUCH = 16 << 20
 _CGROUP = Path("/sys/fs/cgroup")
 _trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+_option: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)
+_M_ARENA_MAX = -8
 _addressof = ctypes.addressof
 _first_byte: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
 
@@ -63,6 +65,15 @@ def give_back(used: int) -> None:
         gc.collect()
         if _trim is not None:
             _trim(0)
+
+
+def share_heaps(most: int) -> None:
+    """Let all threads that are still to come share so many heaps of the C library (glibc), where each would have its own.
+
+    What threads of a long life free in turn is then used again by the others; kept apart, it adds up.
+    """
+    if _option is not None and _trim is not None:  # other C libraries number their options otherwise, or have none
+        _option(_M_ARENA_MAX, most)
 
 
 def joined(chunks: Iterable[bytes | memoryview], size: int) -> NDArray[np.uint8]:

@@ -43,6 +43,16 @@ class Windows:
                 masks.append(w.let(f"({index} >= 0) & ({index} < {window.size})", "inside"))
         return Taps(w.let(total(offsets), "at"), joined(*masks))
 
+    def within_padding(self, place: tuple[int, ...]) -> str | None:
+        """Where one place of the windows lies in the image or its padding: a last window may reach further (None: all
+        do)."""
+        masks = [
+            f"({origin} + {step * window.dilation} < {window.size + window.after})"
+            for origin, step, window in zip(self._origins, place, self._image.windows, strict=True)
+            if (window.count - 1) * window.stride + step * window.dilation >= window.size + window.before + window.after
+        ]
+        return joined(*masks)
+
 
 def _origin(w: Writer, place: str, window: Window) -> str:
     """Where a window begins along one axis."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from core.ir.dim import evaluate
 from core.ir.graph import Array, Value
-from core.kernels.catalog import Block, In, KernelCall, Out, Packed, Request, Scratch, candidates
+from core.kernels.catalog import Block, Flag, In, KernelCall, Out, Packed, Request, Scratch, candidates
 from core.kernels.cuda import Binary, generate, interpret
 from core.kernels.cuda.compiler import compile_source
 from core.kernels.target import GpuTarget
@@ -43,11 +43,14 @@ class GpuKernel:
             raise LookupError(f"no kernel covers {self.graph}")
         self.call: KernelCall = found[min(rank, len(found) - 1)]
         self.offers = len(found)
+        self.flag = guarded(np.zeros(1, np.int32))
 
     def __call__(self, *arrays: Array) -> list[Array]:
-        """The outputs. AssertionError when something was written in front of one."""
+        """The outputs; `flag` is what the kernel left there. AssertionError when something was written in front of
+        one."""
         n = bind_symbols(self.graph.inputs, dict(zip(self.graph.inputs, arrays, strict=True))).get("n", 1)
         feeds = dict(zip(self.graph.inputs, arrays, strict=True)) | self.graph.constants
+        self.flag[:] = 0
         outputs = [guarded_output(value, n) for value in self.node.outputs]
         memory = [self._memory(operand, feeds, [each.array for each in outputs], n) for operand in self.call.operands]
         grid = [evaluate(extent, {"n": n}) for extent in self.call.grid]
@@ -78,6 +81,8 @@ class GpuKernel:
                 return guarded(pack(feeds[self.node.inputs[index]]))  # type: ignore[index]
             case Block(_, constant):
                 return guarded(constant)
+            case Flag():
+                return self.flag
             case Scratch(nbytes):
                 return guarded(np.full(evaluate(nbytes, {"n": n}), 0xA5, np.uint8))
         raise TypeError(f"unknown operand {operand}")

@@ -185,7 +185,7 @@ def image_of(request: Request) -> Image | None:
     node, x, w = request.node, request.node.inputs[0], request.node.inputs[1]
     if x is None or w is None or not has_plannable_types(node) or len(x.shape) < 3:
         return None
-    batch, *spatial, channel = _axes(node, len(x.shape))
+    batch, *spatial, channel = image_axes(node, len(x.shape))
     sizes, counts = ([value.shape[axis] for axis in spatial] for value in (x, node.output))
     windows = windows_along(node, sizes, counts, w.shape[2:])
     strides = request.strides_of(x)
@@ -195,7 +195,7 @@ def image_of(request: Request) -> Image | None:
     return Image(x.shape[batch], windows, strides[batch], steps, strides[channel], x.dtype)
 
 
-def _axes(node: Node, rank: int) -> tuple[int, ...]:
+def image_axes(node: Node, rank: int) -> tuple[int, ...]:
     """The axes of an image as [batch, spatial ..., channels]."""
     last = attribute(node, "layout") == "NHWC"
     return tuple(range(rank)) if last else (0, *range(2, rank), 1)
@@ -204,7 +204,7 @@ def _axes(node: Node, rank: int) -> tuple[int, ...]:
 def results_of(request: Request, extras: Sequence[int]) -> tuple[Nest, Results]:
     """Pixels with the extras and Y as operands, and what becomes of sums. The first extra may be a bias."""
     node, y = request.node, request.node.output
-    axes = _axes(node, len(y.shape))
+    axes = image_axes(node, len(y.shape))
     values = [value for i in extras if (value := node.inputs[i]) is not None]
     walks = [_walk(request, node, value, axes) for value in values]
     strides = request.strides_of(y)

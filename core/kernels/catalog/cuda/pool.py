@@ -1,0 +1,83 @@
+"""MaxPool and AveragePool on a GPU, in either layout, and the gradient of MaxPool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+from core.ir.graph import Value
+from core.ir.types import Dim, DType
+from core.kernels.catalog.attributes import attribute
+from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Request, covers, offers
+from core.kernels.catalog.cuda.conv import Image, image_axes
+from core.kernels.catalog.cuda.product import FACTORS
+from core.kernels.catalog.cuda.tiling import blocks
+from core.kernels.catalog.nest import has_plannable_types, traffic
+from core.kernels.catalog.pool import windows_of
+
+_TILES = ((16, 64, 4), (64, 32, 4), (256, 4, 4))  # pixels, channels, warps
+_ACROSS = ((4, 256, 4), (16, 64, 4))  # for images whose channels lie apart: channels, pixels, warps
+_DTYPES = {"MaxPool": FACTORS | {DType.INT8, DType.UINT8}, "AveragePool": FACTORS}
+
+
+@dataclass(frozen=True)
+class PoolSpec(KernelSpec):
+    """Each result is the greatest element or the mean of a window. `to` are Y's strides along batch, spatial axes and
+    channels. A program has `rows` results of `columns` channels."""
+
+    family: ClassVar[str] = "pool"
+    image: Image
+    channels: Dim
+    to: tuple[Dim, ...]
+    average: bool
+    include_pad: bool  # padding counts in an average's divisor
+    rows: int
+    columns: int
+    warps: int
+
+    @property
+    def summary(self) -> str:
+        kind = "average" if self.average else "max"
+        return f"{kind}pool({'x'.join(map(str, self.image.kernel))}, {self.rows} pixels by {self.columns} channels)"
+
+
+@covers("MaxPool", "AveragePool", device="cuda")
+def pool(request: Request) -> KernelCall | None:
+    """None for the indices of MaxPool, unknown image sizes and other element types."""
+    return next(_calls(request), None)
+
+
+@offers("MaxPool", "AveragePool", device="cuda")
+def other_tiles(request: Request) -> Iterable[KernelCall]:
+    return _calls(request)
+
+
+def _calls(request: Request) -> Iterator[KernelCall]:
+    node, x = request.node, request.node.inputs[0]
+    if x is None or not has_plannable_types(node) or len(node.outputs) > 1 or x.dtype not in _DTYPES[node.op]:
+        return
+    image = _image(request, x)
+    if image is None:
+        return
+    axes = image_axes(node, len(x.shape))
+    strides = request.strides_of(node.output)
+    to, channels = tuple(strides[axis] for axis in axes), x.shape[axes[-1]]
+    average, padded = node.op == "AveragePool", bool(attribute(node, "count_include_pad"))
+    flops = node.output.tensor.size * prod(image.kernel)
+    tiles = _TILES if image.channel_step == 1 else tuple((columns, rows, warps) for rows, columns, warps in _ACROSS)
+    for rows, columns, warps in tiles:
+        spec = PoolSpec(image, channels, to, average, padded, rows, columns, warps)
+        grid = (blocks(image.pixels, rows) * blocks(channels, columns),)
+        yield KernelCall(spec, (In(0), Out()), strided=(In(0), Out()), flops=flops, bytes=traffic(node), grid=grid)
+
+
+def _image(request: Request, x: Value) -> Image | None:
+    batch, *spatial, channel = image_axes(request.node, len(x.shape))
+    sizes, results = ([value.shape[axis] for axis in spatial] for value in (x, request.node.output))
+    windows, strides = windows_of(request.node, sizes, results), request.strides_of(x)
+    if windows is None:
+        return None
+    steps = tuple(strides[axis] for axis in spatial)
+    return Image(x.shape[batch], windows, strides[batch], steps, strides[channel], x.dtype)

@@ -94,7 +94,9 @@ def compile_stage(arguments: argparse.Namespace) -> None:
         "cpu", arguments.precision, arguments.threads, arguments.max_batch, True, arguments.cache, arguments.tune
     )
     graph = read_parsed(arguments.ir)
-    arguments.out.mkdir(mode=0o700, parents=True)
+    arguments.out.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for left in arguments.out.glob(f".{COMPILED}.*"):  # by an attempt that was broken off
+        left.unlink()
     compiler.compile_to(arguments.out / COMPILED, graph, options)
     with compiler.load_compiled(arguments.out / COMPILED, options.threads, arguments.cache, "wait", "off") as session:
         feeds = _zeros(graph)

@@ -1,13 +1,16 @@
 """Work on uploaded data in child processes: command lines and files, never pickles.
 
-A child has watched limits of time and memory, and the lowest priority. What goes wrong in it becomes an error that
-the uploader understands; the server lives on whatever the model did to the child.
+A child has watched limits of time and memory, and computes while nobody else wants to: whoever asks for answers does
+not feel it. Where that leaves it no time at all it starts again with a share of the processors, so that a version
+comes in the end however busy the machine is. What goes wrong in it becomes an error that the uploader understands;
+the server lives on whatever the model did to the child.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import time
@@ -21,7 +24,7 @@ import orjson
 
 from server.errors import Internal, Overloaded, ServerError, StorageFull, TooLarge, Unprocessable
 from server.limits import OUT_OF_MEMORY, OUT_OF_SPACE
-from server.process import kill, limited, read_tail, start, usage
+from server.process import Priority, kill, limited, read_tail, start, usage, waited
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +42,11 @@ class Limits:
     processes: int = 1  # children at work at once
     waiting: int = 64  # callers that may wait for one
     patience: float = 10.0  # times ``seconds`` by the clock, for a child that waits instead of working
+    modesty: float = 10.0  # seconds a child spends letting everybody else go first, before it gets a share itself
+
+
+class _Starved(Exception):
+    """Others left a child no time for as long as it lets them go first."""
 
 
 class Children:
@@ -66,10 +74,18 @@ class Children:
             self._waiting -= 1
 
     async def _run(self, task: str, arguments: list[str]) -> bytes:
-        process = await start(limited(self._limits.memory, [*self._module, task, *arguments]))
+        try:
+            return await self._attempt(task, arguments, Priority.IDLE)
+        except _Starved:  # the way back from idleness takes privileges, so it begins anew
+            log.info("%s: starts again with a share of the processors, having waited long enough for idle ones", task)
+            return await self._attempt(task, arguments, Priority.SHARED)
+
+    async def _attempt(self, task: str, arguments: list[str], priority: Priority) -> bytes:
+        """Run a child to its end; raises _Starved where an idle one has let others go first for long enough."""
+        process = await start(limited(self._limits.memory, [*self._module, task, *arguments]), priority)
         answer = asyncio.gather(read_tail(process.stdout), read_tail(process.stderr), process.wait())
         try:
-            await self._watch(process, answer, task)
+            await self._watch(process, answer, task, self._limits.modesty if priority is Priority.IDLE else math.inf)
         finally:
             kill(process)
             output, complaint, _ = await answer
@@ -77,8 +93,8 @@ class Children:
             raise self._error(task, process.returncode, output, complaint, arguments)
         return output
 
-    async def _watch(self, process: Process, answer: asyncio.Future[Any], task: str) -> None:
-        """Wait for the end; raises TooLarge as soon as a limit is passed."""
+    async def _watch(self, process: Process, answer: asyncio.Future[Any], task: str, modesty: float) -> None:
+        """Wait for the end; raises TooLarge as soon as a limit is passed, _Starved when modesty is."""
         limits, started = self._limits, time.monotonic()
         while not answer.done():
             taken = usage(process.pid)
@@ -87,6 +103,8 @@ class Children:
                 raise TooLarge(f"{task}: the {self._subject} takes longer than {limits.seconds:g} s")
             if taken.memory > limits.memory:
                 raise TooLarge(f"{task}: the {self._subject} takes more than {limits.memory >> 20} MiB of memory")
+            if waited(process.pid) > modesty:
+                raise _Starved
             await asyncio.wait([answer], timeout=_LOOK)
 
     def _error(self, task: str, code: int, output: bytes, complaint: bytes, arguments: list[str]) -> ServerError:

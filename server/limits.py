@@ -1,8 +1,7 @@
 """Runs a Python module in this process after giving up what a child process must not have.
 
-Used as ``python -m server.limits [--idle] SERVER MEMORY FILE_SIZE MODULE [ARGUMENT ...]``: lowest priority, a bounded
-address space and file size, no core dump, dead when the server (a process id) dies. Its exit says what went wrong when
-the module itself does not. With ``--idle`` it computes only while nobody else wants to.
+Used as ``python -m server.limits SERVER MEMORY FILE_SIZE MODULE [ARGUMENT ...]``: bounded address space and file size,
+no core dump, dead when the server (a process id) dies. Its exit says what went wrong when the module itself does not.
 """
 
 from __future__ import annotations
@@ -20,17 +19,13 @@ OUT_OF_MEMORY, OUT_OF_SPACE = 3, 4  # exit codes; the module's own are 0, 1 and 
 _PR_SET_PDEATHSIG = 1
 
 
-def restrict(server: int, memory: int, file_size: int, *, idle: bool = False) -> None:
+def restrict(server: int, memory: int, file_size: int) -> None:
     """Limit this process, child of the process ``server``, and let it lead a process group; sizes in bytes."""
     os.setpgid(0, 0)
-    os.nice(19)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-        if idle:
-            with contextlib.suppress(OSError):  # where a sandbox forbids it the lowest priority has to do
-                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != server:  # it died before it could be asked for
             os.kill(os.getpid(), signal.SIGKILL)
@@ -40,9 +35,8 @@ def restrict(server: int, memory: int, file_size: int, *, idle: bool = False) ->
 
 def main() -> None:
     """Restrict the process, then become the module."""
-    idle = sys.argv[1] == "--idle"
-    server, memory, file_size, module, *arguments = sys.argv[2 if idle else 1 :]
-    restrict(int(server), int(memory), int(file_size), idle=idle)
+    server, memory, file_size, module, *arguments = sys.argv[1:]
+    restrict(int(server), int(memory), int(file_size))
     sys.argv = [module, *arguments]
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)

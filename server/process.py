@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import os
 import signal
 import sys
@@ -18,6 +19,18 @@ _FILE_SIZE = 64 * _GIB
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LATHE_CACHE", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR")
 
 
+class Priority(enum.Enum):
+    """How a child gets a processor that others want, too."""
+
+    IDLE = enum.auto()  # not at all: whoever else wants it is let in at once
+    LOW = enum.auto()  # seldom, but then for some milliseconds, which is longer than a small model runs
+    SHARED = enum.auto()  # for a quarter of the time that one thread which never rests would like
+
+    @property
+    def nice(self) -> int:
+        return 5 if self is Priority.SHARED else 19
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """What a process and its descendants take; 0 where the system does not say."""
@@ -29,22 +42,19 @@ class Usage:
         return Usage(self.memory + other.memory, self.seconds + other.seconds)
 
 
-def limited(memory: int, module: Sequence[str], *, idle: bool = False) -> list[str]:
+def limited(memory: int, module: Sequence[str]) -> list[str]:
     """Return the command that runs a module with bounds on its memory (bytes); see `server.limits`."""
-    flags = ["--idle"] if idle else []
     bounds = [str(os.getpid()), str(memory + _ADDRESS_SPACE), str(_FILE_SIZE)]
-    return [sys.executable, "-m", "server.limits", *flags, *bounds, *module]
+    return [sys.executable, "-m", "server.limits", *bounds, *module]
 
 
-async def start(command: Sequence[str], *, stderr: int = PIPE) -> Process:
+async def start(command: Sequence[str], priority: Priority = Priority.LOW, *, stderr: int = PIPE) -> Process:
     """Start a child made by `limited`, which leads a process group; ``stderr``: a descriptor.
 
     It stays in the server's session: Linux gives sessions equal shares of the processor (autogroups), whatever the
     priorities of what runs in them.
     """
-    starting = asyncio.ensure_future(
-        asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE, stderr=stderr, env=_environment())
-    )
+    starting = asyncio.ensure_future(_spawn(command, priority, stderr))
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:  # asyncio itself would kill the child alone, and wait for what it started
@@ -52,6 +62,22 @@ async def start(command: Sequence[str], *, stderr: int = PIPE) -> Process:
         kill(process)
         await process.communicate()
         raise
+
+
+async def _spawn(command: Sequence[str], priority: Priority, stderr: int) -> Process:
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=DEVNULL, stdout=PIPE, stderr=stderr, env=_environment()
+    )
+    _lower(process.pid, priority)  # here, not in the child: starting an interpreter is work enough to be felt
+    return process
+
+
+def _lower(pid: int, priority: Priority) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        os.setpriority(os.PRIO_PROCESS, pid, priority.nice)
+        if priority is Priority.IDLE and sys.platform == "linux":
+            with contextlib.suppress(PermissionError):  # where a sandbox forbids it the lowest priority has to do
+                os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
 
 
 def kill(process: Process) -> None:
@@ -82,6 +108,14 @@ def usage(pid: int) -> Usage:
         return Usage()
     own = Usage(pages * os.sysconf("SC_PAGE_SIZE"), sum(map(int, times)) / os.sysconf("SC_CLK_TCK"))
     return sum((usage(int(child)) for child in below), own)
+
+
+def waited(pid: int) -> float:
+    """Return for how many seconds a process has been ready to run while others did; 0 where Linux does not say."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
 
 
 def _environment() -> dict[str, str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from server.children import refusal
 from server.limits import OUT_OF_MEMORY, OUT_OF_SPACE
-from server.process import kill, limited, read_tail, start, usage
+from server.process import Priority, kill, limited, read_tail, start, usage
 
 _LOOK = 0.2  # seconds between two looks at a child
 _SELDOM = 25  # looks between two counts of the bytes on disk
@@ -85,9 +85,8 @@ class Run:
         """Run the child to its end. Nothing it started is left then, whatever happens here."""
         fd = os.open(self._log, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
-            self._process = process = await start(
-                limited(self._bounds.memory, self._command, idle=self._bounds.idle), stderr=fd
-            )
+            priority = Priority.IDLE if self._bounds.idle else Priority.LOW
+            self._process = process = await start(limited(self._bounds.memory, self._command), priority, stderr=fd)
             self._pass_on()
             answer = asyncio.gather(read_tail(process.stdout), process.wait())
             try:

@@ -65,6 +65,14 @@ def load(model: bytes, folder: Path) -> GraphModel:
     return GraphBackend().load(folder / "artifact", 1)
 
 
+def test_what_a_broken_off_compilation_left_is_in_nobodys_way(tmp_path: Path) -> None:
+    """A child process that is starved starts again in the same folder."""
+    (tmp_path / "artifact").mkdir()
+    (tmp_path / "artifact" / ".model.lathe.0123456789abcdef").write_bytes(b"half of it")
+    load(dense(), tmp_path).close()
+    assert [path.name for path in (tmp_path / "artifact").iterdir()] == ["model.lathe"]
+
+
 def test_a_compiled_model_says_what_it_takes_and_answers(tmp_path: Path) -> None:
     model = load(dense(), tmp_path)
     try:

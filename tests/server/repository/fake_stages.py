@@ -42,6 +42,9 @@ def _misbehave(how: str) -> None:
         end = time.monotonic() + 60
         while time.monotonic() < end:
             pass
+    elif how == "spin while idle":
+        while os.sched_getscheduler(0) == os.SCHED_IDLE:
+            pass
     elif how == "eat memory":
         held = [bytearray(b"x" * (16 << 20)) for _ in range(40)]
         time.sleep(60)

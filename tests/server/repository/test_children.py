@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,29 @@ def test_waiting_is_not_working(tmp_path: Path) -> None:
     with pytest.raises(TooLarge, match=r"longer than 0\.3 s"):
         parse(tmp_path, toy(do="sleep"), Limits(seconds=0.3, memory=1 << 30, patience=5.0))
     assert time.monotonic() - started > 1.5
+
+
+@pytest.fixture
+def one_processor() -> Iterator[None]:
+    """What the test starts shares one processor."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield
+    os.sched_setaffinity(0, before)
+
+
+@pytest.mark.usefixtures("one_processor")
+def test_a_child_lets_others_go_first_but_not_for_ever(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One that never got the idle processor it needs ends nevertheless: it comes again as one of many."""
+    caplog.set_level("INFO")
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        parse(tmp_path, toy(do="spin while idle"), Limits(seconds=60, memory=1 << 30, modesty=0.5))
+    finally:
+        busy.kill()
+        busy.wait()
+    assert "starts again" in caplog.text
+    assert (tmp_path / "ir" / "graph.json").exists()
 
 
 def test_a_child_that_takes_too_much_memory_is_killed(tmp_path: Path) -> None:

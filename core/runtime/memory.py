@@ -68,7 +68,7 @@ def give_back(used: int) -> None:
 
 
 def share_heaps(most: int) -> None:
-    """Let all threads that are still to come share so many heaps of the C library (glibc), where each would have its own.
+    """Let threads that are still to come share so many heaps of the C library (glibc); each would have its own.
 
     What threads of a long life free in turn is then used again by the others; kept apart, it adds up.
     """

@@ -35,10 +35,16 @@ class Resolver(Protocol):
         candidate; requests with the same ``key`` go the same way."""
         ...
 
+    def settled(self, model: str, version: str = "") -> Servable | None:
+        """Return what :meth:`route` would; None where that is not plain to see."""
+        ...
+
     def servables(self) -> Iterable[Servable]:
         """Return everything that is loaded."""
         ...
 
+
+TURNING_AWAY = 4  # ticks of the clock for which a refusal makes others likely
 
 # What answers a request, and whose it is: the id of a key, or an address. A mere tuple, as every request makes one.
 Admitted: TypeAlias = tuple[Servable, str]
@@ -54,6 +60,7 @@ class DataPlane:
         self.quotas = quotas
         self.tracing: Tracing | None = None
         self.draining = False  # set at the first signal to stop: not ready any more, but still answering
+        self.turning_away = 0  # ticks of the clock since the last refusal, counted down; see :meth:`crowded`
         self.started = False  # set once the repository's live versions are loaded
 
     def start(self) -> None:
@@ -79,6 +86,16 @@ class DataPlane:
         client = self.authority.check(authorization, Scope.INFER, model) or address
         return self.registry.route(model, version, key), client
 
+    def crowded(self, model: str, version: str, authorization: str) -> Servable | None:
+        """Return what would answer, where requests are being refused, so that further ones need not be read for that.
+
+        None: a request has to be read, whatever becomes of it. Raises Unauthorized and Forbidden.
+        """
+        if not self.turning_away or self.tracing is not None:  # traces show what was refused, too
+            return None
+        self.authority.check(authorization, Scope.INFER, model)
+        return self.registry.settled(model, version)
+
     def is_ready(self, model: str, version: str = "") -> bool:
         """Whether this model answers; raises NotFound when there is none of that name."""
         try:
@@ -86,6 +103,10 @@ class DataPlane:
         except Unavailable:
             return False
         return True
+
+    def tick(self) -> None:
+        """A moment has passed."""
+        self.turning_away = max(0, self.turning_away - 1)
 
     async def infer(self, request: InferRequest) -> InferResult:
         """Answer one request; cancelling the awaiting task takes waiting work out of its queue."""
@@ -102,14 +123,13 @@ class DataPlane:
         """Queue a request of any transport; raises Overloaded, DeadlineExceeded or QuotaExceeded at the door."""
         if (self.quotas is not None or servable.rules.quotas is not None) and entry.client:
             self._charge(servable, entry)
-        if self.tracing is None:
-            servable.submit(entry)
-            return
-        refused = self.tracing.watch(entry, servable.ref, traceparent)
+        refused = self.tracing.watch(entry, servable.ref, traceparent) if self.tracing is not None else None
         try:
             servable.submit(entry)
         except ServerError as error:
-            refused(error)
+            self.turning_away = TURNING_AWAY
+            if refused is not None:
+                refused(error)
             raise
 
     def _charge(self, servable: Servable, entry: Entry) -> None:

@@ -105,6 +105,10 @@ class Codec:
             head = self.head(bytes(body[:json_bytes]))
         return head, head.tensors(body, json_bytes)
 
+    def known(self, text: bytes) -> Head | None:
+        """Return the checked head for this JSON if it is remembered."""
+        return self._memo.get(text)
+
     def head(self, text: bytes) -> Head:
         """Return the checked head for this JSON."""
         known = self._memo.get(text)

@@ -49,6 +49,7 @@ class Hub:
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         self.now = loop.time()
         self._timer = loop.call_later(TICK, self._sweep, loop)
+        self.infer.plane.tick()
         for connection in tuple(self.connections):
             connection.sweep(self.now)
 

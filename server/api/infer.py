@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from time import monotonic
 from typing import TypeAlias
@@ -13,10 +14,12 @@ from server.api.compression import deflate, inflate
 from server.api.reply import Header, Reply, error_reply, json_reply, render
 from server.batching.entry import Entry, Outcome
 from server.dataplane import DataPlane
-from server.errors import BadRequest, TooLarge
+from server.errors import BadRequest, ServerError, TooLarge
 from server.scheduling.servable import Servable
 from server.settings import Settings
 from server.types import Tensors
+
+REFUSALS = 256  # ready answers to those who are refused
 
 
 class InferCall:
@@ -151,10 +154,39 @@ class InferService:
     def __init__(self, plane: DataPlane, settings: Settings) -> None:
         self.plane = plane
         self.settings = settings
+        self._refusals: dict[tuple[str, str, int], Reply] = {}
 
     def check(self, head: CallHead) -> None:
         """Raise Unauthorized or Forbidden before a body is received for nothing."""
         self.plane.authority.check(head.authorization, Scope.INFER, head.model)
+
+    def turn_away(self, head: CallHead, data: bytes, start: int) -> Reply | None:
+        """Refuse a request whose body begins at ``data[start]``, by its JSON alone; None: it is to be read.
+
+        Under overload most requests end here. So nothing is made of them but a look into what was known already, and
+        refusals with equal words are one reply.
+        """
+        size = head.json_bytes
+        if size is None or head.encoding or start + size > len(data):
+            return None
+        try:
+            servable = self.plane.crowded(head.model, head.version, head.authorization)
+        except ServerError:
+            return None
+        wire = codec_of(servable).known(data[start : start + size]) if servable is not None else None
+        if servable is None or wire is None:
+            return None
+        error = servable.turn_away(wire.group.rows or 1, wire.blob_bytes, wire.timeout)
+        return None if error is None else self._refusal(error)
+
+    def _refusal(self, error: ServerError) -> Reply:
+        key = (error.code, error.message, math.ceil(error.retry_after or 0))
+        reply = self._refusals.get(key)
+        if reply is None:
+            if len(self._refusals) >= REFUSALS:
+                self._refusals.clear()
+            reply = self._refusals[key] = error_reply(error)
+        return reply
 
     def call(self, head: CallHead, deliver: Deliver, address: str) -> InferCall:
         """Begin a call from this address; hand it the whole body with :meth:`InferCall.start`."""

@@ -150,7 +150,7 @@ class LatheProtocol(HttpToolsProtocol):
         return not (self.turns or self.in_message or self.missing)
 
     def _timed_out(self) -> None:
-        if self.deaf or not (self.in_message or self.missing):
+        if self.deaf or not (self.in_message or (self.missing and self.receiving)):
             self.transport.abort()
             return
         part = "headers" if self.in_head else "body"
@@ -196,6 +196,11 @@ class LatheProtocol(HttpToolsProtocol):
             if head is None:
                 return data
             after = end + head.content_length
+            if self.hub.infer.plane.turning_away and not self.turns and self._turn_away(head, data, end):
+                self.missing = max(0, after - len(data))
+                self.deadline = self.hub.now + self.hub.settings.body_timeout if self.missing else math.inf
+                data = data[after:]
+                continue
             call = self._open(head)
             if after > len(data):
                 try:
@@ -213,10 +218,20 @@ class LatheProtocol(HttpToolsProtocol):
             data = data[after:]
         return data
 
+    def _turn_away(self, head: CallHead, data: bytes, end: int) -> bool:
+        """Answer a request by its heads if it is to be refused; say so. What still comes of it is not kept."""
+        reply = None if self.stopping else self.hub.infer.turn_away(head, data, end)
+        if reply is None:
+            return False
+        self.server_state.total_requests += 1
+        self._write(reply, closes=False)
+        return True
+
     def _collect(self, data: bytes) -> bytes:
         part = data[: self.missing]
         try:
-            self._keep(part)
+            if self.receiving is not None:  # else it is refused already
+                self._keep(part)
         except ServerError as error:
             self.reject(error)
             return b""

@@ -75,9 +75,8 @@ class Batcher:
             self._submit_parts(entry)
             return
         now = monotonic()
-        refusal = self.refusal(entry.rows, entry.nbytes, entry.deadline, now)
+        refusal = self.turn_away(entry.rows, entry.nbytes, entry.deadline, now)
         if refusal is not None:
-            self.stats.refused(refusal.code)
             raise refusal
         self.admission.enter(entry.nbytes)
         if entry.deadline is not None:
@@ -90,8 +89,14 @@ class Batcher:
             self._woken = True
             self._loop.call_soon(self._next)
 
-    def refusal(self, rows: int, nbytes: int, deadline: float | None, now: float) -> ServerError | None:
-        """Return why a request that comes now cannot be taken in, None if it can."""
+    def turn_away(self, rows: int, nbytes: int, deadline: float | None, now: float) -> ServerError | None:
+        """Refuse a request that comes now if it has to be: counts it and returns why; None if it may be queued."""
+        refusal = self._refusal(rows, nbytes, deadline, now)
+        if refusal is not None:
+            self.stats.refused(refusal.code)
+        return refusal
+
+    def _refusal(self, rows: int, nbytes: int, deadline: float | None, now: float) -> ServerError | None:
         full = self.admission.refusal(nbytes, now)
         target = self.policy.latency_target
         if full is not None or (deadline is None and target is None):
@@ -158,12 +163,16 @@ class Batcher:
 
     def _turn_out(self, entries: list[Entry], reason: Reason) -> None:
         """Refuse some who have waited, and are in the queue no more."""
+        self._refuse(entries, reason)
+        self._leave(entries)
+
+    def _refuse(self, entries: list[Entry], reason: Reason) -> None:
         after = self.admission.retry_after(monotonic())
         for entry in entries:
-            error = reason(after)
-            self.stats.refused(error.code)
-            entry.finish(error)
-        self._leave(entries)
+            if entry.state is not State.DONE:
+                error = reason(after)
+                self.stats.refused(error.code)
+                entry.finish(error)
 
     # batches go out
 
@@ -175,7 +184,7 @@ class Batcher:
             return
         if self.policy.waits and dispatch.is_idle and self._holds_back():
             return
-        batch = self._former.form()
+        batch = self._former.form(0.0 if dispatch.is_idle else dispatch.remaining(monotonic()))
         if not batch:
             return
         if not dispatch.running and self._runs_here(batch):
@@ -228,6 +237,8 @@ class Batcher:
         """A batch is done: let the next one be staged first, then answer this one."""
         if self._dispatch.running and self._is_next_full():
             self._next()
+        if finished.late:
+            self._refuse(finished.late, too_late)
         if finished.ran is not None:
             self._answer(finished.entries, finished.ran)
         self._leave(finished.batch)

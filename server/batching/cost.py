@@ -7,40 +7,39 @@ from collections import deque
 DECAY = 0.98  # of a sample's weight per further sample
 TRUSTED = 4  # samples before predictions count
 HEADROOM = 1.2  # least factor on a prediction: who would be answered only just in time is better told so at once
-RECENT = 32  # executions whose deviations are remembered
+RECENT = 32  # executions that are remembered one by one
 EXCEEDED = 2  # so many of them took as long as the bound or longer
+REVIEW = 8  # executions after which the bound is looked at again, or at once when one has exceeded it
 
 
 class CostModel:
-    """Least squares over (rows, seconds) with exponential forgetting; five running sums, no samples kept.
+    """Least squares over (rows, seconds) with exponential forgetting, from five running sums.
 
-    A line fitted to the mean says nothing of the spread, and lags where the machine has just become busier. So the
-    last executions' times are remembered as multiples of what had been predicted for them, and :meth:`bound` is what
-    all but a few of these would have kept.
+    A line fitted to the mean says nothing of the spread, and lags where the machine has just become busier. So the last
+    executions are remembered as they were, and :meth:`bound` is what all but a few of them have kept.
     """
 
-    __slots__ = ("_fixed", "_per_row", "_ratios", "_sn", "_snn", "_snt", "_st", "_stretch", "_sw", "samples")
+    __slots__ = ("_fixed", "_per_row", "_recent", "_sn", "_snn", "_snt", "_st", "_stretch", "_sw", "samples")
 
     def __init__(self) -> None:
         self.samples = 0
         self._sw = self._sn = self._snn = self._st = self._snt = 0.0
         self._fixed = self._per_row = 0.0
-        self._ratios: deque[float] = deque(maxlen=RECENT)
-        self._stretch: float | None = HEADROOM  # None: to be taken from the ratios
+        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
+        self._stretch: float | None = HEADROOM  # None: to be looked at again
 
     def add(self, rows: int, seconds: float) -> None:
         """Learn from one execution."""
         self.samples += 1
-        expected = self._fixed + self._per_row * rows
-        if self.samples > TRUSTED and expected > 0:
-            self._ratios.append(seconds / expected)
-            self._stretch = None
+        self._recent.append((rows, seconds))
         self._sw = self._sw * DECAY + 1
         self._sn = self._sn * DECAY + rows
         self._snn = self._snn * DECAY + rows * rows
         self._st = self._st * DECAY + seconds
         self._snt = self._snt * DECAY + rows * seconds
         self._fit()
+        if self.samples % REVIEW == 0 or (self._stretch is not None and seconds > self._stretch * self.predict(rows)):
+            self._stretch = None
 
     def _fit(self) -> None:
         """Solve for a and b, both held at zero or more; with one batch size seen, all time is per row."""
@@ -65,8 +64,10 @@ class CostModel:
     def stretch(self) -> float:
         """How many times as long as predicted an execution may well take, ``HEADROOM`` or more."""
         if self._stretch is None:
-            known = sorted(self._ratios)
-            self._stretch = max(HEADROOM, known[-EXCEEDED]) if len(known) >= EXCEEDED else HEADROOM
+            self._stretch = HEADROOM
+            if self.samples >= REVIEW:
+                ratios = sorted([seconds / (self.predict(rows) or 1.0) for rows, seconds in self._recent])
+                self._stretch = max(HEADROOM, ratios[-EXCEEDED])
         return self._stretch
 
     def predict(self, rows: int) -> float:

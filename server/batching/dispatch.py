@@ -15,11 +15,12 @@ from server.scheduling.pool import WorkerPool
 
 
 class Finished(NamedTuple):
-    """A batch as it was formed, the entries of it that were run, and what came of them."""
+    """A batch as it was formed, the entries of it that were run or not, and what came of them."""
 
     batch: list[Entry]
     entries: list[Entry]
-    ran: Ran | None  # None: all callers had left
+    late: list[Entry]  # whose deadline could not be met any more, so they were not run
+    ran: Ran | None  # None: nobody was left to run for
 
 
 class Dispatch:
@@ -99,13 +100,22 @@ class Dispatch:
             return None
 
     def run(self, batch: list[Entry]) -> Finished:
-        """Run a batch on this thread, without those whose callers have left; from here on leaving changes nothing."""
+        """Run a batch on this thread, for those who are still there; from here on leaving changes nothing."""
         tensors = [entry.inputs for entry in batch]  # taken before looking: who leaves is first marked, then emptied
-        present = [index for index, entry in enumerate(batch) if entry.state is not State.DONE]
-        entries = [batch[index] for index in present]
+        late = self._late(batch)
+        chosen = [index for index, entry in enumerate(batch) if entry.state is not State.DONE and entry not in late]
+        entries = [batch[index] for index in chosen]
         for entry in entries:
             entry.start()
         if not entries:
-            return Finished(batch, entries, None)
-        inputs, rows = [tensors[index] for index in present], [entry.rows for entry in entries]
-        return Finished(batch, entries, self._execute(self._model, inputs, rows))
+            return Finished(batch, entries, late, None)
+        inputs, rows = [tensors[index] for index in chosen], [entry.rows for entry in entries]
+        return Finished(batch, entries, late, self._execute(self._model, inputs, rows))
+
+    def _late(self, batch: list[Entry]) -> list[Entry]:
+        """Whom an answer will not reach in time, as what ran before took longer than it should have."""
+        deadlines = [entry.deadline for entry in batch if entry.deadline is not None]
+        if not deadlines:
+            return []
+        end = monotonic() + self._cost.predict(sum(entry.rows for entry in batch))
+        return [entry for entry in batch if entry.deadline is not None and entry.deadline < end]

@@ -50,15 +50,16 @@ class Former:
         if self._delay is not None and not len(self._queue):
             self._delay.empty(now)
 
-    def form(self) -> list[Entry]:
-        """Take the next batch; empty when nothing waits any more."""
+    def form(self, wait: float) -> list[Entry]:
+        """Take the next batch, which will begin after ``wait`` seconds; empty when nothing waits any more."""
         while batch := self._queue.take(self._most(), monotonic()):
             if self._delay is not None and self._shed(self._delay, batch):
                 continue
+            start = monotonic() + wait
             deadlines = [entry.deadline for entry in batch if entry.deadline is not None]
             if not deadlines:
-                return self._fit_target(batch)
-            batch = self._cut(batch, self._cost.rows_within(min(deadlines) - monotonic(), self.max_rows))
+                return self._fit_target(batch, start)
+            batch = self._cut(batch, self._cost.rows_within(min(deadlines) - start, self.max_rows), start)
             if batch:
                 return batch
         return []
@@ -85,30 +86,30 @@ class Former:
         waiting = sum(entry.rows for entry in self._queue.next(monotonic()))
         return self.policy.most(waiting, self.max_rows)
 
-    def _fit_target(self, batch: list[Entry]) -> list[Entry]:
+    def _fit_target(self, batch: list[Entry], start: float) -> list[Entry]:
         """Make a batch smaller if its oldest request then meets the latency target; if it cannot, size is no help."""
         target = self.policy.latency_target
         if target is not None:
-            left = min(entry.since for entry in batch) + target - monotonic()
+            left = min(entry.since for entry in batch) + target - start
             rows = self._cost.rows_within(left, self.max_rows) or self.max_rows
             if sum(entry.rows for entry in batch) > rows:
                 return self._keep(batch, rows, "target")
         self._note_release(batch)
         return batch
 
-    def _cut(self, batch: list[Entry], rows: int) -> list[Entry]:
+    def _cut(self, batch: list[Entry], rows: int, start: float) -> list[Entry]:
         """Keep what fits into ``rows``; the rest waits on. A deadline that cannot be met at all is refused now."""
         if sum(entry.rows for entry in batch) <= rows:
             self._note_release(batch)
             return batch
-        late = [entry for entry in batch if self._is_late(entry)]
+        late = [entry for entry in batch if self._is_late(entry, start)]
         if late:
             self._drop(batch, late, too_late)
             return []  # the rest may have more time
         return self._keep(batch, rows, "deadline")
 
-    def _is_late(self, entry: Entry) -> bool:
-        return entry.deadline is not None and monotonic() + self._cost.bound(entry.rows) > entry.deadline
+    def _is_late(self, entry: Entry, start: float) -> bool:
+        return entry.deadline is not None and start + self._cost.bound(entry.rows) > entry.deadline
 
     def _shed(self, delay: ControlledDelay, batch: list[Entry]) -> bool:
         """Drop who has waited too long in a standing queue; say whether there was anybody."""

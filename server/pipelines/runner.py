@@ -47,14 +47,9 @@ class PipelineRunner:
     def submit(self, entry: Entry) -> None:
         """Begin a request; raises Overloaded, DeadlineExceeded, or what its first steps refuse it for."""
         now = monotonic()
-        try:
-            self._check_time(entry, now)
-            full = self.admission.refusal(entry.nbytes, now)
-            if full is not None:
-                raise full
-        except ServerError as error:
-            self.stats.refused(error.code)
-            raise
+        refusal = self.turn_away(entry.rows, entry.nbytes, entry.deadline, now)
+        if refusal is not None:
+            raise refusal
         self.admission.enter(entry.nbytes)
         entry.since = now
         flow = self._flows[entry] = Flow(self._steps, self._outputs, entry, self.stats.stepped, self._ended)
@@ -90,22 +85,30 @@ class PipelineRunner:
             ends.update(dict.fromkeys(step.outputs.values(), end))
         return max(ends[name] for name in self._outputs if name in ends)
 
-    def _check_time(self, entry: Entry, now: float) -> None:
+    def turn_away(self, rows: int, nbytes: int, deadline: float | None, now: float) -> ServerError | None:
+        """Refuse a request that comes now if it has to be: counts it and returns why; None if it may begin."""
+        refusal = self.admission.refusal(nbytes, now) or self._too_slow(rows, deadline, now)
+        if refusal is not None:
+            self.stats.refused(refusal.code)
+        return refusal
+
+    def _too_slow(self, rows: int, deadline: float | None, now: float) -> ServerError | None:
         target = self.policy.latency_target
-        if entry.deadline is None and target is None:
-            return
-        expected = self.expected(entry.rows)
-        if entry.deadline is not None and now + expected > entry.deadline:
-            raise DeadlineExceeded(
+        if deadline is None and target is None:
+            return None
+        expected = self.expected(rows)
+        if deadline is not None and now + expected > deadline:
+            return DeadlineExceeded(
                 "the request's timeout is shorter than the pipeline's steps are expected to take",
                 retry_after=self.admission.retry_after(now),
             )
         if target is not None and self._flows and expected > target:
-            raise Overloaded(
+            return Overloaded(
                 f"the request would be answered after {expected * 1e3:.0f} ms, the pipeline's latency target is "
                 f"{target * 1e3:.0f} ms",
                 retry_after=self.admission.retry_after(now),
             )
+        return None
 
     def _ended(self, entry: Entry, outcome: Outcome) -> None:
         self._leave(entry)

@@ -47,6 +47,11 @@ class Registry:
             return view.trial.route(key)
         return self.resolve(model, version)
 
+    def settled(self, model: str, version: str = "") -> Servable | None:
+        """Return what :meth:`route` would; None where nothing answers, or a trial has to say what."""
+        view = self._views.get(model)
+        return view.routes.get(version) if view is not None and view.trial is None else None
+
     def servables(self) -> Iterator[Servable]:
         """Return everything in memory."""
         for view in list(self._views.values()):

@@ -17,6 +17,7 @@ from server.batching.execution import run, run_each
 from server.batching.padding import Padding
 from server.batching.policy import BatchPolicy
 from server.batching.signature import Signature
+from server.errors import ServerError
 from server.pipelines.pipeline import BuiltinStage, Pipeline
 from server.pipelines.runner import PipelineRunner
 from server.scheduling.pool import WorkerPool
@@ -38,6 +39,7 @@ class Executor(Protocol):
     def configure(self, policy: BatchPolicy) -> None: ...
     def submit(self, entry: Entry) -> None: ...
     def cancel(self, entry: Entry) -> None: ...
+    def turn_away(self, rows: int, nbytes: int, deadline: float | None, now: float) -> ServerError | None: ...
     def expected(self, rows: int) -> float: ...
     async def drained(self) -> None: ...
 
@@ -77,6 +79,13 @@ class Servable:
         if self.rules.padding is not None:
             self.rules.padding.apply(entry, self.signature)
         self.batcher.submit(entry)
+
+    def turn_away(self, rows: int, nbytes: int, timeout: float | None) -> ServerError | None:
+        """Refuse a request before it is read, if :meth:`submit` would: counts it and returns why; None: read it."""
+        if self.cache is not None:
+            return None
+        now = monotonic()
+        return self.batcher.turn_away(rows, nbytes, None if timeout is None else now + timeout, now)
 
     def cancel(self, entry: Entry) -> None:
         """The request's caller left."""

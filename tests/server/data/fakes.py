@@ -106,6 +106,9 @@ class FakeRegistry:
     def route(self, model: str, version: str = "", key: str = "") -> Servable:
         return self.resolve(model, version)
 
+    def settled(self, model: str, version: str = "") -> Servable | None:
+        return self.route(model, version) if model in self.found else None
+
     def servables(self) -> list[Servable]:
         every = {id(servable): servable for versions in self.found.values() for servable in versions.values()}
         return [servable for servable in every.values() if servable.ref.name not in self.unloaded]

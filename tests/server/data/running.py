@@ -158,12 +158,13 @@ def request(method: str, path: str, body: bytes = b"", headers: dict[str, str] |
     return f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode() + body
 
 
-def infer_request(model: str, array: np.ndarray, path: str = "", **headers: str) -> bytes:
-    """Return the bytes of a binary request for input x, answered in binary."""
+def infer_request(model: str, array: np.ndarray, path: str = "", timeout: int = 0, **headers: str) -> bytes:
+    """Return the bytes of a binary request for input x, answered in binary; ``timeout``: microseconds, 0 for none."""
     kind = {"float32": "FP32", "int32": "INT32"}[str(array.dtype)]
     tensor = {"name": "x", "datatype": kind, "shape": list(array.shape)}
     tensor["parameters"] = {"binary_data_size": array.nbytes}
-    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    parameters = {"binary_data_output": True, **({"timeout": timeout} if timeout else {})}
+    head = json.dumps({"inputs": [tensor], "parameters": parameters}).encode()
     headers = {"Inference-Header-Content-Length": str(len(head)), **headers}
     return request("POST", path or f"/v2/models/{model}/infer", head + array.tobytes(), headers)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
-from tests.server.data.fakes import doubler
-from tests.server.data.running import infer_request, rows, serving, tensor_of, wait_for
+from server.types import Tensors
+from tests.server.data.fakes import FakeModel, doubler
+from tests.server.data.running import Running, infer_request, rows, serving, tensor_of, wait_for
 
 
 def test_a_full_queue_answers_503_at_once_with_retry_after() -> None:
@@ -82,3 +85,91 @@ def test_silent_and_trickling_clients_do_not_slow_the_others() -> None:
         wait_for(lambda: len(hub_connections) == 0, seconds=5)
         for client in slow:
             client.close()
+
+
+@contextmanager
+def crowded(**settings: object) -> Iterator[tuple[Running, FakeModel, bytes]]:
+    """A server whose model is busy and whose queue is full; and a request of which it knows the heads."""
+    model, data = doubler(max_batch=65536), infer_request("doubler", rows(40_000))
+    with (
+        serving({"doubler": model}, queue_items=1, inline_budget_us=0, **settings) as running,
+        running.connect() as first,
+    ):
+        assert running.ask_raw(data).status == 200
+        model.entered.clear()
+        model.gate.clear()
+        first.send(data)
+        wait_for(model.entered.is_set)
+        yield running, model, data
+        model.gate.set()
+        assert first.answer().status == 200
+
+
+def refusals(running: Running) -> int:
+    return running.registry.resolve("doubler").stats.failures["overloaded"]
+
+
+def test_an_overloaded_server_refuses_before_the_body_is_there_and_keeps_nothing_of_it() -> None:
+    with crowded() as (running, model, data), running.connect() as client:
+        client.send(data)
+        assert client.answer().status == 503
+        before = refusals(running)
+        running.engine.plane.turning_away = 1000  # as the refusal has just said, for a second
+        client.send(data[:1000])
+        answer = client.answer()
+        assert (answer.status, "1 of 1 requests" in answer.error) == (503, True)
+        assert int(answer.headers["retry-after"]) >= 1
+        assert "connection" not in answer.headers
+        assert running.hub.held == 0
+        assert refusals(running) == before + 1
+        model.gate.set()
+        wait_for(lambda: running.registry.resolve("doubler").in_flight == 0)
+        client.send(data[1000:] + data)  # the rest of what was refused, then one that is not
+        np.testing.assert_array_equal(tensor_of(client.answer()), rows(40_000) * 2)
+
+
+def test_the_rest_of_a_refused_body_has_its_deadline() -> None:
+    with crowded(body_timeout=0.5) as (running, _, data), running.connect() as client:
+        client.send(data)
+        assert client.answer().status == 503
+        running.engine.plane.turning_away = 1000
+        client.send(data[:1000])
+        assert client.answer().status == 503
+        assert client.is_closed()
+
+
+def test_answers_keep_their_order_while_some_are_refused() -> None:
+    """On one connection: one that waits, then ones that are refused. The refusals come after its answer."""
+    model = doubler()
+    with serving({"doubler": model}, queue_items=1, inline_budget_us=0) as running, running.connect() as client:
+        assert running.ask_raw(infer_request("doubler", rows(1))).status == 200
+        model.entered.clear()
+        model.gate.clear()
+        client.send(infer_request("doubler", rows(1)))
+        wait_for(model.entered.is_set)
+        client.send(infer_request("doubler", rows(1)) * 3)
+        wait_for(lambda: refusals(running) == 3)
+        model.gate.set()
+        assert [client.answer().status for _ in range(4)] == [200, 503, 503, 503]
+
+
+def test_the_patient_are_taken_in_while_the_hurried_are_refused() -> None:
+    def slowly(tensors: Tensors) -> Tensors:
+        time.sleep(0.02)
+        return {"y": tensors["x"] * 2}
+
+    model = doubler(max_batch=1)
+    model.function = slowly
+    with serving({"doubler": model}, inline_budget_us=0) as running:
+        for _ in range(10):
+            assert running.ask_raw(infer_request("doubler", rows(1))).status == 200
+        with running.connect() as first, running.connect() as client:
+            first.send(infer_request("doubler", rows(1)) * 50)
+            wait_for(lambda: running.registry.resolve("doubler").in_flight > 30)
+            hurried, patient = (infer_request("doubler", rows(1), timeout=t) for t in (50_000, 60_000_000))
+            for _ in range(3):
+                client.send(hurried)
+                answer = client.answer()
+                assert (answer.status, "shorter than its wait" in answer.error) == (503, True)
+            client.send(patient)
+            np.testing.assert_array_equal(tensor_of(client.answer()), rows(1) * 2)

@@ -1,6 +1,7 @@
 """Devices by name: one object per device and process, which all sessions on it share.
 
 cpu            the host, which has no such object
+cuda:K         the K-th GPU of NVIDIA's driver ("cuda" is the first); needs the extra `cuda`
 simulated:K    host memory, with references for kernels: to try plans and placements anywhere
 interpreted:K  the same, with the GPU's kernels in Triton's interpreter; needs Triton
 """
@@ -14,7 +15,7 @@ from core.errors import UnsupportedError
 from core.runtime.device import Device
 
 HOST = "cpu"
-KINDS = ("simulated", "interpreted")
+KINDS = ("cuda", "simulated", "interpreted")
 
 _open: dict[str, Device] = {}
 _lock = threading.Lock()
@@ -27,9 +28,7 @@ def canonical(name: str) -> str:
         return name
     if kind not in KINDS or not (index or "0").isdecimal():
         expected = ", ".join(repr(known) for known in (HOST, *KINDS))
-        raise UnsupportedError(
-            f"device '{name}' is not supported, expected {expected}, or one with an index (simulated:1)"
-        )
+        raise UnsupportedError(f"device '{name}' is not supported, expected {expected}, or one with an index (cuda:1)")
     return f"{kind}:{int(index or 0)}"
 
 
@@ -43,7 +42,11 @@ def open_device(name: str) -> Device:
 
 
 def _opened(name: str) -> Device:
-    kind = name.partition(":")[0]
+    kind, _, index = name.partition(":")
+    if kind == "cuda":
+        from core.runtime.cuda import CudaDevice
+
+        return CudaDevice.open(int(index))
     from core.runtime.simulated import INTERPRETER, REFERENCES, SimulatedDevice
 
     if kind == "interpreted" and find_spec("triton") is None:

@@ -1,0 +1,302 @@
+"""NVIDIA's driver through NVIDIA's own bindings (`cuda-bindings`, the extra `cuda`).
+
+Those bindings are thin, one Python function per function of the driver, 31 MB, and bring no second allocator, stream or
+kernel cache, as CuPy would. Nothing here needs the CUDA toolkit: kernels come as binaries or PTX, which the driver
+itself compiles.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from core.codegen.cache import ObjectCache
+from core.errors import ArtifactError, DeviceError, DeviceMemoryError, UnsupportedError
+from core.kernels.catalog import KernelSpec
+from core.kernels.cuda import Binary, binary_for
+from core.kernels.target import GpuTarget
+from core.runtime.device import Event, Graph, Grid, HostBytes, MemoryInfo, Module, Stream
+from core.runtime.machine import Peaks
+from core.runtime.memory import address_of, array_at
+
+_WARP = 32
+_PLAIN_SHARED = 48 << 10  # bytes of shared memory that every kernel may have; more must be asked for
+_LANES = 128  # float32 multiply-adds of a multiprocessor in one cycle, on everything from sm_86 on
+_UNKNOWN = Peaks(flops=1e13, bandwidth=5e11)  # where the driver does not tell its clocks
+_BYTES = np.dtype(np.uint8)
+_PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE: pinned for all contexts
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: no waiting for the stream that belongs to nobody
+_UNTIMED = 2  # CU_EVENT_DISABLE_TIMING
+
+_thread = threading.local()  # `context`: which one is current in this thread
+
+
+class Driver:
+    """The functions of the bindings' module, whose error codes become Lathe's errors."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self._ok = module.CUresult.CUDA_SUCCESS
+        self._full = module.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+
+    def __call__(self, name: str, *arguments: Any) -> Any:
+        """What the function `name` returns besides its code: nothing, one value, or several.
+
+        DeviceMemoryError when there is no memory left, DeviceError for any other failure.
+        """
+        code, *results = getattr(self.module, name)(*arguments)
+        if code != self._ok:
+            raise (DeviceMemoryError if code == self._full else DeviceError)(self._message(name, code))
+        return None if not results else results[0] if len(results) == 1 else tuple(results)
+
+    def _message(self, name: str, code: Any) -> str:
+        _, label = self.module.cuGetErrorName(code)
+        _, text = self.module.cuGetErrorString(code)
+        return f"{name}: {_text(label) or 'unknown error'} ({int(code)}): {_text(text) or 'the driver says no more'}"
+
+    def attribute(self, name: str, device: Any) -> int:
+        return int(self("cuDeviceGetAttribute", getattr(self.module.CUdevice_attribute, name), device))
+
+
+def _text(given: Any) -> str:
+    return given.decode() if isinstance(given, bytes) else str(given or "")
+
+
+def load_driver(name: str) -> Driver:
+    """The driver, initialized. UnsupportedError that says what is missing for device `name`."""
+    try:
+        module = import_module("cuda.bindings.driver")
+    except ImportError as error:
+        raise UnsupportedError(f"device '{name}' needs NVIDIA's Python bindings: install the extra 'cuda'") from error
+    driver = Driver(module)
+    try:
+        driver("cuInit", 0)
+    except DeviceError as error:
+        raise UnsupportedError(f"device '{name}' needs a GPU and a driver that goes with it: {error}") from error
+    except Exception as error:  # the bindings have errors of their own for a library that is not there
+        raise UnsupportedError(f"device '{name}' needs NVIDIA's driver (libcuda), which is not here") from error
+    return driver
+
+
+class CudaDevice:
+    """One GPU, in its primary context, which other libraries in this process share."""
+
+    def __init__(self, driver: Driver, index: int) -> None:
+        """UnsupportedError where there are fewer GPUs."""
+        count = int(driver("cuDeviceGetCount"))
+        if index >= count:
+            raise UnsupportedError(f"device 'cuda:{index}' is not here: the driver knows {count} GPUs, counted from 0")
+        self.name = f"cuda:{index}"
+        self.driver = driver
+        self._device = driver("cuDeviceGet", index)
+        self._context = driver("cuDevicePrimaryCtxRetain", self._device)
+        self.target = self._target()
+        self._pinned: dict[int, int] = {}
+
+    @staticmethod
+    def open(index: int) -> CudaDevice:
+        """UnsupportedError that says what is missing where there is no such GPU."""
+        return CudaDevice(load_driver(f"cuda:{index}"), index)
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """A function of the driver, in this device's context."""
+        if getattr(_thread, "context", None) is not self._context:
+            self.driver("cuCtxSetCurrent", self._context)
+            _thread.context = self._context
+        return self.driver(name, *arguments)
+
+    def _target(self) -> GpuTarget:
+        fact = self._fact
+        return GpuTarget(
+            arch=10 * fact("COMPUTE_CAPABILITY_MAJOR") + fact("COMPUTE_CAPABILITY_MINOR"),
+            multiprocessors=fact("MULTIPROCESSOR_COUNT"),
+            shared_bytes=fact("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        )
+
+    def _fact(self, name: str) -> int:
+        return self.driver.attribute(f"CU_DEVICE_ATTRIBUTE_{name}", self._device)
+
+    def peaks(self) -> Peaks:
+        """By the clocks: no program gets quite there."""
+        clock, memory, width = (
+            self._fact(name) for name in ("CLOCK_RATE", "MEMORY_CLOCK_RATE", "GLOBAL_MEMORY_BUS_WIDTH")
+        )
+        if not (clock and memory and width):
+            return _UNKNOWN
+        return Peaks(2 * _LANES * self.target.multiprocessors * clock * 1e3, 2 * memory * 1e3 * width / 8)
+
+    def memory(self) -> MemoryInfo:
+        free, total = self.call("cuMemGetInfo")
+        return MemoryInfo(int(free), int(total))
+
+    def allocate(self, nbytes: int) -> int:
+        return int(self.call("cuMemAlloc", nbytes))
+
+    def free(self, address: int) -> None:
+        self.call("cuMemFree", address)
+
+    def host_bytes(self, nbytes: int) -> HostBytes:
+        if nbytes == 0:
+            return np.zeros(0, np.uint8)
+        address = int(self.call("cuMemHostAlloc", nbytes, _PORTABLE))
+        block = array_at(address, _BYTES, (nbytes,))
+        self._pinned[address] = nbytes
+        return block
+
+    def free_host(self, block: HostBytes) -> None:
+        if block.nbytes:
+            address = address_of(block)
+            del self._pinned[address]
+            self.call("cuMemFreeHost", address)
+
+    def stream(self) -> Stream:
+        return _Stream(self, self.call("cuStreamCreate", _NON_BLOCKING))
+
+    def event(self, timed: bool = False) -> Event:
+        return _Event(self, self.call("cuEventCreate", 0 if timed else _UNTIMED))
+
+    def code(self, spec: KernelSpec, cache: ObjectCache | None = None) -> bytes:
+        return binary_for(spec, self.target, cache).to_bytes()
+
+    def load(self, objects: Mapping[str, bytes]) -> Module:
+        return _Module(self, {symbol: Binary.from_bytes(data) for symbol, data in objects.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    handle: Any
+    threads: int
+    shared_bytes: int
+
+
+class _Module:
+    """A module of the driver for every kernel: they are cached and shared one by one."""
+
+    def __init__(self, device: CudaDevice, binaries: Mapping[str, Binary]) -> None:
+        self._device = device
+        self._modules: list[Any] = []
+        self._functions: dict[str, _Function] = {}
+        try:
+            for symbol, binary in binaries.items():
+                self._functions[symbol] = self._loaded(binary)
+        except BaseException:
+            self.close()
+            raise
+
+    def function(self, symbol: str) -> _Function:
+        return self._functions[symbol]
+
+    def close(self) -> None:
+        while self._modules:
+            self._device.call("cuModuleUnload", self._modules.pop())
+        self._functions.clear()
+
+    def _loaded(self, binary: Binary) -> _Function:
+        call = self._device.call
+        module = call("cuModuleLoadData", self._image(binary))
+        self._modules.append(module)
+        handle = call("cuModuleGetFunction", module, binary.symbol.encode())
+        if binary.shared_bytes > _PLAIN_SHARED:
+            attributes = self._device.driver.module.CUfunction_attribute
+            most = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            call("cuFuncSetAttribute", handle, most, binary.shared_bytes)
+        return _Function(handle, binary.warps * _WARP, binary.shared_bytes)
+
+    def _image(self, binary: Binary) -> bytes:
+        """The binary where this GPU runs it: of its own generation, and no later; else PTX, which the driver compiles.
+        ArtifactError for a GPU that is older than both."""
+        mine = self._device.target.arch
+        if binary.arch > mine:
+            raise ArtifactError(f"a kernel was compiled for sm_{binary.arch}, {self._device.name} is sm_{mine}")
+        return binary.cubin if binary.arch // 10 == mine // 10 else binary.ptx.encode() + b"\0"
+
+
+@dataclass(eq=False)
+class _Event:
+    device: CudaDevice
+    handle: Any
+
+    def synchronize(self) -> None:
+        self.device.call("cuEventSynchronize", self.handle)
+
+    def since(self, other: Event) -> int:
+        return round(self.device.call("cuEventElapsedTime", _handle(other, _Event), self.handle) * 1e6)
+
+    def close(self) -> None:
+        self.device.call("cuEventDestroy", self.handle)
+
+
+@dataclass(eq=False)
+class _Graph:
+    device: CudaDevice
+    handle: Any
+
+    def close(self) -> None:
+        """One that is still running is freed when it has ended."""
+        self.device.call("cuGraphExecDestroy", self.handle)
+
+
+@dataclass(eq=False)
+class _Stream:
+    device: CudaDevice
+    handle: Any
+
+    def copy_in(self, address: int, source: HostBytes) -> None:
+        self.device.call("cuMemcpyHtoDAsync", address, address_of(source), source.nbytes, self.handle)
+
+    def copy_out(self, target: HostBytes, address: int) -> None:
+        self.device.call("cuMemcpyDtoHAsync", address_of(target), address, target.nbytes, self.handle)
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        self.device.call("cuMemcpyDtoDAsync", target, source, nbytes, self.handle)
+
+    def launch(self, function: _Function, grid: Grid, addresses: Sequence[int], n: int) -> None:
+        """The kernel's arguments: the addresses, n, and two that Triton would use for scratch memory. Each lies in a
+        word of its own, of which an int32 is the first half (all machines that have GPUs are little-endian)."""
+        words = np.array([*addresses, n, 0, 0], np.uint64)
+        places = address_of(words) + 8 * np.arange(len(words), dtype=np.uint64)
+        self.device.call(
+            "cuLaunchKernel", function.handle, *grid, function.threads, 1, 1, function.shared_bytes, self.handle,
+            address_of(places), 0,
+        )  # fmt: skip
+
+    def record(self, event: Event) -> None:
+        self.device.call("cuEventRecord", _handle(event, _Event), self.handle)
+
+    def wait(self, event: Event) -> None:
+        self.device.call("cuStreamWaitEvent", self.handle, _handle(event, _Event), 0)
+
+    def synchronize(self) -> None:
+        self.device.call("cuStreamSynchronize", self.handle)
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        """Only this thread is kept from calls that a capture cannot have: others go on allocating and copying."""
+        call, module = self.device.call, self.device.driver.module
+        call("cuStreamBeginCapture", self.handle, module.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+        try:
+            work()
+        except BaseException:
+            call("cuGraphDestroy", call("cuStreamEndCapture", self.handle))
+            raise
+        graph = call("cuStreamEndCapture", self.handle)
+        try:
+            return _Graph(self.device, call("cuGraphInstantiate", graph, 0))
+        finally:
+            call("cuGraphDestroy", graph)
+
+    def replay(self, graph: Graph) -> None:
+        self.device.call("cuGraphLaunch", _handle(graph, _Graph), self.handle)
+
+    def close(self) -> None:
+        self.device.call("cuStreamDestroy", self.handle)
+
+
+def _handle(given: object, kind: type[_Event] | type[_Graph]) -> Any:
+    if not isinstance(given, kind):
+        raise TypeError(f"{given} belongs to another kind of device")
+    return given.handle

@@ -1,0 +1,167 @@
+"""What runs of a plan ask of NVIDIA's driver: calls, their order and arguments, errors, and that nothing is left."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import core
+from core.errors import ArtifactError, DeviceError, FeedError, ModelError, UnsupportedError
+from core.ir.build import Builder
+from core.ir.graph import Graph
+from core.ir.types import DType, TensorType, symbol
+from core.kernels.cuda import Binary
+from core.plan.planner import make_plan, weight_chunks
+from core.runtime import cuda
+from core.runtime.cuda import CudaDevice
+from core.runtime.device_executable import DeviceExecutable
+from core.runtime.runner import Times
+from tests.core.cuda.fake_driver import CUresult, FakeDriver, FakeGpu
+
+
+def two_steps() -> Graph:
+    graph = Graph("two")
+    b = Builder(graph)
+    x = b.input("x", TensorType(DType.FLOAT32, (symbol("n"), 16)))
+    graph.outputs = [b("Mul", b("Exp", x), graph.add_constant(np.arange(16, dtype=np.float32)))]
+    return graph
+
+
+def loaded(device: CudaDevice, max_batch: int = 4) -> DeviceExecutable:
+    planned = make_plan(two_steps(), device.target)
+    objects = {symbol: device.code(spec) for symbol, spec in planned.specs.items()}
+    return DeviceExecutable(planned.plan, device, objects, weight_chunks(planned), max_batch)
+
+
+def assert_runs(executable: DeviceExecutable, n: int) -> None:
+    x = np.random.default_rng(n).standard_normal((n, 16)).astype(np.float32)
+    np.testing.assert_allclose(executable.run(n, [x])[0], np.exp(x) * np.arange(16, dtype=np.float32), 1e-6)
+
+
+def calls_of(driver: FakeDriver, work: Any) -> list[str]:
+    driver.calls.clear()
+    work()
+    return [name for name, _ in driver.calls]
+
+
+def test_runs_in_any_size_by_launches_and_graphs_and_leaves_nothing() -> None:
+    driver = FakeDriver()
+    executable = loaded(FakeGpu(driver))
+    for n in (1, 3, 0, 9, 3, 3):
+        assert_runs(executable, n)
+    assert executable.settle(10)
+    assert_runs(executable, 3)
+    assert "cuGraphLaunch" in dict(driver.calls)
+    executable.close()
+    assert driver.alive == Counter()
+
+
+def test_a_captured_run_is_nine_calls() -> None:
+    driver = FakeDriver()
+    executable = loaded(FakeGpu(driver))
+    for _ in range(2):
+        assert_runs(executable, 2)
+    assert executable.settle(10)
+    assert calls_of(driver, lambda: assert_runs(executable, 2)) == [
+        "cuMemcpyHtoDAsync", "cuEventRecord", "cuStreamWaitEvent",
+        "cuGraphLaunch", "cuEventRecord", "cuStreamWaitEvent",
+        "cuMemcpyDtoHAsync", "cuEventRecord", "cuEventSynchronize",
+    ]  # fmt: skip
+
+
+def test_copies_have_streams_of_their_own_and_wait_for_each_other() -> None:
+    driver = FakeDriver()
+    executable = loaded(FakeGpu(driver))
+    driver.calls.clear()
+    assert_runs(executable, 2)
+    arguments = [(name, given) for name, given in driver.calls]
+    (_, into), (_, arrived), (_, waits), *_ = arguments
+    work, out = (given[8] for name, given in arguments if name == "cuLaunchKernel"), arguments[-3][1][3]
+    streams = {*work}
+    assert len(streams) == 1
+    assert waits[0] in streams and waits[1] is arrived[0] and arrived[1] is into[3]
+    assert len({into[3], out, *streams}) == 3
+
+
+def test_the_time_of_every_step_comes_from_events() -> None:
+    executable = loaded(FakeGpu(FakeDriver()))
+    times = Times(executable.plan)
+    executable.run(2, [np.zeros((2, 16), np.float32)], [times])
+    assert times.steps.tolist() == [2000, 2000]  # a launch and a record each, by the fake's clock
+
+
+def test_facts_of_the_gpu_become_the_target() -> None:
+    device = FakeGpu(FakeDriver())
+    assert (device.target.arch, device.target.multiprocessors, device.target.shared_bytes) == (86, 46, 101376)
+    assert device.peaks().bandwidth == 448e9 and round(device.peaks().flops / 1e12) == 20
+    assert device.memory().total == 1 << 20
+
+
+@pytest.mark.parametrize(("arch", "loads"), [(80, b"machine code"), (89, b"machine code"), (90, b"ptx\0")])
+def test_later_generations_get_the_ptx(arch: int, loads: bytes) -> None:
+    driver = FakeDriver(failing={"cuModuleLoadData": CUresult.CUDA_ERROR_INVALID_VALUE})
+    binary = Binary("lathe_x", 80, 4, 0, b"machine code", "ptx")
+    with pytest.raises(DeviceError, match=r"cuModuleLoadData: CUDA_ERROR_INVALID_VALUE \(1\): as the test wants it"):
+        FakeGpu(driver, arch).load({"lathe_x": binary.to_bytes()})
+    assert driver.calls[-1] == ("cuModuleLoadData", (loads,))
+
+
+def test_older_gpus_are_refused() -> None:
+    binary = Binary("lathe_x", 80, 4, 0, b"machine code", "ptx")
+    with pytest.raises(ArtifactError, match="compiled for sm_80, cuda:0 is sm_75"):
+        FakeGpu(FakeDriver(), 75).load({"lathe_x": binary.to_bytes()})
+
+
+def test_memory_that_is_not_there_is_refused_at_load_with_figures_and_by_batch_later() -> None:
+    with pytest.raises(ModelError, match=r"needs \d+ bytes for batches of up to 4 .* cuda:0 has 600 free"):
+        loaded(FakeGpu(FakeDriver(total=600)))
+    executable = loaded(FakeGpu(FakeDriver(total=4096)))
+    with pytest.raises(FeedError, match=r"a batch of 999 needs \d+ bytes.*CUDA_ERROR_OUT_OF_MEMORY"):
+        executable.run(999, [np.zeros((999, 16), np.float32)])
+    assert_runs(executable, 3)
+
+
+def test_a_failing_call_is_named() -> None:
+    driver = FakeDriver()
+    executable = loaded(FakeGpu(driver))
+    driver.failing["cuEventSynchronize"] = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    with pytest.raises(DeviceError, match=r"^cuEventSynchronize: CUDA_ERROR_ILLEGAL_ADDRESS \(700\)"):
+        executable.run(1, [np.zeros((1, 16), np.float32)])
+
+
+def test_where_a_capture_fails_steps_go_on_being_launched() -> None:
+    driver = FakeDriver(failing={"cuGraphInstantiate": CUresult.CUDA_ERROR_INVALID_VALUE})
+    executable = loaded(FakeGpu(driver))
+    for _ in range(4):
+        assert_runs(executable, 2)
+        assert executable.settle(10)
+    assert "no graph was captured for n = 2: cuGraphInstantiate" in "\n".join(executable.explain(2))
+    executable.close()
+    assert driver.alive == Counter()
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_bindings(name: str) -> Any:
+        raise ImportError(name)
+
+    def no_driver(Flags: int) -> Any:
+        raise RuntimeError("libcuda was not found")  # as the bindings do, with a class of their own
+
+    graph = two_steps()
+    monkeypatch.setattr(cuda, "import_module", no_bindings)
+    with pytest.raises(UnsupportedError, match="'cuda:0' needs NVIDIA's Python bindings: install the extra 'cuda'"):
+        core.compile(graph, device="cuda")
+    monkeypatch.setattr(cuda, "import_module", lambda name: SimpleNamespace(CUresult=CUresult, cuInit=no_driver))
+    with pytest.raises(UnsupportedError, match=r"'cuda:1' needs NVIDIA's driver \(libcuda\)"):
+        core.compile(graph, device="cuda:1")
+    without_gpu = FakeDriver(failing={"cuInit": CUresult.CUDA_ERROR_NO_DEVICE})
+    monkeypatch.setattr(cuda, "import_module", lambda name: without_gpu)
+    with pytest.raises(UnsupportedError, match=r"'cuda:0' needs a GPU .* cuInit: CUDA_ERROR_NO_DEVICE"):
+        core.compile(graph, device="cuda")
+    monkeypatch.setattr(cuda, "import_module", lambda name: FakeDriver())
+    with pytest.raises(UnsupportedError, match="'cuda:7' is not here: the driver knows 1 GPUs"):
+        core.compile(graph, device="cuda:7")

@@ -16,7 +16,7 @@ from core.kernels.catalog.nest import Nest, has_plannable_types, traffic
 from core.kernels.catalog.panels import Tile, choose_tile
 
 F32 = DType.FLOAT32
-_SOFTMAX_FLOPS = 12  # for one score
+SOFTMAX_FLOPS = 12  # for one score
 _SCORE_BYTES = 1 << 19  # of one block of queries: what a second-level cache holds besides keys and values
 
 
@@ -69,12 +69,12 @@ def attention(request: Request) -> KernelCall | None:
     node = request.node
     if not _is_covered(node):
         return None
-    q, k, v = (_operand(request, index, name) for index, name in enumerate(("perm_q", "perm_k", "perm_v")))
+    q, k, v = (operand_of(request, index, name) for index, name in enumerate(("perm_q", "perm_k", "perm_v")))
     perm_y = perm_attribute(node, "perm_y")
     shape = unpermuted(node.output.shape, perm_y)
     y = Matrices(shape, unpermuted(request.strides_of(node.output), perm_y))
     scores = (*shape[:-1], k.shape[-1])
-    extras = {i: Matrices(scores, request.walk(value, scores)) for i, value in _extras(node).items()}
+    extras = {i: Matrices(scores, request.walk(value, scores)) for i, value in extras_of(node).items()}
     steps = _whole(step for matrix in (q, k, v, y, *extras.values()) for step in matrix.strides[-2:])
     sizes = _whole((q.shape[-2], k.shape[-1], q.shape[-1], v.shape[-1]))
     if steps is None or sizes is None or 0 in sizes or (steps[5], steps[7]) != (1, 1):
@@ -93,17 +93,17 @@ def attention(request: Request) -> KernelCall | None:
         y_step=steps[6],
         extra_steps=tuple(zip(steps[8::2], steps[9::2], strict=True)),
         epilogue=bodies.canonical(epilogue, {}) if isinstance(epilogue, Graph) else None,
-        extra_dtypes=tuple(value.dtype for value in _extras(node).values()),
+        extra_dtypes=tuple(value.dtype for value in extras_of(node).values()),
         scores=_score_tile(request, queries, keys),
         values=choose_tile(request.cpu, queries, columns),
         dtype=node.output.dtype,
     )
-    flops = product((*batch, queries, keys)) * (2 * depth + 2 * columns + _SOFTMAX_FLOPS)
+    flops = product((*batch, queries, keys)) * (2 * depth + 2 * columns + SOFTMAX_FLOPS)
     scratch = Scratch(sum(spec.scratch_parts) * F32.itemsize)
-    operands: tuple[Operand, ...] = (*(In(i) for i in (0, 1, 2, *_extras(node))), Out(), scratch)
+    operands: tuple[Operand, ...] = (*(In(i) for i in (0, 1, 2, *extras_of(node))), Out(), scratch)
     strided: tuple[In | Out, ...] = ()
     if spec.dtype is F32:
-        strided = (*(In(i) for i in (0, 1, 2, *_extras(node))), Out())
+        strided = (*(In(i) for i in (0, 1, 2, *extras_of(node))), Out())
     return KernelCall(spec, operands, strided=strided, flops=flops, bytes=traffic(node))
 
 
@@ -126,14 +126,14 @@ def _is_covered(node: Node) -> bool:
     return all(value is not None and value.dtype is dtype for value in given)
 
 
-def _operand(request: Request, index: int, perm: str) -> Matrices:
+def operand_of(request: Request, index: int, perm: str) -> Matrices:
     node, value = request.node, request.node.inputs[index]
     if value is None:
         raise ValueError(f"{node} has no input {index}")
     return Matrices.of(value, perm_attribute(node, perm), request.strides_of(value))
 
 
-def _extras(node: Node) -> dict[int, Value]:
+def extras_of(node: Node) -> dict[int, Value]:
     """The further inputs of the epilogue, by index."""
     return {i: value for i, value in enumerate(node.inputs) if i >= 3 and value is not None}
 

@@ -15,6 +15,7 @@ from core.kernels.target import GpuTarget
 F32, F16, BF16 = DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16
 FACTORS = frozenset({F32, F16, BF16})
 _SAMPLES = (1, 8, 32)  # values of n that a tile should be good for
+_LARGE = 128
 _LEAST = 16  # rows, columns and depth of what tensor cores multiply
 
 
@@ -97,6 +98,12 @@ def _cost(target: GpuTarget, tile: ProductTile, rows: int, columns: int, batch: 
     count = evaluate(blocks(rows, tile.rows) * blocks(columns, tile.columns) * batch, {})
     waves = -(-count // target.multiprocessors)
     return waves * (tile.rows * tile.columns + _LINE * (tile.rows + tile.columns))
+
+
+def padded(size: Dim) -> int:
+    """The extent of a block that holds so many rows or columns of a product; the largest of interest where the size
+    depends on the batch."""
+    return max(_power(size), _LEAST) if isinstance(size, int) else _LARGE
 
 
 def _at(dim: Dim, n: int) -> int:

@@ -101,7 +101,8 @@ def _calls(request: Request) -> Iterator[KernelCall]:
     for tile in tiles(request.gpu, q.shape[-2], k.shape[-1], depth, columns, dtype):
         spec = AttentionSpec(
             nest, q.shape[-2], k.shape[-1], depth, columns,
-            _last(q), (k.strides[-1], k.strides[-2]), _last(v), _last(y), tuple(_last(extra) for extra in extras.values()),
+            _last(q), (k.strides[-1], k.strides[-2]), _last(v), _last(y),
+            tuple(_last(extra) for extra in extras.values()),
             bodies.canonical(epilogue, {}) if isinstance(epilogue, Graph) else None,
             tuple(value.dtype for value in extras_of(node).values()), dtype, tile, precision,
         )  # fmt: skip

@@ -39,6 +39,7 @@ from server.jobs.parents import RepositoryParents
 from server.jobs.publish import Publisher
 from server.repository.artifacts import usable_folder
 from server.repository.assembly import Control, build_control
+from server.repository.memory import MemoryMetrics
 from server.repository.registry import Registry
 from server.scheduling.pool import WorkerPool
 from server.scheduling.servable import ServableFactory
@@ -130,7 +131,8 @@ def assemble_with(
         async with control.running(loaded), datasets.running(), jobs.running():
             yield
 
-    return assemble(engine, ProtocolControl(rollout), running, routers, [JobMetrics(jobs.register)])
+    metrics = [MemoryMetrics(control.memory), JobMetrics(jobs.register)]
+    return assemble(engine, ProtocolControl(rollout), running, routers, metrics)
 
 
 def assemble(

@@ -121,3 +121,9 @@ class UnsupportedProtocol(ServerError):
 
 class StorageFull(ServerError):
     code, http_status = "storage_full", 507
+
+
+class OutOfMemory(ServerError):
+    """A model would take more memory than there is for it."""
+
+    code, http_status = "out_of_memory", 507

@@ -65,6 +65,13 @@ class Settings(BaseSettings):
         "float32", description="What matrix products and convolutions multiply; they add up in float32 either way."
     )
 
+    max_memory: int | None = Field(
+        None,
+        ge=1 * MIB,
+        description="Memory for all models together: the weights of each, what its batches compute in, its queue and "
+        "its response cache. What would not fit is not loaded (507). Without it there is no bound.",
+    )
+
     # batching and admission
     workers: int = Field(2, ge=1, le=64, description="Threads that run batches, so also how many models run at once.")
     inline_budget_us: int = Field(

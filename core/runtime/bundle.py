@@ -100,6 +100,13 @@ class Bundle:
             raise ArtifactError(f"{self.name} is damaged: the digest of its section '{name}' differs from the header")
         return data
 
+    def size(self, name: str) -> int:
+        """The bytes of a section, without a look at it. ArtifactError when there is none."""
+        try:
+            return int(self._sections[name][1])
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ArtifactError(f"{self.name} has no section '{name}'") from error
+
     def close(self) -> None:
         """Arrays that were handed out stay valid."""
         os.close(self._descriptor)

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from server.types import Tensors, TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Memory in bytes: from loading to closing, and of each batch while it runs."""
+
+    weights: int
+    run: int
 
 
 class LoadedModel(Protocol):
@@ -45,6 +55,13 @@ class LoadedModel(Protocol):
 class Backend(Protocol):
     """Loads compiled artifacts."""
 
-    def load(self, artifact: Path, threads: int | None) -> LoadedModel:
-        """Load the artifact in this folder; raises ``server.errors.Unprocessable`` when it cannot be."""
+    def needs(self, artifact: Path) -> Needs:
+        """Return what the artifact in this folder takes once loaded; raises ``Unprocessable`` as :meth:`load` does."""
+        ...
+
+    def load(self, artifact: Path, threads: int | None, closed: Callable[[], None]) -> LoadedModel:
+        """Load the artifact in this folder; ``closed`` is told once, when the model has given all back.
+
+        Raises ``server.errors.Unprocessable`` when it cannot be loaded.
+        """
         ...

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from server.backends.base import Needs
 from server.datatypes import NUMPY_OF
 from server.errors import BadRequest, Internal, Unprocessable
 from server.types import Tensors, TensorSpec
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from core.ir.types import ValueType
 
 PLATFORM = "lathe_onnx"
+_FILE = "model.lathe"  # of an artifact's folder
 
 
 class GraphModel:
@@ -21,8 +24,9 @@ class GraphModel:
 
     platform = PLATFORM
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, closed: Callable[[], None] = lambda: None) -> None:
         self._session = session
+        self._closed = closed
         self.inputs = tuple(_spec(name, type_) for name, type_ in session.inputs.items())
         self.outputs = tuple(_spec(name, type_) for name, type_ in session.outputs.items())
         self.max_batch = session.max_batch
@@ -51,6 +55,7 @@ class GraphModel:
 
     def close(self) -> None:
         self._session.close()
+        self._closed()
 
 
 class GraphBackend:
@@ -59,19 +64,30 @@ class GraphBackend:
     def __init__(self, cache: Path | None = None) -> None:
         self._cache = cache
 
-    def load(self, artifact: Path, threads: int | None) -> GraphModel:
+    def needs(self, artifact: Path) -> Needs:
+        """Return what the plan says. Raises Unprocessable when it is damaged."""
+        from core.errors import LatheError
+        from core.runtime.needs import needs
+
+        try:
+            found = needs(artifact / _FILE)
+        except LatheError as error:
+            raise Unprocessable(f"the compiled model cannot be loaded: {error}") from error
+        return Needs(found.weights, found.run)
+
+    def load(self, artifact: Path, threads: int | None, closed: Callable[[], None] = lambda: None) -> GraphModel:
         """Load an artifact; compiles nothing: shapes that come later do so in child processes, so that no other
         request has to wait. Raises Unprocessable when it is damaged or cannot be served."""
         import core
 
         try:
             session = core.load_compiled(
-                artifact / "model.lathe", threads=threads, cache_dir=self._cache, new_shapes="background"
+                artifact / _FILE, threads=threads, cache_dir=self._cache, new_shapes="background"
             )
         except core.errors.LatheError as error:
             raise Unprocessable(f"the compiled model cannot be loaded: {error}") from error
         try:
-            return GraphModel(session)
+            return GraphModel(session, closed)
         except Unprocessable:
             session.close()
             raise

@@ -18,6 +18,7 @@ from server.repository.fs import Fs
 from server.repository.housekeeping import Housekeeping
 from server.repository.live import LiveModels
 from server.repository.loader import Loader, ServableMaker
+from server.repository.memory import MemoryBudget
 from server.repository.registry import Registry
 from server.repository.rollout import Rollout, UploadLimits
 from server.repository.store import Store
@@ -35,6 +36,7 @@ class Control:
     store: Store
     watcher: Watcher
     cache: ArtifactCache
+    memory: MemoryBudget
 
     @asynccontextmanager
     async def running(self, loaded: Callable[[], None]) -> AsyncIterator[None]:
@@ -75,9 +77,11 @@ def build_control(
     cache = ArtifactCache(settings.cache_folder, settings.max_cache)
     limits = Limits(settings.child_timeout, settings.child_memory, settings.child_processes)
     options = BuildOptions(settings.max_batch, settings.precision, settings.threads or available_cpus())
-    builder = Builder(children or Children(limits), cache, backend, options)
+    memory = MemoryBudget(settings.max_memory, settings.queue_bytes, settings.workers)
+    builder = Builder(children or Children(limits), cache, backend, options, memory)
     models = LiveModels(registry)
     loader = Loader(store, builder, servables, models)
     housekeeping = Housekeeping(store, loader, cache, settings.keep_versions)
     rollout = Rollout(store, models, loader, housekeeping, UploadLimits(settings.max_upload, settings.auto_promote))
-    return Control(rollout, store, Watcher(store, rollout, settings.poll_interval, settings.settle_time), cache)
+    watcher = Watcher(store, rollout, settings.poll_interval, settings.settle_time)
+    return Control(rollout, store, watcher, cache, memory)

@@ -19,11 +19,9 @@ from server.datatypes import NUMPY_OF
 from server.errors import ServerError, Unavailable, Unprocessable
 from server.repository.artifacts import ArtifactCache, BuildOptions, compiler_at_start, compiler_now, key_of
 from server.repository.manifest import MANIFEST
-from server.repository.modelconfig import Compilation
+from server.repository.memory import MemoryBudget, Owner
 from server.repository.store import storage_error
 from server.types import Array, TensorSpec
-
-AS_THE_SERVER = Compilation()
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +38,19 @@ class Built:
 class Builder:
     """Makes loaded models. The same file is compiled once, whoever asks how often."""
 
-    def __init__(self, children: Children, cache: ArtifactCache, backend: Backend, options: BuildOptions) -> None:
+    def __init__(
+        self,
+        children: Children,
+        cache: ArtifactCache,
+        backend: Backend,
+        options: BuildOptions,
+        memory: MemoryBudget | None = None,
+    ) -> None:
         self._children = children
         self._cache = cache
         self._backend = backend
         self._options = options
+        self._memory = memory or MemoryBudget()
         self._compiler = compiler_at_start()
         self._busy: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -52,34 +58,35 @@ class Builder:
         self,
         model_file: Path,
         digest: str,
+        owner: Owner,
         loading: Callable[[], None] = lambda: None,
-        wanted: Compilation = AS_THE_SERVER,
     ) -> Built:
-        """Bring a model file whose sha256 is ``digest`` into memory, compiled for what is ``wanted``.
+        """Bring a model file whose sha256 is ``digest`` into memory, as its ``owner`` is configured.
 
         ``loading`` is told when it is compiled.
         An artifact of the cache that does not load (another machine's, another release's) is compiled again.
-        Raises ServerError.
+        Raises ServerError; OutOfMemory before anything is loaded.
         """
         started = time.monotonic()
-        artifact, model = await self._build(model_file, digest, wanted.options(self._options), loading)
+        artifact, model = await self._build(model_file, digest, owner, loading)
         return Built((artifact,), model, time.monotonic() - started)
 
     async def _build(
-        self, model_file: Path, digest: str, options: BuildOptions, loading: Callable[[], None]
+        self, model_file: Path, digest: str, owner: Owner, loading: Callable[[], None]
     ) -> tuple[Path, LoadedModel]:
+        options = owner.config.compile.options(self._options)
         key = key_of(digest, options, self._compiler)
         artifact, fresh = await self._artifact(model_file, key, options)
         loading()
         try:
-            return artifact, await asyncio.to_thread(self._load, artifact, options.threads)
+            return artifact, await asyncio.to_thread(self._load, artifact, options.threads, owner)
         except Unprocessable as error:
             if fresh:
                 raise
             log.warning("a compiled model of the cache does not load, so it is compiled again: %s", error.message)
         await asyncio.to_thread(self._cache.drop, key)
         artifact, _ = await self._artifact(model_file, key, options)
-        return artifact, await asyncio.to_thread(self._load, artifact, options.threads)
+        return artifact, await asyncio.to_thread(self._load, artifact, options.threads, owner)
 
     async def _artifact(self, model_file: Path, key: str, options: BuildOptions) -> tuple[Path, bool]:
         """Return the artifact, and whether it was compiled just now."""
@@ -116,8 +123,13 @@ class Builder:
         flags = ["--max-batch", str(options.max_batch), "--precision", options.precision]
         return [*flags, "--threads", str(options.threads), "--cache", str(self._cache.shared)]
 
-    def _load(self, artifact: Path, threads: int) -> LoadedModel:
-        model = self._backend.load(artifact, threads)
+    def _load(self, artifact: Path, threads: int, owner: Owner) -> LoadedModel:
+        claim = self._memory.claim(self._backend.needs(artifact), owner)
+        try:
+            model = self._backend.load(artifact, threads, claim.release)
+        except BaseException:
+            claim.release()
+            raise
         try:
             warm_up(model)
         except BaseException:

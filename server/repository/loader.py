@@ -197,8 +197,8 @@ class Loader:
         self, model: LiveModel, folder: Path, digest: str, loading: Callable[[], None] = lambda: None
     ) -> Built:
         if (folder / MODEL_FILE).exists():
-            return await self._builder.build(folder / MODEL_FILE, digest, loading, model.config.compile)
-        return await self.pipelines.build(model.name, folder, loading, model.config.compile)
+            return await self._builder.build(folder / MODEL_FILE, digest, model, loading)
+        return await self.pipelines.build(model, folder, loading)
 
     def _is_loading(self, model: LiveModel, version: int) -> None:
         if version in model.statuses:  # else deleted meanwhile

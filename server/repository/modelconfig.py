@@ -159,6 +159,12 @@ class ModelConfig(_Section):
     instances: int = Field(
         default=1, ge=1, le=64, description="Batches of a version that run at once; at most the server's `workers`."
     )
+    max_memory_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        description="Memory one version may come to need, counted as for the server's `max_memory`; what needs more is "
+        "not loaded (507).",
+    )
     latency_target_ms: float | None = Field(
         default=None,
         gt=0,

@@ -19,7 +19,7 @@ from server.pipelines.pipeline import BuiltinStage, Face, ModelStage, Pipeline, 
 from server.pipelines.wiring import Types, attach, in_order, known_types
 from server.repository.builder import Builder, Built, warm_up
 from server.repository.live import LiveModel, LiveModels
-from server.repository.modelconfig import Compilation
+from server.repository.memory import Owner
 
 if TYPE_CHECKING:
     from server.dataplane import Resolver
@@ -39,7 +39,7 @@ Released: TypeAlias = Callable[[LiveModel], None]  # told of a model that is hel
 class _Parts:
     """What a pipeline has taken hold of so far."""
 
-    wanted: Compilation  # for the graphs among its steps
+    owner: Owner  # of the pipeline, and so of the graphs among its steps
     pins: list[tuple[LiveModel, int]] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
     artifacts: list[Path] = field(default_factory=list)
@@ -67,17 +67,17 @@ class PipelineBuilder:
         self._ensure = ensure
         self.released: Released = lambda model: None  # set by who lets go of what is not needed any more
 
-    async def build(self, name: str, folder: Path, loading: Callable[[], None], wanted: Compilation) -> Built:
-        """Bring the pipeline ``name`` whose files lie in ``folder`` into memory, its graphs as is ``wanted``.
+    async def build(self, model: LiveModel, folder: Path, loading: Callable[[], None]) -> Built:
+        """Bring the pipeline whose files lie in ``folder`` into memory, its graphs as ``model`` is configured.
 
         ``loading`` is told when its models and steps are there. Raises NotFound or Unavailable for a model that is not
         there or not loaded, Unprocessable for anything that does not fit.
         """
         started = asyncio.get_running_loop().time()
-        parts = _Parts(wanted)
+        parts = _Parts(model)
         try:
             with parts.held:
-                pipeline = await self._build(name, folder, parts)
+                pipeline = await self._build(model.name, folder, parts)
                 loading()
                 await asyncio.to_thread(warm_up, pipeline)
         except BaseException as error:
@@ -130,17 +130,17 @@ class PipelineBuilder:
         known = {own: replace(types[tensor], name=own) for own, tensor in step.inputs.items() if tensor in types}
         made = await asyncio.to_thread(_make, name, Request(step.options, known, folder))
         if isinstance(made, bytes):
-            built = await self._compile(made, parts.wanted)
+            built = await self._compile(made, parts.owner)
             parts.artifacts += built.artifacts
             return BuiltinStage(step, built.model, alone=False, inline=True)
         return BuiltinStage(step, made, alone=True, inline=made.inline)
 
-    async def _compile(self, content: bytes, wanted: Compilation) -> Built:
+    async def _compile(self, content: bytes, owner: Owner) -> Built:
         """Bring a step that is a graph into memory."""
         with tempfile.TemporaryDirectory(prefix="lathe-step-") as folder:
             file = Path(folder) / "model.onnx"
             file.write_bytes(content)
-            return await self._builder.build(file, hashlib.sha256(content).hexdigest(), wanted=wanted)
+            return await self._builder.build(file, hashlib.sha256(content).hexdigest(), owner)
 
 
 def _make(name: str, request: Request) -> Made:

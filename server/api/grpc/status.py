@@ -35,6 +35,7 @@ STATUS: dict[str, grpc.StatusCode] = {
     "overloaded": grpc.StatusCode.UNAVAILABLE,  # as Triton answers for a full queue, and what clients try again
     "deadline_exceeded": grpc.StatusCode.DEADLINE_EXCEEDED,
     "storage_full": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "out_of_memory": grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 PUSHBACK = "grpc-retry-pushback-ms"  # gRPC's Retry-After, which clients with a retry policy obey by themselves
 

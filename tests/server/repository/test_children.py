@@ -16,6 +16,8 @@ from server.children import Children, Limits
 from server.errors import Internal, Overloaded, ServerError, StorageFull, TooLarge, Unprocessable
 from server.repository.artifacts import ArtifactCache, BuildOptions
 from server.repository.builder import Builder, Built
+from server.repository.live import LiveModel
+from server.repository.registry import Registry
 from tests.server.repository.world import ToyBackend, toy
 
 STAGES = ("tests.server.repository.fake_stages",)
@@ -159,7 +161,9 @@ def test_a_model_is_compiled_once_however_many_ask(tmp_path: Path) -> None:
         cache = ArtifactCache(tmp_path / "cache", 1 << 30)
         cache.open()
         builder = Builder(Children(ROOMY, STAGES), cache, ToyBackend(), BuildOptions(8, "float32", 1))
-        return await asyncio.gather(*(builder.build(tmp_path / "model.onnx", "0" * 64) for _ in range(5)))
+        return await asyncio.gather(
+            *(builder.build(tmp_path / "model.onnx", "0" * 64, LiveModel("m", Registry())) for _ in range(5))
+        )
 
     ((artifact,),) = {built.artifacts for built in asyncio.run(scenario())}
 
@@ -174,7 +178,7 @@ def test_other_options_are_another_artifact(tmp_path: Path) -> None:
         cache = ArtifactCache(tmp_path / "cache", 1 << 30)
         cache.open()
         builder = Builder(Children(ROOMY, STAGES), cache, ToyBackend(), options)
-        return (await builder.build(tmp_path / "model.onnx", "0" * 64)).artifacts[0]
+        return (await builder.build(tmp_path / "model.onnx", "0" * 64, LiveModel("m", Registry()))).artifacts[0]
 
     assert asyncio.run(scenario(BuildOptions(8, "float32", 1))) != asyncio.run(scenario(BuildOptions(8, "float32", 2)))
 

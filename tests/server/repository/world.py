@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from server.backends.base import Needs
 from server.errors import Unprocessable
 from server.repository.artifacts import ArtifactCache, BuildOptions
 from server.repository.builder import Builder
@@ -23,6 +24,7 @@ from server.repository.fs import Fs
 from server.repository.housekeeping import Housekeeping
 from server.repository.live import LiveModel, LiveModels
 from server.repository.loader import Loader
+from server.repository.memory import MemoryBudget
 from server.repository.registry import Registry
 from server.repository.rollout import PublishOptions, Rollout, UploadLimits
 from server.repository.store import Origin, Outcome, Store
@@ -55,6 +57,7 @@ class ToyModel:
     differs_every: int = 0  # how many until one answers something else
     delay: float = 0.0  # seconds
     executed: int = 0
+    closed: Callable[[], None] = lambda: None
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -74,6 +77,7 @@ class ToyModel:
 
     def close(self) -> None:
         self.backend.open_models -= 1
+        self.closed()
 
 
 @dataclass
@@ -82,7 +86,11 @@ class ToyBackend:
     refusals: int = 0  # loads still to be refused
     loads: list[Path] = field(default_factory=list)
 
-    def load(self, artifact: Path, threads: int | None) -> ToyModel:
+    def needs(self, artifact: Path) -> Needs:
+        model = json.loads((artifact / "toy.json").read_text())
+        return Needs(model.get("weights", 0), model.get("run", 0))
+
+    def load(self, artifact: Path, threads: int | None, closed: Callable[[], None] = lambda: None) -> ToyModel:
         model = json.loads((artifact / "toy.json").read_text())
         self.loads.append(artifact)
         if model.get("do") == "refuse to load" or self.refusals:
@@ -90,7 +98,7 @@ class ToyBackend:
             raise Unprocessable("the artifact does not load")
         self.open_models += 1
         habits = {name: model[name] for name in ("fails_every", "differs_every", "delay") if name in model}
-        return ToyModel(model["scale"], tuple(model["shape"]), self, **habits)
+        return ToyModel(model["scale"], tuple(model["shape"]), self, **habits, closed=closed)
 
 
 class ToyStages:
@@ -162,14 +170,20 @@ class World:
 
 @asynccontextmanager
 async def world(
-    root: Path, fs: Fs | None = None, *, keep_versions: int = 16, max_upload: int = 1 << 20, settle: float = 0.0
+    root: Path,
+    fs: Fs | None = None,
+    *,
+    keep_versions: int = 16,
+    max_upload: int = 1 << 20,
+    settle: float = 0.0,
+    memory: MemoryBudget | None = None,
 ) -> AsyncIterator[World]:
     """Start the control side on a repository, and stop it in order."""
     os.makedirs(root, exist_ok=True)
     store, registry, backend, stages = Store(root, fs), Registry(), ToyBackend(), ToyStages()
     cache = ArtifactCache(root / ".cache", 1 << 30)
     settings, pool, book = Settings(), WorkerPool(1), StatsBook()
-    builder = Builder(stages, cache, backend, BuildOptions(8, "float32", 1))  # type: ignore[arg-type]
+    builder = Builder(stages, cache, backend, BuildOptions(8, "float32", 1), memory)  # type: ignore[arg-type]
     models = LiveModels(registry)
     loader = Loader(store, builder, ServableFactory(settings, pool, book), models)
     housekeeping = Housekeeping(store, loader, cache, keep_versions)
@@ -184,6 +198,7 @@ async def world(
         await rollout.stop()
         await asyncio.to_thread(pool.close)
     assert backend.open_models == 0, "a model was never closed"
+    assert memory is None or memory.claimed == 0, "memory was never given back"
 
 
 async def chunks(content: bytes, size: int = 1000) -> AsyncIterator[bytes]:

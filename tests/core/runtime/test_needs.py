@@ -1,0 +1,35 @@
+"""What a compiled file says it needs is what it takes, and saying so loads nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import core
+from core.errors import ArtifactError
+from core.ir.graph import Graph
+from core.runtime.needs import Needs, needs
+from tests.core.runtime import graphs
+from tests.core.runtime.test_artifact import made
+
+
+def test_weights_and_the_arena_of_the_largest_batch(tmp_path: Path) -> None:
+    path = made(tmp_path)
+    with core.load_compiled(path, threads=1) as session:
+        memory = session.memory
+    assert memory is not None
+    found = needs(path)
+    assert found.weights == memory.weights >= 4 * (20 * 48 + 48 + 48 * 7 + 7)
+    assert 7 * memory.peak <= found.run <= 8 * memory.peak  # compiled for batches of eight
+
+
+def test_a_model_compiled_per_shape_holds_its_graph_and_its_weights(tmp_path: Path) -> None:
+    graph: Graph = graphs.sequence()
+    assert needs(made(tmp_path, graph)) == Needs(2 * sum(a.nbytes for a in graph.constants.values()), 0)
+
+
+def test_what_is_no_artifact_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"nothing")
+    with pytest.raises(ArtifactError):
+        needs(tmp_path / "x")

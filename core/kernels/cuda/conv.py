@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from core.kernels.catalog.cuda.conv import ConvSpec
-from core.kernels.cuda.image import Windows
+from core.kernels.cuda.image import Reach, Windows
 from core.kernels.cuda.nest import Place, split
 from core.kernels.cuda.product import ProgramTile, cleared, edge_mask, factor, finish, multiply, program_tile
 from core.kernels.cuda.source import Source, Writer, scaled, total
@@ -16,20 +16,20 @@ def generate(spec: ConvSpec, target: GpuTarget) -> Source:
     w.operand("weights", spec.weight)
     pointers = [w.operand(f"x{i}", dtype) for i, dtype in enumerate(spec.results.extra_dtypes)]
     pointers.append(w.operand("y", spec.results.dtype))
-    tile = program_tile(w, spec.tile, spec.image.pixels, spec.columns)
-    windows = Windows(w, spec.image, tile.rows)
+    tile = program_tile(w, spec.tile, spec.rows, spec.columns)
+    windows = (Reach if spec.transposed else Windows)(w, spec.image, tile.rows)
     sums = cleared(w, spec.tile)
-    with w.block(f"for k in range(0, {spec.places * spec.channels}, {spec.tile.depth})"):
+    with w.block(f"for k in range(0, {spec.depth}, {spec.tile.depth})"):
         _step(w, spec, windows, tile, sums)
     _finish(w, spec, tile, pointers, sums)
     return w.source(spec.tile.warps, spec.tile.stages)
 
 
-def _step(w: Writer, spec: ConvSpec, windows: Windows, tile: ProgramTile, sums: str) -> None:
+def _step(w: Writer, spec: ConvSpec, windows: Reach | Windows, tile: ProgramTile, sums: str) -> None:
     """Products of one piece of the depth: channels at one place, or any run of places and channels."""
     size = spec.tile.depth
     blocks = [w.let(f"k + tl.arange(0, {size})[{ways}]", "k") for ways in ("None, :", ":, None")]
-    inside = [edge_mask(w, block, spec.places * spec.channels, size) for block in blocks]
+    inside = [edge_mask(w, block, spec.depth, size) for block in blocks]
     if spec.by_channels:
         place = w.let(f"k // {spec.channels}", "place")
         places = [place, place]
@@ -48,8 +48,8 @@ def _step(w: Writer, spec: ConvSpec, windows: Windows, tile: ProgramTile, sums: 
         at_image.append(f"{tile.batch} * {spec.channels} * {step}")
         at_weights.append(scaled(tile.batch, spec.weight_steps[0]))
     masks = (tile.row_mask, taps.mask, inside[0])
-    left = factor(w, "image", total(at_image), spec.image.dtype, spec.element, *masks)
-    right = factor(w, "weights", total(at_weights), spec.weight, spec.element, inside[1], tile.column_mask)
+    left = factor(w, "image", total(at_image), spec.image.dtype, spec.image.dtype, *masks)
+    right = factor(w, "weights", total(at_weights), spec.weight, spec.image.dtype, inside[1], tile.column_mask)
     multiply(w, sums, left, right, spec.precision)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from core.kernels.catalog.cuda.conv import DepthwiseSpec
+from core.kernels.catalog.cuda.depthwise import DepthwiseSpec
 from core.kernels.catalog.cuda.product import ProductTile
 from core.kernels.cuda.algebra import Algebra
 from core.kernels.cuda.image import Windows

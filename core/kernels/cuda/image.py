@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.kernels.catalog.cuda.conv import Image
+from core.kernels.catalog.cuda.image import Image
 from core.kernels.catalog.pool import Window
 from core.kernels.cuda.nest import split
 from core.kernels.cuda.product import joined
@@ -52,6 +52,39 @@ class Windows:
             if (window.count - 1) * window.stride + step * window.dilation >= window.size + window.before + window.after
         ]
         return joined(*masks)
+
+
+class Reach:
+    """The windows over some places, numbered along batch and spatial axes by `places`: for each place of a window, the
+    window that meets the image there. The image that is read has a pixel for each window."""
+
+    def __init__(self, w: Writer, image: Image, places: str) -> None:
+        self._w, self._image = w, image
+        batch, *axes = split(w, places, (image.batch, *image.sizes))
+        self._batch = w.let(scaled(batch, image.batch_step) or "0", "image")
+        self._places = [
+            w.let(f"{axis} + {window.before}", "place") if window.before else axis
+            for axis, window in zip(axes, image.windows, strict=True)
+        ]
+
+    def at(self, place: str) -> Taps:
+        """The pixels of the windows that have these elements at this place, and where there are such windows."""
+        windows, mask = self.windows_at(place)
+        offsets = [scaled(each, stride) for each, stride in zip(windows, self._image.steps, strict=True)]
+        return Taps(self._w.let(total([self._batch, *offsets]), "at"), mask)
+
+    def windows_at(self, place: str) -> tuple[list[str], str]:
+        """Along each axis, the number of the window."""
+        w, image = self._w, self._image
+        found, masks = [], []
+        for axis, step, window in zip(self._places, split(w, place, image.kernel), image.windows, strict=True):
+            moved = scaled(step, window.dilation)
+            before = axis if moved is None else w.let(f"{axis} - {moved}", "before")
+            number = before if window.stride == 1 else w.let(f"{before} // {window.stride}", "window")
+            even = "" if window.stride == 1 else f" & ({before} % {window.stride} == 0)"
+            found.append(number)
+            masks.append(w.let(f"({before} >= 0) & ({number} < {window.count}){even}", "inside"))
+        return found, " & ".join(masks)
 
 
 def _origin(w: Writer, place: str, window: Window) -> str:

@@ -87,6 +87,24 @@ def test_depthwise(channels: int) -> None:
     conv(f"float32[n,7,5,{channels}]", floats(channels, 1, 3, 2), strides=(2, 2), dilations=(1, 2), group=channels)
 
 
+TRANSPOSED: list[dict[str, Any]] = [
+    {}, {"strides": (2, 3)}, {"dilations": (2, 1)}, {"pads": (1, 0, 2, 1)},
+    {"strides": (2, 2), "output_padding": (1, 1)}, {"strides": (3, 2), "pads": (1, 1, 1, 1)}, {"strides": (2, 2), "output_shape": (7, 9)},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("attrs", TRANSPOSED)
+def test_transposed(attrs: dict[str, Any]) -> None:
+    sweep("ConvTranspose", "float32[n,6,4,5]", "float32[6,4,3,2]", batches=FEW, atol=1e-4, **attrs)
+    sweep(
+        "ConvTranspose", "float32[n,6,4,5]", "float32[6,2,3,2]", "float32[4]", group=2, batches=(2,), atol=1e-4, **attrs
+    )
+
+
+def test_batch_last() -> None:
+    sweep("Conv", "float32[3,7,5,n]", "float32[4,3,3,3]", pads=(1, 1, 1, 1), layout="CHWN", batches=FEW, atol=1e-4)
+
+
 def test_every_offer_agrees() -> None:
     for weights, group in ((floats(20, 32, 3, 1), 1), (floats(32, 1, 3, 1), 32)):
         attrs = {"layout": "NHWC", "pads": (1, 0, 1, 0), "group": group}
@@ -106,6 +124,10 @@ def test_first_layers_compile() -> None:
     compiles(
         "FusedConv", "float32[n,64,64,3]", floats(64, 3, 7, 7), floats(64), layout="NHWC", strides=(2, 2), pads=(3,) * 4
     )
+
+
+def test_transposed_compiles() -> None:
+    compiles("ConvTranspose", "float32[n,64,14,14]", "float32[64,32,3,3]", strides=(2, 2), pads=(1, 1, 1, 1))
 
 
 def body(dtype: str) -> Any:

@@ -1,5 +1,19 @@
 """Kernels for CUDA GPUs: the same nodes and facts as on a CPU, with tiles and grids."""
 
-from core.kernels.catalog.cuda import attention, conv, copy, elementwise, gather, gemm, norm, pool, reduce, softmax
+from core.kernels.catalog.cuda import (
+    attention,
+    conv,
+    copy,
+    depthwise,
+    elementwise,
+    gather,
+    gemm,
+    norm,
+    pool,
+    reduce,
+    softmax,
+)
 
-__all__ = ["attention", "conv", "copy", "elementwise", "gather", "gemm", "norm", "pool", "reduce", "softmax"]
+__all__ = [
+    "attention", "conv", "copy", "depthwise", "elementwise", "gather", "gemm", "norm", "pool", "reduce", "softmax",
+]  # fmt: skip

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from math import prod
 from typing import ClassVar
 
-from core.ir.graph import Value
 from core.ir.types import Dim, DType
 from core.kernels.catalog.attributes import attribute
 from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Request, covers, offers
-from core.kernels.catalog.cuda.conv import Image, image_axes
+from core.kernels.catalog.cuda.image import Image, image_axes, spatial, walked
 from core.kernels.catalog.cuda.product import FACTORS
 from core.kernels.catalog.cuda.tiling import blocks
 from core.kernels.catalog.nest import has_plannable_types, traffic
@@ -58,26 +56,16 @@ def _calls(request: Request) -> Iterator[KernelCall]:
     node, x = request.node, request.node.inputs[0]
     if x is None or not has_plannable_types(node) or len(node.outputs) > 1 or x.dtype not in _DTYPES[node.op]:
         return
-    image = _image(request, x)
-    if image is None:
+    windows = windows_of(node, spatial(node, x), spatial(node, node.output))
+    if windows is None:
         return
-    axes = image_axes(node, len(x.shape))
+    image, axes = walked(request, x, windows), image_axes(node, len(x.shape))
     strides = request.strides_of(node.output)
     to, channels = tuple(strides[axis] for axis in axes), x.shape[axes[-1]]
     average, padded = node.op == "AveragePool", bool(attribute(node, "count_include_pad"))
-    flops = node.output.tensor.size * prod(image.kernel)
+    flops = node.output.tensor.size * image.places
     tiles = _TILES if image.channel_step == 1 else tuple((columns, rows, warps) for rows, columns, warps in _ACROSS)
     for rows, columns, warps in tiles:
         spec = PoolSpec(image, channels, to, average, padded, rows, columns, warps)
         grid = (blocks(image.pixels, rows) * blocks(channels, columns),)
         yield KernelCall(spec, (In(0), Out()), strided=(In(0), Out()), flops=flops, bytes=traffic(node), grid=grid)
-
-
-def _image(request: Request, x: Value) -> Image | None:
-    batch, *spatial, channel = image_axes(request.node, len(x.shape))
-    sizes, results = ([value.shape[axis] for axis in spatial] for value in (x, request.node.output))
-    windows, strides = windows_of(request.node, sizes, results), request.strides_of(x)
-    if windows is None:
-        return None
-    steps = tuple(strides[axis] for axis in spatial)
-    return Image(x.shape[batch], windows, strides[batch], steps, strides[channel], x.dtype)

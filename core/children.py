@@ -91,7 +91,14 @@ def read_parsed(folder: Path) -> Graph:
 def compile_stage(arguments: argparse.Namespace) -> None:
     """Compile parsed IR into an artifact, load it, and run it once on zeros."""
     options = compiler.make_options(
-        "cpu", arguments.precision, arguments.threads, arguments.max_batch, True, arguments.cache, arguments.tune
+        "cpu",
+        arguments.precision,
+        arguments.threads,
+        arguments.max_batch,
+        True,
+        arguments.cache,
+        arguments.tune,
+        packing=arguments.packing,
     )
     graph = read_parsed(arguments.ir)
     arguments.out.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -152,6 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     compiling.add_argument("--threads", type=int)
     compiling.add_argument("--max-batch", type=int, default=32)
     compiling.add_argument("--precision", default="float32")
+    compiling.add_argument("--packing", type=int)
     compiling.add_argument("--tune", default="default")
     compiling.add_argument("--cache", default=os.environ.get("LATHE_CACHE"))
     specialising = stages.add_parser("specialise")

@@ -44,9 +44,9 @@ def packed_maker(
     info = description.packing
     if info is None or not info.packable:
         return None
-    parts = cache(lambda: _parts(graph()))
 
     def packed() -> PackedRuns:
+        parts = cache(lambda: _parts(graph()))
         batching = BatchInfo(False, "tokens meet those of their own sequence", TOKENS)
         chosen = replace(options, max_batch=info.tokens)
         tokens = make(lambda: parts().tokens, replace(description, batching=batching), _TOKENS, chosen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from server.types import Tensors, TensorSpec
 
@@ -50,6 +50,32 @@ class LoadedModel(Protocol):
     def close(self) -> None:
         """Give memory and code back. Nobody executes any more."""
         ...
+
+
+@runtime_checkable
+class PackingModel(LoadedModel, Protocol):
+    """A model that may take requests of different lengths together, their tokens one after the other.
+
+    ``packs`` says whether this one does; ``packing_reason`` why, or why not, and is empty where nobody asked for it.
+    """
+
+    @property
+    def packs(self) -> bool: ...
+    @property
+    def packing_reason(self) -> str: ...
+
+    def tokens(self, inputs: Tensors) -> int:
+        """Return how many tokens a request has."""
+        ...
+
+    def execute_packed(self, requests: list[Tensors]) -> list[Tensors]:
+        """Run once for all requests, as :meth:`execute` would for each."""
+        ...
+
+
+def packing(model: LoadedModel) -> PackingModel | None:
+    """Return the model as one that packs; None where it does not."""
+    return model if isinstance(model, PackingModel) and model.packs else None
 
 
 class Backend(Protocol):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,30 +34,59 @@ class GraphModel:
         self.max_batch = session.max_batch
         self.batchable = session.batching.batchable
         self.batch_reason = session.batching.reason
+        self.packs = session.packing is not None and session.packing.packable
+        self.packing_reason = session.packing.reason if session.packing is not None else ""
 
     @property
     def memory_bytes(self) -> int:
-        """Weights, and the arena of the largest batch."""
-        memory = self._session.memory
-        return memory.weights + memory.peak * self.max_batch if memory is not None else 0
+        """Weights, and the arena of the largest batch, or of the most tokens that run packed."""
+        memory, packing = self._session.memory, self._session.packing
+        rows = packing.tokens if packing is not None and self.packs else self.max_batch
+        return memory.weights + memory.peak * rows if memory is not None else 0
 
     def execute(self, inputs: Tensors) -> Tensors:
         """Run once; raises BadRequest when dimensions that must agree do not."""
-        from core.errors import FeedError, LatheError
+        with _refusals():
+            return self._session.run(_aligned(inputs))
 
-        for name, array in inputs.items():
-            if not array.flags.aligned:  # a view into a request's body
-                inputs = {**inputs, name: array.copy()}
-        try:
-            return self._session.run(inputs)
-        except FeedError as error:
-            raise BadRequest(str(error)) from error
-        except LatheError as error:
-            raise Internal(str(error)) from error
+    def execute_packed(self, requests: list[Tensors]) -> list[Tensors]:
+        """Run once for all; raises BadRequest when one of them does not fit."""
+        with _refusals():
+            return self._session.run_packed([_aligned(inputs) for inputs in requests])
+
+    def tokens(self, inputs: Tensors) -> int:
+        """Return how many tokens there are: of a model that packs, every length besides the rows is that of
+        sequences."""
+        for spec in self.inputs:
+            lengths = [size for size, given in zip(inputs[spec.name].shape, spec.shape, strict=True) if given == -1]
+            if len(lengths) > 1:
+                return prod(lengths)
+        return 0
 
     def close(self) -> None:
         self._session.close()
         self._closed()
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Errors of the engine as those of the server."""
+    from core.errors import FeedError, LatheError
+
+    try:
+        yield
+    except FeedError as error:
+        raise BadRequest(str(error)) from error
+    except LatheError as error:
+        raise Internal(str(error)) from error
+
+
+def _aligned(inputs: Tensors) -> Tensors:
+    """Arrays that are views into a request's body may begin anywhere."""
+    for name, array in inputs.items():
+        if not array.flags.aligned:
+            inputs = {**inputs, name: array.copy()}
+    return inputs
 
 
 class GraphBackend:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from server.backends.base import LoadedModel
+from server.backends.base import LoadedModel, PackingModel
 from server.batching.entry import Outcome
 from server.errors import Internal, ServerError
 from server.types import Tensors
@@ -26,6 +26,7 @@ class Ran:
     gathered: float
     executed: float
     scattered: float
+    tokens: int = 0  # that ran packed
 
 
 Execute: TypeAlias = Callable[[LoadedModel, list[Tensors], list[int]], Ran]  # inputs and rows of each request
@@ -46,6 +47,23 @@ def run(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> Ran:
         outcomes = [_failure(error)] if len(inputs) == 1 else [_alone(model, one) for one in inputs]
         gathered, executed = started, monotonic()
     return Ran(outcomes, sum(rows), executions, started, gathered, executed, monotonic())
+
+
+def run_packed(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> Ran:
+    """Execute requests whose sequences may be of different lengths together, without padding; as :func:`run`."""
+    packing = model if isinstance(model, PackingModel) else None
+    if packing is None:
+        return run_each(model, inputs, rows)
+    started = monotonic()
+    tokens = sum(packing.tokens(one) for one in inputs)
+    executions = 1
+    try:
+        outcomes: list[Outcome] = [*packing.execute_packed(inputs)]
+    except Exception as error:
+        executions += len(inputs) if len(inputs) > 1 else 0
+        outcomes = [_failure(error)] if len(inputs) == 1 else [_alone(model, one) for one in inputs]
+    ended = monotonic()
+    return Ran(outcomes, sum(rows), executions, started, started, ended, ended, tokens)
 
 
 def run_each(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> Ran:

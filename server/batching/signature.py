@@ -21,12 +21,18 @@ class Group(NamedTuple):
 
 
 class Signature:
-    """The inputs and outputs of one version, and whether its rows are independent."""
+    """The inputs and outputs of one version, and whether its rows are independent.
 
-    def __init__(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], batchable: bool) -> None:
+    ``ragged``: requests batch whatever their lengths are.
+    """
+
+    def __init__(
+        self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], batchable: bool, ragged: bool = False
+    ) -> None:
         self.inputs = {spec.name: spec for spec in inputs}
         self.outputs = {spec.name: spec for spec in outputs}
         self.batchable = batchable
+        self.ragged = ragged
         self.everything = tuple(RequestedOutput(name) for name in self.outputs)
 
     def group(self, shapes: Mapping[str, tuple[str, Shape]]) -> Group:
@@ -40,7 +46,8 @@ class Signature:
         rows = {name: shapes[name][1][0] for name in self.inputs}
         if len(set(rows.values())) != 1:
             raise BadRequest(f"inputs: expected the same number of rows in every input, got {rows}")
-        return Group(next(iter(rows.values())), tuple(shapes[name][1][1:] for name in self.inputs))
+        key = () if self.ragged else tuple(shapes[name][1][1:] for name in self.inputs)
+        return Group(next(iter(rows.values())), key)
 
     def group_of(self, tensors: Tensors) -> Group:
         """Check arrays in place of declared shapes."""

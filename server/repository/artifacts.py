@@ -41,6 +41,7 @@ class BuildOptions:
     max_batch: int
     precision: str
     threads: int
+    packing: int = 0  # tokens of a run in which sequences of different lengths lie one after the other; 0: none do
 
 
 def key_of(digest: str, options: BuildOptions, compiler: str) -> str:

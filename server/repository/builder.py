@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from server.backends.base import Backend, LoadedModel
+from server.backends.base import Backend, LoadedModel, packing
 from server.children import Children
 from server.datatypes import NUMPY_OF
 from server.errors import ServerError, Unavailable, Unprocessable
@@ -121,7 +121,8 @@ class Builder:
 
     def _flags(self, options: BuildOptions) -> list[str]:
         flags = ["--max-batch", str(options.max_batch), "--precision", options.precision]
-        return [*flags, "--threads", str(options.threads), "--cache", str(self._cache.shared)]
+        packing = ["--packing", str(options.packing)] if options.packing else []
+        return [*flags, *packing, "--threads", str(options.threads), "--cache", str(self._cache.shared)]
 
     def _load(self, artifact: Path, threads: int, owner: Owner) -> LoadedModel:
         claim = self._memory.claim(self._backend.needs(artifact), owner)
@@ -145,8 +146,8 @@ def _reading(model_file: Path) -> list[str]:
 
 
 def warm_up(model: LoadedModel) -> None:
-    """Run the model once on zeros, if its inputs say how large they are."""
-    if all(_is_sized(spec) for spec in model.inputs):
+    """Run the model once on zeros, if its inputs say how large they are, or it packs, whatever the length."""
+    if packing(model) is not None or all(_is_sized(spec) for spec in model.inputs):
         model.execute({spec.name: _zeros(spec) for spec in model.inputs})
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from server.access.quotas import Quotas
+from server.backends.base import LoadedModel, PackingModel, packing
 from server.canary.guard import Verdict
 from server.canary.plan import CanaryPlan
 from server.canary.traffic import Trial
@@ -95,7 +96,9 @@ class LiveModel:
         """Let a version follow the configuration."""
         queue, cache = self.config.queue, self.config.response_cache.max_bytes
         servable.configure(self.config.policy, queue.max_queue_size, queue.max_queue_bytes, cache)
-        padding = self.config.padding.rule
+        padding = self.config.padding.rule if packing(servable.model) is None else None
+        if self.config.compile.packing and (reason := _not_packed(servable.model)):
+            self.config_error = f"{CONFIG}: compile.packing: version {servable.ref.version}: {reason}"
         if padding is not None and (problem := padding.problem(servable.signature)):
             self.config_error = f"{CONFIG}: padding: version {servable.ref.version}: {problem}"
             padding = None
@@ -215,3 +218,8 @@ class LiveModels:
         """Drop a model whose folder is gone."""
         self._models.pop(model.name, None)
         self.registry.remove(model.name)
+
+
+def _not_packed(model: LoadedModel) -> str:
+    """Why a model that was compiled to pack does not; empty where it does."""
+    return model.packing_reason if isinstance(model, PackingModel) and not model.packs else ""

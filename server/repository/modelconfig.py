@@ -142,6 +142,13 @@ class Compilation(_Section):
     precision: Literal["float32", "bfloat16"] | None = Field(default=None, description="Else the server's `precision`.")
     max_batch: Size | None = Field(default=None, description="Largest batch; else the server's `max_batch`.")
     threads: int | None = Field(default=None, ge=1, description="Else, and at most, the server's `threads`.")
+    packing: int | None = Field(
+        default=None,
+        ge=1,
+        le=1 << 20,
+        description="Tokens of a run at most, in which sequences of different lengths lie one after the other, without "
+        "padding (Triton's ragged batches). Without it they are not packed.",
+    )
 
     def options(self, server: BuildOptions) -> BuildOptions:
         """Return the server's options with what is asked for in their place."""
@@ -149,6 +156,7 @@ class Compilation(_Section):
             self.max_batch or server.max_batch,
             self.precision or server.precision,
             min(self.threads or server.threads, server.threads),
+            self.packing or 0,
         )
 
 

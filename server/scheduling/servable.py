@@ -8,12 +8,12 @@ from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 from server.access.quotas import Quotas
-from server.backends.base import LoadedModel
+from server.backends.base import LoadedModel, packing
 from server.batching.admission import Admission
 from server.batching.batcher import Batcher
 from server.batching.cache import ResponseCache, key_of
 from server.batching.entry import Entry, Outcome, State
-from server.batching.execution import run, run_each
+from server.batching.execution import run, run_each, run_packed
 from server.batching.padding import Padding
 from server.batching.policy import BatchPolicy
 from server.batching.signature import Signature
@@ -64,7 +64,7 @@ class Servable:
         self.model = model
         self.batcher = batcher
         self.stats = batcher.stats
-        self.signature = Signature(model.inputs, model.outputs, model.batchable)
+        self.signature = Signature(model.inputs, model.outputs, model.batchable, packing(model) is not None)
         self.wire: Codec | None = None  # made by the wire layer on first use
         self.cache: ResponseCache | None = None
         self.rules = Rules()
@@ -146,7 +146,8 @@ class ServableFactory:
         stats = self.book.of(ref)
         if isinstance(model, Pipeline):
             return Servable(ref, model, PipelineRunner(model, self._own(ref, model), self._admission(), stats))
-        return Servable(ref, model, Batcher(model, self._admission(), self._pool, stats, self._budget))
+        execute = run if packing(model) is None else run_packed
+        return Servable(ref, model, Batcher(model, self._admission(), self._pool, stats, self._budget, execute))
 
     def _own(self, ref: ModelRef, pipeline: Pipeline) -> dict[str, Servable]:
         """Return what runs the built-in steps, each with a queue of its own; only the pipeline knows of them."""

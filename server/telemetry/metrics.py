@@ -91,6 +91,7 @@ class _LatheCollector(Collector):
         compute = HistogramMetricFamily("lathe_compute_seconds", "Time of executions", labels=_LABELS)
         step = HistogramMetricFamily("lathe_step_seconds", "Time of a pipeline's steps", labels=(*_LABELS, "step"))
         batch = HistogramMetricFamily("lathe_batch_rows", "Rows per execution", labels=_LABELS)
+        tokens = CounterMetricFamily("lathe_packed_tokens", "Tokens that ran without padding", labels=_LABELS)
         released = CounterMetricFamily("lathe_batches_released", "Why batches were let go", labels=(*_LABELS, "reason"))
         cancelled = CounterMetricFamily("lathe_requests_cancelled", "Requests whose caller left", labels=_LABELS)
         for page in self._book.all():
@@ -100,6 +101,7 @@ class _LatheCollector(Collector):
             compute.add_metric(labels, page.compute_times.cumulative(), page.compute_times.total)
             batch.add_metric(labels, *_batch_sizes(page))
             cancelled.add_metric(labels, page.cancelled)
+            tokens.add_metric(labels, page.packed_tokens)
             for name, times in page.steps.items():
                 step.add_metric((*labels, name), times.cumulative(), times.total)
             for reason, count in page.released.items():
@@ -108,7 +110,7 @@ class _LatheCollector(Collector):
         memory = GaugeMetricFamily("lathe_model_memory_bytes", "Memory of loaded models", labels=_LABELS)
         for servable in self._servables():
             memory.add_metric((servable.ref.name, str(servable.ref.version)), servable.model.memory_bytes)
-        yield from (request, queue, compute, step, batch, released, cancelled, memory, threads)
+        yield from (request, queue, compute, step, batch, tokens, released, cancelled, memory, threads)
 
 
 def _threads() -> int:

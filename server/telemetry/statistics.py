@@ -69,6 +69,7 @@ class Statistics:
     last_inference_ms: int = 0  # wall clock, since the epoch
     inference_count: int = 0  # rows
     execution_count: int = 0
+    packed_tokens: int = 0  # of requests that ran without padding beside others of other lengths
     success: Duration = field(default_factory=Duration)
     fail: Duration = field(default_factory=Duration)
     queue: Duration = field(default_factory=Duration)
@@ -92,6 +93,7 @@ class Statistics:
         requests = len(waits)
         whole = batch.scattered - batch.started
         self.execution_count += batch.executions
+        self.packed_tokens += batch.tokens
         if failed:
             self.fail.add(whole * failed + sum(waits) * failed / requests, failed)
         good = requests - failed

@@ -92,8 +92,8 @@ class _Block:
             self._pack(v * lanes)
         for tile in self.spec.scores:
             with k.when(vectors.equals(tile.vectors)):
-                for v, most in enumerate(self._product(tile)):
-                    self.factors.store(most, v * lanes)
+                for i, most in enumerate(self._product(tile)):
+                    self.factors.store(most, i * lanes)
         with k.loop(0, vectors) as v:
             self._softmax(v * lanes)
         self._weigh()

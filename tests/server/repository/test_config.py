@@ -168,6 +168,20 @@ def test_code_that_cannot_be_made_leaves_what_there_is(tmp_path: Path) -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("packs", [True, False])
+def test_packing_is_compiled_for_and_told_of_where_it_cannot_be(tmp_path: Path, packs: bool) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(1.0, shape=(-1, -1), packs=packs, packing_reason="as it is"))
+            await write(w, "[compile]\npacking = 512\n[padding]\nmask = 'x'")
+            assert "--packing 512" in " ".join(w.stages.flags[-1])
+            error = "" if packs else "config.toml: compile.packing: version 1: as it is"
+            assert w.model("m").config_error == error
+            assert (w.registry.resolve("m").rules.padding is None) == packs
+
+    run(scenario())
+
+
 def test_padding_that_does_not_fit_a_version_is_told_of_and_not_done(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:

@@ -56,6 +56,8 @@ class ToyModel:
     fails_every: int = 0  # how many executions until one fails; 0: none does
     differs_every: int = 0  # how many until one answers something else
     delay: float = 0.0  # seconds
+    packs: bool = False
+    packing_reason: str = ""
     executed: int = 0
     closed: Callable[[], None] = lambda: None
 
@@ -74,6 +76,12 @@ class ToyModel:
             raise RuntimeError("as told")
         differs = self.differs_every and self.executed % self.differs_every == 0
         return {"y": np.asarray(inputs["x"] * np.float32(self.scale + bool(differs)))}
+
+    def tokens(self, inputs: Tensors) -> int:
+        return inputs["x"].size
+
+    def execute_packed(self, requests: list[Tensors]) -> list[Tensors]:
+        return [self.execute(inputs) for inputs in requests]
 
     def close(self) -> None:
         self.backend.open_models -= 1
@@ -97,7 +105,8 @@ class ToyBackend:
             self.refusals = max(0, self.refusals - 1)
             raise Unprocessable("the artifact does not load")
         self.open_models += 1
-        habits = {name: model[name] for name in ("fails_every", "differs_every", "delay") if name in model}
+        names = ("fails_every", "differs_every", "delay", "packs", "packing_reason")
+        habits = {name: model[name] for name in names if name in model}
         return ToyModel(model["scale"], tuple(model["shape"]), self, **habits, closed=closed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,21 +12,57 @@ from core.ir.graph import Graph
 from core.kernels.cpu import object_for
 from core.options import Options
 from core.plan.placement import HOST, Part, Placement, Site, Wishes, placed
+from core.plan.plan import Planned
 from core.plan.planner import make_plan, weight_chunks
 from core.runtime.compiled import Compiled, Split
 from core.runtime.devices import open_device
 from core.runtime.machine import peaks
 from core.runtime.placed import Wiring
+from core.runtime.room import room_of
 from core.runtime.store import open_store
+
+_MARGIN = 0.95  # of what a try asks for, once one has shown how a plan compares with what placing counted
 
 
 def split(graph: Graph, options: Options, log: Sequence[str]) -> Split:
     """Parts of an optimized graph whose only symbol is `n`, each planned for its device; `log` is what passes did."""
-    wishes = Wishes(dict(options.pins), options.by_cost, options.max_batch)
-    placement = placed(graph, [_site(name, options) for name in (*options.devices, HOST)], wishes)
-    lines = (*log, f"placement: {', '.join(placement.notes) or 'nothing to run'}")
-    parts = tuple(_compiled(part, options, () if index else lines) for index, part in enumerate(placement.parts))
+    placement, planned = _within_limits(graph, options)
+    notes = (*log, f"placement: {', '.join(placement.notes) or 'nothing to run'}")
+    parts = tuple(
+        _compiled(part, plan, options, () if index else notes)
+        for index, (part, plan) in enumerate(zip(placement.parts, planned, strict=True))
+    )
     return Split(parts, _wiring(graph, placement), {s.value.name: s.initial for s in placement.states})
+
+
+def _within_limits(graph: Graph, options: Options) -> tuple[Placement, list[Planned]]:
+    """A placement whose plans keep to the limits. What a device takes is only known once its parts are planned: where
+    that is too much, it gets less. With nothing left to it, all runs on the host."""
+    sites = [_site(name, options) for name in (*options.devices, HOST)]
+    wishes = Wishes(dict(options.pins), options.by_cost, options.max_batch)
+    goals = dict(options.limits)
+    while True:
+        placement = placed(graph, [replace(site, memory=goals.get(site.name)) for site in sites], wishes)
+        planned = [_planned(part, options) for part in placement.parts]
+        taken = _taken(placement, planned, options.max_batch)
+        over = {name: limit / taken[name] for name, limit in options.limits if taken.get(name, 0) > limit}
+        if not over:
+            return placement, planned
+        goals |= {name: int(goals[name] * ratio * _MARGIN) for name, ratio in over.items()}
+
+
+def _planned(part: Part, options: Options) -> Planned:
+    if part.device == HOST:
+        return make_plan(part.graph, host(), options.threads, winograd=options.winograd)
+    return make_plan(part.graph, open_device(part.device).target)
+
+
+def _taken(placement: Placement, planned: Sequence[Planned], rows: int) -> Counter[str]:
+    """Bytes that each device gives to its parts."""
+    taken: Counter[str] = Counter()
+    for part, each in zip(placement.parts, planned, strict=True):
+        taken[part.device] += 0 if part.device == HOST else room_of(each.plan, rows).total
+    return taken
 
 
 def _site(name: str, options: Options) -> Site:
@@ -33,25 +70,18 @@ def _site(name: str, options: Options) -> Site:
         most = peaks()
         return Site(HOST, host(), None, most.flops * options.threads, most.bandwidth * options.threads)
     device = open_device(name)
-    most, limit = device.peaks(), dict(options.limits).get(name)
-    return Site(name, device.target, limit, most.flops, most.bandwidth)
+    most = device.peaks()
+    return Site(name, device.target, None, most.flops, most.bandwidth)
 
 
-def _compiled(part: Part, options: Options, log: tuple[str, ...]) -> Compiled:
-    """One part through the planner and the generators of its device."""
+def _compiled(part: Part, planned: Planned, options: Options, log: tuple[str, ...]) -> Compiled:
+    """The objects of a part, by the generators of its device."""
     store = open_store(options.cache_dir)
     cache = store.objects if store else None
-    if part.device == HOST:
-        planned = make_plan(part.graph, host(), options.threads, winograd=options.winograd)
-        code = partial(object_for, target=host(), cache=cache)
-    else:
-        device = open_device(part.device)
-        planned = make_plan(part.graph, device.target)
-        code = partial(device.code, cache=cache)
-    objects = {symbol: code(spec) for symbol, spec in planned.specs.items()}
+    code = partial(object_for, target=host()) if part.device == HOST else open_device(part.device).code
+    objects = {symbol: code(spec, cache=cache) for symbol, spec in planned.specs.items()}
     states = {state.value.name: state.initial for state in part.graph.states}
-    plan, limit = replace(planned.plan, log=log), dict(options.limits).get(part.device)
-    return Compiled(plan, objects, lambda: weight_chunks(planned), states, {}, part.device, limit)
+    return Compiled(replace(planned.plan, log=log), objects, lambda: weight_chunks(planned), states, {}, part.device)
 
 
 def _wiring(graph: Graph, placement: Placement) -> Wiring:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from core.errors import ArtifactError, FeedError
+from core.errors import ArtifactError, FeedError, ModelError
 from core.ir.dim import evaluate, parse_dim
 from core.ir.graph import Graph, Value
 from core.ir.text import Weights, parse_graph, print_graph
@@ -64,7 +64,7 @@ class ReferenceKernel:
         arguments = [arrays[value] if value is not None else None for value in node.inputs]
         try:
             results = run_node(node, arguments, arrays, {"n": n})
-        except FeedError:
+        except (FeedError, ModelError):
             if not self.flagged:
                 raise
             view(addresses[-1], 4).view(np.int32)[0] = Status.INDEX_OUT_OF_RANGE

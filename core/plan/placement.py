@@ -7,7 +7,7 @@ any other graph. The parts run one after the other; what crosses is sent and rec
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from core.errors import UnsupportedError
@@ -88,10 +88,11 @@ class Wishes:
 def placed(graph: Graph, sites: Sequence[Site], wishes: Wishes = Wishes()) -> Placement:
     """Assign and cut. `sites` are in the order of preference, the host last.
 
-    UnsupportedError for a pin that names no node or device, or a device without a kernel for its node.
+    UnsupportedError for a pin that names no node or device, or a device without a kernel or room for its node.
     """
     work = _Work(graph, sites, wishes)
-    where = _with_views(work, _by_cost(work) if wishes.by_cost else _by_memory(work))
+    worth = _worth_copies(work) if wishes.by_cost else set(work.nodes)
+    where = _with_views(work, _by_memory(work, worth))
     return _cut(graph, where)
 
 
@@ -136,14 +137,14 @@ class _Work:
 # -- assigning ----------------------------------------------------------------------------------------------------
 
 
-def _by_memory(work: _Work) -> dict[Node, str]:
-    """Every node to the first device that has a kernel and room; once a device is full, what follows goes to the next:
-    so a chain crosses once."""
+def _by_memory(work: _Work, worth: Set[Node]) -> dict[Node, str]:
+    """Every node that is `worth` it to the first device that has a kernel and room; once a device is full, what follows
+    goes to the next: so a chain crosses once."""
     where: dict[Node, str] = {}
     rooms = {site.name: _Room(work.graph, work.wishes.rows) for site in work.devices}
     full: set[str] = set()
     for node in work.nodes:
-        for site in work.allowed(node):
+        for site in work.allowed(node) if node in worth else ():
             if site.name in full:
                 continue
             if site.memory is None or rooms[site.name].with_node(node) <= site.memory:
@@ -151,7 +152,10 @@ def _by_memory(work: _Work) -> dict[Node, str]:
                 where[node] = site.name
                 break
             full.add(site.name)
-        where.setdefault(node, HOST)
+        pinned = work.pins.get(node.name, HOST)
+        if where.setdefault(node, HOST) != pinned != HOST:
+            limit = work.sites[pinned].memory
+            raise UnsupportedError(f"{pinned} has no room for it in {limit} bytes", where=f"node '{node.name}'")
     return where
 
 
@@ -187,8 +191,9 @@ class _Room:
         return {value: _bytes_of(value, self._rows) for value in values}
 
 
-def _by_cost(work: _Work) -> dict[Node, str]:
-    """The first device or the host, so that the time of all nodes and copies is least (a least cut)."""
+def _worth_copies(work: _Work) -> set[Node]:
+    """What the first device runs where the time of all nodes and copies is least (a least cut), and all that is
+    pinned."""
     host = work.sites[HOST]
     device = next((site for site in work.devices), host)
     seconds: dict[Node, tuple[float, float]] = {}
@@ -203,8 +208,7 @@ def _by_cost(work: _Work) -> dict[Node, str]:
     # What comes from the host or goes back to it is a copy for a node that is not there.
     ends = {node: (t + (_COPY_SECONDS + ports[node] / _COPY_BANDWIDTH if ports[node] else 0), h)
             for node, (t, h) in seconds.items()}  # fmt: skip
-    there_nodes = least_cut(ends, copies)
-    return {node: device.name if node in there_nodes else HOST for node in work.nodes}
+    return least_cut(ends, copies) | {node for node in work.nodes if node.name in work.pins}
 
 
 def _seconds(call: KernelCall, site: Site, rows: int) -> float:

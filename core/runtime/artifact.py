@@ -90,7 +90,7 @@ def save(
 def _part_facts(part: Compiled) -> dict[str, Any]:
     made_for = {} if part.device == HOST else {"made_for": open_device(part.device).target.key}
     facts = {"plan": plan_to_json(part.plan), "code": _places(part.objects)}
-    return {**facts, "device": part.device, "limit": part.limit, **made_for}
+    return {**facts, "device": part.device, **made_for}
 
 
 def _part_sections(part: Compiled, prefix: str) -> dict[str, Chunks]:
@@ -154,7 +154,7 @@ def _read_part(bundle: Bundle, facts: Mapping[str, Any], prefix: str) -> tuple[C
     code, weights = bundle.section(f"{prefix}code"), bundle.section(f"{prefix}weights")
     objects = {symbol: bytes(code[start : start + size]) for symbol, (start, size) in facts["code"].items()}
     states = _read_arrays(bundle, f"{prefix}states")
-    return Compiled(plan, objects, lambda: [weights.data], states, {}, facts["device"], facts["limit"]), weights
+    return Compiled(plan, objects, lambda: [weights.data], states, {}, facts["device"]), weights
 
 
 def _read_arrays(bundle: Bundle, name: str) -> dict[str, Array]:

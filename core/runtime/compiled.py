@@ -28,7 +28,6 @@ class Compiled:
     states: Mapping[str, Array] = field(default_factory=dict)  # initial values
     findings: Mapping[str, str] = field(default_factory=dict)  # what the tuner chose: problem -> kernel
     device: str = HOST
-    limit: int | None = None  # bytes that it may take of a device
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ def ready(compiled: Compiled, threads: int, max_batch: int, independent: bool, b
     else:
         device = open_device(compiled.device)
         chunks: Iterable[bytes | memoryview] = compiled.weights() if block is None else [block.data]
-        made = DeviceExecutable(compiled.plan, device, compiled.objects, chunks, max_batch, compiled.limit)
+        made = DeviceExecutable(compiled.plan, device, compiled.objects, chunks, max_batch)
     for name, initial in compiled.states.items():
         made.set_state(name, initial)
     return made

@@ -49,13 +49,11 @@ class DeviceExecutable:
         objects: Mapping[str, bytes],
         weights: Iterable[bytes | memoryview],
         max_batch: int = 1,
-        limit: int | None = None,
     ) -> None:
-        """ModelError, with the plan's figures, where batches of `max_batch` take more than the device has free, or more
-        than `limit` bytes."""
+        """ModelError, with the plan's figures, where batches of `max_batch` take more than the device has free."""
         self.plan = plan
         self.device = device
-        self._refuse_without_room(max_batch, limit)
+        self._refuse_without_room(max_batch)
         self._module = device.load(objects)
         self._functions = [self._module.function(step.symbol) for step in plan.steps]
         self._in, self._work, self._out = device.stream(), device.stream(), device.stream()
@@ -78,9 +76,8 @@ class DeviceExecutable:
 
     # -- before the first run ---------------------------------------------------------------------------------------
 
-    def _refuse_without_room(self, rows: int, limit: int | None) -> None:
+    def _refuse_without_room(self, rows: int) -> None:
         free, room = self.device.memory().free, room_of(self.plan, rows)
-        free = free if limit is None else min(free, limit)
         if room.total > free:
             fitting = [
                 fewer for fewer in (2**k for k in range(rows.bit_length())) if room_of(self.plan, fewer).total <= free

@@ -20,8 +20,7 @@ def explain_plan(plan: Plan, n: int, peaks: Peaks, device: str = "cpu") -> list[
     where = f"n = {n}; one thread" if device == "cpu" else f"n = {n}; {device}"
     compiled = f"steps: {len(plan.steps)} compiled, {len(plan.fallbacks.nodes)} on the reference"
     return [
-        "passes:",
-        *(f"  {line}" for line in plan.log),
+        *(["passes:", *(f"  {line}" for line in plan.log)] if plan.log else []),
         f"kernels ({where}: {peaks.flops / 1e9:.0f} GFLOP/s, {peaks.bandwidth / 1e9:.0f} GB/s):",
         *_schedule(plan, n, peaks),
         f"memory: {plan.memory}",

@@ -61,7 +61,10 @@ class InterpretedKernel:
     def run(self, grid: Grid, addresses: Sequence[int], n: int, view: Callable[[int, int], HostBytes]) -> None:
         for address in addresses:
             view(address, 1)
-        interpret(self._source, grid, addresses, n)
+        try:
+            interpret(self._source, grid, addresses, n)
+        except Exception as error:  # Triton's interpreter raises whatever the kernel's Python would
+            raise DeviceError(f"kernel {self._source.symbol}: {type(error).__name__}: {error}") from error
 
 
 REFERENCES = Backend(GpuTarget(device="simulated"), object_of, ReferenceKernel)

@@ -1,0 +1,227 @@
+"""`core.compile(model, device=...)` from end to end on simulated devices, against the references."""
+
+from __future__ import annotations
+
+import random
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import core
+from core import compiler
+from core.errors import ArtifactError, FeedError, ModelError, UnsupportedError
+from core.ir.build import Builder
+from core.ir.dim import evaluate
+from core.ir.graph import Graph, State, Value
+from core.ir.types import DType, TensorType, symbol
+from core.runtime import devices
+from core.runtime.session import Session
+from tests.core.random_nets import Net, feeds
+from tests.core.runtime import graphs
+
+KINDS = ["simulated", *(["interpreted"] if find_spec("triton") else [])]  # the second one with `make test-cuda`
+PAIR = ("simulated:0", "simulated:1")
+N = symbol("n")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails on one for ever must not fail the next test."""
+    monkeypatch.setattr(devices, "_open", {})
+
+
+def assert_agrees(session: Session, graph: Graph, sizes: tuple[int, ...] = (1, 3, 0, 3, 3)) -> None:
+    """At every batch size; those that come twice are captured in between."""
+    for n in sizes:
+        given = feeds(graph, n, 0)
+        got, want = session.run(given), core.interpret(graph, given)
+        assert list(got) == list(want)
+        for name, array in want.items():
+            assert got[name].dtype == array.dtype
+            np.testing.assert_allclose(got[name], array, 2e-4, 2e-4)
+        assert session.settle(20)
+
+
+def perceptron() -> Graph:
+    b, graph = _begin("mlp", ("batch", 16))
+    x = graph.inputs[0]
+    for width in (24, 8):
+        weight = np.random.default_rng(width).standard_normal((int(x.shape[-1]), width)) / 4  # type: ignore[arg-type]
+        x = b("Relu", b("Gemm", x, b.constant(weight.astype(np.float32)), b.constant(np.ones(width, np.float32))))
+    graph.outputs = [b("Softmax", x, axis=-1)]
+    return graph
+
+
+def residual_block() -> Graph:
+    """Two convolutions around a shortcut, pooled over all places."""
+    b, graph = _begin("block", ("batch", 4, 6, 6))
+    rng, x = np.random.default_rng(0), graph.inputs[0]
+
+    def convolved(value: Value) -> Value:
+        weight = b.constant((rng.standard_normal((4, 4, 3, 3)) / 6).astype(np.float32))
+        return b("Conv", value, weight, b.constant(np.ones(4, np.float32)), pads=(1, 1, 1, 1))
+
+    y = b("Relu", b("Add", convolved(b("Relu", convolved(x))), x))
+    graph.outputs = [b("Flatten", b("GlobalAveragePool", y))]
+    return graph
+
+
+def encoder_layer() -> Graph:
+    """Attention and a normalized dense layer over tokens."""
+    b, graph = _begin("encoder", ("batch", 5, 8))
+    rng, x = np.random.default_rng(0), graph.inputs[0]
+
+    def dense(value: Value) -> Value:
+        return b("MatMul", value, b.constant((rng.standard_normal((8, 8)) / 3).astype(np.float32)))
+
+    scores = b("MatMul", dense(x), b("Transpose", dense(x), perm=(0, 2, 1)))
+    mixed = b("MatMul", b("Softmax", b("Mul", scores, b.constant(np.float32(0.35))), axis=-1), dense(x))
+    scale, bias = (b.constant(np.full(8, number, np.float32)) for number in (1.5, 0.5))
+    graph.outputs = [b("LayerNormalization", b("Add", x, mixed), scale, bias, axis=-1)]
+    return graph
+
+
+def _begin(name: str, shape: tuple[object, ...]) -> tuple[Builder, Graph]:
+    graph = Graph(name)
+    b = Builder(graph)
+    b.input("x", TensorType(DType.FLOAT32, tuple(symbol(d) if isinstance(d, str) else d for d in shape)))  # type: ignore[misc]
+    return b, graph
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("graph", [perceptron(), residual_block(), encoder_layer()], ids=lambda graph: graph.name)
+def test_models_run_as_a_whole_on_one_device(graph: Graph, kind: str) -> None:
+    with core.compile(graph, device=kind, max_batch=2) as session:
+        assert_agrees(session, graph)
+        explained = session.explain(3)
+    assert f"part 0 on {kind}:0" in explained and "1 parts on" in explained
+    assert f"  receive %x from cpu: {evaluate(graph.inputs[0].tensor.nbytes, {'batch': 3})} B" in explained
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_image_model_of_the_repository_agrees(project: Path, kind: str) -> None:
+    graph = core.load(project / "model_repo" / "digits" / "2" / "model.onnx")
+    with core.compile(graph, device=kind) as session:
+        image = np.random.default_rng(0).uniform(0, 16, (3, 1, 8, 8)).astype(np.float32)
+        got, want = session.run({"image": image}), core.interpret(graph, {"image": image})
+        np.testing.assert_allclose(got["probabilities"], want["probabilities"], 1e-4, 1e-5)
+        assert [share.device for share in session._shapes.fixed.shares] == [f"{kind}:0"]  # type: ignore[union-attr]
+        assert session.memory is not None and session.memory.weights > 0
+        assert len(session.profile({"image": image}, runs=2).nodes) > 5
+
+
+def test_random_graphs_agree() -> None:
+    for seed in range(30):
+        choices = random.Random(seed)
+        graph = Net(choices.randrange).grow(steps=2 + seed % 12)
+        limits = {name: 2000 * choices.randrange(2, 30) for name in PAIR}
+        options = [{"device": "simulated"}, {"device": PAIR, "device_memory": limits},
+                   {"device": "simulated", "placement": "cost"}]  # fmt: skip
+        try:
+            with core.compile(graph, max_batch=2, tune="off", **options[seed % 3]) as session:  # type: ignore[arg-type]
+                assert_agrees(session, graph, (2, 0, 2, 2))
+        except Exception as error:
+            raise AssertionError(f"the graph of seed {seed}") from error
+
+
+def test_two_devices_and_the_cpu_share_a_model() -> None:
+    graph = perceptron()
+    with core.compile(graph, device=PAIR, placement={"gemm_2": PAIR[1], "softmax": "cpu"}) as session:
+        assert_agrees(session, graph)
+        lines = session.explain(3).splitlines()
+    assert "3 parts on simulated:0, simulated:1, cpu" in lines
+    assert "  receive %relu from simulated:0: 288 B" in lines and "  send %relu to simulated:1, part 1" in lines
+
+
+def test_limits_of_memory_hold() -> None:
+    """What the devices really give, counted by them."""
+    graph = perceptron()
+    limits = {"simulated:0": 3500, "simulated:1": 3600}
+    with core.compile(graph, device=PAIR, device_memory=limits, max_batch=4) as session:
+        assert_agrees(session, graph, (1, 4, 4))
+        shares = [share.device for share in session._shapes.fixed.shares]  # type: ignore[union-attr]
+        for name, limit in limits.items():
+            assert 0 < devices.open_device(name).memory().total - devices.open_device(name).memory().free <= limit
+    assert shares == ["simulated:0", "simulated:1"]
+
+
+def test_states_live_where_they_are_worked_on() -> None:
+    b, graph = _begin("running", (4,))
+    total = Value("total", TensorType(DType.FLOAT32, (4,)))
+    grown = b("Add", total, graph.inputs[0])
+    graph.states = [State(total, grown, np.zeros(4, np.float32))]
+    graph.outputs = [b("CumSum", grown, b.constant(np.array(0)))]
+    for placement in ("first", {"cumsum": "cpu", "add": "cpu"}):
+        with core.compile(graph, device="simulated", placement=placement, optimize=False) as session:  # type: ignore[arg-type]
+            runs = [session.run({"x": np.full(4, k, np.float32)})["cumsum"].tolist() for k in (1, 2, 3)]
+            assert runs == [[1, 2, 3, 4], [3, 6, 9, 12], [6, 12, 18, 24]]
+
+
+def test_outputs_that_nothing_computes() -> None:
+    b, graph = _begin("pass", ("batch", 3))
+    x = graph.inputs[0]
+    graph.outputs = [x, b.constant(np.arange(3, dtype=np.float32)), b("Neg", x), b("Reshape", x, shape=(-1, 1, 3))]
+    with core.compile(graph, device="simulated") as session:
+        assert_agrees(session, graph)
+        given = np.ones((2, 3), np.float32)
+        results = session.run({"x": given})
+        assert not any(np.may_share_memory(result, given) for result in results.values())
+
+
+def test_sizes_beside_the_batch_are_compiled_as_they_come() -> None:
+    b, graph = _begin("free", ("batch", "length"))
+    graph.outputs = [b("Softmax", graph.inputs[0], axis=-1)]
+    with core.compile(graph, device="simulated") as session:
+        for shape in ((2, 3), (1, 7), (2, 3)):
+            x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+            got, want = session.run({"x": x}), core.interpret(graph, {"x": x})
+            np.testing.assert_allclose(got["softmax"], want["softmax"], 1e-5)
+
+
+def test_a_kernel_that_refuses_its_data_names_the_node() -> None:
+    graph = graphs.lookup()
+    name = graph.inputs[0].name
+    with core.compile(graph, device="simulated") as session:
+        bad = np.full(graph.inputs[0].tensor.evaluate(dict.fromkeys(graph.inputs[0].tensor.symbols, 2)), 10**6)
+        with pytest.raises(FeedError, match=r"\(Gather\): index out of range"):
+            session.run({name: bad.astype(graph.inputs[0].dtype.numpy)})
+        good = np.zeros_like(bad).astype(graph.inputs[0].dtype.numpy)
+        assert session.run({name: good}).keys() == core.interpret(graph, {name: good}).keys()
+
+
+def test_compiled_models_are_kept_and_load_without_compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = perceptron()
+    file = core.export(graph)
+    options = {"device": PAIR, "placement": {"softmax": PAIR[1]}, "cache_dir": tmp_path, "max_batch": 4}
+    with core.compile(file, **options) as session:  # type: ignore[arg-type]
+        assert_agrees(session, graph)
+    monkeypatch.setattr(compiler, "build", None)  # nothing compiles from here on
+    with core.compile(file, **options) as session:  # type: ignore[arg-type]
+        assert_agrees(session, graph)
+        assert len(session._shapes.fixed.shares) == 2  # type: ignore[union-attr]
+    kept = next((tmp_path / "models").glob("*.lathe"))
+    with core.load_compiled(kept) as session:
+        assert_agrees(session, graph)
+    fact = b'"made_for": "sm_80"'
+    damaged = tmp_path / "other.lathe"
+    damaged.write_bytes(kept.read_bytes().replace(fact, b'"made_for": "sm_99"'))
+    with pytest.raises(ArtifactError):
+        core.load_compiled(damaged)
+
+
+def test_what_is_not_supported_is_named() -> None:
+    graph = perceptron()
+    with pytest.raises(UnsupportedError, match="device 'tpu' is not supported, expected 'cpu', 'cuda'"):
+        core.compile(graph, device="tpu")
+    with pytest.raises(ValueError, match="'simulated:1' is named for placement, the devices are simulated:0, cpu"):
+        core.compile(graph, device="simulated", placement={"gemm": "simulated:1"})
+    with pytest.raises(ValueError, match="placement is 'luck', expected 'first', 'cost'"):
+        core.compile(graph, device="simulated", placement="luck")  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedError, match='tune="background" is for the CPU alone'):
+        core.compile(graph, device="simulated", tune="background")
+    with pytest.raises(UnsupportedError, match="packed sequences run on the CPU alone, not on simulated:0"):
+        core.compile(graph, device="simulated", packing=8)
+    with pytest.raises(ModelError, match=r"needs .* simulated:0 has 1073741824 free"):
+        core.compile(graph, device="simulated", max_batch=1 << 24)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
 from server.api.callhead import CallHead
 from server.api.infer import InferService
 from server.errors import Overloaded
@@ -34,7 +36,7 @@ class Hub:
         self.heads: dict[bytes, CallHead] = {}
         self.held = 0  # bytes of bodies that are not complete yet
         self._default: list[tuple[bytes, bytes]] | None = None
-        self._default_head = b""
+        self._starts: dict[int, bytes] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -71,9 +73,13 @@ class Hub:
         if self.held > limit:
             raise Overloaded(f"the server holds {limit} bytes of unfinished requests; come back later", retry_after=1)
 
-    def default_head(self, headers: list[tuple[bytes, bytes]]) -> bytes:
-        """Return the header lines every answer has; uvicorn replaces the list once a second."""
+    def start_of(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
+        """Return the status line and the header lines every answer has; uvicorn replaces the list once a second."""
         if headers is not self._default:
             self._default = headers
-            self._default_head = b"".join([b"%b: %b\r\n" % header for header in headers])
-        return self._default_head
+            self._starts = {}
+        start = self._starts.get(status)
+        if start is None:
+            lines = [b"%b: %b\r\n" % header for header in headers]
+            start = self._starts[status] = b"".join([STATUS_LINE[status], *lines])
+        return start

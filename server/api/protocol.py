@@ -18,7 +18,7 @@ from typing import Any
 import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from server.access.addresses import client_of
@@ -459,20 +459,15 @@ class LatheProtocol(HttpToolsProtocol):
             transport.close()
 
     def _write(self, reply: Reply, closes: bool) -> None:
-        parts: list[bytes | memoryview] = [
-            STATUS_LINE[reply.status],
-            self.hub.default_head(self.server_state.default_headers),
-        ]
+        start, payloads = self.hub.start_of(reply.status, self.server_state.default_headers), reply.payloads
         if closes:
-            parts.append(CLOSE)
-        parts.append(reply.block)
-        big = [payload for payload in reply.payloads if len(payload) >= BIG_PAYLOAD]
-        if not big:
-            self.transport.write(b"".join(parts + reply.payloads))
-            return
-        self.transport.write(b"".join(parts))
-        for payload in reply.payloads:
-            self.transport.write(payload)
+            start += CLOSE
+        if len(payloads) == 1 and len(payloads[0]) < BIG_PAYLOAD:
+            self.transport.write(b"".join((start, reply.block, payloads[0])))
+        elif all(len(payload) < BIG_PAYLOAD for payload in payloads):
+            self.transport.write(b"".join([start, reply.block, *payloads]))
+        else:
+            self.transport.writelines([start, reply.block, *payloads])
 
     def reject(self, error: ServerError) -> None:
         """Answer the message being received with an error, read no more of it, and close."""

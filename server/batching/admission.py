@@ -52,11 +52,8 @@ class Admission:
         self.max_bytes = max_bytes or nbytes
 
     def refusal(self, nbytes: int, now: float) -> Overloaded | None:
-        """Return why there is no room for one more, with the time after which there should be; None if there is.
-
-        One larger than the whole bound is let in when nothing else is there, so that it is not refused for ever.
-        """
-        if self.items < self.max_items and not (self.items and self.nbytes + nbytes > self.max_bytes):
+        """Return why there is no room for one more, with the time after which there should be; None if there is."""
+        if self.has_room(nbytes):
             return None
         return Overloaded(
             f"the queue is full: {self.items} of {self.max_items} requests, "
@@ -69,9 +66,16 @@ class Admission:
         self.items += 1
         self.nbytes += nbytes
 
-    def leave(self, nbytes: int) -> None:
-        """Give one request's place back."""
-        self.items -= 1
+    def has_room(self, nbytes: int) -> bool:
+        """Whether one more request may enter.
+
+        One larger than the whole bound is let in when nothing else is there, so that it is not refused for ever.
+        """
+        return self.items < self.max_items and (self.nbytes + nbytes <= self.max_bytes or not self.items)
+
+    def leave(self, nbytes: int, items: int = 1) -> None:
+        """Give places back: those of so many requests, which have so many bytes together."""
+        self.items -= items
         self.nbytes -= nbytes
 
     def retry_after(self, now: float) -> float:

@@ -55,6 +55,7 @@ class Batcher:
         self._loop = asyncio.get_running_loop()
         self._delayed: asyncio.TimerHandle | None = None  # requests are held back until then
         self._woken = False
+        self._simple = self.policy.takes_all
         self._drained: asyncio.Event | None = None
 
     def configure(self, policy: BatchPolicy) -> None:
@@ -63,6 +64,7 @@ class Batcher:
         self._former.configure(policy)
         self._max_rows = self._former.max_rows
         self._dispatch.instances = policy.instances
+        self._simple = policy.takes_all
         self.queue.starvation = policy.starvation if policy.priority_levels else math.inf
         self._hold_until(None)
         self._wake()
@@ -75,19 +77,24 @@ class Batcher:
             self._submit_parts(entry)
             return
         now = monotonic()
-        refusal = self.turn_away(entry.rows, entry.nbytes, entry.deadline, now)
-        if refusal is not None:
-            raise refusal
+        if not self._simple or entry.deadline is not None or not self.admission.has_room(entry.nbytes):
+            self._examine(entry, now)
         self.admission.enter(entry.nbytes)
-        if entry.deadline is not None:
-            entry.timer = self._loop.call_later(max(0.0, entry.deadline - now), self._expire, entry)
-        self._former.expect(now)
-        entry.priority = self.policy.level(entry.priority)
         entry.since = now
         self.queue.push(entry)
         if not self._woken and (self._dispatch.is_idle or self._is_next_full()):
             self._woken = True
             self._loop.call_soon(self._next)
+
+    def _examine(self, entry: Entry, now: float) -> None:
+        """See to all that most requests do not need."""
+        refusal = self.turn_away(entry.rows, entry.nbytes, entry.deadline, now)
+        if refusal is not None:
+            raise refusal
+        if entry.deadline is not None:
+            entry.timer = self._loop.call_later(max(0.0, entry.deadline - now), self._expire, entry)
+        entry.priority = self.policy.level(entry.priority)
+        self._former.expect(now)
 
     def turn_away(self, rows: int, nbytes: int, deadline: float | None, now: float) -> ServerError | None:
         """Refuse a request that comes now if it has to be: counts it and returns why; None if it may be queued."""
@@ -180,20 +187,20 @@ class Batcher:
         """Run the next batch, here if it is expected to be short, else on a worker; or stage it there."""
         self._woken = False
         dispatch = self._dispatch
-        if not dispatch.is_idle and not self._is_next_full():
+        is_idle = dispatch.is_idle
+        if not is_idle and not self._is_next_full():
             return
-        if self.policy.waits and dispatch.is_idle and self._holds_back():
+        if self.policy.waits and is_idle and self._holds_back():
             return
-        batch = self._former.form(0.0 if dispatch.is_idle else dispatch.remaining(monotonic()))
+        batch = self._former.form(0.0 if is_idle else dispatch.remaining(monotonic()))
         if not batch:
             return
         if not dispatch.running and self._runs_here(batch):
             self._back(dispatch.run(batch))
             self._wake()
             return
-        was_idle = dispatch.is_idle
         dispatch.stage(batch)
-        if was_idle:
+        if is_idle:
             self._wake()  # there may be another instance
 
     def _holds_back(self) -> bool:
@@ -267,8 +274,7 @@ class Batcher:
             self.cost.add(ran.rows, ran.scattered - ran.started)
 
     def _leave(self, entries: list[Entry]) -> None:
-        for entry in entries:
-            self.admission.leave(entry.nbytes)
+        self.admission.leave(sum([entry.nbytes for entry in entries]), len(entries))
         if self._drained is not None and not self.admission.items:
             self._drained.set()
             self._drained = None

@@ -9,7 +9,7 @@ TRUSTED = 4  # samples before predictions count
 HEADROOM = 1.2  # least factor on a prediction: who would be answered only just in time is better told so at once
 RECENT = 32  # executions that are remembered one by one
 EXCEEDED = 2  # so many of them took as long as the bound or longer
-REVIEW = 8  # executions after which the bound is looked at again, or at once when one has exceeded it
+REVIEW = 8  # executions after which the line is fitted again, once there were many
 
 
 class CostModel:
@@ -37,8 +37,8 @@ class CostModel:
         self._snn = self._snn * DECAY + rows * rows
         self._st = self._st * DECAY + seconds
         self._snt = self._snt * DECAY + rows * seconds
-        self._fit()
-        if self.samples % REVIEW == 0 or (self._stretch is not None and seconds > self._stretch * self.predict(rows)):
+        if self.samples < RECENT or self.samples % REVIEW == 0:
+            self._fit()
             self._stretch = None
 
     def _fit(self) -> None:

@@ -39,6 +39,7 @@ class Entry:
         "parts",
         "priority",
         "ran",
+        "rows",
         "since",
         "state",
         "timer",
@@ -49,6 +50,7 @@ class Entry:
     ) -> None:
         self.inputs = inputs
         self.group = group
+        self.rows = group.rows or 1  # that it adds to a batch; 1 for what is never stacked
         self.done = done
         self.deadline = deadline  # monotonic seconds
         self.priority = priority  # 1 is the most urgent; 0: as the model's policy says
@@ -61,11 +63,6 @@ class Entry:
         self.parts: list[Entry] = []  # queued in place of a request too large for one batch
 
     @property
-    def rows(self) -> int:
-        """Rows it adds to a batch; 1 for what is never stacked."""
-        return self.group.rows or 1
-
-    @property
     def is_waiting(self) -> bool:
         """Whether no part of it has begun to run."""
         if self.parts:
@@ -74,7 +71,7 @@ class Entry:
 
     def replace(self, inputs: Tensors, group: Group) -> None:
         """Take other inputs, before it is queued."""
-        self.inputs, self.group, self.nbytes = inputs, group, _size(inputs)
+        self.inputs, self.group, self.rows, self.nbytes = inputs, group, group.rows or 1, _size(inputs)
 
     def start(self) -> None:
         """Note that it runs, unless its caller has left."""

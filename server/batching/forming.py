@@ -55,10 +55,10 @@ class Former:
         while batch := self._queue.take(self._most(), monotonic()):
             if self._delay is not None and self._shed(self._delay, batch):
                 continue
-            start = monotonic() + wait
             deadlines = [entry.deadline for entry in batch if entry.deadline is not None]
             if not deadlines:
-                return self._fit_target(batch, start)
+                return self._fit_target(batch, wait)
+            start = monotonic() + wait
             batch = self._cut(batch, self._cost.rows_within(min(deadlines) - start, self.max_rows), start)
             if batch:
                 return batch
@@ -86,11 +86,11 @@ class Former:
         waiting = sum(entry.rows for entry in self._queue.next(monotonic()))
         return self.policy.most(waiting, self.max_rows)
 
-    def _fit_target(self, batch: list[Entry], start: float) -> list[Entry]:
+    def _fit_target(self, batch: list[Entry], wait: float) -> list[Entry]:
         """Make a batch smaller if its oldest request then meets the latency target; if it cannot, size is no help."""
         target = self.policy.latency_target
         if target is not None:
-            left = min(entry.since for entry in batch) + target - start
+            left = min(entry.since for entry in batch) + target - monotonic() - wait
             rows = self._cost.rows_within(left, self.max_rows) or self.max_rows
             if sum(entry.rows for entry in batch) > rows:
                 return self._keep(batch, rows, "target")

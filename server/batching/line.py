@@ -26,7 +26,7 @@ class Line:
         self._count = 0
 
     def __bool__(self) -> bool:
-        return bool(self._plain or self._turns)
+        return True if self._plain else bool(self._turns)
 
     def __len__(self) -> int:
         return len(self._plain) + sum(map(len, self._waiting.values()))
@@ -38,12 +38,9 @@ class Line:
         for place in range(max(map(len, self._waiting.values()), default=0)):
             yield from (self._waiting[client][place] for *_, client in owners if place < len(self._waiting[client]))
 
-    @property
-    def first(self) -> Entry | None:
-        """What is taken next, None where nothing waits."""
-        if self._plain:
-            return self._plain[0]
-        return self._waiting[self._next()[2]][0] if self._turns else None
+    def first(self) -> Entry:
+        """Return what is taken next; something must be there."""
+        return self._plain[0] if self._plain else self._waiting[self._next()[2]][0]
 
     @property
     def turn(self) -> float:
@@ -70,7 +67,7 @@ class Line:
         else:
             own.append(entry)
 
-    def pop(self, *, present: bool, begins: bool) -> None:
+    def pop(self, present: bool, begins: bool) -> None:
         """Take the first entry, which counts to its client's share unless it goes before all others.
 
         ``present``: its caller is still there; ``begins``: it is the first of a batch.

@@ -25,6 +25,15 @@ class BatchPolicy:
     delay_interval: float = 0.1  # seconds after which a queue that has not been empty is one that does not empty
 
     @property
+    def takes_all(self) -> bool:
+        """Whether it does not matter what a request is like and how long it will wait. Then levels are all 0."""
+        return (
+            self.latency_target is None
+            and self.delay_target is None
+            and not self.default_priority + self.priority_levels
+        )
+
+    @property
     def waits(self) -> bool:
         """Whether an idle model may hold requests back."""
         return self.max_delay > 0.0

@@ -111,11 +111,12 @@ class Queue:
 
     def _fill(self, batch: list[Entry], group: Line, max_rows: int) -> None:
         rows = sum([entry.rows for entry in batch])
-        while (entry := group.first) is not None:
+        while group:
+            entry = group.first()
             present = entry.state is State.WAITING
             if present and batch and (entry.group.rows == 0 or rows + entry.rows > max_rows):
                 break
-            group.pop(present=present, begins=present and not batch)
+            group.pop(present, present and not batch)
             self._length -= 1
             if not present:
                 self._gone -= 1

@@ -43,6 +43,14 @@ class Histogram:
         self.counts[min(int(seconds * 1e6).bit_length(), BUCKETS)] += 1
         self.total += seconds
 
+    def add_all(self, durations: list[float]) -> None:
+        """Count many durations."""
+        counts = self.counts
+        for seconds in durations:
+            power = int(seconds * 1e6).bit_length()
+            counts[power if power < BUCKETS else BUCKETS] += 1
+        self.total += sum(durations)
+
     def cumulative(self) -> list[tuple[str, float]]:
         """Return (upper bound in seconds, count up to it) pairs, the last without bound."""
         pairs, running = [], 0
@@ -99,14 +107,14 @@ class Statistics:
         good = requests - failed
         if good:
             self._succeeded(batch, waits, good)
-        for wait in waits:
-            self.queue_times.add(wait)
-            self.request_times.add(wait + whole)
+        self.queue_times.add_all(waits)
+        self.request_times.add_all([wait + whole for wait in waits])
         self.compute_times.add(batch.executed - batch.gathered)
 
     def _succeeded(self, batch: Ran, waits: list[float], good: int) -> None:
         waited = sum(waits) * good / len(waits)
-        steps = (batch.gathered - batch.started, batch.executed - batch.gathered, batch.scattered - batch.executed)
+        gathering, executing = batch.gathered - batch.started, batch.executed - batch.gathered
+        scattering = batch.scattered - batch.executed
         self.inference_count += batch.rows
         self.success.add(waited + (batch.scattered - batch.started) * good, good)
         self.queue.add(waited, good)
@@ -114,9 +122,12 @@ class Statistics:
         stat = self.batches.get(size)
         if stat is None:
             stat = self.batches[size] = BatchStat()
-        for name, seconds in zip(("compute_input", "compute_infer", "compute_output"), steps, strict=True):
-            getattr(self, name).add(seconds * good, good)
-            getattr(stat, name).add(seconds)
+        self.compute_input.add(gathering * good, good)
+        self.compute_infer.add(executing * good, good)
+        self.compute_output.add(scattering * good, good)
+        stat.compute_input.add(gathering)
+        stat.compute_infer.add(executing)
+        stat.compute_output.add(scattering)
 
     def stepped(self, step: str, seconds: float) -> None:
         """Record one step of a pipeline's request."""

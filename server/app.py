@@ -19,6 +19,7 @@ from server.api.authorize import Authorize
 from server.api.canary import canary_routes
 from server.api.controls import LogSettings
 from server.api.datasets import datasets_routes
+from server.api.described import Application
 from server.api.errors import install_error_handlers
 from server.api.health import health_routes
 from server.api.hub import Hub
@@ -166,7 +167,7 @@ def assemble(
         if plane.tracing is not None:
             await asyncio.to_thread(plane.tracing.close)
 
-    app = FastAPI(title="Lathe", version=VERSION, lifespan=lifespan, redirect_slashes=False)
+    app = Application(title="Lathe", version=VERSION, lifespan=lifespan, redirect_slashes=False)
     app.add_middleware(Authorize, authority=plane.authority)
     app.add_middleware(HeadAsGet)
     app.state.plane, app.state.grpc = plane, endpoint

@@ -4,9 +4,23 @@ step = train.step(core.load("model.onnx"), losses.CrossEntropy(), optimizers.Ada
 for x, target in batches:
     results = step.run({"x": x, "target": target})       # {"loss": ...}; the parameters have moved
 trained = step.graph()                                    # the model with its new parameters
+
+The compiler comes with the first use of a step: who only looks at data does without it.
 """
 
-from core.train import losses, optimizers, schedules
-from core.train.step import TrainStep, step
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from core.train import losses, optimizers, schedules
+    from core.train.stepping import TrainStep, step
 
 __all__ = ["TrainStep", "losses", "optimizers", "schedules", "step"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'core.train' has no attribute '{name}'")
+    if name in ("TrainStep", "step"):
+        return getattr(importlib.import_module("core.train.stepping"), name)
+    return importlib.import_module(f"core.train.{name}")

@@ -19,7 +19,7 @@ from core.train.losses import Loss
 from core.train.parent import Parent
 from core.train.recipe import OnnxModel, ParentModel, Recipe, RecipeError
 from core.train.selection import check_classes, check_tokens, examples_for, split_of
-from core.train.step import TrainStep, step
+from core.train.stepping import TrainStep, step
 from core.train.zoo import Settings, architecture
 from core.train.zoo.transformer import TransformerEncoder
 

@@ -13,7 +13,7 @@ from core.runtime.session import BatchInfo
 from core.runtime.shapes import Binding
 from core.train.feeds import Door
 from core.train.joint import evaluation_graph
-from core.train.step import TrainStep
+from core.train.stepping import TrainStep
 
 _EVALUATION = BatchInfo(False, "the loss is a mean over all rows of a batch")
 

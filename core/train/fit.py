@@ -29,7 +29,7 @@ from core.train.parent import Parent
 from core.train.progress import Best, Progress, packed, unpacked
 from core.train.recipe import Recipe, RecipeError
 from core.train.scores import Stopped, scores
-from core.train.step import with_weights
+from core.train.stepping import with_weights
 
 
 class Diverged(LatheError):

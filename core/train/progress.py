@@ -8,7 +8,7 @@ from typing import Any
 
 from core.ir.graph import Array
 from core.train.checkpoint import Checkpoint
-from core.train.step import TrainStep
+from core.train.stepping import TrainStep
 
 _STATE, _BEST = "state/", "best/"
 

@@ -5,8 +5,18 @@ from __future__ import annotations
 from core.ir.dim import product
 from core.kernels.catalog.cuda.gemm import GemmSpec
 from core.kernels.cuda.nest import Place, split
-from core.kernels.cuda.product import cleared, edge_mask, factor, finish, multiply, program_tile
-from core.kernels.cuda.source import Source, Writer, scaled, text_of, total
+from core.kernels.cuda.product import (
+    cleared,
+    depth_range,
+    edge_mask,
+    factor,
+    finish,
+    multiply,
+    program_tile,
+    split_pointers,
+    together,
+)
+from core.kernels.cuda.source import Source, Writer, scaled, total
 from core.kernels.target import GpuTarget
 
 
@@ -15,6 +25,7 @@ def generate(spec: GemmSpec, target: GpuTarget) -> Source:
     pointers = [w.operand("a", spec.factors[0]), w.operand("b", spec.factors[1])]
     pointers += [w.operand(f"x{i}", dtype) for i, dtype in enumerate(spec.results.extra_dtypes)]
     pointers.append(w.operand("y", spec.results.dtype))
+    split_pointers(w, spec.parts)
     tile = program_tile(w, spec.tile, product(spec.rows.extents), spec.columns)
     batch = split(w, tile.batch, spec.batch.extents)
     rows = split(w, tile.rows, spec.rows.extents)
@@ -23,11 +34,12 @@ def generate(spec: GemmSpec, target: GpuTarget) -> Source:
     moves = [(*spec.batch.strides[i], *spec.rows.strides[i]) for i in range(len(pointers))]
     a, b = (w.let(here.offset((*moves[i], 0)), "at") for i in (0, 1))
     sums = cleared(w, spec.tile)
-    with w.block(f"for k in range(0, {text_of(spec.depth)}, {spec.tile.depth})"):
+    with w.block(f"for k in range({depth_range(w, spec.depth, spec.tile.depth, spec.parts)})"):
         _step(w, spec, a, b, tile.columns, sums, (tile.row_mask, tile.column_mask))
     steps = (*spec.results.extra_steps, spec.results.y_step)
     walks = [(*m, s) for m, s in zip(moves[2:], steps, strict=True)]
-    finish(w, spec.results, here, walks, pointers[2:], sums, tile)
+    with together(w, spec.tile, spec.programs, spec.parts, sums) as whole:
+        finish(w, spec.results, here, walks, pointers[2:], whole, tile)
     return w.source(spec.tile.warps, spec.tile.stages)
 
 

@@ -87,6 +87,13 @@ class Reach:
         return found, " & ".join(masks)
 
 
+def pixel_offset(w: Writer, image: Image, pixels: str) -> str:
+    """Where pixels lie in an image that has one for each window, without channels."""
+    batch, *places = split(w, pixels, (image.batch, *image.counts))
+    steps = [scaled(place, stride) for place, stride in zip(places, image.steps, strict=True)]
+    return total([scaled(batch, image.batch_step), *steps])
+
+
 def _origin(w: Writer, place: str, window: Window) -> str:
     """Where a window begins along one axis."""
     moved = scaled(place, window.stride) or "0"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from core.ir.types import Dim, DType
@@ -68,6 +69,45 @@ def factor(w: Writer, pointer: str, offset: str, dtype: DType, element: DType, *
 
 def multiply(w: Writer, sums: str, left: str, right: str, precision: str) -> None:
     w.line(f'{sums} = tl.dot({left}, {right}, {sums}, input_precision="{precision}")')
+
+
+def depth_range(w: Writer, depth: Dim, step: int, parts: int) -> str:
+    """The steps of a program along the depth, as the arguments of `range`. Parts are counted by the second axis."""
+    if parts == 1:
+        return f"0, {text_of(depth)}, {step}"
+    part = text_of(blocks(blocks(depth, step), parts) * step)
+    first = w.let(f"tl.program_id(1) * {part}", "first")
+    return f"{first}, tl.minimum({first} + {part}, {text_of(depth)}), {step}"
+
+
+@contextmanager
+def together(w: Writer, size: ProductTile, programs: Dim, parts: int, sums: str) -> Iterator[str]:
+    """What follows happens once for each tile, with the sums of all its parts: see `split_operands`."""
+    if parts == 1:
+        yield sums
+        return
+    rows, columns = (
+        f"tl.arange(0, {extent})[{ways}]" for extent, ways in ((size.rows, ":, None"), (size.columns, "None, :"))
+    )
+    area = size.rows * size.columns
+    place = w.let(f"{rows} * {size.columns} + {columns}", "place")
+    mine = f"partial + (tl.program_id(1) * {text_of(programs)} + tl.program_id(0)) * {area} + {place}"
+    w.line(f"tl.store({mine}, {sums})")
+    w.line("tl.debug_barrier()")  # all threads have stored before one of them counts
+    done = w.let("tl.atomic_add(counts + tl.program_id(0), 1)", "done")
+    with w.block(f"if {done} == {parts - 1}"):
+        whole = w.let(f"tl.full(({size.rows}, {size.columns}), 0.0, tl.float32)", "sums")
+        with w.block(f"for part in range(0, {parts})"):
+            theirs = f"partial + (part * {text_of(programs)} + tl.program_id(0)) * {area} + {place}"
+            w.line(f'{whole} = {whole} + tl.load({theirs}, cache_modifier=".cg")')
+        w.line("tl.store(counts + tl.program_id(0), 0)")
+        yield whole
+
+
+def split_pointers(w: Writer, parts: int) -> None:
+    if parts > 1:
+        w.operand("partial", DType.FLOAT32)
+        w.operand("counts", DType.INT32)
 
 
 def finish(

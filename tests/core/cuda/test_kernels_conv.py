@@ -8,8 +8,8 @@ import pytest
 
 from core.ir.types import DType
 from tests.core.cuda.gpu_kernel import GpuKernel, compiles, sweep
-from tests.core.kernels.harness import scalar_body
-from tests.core.kernels.sweep import floats
+from tests.core.kernels.harness import scalar_body, single_node
+from tests.core.kernels.sweep import floats, tensor
 
 FEW = (0, 1, 3)
 ADD_RELU = scalar_body(2, lambda b, x, y: b("Relu", b("Add", x, y)))
@@ -89,7 +89,8 @@ def test_depthwise(channels: int) -> None:
 
 TRANSPOSED: list[dict[str, Any]] = [
     {}, {"strides": (2, 3)}, {"dilations": (2, 1)}, {"pads": (1, 0, 2, 1)},
-    {"strides": (2, 2), "output_padding": (1, 1)}, {"strides": (3, 2), "pads": (1, 1, 1, 1)}, {"strides": (2, 2), "output_shape": (7, 9)},
+    {"strides": (2, 2), "output_padding": (1, 1)}, {"strides": (3, 2), "pads": (1, 1, 1, 1)},
+    {"strides": (2, 2), "output_shape": (7, 9)},
 ]  # fmt: skip
 
 
@@ -99,6 +100,29 @@ def test_transposed(attrs: dict[str, Any]) -> None:
     sweep(
         "ConvTranspose", "float32[n,6,4,5]", "float32[6,2,3,2]", "float32[4]", group=2, batches=(2,), atol=1e-4, **attrs
     )
+
+
+WINDOWS: list[dict[str, Any]] = [
+    {}, {"strides": (2, 1)}, {"dilations": (1, 2)}, {"pads": (1, 0, 2, 1)},
+    {"auto_pad": "SAME_UPPER", "strides": (2, 2)},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("attrs", WINDOWS)
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_gradients_of_weights(attrs: dict[str, Any], layout: str) -> None:
+    counts = single_node("Conv", tensor("float32[n,4,9,8]"), tensor("float32[6,4,3,2]"), **attrs).outputs[0].shape[2:]
+    high, wide = counts
+    x, dy = ("n,4,9,8", f"n,6,{high},{wide}") if layout == "NCHW" else ("n,9,8,4", f"n,{high},{wide},6")
+    facts = {"kernel_shape": (3, 2), "layout": layout, **attrs}
+    sweep("ConvWeightGradient", f"float32[{x}]", f"float32[{dy}]", batches=FEW, atol=1e-3, **facts)
+    sweep("ConvWeightGradient", f"float32[{x}]", f"float32[{dy}]", batches=(2,), group=2, atol=1e-3, **facts)
+
+
+def test_many_pixels_are_shared_out() -> None:
+    shapes = ("float32[n,4,40,40]", "float32[n,6,38,38]")
+    kernel = sweep("ConvWeightGradient", *shapes, kernel_shape=(3, 3), batches=(1,), atol=1e-2)
+    assert kernel.call.spec.parts > 8 and kernel.call.grid == (kernel.call.spec.programs, kernel.call.spec.parts)
 
 
 def test_batch_last() -> None:
@@ -128,6 +152,10 @@ def test_first_layers_compile() -> None:
 
 def test_transposed_compiles() -> None:
     compiles("ConvTranspose", "float32[n,64,14,14]", "float32[64,32,3,3]", strides=(2, 2), pads=(1, 1, 1, 1))
+
+
+def test_gradients_compile() -> None:
+    compiles("ConvWeightGradient", "float32[n,64,56,56]", "float32[n,64,56,56]", kernel_shape=(3, 3), pads=(1,) * 4)
 
 
 def body(dtype: str) -> Any:

@@ -45,6 +45,13 @@ def test_depth_may_be_the_batch() -> None:
     sweep("FusedMatMul", "float32[n,5]", "float32[n,7]", perm_a=(1, 0), batches=(1, 3, 70))
 
 
+def test_a_long_depth_is_shared_out() -> None:
+    kernel = sweep("FusedMatMul", "float32[3000,5]", "float32[3000,7]", "float32[7]", perm_a=(1, 0), epilogue=ADD_RELU,
+                   batches=(1,), atol=1e-3)  # fmt: skip
+    assert kernel.call.spec.parts > 4
+    compiles("FusedMatMul", "float32[n,5]", "float32[n,7]", perm_a=(1, 0))
+
+
 def test_operands_may_be_permuted() -> None:
     heads = "float32[n,6,2,5]"
     sweep("FusedMatMul", heads, heads, perm_a=(0, 2, 1, 3), perm_b=(0, 2, 3, 1))

@@ -3,6 +3,7 @@
 from core.kernels.catalog.cuda import (
     attention,
     conv,
+    conv_gradient,
     copy,
     depthwise,
     elementwise,
@@ -15,5 +16,6 @@ from core.kernels.catalog.cuda import (
 )
 
 __all__ = [
-    "attention", "conv", "copy", "depthwise", "elementwise", "gather", "gemm", "norm", "pool", "reduce", "softmax",
+    "attention", "conv", "conv_gradient", "copy", "depthwise", "elementwise", "gather", "gemm", "norm", "pool",
+    "reduce", "softmax",
 ]  # fmt: skip

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import product as product_of
 from typing import ClassVar
 
 from core.ir.dim import product
@@ -20,8 +20,10 @@ from core.kernels.catalog.cuda.product import (
     FACTORS,
     ProductTile,
     Results,
+    parts_of,
     precisions,
     ranked_tiles,
+    split_operands,
 )
 from core.kernels.catalog.cuda.tiling import blocks
 from core.kernels.catalog.gemm import can_be_replaced, extras_of, operand_of, product_shape
@@ -37,6 +39,7 @@ class GemmSpec(KernelSpec):
 
     The operands of both nests are A, B, the extras and Y: `batch` are the loops that B moves along, `rows` those that
     it does not, which together are one index. `b_steps` are B's strides along k and j. `element` is what is multiplied.
+    Where there are few tiles, `parts` programs share the depth of each.
     """
 
     family: ClassVar[str] = "gemm"
@@ -51,6 +54,13 @@ class GemmSpec(KernelSpec):
     results: Results
     tile: ProductTile
     precision: str
+    parts: int
+
+    @property
+    def programs(self) -> Dim:
+        """Tiles of all matrices."""
+        high = blocks(product(self.rows.extents), self.tile.rows)
+        return product(self.batch.extents) * high * blocks(self.columns, self.tile.columns)
 
     @property
     def summary(self) -> str:
@@ -96,24 +106,24 @@ def _calls(request: Request) -> Iterator[KernelCall]:
     )
     second, factors = _right_operand(request, element)
     inplace = tuple(i for i, strides in walks.items() if strides == y and can_be_replaced(node, i))
-    height, count = product(rows.extents), product(batches.extents)
-    tiles = ranked_tiles(request.gpu, height, b.shape[-1], a.shape[-1], count, element)
-    for precision in precisions(element, request.gpu):
-        for tile in islice(tiles, _OFFERED):
-            spec = GemmSpec(
-                batches, rows, a.shape[-1], b.shape[-1], a.strides[-1], (b.strides[-2], b.strides[-1]),
-                factors, element, results, tile, precision,
-            )  # fmt: skip
-            operands = (In(0), second, *(In(i) for i in extras), Out())
-            yield KernelCall(
-                spec,
-                operands,
-                inplace,
-                strided=tuple(each for each in operands if isinstance(each, In | Out)),
-                flops=product(shape) * a.shape[-1] * 2,
-                bytes=traffic(node),
-                grid=(count * blocks(height, tile.rows) * blocks(b.shape[-1], tile.columns),),
-            )
+    count = product(batches.extents)
+    tiles = ranked_tiles(request.gpu, product(rows.extents), b.shape[-1], a.shape[-1], count, element)
+    for precision, tile in product_of(precisions(element, request.gpu), tiles[:_OFFERED]):
+        spec = GemmSpec(
+            batches, rows, a.shape[-1], b.shape[-1], a.strides[-1], (b.strides[-2], b.strides[-1]),
+            factors, element, results, tile, precision, 1,
+        )  # fmt: skip
+        parts = parts_of(request.gpu, tile, spec.programs, spec.depth)
+        given: tuple[In | Out, ...] = (In(0), *(In(i) for i in extras), Out())
+        yield KernelCall(
+            replace(spec, parts=parts),
+            (In(0), second, *(In(i) for i in extras), Out(), *split_operands(tile, spec.programs, parts)),
+            inplace,
+            strided=(*given, In(1)) if isinstance(second, In) else given,
+            flops=product(shape) * a.shape[-1] * 2,
+            bytes=traffic(node),
+            grid=(spec.programs, parts),
+        )
 
 
 def _element(node: Node) -> DType | None:

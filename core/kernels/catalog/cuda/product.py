@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from core.ir.dim import evaluate
 from core.ir.graph import Graph
 from core.ir.types import Dim, DType
+from core.kernels.catalog.base import Block, Operand, Scratch
 from core.kernels.catalog.cuda.tiling import blocks
 from core.kernels.catalog.nest import BATCH
 from core.kernels.target import GpuTarget
@@ -16,6 +19,8 @@ F32, F16, BF16 = DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16
 FACTORS = frozenset({F32, F16, BF16})
 _SAMPLES = (1, 8, 32)  # values of n that a tile should be good for
 _LARGE = 128
+_MOST_PARTS = 64
+_LEAST_STEPS = 4  # of a piece of the depth
 _LEAST = 16  # rows, columns and depth of what tensor cores multiply
 
 
@@ -98,6 +103,25 @@ def _cost(target: GpuTarget, tile: ProductTile, rows: int, columns: int, batch: 
     count = evaluate(blocks(rows, tile.rows) * blocks(columns, tile.columns) * batch, {})
     waves = -(-count // target.multiprocessors)
     return waves * (tile.rows * tile.columns + _LINE * (tile.rows + tile.columns))
+
+
+def parts_of(target: GpuTarget, tile: ProductTile, programs: Dim, depth: Dim) -> int:
+    """Into how many pieces to cut the depth of a product that has too few tiles to occupy a GPU; 1 where it has enough,
+    or where their number depends on the batch."""
+    if not isinstance(programs, int) or programs == 0:
+        return 1
+    wanted = 2 * target.multiprocessors // programs
+    possible = _at(depth, max(_SAMPLES)) // (_LEAST_STEPS * tile.depth)
+    return max(min(wanted, possible, _MOST_PARTS), 1)
+
+
+def split_operands(tile: ProductTile, programs: Dim, parts: int) -> tuple[Operand, ...]:
+    """Where the programs of one tile leave their sums, and where they count who is done: the last one puts all sums
+    together, in order, and leaves the count at 0 for the next run."""
+    if parts == 1 or not isinstance(programs, int):
+        return ()
+    sums = Scratch(programs * parts * tile.rows * tile.columns * F32.itemsize, shared=True)
+    return sums, Block("counts", np.zeros(programs, np.int32))
 
 
 def padded(size: Dim) -> int:

@@ -10,6 +10,7 @@ from core.ir.types import DType
 from core.kernels.catalog.cuda.lines import Lines
 from core.kernels.cuda.algebra import NARROW, Algebra, Reg, register_name
 from core.kernels.cuda.nest import Place, split
+from core.kernels.cuda.product import depth_range
 from core.kernels.cuda.source import Writer, text_of, total
 
 # Triton's own combinations: its interpreter knows them, others it would call for every single element
@@ -29,8 +30,8 @@ class Piece:
 class LineWriter:
     """The lines of one program. Pieces of lines that fit into registers are read once."""
 
-    def __init__(self, w: Writer, lines: Lines) -> None:
-        self.w, self.e, self.lines = w, Algebra(w), lines
+    def __init__(self, w: Writer, lines: Lines, parts: int = 1) -> None:
+        self.w, self.e, self.lines, self.parts = w, Algebra(w), lines, parts
         tile = lines.tile
         self.index = w.let(f"tl.program_id(0) * {tile.rows} + tl.arange(0, {tile.rows})[:, None]", "line")
         self.mask = w.let(f"{self.index} < {text_of(lines.count)}", "inside")
@@ -45,7 +46,8 @@ class LineWriter:
         if self._piece is not None:
             yield self._piece
             return
-        with self.w.block(f"for start in range(0, {text_of(self.lines.length)}, {self.lines.tile.columns})"):
+        steps = depth_range(self.w, self.lines.length, self.lines.tile.columns, self.parts)
+        with self.w.block(f"for start in range({steps})"):
             yield self._at("start")
 
     def _at(self, start: str) -> Piece:

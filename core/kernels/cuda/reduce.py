@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from core.ir.types import Dim, DType
-from core.kernels.catalog.cuda.reduce import ReduceSpec
+from core.kernels.catalog.cuda.product import ProductTile
+from core.kernels.catalog.cuda.reduce import SUMS, ReduceSpec
 from core.kernels.cuda.algebra import Reg
 from core.kernels.cuda.lines import GREATEST, LEAST, PRODUCT, SUM, LineWriter, computed, highest, lowest
+from core.kernels.cuda.product import split_pointers, together
 from core.kernels.cuda.source import Source, Writer, text_of
 from core.kernels.target import GpuTarget
 
@@ -20,34 +22,37 @@ _ADDED = {
 def generate(spec: ReduceSpec, target: GpuTarget) -> Source:
     w = Writer(spec.symbol)
     x, y = w.operand("x", spec.dtype), w.operand("y", spec.dtype)
-    lines = LineWriter(w, spec.lines)
-    if spec.kind in ("ReduceMax", "ReduceMin"):
-        result = _extreme(lines, spec, x)
-    elif spec.kind == "ReduceLogSumExp":
-        result = _log_sum_exp(lines, spec, x)
+    split_pointers(w, spec.parts)
+    lines = LineWriter(w, spec.lines, spec.parts)
+    if spec.kind in SUMS:
+        _sum(lines, spec, x, y)
     else:
-        result = _combined(lines, spec, x)
-    lines.store_result(y, Reg(result, spec.dtype), 1)
+        result = _FORMS[spec.kind](lines, spec, x)
+        lines.store_result(y, Reg(result, spec.dtype), 1)
     return w.source(spec.lines.tile.warps)
 
 
-def _combined(lines: LineWriter, spec: ReduceSpec, x: str) -> str:
-    """Sums and products."""
-    w, dtype = lines.w, computed(spec.dtype)
-    if spec.kind == "ReduceProd":
-        total = _accumulated(lines, spec, x, "1", lambda sofar, value: f"{sofar} * {value}")
-        return lines.reduce(total, PRODUCT, dtype).name
+def _sum(lines: LineWriter, spec: ReduceSpec, x: str, y: str) -> None:
+    """The only ones that several programs may share."""
+    w, dtype, tile = lines.w, computed(spec.dtype), spec.lines.tile
     form = _ADDED[spec.kind]
     total = _accumulated(lines, spec, x, "0", lambda sofar, value: f"{sofar} + {form.format(value)}")
-    added = lines.reduce(total, SUM, dtype).name
-    match spec.kind:
-        case "ReduceMean":
-            return w.let(f"{added} / {divisor(spec.count, dtype)}")
-        case "ReduceL2":
-            return w.let(f"tl.sqrt({added})")
-        case "ReduceLogSum":
-            return w.let(f"tl.log({added})")
-    return added
+    size = ProductTile(tile.rows, tile.columns, tile.columns, tile.warps, 1)
+    with together(w, size, spec.lines.programs, spec.parts, total) as whole:
+        added = lines.reduce(whole, SUM, dtype).name
+        match spec.kind:
+            case "ReduceMean":
+                added = w.let(f"{added} / {divisor(spec.count, dtype)}")
+            case "ReduceL2":
+                added = w.let(f"tl.sqrt({added})")
+            case "ReduceLogSum":
+                added = w.let(f"tl.log({added})")
+        lines.store_result(y, Reg(added, spec.dtype), 1)
+
+
+def _product(lines: LineWriter, spec: ReduceSpec, x: str) -> str:
+    total = _accumulated(lines, spec, x, "1", lambda sofar, value: f"{sofar} * {value}")
+    return lines.reduce(total, PRODUCT, computed(spec.dtype)).name
 
 
 def divisor(count: Dim, dtype: DType) -> str:
@@ -87,3 +92,6 @@ def _accumulated(
         value = lines.load(x, 0, spec.dtype, piece).name
         w.line(f"{total} = {combine(total, lines.within(value, piece, outside or first))}")
     return total
+
+
+_FORMS = {"ReduceProd": _product, "ReduceMax": _extreme, "ReduceMin": _extreme, "ReduceLogSumExp": _log_sum_exp}

@@ -76,6 +76,16 @@ def test_long_reductions(op: str) -> None:
     sweep(op, "float32[n,3]", axes=(0,), batches=(1, 40, 3000))
 
 
+def test_few_long_lines_are_shared_out() -> None:
+    kernel = sweep("ReduceMean", "float32[n,3]", axes=(0,), batches=(1, 3, 3000))
+    assert kernel.call.spec.parts == 1  # n is not known to be large
+    for shape, axes in (("n,40,40,5", (0, 1, 2)), ("3,90000", (1,))):
+        for op in ("ReduceSum", "ReduceMean", "ReduceL2"):
+            kernel = sweep(op, f"float32[{shape}]", axes=axes, keepdims=0, batches=(2,), atol=1e-3, rtol=1e-3)
+            assert kernel.call.spec.parts > 4
+    compiles("ReduceMean", "float32[n,40,40,64]", axes=(0, 1, 2))
+
+
 def test_logarithm_of_a_sum_of_positive_numbers() -> None:
     sweep("ReduceLogSum", "float32[n,17]", axes=(1,), sample=positive)
 

@@ -10,21 +10,24 @@ from core.ir.types import Dim, DType
 from core.kernels.catalog import reduce as on_cpu
 from core.kernels.catalog.base import KernelCall, KernelSpec, Request, covers, offers
 from core.kernels.catalog.cuda.lines import Lines, covering, middle_axis
-from core.kernels.catalog.cuda.product import FACTORS
+from core.kernels.catalog.cuda.product import FACTORS, ProductTile, parts_of, split_operands
 from core.kernels.catalog.nest import Nest
 
 _DTYPES = on_cpu.NUMBERS | FACTORS
+SUMS = frozenset({"ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum"})
 
 
 @dataclass(frozen=True)
 class ReduceSpec(KernelSpec):
-    """`kind` (the operator's name) of every line of the first operand; the second has one element for each."""
+    """`kind` (the operator's name) of every line of the first operand; the second has one element for each. Where there
+    are few lines, `parts` programs share each."""
 
     family: ClassVar[str] = "reduce"
     kind: str
     dtype: DType
     lines: Lines
     count: Dim  # elements that make one result
+    parts: int = 1
 
     @property
     def summary(self) -> str:
@@ -63,8 +66,25 @@ def _reductions(request: Request) -> Iterator[KernelCall]:
     spec = call.spec
     lines, along = _parts(spec.nest, spec.kept), _parts(spec.nest, spec.reduced)
     for cover in covering(lines, along):
-        reduced = ReduceSpec(spec.kind, spec.dtype, cover, spec.count)
-        yield replace(call, spec=reduced, grid=(cover.programs,))
+        parts = _parts_of(request, spec, cover)
+        yield replace(
+            call,
+            spec=ReduceSpec(spec.kind, spec.dtype, cover, spec.count, parts),
+            operands=(*call.operands, *split_operands(_size(cover), cover.programs, parts)),
+            grid=(cover.programs, parts),
+        )
+
+
+def _parts_of(request: Request, spec: on_cpu.ReduceSpec, lines: Lines) -> int:
+    """Sums of floats only: they are what gradients and statistics need."""
+    if spec.kind not in SUMS or spec.dtype not in FACTORS or lines.whole:
+        return 1
+    return parts_of(request.gpu, _size(lines), lines.programs, lines.length)
+
+
+def _size(lines: Lines) -> ProductTile:
+    tile = lines.tile
+    return ProductTile(tile.rows, tile.columns, tile.columns, tile.warps, 1)
 
 
 def _parts(nest: Nest, loops: tuple[int, ...]) -> Nest:

@@ -42,7 +42,7 @@ class InferEndpoint:
             head = call_head(scope["raw_path"], scope["headers"])
             body = await read_body(receive, self._service.settings.max_body)
         except ServerError as error:
-            await _send(send, error_reply(error))
+            await send_reply(send, error_reply(error))
             return
         except ClientLeft:
             return
@@ -51,7 +51,7 @@ class InferEndpoint:
         call.start(body)
         await _answered_or_left(call, answered, receive)
         if call.reply is not None:
-            await _send(send, call.reply)
+            await send_reply(send, call.reply)
 
 
 def client_address(scope: Scope) -> str:
@@ -87,6 +87,7 @@ async def _answered_or_left(call: InferCall, answered: asyncio.Event, receive: R
             call.cancel()
 
 
-async def _send(send: Send, reply: Reply) -> None:
+async def send_reply(send: Send, reply: Reply) -> None:
+    """Send a whole answer."""
     await send({"type": "http.response.start", "status": reply.status, "headers": list(reply.headers)})
     await send({"type": "http.response.body", "body": b"".join([reply.text, *reply.payloads])})

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.api.asgi import ClientLeft
+from server.api.asgi import ClientLeft, send_reply
 from server.api.reply import error_reply
 from server.errors import BadRequest, MethodNotAllowed, NotFound, ServerError
 
@@ -33,9 +34,31 @@ def install_error_handlers(app: FastAPI) -> None:
     async def left(_request: Request, _error: ClientLeft) -> Response:
         return Response(status_code=400)
 
-    @app.exception_handler(Exception)
-    async def unforeseen(request: Request, error: Exception) -> Response:
-        return _response(request, error)
+    app.add_middleware(Unforeseen)
+
+
+class Unforeseen:
+    """Answers what nobody foresaw. The framework's own handler would raise it again, whereupon the server closes a
+    connection whose answer was complete; here that happens only to answers that broke off."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on; an error before its answer began is its answer."""
+        began = False
+
+        async def sent(message: Message) -> None:
+            nonlocal began
+            began = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sent)
+        except Exception as error:
+            if began or scope["type"] != "http":
+                raise
+            await send_reply(send, error_reply(error, scope["path"]))
 
 
 def _translate(request: Request, error: HTTPException) -> ServerError:

@@ -83,3 +83,18 @@ def test_targets_that_are_none(target: str) -> None:
         raw.send(f"GET {target} HTTP/1.1\r\nHost: a\r\n\r\n".encode("latin-1"))
         assert raw.answer().status in (400, 404)
         assert running.ask("GET", "/v2").status == 200
+
+
+def test_an_unforeseen_error_is_an_answer_and_leaves_the_connection_open() -> None:
+    async def fail(ready: bool = False) -> list[dict[str, object]]:
+        raise RuntimeError("a secret path")
+
+    with serving({"doubler": doubler()}) as running, running.connect() as raw:
+        running.registry.index = fail  # type: ignore[method-assign]
+        for _ in range(2):
+            raw.send(request("POST", "/v2/repository/index", b"{}"))
+            answer = raw.answer()
+            assert (answer.status, "secret" in answer.error) == (500, False)
+            assert "connection" not in answer.headers
+        raw.send(infer_request("doubler", rows(1)))
+        np.testing.assert_array_equal(tensor_of(raw.answer()), rows(1) * 2)

@@ -336,7 +336,8 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     # 1. the batch size becomes `n`, every other symbol a number
     graph = bind(graph, batching, binding)
     # 2. rewrite: fold, fuse, lay out
-    passes = PassOptions(precision=options.precision, integers=has_bytes(host()), host=not options.devices)
+    here = not options.devices
+    passes = PassOptions(precision=options.precision, integers=here and has_bytes(host()), host=here)
     graph, reports = (optimize if options.optimize else prepare)(graph, passes)
     if options.devices:
         return split(graph, options, [log_line(report) for report in reports if report.changed])

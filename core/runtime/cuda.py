@@ -33,7 +33,14 @@ _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE: pinned for all contexts
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: no waiting for the stream that belongs to nobody
 _UNTIMED = 2  # CU_EVENT_DISABLE_TIMING
 
-_thread = threading.local()  # `context`: which one is current in this thread
+
+class _Thread(threading.local):
+    """What is one thread's own: the context that is current there."""
+
+    context: Any = None
+
+
+_thread = _Thread()
 
 
 class Driver:
@@ -41,6 +48,7 @@ class Driver:
 
     def __init__(self, module: Any) -> None:
         self.module = module
+        self._functions: dict[str, Callable[..., Any]] = {}
         self._ok = module.CUresult.CUDA_SUCCESS
         self._full = module.CUresult.CUDA_ERROR_OUT_OF_MEMORY
 
@@ -49,10 +57,12 @@ class Driver:
 
         DeviceMemoryError when there is no memory left, DeviceError for any other failure.
         """
-        code, *results = getattr(self.module, name)(*arguments)
-        if code != self._ok:
-            raise (DeviceMemoryError if code == self._full else DeviceError)(self._message(name, code))
-        return None if not results else results[0] if len(results) == 1 else tuple(results)
+        function = self._functions.get(name) or self._functions.setdefault(name, getattr(self.module, name))
+        answer = function(*arguments)
+        if answer[0] != self._ok:
+            full = answer[0] == self._full
+            raise (DeviceMemoryError if full else DeviceError)(self._message(name, answer[0]))
+        return None if len(answer) == 1 else answer[1] if len(answer) == 2 else answer[1:]
 
     def _message(self, name: str, code: Any) -> str:
         _, label = self.module.cuGetErrorName(code)
@@ -105,7 +115,7 @@ class CudaDevice:
 
     def call(self, name: str, *arguments: Any) -> Any:
         """A function of the driver, in this device's context."""
-        if getattr(_thread, "context", None) is not self._context:
+        if _thread.context is not self._context:
             self.driver("cuCtxSetCurrent", self._context)
             _thread.context = self._context
         return self.driver(name, *arguments)
@@ -246,11 +256,11 @@ class _Stream:
     device: CudaDevice
     handle: Any
 
-    def copy_in(self, address: int, source: HostBytes) -> None:
-        self.device.call("cuMemcpyHtoDAsync", address, address_of(source), source.nbytes, self.handle)
+    def copy_in(self, address: int, source: int, nbytes: int) -> None:
+        self.device.call("cuMemcpyHtoDAsync", address, source, nbytes, self.handle)
 
-    def copy_out(self, target: HostBytes, address: int) -> None:
-        self.device.call("cuMemcpyDtoHAsync", address_of(target), address, target.nbytes, self.handle)
+    def copy_out(self, target: int, address: int, nbytes: int) -> None:
+        self.device.call("cuMemcpyDtoHAsync", target, address, nbytes, self.handle)
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
         self.device.call("cuMemcpyDtoDAsync", target, source, nbytes, self.handle)

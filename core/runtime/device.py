@@ -55,12 +55,12 @@ class Graph(Protocol):
 
 
 class Stream(Protocol):
-    def copy_in(self, address: int, source: HostBytes) -> None:
-        """From host memory of `Device.host_bytes`, which must stay as it is until the copy is done."""
+    def copy_in(self, address: int, source: int, nbytes: int) -> None:
+        """From an address in host memory of `Device.host_bytes`, which must stay as it is until the copy is done."""
         ...
 
-    def copy_out(self, target: HostBytes, address: int) -> None:
-        """To host memory of `Device.host_bytes`."""
+    def copy_out(self, target: int, address: int, nbytes: int) -> None:
+        """To an address in host memory of `Device.host_bytes`."""
         ...
 
     def copy(self, target: int, source: int, nbytes: int) -> None:

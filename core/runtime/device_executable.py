@@ -1,7 +1,7 @@
 """A plan on a device: the same steps, addresses and lifetimes as on the CPU, launched or replayed as one graph.
 
-What a run does, in three streams that only wait where they must, so that the copies of one run go beside the work of
-another:
+What a run does, where others are in flight in three streams that only wait where they must, so that its copies go
+beside their work:
 
     copies in    staging -> inputs of a slot        then `arrived`
     work         after `arrived`: the steps         then `computed`
@@ -30,7 +30,8 @@ from core.plan.plan import ARENA, FLAG_BYTES, WEIGHTS, Plan, Port
 from core.runtime.background import Background
 from core.runtime.device import Device, Event
 from core.runtime.explain import explain_plan
-from core.runtime.room import SLOTS, Block, Ports, Slot, port_array, port_bytes, room_of
+from core.runtime.memory import address_of
+from core.runtime.room import SLOTS, Block, Form, Ports, Slot, port_array, port_bytes, room_of
 from core.runtime.runner import Share, Times
 from core.runtime.tape import Copy, Generations, Graphs, Key, Launch, Tape, grid_of, launch_one, play
 
@@ -63,7 +64,7 @@ class DeviceExecutable:
         self._weights = Block(device)
         self._states = {port.base: Block(device) for port in plan.states}
         self._aside = Block(device)
-        self._slots = [Slot.on(device, index) for index in range(SLOTS)]
+        self._slots = [Slot(device, index, plan, self._ports) for index in range(SLOTS)]
         self._free = list(self._slots)
         self._changed = threading.Condition()
         self._closed = self._released = False
@@ -71,8 +72,12 @@ class DeviceExecutable:
         self._graphs = Graphs(GRAPHS)
         self._background = Background()
         self._note = ""
-        self._allocate(max_batch)
-        self._upload(weights)
+        try:
+            self._allocate(max_batch)
+            self._upload(weights)
+        except BaseException:
+            self.close()
+            raise
 
     # -- before the first run ---------------------------------------------------------------------------------------
 
@@ -91,7 +96,7 @@ class DeviceExecutable:
         for port in self.plan.states:
             self._states[port.base].fit(port_bytes(port).at(1))
         for slot in self._slots:
-            slot.fit(self._ports.size.at(rows))
+            slot.fit(max(rows, 1))
 
     def _upload(self, chunks: Iterable[bytes | memoryview]) -> None:
         """The weight block, through a small stage."""
@@ -100,7 +105,7 @@ class DeviceExecutable:
         def flush() -> None:
             nonlocal filled, at
             if filled:
-                self._in.copy_in(self._weights.address + at, stage[:filled])
+                self._in.copy_in(self._weights.address + at, address_of(stage), filled)
                 self._in.synchronize()
             filled, at = 0, at + filled
 
@@ -123,7 +128,7 @@ class DeviceExecutable:
         stage = self.device.host_bytes(data.nbytes)
         stage[:] = data
         with self._order:
-            self._work.copy_in(self._states[self._state_port(name).base].address, stage)
+            self._work.copy_in(self._states[self._state_port(name).base].address, address_of(stage), stage.nbytes)
             self._work.synchronize()
         self.device.free_host(stage)
 
@@ -132,7 +137,7 @@ class DeviceExecutable:
         port = self._state_port(name)
         stage = self.device.host_bytes(port_bytes(port).at(1))
         with self._order:
-            self._work.copy_out(stage, self._states[port.base].address)
+            self._work.copy_out(address_of(stage), self._states[port.base].address, stage.nbytes)
             self._work.synchronize()
         value = port_array(port, stage, 1).copy()
         self.device.free_host(stage)
@@ -158,26 +163,21 @@ class DeviceExecutable:
             self._give(slot)
 
     def _run(self, slot: Slot, n: int, inputs: Sequence[NDArray[Any]], times: Times | None) -> list[Any]:
-        rows = max(n, 1)
-        slot.fit(self._ports.size.at(rows))
-        for port, array in zip(self.plan.inputs, inputs, strict=True):
-            at = self._ports.offsets[port.base].at(rows)
-            slot.staging[at : at + array.nbytes] = array.reshape(-1).view(np.uint8)
-        flags = slot.staging[self._ports.flags.at(rows) :][: self._ports.flag_bytes].view(np.int32)
-        flags[:] = Status.OK
+        form = slot.form(n)
+        for place, array in zip(form.inputs, inputs, strict=True):
+            place[...] = array
+        form.flags[...] = Status.OK
         with self._order:
-            self._fit_arena(self.plan.arena.at(rows))
-            stamps = self._give_to_streams(slot, n, times is not None)
+            self._fit_arena(self.plan.arena.at(max(n, 1)))
+            stamps = self._give_to_streams(slot, form, n, times is not None)
         slot.done.synchronize()
-        self._refuse_what_kernels_refused(flags)
+        if form.flags.size:
+            self._refuse_what_kernels_refused(form.flags)
         if times is not None:
             times.steps += np.diff([stamp.since(stamps[0]) for stamp in stamps])
             for stamp in stamps:
                 stamp.close()
-        return [
-            port_array(port, slot.staging[self._ports.offsets[port.base].at(rows) :], n).copy()
-            for port in self.plan.outputs
-        ]
+        return [array.copy() for array in form.outputs]
 
     def _refuse_what_kernels_refused(self, flags: NDArray[np.int32]) -> None:
         for step in self.plan.steps if flags.any() else ():
@@ -191,20 +191,23 @@ class DeviceExecutable:
             self._work.synchronize()  # nothing may still use what is given back
             self._arena.fit(nbytes)
 
-    def _give_to_streams(self, slot: Slot, n: int, timed: bool) -> list[Event]:
-        rows, base = max(n, 1), slot.ports.address
-        flags, end = self._ports.flags.at(rows), self._ports.size.at(rows)
-        given = flags + self._ports.flag_bytes
-        if given:
-            self._in.copy_in(base, slot.staging[:given])
-            self._in.record(slot.arrived)
-            self._work.wait(slot.arrived)
+    def _give_to_streams(self, slot: Slot, form: Form, n: int, timed: bool) -> list[Event]:
+        """Each way on a stream of its own where another run is in flight, to go beside its work; else all on one, which
+        takes fewer calls."""
+        alone, into, back = len(self._free) == len(self._slots) - 1, form.into, form.back
+        before, after = (self._work, self._work) if alone else (self._in, self._out)
+        if into.nbytes:
+            before.copy_in(into.device, into.host, into.nbytes)
+            if not alone:
+                before.record(slot.arrived)
+                self._work.wait(slot.arrived)
         stamps = self._timed(self._tape(slot, n)) if timed else self._compute(slot, n)
-        self._work.record(slot.computed)
-        self._out.wait(slot.computed)
-        if end > flags:
-            self._out.copy_out(slot.staging[flags:end], base + flags)
-        self._out.record(slot.done)
+        if not alone:
+            self._work.record(slot.computed)
+            after.wait(slot.computed)
+        if back.nbytes:
+            after.copy_out(back.host, back.device, back.nbytes)
+        after.record(slot.done)
         return stamps
 
     def _compute(self, slot: Slot, n: int) -> list[Event]:
@@ -222,7 +225,7 @@ class DeviceExecutable:
         return []
 
     def _generations(self, slot: Slot) -> Generations:
-        return self._arena.generation, slot.ports.generation
+        return self._arena.generation, slot.memory.generation
 
     def _make_graph(self, key: Key, tape: Tape, generations: Generations) -> None:
         """In the background. Where it fails, steps go on being launched, and `notes` says why."""
@@ -262,7 +265,7 @@ class DeviceExecutable:
         rows = max(n, 1)
         fixed = {ARENA: self._arena.address, WEIGHTS: self._weights.address}
         states = {base: block.address for base, block in self._states.items()}
-        return fixed | states | {base: slot.ports.address + at.at(rows) for base, at in self._ports.offsets.items()}
+        return fixed | states | {base: slot.memory.address + at.at(rows) for base, at in self._ports.offsets.items()}
 
     def _copies(self, bases: Mapping[int, int], n: int) -> tuple[Copy, ...]:
         """Results that lie elsewhere, to outputs and then to states. What a state held before goes aside first, in case
@@ -314,7 +317,8 @@ class DeviceExecutable:
 
     def _take(self) -> Slot:
         with self._changed:
-            self._changed.wait_for(lambda: self._free or self._closed)
+            if not self._free:
+                self._changed.wait_for(lambda: self._free or self._closed)
             if self._closed:
                 raise SessionClosed("the session is closed")
             return self._free.pop()

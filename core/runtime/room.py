@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from core.ir.types import TensorType
 from core.plan.liveness import Affine, aligned
 from core.plan.plan import FLAG_BYTES, Plan, Port, exact_affine
-from core.runtime.device import Device, Event, HostBytes
+from core.runtime.device import Device, HostBytes
+from core.runtime.memory import address_of
 
+_FORMS = 256  # batch sizes that a slot remembers the arrays of
 SLOTS = 2  # runs in flight: one computes while another's data travel
 
 
@@ -93,30 +95,77 @@ class Block:
             self.nbytes = 0
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One copy between the staging and the device."""
+
+    host: int
+    device: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A slot for one batch size: its staging as arrays, and the copies each way."""
+
+    inputs: tuple[NDArray[Any], ...]
+    flags: NDArray[np.int32]
+    outputs: tuple[NDArray[Any], ...]
+    into: Way
+    back: Way
+
+
 class Slot:
-    index: int
-    ports: Block
-    staging: HostBytes
-    arrived: Event
-    computed: Event
-    done: Event
+    """What one run in flight owns."""
 
-    @staticmethod
-    def on(device: Device, index: int) -> Slot:
-        return Slot(index, Block(device), device.host_bytes(0), device.event(), device.event(), device.event())
+    def __init__(self, device: Device, index: int, plan: Plan, layout: Ports) -> None:
+        self.index = index
+        self.memory = Block(device)
+        self.arrived, self.computed, self.done = device.event(), device.event(), device.event()
+        self._plan, self._layout = plan, layout
+        self._staging = device.host_bytes(0)
+        self._forms: dict[int, Form] = {}
 
-    def fit(self, nbytes: int) -> None:
-        device = self.ports.device
-        self.ports.fit(nbytes)
-        if self.staging.nbytes < nbytes:
-            device.free_host(self.staging)
-            self.staging = device.host_bytes(nbytes)
+    def fit(self, rows: int) -> None:
+        """Room for batches of so many. DeviceMemoryError where there is none; then nothing has changed."""
+        nbytes = self._layout.size.at(rows)
+        if nbytes > self.memory.nbytes:
+            self.memory.fit(nbytes)
+            self.memory.device.free_host(self._staging)
+            self._staging = self.memory.device.host_bytes(nbytes)
+            self._forms.clear()
+
+    def form(self, n: int) -> Form:
+        """Made once for every batch size in use."""
+        found = self._forms.get(n)
+        if found is None:
+            self.fit(max(n, 1))
+            if len(self._forms) >= _FORMS:
+                self._forms.clear()
+            found = self._forms[n] = self._form(n)
+        return found
+
+    def _form(self, n: int) -> Form:
+        rows, layout, plan = max(n, 1), self._layout, self._plan
+        flags, end = layout.flags.at(rows), layout.size.at(rows)
+        given = flags + layout.flag_bytes
+        host, device = address_of(self._staging), self.memory.address
+        arrays = {port.base: self._array(port, n) for port in (*plan.inputs, *plan.outputs)}
+        return Form(
+            inputs=tuple(arrays[port.base] for port in plan.inputs),
+            flags=self._staging[flags:given].view(np.int32),
+            outputs=tuple(arrays[port.base] for port in plan.outputs),
+            into=Way(host, device, given),
+            back=Way(host + flags, device + flags, end - flags),
+        )
+
+    def _array(self, port: Port, n: int) -> NDArray[Any]:
+        return port_array(port, self._staging[self._layout.offsets[port.base].at(max(n, 1)) :], n)
 
     def close(self) -> None:
-        device = self.ports.device
-        self.ports.close()
-        device.free_host(self.staging)
+        self._forms.clear()
+        self.memory.close()
+        self.memory.device.free_host(self._staging)
         for event in (self.arrived, self.computed, self.done):
             event.close()
 

@@ -276,11 +276,13 @@ class _Stream:
     work: deque[_Work] = field(default_factory=deque)
     captured: list[_Work] | None = None
 
-    def copy_in(self, address: int, source: HostBytes) -> None:
-        self._give(lambda: np.copyto(self.device.space.view(address, source.nbytes), source))
+    def copy_in(self, address: int, source: int, nbytes: int) -> None:
+        space, host = self.device.space, array_at(source, _BYTES, (nbytes,))
+        self._give(lambda: np.copyto(space.view(address, nbytes), host))
 
-    def copy_out(self, target: HostBytes, address: int) -> None:
-        self._give(lambda: np.copyto(target, self.device.space.view(address, target.nbytes)))
+    def copy_out(self, target: int, address: int, nbytes: int) -> None:
+        space, host = self.device.space, array_at(target, _BYTES, (nbytes,))
+        self._give(lambda: np.copyto(host, space.view(address, nbytes)))
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
         space = self.device.space

@@ -15,8 +15,9 @@ from core.ir.build import Builder
 from core.ir.graph import Graph, State, Value
 from core.ir.types import DType, TensorType, symbol
 from core.plan.planner import make_plan, weight_chunks
-from core.runtime import device_executable
+from core.runtime import device_executable, simulated
 from core.runtime.device_executable import DeviceExecutable
+from core.runtime.memory import address_of
 from core.runtime.runner import Times
 from core.runtime.simulated import INTERPRETER, REFERENCES, Backend, Schedule, SimulatedDevice
 
@@ -63,19 +64,34 @@ def assert_runs(executable: DeviceExecutable, graph: Graph, x: np.ndarray[Any, A
         np.testing.assert_allclose(result, expected, 1e-5)
 
 
+@pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("schedule", ["late", "early", "random"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_any_batch_size_runs_whatever_the_order_of_streams(backend: Backend, schedule: Schedule) -> None:
+def test_any_batch_size_runs_whatever_the_order_of_streams(backend: Backend, schedule: Schedule, alone: bool) -> None:
+    """Runs with others in flight have their copies in streams of their own."""
     graph, device = chain(), SimulatedDevice(backend=backend, schedule=schedule, seed=7)
     executable = loaded(graph, device)
+    held = None if alone else executable._take()
     for n in (1, 3, 4, 0, 9, 3, 9, 9, 1, 0, 3):  # beyond what there was room for, and back
         assert_runs(executable, graph, feed(n))
     assert executable.settle(10)
     for n in (9, 3, 1, 0):  # by their graphs
         assert_runs(executable, graph, feed(n, seed=1))
     assert device.replays >= 4
+    if held is not None:
+        executable._give(held)
     executable.close()
     assert device.space.used == 0
+
+
+@pytest.mark.parametrize("schedule", ["late", "random"])
+def test_a_wait_that_is_forgotten_shows(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the device is simulated for."""
+    monkeypatch.setattr(simulated._Stream, "wait", lambda stream, event: None)
+    executable = loaded(chain(), SimulatedDevice(schedule=schedule, seed=1))
+    executable._take()
+    feeds = [feed(3, seed=turn) for turn in range(60)]
+    assert not all(np.array_equal(executable.run(3, [x])[1], np.abs(x)) for x in feeds)
 
 
 def test_a_size_that_came_twice_gets_a_graph_and_launches_no_more() -> None:
@@ -168,7 +184,7 @@ def test_a_simulated_device_is_strict() -> None:
     address = device.allocate(256)
     assert address % 256 == 0 and np.isnan(device.space.view(address, 256).view(np.float32)).all()
     stream, stage = device.stream(), device.host_bytes(512)
-    stream.copy_out(stage, address)
+    stream.copy_out(address_of(stage), address, 512)
     with pytest.raises(DeviceError, match=r"512 bytes at .* lie in no allocated block"):
         stream.synchronize()
     with pytest.raises(DeviceError, match="512 bytes"):  # what failed once fails for ever

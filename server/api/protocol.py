@@ -1,10 +1,8 @@
 """The HTTP connection: inference answered without ASGI, everything else handed on to the application.
 
-A subclass of uvicorn's httptools protocol (uvicorn is pinned for this). What a client sent, in order, is a deque of
-turns; each is an :class:`InferCall` or an ASGI cycle, and only the first may write. So pipelined calls run and batch
-together while their answers keep their order.
-
-A head that the parser has seen before is recognised by its bytes and its request never enters the parser.
+A subclass of uvicorn's httptools protocol (uvicorn is pinned for this). Here is what is received; what becomes of it, and
+in which order, is in :mod:`server.api.turns`. A head that the parser has seen before is recognised by its bytes and its
+request never enters the parser.
 """
 
 from __future__ import annotations
@@ -12,43 +10,28 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
 import httptools
-from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
 from server.access.addresses import client_of
 from server.api.callhead import CallHead, call_head, is_infer_path
 from server.api.hosts import check_host
-from server.api.hub import Hub
 from server.api.infer import InferCall
-from server.api.reply import Reply
+from server.api.turns import AsgiTurn, TurnTaking
 from server.errors import BadRequest, HeaderTooLarge, RequestTimeout, ServerError, TooLarge, Unavailable
 
-CLOSE = b"connection: close\r\n"
 HALF_CLOSE_GRACE = 0.05  # seconds in which work may begin for a client that has closed its sending side
-LINGER = 2.0  # seconds in which a refused client may still be sending and yet reads the reason
 STOP_GRACE = 5.0  # seconds a half-received request gets once the server stops
 FEW_CHUNKS, MEAN_CHUNK = 4096, 64  # beyond so many chunks they must have this many bytes on average
 MANAGEMENT_BODY = 1 << 20  # bytes of a management call's JSON
 _UPGRADING = (b"upgrade", b"connection", b"http2-settings")  # headers that offer another protocol
-BIG_PAYLOAD = 1 << 16  # bytes from which payloads are written as they are instead of joined
 
 
-@dataclass(slots=True)
-class AsgiTurn:
-    """A request that the application answers."""
-
-    cycle: RequestResponseCycle
-    app: ASGI3Application
-    started: bool = False
-
-
-class LatheProtocol(HttpToolsProtocol):
+class LatheProtocol(TurnTaking):
     """One client's connection."""
 
     def __init__(
@@ -59,14 +42,6 @@ class LatheProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.hub: Hub = app_state["hub"]
-        self.caller = ""  # whose address this is
-        self.turns: deque[InferCall | AsgiTurn] = deque()
-        self.final: InferCall | AsgiTurn | None = None  # the connection closes after this turn
-        self.stopping = False
-        self.deaf = False  # nothing that still arrives is read
-        self.deadline = math.inf  # loop time by which the message being received must be there
-        self.write_deadline = math.inf
         self.last_seen = self.hub.now
         # the message being received
         self.url = b""
@@ -107,7 +82,7 @@ class LatheProtocol(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more. It may still read, so work that begins soon is answered; the rest is dropped."""
-        if not self.turns or self.in_message or self.missing or self.deaf:
+        if not self.turns or self.is_receiving or self.deaf:
             return False
         self.deaf = True
         self._close_after(self.turns[-1])
@@ -125,17 +100,12 @@ class LatheProtocol(HttpToolsProtocol):
     def shutdown(self) -> None:
         """The server stops: accepted requests are answered, then the connection closes."""
         self.stopping = True
-        if self.in_message or self.missing:
+        if self.is_receiving:
             self.deadline = min(self.deadline, self.loop.time() + STOP_GRACE)
         if self.turns:
             self._close_after(self.turns[-1])
         elif self._is_idle():
             self.transport.close()
-
-    def _close_after(self, turn: InferCall | AsgiTurn) -> None:
-        self.final = turn
-        if isinstance(turn, AsgiTurn):
-            turn.cycle.keep_alive = False
 
     def sweep(self, now: float) -> None:
         """Act on deadlines."""
@@ -146,8 +116,12 @@ class LatheProtocol(HttpToolsProtocol):
         elif self._is_idle() and now - self.last_seen > self.hub.settings.keep_alive:
             self.transport.close()
 
+    @property
+    def is_receiving(self) -> bool:
+        return bool(self.in_message or self.missing)
+
     def _is_idle(self) -> bool:
-        return not (self.turns or self.in_message or self.missing)
+        return not (self.turns or self.is_receiving)
 
     def _timed_out(self) -> None:
         if self.deaf or not (self.in_message or (self.missing and self.receiving)):
@@ -155,22 +129,6 @@ class LatheProtocol(HttpToolsProtocol):
             return
         part = "headers" if self.in_head else "body"
         self.reject(RequestTimeout(f"the request's {part} did not arrive in time"))
-
-    # flow control
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self.flow.pause_reading()
-        self.write_deadline = self.hub.now + self.hub.settings.write_timeout
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self.write_deadline = math.inf
-        self._resume_reading()
-
-    def _resume_reading(self) -> None:
-        if not self.flow.write_paused and len(self.turns) <= self.hub.settings.max_pipeline // 2:
-            self.flow.resume_reading()
 
     # bytes come in
 
@@ -398,77 +356,6 @@ class LatheProtocol(HttpToolsProtocol):
         if call is not None:
             call.start(body)
 
-    # turns are taken
-
-    def _open(self, head: CallHead) -> InferCall:
-        call = self.hub.infer.call(head, self._deliver, self.caller)
-        self.turns.append(call)
-        return call
-
-    def _deliver(self, call: InferCall) -> None:
-        turns = self.turns
-        if not turns or turns[0] is not call:
-            return  # sent when its turn comes, or never if the client is gone
-        turns.popleft()
-        self._send(call)
-        if turns or self.flow.read_paused:
-            self._advance()
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        turn = AsgiTurn(cycle, app)
-        self.turns.append(turn)
-        if self.stopping:
-            self._close_after(turn)
-        self._advance()
-
-    def on_response_complete(self) -> None:
-        """The application's answer is written."""
-        self.server_state.total_requests += 1
-        if self.turns and isinstance(self.turns[0], AsgiTurn):
-            self.turns.popleft()
-        if not self.transport.is_closing():
-            self._advance()
-
-    def _advance(self) -> None:
-        """Write every answer that is ready and next in line; start the application if it is its turn."""
-        while self.turns:
-            turn = self.turns[0]
-            if isinstance(turn, AsgiTurn):
-                if not turn.started:
-                    turn.started = True
-                    super()._start_asgi_task(turn.cycle, turn.app)
-                break
-            if turn.reply is None:
-                break
-            self.turns.popleft()
-            self._send(turn)
-        self._resume_reading()
-
-    # bytes go out
-
-    def _send(self, call: InferCall) -> None:
-        transport, reply = self.transport, call.reply
-        if reply is None or transport.is_closing():
-            return
-        self.server_state.total_requests += 1
-        closes = call is self.final or (self.stopping and not self.turns)
-        self._write(reply, closes)
-        if closes and self.deaf and (self.in_message or self.missing):
-            self._linger()
-        elif closes:
-            transport.close()
-
-    def _write(self, reply: Reply, closes: bool) -> None:
-        start, payloads = self.hub.start_of(reply.status, self.server_state.default_headers), reply.payloads
-        if closes:
-            start += CLOSE
-        if len(payloads) == 1 and len(payloads[0]) < BIG_PAYLOAD:
-            self.transport.write(b"".join((start, reply.block, payloads[0])))
-        elif all(len(payload) < BIG_PAYLOAD for payload in payloads):
-            self.transport.write(b"".join([start, reply.block, *payloads]))
-        else:
-            self.transport.writelines([start, reply.block, *payloads])
-
     def reject(self, error: ServerError) -> None:
         """Answer the message being received with an error, read no more of it, and close."""
         self.deaf = True
@@ -489,13 +376,6 @@ class LatheProtocol(HttpToolsProtocol):
         self.turns.pop()
         _disconnect(cycle)
         return True
-
-    def _linger(self) -> None:
-        """Closing at once would reset the connection under a client that is still sending, and lose the answer."""
-        self.deadline = self.loop.time() + LINGER
-        self.write_deadline = self.deadline
-        self.flow.resume_reading()
-        self.transport.write_eof()
 
 
 def _is_upload(path: bytes) -> bool:

@@ -1,0 +1,161 @@
+"""What a connection answers, and in which order.
+
+What a client sent is a deque of turns; each is an :class:`InferCall` or an ASGI cycle, and only the first may write. So
+pipelined calls run and batch together while their answers keep their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from uvicorn._types import ASGI3Application
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from server.api.callhead import CallHead
+from server.api.hub import Hub
+from server.api.infer import InferCall
+from server.api.reply import Reply
+
+CLOSE = b"connection: close\r\n"
+LINGER = 2.0  # seconds in which a refused client may still be sending and yet reads the reason
+BIG_PAYLOAD = 1 << 16  # bytes from which payloads are written as they are instead of joined
+
+
+@dataclass(slots=True)
+class AsgiTurn:
+    """A request that the application answers."""
+
+    cycle: RequestResponseCycle
+    app: ASGI3Application
+    started: bool = False
+
+
+class TurnTaking(HttpToolsProtocol):
+    """The answering half of a connection; who subclasses it opens turns."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.hub: Hub = app_state["hub"]
+        self.caller = ""  # whose address this is
+        self.turns: deque[InferCall | AsgiTurn] = deque()
+        self.final: InferCall | AsgiTurn | None = None  # the connection closes after this turn
+        self.stopping = False
+        self.deaf = False  # nothing that still arrives is read
+        self.deadline = math.inf  # loop time by which the message being received must be there
+        self.write_deadline = math.inf
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether part of a message is there."""
+        raise NotImplementedError
+
+    # flow control
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.flow.pause_reading()
+        self.write_deadline = self.hub.now + self.hub.settings.write_timeout
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.write_deadline = math.inf
+        self._resume_reading()
+
+    def _resume_reading(self) -> None:
+        if not self.flow.write_paused and len(self.turns) <= self.hub.settings.max_pipeline // 2:
+            self.flow.resume_reading()
+
+    # turns are taken
+
+    def _open(self, head: CallHead) -> InferCall:
+        call = self.hub.infer.call(head, self._deliver, self.caller)
+        self.turns.append(call)
+        return call
+
+    def _deliver(self, call: InferCall) -> None:
+        turns = self.turns
+        if not turns or turns[0] is not call:
+            return  # sent when its turn comes, or never if the client is gone
+        turns.popleft()
+        self._send(call)
+        if turns or self.flow.read_paused:
+            self._advance()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        turn = AsgiTurn(cycle, app)
+        self.turns.append(turn)
+        if self.stopping:
+            self._close_after(turn)
+        self._advance()
+
+    def on_response_complete(self) -> None:
+        """The application's answer is written."""
+        self.server_state.total_requests += 1
+        if self.turns and isinstance(self.turns[0], AsgiTurn):
+            self.turns.popleft()
+        if not self.transport.is_closing():
+            self._advance()
+
+    def _advance(self) -> None:
+        """Write every answer that is ready and next in line; start the application if it is its turn."""
+        while self.turns:
+            turn = self.turns[0]
+            if isinstance(turn, AsgiTurn):
+                if not turn.started:
+                    turn.started = True
+                    super()._start_asgi_task(turn.cycle, turn.app)
+                break
+            if turn.reply is None:
+                break
+            self.turns.popleft()
+            self._send(turn)
+        self._resume_reading()
+
+    # bytes go out
+
+    def _send(self, call: InferCall) -> None:
+        transport, reply = self.transport, call.reply
+        if reply is None or transport.is_closing():
+            return
+        self.server_state.total_requests += 1
+        closes = call is self.final or (self.stopping and not self.turns)
+        self._write(reply, closes)
+        if closes and self.deaf and self.is_receiving:
+            self._linger()
+        elif closes:
+            transport.close()
+
+    def _write(self, reply: Reply, closes: bool) -> None:
+        start, payloads = self.hub.start_of(reply.status, self.server_state.default_headers), reply.payloads
+        if closes:
+            start += CLOSE
+        if len(payloads) == 1 and len(payloads[0]) < BIG_PAYLOAD:
+            self.transport.write(b"".join((start, reply.block, payloads[0])))
+        elif all(len(payload) < BIG_PAYLOAD for payload in payloads):
+            self.transport.write(b"".join([start, reply.block, *payloads]))
+        else:
+            self.transport.writelines([start, reply.block, *payloads])
+
+    def _close_after(self, turn: InferCall | AsgiTurn) -> None:
+        self.final = turn
+        if isinstance(turn, AsgiTurn):
+            turn.cycle.keep_alive = False
+
+    def _linger(self) -> None:
+        """Closing at once would reset the connection under a client that is still sending, and lose the answer."""
+        self.deadline = self.loop.time() + LINGER
+        self.write_deadline = self.deadline
+        self.flow.resume_reading()
+        self.transport.write_eof()

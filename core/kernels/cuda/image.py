@@ -70,8 +70,12 @@ class Reach:
     def at(self, place: str) -> Taps:
         """The pixels of the windows that have these elements at this place, and where there are such windows."""
         windows, mask = self.windows_at(place)
-        offsets = [scaled(each, stride) for each, stride in zip(windows, self._image.steps, strict=True)]
-        return Taps(self._w.let(total([self._batch, *offsets]), "at"), mask)
+        return Taps(self._w.let(self.offset(windows), "at"), mask)
+
+    def offset(self, windows: list[str]) -> str:
+        """The pixels of windows, without channels."""
+        steps = [scaled(each, stride) for each, stride in zip(windows, self._image.steps, strict=True)]
+        return total([self._batch, *steps])
 
     def windows_at(self, place: str) -> tuple[list[str], str]:
         """Along each axis, the number of the window."""

@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from core.ir.graph import Array
+from core.ir.types import DType
 from tests.core.cuda.gpu_kernel import GpuKernel, compiles, sweep
-from tests.core.kernels.sweep import floats
+from tests.core.kernels.harness import single_node
+from tests.core.kernels.sweep import floats, normal, tensor
 
 WINDOWS: list[dict[str, Any]] = [
     {"kernel_shape": (2, 2), "strides": (2, 2)},
@@ -46,6 +49,18 @@ def test_not_a_number_is_the_greatest() -> None:
     GpuKernel("MaxPool", "float32[n,4,4,3]", layout="NHWC", kernel_shape=(2, 2)).check(x)
 
 
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("attrs", WINDOWS)
+def test_gradients(attrs: dict[str, Any], layout: str) -> None:
+    def few(dtype: DType, shape: tuple[int, ...]) -> Array:
+        return np.round(2 * normal(dtype, shape))  # many are equal
+
+    shape = "n,9,8,5" if layout == "NHWC" else "n,5,9,8"
+    x = f"float32[{shape}]"
+    result = single_node("MaxPool", tensor(x), layout=layout, **attrs).outputs[0].type
+    sweep("MaxPoolGradient", x, str(result), layout=layout, sample=few, batches=(1, 2), **attrs)
+
+
 def test_every_offer_agrees() -> None:
     attrs = {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)}
     for layout, shape in (("NHWC", "n,5,6,33"), ("NCHW", "n,33,5,6")):
@@ -58,3 +73,4 @@ def test_compiles() -> None:
     compiles("MaxPool", "float32[n,56,56,64]", **attrs)
     compiles("AveragePool", "bfloat16[n,56,56,64]", **attrs)
     compiles("MaxPool", "uint8[n,5,6,7]", **attrs)
+    compiles("MaxPoolGradient", "float32[n,56,56,64]", "float32[n,28,28,64]", **attrs)

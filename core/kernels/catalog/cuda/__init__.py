@@ -11,11 +11,12 @@ from core.kernels.catalog.cuda import (
     gemm,
     norm,
     pool,
+    pool_gradient,
     reduce,
     softmax,
 )
 
 __all__ = [
     "attention", "conv", "conv_gradient", "copy", "depthwise", "elementwise", "gather", "gemm", "norm", "pool",
-    "reduce", "softmax",
+    "pool_gradient", "reduce", "softmax",
 ]  # fmt: skip

@@ -64,8 +64,14 @@ def _calls(request: Request) -> Iterator[KernelCall]:
     to, channels = tuple(strides[axis] for axis in axes), x.shape[axes[-1]]
     average, padded = node.op == "AveragePool", bool(attribute(node, "count_include_pad"))
     flops = node.output.tensor.size * image.places
-    tiles = _TILES if image.channel_step == 1 else tuple((columns, rows, warps) for rows, columns, warps in _ACROSS)
-    for rows, columns, warps in tiles:
+    for rows, columns, warps in image_tiles(image):
         spec = PoolSpec(image, channels, to, average, padded, rows, columns, warps)
         grid = (blocks(image.pixels, rows) * blocks(channels, columns),)
         yield KernelCall(spec, (In(0), Out()), strided=(In(0), Out()), flops=flops, bytes=traffic(node), grid=grid)
+
+
+def image_tiles(image: Image) -> tuple[tuple[int, int, int], ...]:
+    """Pixels, channels and warps of a program: those along the axis of neighbours in memory many."""
+    if image.channel_step == 1:
+        return _TILES
+    return tuple((pixels, channels, warps) for channels, pixels, warps in _ACROSS)

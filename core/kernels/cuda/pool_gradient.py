@@ -1,0 +1,59 @@
+"""The gradient of MaxPool: for each window over a place, its first greatest element is looked for once more."""
+
+from __future__ import annotations
+
+from core.kernels.catalog.cuda.pool_gradient import PoolGradientSpec
+from core.kernels.catalog.cuda.product import ProductTile
+from core.kernels.cuda.algebra import Algebra, Reg
+from core.kernels.cuda.image import Reach
+from core.kernels.cuda.nest import Place, split
+from core.kernels.cuda.product import ProgramTile, cleared, joined, program_tile
+from core.kernels.cuda.source import Source, Writer, scaled, total
+from core.kernels.target import GpuTarget
+
+
+def generate(spec: PoolGradientSpec, target: GpuTarget) -> Source:
+    w = Writer(spec.symbol)
+    for name in ("x", "dy", "dx"):
+        w.operand(name, spec.image.dtype)
+    size = ProductTile(spec.rows, spec.columns, 1, spec.warps, 1)
+    tile = program_tile(w, size, spec.image.reached, spec.channels)
+    batch, *places = split(w, tile.rows, (spec.image.batch, *spec.image.sizes))
+    reach = Reach(w, spec.results, tile.rows)
+    sums = cleared(w, size)
+    with w.block(f"for place in range(0, {spec.image.places})"):
+        windows, inside = reach.windows_at("place")
+        mask = joined(tile.row_mask, tile.column_mask, inside)
+        first = _first_greatest(w, spec, size, tile, (batch, *windows), mask)
+        at = total([reach.offset(windows), scaled(tile.columns, spec.results.channel_step)])
+        given = Algebra(w).load("dy", at, spec.image.dtype, mask, "0.0").name
+        w.line(f"{sums} = {sums} + tl.where({first} == place, {given}, 0.0)")
+    here = Place((batch, *places, tile.columns), (None,) * (len(places) + 2))
+    at = f"{here.offset(spec.to)} + {tile.rows} * 0 + {tile.columns} * 0"
+    Algebra(w).store("dx", at, Reg(sums, spec.image.dtype), joined(tile.row_mask, tile.column_mask))
+    return w.source(spec.warps)
+
+
+def _first_greatest(
+    w: Writer, spec: PoolGradientSpec, size: ProductTile, tile: ProgramTile, window: tuple[str, ...], mask: str | None
+) -> str:
+    """The place in a window of its first greatest element. A NaN is greater than any number."""
+    image, shape = spec.image, f"({size.rows}, {size.columns})"
+    best = w.let(f'tl.full({shape}, float("-inf"), tl.float32)', "best")
+    first = w.let(f"tl.full({shape}, -1, tl.int32)", "first")
+    with w.block(f"for other in range(0, {image.places})"):
+        offsets, masks = [scaled(window[0], image.batch_step)], [mask]
+        steps = split(w, "other", image.kernel)
+        for number, step, each, stride in zip(window[1:], steps, image.windows, image.steps, strict=True):
+            moved = total([scaled(number, each.stride), scaled(step, each.dilation)])
+            index = w.let(f"{moved} - {each.before}", "at")
+            offsets.append(scaled(index, stride))
+            masks.append(f"({index} >= 0) & ({index} < {each.size})")
+        inside = w.let(joined(*masks) or "True", "inside")
+        at = total([*offsets, scaled(tile.columns, image.channel_step)])
+        value = Algebra(w).load("x", at, image.dtype, inside, "0.0").name
+        greater = f"({value} > {best}) | (({value} != {value}) & ({best} == {best}))"
+        better = w.let(f"({inside}) & (({first} < 0) | {greater})", "better")
+        w.line(f"{best} = tl.where({better}, {value}, {best})")
+        w.line(f"{first} = tl.where({better}, other, {first})")
+    return first

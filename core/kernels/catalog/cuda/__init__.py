@@ -13,10 +13,11 @@ from core.kernels.catalog.cuda import (
     pool,
     pool_gradient,
     reduce,
+    scatter,
     softmax,
 )
 
 __all__ = [
     "attention", "conv", "conv_gradient", "copy", "depthwise", "elementwise", "gather", "gemm", "norm", "pool",
-    "pool_gradient", "reduce", "softmax",
+    "pool_gradient", "reduce", "scatter", "softmax",
 ]  # fmt: skip

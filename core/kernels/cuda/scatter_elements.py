@@ -1,0 +1,40 @@
+"""Scatter of single elements: a thread owns a line along the axis of the indices, and goes through it in order."""
+
+from __future__ import annotations
+
+from core.ir.types import DType
+from core.kernels.catalog.base import Status
+from core.kernels.catalog.cuda.scatter import ScatterElementsSpec
+from core.kernels.cuda.nest import split
+from core.kernels.cuda.scatter import from_front, join
+from core.kernels.cuda.source import Source, Writer, text_of
+from core.kernels.target import GpuTarget
+
+
+def generate(spec: ScatterElementsSpec, target: GpuTarget) -> Source:
+    w = Writer(spec.symbol)
+    for name, dtype in (("indices", spec.index), ("updates", spec.dtype), ("y", spec.dtype)):
+        w.operand(name, dtype)
+    if not spec.cleared:
+        w.operand("x", spec.dtype)
+    w.operand("flag", DType.INT32)
+    inner, extent = text_of(spec.inner), text_of(spec.extent)
+    line = w.let(f"tl.program_id(0) * {spec.lines} + tl.arange(0, {spec.lines})", "line")
+    inside = w.let(f"{line} < {text_of(spec.outer * spec.inner)}", "inside")
+    outer, column = split(w, line, (spec.outer, spec.inner))
+    base = w.let(f"{outer} * ({extent} * {inner}) + {column}", "base")
+    source = w.let(f"{outer} * ({text_of(spec.count)} * {inner}) + {column}", "source")
+    with w.block(f"for k in range(0, {extent})"):
+        old = "0" if spec.cleared else f"tl.load(x + {base} + k * {inner}, {inside})"
+        w.line(f"tl.store(y + {base} + k * {inner}, {old}, {inside})")
+    with w.block(f"for k in range(0, {text_of(spec.count)})"):
+        index = w.let(f"tl.load(indices + {source} + k * {inner}, {inside}, other=0)", "index")
+        front, good = from_front(w, index, extent)
+        bad = w.let(f"tl.reduce(({inside} & (~{good})).to(tl.int32), 0, tl.standard._elementwise_max)", "bad")
+        w.line(f"tl.store(flag, {Status.INDEX_OUT_OF_RANGE.value}, {bad} > 0)")
+        valid = w.let(f"{inside} & {good}", "valid")
+        at = w.let(f"{base} + {front}.to(tl.int32) * {inner}", "at")
+        new = w.let(f"tl.load(updates + {source} + k * {inner}, {valid})", "new")
+        old = w.let(f"tl.load(y + {at}, {valid})", "old")
+        w.line(f"tl.store(y + {at}, {join(spec.reduction, spec.dtype, old, new)}, {valid})")
+    return w.source(spec.warps)

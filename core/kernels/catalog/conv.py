@@ -245,7 +245,9 @@ def is_winograd(request: Request, weight: Array, windows: tuple[Window, ...]) ->
     """
     node, target = request.node, request.cpu
     columns, channels = weight.shape[:2]
-    shaped = all((w.kernel, w.stride, w.dilation) == (3, 1, 1) and w.count >= _WINOGRAD_SIZE for w in windows)
+    strides = ({1}, {2}) if _value(node, 0).dtype is F32 else ({1},)
+    shaped = all((w.kernel, w.dilation) == (3, 1) and w.count >= _WINOGRAD_SIZE for w in windows)
+    shaped = shaped and {w.stride for w in windows} in strides
     whole = channels % target.lanes == 0 and columns % target.lanes == 0 and min(channels, columns) >= 32
     suits = len(windows) == 2 and shaped and whole and int(attribute(node, "group")) == 1
     narrow = _value(node, 0).dtype.is_integer or finish_of(node).deferred or finish_of(node).staged

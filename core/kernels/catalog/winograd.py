@@ -1,11 +1,12 @@
 """3x3 convolutions by Winograd's algorithm (Lavin and Gray, 2015): F(4x4, 3x3) takes a quarter of the multiplications,
-F(2x2, 3x3) for small images four ninths, with less than half the weights."""
+F(2x2, 3x3) for small images four ninths, with less than half the weights. Those of stride 2 take 25 of 36."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import ClassVar, TypeAlias
 
 import numpy as np
@@ -27,37 +28,64 @@ from core.kernels.catalog.nest import traffic
 from core.kernels.catalog.panels import LINE, Tile, choose_tile, pack_panels
 from core.kernels.catalog.pool import Window
 from core.kernels.catalog.words import WORD_BYTES, pack_words, per_word
+from core.kernels.target import Target
 
 Matrix: TypeAlias = tuple[tuple[float, ...], ...]
 
-TABLE_LANES = 8  # entries of a line in the table of places: those of a tile, rounded up to a vector
-_BLOCK = 24  # tiles of a task: few enough that both intermediates stay near, enough to use the weights well
+_BLOCK = 32  # tiles of a task: few enough that both intermediates stay near, enough to use the weights well
 _FAR_BYTES = 16 << 20  # weights that the last-level cache does not hold beside the rest: more tiles must share them
 _LARGE_IMAGE = 12  # results along an axis from which large tiles cover an image well and are many
+_TAPS = 3
 
 
 @dataclass(frozen=True)
 class Form:
-    """F(output x output, 3x3) by evaluating at `points` and at infinity (Toom and Cook). Points come in pairs of either
-    sign behind 0, which lets transforms share sums."""
+    """F(output x output, 3x3) by evaluating at `points` and at infinity (Toom and Cook). The first point is 0; of the
+    others most come in pairs of either sign, which lets transforms share sums.
+
+    A stride of 2 takes two convolutions of half the image: its even places by the outer taps, and its odd ones by the
+    middle tap, which needs no infinity. They are added before the transform back: at a finite point both make one
+    product of twice the depth.
+    """
 
     output: int  # results of a tile along an axis
     points: tuple[float, ...]
+    stride: int = 1
 
     @property
     def input(self) -> int:
         """Places of the image that they need."""
-        return self.output + 2
+        return (self.output - 1) * self.stride + _TAPS
+
+    @property
+    def evaluations(self) -> int:
+        """Points, with infinity."""
+        return len(self.points) + 1
+
+    @property
+    def line_products(self) -> int:
+        """Multiplications of a tile along an axis."""
+        return len(self.points) * self.stride + 1
 
     @property
     def products(self) -> int:
-        return self.input**2
+        return self.line_products**2
+
+    @property
+    def groups(self) -> tuple[tuple[float, ...], ...]:
+        """The points, those of either sign together."""
+        paired = [point for point in self.points if point and -point in self.points]
+        return tuple((p, -p) if p in paired else (p,) for p in self.points if p not in paired or p > 0)
+
+    def parts(self, evaluation: int) -> int:
+        """How many of the `stride` parts of the image have a value there: infinity is needed by the first alone."""
+        return self.stride if evaluation < len(self.points) else 1
 
     @property
     def image(self) -> Matrix:
-        """The transform of a line of the image: row p holds the polynomial that is zero at all other points."""
-        rows = [(*_with_zeros(self._others(p)), 0.0) for p in self.points]
-        return (*rows, _with_zeros(self.points))
+        """The transform of a line of a part of the image: row p holds the polynomial with zeros at all other points."""
+        rows = [(*with_zeros(self._others(p)), 0.0) for p in self.points]
+        return (*rows, with_zeros(self.points))
 
     @property
     def result(self) -> Matrix:
@@ -67,9 +95,14 @@ class Form:
 
     @property
     def weight(self) -> Matrix:
-        """The transform of a line of weights, divided by what the polynomials are at their own points."""
-        rows = [tuple(p**i / float(np.prod([p - o for o in self._others(p)])) for i in range(3)) for p in self.points]
-        return (*rows, (0.0, 0.0, 1.0))
+        """The transform of a line of weights, a row per point and part of the image, divided by what the polynomials
+        are at their own points."""
+        return (*(self._weight(p, part) for p in self.points for part in range(self.stride)), (0.0, 0.0, 1.0))
+
+    def _weight(self, point: float, part: int) -> tuple[float, ...]:
+        own = float(np.prod([point - other for other in self._others(point)]))
+        taps = range(part, _TAPS, self.stride)
+        return tuple(point ** taps.index(i) / own if i in taps else 0.0 for i in range(_TAPS))
 
     def _others(self, point: float) -> list[float]:
         return [other for other in self.points if other != point]
@@ -77,11 +110,37 @@ class Form:
 
 LARGE = Form(4, (0.0, 5 / 8, -5 / 8, 3 / 2, -3 / 2))  # among simple points these lose the least to rounding
 SMALL = Form(2, (0.0, 1.0, -1.0))
+STRIDED = Form(2, (0.0, 1.0), 2)  # larger ones save little more, and take two to three times the weights
 
 
-def _with_zeros(points: Sequence[float]) -> tuple[float, ...]:
+def with_zeros(points: Sequence[float]) -> tuple[float, ...]:
     """The coefficients of the polynomial that has these zeros, the constant one first."""
     return tuple(float(c) for c in np.poly(points)[::-1])
+
+
+@dataclass(frozen=True)
+class Cover:
+    """Tiles of `output` results along an axis of `count`. The last ones may be short: without their first result.
+
+    That result alone needs the value at the point 0, so a short tile takes fewer products. They are as many as
+    results would otherwise lie beyond the image.
+    """
+
+    count: int
+    output: int
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.count // self.output)
+
+    @property
+    def short(self) -> int:
+        return min(self.tiles * self.output - self.count, self.tiles)
+
+    @property
+    def whole(self) -> int:
+        """Tiles that are not short."""
+        return self.tiles - self.short
 
 
 @dataclass(frozen=True)
@@ -108,20 +167,31 @@ class WinogradSpec(KernelSpec):
         return self.channels // per_word(self.element)
 
     @property
-    def grid(self) -> tuple[int, int]:
-        """Tiles of an image along its two axes; the last ones may reach beyond the result."""
-        lines, columns = (-(-window.count // self.form.output) for window in self.windows)
+    def covers(self) -> tuple[Cover, Cover]:
+        """How tiles cover the results of an image along its two axes."""
+        lines, columns = (Cover(window.count, self.form.output) for window in self.windows)
         return lines, columns
 
     @property
     def tiles(self) -> Dim:
-        return self.batch * product(self.grid)
+        return self.batch * product(axis.tiles for axis in self.covers)
+
+    @property
+    def matrices(self) -> int:
+        """Matrix products: one for every two points."""
+        return self.form.evaluations**2
+
+    @property
+    def row_words(self) -> int:
+        """Room for the values of a tile at two points: [parts][depth], and a line where they are many, lest all rows
+        meet in the same sets of the nearest cache."""
+        parts = self.form.stride**2
+        return parts * self.depth + (LINE if parts > 1 else 0)
 
     @property
     def input_step(self) -> int:
-        """Words from one matrix of transformed places to the next: a line more than they take, lest all of them meet in
-        the same sets of the nearest cache."""
-        return self.block * self.depth + LINE
+        """Words from one matrix of such values to the next: [block][row_words], and a line for the same reason."""
+        return self.block * self.row_words + LINE
 
     @property
     def output_step(self) -> int:
@@ -129,16 +199,21 @@ class WinogradSpec(KernelSpec):
         return self.block * self.columns + LINE
 
     @property
+    def table_lanes(self) -> int:
+        """Entries of a line in the table of places: those of a tile, rounded up to a vector."""
+        return 1 << (self.form.input - 1).bit_length()
+
+    @property
     def scratch_words(self) -> int:
-        """Both intermediates, [products][block][depth] and [products][block][columns]; the table of places; a pixel of
-        zeros."""
-        table = 2 * self.form.input * TABLE_LANES  # of int64
-        return self.form.products * (self.input_step + self.output_step) + table + self.depth
+        """Both intermediates; the table of places; a pixel of zeros."""
+        table = 2 * self.form.input * self.table_lanes  # of int64
+        return self.matrices * (self.input_step + self.output_step) + table + self.depth
 
     @property
     def summary(self) -> str:
         kind = "" if self.element is DType.FLOAT32 else f"{self.element} "
-        return f"conv {kind}3x3 winograd {self.form.output}x{self.form.output} {self.tile}"
+        strided = "" if self.form.stride == 1 else f" by {self.form.stride}"
+        return f"conv {kind}3x3{strided} winograd {self.form.output}x{self.form.output} {self.tile}"
 
 
 @covers("FusedConv", "Conv")
@@ -151,10 +226,11 @@ def winograd(request: Request) -> KernelCall | None:
     batch, finish = node.output.shape[0], finish_of(node, request)
     (lines, places), element = windows, node.inputs[0].dtype if node.inputs[0] is not None else DType.FLOAT32
     form = _form((lines, places), element)
-    block = _BLOCK if form.products * channels * columns * WORD_BYTES < _FAR_BYTES else 2 * _BLOCK
-    tile = choose_tile(request.cpu, block, columns, request.rank)
+    tile = _tile(request.cpu, channels * form.stride**2, columns)
+    far = form.products * channels * columns * WORD_BYTES >= _FAR_BYTES
+    block = (2 * _BLOCK if far else _BLOCK) // tile.rows * tile.rows
     spec = WinogradSpec(batch, (lines, places), channels, columns, finish, tile, block, form, element)
-    key = f"winograd{form.output}x{tile.columns}x{tile.lanes}{element}"
+    key = f"winograd{form.output}s{form.stride}x{tile.columns}x{tile.lanes}{element}"
     pack_weights = Packed(1, key, partial(pack, tile=tile, form=form, element=element))
     return KernelCall(
         spec,
@@ -172,8 +248,17 @@ def winograd(request: Request) -> KernelCall | None:
     )
 
 
+def _tile(target: Target, depth: int, columns: int) -> Tile:
+    """Three vectors wide where panels do not fit the nearest cache: such a tile loads less of them per product."""
+    tile = choose_tile(target, _BLOCK, columns)
+    far = depth * tile.columns * WORD_BYTES > target.l1_bytes
+    return Tile(8, 3, target.lanes) if far and target.registers >= 32 and tile.vectors > 3 else tile
+
+
 def _form(windows: tuple[Window, Window], element: DType) -> Form:
     """The large form multiplies least; in bfloat16 it would lose four times as much to rounding as the definition."""
+    if windows[0].stride == STRIDED.stride:
+        return STRIDED
     large = element is DType.FLOAT32 and all(window.count >= _LARGE_IMAGE for window in windows)
     return LARGE if large else SMALL
 
@@ -187,9 +272,17 @@ def by_definition(request: Request) -> Iterator[KernelCall]:
 
 
 def pack(weight: Array, tile: Tile, form: Form = LARGE, element: DType = DType.FLOAT32) -> Array:
-    """[O, I, 3, 3] as panels of the transformed matrices [I, O]."""
+    """[O, I, 3, 3] as panels of the transformed matrices [parts * I, O], one for every two points."""
     outputs, inputs = weight.shape[:2]
     both = np.kron(form.weight, form.weight)  # the transform of rows and of columns in one product
-    transformed = both @ weight.reshape(-1, 9).T.astype(np.float64)
-    matrices = transformed.astype(np.float32).reshape(form.products, outputs, inputs).swapaxes(1, 2)
-    return pack_panels(pack_words(matrices, element), tile)
+    transformed = (both @ weight.reshape(-1, 9).T.astype(np.float64)).astype(np.float32)
+    size = form.line_products
+    matrices = transformed.reshape(size, size, outputs, inputs).swapaxes(2, 3)
+    parts = [matrices[rows, columns].reshape(-1, outputs) for rows in _spans(form) for columns in _spans(form)]
+    return np.concatenate([pack_panels(pack_words(part, element), tile) for part in parts])
+
+
+def _spans(form: Form) -> list[slice]:
+    """The rows of the transform of weights that belong to each point."""
+    starts = [min(i * form.stride, form.line_products) for i in range(form.evaluations + 1)]
+    return [slice(start, stop) for start, stop in pairwise(starts)]

@@ -124,7 +124,7 @@ def _block_rows(k: Kernel, rows: Val, panels: Val, height: int) -> Val:
     return k.ops.max((tiles + wanted - 1) // wanted, 1) * height
 
 
-def ahead_of(next_panel: Pointer, tile: Val, depth: int) -> Pointer:
+def ahead_of(next_panel: Pointer, tile: Val, depth: int | Val) -> Pointer:
     """What a tile has to prefetch so that the first ones of a panel together fetch the beginning of the next one."""
     k = next_panel.kernel
     return next_panel.at(k.ops.min(tile, _TILES_AHEAD - 1) * (depth * AHEAD))

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from itertools import product
+from math import inf
+from operator import add, sub
+from typing import TypeAlias
 
 from core.codegen.lang import Kernel, Val
 from core.codegen.registers import Pointer
 from core.ir.dim import symbol
 from core.ir.types import DType
 from core.kernels.catalog.panels import packed_size
-from core.kernels.catalog.winograd import TABLE_LANES, WinogradSpec
+from core.kernels.catalog.winograd import WinogradSpec, with_zeros
 from core.kernels.catalog.words import WORD_BYTES, word_dtype
 from core.kernels.cpu.microkernel import accumulate, ahead_of, each_tile, zeros
 from core.kernels.cpu.nest import offsets_of
@@ -17,10 +24,31 @@ from core.kernels.cpu.results import Results
 from core.kernels.target import Target
 
 F32, I64 = DType.FLOAT32, DType.INT64
+Rows: TypeAlias = dict[tuple[bool, bool], Val]  # counts of tiles, see `_Winograd._rows`
 
 
 def generate(spec: WinogradSpec, target: Target) -> Kernel:
     return _Winograd(spec, target).kernel
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """The image of a tile, the line and column of its first result, and whether it leaves that one out, by axis."""
+
+    image: Val
+    corner: tuple[Val, Val]
+    short: tuple[Val, Val]
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """The product [rows, depth] by [depth, columns] that belongs to two points."""
+
+    inputs: Pointer
+    weights: Pointer
+    outputs: Pointer
+    rows: Val
+    depth: int | Val
 
 
 class _Winograd:
@@ -37,9 +65,9 @@ class _Winograd:
         self.image, self.weights = operands[0].computing(F32), operands[1]
         self.results = Results(k, finish.epilogue, tuple(operands[2:]), (*finish.extra_steps, 1))
         self.inputs = k.scratch(len(operands), spec.scratch_words * WORD_BYTES, self.word)
-        self.outputs = self.inputs.at(spec.form.products * spec.input_step).view(F32)
-        self.table = self.outputs.at(spec.form.products * spec.output_step).view(I64)
-        self.zeros = self.table.at(spec.form.input * TABLE_LANES).view(spec.element).computing(F32)
+        self.outputs = self.inputs.at(spec.matrices * spec.input_step).view(F32)
+        self.table = self.outputs.at(spec.matrices * spec.output_step).view(I64)
+        self.zeros = self.table.at(spec.form.input * spec.table_lanes).view(spec.element).computing(F32)
         with k.loop(0, spec.channels, self.lanes) as i:
             self.zeros.store(k.zeros(F32, self.lanes), i)
         self._tasks()
@@ -53,120 +81,202 @@ class _Winograd:
         block = k.ops.max(k.ops.min((share + (height - 1)) // height * height, spec.block), 1)
         with k.tasks((tiles + block - 1) // block) as task:
             start = task * block
-            count = k.ops.min(block, tiles - start)
-            with k.loop(0, count) as t:
-                self._transform_image(start + t, t)
-            self._multiply(count)
-            with k.loop(0, count) as t:
-                self._transform_results(start + t, t)
+            stop = k.ops.min(start + block, tiles)
+            with k.loop(start, stop) as tile:
+                self._transform_image(self._tile(tile), self._rows(start, tile))
+            self._multiply(self._rows(start, stop))
+            with k.loop(start, stop) as tile:
+                self._transform_results(self._tile(tile), self._rows(start, tile))
 
-    def _corner(self, tile: Val) -> tuple[Val, Val, Val]:
-        """The image of a tile, and the line and column of its first result."""
-        k = self.kernel
-        image, line, column = k.unravel(tile, [0, *self.spec.grid])
-        return image, line * self.spec.form.output, column * self.spec.form.output
+    # Tiles
 
-    def _transform_image(self, tile: Val, t: Val) -> None:
+    def _coordinates(self, tile: Val) -> tuple[Val, ...]:
+        """The image of a tile, and its place among those of the image."""
+        return self.kernel.unravel(tile, [0, *(axis.tiles for axis in self.spec.covers)])
+
+    def _tile(self, number: Val) -> _Tile:
+        k, covers = self.kernel, self.spec.covers
+        image, *places = self._coordinates(number)
+        line, column = (
+            at * axis.output - k.ops.max(at - (axis.whole - 1), 0) if axis.short else at * axis.output
+            for at, axis in zip(places, covers, strict=True)
+        )
+        low, left = (at >= axis.whole for at, axis in zip(places, covers, strict=True))
+        return _Tile(image, (line, column), (low, left))
+
+    def _rows(self, start: Val, stop: Val) -> Rows:
+        """How many of some tiles have a value at the point 0 of lines, of columns, or of either: short ones do not."""
+        before, after = self._preceding(start), self._preceding(stop)
+        return {zeros: after[zeros] - before[zeros] for zeros in before}
+
+    def _preceding(self, tile: Val) -> Rows:
+        """The same of all tiles before a given one."""
+        k, covers = self.kernel, self.spec.covers
+        image, line, column = self._coordinates(tile)
+        found: Rows = {}
+        for upper, left in product((False, True), repeat=2):
+            height = covers[0].whole if upper else covers[0].tiles
+            width = covers[1].whole if left else covers[1].tiles
+            if (height, width) == (covers[0].tiles, covers[1].tiles):
+                found[upper, left] = tile
+            else:
+                rest = k.ops.select(line < height, k.ops.min(column, width), 0)
+                found[upper, left] = image * (height * width) + k.ops.min(line, height) * width + rest
+        return found
+
+    # The image
+
+    def _transform_image(self, tile: _Tile, rows: Rows) -> None:
         """A vector per vector of channels and place, each into a matrix of its own."""
-        k, spec, places = self.kernel, self.spec, range(self.spec.form.input)
+        k, form = self.kernel, self.spec.form
         self._fill_table(tile)
-        with k.loop(0, spec.channels, self.lanes) as c:
-            grid = [[self._place(i, j).load(c, self.lanes) for j in places] for i in places]
-            target = self.inputs.view(spec.element).computing(F32).at(t * spec.channels + c)
-            step = spec.input_step * (spec.channels // spec.depth)
-            for p, value in enumerate(_two_sided(self._image_line, grid)):
-                target.store(value, p * step)
+        parts = [range(part, form.input, form.stride) for part in range(form.stride)]
+        with k.loop(0, self.spec.channels, self.lanes) as c:
+            for (upper, lines), (left, columns) in product(enumerate(parts), repeat=2):
+                grid = [[self._place(i, j).load(c, self.lanes) for j in columns] for i in lines]
+                values = _two_sided(self._image_line, grid)
+                for point, value in zip(product(range(len(lines)), range(len(columns))), values, strict=True):
+                    self._keep(value, c, point, (upper, left), rows)
 
     def _place(self, i: int, j: int) -> Pointer:
         """The channels at one of the places of the tile at hand."""
-        return self.image.at(self.table.load(i * TABLE_LANES + j))
+        return self.image.at(self.table.load(i * self.spec.table_lanes + j))
 
-    def _fill_table(self, tile: Val) -> None:
+    def _keep(self, value: Val, channel: Val, point: tuple[int, int], part: tuple[int, int], rows: Rows) -> None:
+        """Store the value of a part of the image at two points."""
+        spec, form = self.spec, self.spec.form
+        (i, j), (upper, left) = point, part
+        scale = spec.channels // spec.depth  # elements of a word
+        inputs, row = self.inputs.view(spec.element).computing(F32), rows[i == 0, j == 0]
+        matrix = (i * form.evaluations + j) * spec.input_step * scale
+        place = inputs.at(row * (spec.row_words * scale) + channel)
+        place.store(value, matrix + (upper * form.parts(j) + left) * spec.channels)
+
+    def _fill_table(self, tile: _Tile) -> None:
         """The offsets of the channels at the places of a tile; those of zeros outside the image."""
-        k, spec = self.kernel, self.spec
+        k, spec, lanes = self.kernel, self.spec, self.spec.table_lanes
         lines, columns = spec.windows
-        image, line, column = self._corner(tile)
-        x = (k.lane_numbers(TABLE_LANES) + (column - columns.before)).cast(DType.INT32)
+        line, column = tile.corner
+        x = (k.lane_numbers(lanes) + (column * columns.stride - columns.before)).cast(DType.INT32)
         within = (x >= 0) & (x < columns.size)
         outside = self.zeros.distance_from(self.image)
         for i in range(spec.form.input):
-            y = line - lines.before + i
-            inside = within & ((y >= 0) & (y < lines.size)).splat(TABLE_LANES)
-            offset = (x.cast(I64) + (image * lines.size + y) * columns.size) * spec.channels
-            self.table.store(k.ops.select(inside, offset, outside), i * TABLE_LANES)
+            y = line * lines.stride - lines.before + i
+            inside = within & ((y >= 0) & (y < lines.size)).splat(lanes)
+            offset = (x.cast(I64) + (tile.image * lines.size + y) * columns.size) * spec.channels
+            self.table.store(k.ops.select(inside, offset, outside), i * lanes)
 
-    def _multiply(self, count: Val) -> None:
-        """[count, channels] by [channels, columns], once per place, panel by panel."""
+    # Products
+
+    def _multiply(self, rows: Rows) -> None:
+        """[tiles, depth] by [depth, columns], once for every two points, panel by panel."""
         k, spec = self.kernel, self.spec
         full, rest = divmod(spec.columns, spec.tile.columns)
-        with k.loop(0, spec.form.products) as p:
+        with k.loop(0, spec.matrices) as number:
+            matrix = self._matrix(number, rows)
             with k.loop(0, full * spec.tile.columns, spec.tile.columns) as first:
-                self._panel(p, first, spec.tile.columns, count)
+                self._panel(matrix, first, spec.tile.columns)
             if rest:
-                self._panel(p, k.index(full * spec.tile.columns), rest, count)
+                self._panel(matrix, k.index(full * spec.tile.columns), rest)
 
-    def _panel(self, p: Val, first: Val, columns: int, count: Val) -> None:
-        """Product number `p`, for the columns from `first` on."""
+    def _matrix(self, number: Val, rows: Rows) -> _Matrix:
+        k, spec, form = self.kernel, self.spec, self.spec.form
+        i, j = k.unravel(number, [0, form.evaluations])
+        height, width = (k.ops.select(at < len(form.points), k.index(form.stride), 1) for at in (i, j))
+        before = (i * form.line_products + height * j) * form.stride
+        upper, lower = (k.ops.select(j.equals(0), rows[zero, True], rows[zero, False]) for zero in (True, False))
+        return _Matrix(
+            self.inputs.at(number * spec.input_step),
+            self.weights.at(before * packed_size(spec.depth, spec.columns, spec.tile)),
+            self.outputs.at(number * spec.output_step),
+            k.ops.select(i.equals(0), upper, lower),
+            spec.depth if form.stride == 1 else height * width * spec.depth,
+        )
+
+    def _panel(self, matrix: _Matrix, first: Val, columns: int) -> None:
+        """The columns of a product from `first` on. The rows that fill the last tile up hold any numbers."""
         k, spec = self.kernel, self.spec
-        source = self.inputs.at(p * spec.input_step)
-        target = self.outputs.at(p * spec.output_step + first)
-        panel = self.weights.at(p * packed_size(spec.depth, spec.columns, spec.tile) + first * spec.depth)
-        vectors = columns // self.lanes
+        target, depth = matrix.outputs.at(first), matrix.depth
+        panel = matrix.weights.at(first * depth)
 
         def tile(row: Val, height: int) -> None:
-            sources = [source.at((row + r) * spec.depth) for r in range(height)]
-            grid = zeros(k, height, vectors, self.lanes)
-            next_panel, number = panel.at(columns * spec.depth), row // spec.tile.rows
-            ahead = ahead_of(next_panel, number, spec.depth) if height == spec.tile.rows else None
-            grid = accumulate(k, grid, sources, 1, panel, columns, spec.depth, element=spec.element, ahead=ahead)
+            grid = zeros(k, height, columns // self.lanes, self.lanes)
+            sources = [matrix.inputs.at((row + r) * spec.row_words) for r in range(height)]
+            next_panel, number = panel.at(depth * columns), row // spec.tile.rows
+            ahead = ahead_of(next_panel, number, depth) if height == spec.tile.rows else None
+            grid = accumulate(k, grid, sources, 1, panel, columns, depth, element=spec.element, ahead=ahead)
             for r, values in enumerate(grid):
                 for v, value in enumerate(values):
                     target.store(value, (row + r) * spec.columns + v * self.lanes)
 
-        each_tile(k, k.index(0), count, symbol("n"), spec.tile.rows, tile)
+        step = spec.tile.rows // 2 if spec.tile.rows % 2 == 0 else 1  # so that two heights of tiles do
+        rows = (matrix.rows + (step - 1)) // step * step
+        each_tile(k, k.index(0), rows, symbol("n") * step, spec.tile.rows, tile)
 
-    def _transform_results(self, tile: Val, t: Val) -> None:
+    # Results
+
+    def _transform_results(self, tile: _Tile, rows: Rows) -> None:
         """The results of a tile per vector of channels, as far as they lie in the result."""
         k, spec, form = self.kernel, self.spec, self.spec.form
         lines, columns = spec.windows
-        image, line, column = self._corner(tile)
-        pixel = (image * lines.count + line) * columns.count + column
-        offsets = [
-            [offsets_of(k, spec.finish.pixels, pixel + (i * columns.count + j)) for j in range(form.output)]
-            for i in range(form.output)
-        ]
-        places, step = range(form.input), spec.output_step
+        line, column = tile.corner
+        pixel = (tile.image * lines.count + line) * columns.count + column
+        places = range(form.output)
+        offsets = [[offsets_of(k, spec.finish.pixels, pixel + (i * columns.count + j)) for j in places] for i in places]
         with k.loop(0, spec.columns, self.lanes) as c:
-            source = self.outputs.at(t * spec.columns + c)
-            sums = [[source.load((i * form.input + j) * step, self.lanes) for j in places] for i in places]
+            sums = [[self._product(c, i, j, rows) for j in range(form.evaluations)] for i in range(form.evaluations)]
             values = _two_sided(self._result_line, sums)
             results = self.results.at_column(c)
-            for i in range(form.output):
-                with k.when(line + i < lines.count):
-                    for j in range(form.output):
-                        with k.when(column + j < columns.count):
+            for i in places:
+                with self._when_inside(tile, 0, i):
+                    for j in places:
+                        with self._when_inside(tile, 1, j):
                             results.store([[values[i * form.output + j]]], [offsets[i][j]], None)
 
+    def _product(self, column: Val, i: int, j: int, rows: Rows) -> Val:
+        """A vector of the products of the tile at hand for two points."""
+        spec = self.spec
+        number = i * spec.form.evaluations + j
+        row = self.outputs.at(rows[i == 0, j == 0] * spec.columns + column)
+        return row.load(number * spec.output_step, self.lanes)
+
+    @contextmanager
+    def _when_inside(self, tile: _Tile, axis: int, number: int) -> Iterator[None]:
+        """If a tile computes result `number` along an axis, and there is one."""
+        k, count = self.kernel, self.spec.windows[axis].count
+        with ExitStack() as stack:
+            if self.spec.covers[axis].short and number == 0:
+                stack.enter_context(k.when(~tile.short[axis]))
+            stack.enter_context(k.when(tile.corner[axis] + number < count))
+            yield
+
     def _image_line(self, line: Sequence[Val]) -> list[Val]:
-        """`form.image` times a vector. The rows of p and -p are even + p * odd and even - p * odd."""
-        k, (first, *pairs, last) = self.kernel, self.spec.form.image
-        rows = [_combined(k, first, line)]
-        for point, row in zip(self.spec.form.points[1::2], pairs[::2], strict=True):
-            parity = len(_trimmed(row)) % 2  # of the powers with the sign of the highest one
-            even, odd = (_combined(k, [c if (j + parity) % 2 == part else 0 for j, c in enumerate(row)], line, scale)
-                         for part, scale in ((1, 1.0), (0, point)))  # fmt: skip
-            rows += [k.ops.fma(odd, point, even), k.ops.fma(odd, -point, even)]
-        return [*rows, _combined(k, last, line)]
+        """A line of one part of the image at all points; a shorter one has no value at infinity.
+
+        The polynomials of p and -p are x + p and x - p times a common one.
+        """
+        k, form = self.kernel, self.spec.form
+        rows: list[Val] = []
+        for group in form.groups:
+            common = with_zeros([point for point in form.points if point not in group])
+            low = _combined(k, common, line[: len(common)])
+            if len(group) == 1:
+                rows.append(low)
+            else:
+                high = _combined(k, common, line[1 : len(common) + 1])
+                rows += [k.ops.fma(low, point, high) for point in group]
+        return [*rows, _combined(k, with_zeros(form.points), line)] if len(line) > len(form.points) else rows
 
     def _result_line(self, line: Sequence[Val]) -> list[Val]:
         """`form.result` times a vector, by the sums and differences of what belongs to p and -p."""
-        k, (first, *pairs, last), points = self.kernel, line, self.spec.form.points[1::2]
-        plus, minus = pairs[::2], pairs[1::2]
-        sums = [a + b for a, b in zip(plus, minus, strict=True)], [a - b for a, b in zip(plus, minus, strict=True)]
+        k, form = self.kernel, self.spec.form
+        at = dict(zip((*form.points, inf), line, strict=True))
+        even, odd = ([reduce(join, (at[point] for point in group)) for group in form.groups] for join in (add, sub))
         rows = []
-        for power in range(self.spec.form.output):
-            ends = {0: [(1.0, first)], self.spec.form.output - 1: [(1.0, last)]}.get(power, [])
-            terms = [*ends, *((point**power, value) for point, value in zip(points, sums[power % 2], strict=True))]
+        for power in range(form.output):
+            end = {form.output - 1: [(1.0, at[inf])]}.get(power, [])
+            values = odd if power % 2 else even
+            terms = [*((group[0] ** power, value) for group, value in zip(form.groups, values, strict=True)), *end]
             rows.append(_combined(k, [factor for factor, _ in terms], [value for _, value in terms]))
         return rows
 
@@ -177,14 +287,9 @@ def _two_sided(transform: Callable[[Sequence[Val]], list[Val]], grid: Sequence[S
     return [value for row in zip(*columns, strict=True) for value in transform(row)]
 
 
-def _trimmed(row: Sequence[float]) -> Sequence[float]:
-    """Without the zeros at its end."""
-    return row[: max(j for j, factor in enumerate(row) if factor) + 1]
-
-
-def _combined(k: Kernel, factors: Sequence[float], values: Sequence[Val], scale: float = 1.0) -> Val:
-    """The sum of values times small numbers, divided by `scale`."""
-    pairs = sorted(((f / scale, v) for f, v in zip(factors, values, strict=True) if f), key=lambda pair: pair[0] != 1)
+def _combined(k: Kernel, factors: Sequence[float], values: Sequence[Val]) -> Val:
+    """The sum of values times small numbers."""
+    pairs = sorted(((f, v) for f, v in zip(factors, values, strict=True) if f), key=lambda pair: pair[0] != 1)
     first, value = pairs[0]
     total = value if first == 1 else value * first
     for factor, value in pairs[1:]:

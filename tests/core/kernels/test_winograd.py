@@ -9,7 +9,7 @@ from core.codegen.target import host, x86_64_v3
 from core.ir.types import TensorType
 from core.kernels.catalog import Request, candidates
 from core.kernels.catalog.panels import choose_tile
-from core.kernels.catalog.winograd import LARGE, SMALL, Form, pack
+from core.kernels.catalog.winograd import LARGE, SMALL, STRIDED, Cover, Form, pack
 from core.kernels.target import Target
 from tests.core.kernels.harness import scalar_body
 from tests.core.kernels.test_conv import F32, N, check, convolution, floats
@@ -35,19 +35,39 @@ def test_sizes(target: Target, size: tuple[int, int], channels: int, outputs: in
         kernel.check(floats(n, *size, channels), threads=threads, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("size", [16, 8])
-def test_error_is_small_against_the_largest_result(size: int) -> None:
-    kernel = convolution((size, size), 64, 64, (3, 3), pads=(1,) * 4, bias=False)
+@pytest.mark.parametrize("target", [host(), x86_64_v3()], ids=["host", "x86-64-v3"])
+@pytest.mark.parametrize(
+    ("size", "channels", "outputs", "pads"),
+    [
+        ((12, 12), 32, 32, (1, 1, 1, 1)),
+        ((13, 18), 32, 80, (1, 1, 1, 1)),
+        ((14, 15), 48, 64, (0, 1, 1, 0)),
+        ((17, 14), 64, 256, (0, 0, 0, 0)),
+        ((12, 13), 32, 48, (2, 0, 1, 2)),
+    ],
+)
+def test_strides(target: Target, size: tuple[int, int], channels: int, outputs: int, pads: tuple[int, ...]) -> None:
+    kernel = convolution(size, channels, outputs, (3, 3), pads=pads, strides=(2, 2), target=target)
+    assert "3x3 by 2 winograd 2x2" in kernel.call.spec.summary
+    for n, threads in ((1, 1), (1, 3), (5, 2)):
+        kernel.check(floats(n, *size, channels), threads=threads, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("size", "stride"), [(16, 1), (14, 1), (7, 1), (28, 2), (14, 2)])
+def test_error_is_small_against_the_largest_result(size: int, stride: int) -> None:
+    kernel = convolution((size, size), 64, 64, (3, 3), pads=(1,) * 4, strides=(stride, stride), bias=False)
     x = floats(1, size, size, 64)
     weight = next(iter(kernel.graph.constants.values()))
     padded = np.pad(x[0].astype(np.float64), ((1, 1), (1, 1), (0, 0)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (0, 1))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (0, 1))[::stride, ::stride]
     exact = np.einsum("yxcij,ocij->yxo", windows, weight.astype(np.float64))
+    assert kernel.call.spec.family == "winograd"
     assert np.abs(kernel(x)[0][0] - exact).max() < 1e-5 * np.abs(exact).max()
 
 
-def test_the_tuner_may_take_the_definition_instead() -> None:
-    node = convolution((16, 16), 32, 32, (3, 3), pads=(1,) * 4)
+@pytest.mark.parametrize("stride", [1, 2])
+def test_the_tuner_may_take_the_definition_instead(stride: int) -> None:
+    node = convolution((16, 16), 32, 32, (3, 3), pads=(1,) * 4, strides=(stride, stride))
     offered = candidates(Request(node.node, node.graph.constants, host()))
     assert {call.spec.family for call in offered} == {"winograd", "conv"}
     exact = candidates(Request(node.node, node.graph.constants, host(), winograd=False))
@@ -67,7 +87,7 @@ def test_residual_epilogue_in_place() -> None:
     [
         ((5, 9), 32, (3, 3), {"pads": (1,) * 4}),
         ((16, 16), 36, (3, 3), {"pads": (1,) * 4}),
-        ((16, 16), 32, (3, 3), {"strides": (2, 2)}),
+        ((16, 16), 32, (3, 3), {"strides": (2, 1)}),
         ((16, 16), 32, (3, 3), {"dilations": (2, 2)}),
         ((16, 16), 32, (5, 5), {}),
     ],
@@ -80,14 +100,32 @@ def test_other_convolutions_stay_direct(
     check(node, 1)
 
 
-@pytest.mark.parametrize(("form", "times"), [(LARGE, 36 / 9), (SMALL, 16 / 9)])
+@pytest.mark.parametrize(("form", "times"), [(LARGE, 36 / 9), (SMALL, 16 / 9), (STRIDED, 25 / 9)])
 def test_packed_weights_are_more_than_the_weights(form: Form, times: float) -> None:
     weight = floats(64, 32, 3, 3)
     assert pack(weight, choose_tile(host(), 24, 64), form).size == round(times * weight.size)
 
 
-@pytest.mark.parametrize("form", [LARGE, SMALL])
+@pytest.mark.parametrize("form", [LARGE, SMALL, STRIDED])
 def test_transforms_convolve_exactly_in_exact_arithmetic(form: Form) -> None:
+    """Each part of the image by its own rows of the weights, all of them added point by point."""
     image, result, weight = (np.array(matrix) for matrix in (form.image, form.result, form.weight))
     line, taps = np.arange(form.input) ** 2.0, np.array([2.0, -1.0, 3.0])
-    np.testing.assert_allclose(result @ ((image @ line) * (weight @ taps)), np.correlate(line, taps, "valid"))
+    products = np.zeros(form.evaluations)
+    for part in range(form.stride):
+        places = line[part :: form.stride][: form.evaluations]
+        rows = form.evaluations if part == 0 else form.evaluations - 1
+        of_part = [i for i in range(form.line_products) if i % form.stride == part]
+        products[:rows] += (image[:rows, : len(places)] @ places) * (weight[of_part] @ taps)
+    expected = np.correlate(line, taps, "valid")[:: form.stride]
+    np.testing.assert_allclose(result @ products, expected)
+
+
+@pytest.mark.parametrize(
+    ("count", "form", "tiles", "short"),
+    [(14, LARGE, 4, 2), (16, LARGE, 4, 0), (5, LARGE, 2, 2), (7, SMALL, 4, 1), (8, SMALL, 4, 0), (7, STRIDED, 4, 1)],
+)
+def test_short_tiles_take_up_what_would_lie_beyond_the_image(count: int, form: Form, tiles: int, short: int) -> None:
+    cover = Cover(count, form.output)
+    assert (cover.tiles, cover.short) == (tiles, short)
+    assert cover.whole * form.output + short * (form.output - 1) >= count

@@ -1,8 +1,8 @@
 """The HTTP connection: inference answered without ASGI, everything else handed on to the application.
 
-A subclass of uvicorn's httptools protocol (uvicorn is pinned for this). Here is what is received; what becomes of it, and
-in which order, is in :mod:`server.api.turns`. A head that the parser has seen before is recognised by its bytes and its
-request never enters the parser.
+A subclass of uvicorn's httptools protocol (uvicorn is pinned for this). Here is what is received; what becomes of it,
+and in which order, is in :mod:`server.api.turns`. A head that the parser has seen before is recognised by its bytes and
+its request never enters the parser.
 """
 
 from __future__ import annotations

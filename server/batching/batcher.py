@@ -271,7 +271,7 @@ class Batcher:
         stats.last_inference_ms = int(time() * 1000)
         stats.ran(ran, [ran.started - entry.since for entry in batch], failed)
         if not failed:
-            self.cost.add(ran.rows, ran.scattered - ran.started)
+            self.cost.add(ran.rows, monotonic() - ran.started)  # until now: a busy loop makes callers wait, too
 
     def _leave(self, entries: list[Entry]) -> None:
         self.admission.leave(sum([entry.nbytes for entry in entries]), len(entries))

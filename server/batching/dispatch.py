@@ -117,5 +117,5 @@ class Dispatch:
         deadlines = [entry.deadline for entry in batch if entry.deadline is not None]
         if not deadlines:
             return []
-        end = monotonic() + self._cost.predict(sum(entry.rows for entry in batch))
+        end = monotonic() + self._cost.bound(sum(entry.rows for entry in batch))
         return [entry for entry in batch if entry.deadline is not None and entry.deadline < end]

@@ -10,6 +10,7 @@ from functools import partial
 from core.codegen.target import host
 from core.ir.graph import Graph
 from core.kernels.cpu import object_for
+from core.kernels.target import GpuTarget
 from core.options import Options
 from core.plan.placement import HOST, Part, Placement, Site, Wishes, placed
 from core.plan.plan import Planned
@@ -54,7 +55,7 @@ def _within_limits(graph: Graph, options: Options) -> tuple[Placement, list[Plan
 def _planned(part: Part, options: Options) -> Planned:
     if part.device == HOST:
         return make_plan(part.graph, host(), options.threads, winograd=options.winograd)
-    return make_plan(part.graph, open_device(part.device).target)
+    return make_plan(part.graph, _target(part.device, options))
 
 
 def _taken(placement: Placement, planned: Sequence[Planned], rows: int) -> Counter[str]:
@@ -71,7 +72,11 @@ def _site(name: str, options: Options) -> Site:
         return Site(HOST, host(), None, most.flops * options.threads, most.bandwidth * options.threads)
     device = open_device(name)
     most = device.peaks()
-    return Site(name, device.target, None, most.flops, most.bandwidth)
+    return Site(name, _target(name, options), None, most.flops, most.bandwidth)
+
+
+def _target(name: str, options: Options) -> GpuTarget:
+    return replace(open_device(name).target, tf32=options.precision == "tf32")
 
 
 def _compiled(part: Part, planned: Planned, options: Options, log: tuple[str, ...]) -> Compiled:

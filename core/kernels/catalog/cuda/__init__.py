@@ -13,11 +13,12 @@ from core.kernels.catalog.cuda import (
     pool,
     pool_gradient,
     reduce,
+    resize,
     scatter,
     softmax,
 )
 
 __all__ = [
     "attention", "conv", "conv_gradient", "copy", "depthwise", "elementwise", "gather", "gemm", "norm", "pool",
-    "pool_gradient", "reduce", "scatter", "softmax",
+    "pool_gradient", "reduce", "resize", "scatter", "softmax",
 ]  # fmt: skip

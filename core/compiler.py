@@ -304,8 +304,9 @@ def _stored(
         source.store.used(path)
         return found
     compiled = build(graph(), options, batching, binding)
-    with suppress(OSError):  # a full disk costs the next process's time
+    with suppress(OSError, ArtifactError):  # a full disk costs memory, and the next process's time
         _keep(source, description, binding, options, compiled)
+        return artifact.load_executable(path, options.threads)  # mapped, so that other shapes can share its weights
     return loaded(compiled, options, batching)
 
 

@@ -2,7 +2,7 @@
 
     facts: schema, target, compiler, LLVM, description, options, findings of the tuner, plan and device
     code       object files one after the other
-    weights    the weight block
+    weights    the weight block, of which the facts name the large pieces (see sharing.py)
     fallbacks  graph and constants of nodes that run on the reference
     states     initial values of the model's state
     source     the graph itself, only for models compiled per shape
@@ -29,15 +29,16 @@ from core.ir.text import Weights, parse_graph, print_graph
 from core.ir.types import DType, TensorType, parse_type
 from core.plan.placement import Crossing
 from core.plan.serialize import plan_from_json, plan_to_json
-from core.runtime.bundle import Bundle, Bytes, Chunks, write_bundle
+from core.runtime.bundle import Bundle, Chunks, write_bundle
 from core.runtime.compiled import Compiled, Split, ready, ready_split
 from core.runtime.device import Device
 from core.runtime.devices import HOST, open_device
 from core.runtime.placed import Wiring
 from core.runtime.runner import Runner
 from core.runtime.session import BatchInfo, Description, PackInfo
+from core.runtime.sharing import Pieces, SharedWeights
 
-SCHEMA = 4
+SCHEMA = 5
 
 
 @dataclass(frozen=True)
@@ -73,13 +74,10 @@ def save(
     sections: dict[str, Chunks] = {}
     if isinstance(content, Compiled):
         facts["findings"] = dict(sorted(content.findings.items()))
-        facts |= _part_facts(content)
-        sections |= _part_sections(content, "")
+        facts |= _part_facts(content, sections, "")
     elif isinstance(content, Split):
-        facts["parts"] = [_part_facts(part) for part in content.parts]
+        facts["parts"] = [_part_facts(part, sections, f"{index}.") for index, part in enumerate(content.parts)]
         facts["wiring"] = _wiring_to_json(content.wiring)
-        for index, part in enumerate(content.parts):
-            sections |= _part_sections(part, f"{index}.")
         sections |= _graph_sections("states", _as_constants(content.states))
         sections |= _graph_sections("constants", _as_constants(content.wiring.constants))
     else:
@@ -87,19 +85,19 @@ def save(
     write_bundle(path, facts, sections, durable)
 
 
-def _part_facts(part: Compiled) -> dict[str, Any]:
-    made_for = {} if part.device == HOST else {"made_for": open_device(part.device).target.key}
-    facts = {"plan": plan_to_json(part.plan), "code": _places(part.objects)}
-    return {**facts, "device": part.device, **made_for}
-
-
-def _part_sections(part: Compiled, prefix: str) -> dict[str, Chunks]:
-    return {
+def _part_facts(part: Compiled, sections: dict[str, Chunks], prefix: str) -> dict[str, Any]:
+    """What the header says of the code for one device. Adds its `sections`, of whose weights the facts name the large
+    pieces: those show while they are written, which is before the header is."""
+    pieces = Pieces(part.weights())
+    sections |= {
         f"{prefix}code": [part.objects[symbol] for symbol in sorted(part.objects)],
-        f"{prefix}weights": part.weights(),
+        f"{prefix}weights": pieces,
         **_graph_sections(f"{prefix}fallbacks", part.plan.fallbacks),
         **_graph_sections(f"{prefix}states", _as_constants(part.states)),
     }
+    made_for = {} if part.device == HOST else {"made_for": open_device(part.device).target.key}
+    facts = {"plan": plan_to_json(part.plan), "code": _places(part.objects), "pieces": pieces.noted}
+    return {**facts, "device": part.device, **made_for}
 
 
 def load(path: Path, threads: int) -> Stored:
@@ -146,15 +144,16 @@ def _runner(bundle: Bundle, threads: int, description: Description) -> Runner | 
     return ready_split(content, lambda part: ready(part, threads, max_batch, False, blocks[id(part)]))
 
 
-def _read_part(bundle: Bundle, facts: Mapping[str, Any], prefix: str) -> tuple[Compiled, Bytes]:
+def _read_part(bundle: Bundle, facts: Mapping[str, Any], prefix: str) -> tuple[Compiled, SharedWeights]:
     """The code of one device, and its weights as they are mapped."""
     if facts["device"] != HOST:
         _check_device(bundle, facts["made_for"], open_device(facts["device"]))
     plan = plan_from_json(facts["plan"], _read_graph(bundle, f"{prefix}fallbacks"))
-    code, weights = bundle.section(f"{prefix}code"), bundle.section(f"{prefix}weights")
+    code, block = bundle.section(f"{prefix}code"), bundle.section(f"{prefix}weights")
     objects = {symbol: bytes(code[start : start + size]) for symbol, (start, size) in facts["code"].items()}
     states = _read_arrays(bundle, f"{prefix}states")
-    return Compiled(plan, objects, lambda: [weights.data], states, {}, facts["device"]), weights
+    weights = SharedWeights(block, facts["pieces"] if facts["device"] == HOST else ())
+    return Compiled(plan, objects, lambda: [block.data], states, {}, facts["device"]), weights
 
 
 def _read_arrays(bundle: Bundle, name: str) -> dict[str, Array]:

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from core.codegen.jit import Library
 from core.ir.graph import Array
 from core.plan.plan import Plan
-from core.runtime.bundle import Bytes, Chunks
+from core.runtime.bundle import Chunks
 from core.runtime.device_executable import DeviceExecutable
 from core.runtime.devices import HOST, open_device
 from core.runtime.executable import Executable
 from core.runtime.memory import joined
 from core.runtime.placed import Placed, Wiring
 from core.runtime.runner import Runner
+from core.runtime.sharing import SharedWeights
 
 
 @dataclass(frozen=True)
@@ -40,16 +41,18 @@ class Split:
     states: Mapping[str, Array] = field(default_factory=dict)
 
 
-def ready(compiled: Compiled, threads: int, max_batch: int, independent: bool, block: Bytes | None = None) -> Runner:
-    """Code and weights in memory. `block`: the weights, where they are in memory already. ModelError where a device has
+def ready(
+    compiled: Compiled, threads: int, max_batch: int, independent: bool, held: SharedWeights | None = None
+) -> Runner:
+    """Code and weights in memory. `held`: the weights, where they are in memory already. ModelError where a device has
     no room for batches of `max_batch`."""
     made: Runner
     if compiled.device == HOST:
-        weights = joined(compiled.weights(), compiled.plan.weights) if block is None else block
+        weights = held or SharedWeights(joined(compiled.weights(), compiled.plan.weights))
         made = Executable(compiled.plan, Library(compiled.objects), weights, threads, independent)
     else:
         device = open_device(compiled.device)
-        chunks: Iterable[bytes | memoryview] = compiled.weights() if block is None else [block.data]
+        chunks: Iterable[bytes | memoryview] = compiled.weights() if held is None else [held.block.data]
         made = DeviceExecutable(compiled.plan, device, compiled.objects, chunks, max_batch)
     for name, initial in compiled.states.items():
         made.set_state(name, initial)

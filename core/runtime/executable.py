@@ -18,7 +18,7 @@ from core.ir.dim import affine
 from core.ir.graph import Graph, Node, Value, node_reads
 from core.ir.types import TensorType
 from core.kernels.catalog import Status
-from core.plan.plan import ARENA, WEIGHTS, Fallback, Plan, Port, Segment
+from core.plan.plan import ARENA, WEIGHTS, Address, Fallback, Plan, Port, Segment
 from core.reference import learn_symbols, run_node
 from core.runtime.explain import explain_plan
 from core.runtime.machine import peaks
@@ -26,6 +26,7 @@ from core.runtime.memory import address_of, aligned_bytes, aligned_words, array_
 from core.runtime.native import ContextWord
 from core.runtime.pieces import ALL, even_piece, row_steps, rows_of_a_piece
 from core.runtime.runner import Share, Times
+from core.runtime.sharing import SharedWeights
 from core.runtime.team import team
 
 # Work (operations, see Plan.work) below which a run stays on the caller's thread. A sleeping worker takes 60 to 170
@@ -58,7 +59,7 @@ class Executable:
     """Runs a plan. `close` frees code, weights and arenas once the last run in flight has ended."""
 
     def __init__(
-        self, plan: Plan, library: Library, weights: NDArray[np.uint8], threads: int, independent: bool = False
+        self, plan: Plan, library: Library, weights: SharedWeights, threads: int, independent: bool = False
     ) -> None:
         """At most `threads` take part in a run, and no more than the plan has memory for. `independent`: no row of an
         output depends on another row of an input, so that a batch may run in pieces."""
@@ -69,7 +70,7 @@ class Executable:
         self._functions = np.array([library.address(step.symbol) for step in plan.steps], np.int64)
         self._meets = np.array([step.meets for step in plan.steps], np.int64)
         self._starts = np.cumsum([0, *(len(step.operands) for step in plan.steps)], dtype=np.int64)
-        slots = [(o.base, o.offset.a, o.offset.b) for step in plan.steps for o in step.operands]
+        slots = [self._slot(operand) for step in plan.steps for operand in step.operands]
         self._slots = np.array(slots, np.int64).reshape(-1)
         self._pool: deque[_Context] = deque()
         self._closed = False
@@ -140,6 +141,11 @@ class Executable:
             idle = self._flying == 0
         if idle:
             self._free()
+
+    def _slot(self, operand: Address) -> tuple[int, int, int]:
+        """Base, a and b; weights that others have in memory, too, lie outside the block."""
+        a, b = operand.offset.a, operand.offset.b
+        return operand.base, a, self._weights.offset(b) if operand.base == WEIGHTS else b
 
     # -- one run --------------------------------------------------------------------------------------------------
 
@@ -254,7 +260,7 @@ class Executable:
         """The result, without views of memory that later steps write to or that goes away with the model."""
         if isinstance(result, list):
             return [self._kept(context, item) for item in result]
-        blocks = (context.arena, self._weights, *self._states.values())
+        blocks = (context.arena, self._weights.block, *self._states.values())
         passing = isinstance(result, np.ndarray) and any(np.may_share_memory(result, block) for block in blocks)
         return result.copy() if passing else result
 
@@ -301,7 +307,7 @@ class Executable:
     def _free(self) -> None:
         self._pool.clear()
         self._library.close()
-        self._weights = np.zeros(0, np.uint8)
+        self._weights = SharedWeights(np.zeros(0, np.uint8))
         self._states.clear()
         give_back(self.plan.weights)
 
@@ -310,7 +316,7 @@ class Executable:
         bases = aligned_words(WEIGHTS + 1 + len(self.plan.inputs) + len(self.plan.states) + len(self.plan.outputs))
         addresses = aligned_words(max(1, len(self._slots) // 3))
         counters = aligned_words(8 * max(1, len(self.plan.steps)))
-        bases[WEIGHTS] = address_of(self._weights)
+        bases[WEIGHTS] = address_of(self._weights.block)
         words[ContextWord.FUNCTIONS] = address_of(self._functions)
         words[ContextWord.STARTS] = address_of(self._starts)
         words[ContextWord.ADDRESSES] = address_of(addresses)

@@ -1,0 +1,112 @@
+"""Weights that several executables have in common are in memory once, and stay as long as one of them needs them."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import core
+import core.ops
+from core import compiler
+from core.frontends.export import export
+from core.ir.build import Builder
+from core.ir.graph import Graph
+from core.ir.types import DType, TensorType, symbol
+from core.runtime import sharing
+from core.runtime.memory import address_of
+from core.runtime.sharing import Pieces, SharedWeights
+from tests.core.runtime.test_artifact import made
+
+WIDTH = 256
+MATRIX = 4 * WIDTH * WIDTH  # bytes
+
+
+def encoder(scale: float = 1.0, seed: int = 0) -> Graph:
+    """[batch, length, 256] through two matrices, the second one `scale` times as large."""
+    rng = np.random.default_rng(seed)
+    graph = Graph("encoder")
+    b = Builder(graph)
+    x = b.input("x", TensorType(DType.FLOAT32, (symbol("batch"), symbol("length"), WIDTH)))
+    for factor in (1.0, scale):
+        weight = rng.standard_normal((WIDTH, WIDTH), np.float32) * np.float32(factor / 16)
+        x = b("Tanh", b("MatMul", x, b.constant(weight, "w")))
+    graph.outputs = [x]
+    return graph
+
+
+def rows(length: int) -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(length).standard_normal((2, length, WIDTH), np.float32)}
+
+
+def check(session: core.Session, graph: Graph, length: int) -> None:
+    (got,), (expected,) = session.run(rows(length)).values(), core.interpret(graph, rows(length)).values()
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def mapped(name: str) -> int:
+    """Resident bytes of this process that come from files of this name."""
+    found, here = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first and not first.endswith(":"):
+            here = line.endswith(name)
+        elif here and first == "Rss:":
+            found += 1024 * int(line.split()[1])
+    return found
+
+
+def test_large_pieces_are_noted_where_they_lie() -> None:
+    large = np.random.default_rng(0).bytes(100_000)
+    pieces = Pieces([b"small", large, b"", b"end"])
+    assert b"".join(pieces) == b"small" + large + b"end"
+    assert pieces.noted == [(5, 100_000, hashlib.sha256(large).hexdigest())]
+
+
+def test_offsets_lead_to_the_piece_that_was_there_first() -> None:
+    first, second = np.zeros(4096, np.uint8), np.zeros(8192, np.uint8)
+    one = SharedWeights(first, [(64, 1024, "digest of the test")])
+    two = SharedWeights(second, [(2048, 1024, "digest of the test")])
+    away = address_of(first) + 64 - address_of(second)
+    assert [one.offset(at) for at in (0, 64, 1087, 1088)] == [0, 64, 1087, 1088]
+    assert [two.offset(at) for at in (2047, 2048, 3071, 3072)] == [2047, away, away + 1023, 3072]
+    del one, two
+    gc.collect()
+    assert "digest of the test" not in sharing._known
+
+
+def test_the_shapes_of_a_model_hold_its_weights_once(tmp_path: Path) -> None:
+    graph = encoder()
+    path = tmp_path / "model.onnx"
+    path.write_bytes(export(graph))
+    options = {"cache_dir": tmp_path / "cache", "threads": 1, "tune": "off", "new_shapes": "wait"}
+    with core.compile(path, **options) as session:
+        check(session, graph, 3)
+        before = mapped(".lathe")
+        for length in (5, 8, 9):
+            check(session, graph, length)
+        assert mapped(".lathe") - before < MATRIX
+        with core.compile(path, **options) as other:
+            before = mapped(".lathe")
+            for length in (3, 5, 8, 9):
+                check(other, graph, length)
+            assert mapped(".lathe") - before < MATRIX
+        check(session, graph, 3)
+
+
+@pytest.mark.parametrize("first_goes", [True, False])
+def test_what_is_shared_outlives_the_one_that_brought_it(first_goes: bool, tmp_path: Path) -> None:
+    graphs = [encoder(), encoder(scale=2.0)]  # versions that differ in one matrix of two
+    options = compiler.make_options("cpu", "float32", 1, 8, True, tmp_path / "cache", "off")
+    sessions = []
+    for index, graph in enumerate(graphs):
+        binding = compiler.bind(graph, compiler.describe(graph, options).batching, (("length", 4),))
+        sessions.append(core.load_compiled(made(tmp_path / str(index), binding), threads=1))
+    gone = 0 if first_goes else 1
+    sessions.pop(gone).close()
+    gc.collect()
+    with sessions[0] as left:
+        check(left, graphs[1 - gone], 4)

@@ -73,15 +73,16 @@ class Engine:
         pool, book = WorkerPool(settings.workers), StatsBook()
         tokens, opened = _tokens(settings), settings.open_management
         authority = Authority(settings.host, settings.keys_file, tokens=tokens, open_management=opened)
-        plane = DataPlane(registry, authority, _quotas(settings))
+        plane = DataPlane(registry, authority, _quotas(settings, authority))
         plane.tracing = _tracing(settings)
         return cls(settings, pool, book, ServableFactory(settings, pool, book), plane)
 
 
-def _quotas(settings: Settings) -> Quotas | None:
-    if settings.client_rate is None:
+def _quotas(settings: Settings, authority: Authority) -> Quotas | None:
+    rate = settings.client_rate
+    if rate is None and settings.keys_file is None:
         return None
-    return Quotas(Quota(settings.client_rate, settings.client_burst or max(1.0, settings.client_rate)))
+    return Quotas(None if rate is None else Quota.of(rate, settings.client_burst), authority.quota)
 
 
 def _tokens(settings: Settings) -> Tokens | None:

@@ -30,12 +30,20 @@ def add(
     file: KeysFile,
     model: Annotated[list[str] | None, typer.Option(help="Models it may do it to, * and ? allowed; all.")] = None,
     days: Annotated[float | None, typer.Option(help="How long it works; without it until revoked.", min=0)] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Rows per second it may have inferred; without it LATHE_CLIENT_RATE.", min=1e-6)
+    ] = None,
+    burst: Annotated[
+        float | None, typer.Option(help="Rows at once, beside a rate; without it those of one second.", min=1)
+    ] = None,
 ) -> None:
     """Make a key and print it. It is shown this once; the file holds only its digest."""
+    if burst is not None and rate is None:
+        raise fail("--burst: expected --rate with it")
     now = int(time.time())
     expires = None if days is None else now + int(days * _DAY)
     with _changing(file) as keys:
-        key, shown = make_key(name, scope, model or ["*"], now, expires)
+        key, shown = make_key(name, scope, model or ["*"], now, expires, (rate, burst))
         keys[key.id] = key
     complaints.print(f"key {key.id} for {name}; it will not be shown again:")
     console.print(shown, soft_wrap=True)
@@ -44,10 +52,12 @@ def add(
 @app.command("list")
 def list_keys(file: KeysFile) -> None:
     """List the keys."""
-    table = Table("id", "name", "scopes", "models", "created", "expires")
+    table = Table("id", "name", "scopes", "models", "created", "expires", "rows/s")
     for key in _read(file).values():
         expires = _date(key.expires) if key.expires is not None else "never"
-        table.add_row(key.id, key.name, " ".join(sorted(key.scopes)), " ".join(key.models), _date(key.created), expires)
+        rate = "" if key.rate is None else f"{key.rate:g}"
+        scopes, models = " ".join(sorted(key.scopes)), " ".join(key.models)
+        table.add_row(key.id, key.name, scopes, models, _date(key.created), expires, rate)
     console.print(table)
 
 

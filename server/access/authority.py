@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from server.access.keys import DamagedKeys, Key, KeyRing, read_keys
+from server.access.quotas import Quota
 from server.access.scopes import Scope
 from server.errors import Forbidden, Unauthorized
 
@@ -107,6 +108,11 @@ class Authority:
         caller = self.caller(authorization)
         caller.check(scope, model)
         return caller.key.id if caller.key else ""
+
+    def quota(self, client: str) -> Quota | None:
+        """Return what the owner of the key of this id may ask for, None where the key says nothing of it."""
+        key = self._ring.keys.get(client)
+        return None if key is None else key.quota
 
     async def watch(self, interval: float) -> None:
         """Take over changes of the file every ``interval`` seconds; a broken one changes nothing."""

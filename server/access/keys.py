@@ -19,6 +19,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from server.access.quotas import Quota
 from server.access.scopes import Scope
 
 SCHEMA = 1
@@ -31,7 +32,10 @@ class DamagedKeys(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key. ``models`` are names or patterns (``*``, ``?``); times are seconds since 1970."""
+    """One key. ``models`` are names or patterns (``*``, ``?``); times are seconds since 1970.
+
+    ``rate`` and ``burst``: rows per second and at once, in place of what the server grants each client.
+    """
 
     id: str
     name: str
@@ -40,6 +44,13 @@ class Key:
     models: tuple[str, ...] = ("*",)
     created: int = 0
     expires: int | None = None
+    rate: float | None = None
+    burst: float | None = None
+
+    @property
+    def quota(self) -> Quota | None:
+        """What its owner may ask for, None where that is for the server to say."""
+        return None if self.rate is None else Quota.of(self.rate, self.burst)
 
     def allows(self, scope: Scope, model: str) -> bool:
         """Whether it opens this; what concerns all models takes a key for all of them."""
@@ -70,11 +81,16 @@ class KeyRing:
 
 
 def make_key(
-    name: str, scopes: Iterable[Scope], models: Iterable[str], now: int, expires: int | None
+    name: str,
+    scopes: Iterable[Scope],
+    models: Iterable[str],
+    now: int,
+    expires: int | None,
+    quota: tuple[float | None, float | None] = (None, None),
 ) -> tuple[Key, str]:
     """Return a new key and what its owner shows, which nobody can find out again."""
     identity, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
-    key = Key(identity, name, _digest(secret), frozenset(scopes), tuple(models), now, expires)
+    key = Key(identity, name, _digest(secret), frozenset(scopes), tuple(models), now, expires, *quota)
     return key, f"lathe_{identity}_{secret}"
 
 
@@ -120,12 +136,26 @@ def _parse(entry: object) -> Key:
             "models": [*models],
             "created": int(created),
             "expires": int() | None as expires,
+            **rest,
         } if all(isinstance(model, str) for model in models) and len(digest) == 64:
             try:
-                return Key(identity, name, digest, frozenset(map(Scope, scopes)), tuple(models), created, expires)
+                allowed = frozenset(map(Scope, scopes))
+                return Key(identity, name, digest, allowed, tuple(models), created, expires, *_quota(rest))
             except ValueError as error:
                 raise DamagedKeys(f"keys: {identity}: {error}") from error
     raise DamagedKeys("keys: expected id, name, digest, scopes, models, created and expires in each")
+
+
+def _quota(entry: Mapping[Any, object]) -> tuple[float | None, float | None]:
+    """Return rate and burst, which files written before there were any leave out; raises ValueError."""
+    match entry.get("rate"), entry.get("burst"):
+        case (None, None):
+            return None, None
+        case (int() | float() as rate, None) if rate > 0:
+            return rate, None
+        case (int() | float() as rate, int() | float() as burst) if rate > 0 and burst >= 1:
+            return rate, burst
+    raise ValueError("expected a rate above 0, and a burst of 1 or more only beside a rate")
 
 
 def _digest(secret: str) -> str:

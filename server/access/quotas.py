@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from server.errors import QuotaExceeded
@@ -16,6 +17,11 @@ class Quota:
     rate: float
     burst: float
 
+    @classmethod
+    def of(cls, rate: float, burst: float | None) -> Quota:
+        """Return this quota; without a burst that of one second, one row at least."""
+        return cls(rate, burst or max(1.0, rate))
+
 
 class Quotas:
     """The buckets of all clients under one quota, by the generic cell rate algorithm (ITU-T I.371).
@@ -23,8 +29,10 @@ class Quotas:
     Of each client only the time is kept at which its bucket will be full again.
     """
 
-    def __init__(self, quota: Quota) -> None:
+    def __init__(self, quota: Quota | None, own: Callable[[str], Quota | None] = lambda _client: None) -> None:
+        """``quota`` is for those who have none of their ``own``; None: they may ask for as much as they like."""
         self.quota = quota
+        self._own = own
         self._full_at: dict[str, float] = {}
         self._sweep_at = _MANY
 
@@ -34,7 +42,10 @@ class Quotas:
         Raises QuotaExceeded with the time after which they will be in it. More than a bucket holds is let in when it is
         full, so that no request is refused for ever.
         """
-        rate, burst = self.quota.rate, self.quota.burst
+        quota = self._own(client) or self.quota
+        if quota is None:
+            return
+        rate, burst = quota.rate, quota.burst
         full_at = max(self._full_at.get(client, 0.0), now)
         after = full_at + rows / rate
         wait = min(after - burst / rate, full_at) - now

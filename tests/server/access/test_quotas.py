@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -11,6 +13,7 @@ import tritonclient.grpc as triton
 
 from server.access.addresses import client_of
 from server.access.authority import Authority
+from server.access.keys import DamagedKeys, read_keys, write_keys
 from server.access.quotas import Quota, Quotas
 from server.access.scopes import Scope
 from server.dataplane import DataPlane
@@ -164,3 +167,40 @@ def test_who_is_refused_takes_no_place_in_the_queue() -> None:
 )
 def test_an_ipv6_client_is_one_with_all_its_addresses(address: str, client: str) -> None:
     assert client_of(address) == client
+
+
+@pytest.mark.parametrize("rate", [None, 0.5])
+def test_a_key_may_have_a_quota_of_its_own(tmp_path: Path, rate: float | None) -> None:
+    """One key is granted more than the rest, or less; the rest get what the server says, if it says anything."""
+    keys = tmp_path / "keys.json"
+    own, other = (new_key(keys, Scope) for _ in range(2))
+    entries = read_keys(keys).keys
+    write_keys(keys, [replace(key, rate=0.5, burst=4) if key.id in own else key for key in entries.values()])
+    with service(tmp_path / "repo", keys_file=keys, client_rate=rate, client_burst=rate and 2) as running:
+        assert call(running, "POST", "/api/v1/models/m/versions", own, content=toy(2.0)).status_code == 201
+
+        def statuses(key: str) -> list[int]:
+            return [call(running, "POST", "/v2/models/m/infer", key, json=BODY).status_code for _ in range(5)]
+
+        assert statuses(own) == [200] * 4 + [429]
+        assert statuses(other) == ([200] * 5 if rate is None else [200] * 2 + [429] * 3)
+
+
+@pytest.mark.parametrize("entry", [{"rate": 0}, {"rate": "1"}, {"burst": 3}, {"rate": 1, "burst": 0.5}])
+def test_a_file_with_a_quota_that_is_none_is_damaged(tmp_path: Path, entry: dict[str, object]) -> None:
+    keys = tmp_path / "keys.json"
+    new_key(keys, Scope)
+    document = json.loads(keys.read_bytes())
+    document["keys"][0] |= {"rate": None, "burst": None} | entry
+    keys.write_text(json.dumps(document))
+    with pytest.raises(DamagedKeys, match="expected a rate above 0"):
+        read_keys(keys)
+
+
+def test_a_file_from_before_there_were_quotas_is_read(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    new_key(keys, Scope)
+    document = json.loads(keys.read_bytes())
+    del document["keys"][0]["rate"], document["keys"][0]["burst"]
+    keys.write_text(json.dumps(document))
+    assert [key.quota for key in read_keys(keys).keys.values()] == [None]

@@ -21,6 +21,7 @@ from core.kernels.catalog import (
     segment_attention,
     segment_reduce,
     softmax,
+    strassen,
     tiles,
     trees,
     winograd,
@@ -50,6 +51,6 @@ __all__ = [
     "VIEWS", "Block", "Flag", "In", "KernelCall", "KernelSpec", "Operand", "Out", "Outer", "Packed", "Request",
     "Scratch", "Selector", "Status", "attention", "candidates", "conv", "conv_batch", "copy", "covers", "cuda",
     "depthwise", "direct", "elementwise", "gather", "gemm", "norm", "offers", "pool", "pool_gradient", "recurrent",
-    "reduce", "resize", "scatter", "segment_attention", "segment_reduce", "select", "softmax", "tiles", "trees",
-    "winograd",
+    "reduce", "resize", "scatter", "segment_attention", "segment_reduce", "select", "softmax", "strassen", "tiles",
+    "trees", "winograd",
 ]  # fmt: skip

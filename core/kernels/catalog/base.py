@@ -206,13 +206,14 @@ _MOST_OPERANDS = 1024  # code grows with each; a node of more is a mistake or an
 VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
 
 
-def covers(*ops: str, device: str = "cpu") -> Callable[[Selector], Selector]:
+def covers(*ops: str, device: str = "cpu", first: bool = False) -> Callable[[Selector], Selector]:
     """Decorator: this selector answers for these operators on a device ("cpu", "cuda"). It returns None for a node it
-    cannot do."""
+    cannot do. `first`: it is asked before those that are there already."""
 
     def add(selector: Selector) -> Selector:
         for op in ops:
-            _SELECTORS.setdefault((device, op), []).append(selector)
+            known = _SELECTORS.setdefault((device, op), [])
+            known.insert(0 if first else len(known), selector)
         return selector
 
     return add

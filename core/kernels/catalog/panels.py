@@ -175,15 +175,16 @@ def _sample_rows(rows: Dim) -> tuple[int, ...]:
 def _cost(target: Target, rows: int, height: int, vectors: int) -> float:
     """Cycles per step of K to cover `rows` with tiles of `height` and smaller ones."""
     full, rest = divmod(rows, height)
-    cycles = full * _tile_cycles(target, height, vectors)
+    cycles = full * tile_cycles(target, height, vectors)
     for size in (8, 4, 2, 1):
         if size <= rest:
-            cycles += _tile_cycles(target, size, vectors)
+            cycles += tile_cycles(target, size, vectors)
             rest -= size
     return cycles
 
 
-def _tile_cycles(target: Target, rows: int, vectors: int) -> float:
+def tile_cycles(target: Target, rows: int, vectors: int) -> float:
+    """Cycles per step of K for one register tile."""
     products = rows * vectors
     spare = target.registers - products - vectors
     loads = vectors + (rows if spare > 0 else products)  # no register left for a broadcast: every product loads it

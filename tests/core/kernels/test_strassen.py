@@ -1,0 +1,135 @@
+"""Strassen's products against NumPy: rows that fill no tile, epilogues, strides; samples that stay apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.codegen.target import host, plain, x86_64_v3
+from core.ir.build import Builder
+from core.ir.graph import Value
+from core.ir.types import DType, TensorType
+from core.kernels.catalog import Request, candidates, select
+from core.kernels.catalog.panels import Tile
+from core.kernels.catalog.strassen import PRODUCTS, StrassenSpec, pack
+from core.kernels.target import Target
+from tests.core.kernels.harness import NodeKernel, scalar_body
+from tests.core.kernels.test_conv import convolution
+from tests.core.kernels.test_gemm import F32, N, floats, tensor
+
+NARROW = replace(host(), l2_bytes=1 << 16)  # panels do not fit: product by product
+TARGETS = {"host": host(), "in turn": NARROW, "x86-64-v3": x86_64_v3()}
+
+
+def product(rows: int, depth: int = 128, columns: int = 384, *extras: Any, **attrs: Any) -> NodeKernel:
+    return NodeKernel("FusedMatMul", tensor(N, rows, depth), floats(depth, columns), *extras, **attrs)
+
+
+def spec_of(kernel: NodeKernel) -> StrassenSpec:
+    assert isinstance(kernel.call.spec, StrassenSpec)
+    return kernel.call.spec
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+@pytest.mark.parametrize("rows", [64, 83, 128])
+def test_rows_that_fill_tiles_or_not(target: Target, rows: int) -> None:
+    kernel = product(rows, target=target)
+    assert spec_of(kernel).in_turn == (target is NARROW)
+    for n, threads in ((1, 1), (5, 1), (1, 3), (2, 2), (0, 2)):
+        kernel.check(floats(n, rows, 128), threads=threads, rtol=1e-3, atol=1e-3)
+
+
+def test_rows_of_one_sample_without_a_batch() -> None:
+    kernel = NodeKernel("MatMul", tensor(70, 256), floats(256, 256))
+    assert spec_of(kernel).samples == 1
+    kernel.check(floats(70, 256), threads=2, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("target", [host(), NARROW], ids=["host", "in turn"])
+@pytest.mark.parametrize("op", ["Relu", "Gelu"])
+def test_epilogues_at_once_and_deferred(target: Target, op: str) -> None:
+    def write(b: Builder, x: Value, bias: Value, residual: Value) -> Value:
+        return b("Add", b(op, b("Add", x, bias)), residual)
+
+    kernel = product(72, 128, 384, tensor(384), tensor(N, 72, 384), epilogue=scalar_body(3, write), target=target)
+    assert spec_of(kernel).finish.deferred == (op == "Gelu")
+    assert kernel.call.inplace == (() if op == "Gelu" else (3,))
+    kernel.check(floats(3, 72, 128), floats(384), floats(3, 72, 384), threads=2, rtol=1e-3, atol=1e-3)
+
+
+def test_transposed_weights_and_a_residual_that_repeats() -> None:
+    def write(b: Builder, x: Value, extra: Value) -> Value:
+        return b("Add", x, extra)
+
+    a, extra = tensor(N, 66, 128), tensor(66, 256)
+    kernel = NodeKernel(
+        "FusedMatMul", a, floats(256, 128), extra, perm_b=(1, 0), epilogue=scalar_body(2, write), target=host()
+    )
+    assert spec_of(kernel).finish.pixels.rank == 2
+    kernel.check(floats(2, 66, 128), floats(66, 256), rtol=1e-3, atol=1e-3)
+
+
+def test_transposed_operands_and_output() -> None:
+    perms = {"perm_a": (1, 0, 2), "perm_y": (1, 0, 2)}
+    kernel = NodeKernel("FusedMatMul", tensor(66, N, 128), floats(128, 256), **perms)
+    assert spec_of(kernel).source.rank == 2
+    kernel.check(floats(66, 3, 128), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_pointwise_convolutions(stride: int) -> None:
+    add = scalar_body(2, lambda b, x, y: b("Relu", b("Add", x, y)))
+    size = (9 * stride, 8 * stride)
+    residual = TensorType(F32, (N, 9, 8, 256))
+    kernel = convolution(size, 128, 256, (1, 1), residual, strides=(stride,) * 2, epilogue=add)
+    assert (spec_of(kernel).rows, kernel.call.inplace) == (72, (3,))
+    kernel.check(floats(2, *size, 128), floats(2, 9, 8, 256), threads=2, rtol=1e-3, atol=1e-3)
+
+
+def test_error_is_small_against_the_largest_result() -> None:
+    kernel = product(128, 1024, 384)
+    x, weight = floats(1, 128, 1024), next(iter(kernel.graph.constants.values()))
+    exact = x.astype(np.float64) @ weight.astype(np.float64)
+    assert np.abs(kernel(x)[0] - exact).max() < 1e-5 * np.abs(exact).max()
+
+
+def test_samples_stay_apart() -> None:
+    kernel, x = product(64), floats(3, 64, 128)
+    [alone] = kernel(x[1:2])
+    x[0], x[2] = np.nan, np.inf
+    np.testing.assert_array_equal(kernel(x)[0][1], alone[0])
+
+
+@pytest.mark.parametrize(
+    "shape", [(64, N, 128), (64 * N, 128), (N, 16, 128)], ids=["batch second", "flattened", "few rows"]
+)
+def test_rows_of_no_certain_sample_or_too_few_stay_plain(shape: tuple[Any, ...]) -> None:
+    kernel = NodeKernel("FusedMatMul", tensor(*shape), floats(128, 384))
+    assert kernel.call.spec.family == "gemm"
+
+
+def test_narrow_targets_and_small_products_stay_plain() -> None:
+    assert product(64, target=plain()).call.spec.family == "gemm"
+    assert product(64, depth=96).call.spec.family == "gemm"
+    assert product(64, columns=128).call.spec.family == "gemm"
+
+
+def test_the_tuner_may_take_the_definition_instead() -> None:
+    kernel = product(64)
+    request = Request(kernel.node, kernel.graph.constants, host())
+    first, second, *_ = candidates(request)
+    exact = replace(request, winograd=False)
+    assert (first.spec.family, second.spec) == ("strassen", select(exact).spec)  # type: ignore[union-attr]
+    assert {call.spec.family for call in candidates(exact)} == {"gemm"}
+
+
+def test_right_factors() -> None:
+    matrix, tile = floats(8, 8), Tile(1, 1, 2)
+    factors = pack(matrix, tile).reshape(2, PRODUCTS, 4, 2)
+    b11, b12, b21, b22 = matrix[:4, 4:6], matrix[:4, 6:], matrix[4:, 4:6], matrix[4:, 6:]
+    expected = [b11, b21, b22 - b12 + b11, b22 - b12, b21 - b22 + b12 - b11, b12 - b11, b22]
+    np.testing.assert_allclose(factors[1], expected, atol=1e-6)
+    assert factors.dtype == DType.FLOAT32.numpy

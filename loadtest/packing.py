@@ -1,0 +1,182 @@
+"""Sequences of different lengths, packed, padded and one by one: `python -m loadtest packing`.
+
+A MiniLM encoder (Wang et al. 2020: six layers of width 384; random weights) makes one vector of each request. Lengths
+are log-normal, forty tokens in the mean and 128 at most. All ways take turns, round after round; "ahead" is the median
+over rounds of a way's time over that of packed runs. Exit status 1 when an answer differs from ONNX Runtime's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import orjson
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+from rich.console import Console
+from rich.table import Table
+
+from loadtest.build import OPSET, Builder, Feeds
+
+WORDS, WIDTH, HEADS, LAYERS, LONGEST = 30522, 384, 12, 6, 128
+MEAN, SPREAD = 40, 0.6  # of lengths: tokens, and the deviation of their logarithm
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+PACKED = "packed"
+TOLERANCE = 1e-4  # of the largest output
+
+Run = Callable[[], NDArray[np.float32]]  # one row per request
+
+
+@dataclass(frozen=True)
+class Row:
+    """A way to answer all requests: milliseconds, and how many times as long as packed runs it takes."""
+
+    way: str
+    ms: float
+    ahead: float
+
+
+def minilm() -> onnx.ModelProto:
+    """[batch, sequence] ids, mask and types -> the mean over the mask of each sequence, of length 1."""
+    b = Builder()
+    length = b.op("Gather", b.op("Shape", INPUTS[0]), b.integers(1), axis=0)
+    mask = b.op("Cast", INPUTS[1], to=TensorProto.FLOAT)
+    hidden = b.op("Mul", b.op("Sub", b.scalar(1), mask), b.scalar(-1e9))
+    bias = b.op("Unsqueeze", hidden, b.integers(1, 2))
+    places = b.op("Slice", b.constant(np.arange(512)[None]), b.integers(0), length, b.integers(1))
+    tables = ((WORDS, INPUTS[0]), (2, INPUTS[2]), (512, places))
+    words, types, positions = (b.op("Gather", b.normal(rows, WIDTH, scale=0.5), ids) for rows, ids in tables)
+    x = b.layernorm(b.op("Add", b.op("Add", words, types), positions), WIDTH)
+    for _ in range(LAYERS):
+        x = b.layernorm(b.op("Add", x, _attention(b, x, bias)), WIDTH)
+        inner = b.gelu(b.linear(x, WIDTH, 4 * WIDTH))
+        x = b.layernorm(b.op("Add", x, b.linear(inner, 4 * WIDTH, WIDTH)), WIDTH)
+    weights = b.op("Unsqueeze", mask, b.integers(2))
+    total, count = (b.op("ReduceSum", value, b.integers(1), keepdims=0) for value in (b.op("Mul", x, weights), weights))
+    mean = b.op("Div", total, b.op("Clip", count, b.scalar(1e-9)))
+    norm = b.op("Div", mean, b.op("ReduceL2", mean, axes=[1], keepdims=1))
+    graph = helper.make_graph(
+        b.nodes,
+        "minilm",
+        [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "sequence"]) for name in INPUTS],
+        [helper.make_tensor_value_info(norm, TensorProto.FLOAT, ["batch", WIDTH])],
+        b.weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8)
+
+
+def _attention(b: Builder, x: str, bias: str) -> str:
+    def heads(axes: list[int]) -> str:
+        return b.op("Transpose", b.reshape(b.linear(x, WIDTH, WIDTH), 0, 0, HEADS, WIDTH // HEADS), perm=axes)
+
+    query, key, value = heads([0, 2, 1, 3]), heads([0, 2, 3, 1]), heads([0, 2, 1, 3])
+    scores = b.op("Div", b.op("MatMul", query, key), b.scalar(math.sqrt(WIDTH // HEADS)))
+    mixed = b.op("MatMul", b.op("Softmax", b.op("Add", scores, bias), axis=-1), value)
+    return b.linear(b.reshape(b.op("Transpose", mixed, perm=[0, 2, 1, 3]), 0, 0, WIDTH), WIDTH, WIDTH)
+
+
+def requests(count: int, seed: int = 0) -> list[Feeds]:
+    """One sequence each."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.lognormal(math.log(MEAN) - SPREAD**2 / 2, SPREAD, count).round().clip(1, LONGEST).astype(int)
+    return [_request(rng.integers(0, WORDS, (1, length))) for length in lengths]
+
+
+def _request(ids: NDArray[np.int64]) -> Feeds:
+    return dict(zip(INPUTS, (ids, np.ones_like(ids), np.zeros_like(ids)), strict=True))
+
+
+def padded(feeds: Sequence[Feeds], length: int = 0) -> Feeds:
+    """Several requests as one, as long as the longest of them or as said."""
+    length = length or max(feed[INPUTS[0]].shape[1] for feed in feeds)
+    return {
+        name: np.concatenate([np.pad(feed[name], ((0, 0), (0, length - feed[name].shape[1]))) for feed in feeds])
+        for name in INPUTS
+    }
+
+
+def ways(model: bytes, feeds: Sequence[Feeds], threads: int) -> dict[str, Run]:
+    """Lathe packed, one by one by the same code, and padded; ONNX Runtime one by one, padded, and sorted by length to
+    be padded less."""
+    import onnxruntime as ort
+
+    import core
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    theirs = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    packed = core.compile(model, threads=threads, packing=1024)
+    fixed = core.compile(model, threads=threads, new_shapes="wait")
+    output = next(iter(packed.outputs))
+    order = sorted(range(len(feeds)), key=lambda i: feeds[i][INPUTS[0]].shape[1])
+    groups = [order[i : i + 8] for i in range(0, len(order), 8)]
+
+    def sorted_groups() -> NDArray[np.float32]:
+        rows = np.concatenate([theirs.run(None, padded([feeds[i] for i in group]))[0] for group in groups])
+        return np.asarray(rows[np.argsort(order)])
+
+    return {
+        PACKED: lambda: np.concatenate([each[output] for each in packed.run_packed(feeds)]),
+        "one by one": lambda: np.concatenate([packed.run(feed)[output] for feed in feeds]),
+        "padded": lambda: fixed.run(padded(feeds, LONGEST))[output],
+        "ONNX Runtime one by one": lambda: np.concatenate([theirs.run(None, feed)[0] for feed in feeds]),
+        "ONNX Runtime padded": lambda: theirs.run(None, padded(feeds))[0],
+        "ONNX Runtime sorted, padded by eights": sorted_groups,
+    }
+
+
+def measure(runs: dict[str, Run], rounds: int) -> list[Row]:
+    """ValueError for answers that differ."""
+    expected = runs["ONNX Runtime one by one"]()
+    for way, run in runs.items():
+        error = float(np.abs(run() - expected).max() / np.abs(expected).max())
+        if not error < TOLERANCE:
+            raise ValueError(f"{way}: differs from ONNX Runtime by {error:.1e} of the largest output")
+    times: dict[str, list[float]] = {way: [] for way in runs}
+    for _ in range(rounds):
+        for way, run in runs.items():
+            started = time.perf_counter()
+            run()
+            times[way].append(time.perf_counter() - started)
+    packed = times[PACKED]
+    return [
+        Row(way, 1e3 * statistics.median(own), statistics.median(a / b for a, b in zip(own, packed, strict=True)))
+        for way, own in times.items()
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m loadtest packing", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    chosen, console = parser.parse_args(arguments), Console()
+    feeds = requests(chosen.requests)
+    tokens = sum(feed[INPUTS[0]].size for feed in feeds)
+    try:
+        rows = measure(ways(minilm().SerializeToString(), feeds, chosen.threads), chosen.rounds)
+    except ValueError as error:
+        console.print(f"[red]{error}[/red]")
+        return 1
+    made = Table(title=f"{len(feeds)} requests, {tokens} tokens, {chosen.threads} thread(s)", title_justify="left")
+    for column in ("way", "ms", "requests/s", "ahead"):
+        made.add_column(column, justify="left" if column == "way" else "right")
+    for row in rows:
+        made.add_row(row.way, f"{row.ms:.1f}", f"{1e3 * len(feeds) / row.ms:.0f}", f"{row.ahead:.2f}")
+    console.print(made)
+    if chosen.json:
+        chosen.json.write_bytes(orjson.dumps([asdict(row) for row in rows], option=orjson.OPT_INDENT_2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -139,7 +139,6 @@ class VersionPolicy(_Section):
 class Compilation(_Section):
     """What a model is compiled for; changing it compiles the versions in memory again, and then switches to that."""
 
-    device: Device | None = Field(default=None, description="Else the server's `device`.")
     precision: Literal["float32", "bfloat16"] | None = Field(default=None, description="Else the server's `precision`.")
     max_batch: Size | None = Field(default=None, description="Largest batch; else the server's `max_batch`.")
     threads: int | None = Field(default=None, ge=1, description="Else, and at most, the server's `threads`.")
@@ -157,7 +156,6 @@ class Compilation(_Section):
             self.max_batch or server.max_batch,
             self.precision or server.precision,
             min(self.threads or server.threads, server.threads),
-            self.device or server.device,
             self.packing or 0,
         )
 

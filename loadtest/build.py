@@ -107,8 +107,8 @@ class Entry:
     ids: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
-def build(name: str, entry: Entry) -> onnx.ModelProto:
-    builder = Builder()
+def build(name: str, entry: Entry, builder: Builder | None = None) -> onnx.ModelProto:
+    builder = builder or Builder()
     entry.build(builder, "x")
     builder.nodes[-1].output[:] = ["y"]  # every model ends with the operator appended last
     graph = helper.make_graph(

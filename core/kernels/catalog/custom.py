@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from core.ir.types import TensorType
 from core.kernels.catalog.attributes import attribute
 from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Request, covers, uncover
+from core.kernels.catalog.cuda.elementwise import elementwise as elementwise_on_gpu
 from core.kernels.catalog.elementwise import elementwise
 from core.kernels.catalog.nest import has_plannable_types, traffic
 from core.ops import registry
@@ -40,6 +41,7 @@ def cover(op: registry.OpDef) -> None:
         covers(op.name)(_own_kernel)
     if op.is_elementwise:
         covers(op.name)(elementwise)
+        covers(op.name, device="cuda")(elementwise_on_gpu)
 
 
 def _own_kernel(request: Request) -> KernelCall | None:

@@ -59,7 +59,9 @@ class Writer:
 
     def let(self, expression: str, hint: str = "v") -> str:
         """A new name for the value of an expression."""
-        name = f"{hint}{self._count}"
+        taken = {operand for operand, _ in self._operands}
+        while (name := f"{hint}{self._count}") in taken:
+            self._count += 1
         self._count += 1
         self.line(f"{name} = {expression}")
         return name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,11 @@ def test_a_chain_is_one_kernel() -> None:
     body = scalar_body(3, lambda b, x, y, z: b("Relu", b("Add", b("Mul", x, y), z)))
     kernel = sweep("FusedElementwise", "float32[n,5,3]", "float32[3]", "float32[n,1,3]", body=body)
     assert kernel.call.inplace == (0,)
+
+
+def test_many_operands() -> None:
+    body = scalar_body(8, lambda b, *x: functools.reduce(lambda total, each: b("Sub", total, each), x))
+    sweep("FusedElementwise", *["float32[n,5]"] * 8, body=body)
 
 
 def test_every_offer_agrees() -> None:

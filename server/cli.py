@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from server import cli_canary, cli_datasets, cli_jobs, cli_keys, cli_model, cli_top, cli_train
+from server import cli_canary, cli_datasets, cli_jobs, cli_keys, cli_model, cli_rollout, cli_top, cli_train
 from server.cli_model import Threads
 from server.terminal import DEFAULT_URL, Url, connected, console, fail, transfer
 
@@ -16,6 +16,7 @@ app.add_typer(cli_canary.app, name="canary")
 app.add_typer(cli_datasets.app, name="datasets")
 app.add_typer(cli_jobs.app, name="jobs")
 app.add_typer(cli_keys.app, name="keys")
+app.add_typer(cli_rollout.app, name="rollout")
 app.command()(cli_top.top)
 app.command()(cli_train.train)
 for command in (cli_model.compile, cli_model.run, cli_model.inspect, cli_model.profile, cli_model.bench):

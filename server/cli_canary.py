@@ -53,7 +53,7 @@ def watch(
         state = client.canary(name)
         try:
             while True:
-                display.update(_table(name, state))
+                display.update(evidence_table(name, state))
                 time.sleep(interval)
                 state = client.canary(name)
         except ApiError as error:
@@ -78,7 +78,8 @@ def _ends(entry: AuditEntry) -> bool:
     )
 
 
-def _table(name: str, state: CanaryState) -> Table:
+def evidence_table(name: str, state: CanaryState) -> Table:
+    """Return the questions put to a candidate, and how far each is answered."""
     title = f"{name}: version {state.version} against {state.live}, {state.requests} requests, {state.verdict}"
     table = Table(
         "question", "live", "candidate", "requests", "against", "in favour", title=title, title_justify="left"

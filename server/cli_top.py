@@ -86,20 +86,27 @@ def table(now: Look, before: Look) -> Table:
     seconds = now.at - before.at
     for (model, version), page in sorted(now.pages.items()):
         old = before.pages.get((model, version), Page())
-        counts = {bound: count - old.buckets.get(bound, 0.0) for bound, count in page.buckets.items()}
         runs = page.executions - old.executions
         found.add_row(
             model,
             version,
-            f"{(page.requests - old.requests) / seconds:,.0f}",
-            f"{(page.failures - old.failures) / seconds:,.0f}",
-            _time(quantile(counts, 0.50)),
-            _time(quantile(counts, 0.99)),
+            *activity(page, old, seconds),
             f"{(page.rows - old.rows) / runs:.1f}" if runs else "",
             f"{page.pending:.0f}",
             f"{page.memory / 2**20:,.0f} MiB" if page.memory else "not loaded",
         )
     return found
+
+
+def activity(page: Page, old: Page, seconds: float) -> tuple[str, str, str, str]:
+    """Return requests and failures per second, median and 99th percentile of a version between two looks."""
+    counts = {bound: count - old.buckets.get(bound, 0.0) for bound, count in page.buckets.items()}
+    return (
+        f"{(page.requests - old.requests) / seconds:,.0f}",
+        f"{(page.failures - old.failures) / seconds:,.0f}",
+        _time(quantile(counts, 0.50)),
+        _time(quantile(counts, 0.99)),
+    )
 
 
 def quantile(counts: Mapping[float, float], share: float) -> float | None:

@@ -13,15 +13,19 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from server.api.canary_schemas import CanaryState
 from server.cli import app
+from server.cli_rollout import look, view
+from server.cli_top import read
 from server.client import Client
 from tests.server.api.service import service, until
 from tests.server.repository.world import toy
@@ -215,3 +219,28 @@ def test_a_canary_from_start_to_verdict(tmp_path: Path, monkeypatch: pytest.Monk
         asking.join()
         assert "m: version 2 against 1" in shown
         assert "m version 2: rolled_back: not finite: 100.00% of" in shown
+
+
+def test_a_rollout_is_watched(tmp_path: Path) -> None:
+    with service(tmp_path / "repo") as running, running.client() as client:
+        where = ("--url", running.url)
+        assert "m" in lathe("rollout", "watch", "m", "--rounds", "1", *where, fails=True)
+        client.upload("m", toy(2.0))
+        client.upload("m", toy(3.0))
+        before = read(client.metrics(), 1.0)
+        for _ in range(6):
+            client.infer("m", {"x": np.ones((1, 4), np.float32)})
+        client.start_canary("m", 2, weight=0.25)
+        now = look(client, "m")
+        console = Console(width=200)
+        with console.capture() as capture:
+            console.print(view(now._replace(look=replace(now.look, at=3.0)), before))
+        shown = [line.strip("│ ").split("│") for line in capture.get().splitlines() if line.startswith("│")]
+        cells = [[cell.strip() for cell in line] for line in shown]
+        assert [row[:5] for row in cells[:2]] == [
+            ["1", "ready", "live", "3", "0"],
+            ["2", "ready", "candidate for 25%", "0", "0"],
+        ]
+        assert [row[1:3] for row in cells[-3:]] == [["canary", "2"], ["publish", "2"], ["publish", "1"]]
+        assert "m: version 2 against 1" in capture.get()
+        assert "candidate for 25%" in lathe("rollout", "watch", "m", "--rounds", "1", "--interval", "0.05", *where)

@@ -282,9 +282,8 @@ def _kernels(report: Report, case: Case, session: Session, x: NDArray[Any], most
     nodes = session.profile({"x": x}).nodes
     total = sum(node.nanoseconds for node in nodes)
     least = sum(most.seconds(node.flops, node.bytes) for node in nodes) * 1e9
-    report.line(
-        f"  {case.model}, batch {case.batch}, {case.precision}: steps {total / 1e6:.3f} ms, {least / total:.0%} of the ceilings"
-    )
+    what = f"{case.model}, batch {case.batch}, {case.precision}"
+    report.line(f"  {what}: steps {total / 1e6:.3f} ms, {least / total:.0%} of the ceilings")
     for node in sorted(nodes, key=lambda node: -node.nanoseconds)[:15]:
         share = most.seconds(node.flops, node.bytes) * 1e9 / node.nanoseconds
         bound = most.limit(node.flops, node.bytes)

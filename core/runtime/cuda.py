@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -77,13 +76,18 @@ def _text(given: Any) -> str:
     return given.decode() if isinstance(given, bytes) else str(given or "")
 
 
+def _bindings() -> Any:
+    from cuda.bindings import driver
+
+    return driver
+
+
 def load_driver(name: str) -> Driver:
     """The driver, initialized. UnsupportedError that says what is missing for device `name`."""
     try:
-        module = import_module("cuda.bindings.driver")
+        driver = Driver(_bindings())
     except ImportError as error:
         raise UnsupportedError(f"device '{name}' needs NVIDIA's Python bindings: install the extra 'cuda'") from error
-    driver = Driver(module)
     try:
         driver("cuInit", 0)
     except DeviceError as error:

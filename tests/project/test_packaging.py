@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 OWN = {"core", "server", "loadtest", "tools", "tests"}
-DECLARED_AS = {  # brought by a declared package, or a roof that several distributions share
+DECLARED_AS = {  # brought by a declared package, a roof that several distributions share, or too large for every test
+    "triton": {"triton"},
+    "cuda": {"cuda-bindings"},
     "starlette": {"fastapi"},
     "httptools": {"uvicorn"},
     "uvloop": {"uvicorn"},
@@ -21,7 +23,7 @@ DECLARED_AS = {  # brought by a declared package, or a roof that several distrib
     "google": {"protobuf"},
     "opentelemetry": {"opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"},
 }
-EXTRAS = ("grpc", "jwt", "otel", "text", "train")  # of the product; the others are for tests and measurements
+EXTRAS = ("cuda", "grpc", "jwt", "otel", "text", "train")  # of the product; the others are for tests and measurements
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import core
-from core.errors import ArtifactError, DeviceError, FeedError, ModelError, UnsupportedError
+from core.errors import ArtifactError, DeviceError, DeviceMemoryError, FeedError, UnsupportedError
 from core.ir.build import Builder
 from core.ir.graph import Graph
 from core.ir.types import DType, TensorType, symbol
@@ -126,7 +126,7 @@ def test_older_gpus_are_refused() -> None:
 
 
 def test_memory_that_is_not_there_is_refused_at_load_with_figures_and_by_batch_later() -> None:
-    with pytest.raises(ModelError, match=r"needs \d+ bytes for batches of up to 4 .* cuda:0 has 600 free"):
+    with pytest.raises(DeviceMemoryError, match=r"needs \d+ bytes for batches of up to 4 .* cuda:0 has 600 free"):
         loaded(FakeGpu(FakeDriver(total=600)))
     executable = loaded(FakeGpu(FakeDriver(total=4096)))
     with pytest.raises(FeedError, match=r"a batch of 999 needs \d+ bytes.*CUDA_ERROR_OUT_OF_MEMORY"):
@@ -154,23 +154,23 @@ def test_where_a_capture_fails_steps_go_on_being_launched() -> None:
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_bindings(name: str) -> Any:
-        raise ImportError(name)
+    def no_bindings() -> Any:
+        raise ImportError("cuda")
 
     def no_driver(Flags: int) -> Any:
         raise RuntimeError("libcuda was not found")  # as the bindings do, with a class of their own
 
     graph = two_steps()
-    monkeypatch.setattr(cuda, "import_module", no_bindings)
+    monkeypatch.setattr(cuda, "_bindings", no_bindings)
     with pytest.raises(UnsupportedError, match="'cuda:0' needs NVIDIA's Python bindings: install the extra 'cuda'"):
         core.compile(graph, device="cuda")
-    monkeypatch.setattr(cuda, "import_module", lambda name: SimpleNamespace(CUresult=CUresult, cuInit=no_driver))
+    monkeypatch.setattr(cuda, "_bindings", lambda: SimpleNamespace(CUresult=CUresult, cuInit=no_driver))
     with pytest.raises(UnsupportedError, match=r"'cuda:1' needs NVIDIA's driver \(libcuda\)"):
         core.compile(graph, device="cuda:1")
     without_gpu = FakeDriver(failing={"cuInit": CUresult.CUDA_ERROR_NO_DEVICE})
-    monkeypatch.setattr(cuda, "import_module", lambda name: without_gpu)
+    monkeypatch.setattr(cuda, "_bindings", lambda: without_gpu)
     with pytest.raises(UnsupportedError, match=r"'cuda:0' needs a GPU .* cuInit: CUDA_ERROR_NO_DEVICE"):
         core.compile(graph, device="cuda")
-    monkeypatch.setattr(cuda, "import_module", lambda name: FakeDriver())
+    monkeypatch.setattr(cuda, "_bindings", lambda: FakeDriver())
     with pytest.raises(UnsupportedError, match="'cuda:7' is not here: the driver knows 1 GPUs"):
         core.compile(graph, device="cuda:7")

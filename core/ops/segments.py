@@ -36,11 +36,15 @@ def check_offsets(c: Infer, index: int, tokens: object) -> None:
 @register
 class SegmentSoftmax(OpDef):
     """Softmax over the last axis of scores [..., n, n], within the blocks where the query (second to last axis) and the
-    key are of one sequence; zero elsewhere, whatever was there."""
+    key are of one sequence; zero elsewhere, whatever was there.
+
+    `guarded`: weights that are no numbers, as where every key is masked by -inf, are zero as well.
+    """
 
     domain = "lathe"
     inputs = "scores, offsets"
     outputs = "weights"
+    attrs = {"guarded": 0}
     no_gradient = _MADE_BY_PASSES
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
@@ -53,10 +57,16 @@ class SegmentSoftmax(OpDef):
     def reference(self, c: Call, scores: Array, offsets: Array) -> Array:
         weights = np.zeros_like(scores)
         for at in segments(offsets):
-            block = wide(scores[..., at, at])
-            powers = np.exp(block - block.max(-1, keepdims=True))
-            weights[..., at, at] = powers / powers.sum(-1, keepdims=True)
+            weights[..., at, at] = _shares(wide(scores[..., at, at]), c.attr("guarded"))
         return weights
+
+
+def _shares(scores: Array, guarded: bool) -> Array:
+    """Softmax over the last axis."""
+    with np.errstate(invalid="ignore"):
+        powers = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
+        shares = powers / powers.sum(-1, keepdims=True)
+    return np.where(np.isnan(shares), 0, shares) if guarded else np.asarray(shares)
 
 
 _OVER = {
@@ -100,9 +110,11 @@ class SegmentReduce(OpDef):
 @register
 class SegmentAttention(FusedAttention):
     """FusedAttention in which a query only meets the keys of its own sequence: `offsets` come behind K and V. Queries
-    and keys are the same n tokens, and extras broadcast to scores [..., n, n] of which only the blocks exist."""
+    and keys are the same n tokens, and extras broadcast to scores [..., n, n] of which only the blocks exist.
+    `guarded` as SegmentSoftmax has it."""
 
     inputs = "Q, K, V, offsets, *extras"
+    attrs = {**FusedAttention.attrs, "guarded": 0}
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         types = self.attended(c, first_extra=4)
@@ -118,7 +130,5 @@ class SegmentAttention(FusedAttention):
         scores = apply_epilogue(c, np.asarray(np.matmul(left, right)), extras)
         weights = np.zeros_like(scores)
         for at in segments(offsets):
-            block = scores[..., at, at]
-            powers = np.exp(block - block.max(-1, keepdims=True, initial=-np.inf))
-            weights[..., at, at] = powers / powers.sum(-1, keepdims=True)
+            weights[..., at, at] = _shares(scores[..., at, at], c.attr("guarded"))
         return transposed(np.matmul(weights, values).astype(v.dtype, copy=False), c.attr("perm_y"))

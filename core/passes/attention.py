@@ -50,6 +50,7 @@ def _fuse(
         return None
     attrs: dict[str, Attr] = {new: first.attrs.get(old) for new, old in _PERMS.items()}
     attrs |= {"perm_v": perms[2], "perm_y": perms[3], "epilogue": first.attrs.get("epilogue")}
+    attrs["guarded"] = softmax.attrs.get("guarded")
     given = {name: value for name, value in attrs.items() if value is not None}
     new = editor.emit(second, op, q, k, v, *more, *first.inputs[2:], attrs=given)
     editor.replace(second.output, new)

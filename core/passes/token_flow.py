@@ -216,6 +216,8 @@ class TokenFlow:
             return self._running_sum(node, flow)
         if len(flow.axes) == 2 and node.op == "Softmax":
             return self._softmax(node, flow)
+        if len(given) == 3 and given[2].blocks and node.op == "Where":
+            return self._guard(node, given[2])
         if len(flow.axes) == 2 and node.op == "Trilu":
             return self._triangle(node, flow)
         return None
@@ -227,6 +229,17 @@ class TokenFlow:
             return None
         new = self.editor.emit(node, "SegmentSoftmax", scores, self._input(OFFSETS))
         return self._replace(node, new, Flow(flow.axes, blocks=True))
+
+    def _guard(self, node: Node, flow: Flow) -> bool | None:
+        """Zero where a softmax has found no numbers, as PyTorch writes it for masks of -inf."""
+        condition, zero, weights = node.inputs
+        softmax, test = (value.producer if value is not None else None for value in (weights, condition))
+        if softmax is None or test is None or zero is None or test.op != "IsNaN" or test.inputs != [weights]:
+            return None
+        if softmax.op != "SegmentSoftmax" or not self._is_zero(zero):
+            return None
+        new = self.editor.emit(node, softmax.op, *softmax.inputs, attrs={"guarded": 1}, name=softmax.name)
+        return self._replace(node, new, flow)
 
     def _reduced(self, node: Node, axis: int) -> bool | None:
         op, view = registry.get(node.op), self._view(node)

@@ -19,12 +19,14 @@ Feeds = dict[str, NDArray[Any]]
 @dataclass(frozen=True)
 class Encoder:
     """`positions`: "table", "range", "mask" (counted from the mask, as RoBERTa does), "rotary" or "". `causal`:
-    "trilu", "range" or "". `pools`: which of mean, max, min, first, last and all become outputs besides the tokens."""
+    "trilu", "range" or "". `pools`: which of mean, max, min, first, last and all become outputs besides the tokens.
+    `guarded`: masked by truth values, and weights that are no numbers are zero, as PyTorch exports it."""
 
     positions: str = "table"
     causal: str = ""
     pools: tuple[str, ...] = ("mean",)
     masked: bool = True
+    guarded: bool = False
     layers: int = 2
     seed: int = 0
 
@@ -104,7 +106,11 @@ class _Writer:
     def _bias(self) -> str:
         """What is added to the scores; empty where there is nothing."""
         parts = []
-        if self.encoder.masked:
+        if self.encoder.guarded:
+            real = self.op("Unsqueeze", self.op("Cast", "mask", to=TensorProto.BOOL), self.ints(1, 2))
+            shape = self.op("Concat", self.ints(1, 1), self.length, self.ints(1), axis=0)
+            parts.append(self.op("Where", self.op("Expand", real, shape), self.const(0), self.const(-np.inf)))
+        elif self.encoder.masked:
             hidden = self.op("Sub", self.const(1), self.op("Cast", "mask", to=FLOAT))
             parts.append(self.op("Unsqueeze", self.op("Mul", hidden, self.const(-1e9)), self.ints(1, 2)))
         if self.encoder.causal == "trilu":
@@ -131,7 +137,10 @@ class _Writer:
         scores = self.op("MatMul", q, self.op("Transpose", k, perm=[0, 1, 3, 2]))
         scores = self.op("Div", scores, self.const(math.sqrt(WIDTH // HEADS)))
         scores = self.op("Add", scores, bias) if bias else scores
-        mixed = self.op("Transpose", self.op("MatMul", self.op("Softmax", scores, axis=-1), v), perm=[0, 2, 1, 3])
+        weights = self.op("Softmax", scores, axis=-1)
+        if self.encoder.guarded:
+            weights = self.op("Where", self.op("IsNaN", weights), self.const(0), weights)
+        mixed = self.op("Transpose", self.op("MatMul", weights, v), perm=[0, 2, 1, 3])
         return self._linear(self.op("Reshape", mixed, self.ints(0, 0, WIDTH)), WIDTH, WIDTH)
 
     def _rotated(self, x: str) -> str:

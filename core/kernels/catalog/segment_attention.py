@@ -30,7 +30,7 @@ class SegmentAttentionSpec(KernelSpec):
     The loops of `batch` move Q, K, V, the extras and Y. Steps go from token to token; Q, K, V and Y are contiguous
     along a token's columns. Pairs of `extra_steps` are strides along (query, key). `scores` are the register tiles of
     the first product for blocks of 1, 2, ... vectors of queries, its rows are keys; `values` that of the second: rows
-    are queries.
+    are queries. `guarded`: queries whose weights are no numbers get zeros.
     """
 
     family: ClassVar[str] = "segment_attention"
@@ -46,6 +46,7 @@ class SegmentAttentionSpec(KernelSpec):
     extra_dtypes: tuple[DType, ...]
     scores: tuple[Tile, ...]
     values: Tile
+    guarded: bool
 
     @property
     def summary(self) -> str:
@@ -95,6 +96,7 @@ def segment_attention(request: Request) -> KernelCall | None:
         extra_dtypes=tuple(value.dtype for value in _extras(node).values()),
         scores=_score_tiles(request.cpu),
         values=choose_tile(request.cpu, symbol("n"), sizes[1]),
+        guarded=bool(node.attrs.get("guarded")),
     )
     strided: tuple[In | Out, ...] = (*(In(i) for i in (0, 1, 2, *_extras(node))), Out())
     scratch = Scratch(sum(spec.scratch_parts) * F32.itemsize)

@@ -204,6 +204,14 @@ class _Block:
         grid = accumulate(k, grid, sources, self.width, values, spec.v_step, self.length, mask)
         for r, row in enumerate(grid):
             factor = self.factors.load(query + r).splat(lanes)
+            row = [self._weighed(value, factor) for value in row]
             place = target.at((self.first + query + r) * spec.y_step)
             for v, value in enumerate(row):
-                place.store(value * factor, v * lanes, mask if v == vectors - 1 else None)
+                place.store(value, v * lanes, mask if v == vectors - 1 else None)
+
+    def _weighed(self, total: Val, factor: Val) -> Val:
+        """A result; zero where the weights are no numbers, if that is asked for."""
+        k = self.kernel
+        if not self.spec.guarded:
+            return total * factor
+        return k.ops.select(k.ops.is_nan(factor), k.zeros(F32, total.lanes), total * factor)

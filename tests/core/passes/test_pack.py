@@ -197,7 +197,7 @@ SHAPES = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 9)), min_size=1, m
 STEPS = st.lists(st.tuples(st.sampled_from(SAFE), st.integers(0, 5)), min_size=1, max_size=6)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(STEPS, st.lists(st.sampled_from(POOLS), max_size=2), SHAPES, st.integers(1, 40))
 def test_packed_programs_give_what_each_sequence_gets_alone(
     steps: list[tuple[Callable[..., Value], int]], pools: list[str], shapes: list[tuple[int, int]], capacity: int
@@ -205,7 +205,7 @@ def test_packed_programs_give_what_each_sequence_gets_alone(
     check(program(steps, pools), shapes, capacity)
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(STEPS, st.sampled_from(UNSAFE), STEPS)
 def test_what_mixes_tokens_is_seen_wherever_it_stands(
     before: list[Any], mixing: Callable[..., Value], after: list[Any]

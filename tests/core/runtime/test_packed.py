@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import core
@@ -53,6 +53,7 @@ ENCODERS = {
     "causal by a triangle": Encoder(causal="trilu", pools=("last",)),
     "causal by a range, no mask": Encoder(positions="range", causal="range", masked=False, pools=("all", "last")),
     "tokens only": Encoder(pools=()),
+    "masked by truth values": Encoder(guarded=True),
 }
 
 
@@ -168,6 +169,7 @@ def test_many_threads_share_a_session() -> None:
         assert_agree(found[index], each)
 
 
+@settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.integers(1, 5), st.integers(1, 40)), min_size=1, max_size=20),
     st.integers(1, 100),

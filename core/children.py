@@ -10,7 +10,8 @@
 With --while-stdin before the stage, the process ends when its standard input does: with the one that started it. With
 --nice N it leaves the processor to others.
 
-Exit status 0, or 2 with {"error": ...} on standard output when the model is at fault.
+Exit status 0, or 2 with {"error": ...} on standard output when the model is at fault, 3 with the same when a device has
+too little memory for it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from core import compiler
-from core.errors import LatheError
+from core.errors import DeviceMemoryError, LatheError
 from core.frontends.maps import maps_as_tensors
 from core.frontends.onnx import load
 from core.ir.graph import Array, Graph
@@ -34,10 +35,10 @@ from core.ir.text import Weights, parse_graph, print_graph
 from core.ir.types import TensorType
 from core.ir.verify import verify
 from core.ops.inference import infer_graph
-from core.options import Options
+from core.options import Options, with_placement
 
 COMPILED = "model.lathe"
-_MODEL_AT_FAULT = 2
+_MODEL_AT_FAULT, _NO_ROOM = 2, 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _STAGES[arguments.stage](arguments)
     except LatheError as error:
         print(json.dumps({"error": str(error)}))
-        return _MODEL_AT_FAULT
+        return _NO_ROOM if isinstance(error, DeviceMemoryError) else _MODEL_AT_FAULT
     return 0
 
 
@@ -91,7 +92,7 @@ def read_parsed(folder: Path) -> Graph:
 def compile_stage(arguments: argparse.Namespace) -> None:
     """Compile parsed IR into an artifact, load it, and run it once on zeros."""
     options = compiler.make_options(
-        "cpu",
+        arguments.device,
         arguments.precision,
         arguments.threads,
         arguments.max_batch,
@@ -100,6 +101,8 @@ def compile_stage(arguments: argparse.Namespace) -> None:
         arguments.tune,
         packing=arguments.packing,
     )
+    if arguments.device_memory is not None:
+        options = with_placement(options, "first", {arguments.device: arguments.device_memory})
     graph = read_parsed(arguments.ir)
     arguments.out.mkdir(mode=0o700, parents=True, exist_ok=True)
     for left in arguments.out.glob(f".{COMPILED}.*"):  # by an attempt that was broken off
@@ -159,6 +162,8 @@ def _parser() -> argparse.ArgumentParser:
     compiling.add_argument("--threads", type=int)
     compiling.add_argument("--max-batch", type=int, default=32)
     compiling.add_argument("--precision", default="float32")
+    compiling.add_argument("--device", default="cpu")
+    compiling.add_argument("--device-memory", type=int)
     compiling.add_argument("--packing", type=int)
     compiling.add_argument("--tune", default="default")
     compiling.add_argument("--cache", default=os.environ.get("LATHE_CACHE"))

@@ -326,7 +326,7 @@ def _keep(
 
 
 def loaded(compiled: Compiled | Split, options: Options, batching: BatchInfo) -> Runner:
-    """Compiled code and weights in memory, ready to run. ModelError where a device has no room for its part."""
+    """Compiled code and weights in memory, ready to run. DeviceMemoryError where a device has no room for its part."""
     if isinstance(compiled, Split):
         return ready_split(compiled, lambda part: ready(part, options.threads, options.max_batch, independent=False))
     return ready(compiled, options.threads, options.max_batch, batching.batchable)

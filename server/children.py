@@ -22,7 +22,7 @@ from typing import Any
 
 import orjson
 
-from server.errors import Internal, Overloaded, ServerError, StorageFull, TooLarge, Unprocessable
+from server.errors import Internal, OutOfMemory, Overloaded, ServerError, StorageFull, TooLarge, Unprocessable
 from server.limits import OUT_OF_MEMORY, OUT_OF_SPACE
 from server.process import Priority, kill, limited, read_tail, start, usage, waited
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 _LOOK = 0.05  # seconds between two looks at a child's memory
 _MODULE = ("core.children",)
-_REFUSED = 2  # exit code: the model is bad, standard output says why
+_REFUSED, _NO_ROOM = 2, 3  # exit codes: the model is bad, or a device too small; standard output says why
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,8 @@ class Children:
     async def run(self, task: str, *arguments: str | Path) -> bytes:
         """Run one task to its end; returns the end of what it wrote to standard output.
 
-        Raises Unprocessable for a bad model, TooLarge beyond a limit, StorageFull, Overloaded when too many wait.
+        Raises Unprocessable for a bad model, OutOfMemory for one that a device has no room for, TooLarge beyond a
+        limit, StorageFull, Overloaded when too many wait.
         """
         if self._waiting >= self._limits.waiting:
             raise Overloaded(f"{self._waiting} {self._subject}s are waiting for a process", retry_after=10.0)
@@ -110,6 +111,8 @@ class Children:
     def _error(self, task: str, code: int, output: bytes, complaint: bytes, arguments: list[str]) -> ServerError:
         if code == _REFUSED and (reason := refusal(output, arguments)):
             return Unprocessable(reason)
+        if code == _NO_ROOM and (reason := refusal(output, arguments)):
+            return OutOfMemory(reason)
         if code == OUT_OF_MEMORY:
             return TooLarge(f"{task}: the {self._subject} takes more memory than one may")
         if code == OUT_OF_SPACE:

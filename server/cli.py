@@ -30,10 +30,13 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Port to listen on.", min=0, max=65535)] = None,
     grpc_port: Annotated[int | None, typer.Option(help="Port for gRPC; none without it.", min=0, max=65535)] = None,
     threads: Threads = None,
+    device: Annotated[str | None, typer.Option(help="Where models run: cpu, cuda, cuda:1.")] = None,
 ) -> None:
     """Serve a model repository. Every other setting is an environment variable, LATHE_<NAME>."""
     from pydantic import ValidationError
 
+    from core.errors import UnsupportedError
+    from core.runtime.devices import find_device
     from core.runtime.memory import share_heaps
     from server.access.keys import DamagedKeys
     from server.app import create_app
@@ -42,10 +45,14 @@ def serve(
 
     share_heaps(HEAPS)
     given: dict[str, Any] = {"model_repo": model_repo, "host": host, "port": port, "threads": threads}
-    given["grpc_port"] = grpc_port
+    given |= {"grpc_port": grpc_port, "device": device}
     try:
         settings = Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
+        raise fail(str(error)) from error
+    try:
+        find_device(settings.device)
+    except UnsupportedError as error:
         raise fail(str(error)) from error
     if not settings.model_repo.is_dir():
         raise fail(f"model repository {settings.model_repo}: no such folder")

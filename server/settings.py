@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+Device = Annotated[str, Field(pattern=r"^(cpu|(cuda|simulated|interpreted)(:[0-9]{1,3})?)$")]
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -57,6 +59,10 @@ class Settings(BaseSettings):
     )
 
     # the engine
+    device: Device = Field(
+        "cpu",
+        description="Where models run: `cpu`, or a GPU, `cuda`, `cuda:1`, for all that there are kernels for.",
+    )
     threads: int | None = Field(
         None, ge=1, description="Threads of the compute team; without it what the process may use of the machine."
     )

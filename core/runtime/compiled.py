@@ -44,8 +44,8 @@ class Split:
 def ready(
     compiled: Compiled, threads: int, max_batch: int, independent: bool, held: SharedWeights | None = None
 ) -> Runner:
-    """Code and weights in memory. `held`: the weights, where they are in memory already. ModelError where a device has
-    no room for batches of `max_batch`."""
+    """Code and weights in memory. `held`: the weights, where they are in memory already. DeviceMemoryError where a
+    device has no room for batches of `max_batch`."""
     made: Runner
     if compiled.device == HOST:
         weights = held or SharedWeights(joined(compiled.weights(), compiled.plan.weights))

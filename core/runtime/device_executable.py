@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from core.errors import DeviceError, DeviceMemoryError, FeedError, ModelError, SessionClosed
+from core.errors import DeviceError, DeviceMemoryError, FeedError, SessionClosed
 from core.ir.dim import evaluate
 from core.kernels.catalog import Status
 from core.plan.liveness import Affine, aligned
@@ -51,7 +51,7 @@ class DeviceExecutable:
         weights: Iterable[bytes | memoryview],
         max_batch: int = 1,
     ) -> None:
-        """ModelError, with the plan's figures, where batches of `max_batch` take more than the device has free."""
+        """DeviceMemoryError, with the plan's figures, where batches of `max_batch` take more than is free."""
         self.plan = plan
         self.device = device
         self._refuse_without_room(max_batch)
@@ -88,7 +88,7 @@ class DeviceExecutable:
                 fewer for fewer in (2**k for k in range(rows.bit_length())) if room_of(self.plan, fewer).total <= free
             ]
             hint = f"; batches of {fitting[-1]} would fit" if fitting else ""
-            raise ModelError(f"needs {room}, {self.device.name} has {free} free{hint}", where="model")
+            raise DeviceMemoryError(f"the model needs {room}, {self.device.name} has {free} free{hint}")
 
     def _allocate(self, rows: int) -> None:
         self._weights.fit(self.plan.weights)

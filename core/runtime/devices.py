@@ -41,6 +41,12 @@ def open_device(name: str) -> Device:
         return _open[name]
 
 
+def find_device(name: str) -> None:
+    """UnsupportedError, as of `open_device`, where there is no such device; the host always is."""
+    if canonical(name) != HOST:
+        open_device(name)
+
+
 def _opened(name: str) -> Device:
     kind, _, index = name.partition(":")
     if kind == "cuda":

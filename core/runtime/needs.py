@@ -8,11 +8,13 @@ from typing import Any
 
 from core.errors import ArtifactError
 from core.runtime.bundle import Bundle
+from core.runtime.devices import HOST
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Bytes. `weights` are there from loading to closing; every run in flight takes up to `run`."""
+    """Bytes of this machine's memory, not of other devices'. `weights` are there from loading to closing; every run in
+    flight takes up to `run`."""
 
     weights: int
     run: int
@@ -26,7 +28,7 @@ def needs(path: Path) -> Needs:
     """
     with Bundle(path) as bundle:
         parts = _parts(bundle.facts)
-        if not parts:
+        if parts is None:
             return Needs(2 * bundle.size("source.bin"), 0)
         try:
             batch = int(bundle.facts["description"]["max_batch"])
@@ -36,6 +38,7 @@ def needs(path: Path) -> Needs:
             raise ArtifactError(f"{bundle.name}: its plan is malformed ({type(error).__name__} {error})") from error
 
 
-def _parts(facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """One per device; none where it is a graph."""
-    return list(facts["parts"]) if "parts" in facts else [facts] if "plan" in facts else []
+def _parts(facts: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """What runs on the processor; None for a graph."""
+    parts = facts.get("parts", [facts] if "plan" in facts else None)
+    return None if parts is None else [part for part in parts if part["device"] == HOST]

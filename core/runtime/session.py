@@ -14,6 +14,7 @@ from core.errors import FeedError, SessionClosed, UnsupportedError
 from core.ir.dim import SymDim, affine, symbols
 from core.ir.types import TensorType, ValueType
 from core.plan.plan import Memory
+from core.runtime.devices import HOST
 from core.runtime.packed import Feed, LazyPacked, MakePacked, items_of
 from core.runtime.profile import Profile, profile
 from core.runtime.runner import Runner, memory_of
@@ -110,6 +111,12 @@ class Session:
             return packed.tokens.plan.memory
         executables = list(self._shapes.made().values())
         return memory_of(executables[-1]) if executables else None
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """What runs parts of the model besides the host ("cuda:0"), as far as its shapes are known."""
+        made = [share.device for runner in self._shapes.made().values() for share in runner.shares]
+        return tuple(dict.fromkeys(device for device in made if device != HOST))
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Outputs by name for inputs by name, as NumPy arrays.

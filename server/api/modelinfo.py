@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from server.backends.base import LoadedModel, devices
 from server.batching.policy import BatchPolicy
 from server.dataplane import DataPlane
 from server.errors import NotFound
@@ -66,7 +67,7 @@ def configuration(servable: Servable) -> dict[str, Any]:
         "max_batch_size": min(policy.max_rows or model.max_batch, model.max_batch) if model.batchable else 0,
         "input": [_tensor(spec, model.batchable) for spec in model.inputs],
         "output": [_tensor(spec, model.batchable) for spec in model.outputs],
-        "instance_group": [{"count": policy.instances, "kind": "KIND_CPU"}],
+        "instance_group": [{"count": policy.instances, **_placement(model)}],
         "model_transaction_policy": {"decoupled": False},
         "parameters": {"batching": {"string_value": model.batch_reason}},
     }
@@ -75,6 +76,14 @@ def configuration(servable: Servable) -> dict[str, Any]:
     if model.batchable:
         config["dynamic_batching"] = _dynamic_batching(policy)
     return config
+
+
+def _placement(model: LoadedModel) -> dict[str, Any]:
+    """Return where it runs, in Triton's words, which know devices by their numbers."""
+    used = devices(model)
+    if not used:
+        return {"kind": "KIND_CPU"}
+    return {"kind": "KIND_GPU", "gpus": [int(device.partition(":")[2]) for device in used]}
 
 
 def _dynamic_batching(policy: BatchPolicy) -> dict[str, Any]:

@@ -73,6 +73,21 @@ class PackingModel(LoadedModel, Protocol):
         ...
 
 
+@runtime_checkable
+class PlacedModel(LoadedModel, Protocol):
+    """A model that may run on other devices than the processor."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Their names, such as "cuda:0"."""
+        ...
+
+
+def devices(model: LoadedModel) -> tuple[str, ...]:
+    """Return the devices that run the model, or parts of it, besides the processor."""
+    return model.devices if isinstance(model, PlacedModel) else ()
+
+
 def packing(model: LoadedModel) -> PackingModel | None:
     """Return the model as one that packs; None where it does not."""
     return model if isinstance(model, PackingModel) and model.packs else None

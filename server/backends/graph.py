@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from server.backends.base import Needs
 from server.datatypes import NUMPY_OF
-from server.errors import BadRequest, Internal, Unprocessable
+from server.errors import BadRequest, Internal, OutOfMemory, Unprocessable
 from server.types import Tensors, TensorSpec
 
 if TYPE_CHECKING:
@@ -43,6 +43,11 @@ class GraphModel:
         memory, packing = self._session.memory, self._session.packing
         rows = packing.tokens if packing is not None and self.packs else self.max_batch
         return memory.weights + memory.peak * rows if memory is not None else 0
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Devices besides the processor that run parts of it, as far as its shapes are known."""
+        return self._session.devices
 
     def execute(self, inputs: Tensors) -> Tensors:
         """Run once; raises BadRequest when dimensions that must agree do not."""
@@ -108,13 +113,16 @@ class GraphBackend:
 
     def load(self, artifact: Path, threads: int | None, closed: Callable[[], None] = lambda: None) -> GraphModel:
         """Load an artifact; compiles nothing: shapes that come later do so in child processes, so that no other
-        request has to wait. Raises Unprocessable when it is damaged or cannot be served."""
+        request has to wait. Raises Unprocessable when it is damaged or cannot be served, OutOfMemory when a device has
+        no room for it."""
         import core
 
         try:
             session = core.load_compiled(
                 artifact / _FILE, threads=threads, cache_dir=self._cache, new_shapes="background"
             )
+        except core.errors.DeviceMemoryError as error:
+            raise OutOfMemory(str(error)) from error
         except core.errors.LatheError as error:
             raise Unprocessable(f"the compiled model cannot be loaded: {error}") from error
         try:

@@ -41,6 +41,8 @@ class BuildOptions:
     max_batch: int
     precision: str
     threads: int
+    device: str = "cpu"
+    device_memory: int = 0  # bytes of its memory that the model may take; 0: as much as there is
     packing: int = 0  # tokens of a run in which sequences of different lengths lie one after the other; 0: none do
 
 

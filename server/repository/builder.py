@@ -121,6 +121,8 @@ class Builder:
 
     def _flags(self, options: BuildOptions) -> list[str]:
         flags = ["--max-batch", str(options.max_batch), "--precision", options.precision]
+        flags += ["--device", options.device]
+        flags += ["--device-memory", str(options.device_memory)] if options.device_memory else []
         packing = ["--packing", str(options.packing)] if options.packing else []
         return [*flags, *packing, "--threads", str(options.threads), "--cache", str(self._cache.shared)]
 

@@ -16,6 +16,7 @@ from server.access.quotas import Quota
 from server.batching.padding import Padding
 from server.batching.policy import BatchPolicy
 from server.repository.artifacts import BuildOptions
+from server.settings import Device
 
 CONFIG = "config.toml"
 _LARGEST = 1 << 16  # bytes
@@ -139,6 +140,13 @@ class VersionPolicy(_Section):
 class Compilation(_Section):
     """What a model is compiled for; changing it compiles the versions in memory again, and then switches to that."""
 
+    device: Device | None = Field(default=None, description="Else the server's `device`.")
+    device_memory: int | None = Field(
+        default=None,
+        ge=1,
+        description="Bytes of the device's memory that a version may take at its largest batch; nodes that would go "
+        "beyond it run on the processor. Without it as much as is free.",
+    )
     precision: Literal["float32", "bfloat16"] | None = Field(default=None, description="Else the server's `precision`.")
     max_batch: Size | None = Field(default=None, description="Largest batch; else the server's `max_batch`.")
     threads: int | None = Field(default=None, ge=1, description="Else, and at most, the server's `threads`.")
@@ -156,6 +164,8 @@ class Compilation(_Section):
             self.max_batch or server.max_batch,
             self.precision or server.precision,
             min(self.threads or server.threads, server.threads),
+            self.device or server.device,
+            self.device_memory or 0,
             self.packing or 0,
         )
 

@@ -11,7 +11,7 @@ import pytest
 
 import core
 from core import compiler
-from core.errors import ArtifactError, FeedError, ModelError, UnsupportedError
+from core.errors import ArtifactError, DeviceMemoryError, FeedError, UnsupportedError
 from core.ir.build import Builder
 from core.ir.dim import evaluate
 from core.ir.graph import Graph, State, Value
@@ -223,5 +223,5 @@ def test_what_is_not_supported_is_named() -> None:
         core.compile(graph, device="simulated", tune="background")
     with pytest.raises(UnsupportedError, match="packed sequences run on the CPU alone, not on simulated:0"):
         core.compile(graph, device="simulated", packing=8)
-    with pytest.raises(ModelError, match=r"needs .* simulated:0 has 1073741824 free"):
+    with pytest.raises(DeviceMemoryError, match=r"needs .* simulated:0 has 1073741824 free"):
         core.compile(graph, device="simulated", max_batch=1 << 24)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import core
-from core.errors import DeviceError, FeedError, ModelError, SessionClosed
+from core.errors import DeviceError, DeviceMemoryError, FeedError, SessionClosed
 from core.ir.build import Builder
 from core.ir.graph import Graph, State, Value
 from core.ir.types import DType, TensorType, symbol
@@ -150,7 +150,8 @@ def test_states_stay_on_the_device_and_may_take_each_others_values(schedule: Sch
 
 def test_a_plan_without_room_is_refused_with_its_figures() -> None:
     graph = chain(1024)
-    with pytest.raises(ModelError, match=r"needs \d+ bytes for batches of up to 64 .* 65536 free; batches of 2 would"):
+    figures = r"needs \d+ bytes for batches of up to 64 .* 65536 free; batches of 2 would"
+    with pytest.raises(DeviceMemoryError, match=figures):
         loaded(graph, SimulatedDevice(nbytes=1 << 16), max_batch=64)
 
 

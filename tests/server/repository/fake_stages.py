@@ -22,6 +22,9 @@ def parse(source: Path, out: Path) -> int:
     except ValueError:
         print(json.dumps({"error": f"{source}: no operator 'Bad' in opset 21"}))
         return 2
+    if model.get("do") == "find a device full":
+        print(json.dumps({"error": f"{source} needs more than cuda:0 has"}))
+        return 3
     _misbehave(model.get("do", ""))
     out.mkdir(parents=True)
     (out / "graph.json").write_text(json.dumps(model))

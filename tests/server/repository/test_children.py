@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from server.children import Children, Limits
-from server.errors import Internal, Overloaded, ServerError, StorageFull, TooLarge, Unprocessable
+from server.errors import Internal, OutOfMemory, Overloaded, ServerError, StorageFull, TooLarge, Unprocessable
 from server.repository.artifacts import ArtifactCache, BuildOptions
 from server.repository.builder import Builder, Built
 from server.repository.live import LiveModel
@@ -42,6 +42,7 @@ def test_a_stage_leaves_its_result(tmp_path: Path) -> None:
         ("break", Internal, "server's log"),
         ("fill the disk", StorageFull, "full"),
         ("ask for too much memory", TooLarge, "memory"),
+        ("find a device full", OutOfMemory, "model.onnx needs more than cuda:0 has"),
     ],
 )
 def test_what_goes_wrong_is_told(do: str, error: type[ServerError], message: str, tmp_path: Path) -> None:

@@ -1,0 +1,78 @@
+"""Models on devices behind the server; `simulated` is one that every machine has."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from typer.testing import CliRunner
+
+from core.children import main as child
+from core.runtime.device import MemoryInfo
+from core.runtime.simulated import SimulatedDevice
+from server.backends.base import devices
+from server.backends.graph import GraphBackend
+from server.cli import app
+from server.errors import OutOfMemory
+from tests.server.data.running import infer_request, rows, serving, tensor_of
+from tests.server.data.test_graph_backend import dense
+
+
+def compiled(folder: Path, *flags: str) -> Path:
+    (folder / "model.onnx").write_bytes(dense())
+    assert child(["parse", str(folder / "model.onnx"), str(folder / "ir")]) == 0
+    flags = ("--threads", "1", "--max-batch", "8", *flags)
+    assert child(["compile", str(folder / "ir"), str(folder / "artifact"), *flags]) == 0
+    return folder / "artifact"
+
+
+def test_a_model_on_a_device_answers_and_says_where(tmp_path: Path) -> None:
+    model = GraphBackend().load(compiled(tmp_path, "--device", "simulated:1"), 1)
+    model.gate = threading.Event()  # type: ignore[attr-defined]  # what `serving` opens at the end
+    oracle = onnxruntime.InferenceSession(dense())
+    with serving({"dense": model}) as running, running.connect() as raw:
+        for count in (1, 3, 8):
+            raw.send(infer_request("dense", rows(count)))
+            expected = oracle.run(None, {"x": rows(count)})[0]
+            np.testing.assert_allclose(tensor_of(raw.answer()), expected, atol=1e-6)
+        raw.send(b"GET /v2/models/dense/config HTTP/1.1\r\nHost: test\r\n\r\n")
+        config: dict[str, Any] = json.loads(raw.answer().body)
+    assert config["instance_group"] == [{"count": 1, "kind": "KIND_GPU", "gpus": [1]}]
+
+
+def test_it_takes_no_memory_of_the_machine(tmp_path: Path) -> None:
+    needs = GraphBackend().needs(compiled(tmp_path, "--device", "simulated"))
+    assert (needs.weights, needs.run) == (0, 0)
+
+
+def test_what_goes_beyond_the_models_share_of_a_device_runs_on_the_processor(tmp_path: Path) -> None:
+    artifact = compiled(tmp_path, "--device", "simulated", "--device-memory", "16")
+    model = GraphBackend().load(artifact, 1)
+    try:
+        assert devices(model) == ()
+        assert GraphBackend().needs(artifact).weights > 0
+    finally:
+        model.close()
+
+
+def test_a_device_without_room_refuses_with_the_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    artifact = compiled(tmp_path, "--device", "simulated:2")
+    monkeypatch.setattr(SimulatedDevice, "memory", lambda self: MemoryInfo(300, 1 << 30))
+    with pytest.raises(OutOfMemory, match=r"needs \d+ bytes for batches of up to 8 .*simulated:2 has 300 free"):
+        GraphBackend().load(artifact, 1)
+    status = child(["compile", str(tmp_path / "ir"), str(tmp_path / "again"), "--device", "simulated:2"])
+    assert status == 3
+    assert "simulated:2 has 300 free" in json.loads(capsys.readouterr().out)["error"]
+
+
+def test_a_server_does_not_start_without_its_device(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["serve", "--model-repo", str(tmp_path), "--device", "cuda:99"])
+    assert result.exit_code == 1
+    assert "cuda:99" in result.output

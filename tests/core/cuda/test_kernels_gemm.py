@@ -22,8 +22,8 @@ def test_tails(depth: int, columns: int) -> None:
 
 
 def test_many_tiles() -> None:
-    kernel = sweep("FusedMatMul", "float32[n,40]", floats(40, 300), batches=(1, 200))
-    assert kernel.call.spec.tile.columns < 300
+    kernel = sweep("FusedMatMul", "float32[n,20]", floats(20, 150), batches=(1, 70))
+    assert kernel.call.spec.tile.columns < 150
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,9 @@ def test_depth_may_be_the_batch() -> None:
 
 
 def test_a_long_depth_is_shared_out() -> None:
-    kernel = sweep("FusedMatMul", "float32[3000,5]", "float32[3000,7]", "float32[7]", perm_a=(1, 0), epilogue=ADD_RELU,
+    kernel = sweep("FusedMatMul", "float32[1100,5]", "float32[1100,7]", "float32[7]", perm_a=(1, 0), epilogue=ADD_RELU,
                    batches=(1,), atol=1e-3)  # fmt: skip
-    assert kernel.call.spec.parts > 4
+    assert kernel.call.spec.parts > 1
     compiles("FusedMatMul", "float32[n,5]", "float32[n,7]", perm_a=(1, 0))
 
 
@@ -87,11 +87,11 @@ def test_bfloat16_meets_float32() -> None:
 
 
 def test_every_offer_agrees() -> None:
-    a, b = "float32[n,70]", floats(70, 90)
+    a, b = "float32[n,40]", floats(40, 50)
     offered = GpuKernel("FusedMatMul", a, b).offers
     assert offered > 4
     for rank in range(offered):
-        sweep("FusedMatMul", a, b, batches=(40,), rank=rank)
+        sweep("FusedMatMul", a, b, batches=(20,), rank=rank)
 
 
 def test_tf32_only_where_it_is_asked_for() -> None:

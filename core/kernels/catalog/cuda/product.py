@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,8 +16,9 @@ from core.kernels.target import GpuTarget
 
 F32, F16, BF16 = DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16
 FACTORS = frozenset({F32, F16, BF16})
-_SAMPLES = (1, 8, 32)  # values of n that a tile should be good for
+_SAMPLES = (1, 8, 32, 128)  # values of n that a tile should be good for
 _LARGE = 128
+_TYPICAL = 32  # batch
 _MOST_PARTS = 64
 _LEAST_STEPS = 4  # of a piece of the depth
 _LEAST = 16  # rows, columns and depth of what tensor cores multiply
@@ -80,39 +80,49 @@ def precisions(element: DType, target: GpuTarget) -> tuple[str, ...]:
 def ranked_tiles(
     target: GpuTarget, rows: Dim, columns: Dim, depth: Dim, batch: Dim, element: DType
 ) -> tuple[ProductTile, ...]:
-    """Tiles that fit into shared memory, the likeliest best for several batch sizes first."""
-    sizes = [tuple(_at(dim, n) for dim in (rows, columns, batch)) for n in _SAMPLES]
+    """Tiles that fit into shared memory: the one that is never far from the best, whatever the batch size, then the
+    best ones for each, then the rest."""
+    sizes = [(_at(rows, n), _at(columns, n), _at(batch, n)) for n in _SAMPLES]
     most = [max(_power(max(size[axis] for size in sizes)), _LEAST) for axis in (0, 1)]
     deepest = max(_power(_at(depth, max(_SAMPLES))), _LEAST)
-    fitting = [
+    fitting = dict.fromkeys(
         replace(tile, depth=min(tile.depth, deepest))
         for tile in _TILES
         if tile.rows <= most[0]
         and tile.columns <= most[1]
         and (tile.rows + tile.columns) * tile.depth * element.itemsize * tile.stages <= target.shared_bytes
-    ]
+    )
+    fixed = all(isinstance(dim, int) for dim in (rows, columns, batch))
+    depths = [_at(depth, n) if fixed else 0 for n in _SAMPLES]  # 0: programs cannot share it
+    costs = {
+        tile: [max(_cost(target, tile, *size, deep), 1) for size, deep in zip(sizes, depths, strict=True)]
+        for tile in fitting
+    }
+    least = [min(column) for column in zip(*costs.values(), strict=True)]
+    regret = {tile: sum(c / best for c, best in zip(each, least, strict=True)) for tile, each in costs.items()}
+    ranked = sorted(fitting, key=regret.__getitem__)
+    best_of = [min(ranked, key=lambda tile: costs[tile][at]) for at in reversed(range(len(sizes)))]
+    return tuple(dict.fromkeys([ranked[0], *best_of, *ranked]))
 
-    def cost(tile: ProductTile) -> float:
-        return sum(_cost(target, tile, *size) / max(math.prod(size), 1) for size in sizes)
 
-    return tuple(dict.fromkeys(sorted(fitting, key=cost)))
-
-
-def _cost(target: GpuTarget, tile: ProductTile, rows: int, columns: int, batch: int) -> float:
-    """Waves of programs, times the longer of multiplying and loading."""
+def _cost(target: GpuTarget, tile: ProductTile, rows: int, columns: int, batch: int, depth: int) -> float:
+    """Waves of programs, times the longer of multiplying and loading. `depth` is what programs may share."""
     count = evaluate(blocks(rows, tile.rows) * blocks(columns, tile.columns) * batch, {})
-    waves = -(-count // target.multiprocessors)
-    return waves * (tile.rows * tile.columns + _LINE * (tile.rows + tile.columns))
+    parts = _parts(target, tile, count, depth)
+    waves = -(-count * parts // target.multiprocessors)
+    return waves / parts * (tile.rows * tile.columns + _LINE * (tile.rows + tile.columns))
+
+
+def _parts(target: GpuTarget, tile: ProductTile, count: int, depth: int) -> int:
+    """As many pieces of the depth as a GPU needs programs, none of them too short."""
+    wanted = 2 * target.multiprocessors // max(count, 1)
+    return max(min(wanted, depth // (_LEAST_STEPS * tile.depth), _MOST_PARTS), 1)
 
 
 def parts_of(target: GpuTarget, tile: ProductTile, programs: Dim, depth: Dim) -> int:
     """Into how many pieces to cut the depth of a product that has too few tiles to occupy a GPU; 1 where it has enough,
     or where their number depends on the batch."""
-    if not isinstance(programs, int) or programs == 0:
-        return 1
-    wanted = 2 * target.multiprocessors // programs
-    possible = _at(depth, max(_SAMPLES)) // (_LEAST_STEPS * tile.depth)
-    return max(min(wanted, possible, _MOST_PARTS), 1)
+    return _parts(target, tile, programs, _at(depth, _TYPICAL)) if isinstance(programs, int) else 1
 
 
 def split_operands(tile: ProductTile, programs: Dim, parts: int) -> tuple[Operand, ...]:

@@ -1,0 +1,79 @@
+"""Whole training steps of GPUs: loss, gradients and updates against the references, for several batch sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from core.compiler import leading_symbol
+from core.ir.build import Builder
+from core.ir.dim import symbol
+from core.ir.graph import Array, Graph
+from core.ir.types import DType, TensorType
+from core.ops.inference import infer_graph
+from core.passes.pipeline import Options, optimize
+from core.reference import bind_symbols, run_nodes
+from core.train.joint import StepSettings, is_weight, joint_graph
+from core.train.losses import CrossEntropy
+from core.train.optimizers import SGD, AdamW, Optimizer
+from tests.core.cuda.gpu_plan import InterpretedPlan
+from tests.core.kernels.sweep import floats
+
+
+def convolutional() -> Graph:
+    b = Builder(Graph("images"))
+    x = b.input("x", TensorType(DType.FLOAT32, (symbol("batch"), 2, 8, 8)))
+    h = b("Conv", x, b.constant(floats(4, 2, 3, 3), "c.weight"), b.constant(floats(4), "c.bias"), pads=(1, 1, 1, 1))
+    h = b("MaxPool", b("Relu", h), kernel_shape=(2, 2), strides=(2, 2))
+    h = b("Relu", b("Conv", h, b.constant(floats(4, 4, 3, 3), "d.weight"), strides=(2, 2), pads=(1, 1, 1, 1)))
+    flat = b("Flatten", h, axis=1)
+    b.graph.outputs = [b("Gemm", flat, b.constant(floats(16, 3), "f.weight"), b.constant(floats(3), "f.bias"))]
+    return b.graph
+
+
+def embedded() -> Graph:
+    b = Builder(Graph("tokens"))
+    tokens = b.input("x", TensorType(DType.INT64, (symbol("batch"), 5)))
+    h = b("Gather", b.constant(floats(7, 8), "embedding.weight"), tokens)
+    scale, bias = b.constant(np.ones(8, np.float32), "s.weight"), b.constant(floats(8), "s.bias")
+    h = b("LayerNormalization", h, scale, bias, axis=-1)
+    h = b("Gelu", b("MatMul", h, b.constant(floats(8, 8), "p.weight")))
+    b.graph.outputs = [b("ReduceMean", b("MatMul", h, b.constant(floats(8, 3), "q.weight")), axes=(1,), keepdims=0)]
+    return b.graph
+
+
+@pytest.mark.parametrize("optimizer", [SGD(rate=0.1), AdamW()], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("model", [convolutional, embedded])
+def test_a_step_moves_parameters_as_the_references_do(model: Callable[[], Graph], optimizer: Optimizer) -> None:
+    network = model()
+    infer_graph(network)
+    step = joint_graph(network, StepSettings(CrossEntropy(), optimizer), is_weight, True, False)
+    bound = step.clone({leading_symbol(network) or "": symbol("n")})
+    infer_graph(bound)
+    optimized, _ = optimize(bound, Options(integers=False, host=False))
+    plan = InterpretedPlan(optimized)
+    assert not plan.plan.fallbacks.nodes
+    known = {state.value: state.initial for state in bound.states}
+    for n in (1, 3):
+        feeds = _feeds(bound, n)
+        environment = {**known, **{value: feeds[value.name] for value in bound.inputs}}
+        run_nodes(bound, environment, bind_symbols(bound.inputs, environment))
+        outputs = plan.run(feeds, n)
+        for value in bound.outputs:
+            np.testing.assert_allclose(outputs[value.name], environment[value], rtol=1e-4)
+        known = {state.value: environment[state.update] for state in bound.states}
+        for value, expected in known.items():
+            np.testing.assert_allclose(plan.states[value.name], expected, rtol=1e-3, atol=1e-5, err_msg=value.name)
+
+
+def _feeds(graph: Graph, n: int) -> dict[str, Array]:
+    rng, feeds = np.random.default_rng(n), {}
+    for value in graph.inputs:
+        shape = value.tensor.evaluate({"n": n})
+        if value.dtype.is_float:
+            feeds[value.name] = rng.standard_normal(shape).astype(np.float32) if shape else np.asarray(0.1, np.float32)
+        else:
+            feeds[value.name] = rng.integers(0, 3, shape)
+    return feeds

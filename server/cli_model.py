@@ -36,18 +36,24 @@ def compile(
     precision: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
     tune: Annotated[str, typer.Option(help="off, default, full, or seconds of measuring.")] = "default",
     record: Annotated[Path | None, typer.Option(help="A compiled model whose kernels to choose.", exists=True)] = None,
+    packing: Annotated[int | None, typer.Option(help="Tokens of a run of packed sequences, at most.", min=1)] = None,
 ) -> None:
     """Compile a model into one file, which runs on this kind of machine without compiling."""
     import core
     from core import compiler, options
+    from core.packing import pack_info
     from core.tune import read_findings
 
     path = output or model.with_suffix(COMPILED)
     started = time.perf_counter()
     with model_errors(), console.status("compiling"):
         findings = read_findings(record) if record else None
-        chosen = options.make_options("cpu", precision, threads, max_batch, True, None, tune, findings)
-        compiler.compile_to(path, core.load(model, external_data=True), chosen)
+        chosen = options.make_options("cpu", precision, threads, max_batch, True, None, tune, findings, packing=packing)
+        graph = core.load(model, external_data=True)
+        compiler.compile_to(path, graph, chosen)
+        packed = pack_info(graph, packing) if packing else None
+    if packed is not None and not packed.packable:
+        console.print(f"sequences are not packed: {packed.reason}", soft_wrap=True)
     seconds, size = time.perf_counter() - started, path.stat().st_size
     console.print(f"{path}: {size / 2**20:.1f} MiB in {seconds:.1f} s, for {chosen.threads} thread(s)", soft_wrap=True)
 

@@ -14,10 +14,13 @@ from core.plan.plan import ARENA, WEIGHTS, Address, weight_chunks
 from core.plan.planner import make_plan
 
 
+TARGET = GpuTarget()
+
+
 class InterpretedPlan:
     """A graph over `n` whose every node has a kernel. `states` are arrays that runs change."""
 
-    def __init__(self, graph: Graph, target: GpuTarget = GpuTarget()) -> None:
+    def __init__(self, graph: Graph, target: GpuTarget = TARGET) -> None:
         self.planned, self.target = make_plan(graph, target), target
         self.plan = self.planned.plan
         self.states = {state.value.name: np.array(state.initial) for state in graph.states}

@@ -25,6 +25,7 @@ from core.kernels.catalog import (
     tiles,
     trees,
     winograd,
+    winograd_lines,
 )
 from core.kernels.catalog.base import (
     VIEWS,
@@ -52,5 +53,5 @@ __all__ = [
     "Scratch", "Selector", "Status", "attention", "candidates", "conv", "conv_batch", "copy", "covers", "cuda",
     "depthwise", "direct", "elementwise", "gather", "gemm", "norm", "offers", "pool", "pool_gradient", "recurrent",
     "reduce", "resize", "scatter", "segment_attention", "segment_reduce", "select", "softmax", "strassen", "tiles",
-    "trees", "winograd",
+    "trees", "winograd", "winograd_lines",
 ]  # fmt: skip

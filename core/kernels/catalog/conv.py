@@ -144,6 +144,8 @@ def conv(request: Request) -> KernelCall | None:
         return None
     if is_depthwise(node, weight, windows) or is_winograd(request, weight, windows):
         return None
+    if is_lined(request, weight, windows):
+        return None
     if is_direct(node, weight):
         return None
     x, y, groups = _value(node, 0), node.output, int(attribute(node, "group"))
@@ -252,6 +254,19 @@ def is_winograd(request: Request, weight: Array, windows: tuple[Window, ...]) ->
     suits = len(windows) == 2 and shaped and whole and int(attribute(node, "group")) == 1
     narrow = _value(node, 0).dtype.is_integer or finish_of(node).deferred or finish_of(node).staged
     return request.winograd and suits and is_covered(node) and target.lanes >= 8 and not narrow
+
+
+def is_lined(request: Request, weight: Array, windows: tuple[Window, ...]) -> bool:
+    """Whether Winograd's algorithm along one axis wins (`core.kernels.catalog.winograd_lines`): windows of 7 lines at a
+    stride of 2, few channels, whole vectors of results."""
+    node, target = request.node, request.cpu
+    columns, channels = weight.shape[:2]
+    shaped = len(windows) == 2 and all((w.kernel, w.stride, w.dilation) == (7, 2, 1) for w in windows)
+    whole = columns % target.lanes == 0 and columns >= 2 * target.lanes and channels < _FEW_CHANNELS
+    suits = shaped and whole and int(attribute(node, "group")) == 1 and windows[0].count >= _WINOGRAD_SIZE
+    if not (request.winograd and suits and is_covered(node) and target.lanes >= 8):
+        return False
+    return _value(node, 0).dtype is F32 and not (finish_of(node).deferred or finish_of(node).staged)
 
 
 def is_direct(node: Node, weight: Array) -> bool:

@@ -35,27 +35,27 @@ Matrix: TypeAlias = tuple[tuple[float, ...], ...]
 _BLOCK = 32  # tiles of a task: few enough that both intermediates stay near, enough to use the weights well
 _FAR_BYTES = 16 << 20  # weights that the last-level cache does not hold beside the rest: more tiles must share them
 _LARGE_IMAGE = 12  # results along an axis from which large tiles cover an image well and are many
-_TAPS = 3
 
 
 @dataclass(frozen=True)
 class Form:
-    """F(output x output, 3x3) by evaluating at `points` and at infinity (Toom and Cook). The first point is 0; of the
-    others most come in pairs of either sign, which lets transforms share sums.
+    """F(output, taps) along an axis by evaluating at `points` and at infinity (Toom and Cook). Most points but 0 come
+    in pairs of either sign, which lets transforms share sums.
 
-    A stride of 2 takes two convolutions of half the image: its even places by the outer taps, and its odd ones by the
-    middle tap, which needs no infinity. They are added before the transform back: at a finite point both make one
-    product of twice the depth.
+    A stride of 2 takes two convolutions of half the image: its even places by every other tap from the first on, and
+    its odd ones by the others, which are one tap less and need no infinity. They are added before the transform back:
+    at a finite point both make one product of twice the depth.
     """
 
     output: int  # results of a tile along an axis
     points: tuple[float, ...]
     stride: int = 1
+    taps: int = 3
 
     @property
     def input(self) -> int:
         """Places of the image that they need."""
-        return (self.output - 1) * self.stride + _TAPS
+        return (self.output - 1) * self.stride + self.taps
 
     @property
     def evaluations(self) -> int:
@@ -69,6 +69,7 @@ class Form:
 
     @property
     def products(self) -> int:
+        """The same along two axes."""
         return self.line_products**2
 
     @property
@@ -97,17 +98,19 @@ class Form:
     def weight(self) -> Matrix:
         """The transform of a line of weights, a row per point and part of the image, divided by what the polynomials
         are at their own points."""
-        return (*(self._weight(p, part) for p in self.points for part in range(self.stride)), (0.0, 0.0, 1.0))
+        last = (*(0.0 for _ in range(self.taps - 1)), 1.0)
+        return (*(self._weight(p, part) for p in self.points for part in range(self.stride)), last)
 
     def _weight(self, point: float, part: int) -> tuple[float, ...]:
         own = float(np.prod([point - other for other in self._others(point)]))
-        taps = range(part, _TAPS, self.stride)
-        return tuple(point ** taps.index(i) / own if i in taps else 0.0 for i in range(_TAPS))
+        taps = range(part, self.taps, self.stride)
+        return tuple(point ** taps.index(i) / own if i in taps else 0.0 for i in range(self.taps))
 
     def _others(self, point: float) -> list[float]:
         return [other for other in self.points if other != point]
 
 
+# For 3x3, along both axes. The first point is 0, see `Cover`.
 LARGE = Form(4, (0.0, 5 / 8, -5 / 8, 3 / 2, -3 / 2))  # among simple points these lose the least to rounding
 SMALL = Form(2, (0.0, 1.0, -1.0))
 STRIDED = Form(2, (0.0, 1.0), 2)  # larger ones save little more, and take two to three times the weights

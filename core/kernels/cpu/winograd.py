@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial
 from itertools import product
-from math import inf
-from operator import add, sub
 from typing import TypeAlias
 
 from core.codegen.lang import Kernel, Val
@@ -16,11 +14,12 @@ from core.codegen.registers import Pointer
 from core.ir.dim import symbol
 from core.ir.types import DType
 from core.kernels.catalog.panels import packed_size
-from core.kernels.catalog.winograd import WinogradSpec, with_zeros
+from core.kernels.catalog.winograd import WinogradSpec
 from core.kernels.catalog.words import WORD_BYTES, word_dtype
 from core.kernels.cpu.microkernel import accumulate, ahead_of, each_tile, zeros
 from core.kernels.cpu.nest import offsets_of
 from core.kernels.cpu.results import Results
+from core.kernels.cpu.transforms import image_line, result_line
 from core.kernels.target import Target
 
 F32, I64 = DType.FLOAT32, DType.INT64
@@ -134,7 +133,7 @@ class _Winograd:
         with k.loop(0, self.spec.channels, self.lanes) as c:
             for (upper, lines), (left, columns) in product(enumerate(parts), repeat=2):
                 grid = [[self._place(i, j).load(c, self.lanes) for j in columns] for i in lines]
-                values = _two_sided(self._image_line, grid)
+                values = _two_sided(partial(image_line, k, form), grid)
                 for point, value in zip(product(range(len(lines)), range(len(columns))), values, strict=True):
                     self._keep(value, c, point, (upper, left), rows)
 
@@ -225,7 +224,7 @@ class _Winograd:
         offsets = [[offsets_of(k, spec.finish.pixels, pixel + (i * columns.count + j)) for j in places] for i in places]
         with k.loop(0, spec.columns, self.lanes) as c:
             sums = [[self._product(c, i, j, rows) for j in range(form.evaluations)] for i in range(form.evaluations)]
-            values = _two_sided(self._result_line, sums)
+            values = _two_sided(partial(result_line, k, form), sums)
             results = self.results.at_column(c)
             for i in places:
                 with self._when_inside(tile, 0, i):
@@ -250,51 +249,8 @@ class _Winograd:
             stack.enter_context(k.when(tile.corner[axis] + number < count))
             yield
 
-    def _image_line(self, line: Sequence[Val]) -> list[Val]:
-        """A line of one part of the image at all points; a shorter one has no value at infinity.
-
-        The polynomials of p and -p are x + p and x - p times a common one.
-        """
-        k, form = self.kernel, self.spec.form
-        rows: list[Val] = []
-        for group in form.groups:
-            common = with_zeros([point for point in form.points if point not in group])
-            low = _combined(k, common, line[: len(common)])
-            if len(group) == 1:
-                rows.append(low)
-            else:
-                high = _combined(k, common, line[1 : len(common) + 1])
-                rows += [k.ops.fma(low, point, high) for point in group]
-        return [*rows, _combined(k, with_zeros(form.points), line)] if len(line) > len(form.points) else rows
-
-    def _result_line(self, line: Sequence[Val]) -> list[Val]:
-        """`form.result` times a vector, by the sums and differences of what belongs to p and -p."""
-        k, form = self.kernel, self.spec.form
-        at = dict(zip((*form.points, inf), line, strict=True))
-        even, odd = ([reduce(join, (at[point] for point in group)) for group in form.groups] for join in (add, sub))
-        rows = []
-        for power in range(form.output):
-            end = {form.output - 1: [(1.0, at[inf])]}.get(power, [])
-            values = odd if power % 2 else even
-            terms = [*((group[0] ** power, value) for group, value in zip(form.groups, values, strict=True)), *end]
-            rows.append(_combined(k, [factor for factor, _ in terms], [value for _, value in terms]))
-        return rows
-
 
 def _two_sided(transform: Callable[[Sequence[Val]], list[Val]], grid: Sequence[Sequence[Val]]) -> list[Val]:
     """The transform of the columns of a grid, then of its rows, in reading order."""
     columns = [transform(column) for column in zip(*grid, strict=True)]
     return [value for row in zip(*columns, strict=True) for value in transform(row)]
-
-
-def _combined(k: Kernel, factors: Sequence[float], values: Sequence[Val]) -> Val:
-    """The sum of values times small numbers."""
-    pairs = sorted(((f, v) for f, v in zip(factors, values, strict=True) if f), key=lambda pair: pair[0] != 1)
-    first, value = pairs[0]
-    total = value if first == 1 else value * first
-    for factor, value in pairs[1:]:
-        if factor in (1, -1):
-            total = total + value if factor == 1 else total - value
-        else:
-            total = k.ops.fma(value, factor, total)
-    return total

@@ -10,6 +10,7 @@ from core.ir.types import TensorType
 from core.kernels.catalog import Request, candidates
 from core.kernels.catalog.panels import choose_tile
 from core.kernels.catalog.winograd import LARGE, SMALL, STRIDED, Cover, Form, pack
+from core.kernels.catalog.winograd_lines import LINES
 from core.kernels.target import Target
 from tests.core.kernels.harness import scalar_body
 from tests.core.kernels.test_conv import F32, N, check, convolution, floats
@@ -106,11 +107,11 @@ def test_packed_weights_are_more_than_the_weights(form: Form, times: float) -> N
     assert pack(weight, choose_tile(host(), 24, 64), form).size == round(times * weight.size)
 
 
-@pytest.mark.parametrize("form", [LARGE, SMALL, STRIDED])
+@pytest.mark.parametrize("form", [LARGE, SMALL, STRIDED, LINES])
 def test_transforms_convolve_exactly_in_exact_arithmetic(form: Form) -> None:
     """Each part of the image by its own rows of the weights, all of them added point by point."""
     image, result, weight = (np.array(matrix) for matrix in (form.image, form.result, form.weight))
-    line, taps = np.arange(form.input) ** 2.0, np.array([2.0, -1.0, 3.0])
+    line, taps = np.arange(form.input) ** 2.0, np.array([2.0, -1.0, 3.0, 5.0, 0.5, -2.0, 7.0])[: form.taps]
     products = np.zeros(form.evaluations)
     for part in range(form.stride):
         places = line[part :: form.stride][: form.evaluations]

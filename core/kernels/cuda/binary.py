@@ -25,7 +25,7 @@ class Binary:
     warps: int
     shared_bytes: int  # dynamic shared memory of a program
     cubin: bytes
-    ptx: str
+    ptx: str  # for this architecture or an earlier one, and all later ones
 
     def to_bytes(self) -> bytes:
         facts = json.dumps([self.symbol, self.arch, self.warps, self.shared_bytes]).encode()

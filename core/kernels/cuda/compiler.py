@@ -3,31 +3,45 @@
 from __future__ import annotations
 
 import tempfile
+from functools import lru_cache
+from typing import Any
 
 from core.kernels.cuda.binary import Binary
 from core.kernels.cuda.source import Source
 from core.kernels.cuda.toolchain import LOCK, function_of, module
 from core.kernels.target import GPU_ALIGNMENT, GpuTarget
 
+_KEPT = 4  # kernels as Triton gives them
 _WARP = 32
+_OWN = 90  # from here on Triton uses instructions that only one architecture has
+_PORTABLE = 80  # whose PTX every later one can take
 
 
 def compile_source(source: Source, target: GpuTarget) -> Binary:
-    """Machine code for `target`. UnsupportedError without Triton; RuntimeError when Triton does not take the text."""
+    """Machine code for `target`, and PTX for what comes after it. UnsupportedError without Triton; RuntimeError when
+    Triton does not take the text."""
+    kernel = _compiled(source, target.arch)
+    portable = kernel if target.arch < _OWN else _compiled(source, _PORTABLE)
+    shared = max(kernel.metadata.shared, portable.metadata.shared)
+    return Binary(source.symbol, target.arch, source.warps, shared, kernel.asm["cubin"], portable.asm["ptx"])
+
+
+@lru_cache(_KEPT)
+def _compiled(source: Source, arch: int) -> Any:
+    """What Triton makes of the text."""
     triton = module()
     with LOCK, tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope():
         triton.knobs.cache.dir = folder  # what is kept lies in Lathe's own cache
         try:
-            kernel = triton.compile(_ast_source(triton, source), target=_target(target), options=_options(source))
+            kernel = triton.compile(_ast_source(source), target=_target(arch), options=_options(source))
         except Exception as error:  # Triton has no common class of its errors
-            raise RuntimeError(f"kernel {source.symbol} does not compile for {target.name}: {error}") from error
-    facts = kernel.metadata
-    if facts.global_scratch_size or facts.profile_scratch_size:
+            raise RuntimeError(f"kernel {source.symbol} does not compile for sm_{arch}: {error}") from error
+    if kernel.metadata.global_scratch_size or kernel.metadata.profile_scratch_size:
         raise RuntimeError(f"kernel {source.symbol} needs scratch of Triton's own, which nobody provides")
-    return Binary(source.symbol, target.arch, source.warps, facts.shared, kernel.asm["cubin"], kernel.asm["ptx"])
+    return kernel
 
 
-def _ast_source(triton: object, source: Source) -> object:
+def _ast_source(source: Source) -> object:
     from triton.compiler import ASTSource
     from triton.runtime.jit import JITFunction
 
@@ -37,10 +51,10 @@ def _ast_source(triton: object, source: Source) -> object:
     return ASTSource(function, {**signature, "n": "i32"}, {}, aligned)
 
 
-def _target(target: GpuTarget) -> object:
+def _target(arch: int) -> object:
     from triton.backends.compiler import GPUTarget
 
-    return GPUTarget("cuda", target.arch, _WARP)
+    return GPUTarget("cuda", arch, _WARP)
 
 
 def _options(source: Source) -> dict[str, object]:

@@ -7,7 +7,7 @@ import itertools
 from core.kernels.catalog.cuda.depthwise import DepthwiseSpec
 from core.kernels.catalog.cuda.product import ProductTile
 from core.kernels.cuda.algebra import Algebra
-from core.kernels.cuda.image import Windows
+from core.kernels.cuda.image import Reach, Windows
 from core.kernels.cuda.nest import Place, split
 from core.kernels.cuda.product import cleared, finish, joined, program_tile
 from core.kernels.cuda.source import Source, Writer, scaled, total
@@ -20,9 +20,9 @@ def generate(spec: DepthwiseSpec, target: GpuTarget) -> Source:
     w.operand("weights", spec.weight)
     pointers = [w.operand(f"x{i}", dtype) for i, dtype in enumerate(spec.results.extra_dtypes)]
     pointers.append(w.operand("y", spec.results.dtype))
-    size = ProductTile(spec.rows, spec.columns, 1, spec.warps, 1)
-    tile = program_tile(w, size, spec.image.pixels, spec.channels)
-    windows, e = Windows(w, spec.image, tile.rows), Algebra(w)
+    size = ProductTile(spec.height, spec.width, 1, spec.warps, 1)
+    tile = program_tile(w, size, spec.rows, spec.channels)
+    windows, e = (Reach if spec.transposed else Windows)(w, spec.image, tile.rows), Algebra(w)
     sums = cleared(w, size)
     for number, place in enumerate(itertools.product(*map(range, spec.image.kernel))):
         taps = windows.at(place)

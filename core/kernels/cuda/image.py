@@ -32,7 +32,7 @@ class Windows:
         """The elements at one place of the windows: a number for all axes together as an expression, or one for each
         axis."""
         image, w = self._image, self._w
-        steps = split(w, place, image.kernel) if isinstance(place, str) else [str(each) for each in place]
+        steps = _axes(w, place, image)
         offsets: list[str | None] = [self._batch]
         masks: list[str | None] = []
         for origin, step, window, stride in zip(self._origins, steps, image.windows, image.steps, strict=True):
@@ -67,7 +67,7 @@ class Reach:
             for axis, window in zip(axes, image.windows, strict=True)
         ]
 
-    def at(self, place: str) -> Taps:
+    def at(self, place: str | tuple[int, ...]) -> Taps:
         """The pixels of the windows that have these elements at this place, and where there are such windows."""
         windows, mask = self.windows_at(place)
         return Taps(self._w.let(self.offset(windows), "at"), mask)
@@ -77,11 +77,11 @@ class Reach:
         steps = [scaled(each, stride) for each, stride in zip(windows, self._image.steps, strict=True)]
         return total([self._batch, *steps])
 
-    def windows_at(self, place: str) -> tuple[list[str], str]:
+    def windows_at(self, place: str | tuple[int, ...]) -> tuple[list[str], str]:
         """Along each axis, the number of the window."""
         w, image = self._w, self._image
         found, masks = [], []
-        for axis, step, window in zip(self._places, split(w, place, image.kernel), image.windows, strict=True):
+        for axis, step, window in zip(self._places, _axes(w, place, image), image.windows, strict=True):
             moved = scaled(step, window.dilation)
             before = axis if moved is None else w.let(f"{axis} - {moved}", "before")
             number = before if window.stride == 1 else w.let(f"{before} // {window.stride}", "window")
@@ -89,6 +89,11 @@ class Reach:
             found.append(number)
             masks.append(w.let(f"({before} >= 0) & ({number} < {window.count}){even}", "inside"))
         return found, " & ".join(masks)
+
+
+def _axes(w: Writer, place: str | tuple[int, ...], image: Image) -> list[str]:
+    """A place of a window along every axis: its number along all of them may be an expression."""
+    return split(w, place, image.kernel) if isinstance(place, str) else [str(each) for each in place]
 
 
 def pixel_offset(w: Writer, image: Image, pixels: str) -> str:

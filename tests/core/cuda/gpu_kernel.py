@@ -117,4 +117,5 @@ def compiles(op: str, *inputs: str | Array | None, **keywords: Any) -> None:
         binary = kernel.binary(arch)
         assert binary.cubin[:4] == b"\x7fELF"
         assert f".entry {kernel.call.spec.symbol}" in binary.ptx
+        assert ".target sm_80\n" in binary.ptx  # which all later architectures can take
         assert binary.shared_bytes <= kernel.target.shared_bytes

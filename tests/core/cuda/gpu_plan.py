@@ -13,7 +13,6 @@ from core.kernels.target import GpuTarget
 from core.plan.plan import ARENA, WEIGHTS, Address, weight_chunks
 from core.plan.planner import make_plan
 
-
 TARGET = GpuTarget()
 
 

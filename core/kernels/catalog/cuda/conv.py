@@ -97,7 +97,7 @@ def _convolutions(request: Request) -> Iterator[KernelCall]:
     node, (x, w) = request.node, request.node.inputs[:2]
     if x is None or w is None or not is_covered(node) or is_depthwise(node, w):
         return
-    windows = windows_along(node, spatial(node, x), spatial(node, node.output), w.shape[2:])
+    windows = windows_over(node, x, w)
     if windows is not None:
         groups = int(attribute(node, "group"))
         outputs, channels, *kernel = sizes_of(w)
@@ -113,9 +113,9 @@ def _convolutions(request: Request) -> Iterator[KernelCall]:
 
 def _transposed(request: Request) -> Iterator[KernelCall]:
     node, (x, w) = request.node, request.node.inputs[:2]
-    if x is None or w is None or not is_covered(node):
+    if x is None or w is None or not is_covered(node) or is_depthwise(node, w):
         return
-    windows = _windows_under(node, x, w)
+    windows = windows_under(node, x, w)
     if windows is not None:
         groups = int(attribute(node, "group"))
         inputs, outputs, *kernel = sizes_of(w)
@@ -125,7 +125,12 @@ def _transposed(request: Request) -> Iterator[KernelCall]:
         yield from _calls(request, In(1), facts, True)
 
 
-def _windows_under(node: Node, x: Value, w: Value) -> tuple[Window, ...] | None:
+def windows_over(node: Node, x: Value, w: Value) -> tuple[Window, ...] | None:
+    """The windows of a convolution; None where a size is not a number."""
+    return windows_along(node, spatial(node, x), spatial(node, node.output), w.shape[2:])
+
+
+def windows_under(node: Node, x: Value, w: Value) -> tuple[Window, ...] | None:
     """The windows of the convolution that goes the other way: over the results, one for each pixel of the image."""
     counts, sizes, kernel = spatial(node, x), spatial(node, node.output), sizes_of(w)[2:]
     known = [dim for dim in (*counts, *sizes) if isinstance(dim, int)]

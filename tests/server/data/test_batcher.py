@@ -543,3 +543,46 @@ def test_ten_thousand_batches_with_poison_and_departures() -> None:
                     assert isinstance(await future, Internal)
 
     play(scene, model)
+
+
+def test_whom_a_stall_has_made_late_is_not_run_any_more() -> None:
+    """Staged behind a run that takes much longer than any before: told so, while its siblings are run."""
+    model = doubler(max_batch=2)
+
+    async def scene(bench: Bench) -> None:
+        for index in range(40):
+            await bench.y(rows(1 + index % 2))
+        first = await bench.hold()
+        hurried, patient = bench.submit(rows(1), timeout=0.2)[1], bench.submit(rows(1), timeout=60)[1]
+        await asyncio.sleep(0.01)
+        assert len(bench.batcher.queue) == 0  # both are staged
+        await asyncio.sleep(0.3)
+        model.gate.set()
+        assert isinstance(await hurried, DeadlineExceeded)
+        assert isinstance(await patient, dict)
+        await first
+
+    bench = play(scene, model)
+    assert model.batches[-2:] == [1, 1]
+    assert bench.stats.failures == {"deadline_exceeded": 1}
+
+
+def test_a_deadline_counts_from_when_the_running_batch_should_end() -> None:
+    """What runs has been running for long, so that a request behind it is taken in although its time is short."""
+    model = doubler(max_batch=8)
+
+    async def scene(bench: Bench) -> None:
+        for count in (1, 8, 2, 6):
+            bench.batcher.cost.add(count, 0.1 * count)  # with headroom 0.12 s a row
+        model.gate.clear()
+        first = bench.submit(rows(8))[1]
+        assert await asyncio.to_thread(model.entered.wait, 10)
+        with pytest.raises(DeadlineExceeded):
+            bench.submit(rows(1), timeout=0.7)
+        await asyncio.sleep(0.5)
+        second = bench.submit(rows(1), timeout=0.7)[1]
+        model.gate.set()
+        assert isinstance(await first, dict)
+        assert isinstance(await second, dict)
+
+    play(scene, model)

@@ -102,10 +102,11 @@ def with_placement(
     limits = {canonical(name): nbytes for name, nbytes in (device_memory or {}).items()}
     if options.packing and options.devices:
         raise UnsupportedError(f"packed sequences run on the CPU alone, not on {', '.join(options.devices)}")
-    for name in (*pins.values(), *limits):
-        if name not in (*options.devices, HOST):
-            known = ", ".join((*options.devices, HOST))
-            raise ValueError(f"'{name}' is named for placement, the devices are {known}")
+    for names, known in ((pins.values(), (*options.devices, HOST)), (limits, options.devices)):
+        for name in names:
+            if name not in known:
+                what = "placement" if HOST in known else "device_memory"
+                raise ValueError(f"'{name}' is named for {what}, the devices are {', '.join(known) or 'none'}")
     if placement not in ("first", "cost") and isinstance(placement, str):
         raise ValueError(f"placement is '{placement}', expected 'first', 'cost', or devices by names of nodes")
     return replace(

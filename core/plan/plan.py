@@ -120,6 +120,7 @@ class Plan:
     log: tuple[str, ...] = ()  # what the passes did, for people
     threads: int = 1  # scratch memory is for so many: no more may take part in a run
     regions: tuple[Region, ...] = ()  # the map of the arena, for people
+    most_rows: int | None = None  # that kernels reach; None: any
 
     @property
     def flags(self) -> int:

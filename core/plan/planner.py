@@ -52,6 +52,7 @@ from core.plan.plan import (
     weight_chunks,
 )
 from core.plan.probe import has_elements, holds_for_every_batch
+from core.plan.reach import ELEMENTS, PROGRAMS, most_rows
 from core.plan.stages import alone, stages
 from core.plan.state import updated_in_place
 from core.plan.windows import Window, Windows
@@ -180,6 +181,7 @@ class _Planner:
             copies=self._copies(),
             threads=self.threads,
             regions=self._regions(),
+            most_rows=self._most_rows() if isinstance(self.target, GpuTarget) else None,
         )
         specs = {spec.symbol: spec for call in self.calls.values() for spec in (call.spec, *call.parts)}
         return Planned(plan, specs, tuple(self.items.values()))
@@ -493,6 +495,14 @@ class _Planner:
             Region(b.offset or Affine(), b.size, b.first, b.last, tuple(value.name for value in b.values))
             for b in self.buffers
         )
+
+    def _most_rows(self) -> int:
+        """What the kernels of a GPU reach, by the elements of all tensors and the programs of all grids."""
+        values = dict.fromkeys(v for node in self.nodes for v in (*node_reads(node), *node.outputs) if plannable(v))
+        sizes = [(value.tensor.size, ELEMENTS) for value in values]
+        for call in self.calls.values():
+            sizes += zip(call.grid, PROGRAMS, strict=False)
+        return most_rows(sizes)
 
     def _memory(self, arena: Affine) -> Memory:
         return Memory(

@@ -31,6 +31,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "log": list(plan.log),
         "threads": plan.threads,
         "regions": [_region(region) for region in plan.regions],
+        "most_rows": plan.most_rows,
     }
 
 
@@ -60,6 +61,7 @@ def _plan(data: dict[str, Any], fallbacks: Graph) -> Plan:
         log=tuple(map(str, data["log"])),
         threads=int(data["threads"]),
         regions=tuple(_read_region(item) for item in data["regions"]),
+        most_rows=data["most_rows"],
     )
 
 

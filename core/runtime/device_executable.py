@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -154,6 +155,8 @@ class DeviceExecutable:
         `times`, when given, holds one that receives what every step took. FeedError for a batch that the device has no
         room for, DeviceError where the device failed.
         """
+        if self.plan.most_rows is not None and n > self.plan.most_rows:
+            raise FeedError(f"a batch of {n} is more than kernels on {self.device.name} reach: {self.plan.most_rows}")
         slot = self._take()
         try:
             return self._run(slot, n, inputs, times[0] if times else None)
@@ -335,11 +338,9 @@ class DeviceExecutable:
             if self._released or len(self._free) < len(self._slots):
                 return
             self._released = True
-        self._graphs.close()
-        for stream in (self._in, self._work, self._out, self._capture):
-            stream.close()
-        for slot in self._slots:
-            slot.close()
-        for block in (self._arena, self._weights, self._aside, *self._states.values()):
-            block.close()
-        self._module.close()
+        blocks = (self._arena, self._weights, self._aside, *self._states.values())
+        streams = (self._in, self._work, self._out, self._capture)
+        ends = [part.close for parts in (streams, self._slots, blocks) for part in parts]
+        for close in (self._graphs.close, *ends, self._module.close):
+            with suppress(DeviceError):  # after a fault every call fails: what is lost is lost
+                close()

@@ -217,6 +217,8 @@ def test_what_is_not_supported_is_named() -> None:
         core.compile(graph, device="tpu")
     with pytest.raises(ValueError, match="'simulated:1' is named for placement, the devices are simulated:0, cpu"):
         core.compile(graph, device="simulated", placement={"gemm": "simulated:1"})
+    with pytest.raises(ValueError, match="'cpu' is named for device_memory, the devices are simulated:0"):
+        core.compile(graph, device="simulated", device_memory={"cpu": 1})
     with pytest.raises(ValueError, match="placement is 'luck', expected 'first', 'cost'"):
         core.compile(graph, device="simulated", placement="luck")  # type: ignore[arg-type]
     with pytest.raises(UnsupportedError, match='tune="background" is for the CPU alone'):

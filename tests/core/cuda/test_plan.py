@@ -20,6 +20,7 @@ from core.kernels.target import GpuTarget
 from core.plan.cut import least_cut
 from core.plan.placement import Placement, Site, Wishes, placed
 from core.plan.planner import make_plan
+from core.plan.reach import most_rows
 from core.plan.serialize import plan_from_json, plan_to_json
 from core.runtime import simulated  # noqa: F401  (registers the simulated device's kernels)
 
@@ -84,6 +85,17 @@ def test_parts_of_a_tensor_are_windows_only_where_they_are_aligned(width: int, c
     assert sum(step.op == "Split" for step in steps) == min(copies, 1)
     offsets = [operand.offset.b for step in steps for operand in step.operands]
     assert all(offset % 16 == 0 for offset in offsets)
+
+
+def test_plans_say_how_many_rows_kernels_reach() -> None:
+    """Elements are counted in 31 bits, programs behind the first axis in 16."""
+    b, graph, x = builder(N, 1 << 20)
+    graph.outputs = [b("Exp", x)]
+    assert make_plan(graph, GPU).plan.most_rows == (1 << 31) // (1 << 20) - 1
+    assert make_plan(graph, host()).plan.most_rows is None
+    assert most_rows([(N * 3 + 1, 10), ((N + 7) // 8, 65535)]) == 3
+    assert most_rows([((N + 7) // 8, 65535)]) == 65535 * 8
+    assert most_rows([(100, 10)]) == 0
 
 
 # -- placing ----------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -161,6 +162,14 @@ def test_a_batch_without_room_is_refused_and_the_next_one_runs() -> None:
     with pytest.raises(FeedError, match="a batch of 99 needs"):
         executable.run(99, [feed(99, 1024)])
     assert_runs(executable, graph, feed(2, 1024))
+
+
+def test_a_batch_beyond_what_kernels_reach_is_refused() -> None:
+    executable = loaded(chain(), SimulatedDevice())
+    executable.plan = replace(executable.plan, most_rows=2)
+    assert_runs(executable, chain(), feed(2))
+    with pytest.raises(FeedError, match="a batch of 3 is more than kernels on simulated reach: 2"):
+        executable.run(3, [feed(3)])
 
 
 def test_closing_ends_runs_and_frees_memory() -> None:

@@ -35,7 +35,9 @@ _LEAST_COLUMNS = 256  # below, the left factors are not used often enough
 _LEAST_ROWS = 64  # of a sample: below, the larger weights pass by too fast
 _LEAST_BLOCK = 4  # tiles that share what is read of the weights
 _MOST_PADDING = 1.05  # rows that fill the last tile of a sample are worked for nothing
-_NEAR = 0.45  # of the second-level cache: for left factors, and for a pair of panels
+# Parts of the second-level cache:
+_FACTORS = 0.45  # for the left factors of a block
+_AT_ONCE = 0.3  # for a pair of panels whose products a tile goes through at once
 
 # Register tiles as rows by vectors where 32 and 16 registers hold them.
 _TILES_32 = ((14, 2), (13, 2), (12, 2), (11, 2), (10, 2), (9, 3), (8, 3), (7, 3), (6, 4), (5, 4))
@@ -137,8 +139,8 @@ def _faster(plain: KernelSpec, request: Request) -> StrassenSpec | None:
     if small or tile is None or found.depth % (2 * target.lanes) or target.lanes < 8:
         return None
     line = PRODUCTS * (found.depth // 2) * WORD_BYTES
-    in_turn = line * tile.columns > target.l2_bytes * _NEAR
-    block = max(int(target.l2_bytes * _NEAR) // (line * tile.rows), _LEAST_BLOCK)
+    in_turn = line * tile.columns > target.l2_bytes * _AT_ONCE
+    block = max(int(target.l2_bytes * _FACTORS) // (line * tile.rows), _LEAST_BLOCK)
     return StrassenSpec(
         rows.samples, rows.each, found.depth, found.columns, found.source, found.finish, tile, block, in_turn
     )

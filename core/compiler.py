@@ -269,7 +269,7 @@ def describe(graph: Graph, options: Options) -> Description:
     batching = BatchInfo(proof.batchable, proof.reason, proof.symbol or leading_symbol(graph))
     inputs = {value.name: value.type for value in graph.inputs}
     outputs = {value.name: value.type for value in graph.outputs}
-    packing = pack_info(graph, options.packing) if options.packing else None
+    packing = pack_info(graph, options) if options.packing else None
     return Description(graph.name, inputs, outputs, batching, options.max_batch, packing)
 
 

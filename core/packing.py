@@ -8,8 +8,11 @@ from functools import cache
 from typing import Protocol
 
 from core.ir.graph import Graph
+from core.ops.registry import describe
 from core.options import Options
 from core.passes.pack import Packed, pack
+from core.passes.pipeline import Options as PassOptions
+from core.passes.pipeline import optimize, prepare
 from core.passes.token_flow import TOKENS
 from core.runtime.executable import Executable
 from core.runtime.packed import MakePacked, PackedRuns
@@ -29,11 +32,12 @@ class MakePart(Protocol):
     ) -> Executable: ...
 
 
-def pack_info(graph: Graph, tokens: int) -> PackInfo:
-    """Whether the sequences of a model can be packed."""
-    found = pack(graph)
-    if isinstance(found, str):
-        return PackInfo(False, found, tokens)
+def pack_info(graph: Graph, options: Options) -> PackInfo:
+    """Whether the sequences of a model can be packed, as it will be compiled."""
+    found, tokens = pack(graph), options.packing
+    reason = found if isinstance(found, str) else _unfused(found.tokens, options)
+    if isinstance(found, str) or reason:
+        return PackInfo(False, reason, tokens)
     return PackInfo(True, f"no token depends on another sequence than its own, along '{found.symbol}'", tokens)
 
 
@@ -56,6 +60,15 @@ def packed_maker(
         return PackedRuns(tokens, sequences, tuple(description.outputs), info.tokens)
 
     return packed
+
+
+def _unfused(tokens: Graph, options: Options) -> str:
+    """Attention that would be computed for all pairs of tokens, of different sequences, too: too much, and a NaN of one
+    caller would reach the others. Empty where there is none."""
+    compile_passes = optimize if options.optimize else prepare
+    graph, _ = compile_passes(tokens, PassOptions(precision=options.precision))
+    left = next((node for node in graph.nodes if node.op == "SegmentSoftmax"), None)
+    return f"{describe(left)}: no kernel computes this attention within sequences" if left is not None else ""
 
 
 def _parts(graph: Graph) -> Packed:

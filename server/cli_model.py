@@ -51,7 +51,7 @@ def compile(
         chosen = options.make_options("cpu", precision, threads, max_batch, True, None, tune, findings, packing=packing)
         graph = core.load(model, external_data=True)
         compiler.compile_to(path, graph, chosen)
-        packed = pack_info(graph, packing) if packing else None
+        packed = pack_info(graph, chosen) if packing else None
     if packed is not None and not packed.packable:
         console.print(f"sequences are not packed: {packed.reason}", soft_wrap=True)
     seconds, size = time.perf_counter() - started, path.stat().st_size

@@ -22,7 +22,7 @@ from typing import NoReturn
 import numpy as np
 
 from core.ir.dim import symbol, symbols
-from core.ir.graph import Array, Attr, Graph, Node, Value
+from core.ir.graph import Array, Attr, Graph, Node, Value, node_reads
 from core.ir.types import DType, TensorType
 from core.ops import registry
 from core.ops.creation import ConstantOfShape
@@ -87,7 +87,7 @@ class TokenFlow:
         if node.op in ("Shape", "Size"):
             return
         given = [self.of(value) if value is not None else SAME for value in node.inputs]
-        if node.subgraphs and any(flow != SAME for flow in given):
+        if node.subgraphs and any(self.of(value) != SAME for value in node_reads(node)):
             refuse(node, "what its nested graphs do with tokens is not followed")
         if any(flow.pooled for flow in given):
             self._flows.update(dict.fromkeys(node.outputs, self._pooled(node, given)))
@@ -249,7 +249,12 @@ class TokenFlow:
     def _one_end(self, node: Node, axis: int) -> bool | None:
         """The first or the last token: every sequence has those."""
         index, rank = self._known(node, 1), len(_first(node).shape)
-        if index is None or index.size != 1 or int(self._view(node).attr("axis")) % rank != axis:
+        if (
+            index is None
+            or index.dtype == object
+            or index.size != 1
+            or int(self._view(node).attr("axis")) % rank != axis
+        ):
             return None
         return self._pool(node, axis, _ENDS[int(index.item())]) if int(index.item()) in _ENDS else None
 
@@ -314,8 +319,10 @@ class TokenFlow:
         """The sum over all sequences up to a token, less the one before its own began: exact for integers."""
         view, axis, x = self._view(node), flow.axes[0], _first(node)
         along = view.param("axis") if "axis" in view.op.params else view.value(1)
-        known = along is not None and int(np.asarray(along).item()) % len(x.shape) == axis
-        if not known or x.dtype.is_float or view.attr("reverse"):
+        known = None if along is None else np.asarray(along)
+        if known is None or known.dtype == object or int(known.item()) % len(x.shape) != axis:
+            return None
+        if x.dtype.is_float or view.attr("reverse"):
             return None
         emit, inputs, attrs = self.editor.emit, node.inputs, node.attrs
         total = emit(node, "CumSum", *inputs, attrs=attrs)

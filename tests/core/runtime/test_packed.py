@@ -109,6 +109,21 @@ def test_models_that_cannot_be_packed_run_as_ever() -> None:
         assert_agree([session.run(feeds[0])], theirs(model, feeds))
 
 
+def test_attention_for_all_pairs_is_not_packed() -> None:
+    """A model whose scores are something else as well, or that is not to be optimized."""
+    model = Encoder(pools=()).model()
+    softmax = next(node for node in model.graph.node if node.op_type == "Softmax")
+    product = next(node for node in model.graph.node if node.op_type == "MatMul" and softmax.output[0] in node.input)
+    twice = onnx.helper.make_node("Mul", [softmax.output[0], "two"], ["twice"])
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(2, np.float32), "two"))
+    model.graph.node.insert(list(model.graph.node).index(product), twice)
+    product.input[0] = "twice"
+    for options in ({}, {"optimize": False}):
+        with packing(model, **options) as session:
+            assert session.packing is not None
+            assert "no kernel computes this attention within sequences" in session.packing.reason
+
+
 def test_only_who_asks_gets_it() -> None:
     with compile(WHOLE.model().SerializeToString(), tune="off") as session:
         assert session.packing is None

@@ -1,7 +1,7 @@
 """A plan on a device: the same steps, addresses and lifetimes as on the CPU, launched or replayed as one graph.
 
-What a run does, where others are in flight in three streams that only wait where they must, so that its copies go
-beside their work:
+A run alone does everything in one stream. Where others are in flight it uses three, which only wait where they must, so
+that its copies go beside their work:
 
     copies in    staging -> inputs of a slot        then `arrived`
     work         after `arrived`: the steps         then `computed`
@@ -231,7 +231,7 @@ class DeviceExecutable:
         return self._arena.generation, slot.memory.generation
 
     def _make_graph(self, key: Key, tape: Tape, generations: Generations) -> None:
-        """In the background. Where it fails, steps go on being launched, and `notes` says why."""
+        """In the background. Where it fails, steps go on being launched, and `explain` says why."""
         try:
             graph = self._capture.capture(lambda: play(tape, self._capture))
         except DeviceError as error:

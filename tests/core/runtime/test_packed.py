@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import core
-from core import compiler
+from core import compiler, nn
 from core.compiler import compile
 from core.errors import FeedError, SessionClosed, UnsupportedError
 from core.runtime.packed import Feed, items_of, packed_bins
@@ -70,6 +70,35 @@ def test_agrees_with_onnx_runtime(name: str) -> None:
     assert text.count("SegmentAttention") == encoder.layers and "SegmentAttention     FALLBACK" not in text
     fallbacks = {line.split()[0] for line in text.splitlines() if "FALLBACK" in line}
     assert fallbacks <= {"CumSum"}
+
+
+class Classifier(nn.Module):
+    """Tokens and their mean, of an encoder that leaves out padding."""
+
+    def __init__(self) -> None:
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, activation="gelu")
+        self.encoder, self.head = nn.TransformerEncoder(layer, 2), nn.Linear(16, 3)
+
+    def forward(self, x: nn.Tensor, padding: nn.Tensor) -> tuple[nn.Tensor, nn.Tensor]:
+        y = self.encoder(x, src_key_padding_mask=padding)
+        return y, self.head(y.mean(1))
+
+
+def test_models_written_in_python() -> None:
+    module = Classifier()
+    module.eval()
+    graph = nn.trace(module, {"x": "float32[batch,sequence,16]", "padding": "bool[batch,sequence]"})
+    rng = np.random.default_rng(0)
+    feeds = [
+        {
+            "x": rng.standard_normal((rows, length, 16)).astype(np.float32),
+            "padding": np.repeat(np.arange(length)[None] > length // 2, rows, 0),
+        }
+        for rows, length in ((1, 1), (2, 5), (1, 40), (3, 17))
+    ]
+    with compile(graph, packing=100, tune="off") as session:
+        assert_agree(session.run_packed(feeds), [core.interpret(graph, feed) for feed in feeds])
+        assert "FALLBACK" not in session.explain(50)
 
 
 def test_says_that_it_packs() -> None:

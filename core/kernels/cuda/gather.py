@@ -17,12 +17,13 @@ def generate(spec: GatherSpec, target: GpuTarget) -> Source:
         w.operand(name, dtype)
     w.operand("flag", DType.INT32)
     here = w.let(f"tl.program_id(0) * {spec.size} + tl.arange(0, {spec.size})", "i")
-    inside = w.let(f"here < {text_of(spec.results)}".replace("here", here), "inside")
+    inside = w.let(f"{here} < {text_of(spec.results)}", "inside")
     outer, place, inner = split(w, here, (spec.outer, spec.count, spec.inner))
-    index = w.let(f"tl.load(indices + {place}, {inside}, other=0)", "index")
+    each = w.let(f"{here} * 0", "each")  # what makes addresses a block, where there is one index or one element
+    index = w.let(f"tl.load(indices + {place} + {each}, {inside}, other=0)", "index")
     row, valid = checked(w, index, spec.extent, inside)
     start = scaled(outer, spec.extent * spec.inner)
-    at = total([start, scaled(row, spec.inner), None if inner == "0" else inner])
+    at = total([start, scaled(row, spec.inner), inner, each])
     w.line(f"tl.store(y + {here}, tl.load(x + {at}, {valid}), {valid})")
     return w.source(spec.warps)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from core.ir.types import DType
 from core.kernels.catalog.cuda.resize import ResizeSpec
 from core.kernels.cuda.nest import split
-from core.kernels.cuda.source import Source, Writer, text_of, total
+from core.kernels.cuda.source import Source, Writer, text_of
 from core.kernels.target import GpuTarget
 
 
@@ -18,15 +18,16 @@ def generate(spec: ResizeSpec, target: GpuTarget) -> Source:
         w.operand(f"{name}_weights", DType.FLOAT32)
     here = w.let(f"tl.program_id(0) * {spec.size} + tl.arange(0, {spec.size})", "i")
     inside = w.let(f"{here} < {text_of(spec.results)}", "inside")
+    each = w.let(f"{here} * 0", "each")  # what makes addresses a block, where an axis has one result
     image, row, column, channel = split(w, here, (spec.batch, *spec.counts, spec.channels))
     start = w.let(f"{image} * {spec.sizes[0]}", "image")
     sums = w.let(f"tl.full(({spec.size},), 0.0, tl.float32)", "sums")
     with w.block(f"for a in range(0, {spec.taps[0]})"):
-        high, weight = _tap(w, "rows", f"{row} * {spec.taps[0]} + a", inside)
+        high, weight = _tap(w, "rows", f"{row} * {spec.taps[0]} + a + {each}", inside)
         line = w.let(f"({start} + {high}) * {spec.sizes[1]}", "line")
         with w.block(f"for b in range(0, {spec.taps[1]})"):
-            wide, factor = _tap(w, "columns", f"{column} * {spec.taps[1]} + b", inside)
-            at = total([f"({line} + {wide}) * {spec.channels}", None if channel == "0" else channel])
+            wide, factor = _tap(w, "columns", f"{column} * {spec.taps[1]} + b + {each}", inside)
+            at = f"({line} + {wide}) * {spec.channels} + {channel}"
             w.line(f"{sums} = tl.fma({weight} * {factor}, tl.load(x + {at}, {inside}), {sums})")
     w.line(f"tl.store(y + {here}, {sums}, {inside})")
     return w.source(spec.warps)

@@ -22,8 +22,9 @@ def generate(spec: ScatterElementsSpec, target: GpuTarget) -> Source:
     line = w.let(f"tl.program_id(0) * {spec.lines} + tl.arange(0, {spec.lines})", "line")
     inside = w.let(f"{line} < {text_of(spec.outer * spec.inner)}", "inside")
     outer, column = split(w, line, (spec.outer, spec.inner))
-    base = w.let(f"{outer} * ({extent} * {inner}) + {column}", "base")
-    source = w.let(f"{outer} * ({text_of(spec.count)} * {inner}) + {column}", "source")
+    each = w.let(f"{column} + {line} * 0", "each")  # a block, even of one line
+    base = w.let(f"{outer} * ({extent} * {inner}) + {each}", "base")
+    source = w.let(f"{outer} * ({text_of(spec.count)} * {inner}) + {each}", "source")
     with w.block(f"for k in range(0, {extent})"):
         old = "0" if spec.cleared else f"tl.load(x + {base} + k * {inner}, {inside})"
         w.line(f"tl.store(y + {base} + k * {inner}, {old}, {inside})")

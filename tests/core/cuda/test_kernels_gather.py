@@ -24,6 +24,13 @@ def test_axes(axis: int) -> None:
     kernel.check(floats(5, 4, 3).astype(np.float16), np.array([1, -2]))
 
 
+def test_one_index_and_one_element() -> None:
+    GpuKernel("Gather", floats(11, 7), "int64[1]").check(np.array([-3]))
+    GpuKernel("Gather", "float32[n,4]", "int64[1]", axis=1).check(floats(5, 4), np.array([2]))
+    GpuKernel("Gather", floats(11), "int64[1]").check(np.array([4]))
+    compiles("Gather", floats(11), "int64[1]")
+
+
 def test_bad_indices_are_refused() -> None:
     kernel = GpuKernel("Gather", floats(11, 7), "int64[n]")
     for bad in (11, -12, 1 << 40, -(1 << 40)):

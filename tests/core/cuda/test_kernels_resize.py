@@ -23,5 +23,10 @@ def test_ways(way: dict[str, Any]) -> None:
     sweep("Resize", "float32[n,7,5,19]", batches=(0, 2), layout="NHWC", **way)
 
 
+def test_one_result() -> None:
+    sweep("Resize", "float32[1,1,7,20]", sizes=(1, 1), axes=(2, 3), mode="linear", batches=(1,))
+    sweep("Resize", "float32[n,1,7,20]", sizes=(1, 9), axes=(2, 3), mode="linear", batches=(2,))
+
+
 def test_compiles() -> None:
     compiles("Resize", "float32[n,32,32,16]", layout="NHWC", mode="linear", scales=(1.0, 1.0, 2.0, 2.0))

@@ -42,6 +42,13 @@ def test_elements(reduction: str, axis: int) -> None:
     kernel.check(floats(*shape), indices(*at, below=7), floats(*at))
 
 
+def test_one_line() -> None:
+    kernel = GpuKernel("ScatterElements", "float32[7]", "int64[3]", "float32[3]", reduction="add")
+    kernel.check(floats(7), indices(3, below=7), floats(3))
+    row = GpuKernel("ScatterND", "float32[1]", "int64[1,1]", "float32[1]", reduction="add")
+    row.check(floats(1), np.zeros((1, 1), np.int64), floats(1))
+
+
 def test_bad_indices_are_refused() -> None:
     rows = GpuKernel("ScatterND", "float32[7,5]", "int64[n,1]", "float32[n,5]")
     [result] = rows(floats(7, 5), np.array([[7], [1]]), floats(2, 5))

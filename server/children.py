@@ -14,7 +14,6 @@ import math
 import os
 import signal
 import time
-from asyncio.subprocess import Process
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ import orjson
 
 from server.errors import Internal, OutOfMemory, Overloaded, ServerError, StorageFull, TooLarge, Unprocessable
 from server.limits import OUT_OF_MEMORY, OUT_OF_SPACE
-from server.process import Priority, kill, limited, read_tail, start, usage, waited
+from server.process import Priority, Process, kill, limited, read_tail, start, usage, waited
 
 log = logging.getLogger(__name__)
 

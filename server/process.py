@@ -7,12 +7,14 @@ import contextlib
 import enum
 import os
 import signal
+import subprocess
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
+_LOOK = 0.05  # seconds between two looks at a process whose end the system does not announce
 _GIB = 1 << 30
 _ADDRESS_SPACE = 4 * _GIB  # what a child may map beyond the memory it may use
 _FILE_SIZE = 64 * _GIB
@@ -48,28 +50,89 @@ def limited(memory: int, module: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "server.limits", *bounds, *module]
 
 
-async def start(command: Sequence[str], priority: Priority = Priority.LOW, *, stderr: int = PIPE) -> Process:
+class Process:
+    """A child process: what it says, and its end.
+
+    asyncio with uvloop forks: while the page tables of a server that holds models are copied, nobody is answered, and
+    every page written afterwards is copied, too. `subprocess` lets the child borrow the memory until it is replaced.
+    """
+
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        self._popen = popen
+        self.stdout: asyncio.StreamReader | None = None  # there once connected
+        self.stderr: asyncio.StreamReader | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, or minus the signal that ended it; None while nobody has waited for its end."""
+        return self._popen.returncode
+
+    async def connect(self) -> None:
+        """Let the running loop read its pipes."""
+        self.stdout, self.stderr = await _reader(self._popen.stdout), await _reader(self._popen.stderr)
+
+    async def wait(self) -> int:
+        """Return its exit code once it has ended."""
+        if self._popen.poll() is None:
+            await self._end()
+        return self._popen.wait()
+
+    def send_signal(self, number: int) -> None:
+        self._popen.send_signal(number)
+
+    async def _end(self) -> None:
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except (AttributeError, OSError):  # another system than Linux, or an old one
+            while self._popen.poll() is None:  # noqa: ASYNC110 (nothing there would set an event)
+                await asyncio.sleep(_LOOK)
+            return
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(descriptor, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+
+
+async def _reader(pipe: IO[bytes] | None) -> asyncio.StreamReader | None:
+    if pipe is None:
+        return None
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    return reader
+
+
+async def start(command: Sequence[str], priority: Priority = Priority.LOW, *, stderr: int = subprocess.PIPE) -> Process:
     """Start a child made by `limited`, which leads a process group; ``stderr``: a descriptor.
 
     It stays in the server's session: Linux gives sessions equal shares of the processor (autogroups), whatever the
     priorities of what runs in them.
     """
-    starting = asyncio.ensure_future(_spawn(command, priority, stderr))
+    popen = _spawn(command, stderr)
+    _lower(popen.pid, priority)  # here, not in the child: starting an interpreter is work enough to be felt
+    process = Process(popen)
+    connecting = asyncio.ensure_future(process.connect())
     try:
-        return await asyncio.shield(starting)
-    except asyncio.CancelledError:  # asyncio itself would kill the child alone, and wait for what it started
-        process = await starting
+        await asyncio.shield(connecting)
+    except asyncio.CancelledError:
+        await connecting
         kill(process)
-        await process.communicate()
+        await asyncio.gather(process.wait(), *(read_tail(pipe) for pipe in (process.stdout, process.stderr) if pipe))
         raise
-
-
-async def _spawn(command: Sequence[str], priority: Priority, stderr: int) -> Process:
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=DEVNULL, stdout=PIPE, stderr=stderr, env=_environment()
-    )
-    _lower(process.pid, priority)  # here, not in the child: starting an interpreter is work enough to be felt
     return process
+
+
+def _spawn(command: Sequence[str], stderr: int) -> subprocess.Popen[bytes]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=stderr, bufsize=0, env=_environment()
+    )
 
 
 def _lower(pid: int, priority: Priority) -> None:
@@ -86,7 +149,7 @@ def kill(process: Process) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:  # it leads no group yet, and has started nothing
         with contextlib.suppress(ProcessLookupError):
-            process.kill()
+            process.send_signal(signal.SIGKILL)
 
 
 async def read_tail(stream: asyncio.StreamReader | None, keep: int = 1 << 16) -> bytes:

@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import time
-from asyncio.subprocess import Process
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from server.children import refusal
 from server.limits import OUT_OF_MEMORY, OUT_OF_SPACE
-from server.process import Priority, kill, limited, read_tail, start, usage
+from server.process import Priority, Process, kill, limited, read_tail, start, usage
 
 _LOOK = 0.2  # seconds between two looks at a child
 _SELDOM = 25  # looks between two counts of the bytes on disk

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
@@ -96,6 +97,26 @@ def test_a_child_lets_others_go_first_but_not_for_ever(tmp_path: Path, caplog: p
         busy.wait()
     assert "starts again" in caplog.text
     assert (tmp_path / "ir" / "graph.json").exists()
+
+
+def test_the_end_of_a_child_is_seen_where_the_system_does_not_announce_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(_pid: int) -> int:
+        raise OSError(errno.ENOSYS, "not there before Linux 5.3")
+
+    monkeypatch.setattr(os, "pidfd_open", unknown)
+    parse(tmp_path, toy())
+    assert (tmp_path / "ir" / "graph.json").exists()
+
+
+def test_starting_a_child_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    parse(tmp_path, toy())
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(3):
+        (tmp_path / str(number)).mkdir()
+        parse(tmp_path / str(number), toy())
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_child_that_takes_too_much_memory_is_killed(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ from server.repository.registry import Registry
 from server.scheduling.pool import WorkerPool
 from server.scheduling.servable import ServableFactory
 from server.settings import Settings
+from server.telemetry.gpus import GpuMetrics
 from server.telemetry.metrics import CONTENT_TYPE, Metrics
 from server.telemetry.statistics import StatsBook
 
@@ -133,7 +134,7 @@ def assemble_with(
         async with control.running(loaded), datasets.running(), jobs.running():
             yield
 
-    metrics = [MemoryMetrics(control.memory), JobMetrics(jobs.register)]
+    metrics = [MemoryMetrics(control.memory), JobMetrics(jobs.register), GpuMetrics()]
     return assemble(engine, ProtocolControl(rollout), running, routers, metrics)
 
 

@@ -1,0 +1,97 @@
+"""GPUs in the metrics, told by a library that stands in for NVIDIA's: its names, its units, its refusals."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from server.telemetry import gpus
+from server.telemetry.gpus import GpuMetrics, management_library
+
+
+class FakeNvml:
+    """Two GPUs; the second one does not tell its power. Units as in NVML's reference: percent, bytes, milliwatts and
+    millijoules."""
+
+    class NVMLError(Exception):
+        pass
+
+    def nvmlInit(self) -> None:
+        pass
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return 100 + index
+
+    def nvmlDeviceGetUUID(self, gpu: int) -> str:
+        return f"GPU-{gpu}"
+
+    def nvmlDeviceGetUtilizationRates(self, gpu: int) -> Any:
+        return SimpleNamespace(gpu=75, memory=20)
+
+    def nvmlDeviceGetMemoryInfo(self, gpu: int) -> Any:
+        return SimpleNamespace(total=80 << 30, used=3 << 30, free=77 << 30)
+
+    def nvmlDeviceGetPowerUsage(self, gpu: int) -> int:
+        if gpu == 101:
+            raise self.NVMLError("Not Supported")
+        return 312_500
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, gpu: int) -> int:
+        raise self.NVMLError("Not Supported")
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, gpu: int) -> int:
+        return 9_000_500
+
+
+def exposition(metrics: GpuMetrics) -> dict[str, float]:
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+def test_tritons_names_and_units() -> None:
+    assert exposition(GpuMetrics(FakeNvml())) == {
+        'nv_gpu_utilization{gpu_uuid="GPU-100"}': 0.75,
+        'nv_gpu_utilization{gpu_uuid="GPU-101"}': 0.75,
+        'nv_gpu_memory_total_bytes{gpu_uuid="GPU-100"}': 80 << 30,
+        'nv_gpu_memory_total_bytes{gpu_uuid="GPU-101"}': 80 << 30,
+        'nv_gpu_memory_used_bytes{gpu_uuid="GPU-100"}': 3 << 30,
+        'nv_gpu_memory_used_bytes{gpu_uuid="GPU-101"}': 3 << 30,
+        'nv_gpu_power_usage{gpu_uuid="GPU-100"}': 312.5,
+        'nv_energy_consumption{gpu_uuid="GPU-100"}': 9000.5,
+        'nv_energy_consumption{gpu_uuid="GPU-101"}': 9000.5,
+    }
+
+
+def test_without_a_driver_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = FakeNvml()
+
+    def fails() -> None:
+        raise FakeNvml.NVMLError("Driver Not Loaded")
+
+    monkeypatch.setattr(library, "nvmlInit", fails)
+    monkeypatch.setattr(gpus, "import_module", lambda name: library)
+    assert management_library() is None
+    assert exposition(GpuMetrics()) == {}
+
+
+def test_without_the_library_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(gpus, "import_module", missing)
+    assert exposition(GpuMetrics()) == {}
+
+
+def test_the_stand_in_has_only_functions_of_the_real_library() -> None:
+    real = import_module("pynvml")
+    for name in vars(FakeNvml):
+        assert name.startswith("__") or hasattr(real, name), name

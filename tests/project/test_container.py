@@ -26,8 +26,24 @@ def instructions(dockerfile: str, name: str) -> list[str]:
 
 
 def test_it_is_built_in_stages_and_runs_as_an_ordinary_user(dockerfile: str) -> None:
-    assert len(instructions(dockerfile, "FROM")) == 2
+    assert instructions(dockerfile, "FROM")[-1] == "base"  # what nobody asks for by name is the one without GPUs
     assert instructions(dockerfile, "USER") == ["lathe"]
+    final = dockerfile.rpartition("\nFROM ")[2]
+    assert "--from=build " in final and "cuda" not in final
+
+
+def test_the_one_for_gpus_only_adds_what_they_need(dockerfile: str, compose: dict[str, Any]) -> None:
+    stages = dict(re.findall(r"^FROM (\S+) AS (\S+)$", dockerfile, re.MULTILINE))
+    assert {"build": "build-cuda", "base": "cuda"}.items() <= stages.items()
+    assert "LATHE_DEVICE=cuda" in dockerfile
+    service, plain = compose["services"]["lathe-cuda"], compose["services"]["lathe"]
+    assert service["build"] == {"context": ".", "target": "cuda"}
+    (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+    own = {"build", "image", "profiles", "deploy", "networks"}
+    assert {key: value for key, value in service.items() if key not in own} == {
+        key: value for key, value in plain.items() if key not in own
+    }
 
 
 def test_signals_reach_the_server(dockerfile: str) -> None:

@@ -39,8 +39,9 @@ class GpuMetrics(Collector):
 
     def __init__(self, nvml: Any | None = None) -> None:
         """``nvml``: the module ``pynvml``, initialized; None for what :func:`management_library` finds."""
-        self._nvml = nvml or management_library()
-        self._gpus = {} if self._nvml is None else dict(_gpus(self._nvml))
+        library = nvml or management_library()
+        self._gpus = {} if library is None else dict(_gpus(library))
+        self._nvml: Any = library
 
     def collect(self) -> Iterator[Metric]:
         for name, text, read in READINGS if self._gpus else ():

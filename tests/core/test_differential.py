@@ -28,7 +28,9 @@ from core.ir.dim import symbol
 from core.ir.graph import Graph, Node, Value
 from core.ir.types import DType, TensorType
 from core.kernels.catalog import VIEWS, base
+from core.passes.pack import Packed, pack
 from core.passes.pipeline import optimize
+from tests.core.encoders import Encoder
 from tests.core.random_nets import STEPS, Net, feeds
 from tests.core.rare_steps import RARE_STEPS
 from tests.core.test_random_graphs import assert_close, check
@@ -82,6 +84,13 @@ def pooled_graph() -> Graph:
     return b.graph
 
 
+def packed_graph() -> Graph:
+    """The tokens of sequences of any length; tests/core/passes/test_pack.py draws more of them."""
+    found = pack(core.load(Encoder().model().SerializeToString()))
+    assert isinstance(found, Packed), found
+    return found.tokens
+
+
 def operators(graph: Graph) -> Iterator[str]:
     """Those of a graph as it is, as it is optimized, and in its fused bodies."""
     for each in (graph, optimize(graph)[0]):
@@ -97,7 +106,7 @@ def _operators(nodes: list[Node]) -> Iterator[str]:
 
 def test_every_compiled_operator_is_drawn() -> None:
     """A new kernel needs a step: here, or in one of the files named above."""
-    graphs = [*map(grown, range(300)), training_graph(), pooled_graph()]
+    graphs = [*map(grown, range(300)), training_graph(), pooled_graph(), packed_graph()]
     drawn = {op for graph in graphs for op in operators(graph)}
     compiled = {*base.covered(), *VIEWS}
     assert compiled - drawn == set()

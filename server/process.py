@@ -100,11 +100,18 @@ class Process:
             os.close(descriptor)
 
 
+class _PipeProtocol(asyncio.StreamReaderProtocol):
+    def eof_received(self) -> bool:
+        """Nothing is left to do with the pipe; uvloop would keep it open."""
+        super().eof_received()
+        return False
+
+
 async def _reader(pipe: IO[bytes] | None) -> asyncio.StreamReader | None:
     if pipe is None:
         return None
     reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: _PipeProtocol(reader), pipe)
     return reader
 
 

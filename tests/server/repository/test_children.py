@@ -8,10 +8,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 
 from server.children import Children, Limits
 from server.errors import Internal, OutOfMemory, Overloaded, ServerError, StorageFull, TooLarge, Unprocessable
@@ -110,13 +112,19 @@ def test_the_end_of_a_child_is_seen_where_the_system_does_not_announce_it(
     assert (tmp_path / "ir" / "graph.json").exists()
 
 
-def test_starting_a_child_leaves_no_descriptor_open(tmp_path: Path) -> None:
-    parse(tmp_path, toy())
-    before = len(os.listdir("/proc/self/fd"))
-    for number in range(3):
-        (tmp_path / str(number)).mkdir()
-        parse(tmp_path / str(number), toy())
-    assert len(os.listdir("/proc/self/fd")) == before
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_child_leaves_no_descriptor_open(run: Callable[[Coroutine[Any, Any, None]], None], tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(toy())
+
+    async def scenario() -> None:
+        children, counts = Children(ROOMY, STAGES), []
+        for number in range(3):
+            await children.run("parse", tmp_path / "model.onnx", tmp_path / str(number))
+            await asyncio.sleep(0.01)
+            counts.append(len(os.listdir("/proc/self/fd")))
+        assert len(set(counts)) == 1
+
+    run(scenario())
 
 
 def test_a_child_that_takes_too_much_memory_is_killed(tmp_path: Path) -> None:

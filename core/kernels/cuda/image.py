@@ -77,8 +77,8 @@ class Reach:
         steps = [scaled(each, stride) for each, stride in zip(windows, self._image.steps, strict=True)]
         return total([self._batch, *steps])
 
-    def windows_at(self, place: str | tuple[int, ...]) -> tuple[list[str], str]:
-        """Along each axis, the number of the window."""
+    def windows_at(self, place: str | tuple[int, ...]) -> tuple[list[str], str | None]:
+        """Along each axis, the number of the window; and where there is one (None: everywhere)."""
         w, image = self._w, self._image
         found, masks = [], []
         for axis, step, window in zip(self._places, _axes(w, place, image), image.windows, strict=True):
@@ -87,8 +87,10 @@ class Reach:
             number = before if window.stride == 1 else w.let(f"{before} // {window.stride}", "window")
             even = "" if window.stride == 1 else f" & ({before} % {window.stride} == 0)"
             found.append(number)
+            if (window.kernel, window.stride, window.before) == (1, 1, 0) and window.count == window.size:
+                continue  # each place is a window
             masks.append(w.let(f"({before} >= 0) & ({number} < {window.count}){even}", "inside"))
-        return found, " & ".join(masks)
+        return found, joined(*masks)
 
 
 def _axes(w: Writer, place: str | tuple[int, ...], image: Image) -> list[str]:

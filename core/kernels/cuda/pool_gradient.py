@@ -46,7 +46,7 @@ def _first_greatest(
         steps = split(w, "other", image.kernel)
         for number, step, each, stride in zip(window[1:], steps, image.windows, image.steps, strict=True):
             moved = total([scaled(number, each.stride), scaled(step, each.dilation)])
-            index = w.let(f"{moved} - {each.before}", "at")
+            index = w.let(f"{moved} - {each.before} + {tile.rows} * 0", "at")  # a block, even of one window
             offsets.append(scaled(index, stride))
             masks.append(f"({index} >= 0) & ({index} < {each.size})")
         inside = w.let(joined(*masks) or "True", "inside")

@@ -61,6 +61,12 @@ def test_gradients(attrs: dict[str, Any], layout: str) -> None:
     sweep("MaxPoolGradient", x, str(result), layout=layout, sample=few, batches=(1, 2), **attrs)
 
 
+def test_gradient_of_one_window() -> None:
+    for size in (1, 3):
+        image = f"float32[1,1,{size},{size}]"
+        sweep("MaxPoolGradient", image, "float32[1,1,1,1]", kernel_shape=(size, size), batches=(1,))
+
+
 def test_every_offer_agrees() -> None:
     attrs = {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)}
     for layout, shape in (("NHWC", "n,5,6,33"), ("NCHW", "n,33,5,6")):

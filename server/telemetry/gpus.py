@@ -6,7 +6,6 @@ They are the machine's, whoever uses them. What a GPU does not tell, such as the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from typing import Any
 
 from prometheus_client.core import GaugeMetricFamily, Metric, UnknownMetricFamily
@@ -59,14 +58,14 @@ class GpuMetrics(Collector):
 def management_library() -> Any | None:
     """Return the initialized module; None without it, or without a driver."""
     try:
-        nvml = import_module("pynvml")
+        import pynvml
     except ImportError:
         return None
     try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
         return None
-    return nvml
+    return pynvml
 
 
 def _gpus(nvml: Any) -> Iterator[tuple[str, Any]]:

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 _LOOK = 0.05  # seconds between two looks at a child's memory
 _MODULE = ("core.children",)
+_WAITS = 4.0  # seconds that a child with a share of the processors waits for each that it computes, at the worst
 _REFUSED, _NO_ROOM = 2, 3  # exit codes: the model is bad, or a device too small; standard output says why
 
 
@@ -41,7 +42,7 @@ class Limits:
     processes: int = 1  # children at work at once
     waiting: int = 64  # callers that may wait for one
     patience: float = 10.0  # times ``seconds`` by the clock, for a child that waits instead of working
-    modesty: float = 10.0  # seconds a child spends letting everybody else go first, before it gets a share itself
+    modesty: float = 2.0  # seconds a child lets others go first beyond what it would wait with a share of its own
 
 
 class _Starved(Exception):
@@ -103,7 +104,7 @@ class Children:
                 raise TooLarge(f"{task}: the {self._subject} takes longer than {limits.seconds:g} s")
             if taken.memory > limits.memory:
                 raise TooLarge(f"{task}: the {self._subject} takes more than {limits.memory >> 20} MiB of memory")
-            if waited(process.pid) > modesty:
+            if waited(process.pid) > modesty + _WAITS * taken.seconds:
                 raise _Starved
             await asyncio.wait([answer], timeout=_LOOK)
 

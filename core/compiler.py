@@ -287,7 +287,7 @@ def _on_host(made: Runner) -> Executable:
     if not isinstance(made, Executable):
         made.close()
         devices = ", ".join(dict.fromkeys(share.device for share in made.shares))
-        raise UnsupportedError(f"training and packed sequences run on the CPU alone, not on {devices}")
+        raise UnsupportedError(f"expected code for the CPU alone, got {devices}")
     return made
 
 

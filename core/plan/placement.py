@@ -275,12 +275,12 @@ def _with_views(work: _Work, where: dict[Node, str]) -> dict[Node, str]:
 def _cut(graph: Graph, where: Mapping[Node, str]) -> Placement:
     groups = list(_groups(graph, where))
     home = {value: index for index, (_, nodes) in enumerate(groups) for node in nodes for value in node.outputs}
-    whole = [state for state in graph.states if _owner(state, groups, home) is not None]
+    owners = {state: _owner(state, graph, groups, home) for state in graph.states}
     parts = tuple(
-        Part(device, _graph_of(graph, index, nodes, home, [s for s in whole if _owner(s, groups, home) == index]))
+        Part(device, _graph_of(graph, index, nodes, home, [state for state, owner in owners.items() if owner == index]))
         for index, (device, nodes) in enumerate(groups)
     )
-    rest = tuple(state for state in graph.states if state not in whole)
+    rest = tuple(state for state, owner in owners.items() if owner is None)
     counts = {device: sum(device == other for other in where.values()) for device in dict.fromkeys(where.values())}
     notes = tuple(f"{count} nodes on {device}" for device, count in counts.items())
     return Placement(parts, tuple(_crossings(parts)), rest, notes)
@@ -313,18 +313,25 @@ def _is_ready(node: Node, made: set[Value]) -> bool:
     return all(value in made or value.producer is None for value in node_reads(node))
 
 
-def _owner(state: State, groups: Sequence[tuple[str, list[Node]]], home: Mapping[Value, int]) -> int | None:
-    """The part that alone reads and updates a state."""
-    index = home.get(state.update)
-    readers = [i for i, (_, nodes) in enumerate(groups) for node in nodes if state.value in set(node_reads(node))]
-    return index if all(reader == index for reader in readers) else None
+def _owner(
+    state: State, graph: Graph, groups: Sequence[tuple[str, list[Node]]], home: Mapping[Value, int]
+) -> int | None:
+    """The part that alone reads and updates a state. One that stays as it is, or becomes a constant, needs no more than
+    a reader."""
+    readers = {i for i, (_, nodes) in enumerate(groups) for node in nodes if state.value in set(node_reads(node))}
+    if state.update in home:
+        readers.add(home[state.update])
+    elif state.update is not state.value and state.update not in graph.constants:
+        return None
+    return next(iter(readers)) if len(readers) == 1 else None
 
 
 def _graph_of(graph: Graph, index: int, nodes: list[Node], home: Mapping[Value, int], states: list[State]) -> Graph:
     """The graph of a part, with values of its own."""
     reads = list(dict.fromkeys(value for node in nodes for value in node_reads(node)))
     own = {state.value for state in states}
-    constants = {value: graph.constants[value] for value in reads if value in graph.constants}
+    needed = [*reads, *(state.update for state in states)]
+    constants = {value: graph.constants[value] for value in needed if value in graph.constants}
     inputs = [v for v in reads if home.get(v) != index and v not in constants and v not in own]
     elsewhere = {value for node in graph.nodes if home[node.outputs[0]] != index for value in node_reads(node)}
     kept = {*graph.outputs, *(state.update for state in graph.states if state not in states)}

@@ -64,6 +64,7 @@ class DeviceExecutable:
         self._arena = Block(device)
         self._weights = Block(device)
         self._states = {port.base: Block(device) for port in plan.states}
+        self._adopted: set[int] = set()  # bases of states whose memory others free
         self._aside = Block(device)
         self._slots = [Slot(device, index, plan, self._ports) for index in range(SLOTS)]
         self._free = list(self._slots)
@@ -132,6 +133,18 @@ class DeviceExecutable:
             self._work.copy_in(self._states[self._state_port(name).base].address, address_of(stage), stage.nbytes)
             self._work.synchronize()
         self.device.free_host(stage)
+
+    def state_block(self, name: str) -> Block:
+        """Where a state lives."""
+        return self._states[self._state_port(name).base]
+
+    def adopt_state(self, name: str, block: Block) -> None:
+        """Before the first run: make a state live in the memory of another executable of this device, which takes
+        turns with this one and is closed after it."""
+        base = self._state_port(name).base
+        self._states[base].close()
+        self._states[base] = block
+        self._adopted.add(base)
 
     def state(self, name: str) -> NDArray[Any]:
         """A copy of a state's present value."""
@@ -338,7 +351,8 @@ class DeviceExecutable:
             if self._released or len(self._free) < len(self._slots):
                 return
             self._released = True
-        blocks = (self._arena, self._weights, self._aside, *self._states.values())
+        states = (block for base, block in self._states.items() if base not in self._adopted)
+        blocks = (self._arena, self._weights, self._aside, *states)
         streams = (self._in, self._work, self._out, self._capture)
         ends = [part.close for parts in (streams, self._slots, blocks) for part in parts]
         for close in (self._graphs.close, *ends, self._module.close):

@@ -43,6 +43,11 @@ class Placed:
         self._dying = [[n for n, at in last.items() if at == index and n not in kept] for index in range(len(parts))]
 
     @property
+    def whole(self) -> Runner | None:
+        """The one part that does everything and keeps all states; None where there is more."""
+        return self._parts[0] if len(self._parts) == 1 and not self._wiring.states else None
+
+    @property
     def shares(self) -> tuple[Share, ...]:
         return tuple(share for part in self._parts for share in part.shares)
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from core.compiler import host_executable
-from core.ir.graph import Graph
-from core.runtime.executable import Executable
+from core.ir.graph import Array, Graph
+from core.runtime.runner import Runner
 from core.runtime.session import BatchInfo
 from core.runtime.shapes import Binding
 from core.train.feeds import Door
@@ -23,27 +22,31 @@ class Evaluation:
     dropped.
 
     Nothing is copied and nothing compiled again when the weights move. With `averaged` it is the model of the running
-    averages, where the step keeps any. `weights` are the very arrays that it reads, by name.
+    averages, where the step keeps any. It runs where the step does.
     """
 
     def __init__(self, learner: TrainStep, averaged: bool = False, model: Graph | None = None) -> None:
         """`model`: another one with the same weights, such as the same model on rows of other types."""
         self._options = replace(learner.options, precision="float32", memory=None)
-        self.weights = learner.weights(averaged)
-        self._graph = evaluation_graph(model or learner.model, learner.settings.loss, self.weights)
+        self._learner, self._averaged = learner, averaged
+        self._graph = evaluation_graph(model or learner.model, learner.settings.loss, learner.names(averaged))
         self._door = Door(self._graph.inputs)
-        self._executables: dict[Binding, Executable] = {}
+        self._executables: dict[Binding, Runner] = {}
+
+    @property
+    def weights(self) -> dict[str, Array]:
+        """The very arrays that it reads, by name; copies of what is on a device."""
+        return self._learner.weights(self._averaged)
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """The `loss` of a batch, and the model's outputs, by name. FeedError for arrays that do not fit."""
         arrays, binding = self._door.admit(feeds)
+        self._learner.check()
         results = self._executable(binding).run(1, arrays)
         return {value.name: array for value, array in zip(self._graph.outputs, results, strict=True)}
 
-    def _executable(self, binding: Binding) -> Executable:
+    def _executable(self, binding: Binding) -> Runner:
         if binding not in self._executables:
-            ready = host_executable(self._graph, self._options, _EVALUATION, binding)
-            for state in self._graph.states:
-                ready.adopt_state(state.value.name, self.weights[state.value.name])
-            self._executables[binding] = ready
+            made = self._learner.runner_of(self._graph, self._options, _EVALUATION, binding, self._averaged)
+            self._executables[binding] = made
         return self._executables[binding]

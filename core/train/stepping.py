@@ -10,17 +10,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from core.compiler import host_executable
-from core.errors import LatheError
+from core.errors import LatheError, UnsupportedError
 from core.ir.graph import Array, Graph, State
 from core.ir.types import TensorType
 from core.options import Options, make_options
-from core.runtime.executable import Executable
-from core.runtime.explain import explain_plan
-from core.runtime.machine import peaks
+from core.runtime.runner import Runner
 from core.runtime.session import BatchInfo
 from core.runtime.shapes import Binding
 from core.train.feeds import Door, describe
+from core.train.homes import home_of
 from core.train.joint import KEY, NO_CLIP, SCALAR, Clip, StepSettings, Trainable, is_weight, joint_graph
 from core.train.losses import Loss
 from core.train.optimizers import Optimizer
@@ -42,7 +40,8 @@ def step(
     keep_outputs: bool = False,
     seed: int = 0,
     shares: Sequence[TrainStep] = (),
-    precision: Literal["float32", "bfloat16"] = "float32",
+    device: str = "cpu",
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32",
     memory: int | None = None,
     threads: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
@@ -60,10 +59,17 @@ def step(
     that do not fit are computed again when the backward pass needs them, the same numbers once more. ModelError, when a
     batch first comes, where no such order needs so little.
 
-    ModelError for a model without parameters, UnsupportedError for one that cannot be differentiated.
+    `device` ("cuda", "cuda:1"; see core/runtime/devices.py) runs all of the step, and keeps its state: batches travel
+    there and losses back. UnsupportedError, when a batch first comes, for a model with operators that it has no kernels
+    for; neither `shares` nor `memory` goes with it.
+
+    ModelError for a model without parameters, UnsupportedError for one that cannot be differentiated, or a device that
+    is not there.
     """
     settings = StepSettings(loss, optimizer, clip, accumulate, average, seed)
-    options = replace(make_options(precision=precision, threads=threads, cache_dir=cache_dir), memory=memory)
+    options = make_options(device, precision=precision, threads=threads, cache_dir=cache_dir)
+    options = replace(options, memory=memory)
+    _refuse_on_devices(options, shares)
     return TrainStep(model, settings, schedule or (lambda _: optimizer.rate), trainable, keep_outputs, options, shares)
 
 
@@ -94,8 +100,9 @@ class TrainStep:
         self._graphs = {True: last}
         if settings.accumulate > 1:
             self._graphs[False] = joint_graph(model, settings, trainable, False, keep_outputs, shared)
-        self._states = {state.value.name: _home(state, shared) for state in last.states}
-        self._executables: dict[tuple[bool, Binding], Executable] = {}
+        self._types = {state.value.name: state.initial for state in last.states}
+        self._home = home_of({state.value.name: _array(state, shared) for state in last.states}, options)
+        self._executables: dict[tuple[bool, Binding], Runner] = {}
         self._order = {moves: tuple(value.name for value in graph.inputs) for moves, graph in self._graphs.items()}
         self._given = [value for value in last.inputs if value.name != KEY and not value.name.startswith(SCALAR)]
         self._door = Door(self._given)
@@ -116,34 +123,47 @@ class TrainStep:
 
     @property
     def live_parameters(self) -> dict[str, Array]:
-        """The very arrays that runs work on, by name."""
-        names = {value.name for value in self.model.constants}
-        return {name: array for name, array in self._states.items() if name in names}
+        """The very arrays that runs work on, by name; copies of what is on a device."""
+        return {name: self._home.read(name) for name in self.names()}
+
+    def names(self, averaged: bool = False) -> dict[str, str]:
+        """For each of the model's weights that is state, the state that stands for it: itself, or its running average
+        where there is one."""
+        own = [value.name for value in self.model.constants if value.name in self._types]
+        averages = {name: f"{name}.average" for name in own if f"{name}.average" in self._types} if averaged else {}
+        return {name: averages.get(name, name) for name in own}
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """One batch: the loss (and the model's outputs, if kept) from before the update, by name.
 
-        FeedError for an input that is missing, unknown or ill-typed; the parameters have not moved then.
+        FeedError for an input that is missing, unknown or ill-typed; the parameters have not moved then. Where a run on
+        a device fails, nobody knows: the step wants its state loaded again before it goes on.
         """
         moves = (self.runs + 1) % self.settings.accumulate == 0
         arrays, binding = self._door.admit(feeds)
+        self.check()
         ready = self._executable(moves, binding)
-        results = ready.run(1, self._arranged(moves, arrays))
+        given = self._arranged(moves, arrays)
+        try:
+            results = ready.run(1, given)
+        except LatheError:
+            self._home.spoil()
+            raise
         self.runs += 1
         return {value.name: array for value, array in zip(self._graphs[moves].outputs, results, strict=True)}
 
     def state(self) -> dict[str, Array]:
         """Copies of everything that a checkpoint needs besides `runs`: parameters, moments, averages, by name."""
-        return {name: array.copy() for name, array in self._states.items()}
+        return {name: np.array(self._home.read(name)) for name in self._types}
 
     def load_state(self, state: Mapping[str, Array], runs: int) -> None:
         """Go on from a checkpoint. LatheError when it does not fit this step."""
-        for name, array in self._states.items():
+        for name, array in self._types.items():
             given = state.get(name)
             if given is None or given.shape != array.shape or given.dtype != array.dtype:
                 raise LatheError(f"state '{name}': expected {describe(array)}, got {describe(given)}")
-        for name, array in self._states.items():
-            array[...] = state[name]
+        for name in self._types:
+            self._home.write(name, state[name])
         self.runs = runs
 
     def graph(self, averaged: bool = False) -> Graph:
@@ -151,16 +171,27 @@ class TrainStep:
         return with_weights(self.model, self.weights(averaged))
 
     def weights(self, averaged: bool = False) -> dict[str, Array]:
-        """What stands for each of the model's weights, as the very array that runs work on: the parameter, or its
-        running average where there is one."""
-        return {
-            name: self._states.get(f"{name}.average", array) if averaged else array
-            for name, array in self.live_parameters.items()
-        }
+        """What stands for each of the model's weights, the parameter or its running average where there is one: as the
+        very array that runs work on, or a copy of what is on a device."""
+        return {name: self._home.read(state) for name, state in self.names(averaged).items()}
+
+    def runner_of(
+        self, graph: Graph, options: Options, batching: BatchInfo, binding: Binding, averaged: bool
+    ) -> Runner:
+        """Code for another graph whose states are weights of the model: it works on those that stand for them."""
+        return self._home.runner(graph, options, batching, binding, self.names(averaged))
+
+    def check(self) -> None:
+        """LatheError where a run on a device has failed, and no state was loaded since."""
+        self._home.check()
+
+    def close(self) -> None:
+        """Give back the memory of a device. Further runs, and looks at the state there, raise SessionClosed."""
+        self._home.close()
 
     def explain(self) -> str:
         """Which kernel runs each node, for every batch size so far."""
-        return "\n".join(line for ready in self._executables.values() for line in explain_plan(ready.plan, 1, peaks()))
+        return "\n".join(line for ready in self._executables.values() for line in ready.explain(1))
 
     def _arranged(self, moves: bool, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """What is given and what this very run adds to it, in the order of the graph's inputs."""
@@ -174,12 +205,11 @@ class TrainStep:
             values[KEY] = np.random.SeedSequence((self.settings.seed, self.runs)).generate_state(1).reshape(())
         return [values[name] for name in self._order[moves]]
 
-    def _executable(self, moves: bool, binding: Binding) -> Executable:
+    def _executable(self, moves: bool, binding: Binding) -> Runner:
         if (moves, binding) not in self._executables:
-            ready = host_executable(self._graphs[moves], self.options, _TRAINING, binding)
-            for name in (state.value.name for state in self._graphs[moves].states):
-                ready.adopt_state(name, self._states[name])
-            self._executables[moves, binding] = ready
+            graph = self._graphs[moves]
+            names = {state.value.name: state.value.name for state in graph.states}
+            self._executables[moves, binding] = self._home.runner(graph, self.options, _TRAINING, binding, names)
         return self._executables[moves, binding]
 
 
@@ -194,7 +224,17 @@ def with_weights(model: Graph, weights: Mapping[str, Array]) -> Graph:
     return changed
 
 
-def _home(state: State, shared: Mapping[str, Array]) -> Array:
+def _refuse_on_devices(options: Options, shares: Sequence[TrainStep]) -> None:
+    """UnsupportedError for what only the CPU can do."""
+    away = next((step.options.devices[0] for step in shares if step.options.devices), None)
+    device = options.devices[0] if options.devices else away
+    if shares and device is not None:
+        raise UnsupportedError(f"shares: steps share the arrays of the CPU, and one of these runs on {device}")
+    if options.memory is not None and device is not None:
+        raise UnsupportedError(f"memory: activations are computed again on the CPU alone, not on {device}")
+
+
+def _array(state: State, shared: Mapping[str, Array]) -> Array:
     """Where a state lives: in the array that another step has of it, or in one of its own."""
     name, array = state.value.name, np.array(state.initial, order="C")
     if name not in shared:

@@ -188,6 +188,20 @@ def test_states_belong_to_the_part_that_alone_works_on_them() -> None:
     assert [state.value.name for state in apart.states] == ["total"]
 
 
+def test_states_that_stay_as_they_are_or_begin_anew_stay_with_their_reader() -> None:
+    b, graph, x = builder(4)
+    held, total = (Value(name, TensorType(DType.FLOAT32, (4,))) for name in ("held", "total"))
+    zero = np.zeros(4, np.float32)
+    graph.states = [State(held, held, zero), State(total, b.constant(np.ones(4, np.float32), "ones"), zero)]
+    both = b("Add", b("Mul", x, held), total)
+    graph.outputs = [both]
+    (part,) = placed(graph, [device("gpu"), HOST]).parts
+    assert [(s.value.name, s.update.name) for s in part.graph.states] == [("held", "held"), ("total", "ones")]
+    b.graph.outputs = [both, b("CumSum", held, b.constant(np.array(0)))]
+    apart = placed(graph, [device("gpu"), HOST])
+    assert [state.value.name for state in apart.states] == ["held"]
+
+
 def test_the_least_cut_is_least() -> None:
     """Against all ways to cut small random graphs."""
     rng = random.Random(0)

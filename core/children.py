@@ -10,7 +10,7 @@
 With --while-stdin before the stage, the process ends when its standard input does: with the one that started it. With
 --nice N it leaves the processor to others.
 
-Exit status 0, or 2 with {"error": ...} on standard output when the model is at fault, 3 with the same when a device has
+Exit status 0, or 2 with {"error": ...} on standard output when the model is at fault, 5 with the same when a device has
 too little memory for it.
 """
 
@@ -38,7 +38,7 @@ from core.ops.inference import infer_graph
 from core.options import Options, with_placement
 
 COMPILED = "model.lathe"
-_MODEL_AT_FAULT, _NO_ROOM = 2, 3
+_MODEL_AT_FAULT, _NO_ROOM = 2, 5
 
 
 def main(argv: Sequence[str] | None = None) -> int:

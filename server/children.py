@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _LOOK = 0.05  # seconds between two looks at a child's memory
 _MODULE = ("core.children",)
 _WAITS = 4.0  # seconds that a child with a share of the processors waits for each that it computes, at the worst
-_REFUSED, _NO_ROOM = 2, 3  # exit codes: the model is bad, or a device too small; standard output says why
+_REFUSED, _NO_ROOM = 2, 5  # exit codes: the model is bad, or a device too small; standard output says why
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import runpy
 import signal
 import sys
 
-OUT_OF_MEMORY, OUT_OF_SPACE = 3, 4  # exit codes; the module's own are 0, 1 and 2
+OUT_OF_MEMORY, OUT_OF_SPACE = 3, 4  # exit codes; the module's own are 0, 1, 2 and 5
 _PR_SET_PDEATHSIG = 1
 
 

@@ -24,7 +24,7 @@ def parse(source: Path, out: Path) -> int:
         return 2
     if model.get("do") == "find a device full":
         print(json.dumps({"error": f"{source} needs more than cuda:0 has"}))
-        return 3
+        return 5
     _misbehave(model.get("do", ""))
     out.mkdir(parents=True)
     (out / "graph.json").write_text(json.dumps(model))

@@ -173,7 +173,8 @@ def test_a_job_of_higher_priority_gets_the_slot_and_the_other_goes_on_later(tmp_
 def test_ten_jobs_at_once_end_in_fair_order(tmp_path: Path) -> None:
     async def scenario() -> list[str]:
         async with world(tmp_path) as w:
-            jobs = [await w.submit(owner("ann"), steps=2, seconds=0.05) for _ in range(8)]
+            jobs = [await w.submit(owner("ann"), steps=2, seconds=1.0)]  # until all others are there
+            jobs += [await w.submit(owner("ann"), steps=2, seconds=0.05) for _ in range(7)]
             jobs += [await w.submit(owner("bob"), steps=2, seconds=0.05) for _ in range(2)]
             ended = [await w.reach(job) for job in jobs]
             assert {job.state for job in ended} == {JobState.SUCCEEDED}

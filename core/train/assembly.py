@@ -144,6 +144,7 @@ def _learner(recipe: Recipe, model: Graph, loss: Loss, rows: Rows, means: Means)
         average=recipe.average,
         trainable=_trainable(model, getattr(recipe.model, "trainable", ("*",))),
         seed=recipe.seed,
+        device=recipe.device,
         precision=recipe.precision,
         memory=recipe.memory,
         threads=means.threads,

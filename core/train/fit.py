@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from enum import Enum
 from math import isfinite
 from pathlib import Path
@@ -81,7 +82,11 @@ class Fit:
 
         Diverged when the loss is no number any more; OSError when the result finds no room.
         """
-        with events.Events(self.folder, self._watch) as self._events, self.assembly.loader() as self._loader:
+        with (
+            closing(self.learner),
+            events.Events(self.folder, self._watch) as self._events,
+            self.assembly.loader() as self._loader,
+        ):
             try:
                 self._begin()
                 while self.progress.epoch < self.recipe.epochs and not self.progress.ended:

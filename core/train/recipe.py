@@ -148,6 +148,11 @@ class Recipe(Section):
         ge=1,
         description="Bytes for what a step computes; what finds no room is computed again.",
     )
+    device: str = Field(
+        default="cpu",
+        pattern=r"^(cpu|(cuda|simulated|interpreted)(:\d{1,4})?)$",
+        description="Where steps run: `cuda` is a GPU, `cuda:1` the second one. The result is judged on the CPU.",
+    )
     keep: Literal["best", "last"] = Field(
         default="best", description="Which epoch's weights become the result; the last's where nothing is validated."
     )
@@ -162,6 +167,8 @@ class Recipe(Section):
     def _agrees(self) -> Self:
         if self.stop is not None and not self.data.validation:
             raise ValueError("`stop` needs rows to look at after every epoch: `data.validation`")
+        if self.memory is not None and self.device != "cpu":
+            raise ValueError(f"`memory` bounds steps on the CPU, and `device` is {self.device}")
         return self
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,12 +17,15 @@ from core.runtime.devices import open_device
 from core.train import TrainStep, losses, optimizers, schedules, step
 from core.train.data.dataset import Column
 from core.train.evaluation import Evaluation
+from core.train.fit import Outcome
 from core.train.homes import DeviceHome
 from core.train.joint import Clip
 from core.train.optimizers import Optimizer
+from core.train.recipe import RecipeError
 from core.train.zoo import architecture
 from core.train.zoo.lenet import LeNet5
 from tests.core.train.models import batch, convolutional, perceptron, weight
+from tests.core.train.world import asked, final_state, fit, quadrants
 
 ON = "simulated"
 SGD, ADAM = optimizers.SGD(0.05, momentum=0.9), optimizers.Adam(0.01, weight_decay=0.01)
@@ -154,6 +158,29 @@ def test_a_checkpoint_goes_on_elsewhere(made: Make) -> None:
     for learner in (there, fresh):
         learner.run(batch(graph, 8, seed=2))
         same(learner.state(), here.state())
+
+
+@pytest.mark.parametrize("steps", [None, 5])
+def test_a_recipe_trains_on_a_device_and_goes_on_there(tmp_path: Path, steps: int | None) -> None:
+    """As on the CPU, also where it was stopped in between; no memory stays taken."""
+    data, before = quadrants(tmp_path / "points.npz"), open_device(ON).memory().free
+    left = iter(range(steps or 0))
+    here = fit(tmp_path / "here", asked(epochs=2), data)
+    there = asked(epochs=2, device=ON)
+    assert here.run() is Outcome.DONE
+    if steps is not None:
+        stopped = fit(tmp_path / "there", there, data, stop=lambda: next(left, None) is None)
+        assert stopped.run() is Outcome.STOPPED
+    assert fit(tmp_path / "there", there, data).run() is Outcome.DONE
+    assert open_device(ON).memory().free == before
+    same(final_state(tmp_path / "there"), final_state(tmp_path / "here"))
+
+
+def test_a_recipe_names_a_device_that_there_is() -> None:
+    with pytest.raises(RecipeError, match="device"):
+        asked(device="tpu")
+    with pytest.raises(RecipeError, match="`memory` bounds steps on the CPU, and `device` is cuda:1"):
+        asked(device="cuda:1", memory=1 << 20)
 
 
 def test_bfloat16_products_on_a_device(made: Make) -> None:

@@ -146,7 +146,7 @@ class TrainStep:
         given = self._arranged(moves, arrays)
         try:
             results = ready.run(1, given)
-        except LatheError:
+        except BaseException:
             self._home.spoil()
             raise
         self.runs += 1

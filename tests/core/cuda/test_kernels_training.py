@@ -15,11 +15,14 @@ from core.ir.types import DType, TensorType
 from core.ops.inference import infer_graph
 from core.passes.pipeline import Options, optimize
 from core.reference import bind_symbols, run_nodes
+from core.train import step
+from core.train.evaluation import Evaluation
 from core.train.joint import StepSettings, is_weight, joint_graph
 from core.train.losses import CrossEntropy
 from core.train.optimizers import SGD, AdamW, Optimizer
 from tests.core.cuda.gpu_plan import InterpretedPlan
 from tests.core.kernels.sweep import floats
+from tests.core.train.models import batch, perceptron
 
 
 def convolutional() -> Graph:
@@ -49,8 +52,8 @@ def embedded() -> Graph:
 def test_a_step_moves_parameters_as_the_references_do(model: Callable[[], Graph], optimizer: Optimizer) -> None:
     network = model()
     infer_graph(network)
-    step = joint_graph(network, StepSettings(CrossEntropy(), optimizer), is_weight, True, False)
-    bound = step.clone({leading_symbol(network) or "": symbol("n")})
+    joint = joint_graph(network, StepSettings(CrossEntropy(), optimizer), is_weight, True, False)
+    bound = joint.clone({leading_symbol(network) or "": symbol("n")})
     infer_graph(bound)
     optimized, _ = optimize(bound, Options(integers=False, host=False))
     plan = InterpretedPlan(optimized)
@@ -66,6 +69,23 @@ def test_a_step_moves_parameters_as_the_references_do(model: Callable[[], Graph]
         known = {state.value: environment[state.update] for state in bound.states}
         for value, expected in known.items():
             np.testing.assert_allclose(plan.states[value.name], expected, rtol=1e-3, atol=1e-5, err_msg=value.name)
+
+
+def test_a_training_goes_on_over_batch_sizes_as_on_the_cpu() -> None:
+    """States that several executables share, running averages, and accumulated gradients, by the GPU's kernels."""
+    learners = [
+        step(perceptron(), CrossEntropy(), SGD(0.05, momentum=0.9), accumulate=2, average=0.9, threads=1, device=device)
+        for device in ("cpu", "interpreted")
+    ]
+    for number, rows in enumerate((4, 4, 3)):
+        losses = [learner.run(batch(perceptron(), rows, seed=number))["loss"] for learner in learners]
+        np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    expected, found = (learner.state() for learner in learners)
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-6, err_msg=name)
+    judged = [Evaluation(learner, averaged=True).run(batch(perceptron(), 4))["loss"] for learner in learners]
+    np.testing.assert_allclose(judged[1], judged[0], rtol=1e-5)
+    learners[1].close()
 
 
 def _feeds(graph: Graph, n: int) -> dict[str, Array]:

@@ -86,8 +86,10 @@ def opset_of(data: bytes) -> int:
 
 
 def test_every_operator_that_passes_make_can_be_said_in_onnx() -> None:
+    """But for packed sequences, which are a way to run a model and not one to write it down."""
     own = [name for name in registry.names() if registry.get(name).domain == "lathe"]
-    assert [name for name in own if not has_unfolding(name)] == []
+    packed = {"SegmentAttention", "SegmentReduce", "SegmentSoftmax"}
+    assert {name for name in own if not has_unfolding(name)} == packed
 
 
 @pytest.mark.parametrize("name", ["lenet", "mobilenet", "transformer"])

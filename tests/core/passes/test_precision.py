@@ -152,5 +152,6 @@ def test_kernels_compute_what_the_rewritten_graph_says() -> None:
 
 
 def test_unknown_precisions_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="precision 'float8' is not supported, expected 'float32' or 'bfloat16'"):
+    expected = "precision 'float8' is not supported, expected 'float32' or 'tf32' or 'bfloat16'"
+    with pytest.raises(UnsupportedError, match=expected):
         core.compile(network(product), precision="float8")  # type: ignore[arg-type]

@@ -48,6 +48,8 @@ _FINITE_ONLY = {
     "transposed_conv": "zeros that fill up the kernels of its phases meet the neighbours of a pixel",
     "bfloat16": "what is just finite in float32 may not be in bfloat16",
 }
+# What only meets graphs whose inputs say where sequences begin and end: test_pack.py and runtime/test_packed.py run it.
+_OF_PACKED = {"attention": {"_fuse_segments", "_has_tokens", "_is_computed", "_adds_axes"}}
 
 
 def prepared(graph: Graph) -> Graph:
@@ -77,7 +79,7 @@ def test_every_pattern_is_reached(name: str) -> None:
 
     called = calls(run)
     unused = {function.__name__ for function in functions(module) if function.__code__ not in called}
-    assert unused == set(), "no example of the pass reaches them"
+    assert unused == _OF_PACKED.get(name, set()), "no example of the pass reaches them"
     assert {rule.name for rule in rules(module)} - fired == set(), "no example of the pass has them fire"
 
 

@@ -52,6 +52,7 @@ def test_a_deadline_still_passes() -> None:
         running.connect() as raw,
     ):
         busy.send(infer_request("doubler", rows(1)))
+        assert model.entered.wait(30)  # or both might share a batch
         raw.send(timed(50_000))
         assert raw.answer().status in (503, 504)
         model.gate.set()

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from server.cli_canary import evidence_table
 from server.cli_top import Look, Page, activity, read
-from server.terminal import DEFAULT_URL, Url, connected, console
+from server.terminal import DEFAULT_URL, Interval, Rounds, Url, connected, console, looks
 
 if TYPE_CHECKING:
     from server.api.canary_schemas import CanaryState
@@ -38,19 +38,17 @@ class Rollout(NamedTuple):
 @app.command()
 def watch(
     name: Annotated[str, typer.Argument(help="The model's name on the server.")],
-    interval: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.05)] = 1.0,
-    rounds: Annotated[int | None, typer.Option(help="How many times to look; until interrupted without it.")] = None,
+    interval: Interval = 1.0,
+    rounds: Rounds = None,
     url: Url = DEFAULT_URL,
 ) -> None:
     """Show versions with their aliases and traffic, the evidence of a trial, and the latest changes, live."""
     with connected(url) as client, Live(console=console, auto_refresh=False) as display:
         before = read(client.metrics(), time.monotonic())
-        while rounds is None or rounds > 0:
-            time.sleep(interval)
+        for _ in looks(interval, rounds):
             now = look(client, name)
             display.update(view(now, before), refresh=True)
             before = now.look
-            rounds = rounds and rounds - 1
 
 
 def look(client: Client, name: str) -> Rollout:

@@ -7,32 +7,28 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
 
-import typer
 from prometheus_client.parser import text_string_to_metric_families
 from rich.live import Live
 from rich.table import Table
 
-from server.terminal import DEFAULT_URL, Url, connected, console
+from server.terminal import DEFAULT_URL, Interval, Rounds, Url, connected, console, looks
 
 Version = tuple[str, str]  # model, version
 
 
 def top(
-    interval: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.05)] = 1.0,
-    rounds: Annotated[int | None, typer.Option(help="How many times to look; until interrupted without it.")] = None,
+    interval: Interval = 1.0,
+    rounds: Rounds = None,
     url: Url = DEFAULT_URL,
 ) -> None:
     """Show models, versions, rates, latencies, batch sizes and queues, live."""
     with connected(url) as client, Live(console=console, auto_refresh=False) as display:
         before = read(client.metrics(), time.monotonic())
-        while rounds is None or rounds > 0:
-            time.sleep(interval)
+        for _ in looks(interval, rounds):
             now = read(client.metrics(), time.monotonic())
             display.update(table(now, before), refresh=True)
             before = now
-            rounds = rounds and rounds - 1
 
 
 @dataclass(slots=True)

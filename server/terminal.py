@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 Url = Annotated[str, typer.Option(help="The server.", envvar="LATHE_URL")]
+Interval = Annotated[float, typer.Option(help="Seconds between two looks.", min=0.05)]
+Rounds = Annotated[int | None, typer.Option(help="How many times to look; until interrupted without it.")]
 
 console = Console(markup=False, highlight=False)
 complaints = Console(stderr=True, markup=False, highlight=False)
@@ -31,6 +35,13 @@ def connected(url: str) -> Iterator[Client]:
             yield client
     except ClientError as error:
         raise fail(str(error)) from error
+
+
+def looks(interval: float, rounds: int | None) -> Iterator[int]:
+    """Count looks at what changes, ``interval`` seconds before each; ``rounds`` of them, or without end."""
+    for number in count() if rounds is None else range(rounds):
+        time.sleep(interval)
+        yield number
 
 
 @contextmanager

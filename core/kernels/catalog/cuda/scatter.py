@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from core.ir.dim import product
-from core.ir.types import Dim, DType
+from core.ir.types import Dim
 from core.kernels.catalog import scatter as on_cpu
-from core.kernels.catalog.base import Flag, KernelCall, KernelSpec, Request, covers, offers
+from core.kernels.catalog.base import Flag, KernelCall, Request, covers, offers
 from core.kernels.catalog.cuda.tiling import blocks
 
 _ROW_TILES = ((64, 64, 4), (16, 128, 4), (256, 16, 4))  # rows, elements of each, warps
@@ -17,21 +17,13 @@ _LINES = (128, 4)  # of a program, and its warps: one for each thread, which alo
 
 
 @dataclass(frozen=True)
-class ScatterRowsSpec(KernelSpec):
-    """As `core.kernels.catalog.scatter.ScatterRowsSpec`; the last operand is the flag.
+class ScatterRowsSpec(on_cpu.ScatterRowsSpec):
+    """As on the CPU; the last operand is the flag.
 
     A program owns `rows` rows, of which it has `columns` elements each in registers while it goes through all indices:
     what is added to a row is added in one order.
     """
 
-    family: ClassVar[str] = "scatter"
-    dtype: DType
-    index: DType
-    extents: tuple[Dim, ...]
-    count: Dim
-    inner: Dim
-    reduction: str
-    cleared: bool
     rows: int
     columns: int
     warps: int
@@ -46,25 +38,11 @@ class ScatterRowsSpec(KernelSpec):
 
 
 @dataclass(frozen=True)
-class ScatterElementsSpec(KernelSpec):
-    """As `core.kernels.catalog.scatter.ScatterElementsSpec`; the last operand is the flag. Each thread owns one line
-    along the axis of the indices."""
+class ScatterElementsSpec(on_cpu.ScatterElementsSpec):
+    """As on the CPU; the last operand is the flag. Each thread owns one line along the axis of the indices."""
 
-    family: ClassVar[str] = "scatter_elements"
-    dtype: DType
-    index: DType
-    outer: Dim
-    extent: Dim
-    count: Dim
-    inner: Dim
-    reduction: str
-    cleared: bool
     lines: int
     warps: int
-
-    @property
-    def summary(self) -> str:
-        return f"scatter elements({self.reduction}, {self.count} into {self.extent})"
 
 
 @covers("ScatterND", device="cuda")
@@ -82,22 +60,21 @@ def scatter_elements(request: Request) -> KernelCall | None:
     call = on_cpu.scatter_elements(request)
     if call is None or not isinstance(call.spec, on_cpu.ScatterElementsSpec):
         return None
-    old = call.spec
     lines, warps = _LINES
-    spec = ScatterElementsSpec(
-        old.dtype, old.index, old.outer, old.extent, old.count, old.inner, old.reduction, old.cleared, lines, warps
-    )
-    return replace(call, spec=spec, operands=(*call.operands, Flag()), grid=(blocks(old.outer * old.inner, lines),))
+    spec = ScatterElementsSpec(**_facts(call.spec), lines=lines, warps=warps)
+    return replace(call, spec=spec, operands=(*call.operands, Flag()), grid=(blocks(spec.outer * spec.inner, lines),))
 
 
 def _rows(request: Request) -> Iterator[KernelCall]:
     call = on_cpu.scatter_rows(request)
     if call is None or not isinstance(call.spec, on_cpu.ScatterRowsSpec):
         return
-    old = call.spec
     for rows, columns, warps in _ROW_TILES:
-        spec = ScatterRowsSpec(
-            old.dtype, old.index, old.extents, old.count, old.inner, old.reduction, old.cleared, rows, columns, warps
-        )
+        spec = ScatterRowsSpec(**_facts(call.spec), rows=rows, columns=columns, warps=warps)
         grid = (blocks(spec.height, rows) * blocks(spec.inner, columns),)
         yield replace(call, spec=spec, operands=(*call.operands, Flag()), grid=grid)
+
+
+def _facts(spec: on_cpu.ScatterRowsSpec | on_cpu.ScatterElementsSpec) -> dict[str, Any]:
+    """What is the same on every device."""
+    return {field.name: getattr(spec, field.name) for field in fields(spec)}

@@ -268,9 +268,10 @@ def _form(windows: tuple[Window, Window], element: DType) -> Form:
 
 @offers("FusedConv", "Conv")
 def by_definition(request: Request) -> Iterator[KernelCall]:
-    """What would run without Winograd: on machines whose memory is slow, its larger weights may not pay."""
+    """What would run without Winograd, in planes or along lines: on machines whose memory is slow, its larger weights
+    may not pay. Where it runs anyway, the tuner knows it already."""
     plain = select(replace(request, winograd=False))
-    if plain is not None and winograd(request) is not None:
+    if plain is not None:
         yield plain
 
 

@@ -7,8 +7,7 @@ takes 13 of 28 multiplications.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from core.ir.graph import Array
 from core.ir.types import Dim
-from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Packed, Request, Scratch, covers, offers, select
+from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Packed, Request, Scratch, covers
 from core.kernels.catalog.conv import (
     Finish,
     extra_indices,
@@ -118,14 +117,6 @@ def winograd_lines(request: Request) -> KernelCall | None:
         flops=node.output.tensor.size * (2 * weight[0].size),
         bytes=traffic(node),
     )
-
-
-@offers("FusedConv", "Conv")
-def by_definition(request: Request) -> Iterator[KernelCall]:
-    """What would run without Winograd."""
-    plain = select(replace(request, winograd=False))
-    if plain is not None and winograd_lines(request) is not None:
-        yield plain
 
 
 def pack(weight: Array, tile: Tile, form: Form = LINES) -> Array:

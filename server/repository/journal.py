@@ -22,7 +22,7 @@ import zlib
 from array import array
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ class Record:
     key: str | None = None  # idempotency key
     fingerprint: str | None = None  # of the request that carried the key
     previous: str | None = None  # digest of the line before; none in the first one, and in those of old releases
+    _digest: str | None = field(default=None, init=False, repr=False, compare=False)  # of the JSON it was read from
 
     @property
     def generation(self) -> int:
@@ -63,8 +64,8 @@ class Record:
 
     @property
     def chain_digest(self) -> str:
-        """What the next line calls this one: the sha256 of its JSON, hexadecimal."""
-        return hashlib.sha256(self._body()).hexdigest()
+        """What the next line calls this one: the sha256 of its JSON as it is stored, hexadecimal."""
+        return self._digest or _digest_of(self._body())
 
     def dump(self) -> bytes:
         """Return the line."""
@@ -72,8 +73,8 @@ class Record:
         return b"%08x %s\n" % (zlib.crc32(body), body)
 
     def _body(self) -> bytes:
-        fields = {name: value for name, value in _fields(self) if value not in (None, "")}
-        return orjson.dumps({**fields, "state": self.state.to_json()})
+        given = {name: value for name, value in _fields(self) if value not in (None, "")}
+        return orjson.dumps({**given, "state": self.state.to_json()})
 
     @classmethod
     def parse(cls, line: bytes) -> Record:
@@ -83,9 +84,11 @@ class Record:
             raise DamagedDocument("journal: checksum does not match")
         try:
             document = orjson.loads(body)
-            return cls(**{**document, "state": Aliases.from_json(document["state"])})
+            record = cls(**{**document, "state": Aliases.from_json(document["state"])})
         except (orjson.JSONDecodeError, KeyError, TypeError) as error:
             raise DamagedDocument("journal: not a record") from error
+        object.__setattr__(record, "_digest", _digest_of(body))  # another release may write the same otherwise
+        return record
 
 
 def last_record(path: Path) -> Record | None:
@@ -114,7 +117,11 @@ def _inode(status: os.stat_result) -> tuple[int, int]:
 
 
 def _fields(record: Record) -> Iterator[tuple[str, Any]]:
-    return ((name, getattr(record, name)) for name in record.__dataclass_fields__ if name != "state")
+    return ((own.name, getattr(record, own.name)) for own in fields(record) if own.init and own.name != "state")
+
+
+def _digest_of(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
 
 
 class Journal:
@@ -290,7 +297,7 @@ class Journal:
             self._keys.pop(record.key, None)
             self._keys[record.key] = self._end
         self.last = record
-        self._newest = hashlib.sha256(line.partition(b" ")[2][:-1]).hexdigest()
+        self._newest = record.chain_digest
         self._end += len(line)
         self._lines += 1
         if len(self._places) > REMEMBERED:

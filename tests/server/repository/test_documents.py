@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import tracemalloc
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -254,6 +256,17 @@ def test_a_log_of_an_older_release_is_continued(tmp_path: Path) -> None:
     Journal(Fs(), path).append(record(3))
     records = Journal(Fs(), path).snapshot()
     assert [(r.generation, r.previous) for r in records] == [(1, None), (2, None), (3, records[1].chain_digest)]
+
+
+def test_a_line_is_named_by_the_digest_of_what_is_stored(tmp_path: Path) -> None:
+    """However the release that wrote it ordered and spaced its fields; the chain goes on behind it."""
+    body = json.dumps(json.loads(record(1).dump().partition(b" ")[2]), sort_keys=True, indent=None).encode()
+    assert body != record(1).dump().partition(b" ")[2][:-1]
+    path = tmp_path / "m.log"
+    path.write_bytes(b"%08x %s\n" % (zlib.crc32(body), body))
+    Journal(Fs(), path).append(record(2))
+    first, second = Journal(Fs(), path).snapshot()
+    assert second.previous == first.chain_digest == hashlib.sha256(body).hexdigest()
 
 
 def test_a_log_remembers_only_so_much(tmp_path: Path) -> None:

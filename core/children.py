@@ -7,8 +7,7 @@
                                                               one shape of a model (a file), into the cache: for
                                                               sessions that compile in the background
 
-With --while-stdin before the stage, the process ends when its standard input does: with the one that started it. With
---nice N it leaves the processor to others.
+With --while-stdin before the stage, the process ends when its standard input does: with the one that started it.
 
 Exit status 0, or 2 with {"error": ...} on standard output when the model is at fault, 5 with the same when a device has
 too little memory for it.
@@ -44,7 +43,6 @@ _MODEL_AT_FAULT, _NO_ROOM = 2, 5
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one stage; returns the exit status."""
     arguments = _parser().parse_args(argv)
-    os.nice(arguments.nice)
     if arguments.while_stdin:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
@@ -150,7 +148,6 @@ def _zeros(graph: Graph) -> dict[str, Array] | None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m core.children", description=__doc__.splitlines()[0])
     parser.add_argument("--while-stdin", action="store_true")
-    parser.add_argument("--nice", type=int, default=0)
     stages = parser.add_subparsers(dest="stage", required=True)
     parsing = stages.add_parser("parse")
     parsing.add_argument("model", type=Path)

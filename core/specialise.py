@@ -26,7 +26,6 @@ from core.runtime.store import Store
 NewShapes: TypeAlias = Literal["default", "wait", "background"]
 Make: TypeAlias = Callable[[Binding, Options], Runner]
 
-_NICE = 10  # of measuring: behind those who answer requests
 _CHOICES = ("default", "wait", "background")
 
 
@@ -45,17 +44,8 @@ class Source:
         return self.store.model(hashlib.sha256(key.encode()).hexdigest())
 
     def command(self, binding: Binding, options: Options) -> list[str]:
-        """Arguments for children.py that put the code of a shape into its place: soon, or when others leave time."""
-        nice = str(_NICE if options.tune else 0)
-        return [
-            "--nice",
-            nice,
-            "specialise",
-            str(self.path),
-            self.origin,
-            json.dumps(binding),
-            json.dumps(asdict(options)),
-        ]
+        """Arguments for children.py that put the code of a shape into its place."""
+        return ["specialise", str(self.path), self.origin, json.dumps(binding), json.dumps(asdict(options))]
 
 
 def maker(make: Make, options: Options, new_shapes: NewShapes, general: General | None, source: Source | None) -> Maker:
@@ -79,7 +69,7 @@ def _stage(make: Make, options: Options, source: Source | None, last: bool) -> S
     def run(binding: Binding, background: Background) -> Made:
         if source is not None and not source.place(binding, options).exists():
             known = not revisions()  # a child has no operators from outside the package
-            done = known and background.run_child(source.command(binding, options))
+            done = known and background.run_child(source.command(binding, options), patient=bool(options.tune))
             if not done and options.tune:
                 raise UnsupportedError("measuring needs a child process, and it failed")
         return Made(make(binding, options), note_of(options), last)

@@ -21,15 +21,15 @@ from typing import Any
 
 import orjson
 
+from core.runtime.priority import MODESTY, Priority, is_starved, usage
 from server.errors import Internal, OutOfMemory, Overloaded, ServerError, StorageFull, TooLarge, Unprocessable
 from server.limits import OUT_OF_MEMORY, OUT_OF_SPACE
-from server.process import Priority, Process, kill, limited, read_tail, start, usage, waited
+from server.process import Process, kill, limited, read_tail, start
 
 log = logging.getLogger(__name__)
 
 _LOOK = 0.05  # seconds between two looks at a child's memory
 _MODULE = ("core.children",)
-_WAITS = 4.0  # seconds that a child with a share of the processors waits for each that it computes, at the worst
 _REFUSED, _NO_ROOM = 2, 5  # exit codes: the model is bad, or a device too small; standard output says why
 
 
@@ -42,7 +42,7 @@ class Limits:
     processes: int = 1  # children at work at once
     waiting: int = 64  # callers that may wait for one
     patience: float = 10.0  # times ``seconds`` by the clock, for a child that waits instead of working
-    modesty: float = 2.0  # seconds a child lets others go first beyond what it would wait with a share of its own
+    modesty: float = MODESTY  # of an idle child, see there
 
 
 class _Starved(Exception):
@@ -77,7 +77,7 @@ class Children:
     async def _run(self, task: str, arguments: list[str]) -> bytes:
         try:
             return await self._attempt(task, arguments, Priority.IDLE)
-        except _Starved:  # the way back from idleness takes privileges, so it begins anew
+        except _Starved:
             log.info("%s: starts again with a share of the processors, having waited long enough for idle ones", task)
             return await self._attempt(task, arguments, Priority.SHARED)
 
@@ -104,7 +104,7 @@ class Children:
                 raise TooLarge(f"{task}: the {self._subject} takes longer than {limits.seconds:g} s")
             if taken.memory > limits.memory:
                 raise TooLarge(f"{task}: the {self._subject} takes more than {limits.memory >> 20} MiB of memory")
-            if waited(process.pid) > modesty + _WAITS * taken.seconds:
+            if is_starved(process.pid, taken.seconds, modesty):
                 raise _Starved
             await asyncio.wait([answer], timeout=_LOOK)
 

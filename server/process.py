@@ -4,44 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
+
+from core.runtime.priority import Priority, lower
 
 _LOOK = 0.05  # seconds between two looks at a process whose end the system does not announce
 _GIB = 1 << 30
 _ADDRESS_SPACE = 4 * _GIB  # what a child may map beyond the memory it may use
 _FILE_SIZE = 64 * _GIB
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LATHE_CACHE", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR")
-
-
-class Priority(enum.Enum):
-    """How a child gets a processor that others want, too."""
-
-    IDLE = enum.auto()  # not at all: whoever else wants it is let in at once
-    LOW = enum.auto()  # seldom, but then for some milliseconds, which is longer than a small model runs
-    SHARED = enum.auto()  # for a quarter of the time that one thread which never rests would like
-
-    @property
-    def nice(self) -> int:
-        return 5 if self is Priority.SHARED else 19
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What a process and its descendants take; 0 where the system does not say."""
-
-    memory: int = 0  # bytes resident
-    seconds: float = 0.0  # of processor time
-
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(self.memory + other.memory, self.seconds + other.seconds)
 
 
 def limited(memory: int, module: Sequence[str]) -> list[str]:
@@ -122,7 +98,7 @@ async def start(command: Sequence[str], priority: Priority = Priority.LOW, *, st
     priorities of what runs in them.
     """
     popen = _spawn(command, stderr)
-    _lower(popen.pid, priority)  # here, not in the child: starting an interpreter is work enough to be felt
+    lower(popen.pid, priority)
     process = Process(popen)
     connecting = asyncio.ensure_future(process.connect())
     try:
@@ -142,14 +118,6 @@ def _spawn(command: Sequence[str], stderr: int) -> subprocess.Popen[bytes]:
     )
 
 
-def _lower(pid: int, priority: Priority) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has ended
-        os.setpriority(os.PRIO_PROCESS, pid, priority.nice)
-        if priority is Priority.IDLE and sys.platform == "linux":
-            with contextlib.suppress(PermissionError):  # where a sandbox forbids it the lowest priority has to do
-                os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
-
-
 def kill(process: Process) -> None:
     """Kill the child and all it started."""
     try:
@@ -166,26 +134,6 @@ async def read_tail(stream: asyncio.StreamReader | None, keep: int = 1 << 16) ->
     while chunk := await stream.read(1 << 16):
         kept = (kept + chunk)[-keep:]
     return kept
-
-
-def usage(pid: int) -> Usage:
-    """Return what a process and its descendants take at the moment; processor time counts what they waited for."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]  # own, and of those waited for
-        below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except (OSError, IndexError):
-        return Usage()
-    own = Usage(pages * os.sysconf("SC_PAGE_SIZE"), sum(map(int, times)) / os.sysconf("SC_CLK_TCK"))
-    return sum((usage(int(child)) for child in below), own)
-
-
-def waited(pid: int) -> float:
-    """Return for how many seconds a process has been ready to run while others did; 0 where Linux does not say."""
-    try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, IndexError):
-        return 0.0
 
 
 def _environment() -> dict[str, str]:

@@ -17,9 +17,11 @@ from pathlib import Path
 from weakref import WeakSet
 
 from core.errors import SessionClosed
+from core.runtime.priority import Priority, is_starved, lower, usage
 
 _ROOT = Path(__file__).resolve().parents[2]  # where a child finds this package
 _CHILD = (sys.executable, "-m", "core.children", "--while-stdin")
+_LOOK = 0.5  # seconds between two looks at whether an idle child is let compute
 _PATIENCE = 30.0  # seconds for what cannot be interrupted
 _everyone: WeakSet[Background] = WeakSet()
 
@@ -49,8 +51,27 @@ class Background:
                 self._thread = threading.Thread(target=self._serve, name="lathe-background", daemon=True)
                 self._thread.start()
 
-    def run_child(self, arguments: Sequence[str]) -> bool:
-        """Run a stage of children.py to its end; whether it succeeded. SessionClosed once this is closed."""
+    def run_child(self, arguments: Sequence[str], patient: bool = False) -> bool:
+        """Run a stage of children.py to its end; whether it succeeded. SessionClosed once this is closed.
+
+        It gets a share of the processors. A ``patient`` one, which nobody waits for, first tries with those that nobody
+        else wants.
+        """
+        if patient and (done := self._attempt(arguments, Priority.IDLE)) is not None:
+            return done
+        return bool(self._attempt(arguments, Priority.SHARED))
+
+    def _attempt(self, arguments: Sequence[str], priority: Priority) -> bool | None:
+        """Whether the stage succeeded; None where others left an idle child no time."""
+        with self._start(arguments, priority) as child:
+            # With its standard input open: it works as long as that is.
+            if priority is Priority.IDLE and not _ends(child):
+                child.kill()
+                return None
+            child.wait()
+        return child.returncode == 0
+
+    def _start(self, arguments: Sequence[str], priority: Priority) -> subprocess.Popen[bytes]:
         with self._changed:
             if self._closed:
                 raise SessionClosed("the session is closed")
@@ -62,9 +83,8 @@ class Background:
                 stderr=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": path},
             )
-        with self._child as child:
-            child.wait()  # with its standard input open: it works as long as that is
-        return child.returncode == 0
+            lower(self._child.pid, priority)
+            return self._child
 
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until nothing is left to do; whether that was so in time."""
@@ -90,6 +110,18 @@ class Background:
                     return
                 work = self._work.popleft()
             work()
+
+
+def _ends(child: subprocess.Popen[bytes]) -> bool:
+    """Wait for the end of an idle child; False as soon as it is starved."""
+    while True:
+        try:
+            child.wait(_LOOK)
+        except subprocess.TimeoutExpired:
+            if is_starved(child.pid, usage(child.pid).seconds):
+                return False
+        else:
+            return True
 
 
 @atexit.register

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from core.runtime.priority import Priority, usage
 from server.children import refusal
 from server.limits import OUT_OF_MEMORY, OUT_OF_SPACE
-from server.process import Priority, Process, kill, limited, read_tail, start, usage
+from server.process import Process, kill, limited, read_tail, start
 
 _LOOK = 0.2  # seconds between two looks at a child
 _SELDOM = 25  # looks between two counts of the bytes on disk

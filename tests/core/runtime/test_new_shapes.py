@@ -202,7 +202,7 @@ def test_closing_ends_the_child(model: Path, tmp_path: Path, monkeypatch: pytest
     children: list[int] = []
     finish = Background.run_child
 
-    def sleeping(self: Background, arguments: list[str]) -> bool:
+    def sleeping(self: Background, arguments: list[str], patient: bool) -> bool:
         return finish(self, ["parse", str(tmp_path / "pipe"), str(tmp_path / "out")])  # a pipe that nobody writes to
 
     os.mkfifo(tmp_path / "pipe")

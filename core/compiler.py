@@ -45,6 +45,7 @@ from core.runtime.runner import Runner
 from core.runtime.session import BatchInfo, Description, Session
 from core.runtime.shapes import Binding, Made, Maker
 from core.runtime.store import Store, open_store
+from core.runtime.trial import host_bench
 from core.specialise import Make, NewShapes, Source, maker, note_of
 from core.split import split
 from core.tune import Record, choices, read_findings
@@ -346,7 +347,8 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     # 3. measure alternatives, as far as the options allow
     store = open_store(options.cache_dir)
     compiled = partial(object_for, target=host(), cache=store.objects if store else None)
-    choose = choices(graph, host(), options, Record(store.tuning, host()) if store else None, compiled)
+    record = Record(store.tuning, host()) if store else None
+    choose = choices(graph, host(), options, record, host_bench(compiled))
     # 4. choose kernels, share memory, give addresses
     planned, reports = planned_of(graph, options, choose, reports)
     check_fits(planned.plan, machine_bytes())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,33 +11,66 @@ from functools import partial
 from core.codegen.target import host
 from core.ir.graph import Graph
 from core.kernels.cpu import object_for
-from core.kernels.target import GpuTarget
+from core.kernels.target import GpuTarget, Target
 from core.options import Options
 from core.plan.placement import HOST, Part, Placement, Site, Wishes, placed
 from core.plan.plan import Planned
 from core.plan.planner import make_plan, weight_chunks
 from core.runtime.compiled import Compiled, Split
+from core.runtime.device_trial import device_bench
 from core.runtime.devices import open_device
 from core.runtime.machine import peaks
 from core.runtime.placed import Wiring
 from core.runtime.room import room_of
-from core.runtime.store import open_store
+from core.runtime.store import Store, open_store
+from core.runtime.trial import Bench, host_bench
+from core.tune import Choices, Record, choices
 
+_NO_TIME = 1e-9  # seconds: what is known still counts
 _MARGIN = 0.95  # of what a try asks for, once one has shown how a plan compares with what placing counted
 
 
 def split(graph: Graph, options: Options, log: Sequence[str]) -> Split:
     """Parts of an optimized graph whose only symbol is `n`, each planned for its device; `log` is what passes did."""
-    placement, planned = _within_limits(graph, options)
+    store = open_store(options.cache_dir)
+    placement, planned = _within_limits(graph, options, Tuning(options, store))
     notes = (*log, f"placement: {', '.join(placement.notes) or 'nothing to run'}")
     parts = tuple(
-        _compiled(part, plan, options, () if index else notes)
-        for index, (part, plan) in enumerate(zip(placement.parts, planned, strict=True))
+        _compiled(part, *each, store, () if index else notes)
+        for index, (part, each) in enumerate(zip(placement.parts, planned, strict=True))
     )
     return Split(parts, _wiring(graph, placement), {s.value.name: s.initial for s in placement.states})
 
 
-def _within_limits(graph: Graph, options: Options) -> tuple[Placement, list[Planned]]:
+class Tuning:
+    """The kernels of parts: measured as long as the options allow, for all devices together."""
+
+    def __init__(self, options: Options, store: Store | None) -> None:
+        self._options, self._store = options, store
+        self._known: dict[str, tuple[tuple[str, str], ...]] = {}  # by device
+
+    def choices(self, part: Part) -> Choices:
+        """What was found for one part is there for those that come later, on the same device."""
+        options = replace(self._options, findings=self._known.get(part.device, self._options.findings))
+        target = _target(part.device, options)
+        record = Record(self._store.tuning, target) if self._store else None
+        started = time.perf_counter()
+        found = choices(part.graph, target, options, record, self._bench(part.device))
+        if options.tune:
+            left = options.tune - (time.perf_counter() - started)
+            self._options = replace(self._options, tune=max(left, _NO_TIME))
+        self._known[part.device] = tuple(found.findings.items())
+        return found
+
+    def _bench(self, name: str) -> Bench | None:
+        cache = self._store.objects if self._store else None
+        if name == HOST:
+            return host_bench(partial(object_for, target=host(), cache=cache))
+        device = open_device(name)
+        return device_bench(device, cache) if device.keeps_time else None
+
+
+def _within_limits(graph: Graph, options: Options, tuning: Tuning) -> tuple[Placement, list[tuple[Planned, Choices]]]:
     """A placement whose plans keep to the limits. What a device takes is only known once its parts are planned: where
     that is too much, it gets less. With nothing left to it, all runs on the host."""
     sites = [_site(name, options) for name in (*options.devices, HOST)]
@@ -44,18 +78,18 @@ def _within_limits(graph: Graph, options: Options) -> tuple[Placement, list[Plan
     goals = dict(options.limits)
     while True:
         placement = placed(graph, [replace(site, memory=goals.get(site.name)) for site in sites], wishes)
-        planned = [_planned(part, options) for part in placement.parts]
-        taken = _taken(placement, planned, options.max_batch)
+        planned = [_planned(part, options, tuning.choices(part)) for part in placement.parts]
+        taken = _taken(placement, [plan for plan, _ in planned], options.max_batch)
         over = {name: limit / taken[name] for name, limit in options.limits if taken.get(name, 0) > limit}
         if not over:
             return placement, planned
         goals |= {name: int(goals[name] * ratio * _MARGIN) for name, ratio in over.items()}
 
 
-def _planned(part: Part, options: Options) -> Planned:
-    if part.device == HOST:
-        return make_plan(part.graph, host(), options.threads, winograd=options.winograd)
-    return make_plan(part.graph, _target(part.device, options))
+def _planned(part: Part, options: Options, choose: Choices) -> tuple[Planned, Choices]:
+    threads = options.threads if part.device == HOST else 1
+    plan = make_plan(part.graph, _target(part.device, options), threads, choose, options.winograd)
+    return plan, choose
 
 
 def _taken(placement: Placement, planned: Sequence[Planned], rows: int) -> Counter[str]:
@@ -75,18 +109,18 @@ def _site(name: str, options: Options) -> Site:
     return Site(name, _target(name, options), None, most.flops, most.bandwidth)
 
 
-def _target(name: str, options: Options) -> GpuTarget:
-    return replace(open_device(name).target, tf32=options.precision == "tf32")
+def _target(name: str, options: Options) -> Target | GpuTarget:
+    return host() if name == HOST else replace(open_device(name).target, tf32=options.precision == "tf32")
 
 
-def _compiled(part: Part, planned: Planned, options: Options, log: tuple[str, ...]) -> Compiled:
+def _compiled(part: Part, planned: Planned, choices: Choices, store: Store | None, log: tuple[str, ...]) -> Compiled:
     """The objects of a part, by the generators of its device."""
-    store = open_store(options.cache_dir)
     cache = store.objects if store else None
     code = partial(object_for, target=host()) if part.device == HOST else open_device(part.device).code
     objects = {symbol: code(spec, cache=cache) for symbol, spec in planned.specs.items()}
     states = {state.value.name: state.initial for state in part.graph.states}
-    return Compiled(replace(planned.plan, log=log), objects, lambda: weight_chunks(planned), states, {}, part.device)
+    plan = replace(planned.plan, log=log)
+    return Compiled(plan, objects, lambda: weight_chunks(planned), states, choices.used, part.device)
 
 
 def _wiring(graph: Graph, placement: Placement) -> Wiring:

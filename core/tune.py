@@ -2,8 +2,9 @@
 
 Every node for which the catalog has candidates is a problem, named by the digest of all of them: equal shapes share it.
 The problems with the most work come first, until the budget is spent; what is not measured keeps the kernel that the
-catalog prefers. Candidates take turns on operands of real sizes, one thread, at several batch sizes; a challenger needs
-a clear lead over the preferred kernel in the median of rounds, so that noise changes nothing.
+catalog prefers. Candidates take turns on operands of real sizes, at several batch sizes, on a bench: one thread of
+the host, or a stream of a device. A challenger needs a clear lead over the preferred kernel in the median of rounds, so
+that noise changes nothing.
 
 A `Record` of findings belongs to one target and one version of the generators. It lies in the store, or travels inside
 an artifact: compiling with the findings of an artifact and without measuring gives that artifact again, byte by byte.
@@ -17,7 +18,7 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,19 +27,19 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import TypeAlias
 
-from core.codegen.jit import Library, generator_version, llvm_version
-from core.errors import ArtifactError
+from core.codegen.jit import generator_version, llvm_version
+from core.errors import ArtifactError, DeviceMemoryError
 from core.ir.graph import Graph, Node
-from core.kernels.catalog import KernelCall, KernelSpec, Request, candidates, select
-from core.kernels.target import Target
+from core.kernels.catalog import KernelCall, Request, candidates, select
+from core.kernels.cuda import triton_version
+from core.kernels.target import GpuTarget, Target
 from core.options import Options
 from core.plan.plan import affine_of
 from core.plan.planner import plannable
 from core.runtime.bundle import Bundle
-from core.runtime.trial import Shared, Trial
+from core.runtime.trial import Bench, Timed
 
-Findings: TypeAlias = dict[str, str]  # problem -> symbol of the kernel to use
-ObjectOf: TypeAlias = Callable[[KernelSpec], bytes]
+Findings: TypeAlias = dict[str, str]  # problem -> the kernel to use, as `KernelSpec.finding` names it
 
 _FEW = 3  # candidates tried when time is short
 _LEAST_WORK = 2_000_000  # operations at the largest batch size; below, a choice could not be felt
@@ -67,8 +68,10 @@ class Problem:
 
     @cached_property
     def key(self) -> str:
-        """The same for equal candidates, in whatever model."""
-        lines = [str(self.batches), *(call.spec.key for call in self.calls)]
+        """The same for equal candidates, in whatever model; on GPUs, for equal ones."""
+        target = self.request.target
+        place = [target.likeness] if isinstance(target, GpuTarget) else []
+        lines = [*place, str(self.batches), *(call.spec.key for call in self.calls)]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:24]
 
     @property
@@ -84,8 +87,10 @@ class Problem:
 
     def found(self, findings: Mapping[str, str]) -> KernelCall | None:
         """What was found, among all candidates or else among the few."""
-        symbol = findings.get(self.key) or findings.get(self.few.key)
-        return next((call for call in self.calls if call.spec.symbol == symbol), None)
+        finding = findings.get(self.key) or findings.get(self.few.key) or ""
+        symbol, _, rest = finding.partition(" ")
+        call = next((call for call in self.calls if call.spec.symbol == symbol), None)
+        return call.spec.recalled(call, rest) if call is not None and rest else call
 
 
 @dataclass
@@ -106,7 +111,7 @@ class Choices:
         problem = self._problem(request)
         chosen = problem.found(self.findings) if len(problem.calls) > 1 else None
         if chosen is not None:
-            self.used[problem.key] = chosen.spec.symbol
+            self.used[problem.key] = chosen.spec.finding
             return chosen
         return problem.calls[0] if problem.calls else None
 
@@ -118,27 +123,35 @@ class Choices:
         return found or Problem(request, candidates(request), self.batches)
 
 
-def choices(graph: Graph, target: Target, options: Options, record: Record | None, compiled: ObjectOf) -> Choices:
+def choices(
+    graph: Graph, target: Target | GpuTarget, options: Options, record: Record | None, bench: Bench | None
+) -> Choices:
     """What is known of a graph's nodes, after as much measuring as the options allow.
 
-    Without tuning only the findings that the options bring count, so that the result depends on nothing else.
-    `compiled` gives the object file of a spec.
+    Without tuning only the findings that the options bring count, so that the result depends on nothing else. So it is
+    without a bench, where the record counts, too.
     """
-    batches = tuple(dict.fromkeys((1, min(options.max_batch, _SAMPLE_BATCH))))
+    batches = batches_of(target, options.max_batch)
     findings = dict(options.findings)
     by_node: dict[Node, Problem] = {}
     if options.tune:
         findings = {**(record.read() if record else {}), **findings}
         by_node = problems(graph, target, options.threads, batches, options.winograd)
-        new = tune(worthwhile(by_node.values()), findings, options.tune, compiled)
+        new = tune(worthwhile(by_node.values()), findings, options.tune, bench) if bench is not None else {}
         if new and record:
             record.add(new)
         findings |= new
     return Choices(findings, batches, options.winograd, looked_at=by_node)
 
 
+def batches_of(target: Target | GpuTarget, most: int) -> tuple[int, ...]:
+    """The batch sizes to measure at, where batches of up to `most` are expected: a GPU is made for large ones."""
+    sizes = (1, min(most, _SAMPLE_BATCH), *([most] if isinstance(target, GpuTarget) else []))
+    return tuple(dict.fromkeys(sizes))
+
+
 def problems(
-    graph: Graph, target: Target, threads: int, batches: tuple[int, ...], winograd: bool = True
+    graph: Graph, target: Target | GpuTarget, threads: int, batches: tuple[int, ...], winograd: bool = True
 ) -> dict[Node, Problem]:
     """The choice that every node of known shapes leaves."""
     found = {}
@@ -159,8 +172,9 @@ def worthwhile(given: Iterable[Problem]) -> list[Problem]:
     return [found[key] for key, total in work.most_common() if total >= _LEAST_WORK]
 
 
-def tune(todo: Iterable[Problem], known: Mapping[str, str], seconds: float, compiled: ObjectOf) -> Findings:
-    """Findings for problems that are not `known`, as many as fit into `seconds`; infinity: all candidates of all."""
+def tune(todo: Iterable[Problem], known: Mapping[str, str], seconds: float, bench: Bench) -> Findings:
+    """Findings for problems that are not `known`, as many as fit into `seconds`; infinity: all candidates of all. What
+    a device has no room to try is left as it is."""
     findings: Findings = {}
     end = time.perf_counter() + seconds
     longest = 0.0
@@ -171,27 +185,27 @@ def tune(todo: Iterable[Problem], known: Mapping[str, str], seconds: float, comp
         started = time.perf_counter()
         if started + longest > end:
             break
-        findings[problem.key] = fastest(problem, compiled, end).spec.symbol
+        with suppress(DeviceMemoryError):
+            findings[problem.key] = fastest(problem, bench, end).spec.finding
         longest = max(longest, time.perf_counter() - started)
     return findings
 
 
-def fastest(problem: Problem, compiled: ObjectOf, end: float = inf) -> KernelCall:
+def fastest(problem: Problem, bench: Bench, end: float = inf) -> KernelCall:
     """The first candidate, or another that is clearly faster; past `end` the fewest rounds have to do."""
-    with Library({call.spec.symbol: compiled(call.spec) for call in problem.calls}) as library:
-        gains = [_gains(_trials(problem, library, n), end) for n in problem.batches]
-    by_call = list(zip(problem.calls, zip(*gains, strict=True), strict=True))
+    calls, gains = list(problem.calls), []
+    with bench(problem.calls, problem.request) as trials_at:
+        for n in problem.batches:
+            with trials_at(n) as trials:
+                gains.append(_gains(trials, end))
+                calls = [trial.settled(call) for trial, call in zip(trials, calls, strict=True)]
+    by_call = list(zip(calls, zip(*gains, strict=True), strict=True))
     contenders = [(geometric_mean(each), call) for call, each in by_call if min(each) >= _LOSS]
     score, best = max(contenders, key=lambda contender: contender[0])
-    return best if score >= _LEAD else problem.calls[0]
+    return best if score >= _LEAD else calls[0]
 
 
-def _trials(problem: Problem, library: Library, n: int) -> list[Trial]:
-    shared: Shared = {}
-    return [Trial(c, problem.request, library.address(c.spec.symbol), n, shared) for c in problem.calls]
-
-
-def _gains(trials: Sequence[Trial], end: float) -> list[float]:
+def _gains(trials: Sequence[Timed], end: float) -> list[float]:
     """For each trial the first one's time over its own, in the median over rounds in which they take turns."""
     rounds: list[list[float]] = []
     running = list(range(len(trials)))
@@ -216,8 +230,11 @@ def _is_static(node: Node) -> bool:
 class Record:
     """Findings on disk, for one target and one version of the generators. Several processes may share it."""
 
-    def __init__(self, folder: Path, target: Target) -> None:
-        self._origin = "\n".join((target.key, generator_version(), llvm_version()))
+    def __init__(self, folder: Path, target: Target | GpuTarget) -> None:
+        place, compiler = (
+            (target.likeness, triton_version()) if isinstance(target, GpuTarget) else (target.key, llvm_version())
+        )
+        self._origin = "\n".join((place, generator_version(), compiler))
         self.path = folder / f"{hashlib.sha256(self._origin.encode()).hexdigest()[:24]}.json"
 
     def read(self) -> Findings:

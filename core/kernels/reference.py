@@ -37,6 +37,7 @@ def object_of(spec: KernelSpec) -> bytes:
         "graph": print_graph(spec.graph, weights),
         "strides": [list(map(str, each)) for each in spec.strides],
         "flagged": spec.flagged,
+        "kernel": spec.kernel,
     }
     return MAGIC + json.dumps(facts).encode() + b"\n" + weights.tobytes()
 
@@ -52,6 +53,7 @@ class ReferenceKernel:
         facts = json.loads(header)
         self.graph: Graph = parse_graph(facts["graph"], weights)
         self.flagged: bool = facts["flagged"]
+        self.kernel: str = facts["kernel"]
         self.strides: list[tuple[Dim, ...]] = [tuple(map(parse_dim, each)) for each in facts["strides"]]
 
     def run(self, grid: tuple[int, int, int], addresses: Sequence[int], n: int, view: View) -> None:

@@ -46,6 +46,8 @@ class GpuTarget:
     shared_bytes: int = 163 * 1024  # that one block of threads may have
     device: str = "cuda"  # whose kernels the catalog offers
     tf32: bool = False  # whether products of float32 may round their factors to 10 bits of mantissa
+    l2_bytes: int = 40 << 20  # the cache that all multiprocessors share
+    cublaslt: int = 0  # the version of the vendor's library of products that is at hand; 0: none
 
     @property
     def name(self) -> str:
@@ -55,3 +57,8 @@ class GpuTarget:
     def key(self) -> str:
         """Text that identifies the code generated for this target."""
         return self.name
+
+    @property
+    def likeness(self) -> str:
+        """Text that identifies where the same kernels are fastest: GPUs of one architecture differ in size."""
+        return f"{self.name}/{self.multiprocessors}/{self.shared_bytes}/{self.l2_bytes}/{self.cublaslt}"

@@ -76,6 +76,7 @@ def save(
         facts["findings"] = dict(sorted(content.findings.items()))
         facts |= _part_facts(content, sections, "")
     elif isinstance(content, Split):
+        facts["findings"] = dict(sorted(item for part in content.parts for item in part.findings.items()))
         facts["parts"] = [_part_facts(part, sections, f"{index}.") for index, part in enumerate(content.parts)]
         facts["wiring"] = _wiring_to_json(content.wiring)
         sections |= _graph_sections("states", _as_constants(content.states))

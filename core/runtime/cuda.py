@@ -110,6 +110,7 @@ class CudaDevice:
         self._device = driver("cuDeviceGet", index)
         self._context = driver("cuDevicePrimaryCtxRetain", self._device)
         self.target = self._target()
+        self.keeps_time = True
         self._pinned: dict[int, int] = {}
 
     @staticmethod
@@ -130,6 +131,7 @@ class CudaDevice:
             arch=10 * fact("COMPUTE_CAPABILITY_MAJOR") + fact("COMPUTE_CAPABILITY_MINOR"),
             multiprocessors=fact("MULTIPROCESSOR_COUNT"),
             shared_bytes=fact("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+            l2_bytes=fact("L2_CACHE_SIZE"),
         )
 
     def _fact(self, name: str) -> int:

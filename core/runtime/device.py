@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,6 +102,19 @@ class Module(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class Several(Protocol):
+    """A function that can run in several ways, of which one has to be found by measuring."""
+
+    def ways(self, n: int) -> Sequence[str]:
+        """Those that may win for a batch of `n`, by name."""
+        ...
+
+    def by(self, n: int, way: str) -> Function:
+        """The function that runs batches of `n` in one way."""
+        ...
+
+
 class Device(Protocol):
     """One device of this process; all sessions on it share it."""
 
@@ -112,6 +125,11 @@ class Device(Protocol):
 
     @property
     def target(self) -> GpuTarget: ...
+
+    @property
+    def keeps_time(self) -> bool:
+        """Whether times that its events give say anything about kernels."""
+        ...
 
     def memory(self) -> MemoryInfo: ...
 

@@ -35,9 +35,9 @@ from core.runtime.memory import address_of
 from core.runtime.room import SLOTS, Block, Form, Ports, Slot, port_array, port_bytes, room_of
 from core.runtime.runner import Share, Times
 from core.runtime.tape import Copy, Generations, Graphs, Key, Launch, Tape, grid_of, launch_one, play
+from core.runtime.upload import Uploader
 
 GRAPHS = 64  # captured at most: batch sizes in use, for each slot
-_STAGE = 4 << 20  # bytes of weights that travel at a time
 
 
 class DeviceExecutable:
@@ -101,26 +101,10 @@ class DeviceExecutable:
             slot.fit(max(rows, 1))
 
     def _upload(self, chunks: Iterable[bytes | memoryview]) -> None:
-        """The weight block, through a small stage."""
-        stage, filled, at = self.device.host_bytes(_STAGE), 0, 0
-
-        def flush() -> None:
-            nonlocal filled, at
-            if filled:
-                self._in.copy_in(self._weights.address + at, address_of(stage), filled)
-                self._in.synchronize()
-            filled, at = 0, at + filled
-
-        for chunk in chunks:
-            data = np.frombuffer(chunk, np.uint8)
-            while data.size:
-                part = data[: _STAGE - filled]
-                stage[filled : filled + part.size] = part
-                filled, data = filled + part.size, data[part.size :]
-                if filled == _STAGE:
-                    flush()
-        flush()
-        self.device.free_host(stage)
+        """The weight block."""
+        uploader = Uploader(self.device, self._in)
+        uploader.put(self._weights.address, chunks)
+        uploader.close()
 
     # -- states -----------------------------------------------------------------------------------------------------
 

@@ -43,6 +43,9 @@ class Kernel(Protocol):
         ...
 
 
+Cost: TypeAlias = Callable[[Kernel, Grid, int], int]  # nanoseconds that a launch for a batch size takes
+
+
 @dataclass(frozen=True)
 class Backend:
     """What runs kernels: `code` makes the object of a spec, `load` what runs out of it."""
@@ -121,7 +124,9 @@ class SimulatedDevice:
         nbytes: int = 1 << 30,
         schedule: Schedule = "late",
         seed: int = 0,
+        cost: Cost | None = None,
     ) -> None:
+        """With a `cost`, events tell what kernels are said to take, and nothing else takes any time."""
         self.name = name
         self.target = backend.target
         self.lock = threading.RLock()
@@ -131,7 +136,21 @@ class SimulatedDevice:
         self.streams: list[_Stream] = []
         self.launches = self.replays = 0  # how often each was asked for
         self.failure: DeviceError | None = None
+        self.nanoseconds = 0  # by `cost`
+        self._cost = cost
         self._backend = backend
+
+    @property
+    def keeps_time(self) -> bool:
+        return self._cost is not None
+
+    def now(self) -> int:
+        return self.nanoseconds if self._cost is not None else perf_counter_ns()
+
+    def spend(self, kernel: Kernel, grid: Grid, n: int) -> None:
+        """A kernel has run."""
+        if self._cost is not None:
+            self.nanoseconds += self._cost(kernel, grid, n)
 
     def peaks(self) -> Peaks:
         """Round numbers: nothing runs at them."""
@@ -224,6 +243,9 @@ class _Ticket:
     reached: bool = False
     nanoseconds: int = 0
 
+    def reach(self) -> None:
+        self.reached, self.nanoseconds = True, self.stream.device.now()
+
 
 @dataclass(frozen=True, slots=True)
 class _Work:
@@ -293,13 +315,18 @@ class _Stream:
             raise DeviceError(f"a launch needs at least one program along each axis, got {grid}")
         given = tuple(addresses)
         self.device.launches += 1
-        self._give(lambda: function.run(grid, given, n, self.device.space.view))
+
+        def run() -> None:
+            function.run(grid, given, n, self.device.space.view)
+            self.device.spend(function, grid, n)
+
+        self._give(run)
 
     def record(self, event: Event) -> None:
         if not isinstance(event, _Event):
             raise TypeError(f"an event of another device: {event}")
         event.ticket = ticket = _Ticket(self)
-        self._give(lambda: _reached(ticket))
+        self._give(ticket.reach)
 
     def wait(self, event: Event) -> None:
         if isinstance(event, _Event) and event.ticket is not None:
@@ -349,7 +376,3 @@ class _Stream:
                 return
             self.work.append(_Work(run, after))
             self.device.given()
-
-
-def _reached(ticket: _Ticket) -> None:
-    ticket.reached, ticket.nanoseconds = True, perf_counter_ns()

@@ -1,18 +1,22 @@
-"""One kernel on operands made for it, to be timed: no plan, no arena, one thread."""
+"""Kernels on operands made for them, to be timed: no plan, no arena. Here on the host, on one thread; for other devices
+see `core.runtime.device_trial`."""
 
 from __future__ import annotations
 
 import ctypes
 import time
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from core.codegen.jit import Library
 from core.ir.dim import evaluate
 from core.ir.graph import Value
 from core.ir.types import Dim
-from core.kernels.catalog import In, KernelCall, Operand, Out, Packed, Request, Scratch
+from core.kernels.catalog import Block, In, KernelCall, KernelSpec, Operand, Out, Packed, Request, Scratch
 from core.runtime.memory import address_of, aligned_bytes, aligned_words
 
 _KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
@@ -20,6 +24,47 @@ _SAMPLE = 200e-6  # seconds: what a sample lasts at least, so that the clock and
 _PATTERN = 1 << 16
 
 Shared: TypeAlias = dict[In | Out, NDArray[np.uint8]]
+ObjectOf: TypeAlias = Callable[[KernelSpec], bytes]
+
+
+class Timed(Protocol):
+    """A kernel that is ready to be timed, for one batch size."""
+
+    def seconds(self) -> float:
+        """The time of one call; infinite for a kernel that cannot run here."""
+        ...
+
+    def settled(self, call: KernelCall) -> KernelCall:
+        """The call, with what was found out about how to run it at this batch size."""
+        ...
+
+
+Trials: TypeAlias = Callable[[int], AbstractContextManager[Sequence[Timed]]]  # for a batch size
+
+
+class Bench(Protocol):
+    """Where the candidates for a node are timed."""
+
+    def __call__(self, calls: Sequence[KernelCall], request: Request) -> AbstractContextManager[Trials]:
+        """Loads them; one trial for each call."""
+        ...
+
+
+def host_bench(compiled: ObjectOf) -> Bench:
+    """`compiled` gives the object file of a spec."""
+
+    @contextmanager
+    def opened(calls: Sequence[KernelCall], request: Request) -> Iterator[Trials]:
+        with Library({call.spec.symbol: compiled(call.spec) for call in calls}) as library:
+
+            @contextmanager
+            def trials(n: int) -> Iterator[Sequence[Timed]]:
+                shared: Shared = {}
+                yield [Trial(call, request, library.address(call.spec.symbol), n, shared) for call in calls]
+
+            yield trials
+
+    return opened
 
 
 class Trial:
@@ -30,8 +75,8 @@ class Trial:
         self._function = _KERNEL(address)
         for operand in call.operands:
             if isinstance(operand, In | Out) and operand not in shared:
-                shared[operand] = _block(operand, request, n)
-        self._blocks = [shared[o] if isinstance(o, In | Out) else _block(o, request, n) for o in call.operands]
+                shared[operand] = contents(operand, request, n)
+        self._blocks = [shared[o] if isinstance(o, In | Out) else contents(o, request, n) for o in call.operands]
         self._operands = np.array([address_of(block) for block in self._blocks], np.int64)
         self._counter = aligned_words(8)
         self._n = n
@@ -43,6 +88,10 @@ class Trial:
         """The time of one call, as a mean over a sample."""
         return self._sample() / self._repeats
 
+    def settled(self, call: KernelCall) -> KernelCall:
+        """Nothing is found out here."""
+        return call
+
     def _sample(self) -> float:
         counter, operands = address_of(self._counter), address_of(self._operands)
         started = time.perf_counter()
@@ -52,7 +101,8 @@ class Trial:
         return time.perf_counter() - started
 
 
-def _block(operand: Operand, request: Request, n: int) -> NDArray[np.uint8]:
+def contents(operand: Operand, request: Request, n: int) -> NDArray[np.uint8]:
+    """What an operand holds before a kernel runs."""
     match operand:
         case In(index):
             constant = request.constant(index)
@@ -64,6 +114,8 @@ def _block(operand: Operand, request: Request, n: int) -> NDArray[np.uint8]:
             if constant is None:
                 raise ValueError(f"input {index} of {request.node.op} '{request.node.name}' is packed, but no constant")
             return _aligned(pack(constant))
+        case Block(_, data):
+            return _aligned(data)
         case Scratch(nbytes):
             return aligned_bytes(_at(nbytes, n))
         case _:

@@ -22,6 +22,8 @@ from core.kernels.catalog import KernelCall, KernelSpec
 from core.kernels.cpu import object_for
 from core.options import make_options
 from core.passes.pipeline import optimize
+from core.runtime import trial
+from core.runtime.trial import host_bench
 from core.tune import Choices, Problem, Record
 
 BATCHES = (1, 8)
@@ -61,6 +63,9 @@ def compiled(spec: KernelSpec) -> bytes:
     return object_for(spec, host())
 
 
+BENCH = host_bench(compiled)
+
+
 class Clock:
     """Stands for `Trial`: the second candidate's time relative to the others' follows a script."""
 
@@ -72,6 +77,9 @@ class Clock:
 
     def seconds(self) -> float:
         return next(self.times) if self.call is Clock.second else 1.0
+
+    def settled(self, call: KernelCall) -> KernelCall:
+        return call
 
     second: KernelCall | None = None
 
@@ -85,17 +93,17 @@ def test_a_challenger_needs_a_clear_lead(
     monkeypatch: pytest.MonkeyPatch, script: tuple[float, ...], wins: bool
 ) -> None:
     (problem,) = problems(product())
-    monkeypatch.setattr(tune, "Trial", Clock)
+    monkeypatch.setattr(trial, "Trial", Clock)
     monkeypatch.setattr(Clock, "script", script)
     monkeypatch.setattr(Clock, "second", problem.calls[1])
-    assert tune.fastest(problem, compiled) is problem.calls[1 if wins else 0]
+    assert tune.fastest(problem, BENCH) is problem.calls[1 if wins else 0]
 
 
 def test_real_measurements_pick_one_of_the_candidates() -> None:
     (problem,) = problems(product())
-    findings = tune.tune([problem], {}, inf, compiled)
+    findings = tune.tune([problem], {}, inf, BENCH)
     assert findings.keys() == {problem.key} and findings[problem.key] in {c.spec.symbol for c in problem.calls}
-    assert tune.tune([problem], findings, inf, compiled) == {}  # nothing left to find
+    assert tune.tune([problem], findings, inf, BENCH) == {}  # nothing left to find
 
 
 def test_a_budget_bounds_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +112,7 @@ def test_a_budget_bounds_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> No
     now = itertools.count()
     monkeypatch.setattr(tune.time, "perf_counter", lambda: float(next(now)))
     monkeypatch.setattr(tune, "fastest", lambda problem, *_: problem.calls[-1])
-    assert tune.tune(found, {}, 2.5, compiled).keys() == {found[0].few.key}
+    assert tune.tune(found, {}, 2.5, BENCH).keys() == {found[0].few.key}
 
 
 def test_late_measurements_end_after_the_fewest_rounds() -> None:
@@ -167,7 +175,7 @@ def test_without_tuning_only_given_findings_count(tmp_path: Path) -> None:
     record = Record(tmp_path, host())
     record.add({problem.key: problem.calls[1].spec.symbol})
     for seconds, expected in ((0.0, problem.calls[0]), (0.001, problem.calls[1])):
-        chosen = tune.choices(graph, host(), make_options(threads=1, tune=seconds), record, compiled)(problem.request)
+        chosen = tune.choices(graph, host(), make_options(threads=1, tune=seconds), record, BENCH)(problem.request)
         assert chosen is not None and chosen.spec == expected.spec
 
 

@@ -70,6 +70,20 @@ class KernelSpec:
         """A few words for `explain()`: tile, algorithm."""
         return self.family
 
+    @property
+    def finding(self) -> str:
+        """What the tuner notes when it has chosen this kernel: its symbol as the catalog offers it, and behind a blank
+        what measuring has added to that."""
+        return self.symbol
+
+    def settled(self, call: KernelCall, n: int, way: str) -> KernelCall:
+        """The call of this spec with what was found to be the best way to run it for a batch of `n`."""
+        return call
+
+    def recalled(self, call: KernelCall, added: str) -> KernelCall:
+        """The call of this spec, which the catalog offers, with what measuring had added."""
+        return call
+
 
 @dataclass(frozen=True, slots=True)
 class In:

@@ -6,12 +6,26 @@ the same steps, lifetimes, results in place and values inside others. Only const
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from core.ir.graph import Graph, Node, Value
 from core.ir.types import Dim
-from core.kernels.catalog.base import Flag, In, KernelCall, KernelSpec, Operand, Out, Request, Scratch, covers, select
+from core.kernels.catalog.base import (
+    Flag,
+    In,
+    KernelCall,
+    KernelSpec,
+    Operand,
+    Out,
+    Request,
+    Scratch,
+    candidates,
+    covers,
+    offers,
+    select,
+)
 from core.ops import registry
 
 DEVICE = "simulated"  # of `GpuTarget.device`
@@ -36,9 +50,22 @@ class ReferenceSpec(KernelSpec):
 @covers(*registry.names(), "FusedElementwise", device=DEVICE)
 def reference(request: Request) -> KernelCall | None:
     """None where CUDA has no kernel."""
-    call = select(replace(request, target=replace(request.gpu, device="cuda")))
-    if call is None:
-        return None
+    call = select(on_cuda(request))
+    return simulating(call, request) if call is not None else None
+
+
+@offers(*registry.names(), "FusedElementwise", device=DEVICE)
+def others(request: Request) -> Iterable[KernelCall]:
+    """As many as CUDA has: they only differ in the time that a test may say they take."""
+    return (simulating(call, request) for call in candidates(on_cuda(request)))
+
+
+def on_cuda(request: Request) -> Request:
+    return replace(request, target=replace(request.gpu, device="cuda"))
+
+
+def simulating(call: KernelCall, request: Request) -> KernelCall:
+    """A call with the facts of one for CUDA."""
     node = request.node
     given = [index for index, value in enumerate(node.inputs) if value is not None]
     values = [*(node.inputs[index] for index in given), *node.outputs]

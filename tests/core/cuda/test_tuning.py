@@ -1,0 +1,212 @@
+"""The tuner on devices: what it measures and how, its budget, its records, and that findings make compiling repeatable.
+
+A simulated device whose kernels take as long as a test says is the clock; NVIDIA's driver, a fake one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import core
+from core import compiler, tune
+from core.errors import DeviceError, DeviceMemoryError
+from core.ir.build import Builder
+from core.ir.graph import Graph
+from core.ir.types import DType, TensorType, symbol
+from core.kernels.catalog import KernelCall
+from core.kernels.target import GpuTarget
+from core.options import make_options
+from core.passes.pipeline import Options, optimize
+from core.runtime import devices, simulated
+from core.runtime.device import Grid
+from core.runtime.device_trial import device_bench
+from core.runtime.simulated import REFERENCES, Backend, SimulatedDevice
+from core.tune import Problem, Record
+from tests.core.cuda.fake_driver import FakeDriver, FakeGpu
+
+DEVICE = "simulated:9"
+
+
+def product(columns: int = 96) -> Graph:
+    graph = Graph("product")
+    b = Builder(graph)
+    x = b.input("x", TensorType(DType.FLOAT32, (symbol("n"), 64, 96)))
+    weight = np.random.default_rng(0).standard_normal((96, columns)).astype(np.float32)
+    graph.outputs = [b("MatMul", x, b.constant(weight, "w"))]
+    return graph
+
+
+def problem_of(target: GpuTarget, batches: tuple[int, ...] = (1, 8)) -> Problem:
+    """That of the product as the compiler plans it for devices."""
+    batching = compiler.describe(product(), make_options(threads=1)).batching
+    graph, _ = optimize(compiler.bind(product(), batching, ()), Options(host=False))
+    (problem,) = tune.problems(graph, target, 1, batches).values()
+    return problem
+
+
+class Costs:
+    """Nanoseconds by the name of the kernel, and what was launched for which batch size."""
+
+    def __init__(self, **by_name: int) -> None:
+        self.by_name = by_name
+        self.seen: list[tuple[str, int]] = []
+
+    def __call__(self, kernel: Any, grid: Grid, n: int) -> int:
+        self.seen.append((kernel.kernel, n))
+        return self.by_name.get(kernel.kernel, 100_000)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedDevice]:
+    made = SimulatedDevice(DEVICE, replace(REFERENCES, target=replace(REFERENCES.target, l2_bytes=1)), cost=Costs())
+    monkeypatch.setitem(devices._open, DEVICE, made)
+    yield made
+    assert made.space.used == 0 and made.streams == []
+
+
+def names(calls: Sequence[KernelCall]) -> list[str]:
+    return [call.spec.summary.removesuffix(", simulated") for call in calls]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_the_fastest_kernel_of_a_device_is_chosen(device: SimulatedDevice, rank: int) -> None:
+    problem = problem_of(device.target)
+    device._cost = Costs(**{names(problem.calls)[rank]: 70_000})
+    assert tune.fastest(problem, device_bench(device)) is problem.calls[rank]
+    assert {n for _, n in device._cost.seen} == {1, 8}
+
+
+def test_a_sample_is_one_graph_of_many_launches_with_weights_in_turn(device: SimulatedDevice) -> None:
+    """A short kernel is launched as often as a sample takes, a long one few times; together the copies of the weights
+    are more than the cache holds."""
+    device.target = GpuTarget(device="simulated", l2_bytes=96 * 96 * 4 * 3)
+    problem = problem_of(device.target)
+    for nanoseconds, launches in ((10_000, 20), (1_000_000, 6)):
+        device._cost = Costs(**dict.fromkeys(names(problem.calls), nanoseconds))
+        with device_bench(device)(problem.calls[:1], problem.request) as at, at(1) as (trial,):
+            before, replays, free = len(device._cost.seen), device.replays, device.memory().free
+            assert trial.seconds() == pytest.approx(nanoseconds / 1e9)
+            assert (len(device._cost.seen) - before, device.replays - replays) == (launches, 1)
+            taken = device.memory().total - free
+            assert 6 * 96 * 96 * 4 <= taken <= 6 * 96 * 96 * 4 + 2 * 64 * 96 * 4
+
+
+def test_findings_are_recorded_and_used_again_without_measuring(device: SimulatedDevice, tmp_path: Path) -> None:
+    options = {"device": DEVICE, "cache_dir": tmp_path, "max_batch": 8}
+    third = problem_of(device.target).calls[2]
+    device._cost = Costs(**{names([third])[0]: 1_000})
+    with core.compile(product(), tune="full", **options) as session:  # type: ignore[arg-type]
+        assert third.spec.summary in session.explain()
+    device._cost = Costs()
+    with core.compile(product(), tune="full", **options) as session:  # type: ignore[arg-type]
+        assert third.spec.summary in session.explain()
+    assert device._cost.seen == []
+    (path,) = (tmp_path / "tuning").iterdir()
+    assert list(json.loads(path.read_text())["findings"].values()) == [third.spec.symbol]
+
+
+def test_without_a_clock_and_without_tuning_nothing_is_measured(device: SimulatedDevice, tmp_path: Path) -> None:
+    with core.compile(product(), device=DEVICE, tune="off", cache_dir=tmp_path):
+        assert device._cost.seen == []  # type: ignore[union-attr]
+    with core.compile(product(), device="simulated", tune="full", cache_dir=tmp_path):
+        assert not (tmp_path / "tuning").exists()
+
+
+def test_a_budget_bounds_measuring_over_all_parts(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds: list[float] = []
+
+    def noted(todo: Any, known: Any, left: float, bench: Any) -> dict[str, str]:
+        seconds.append(left)
+        return {}
+
+    monkeypatch.setattr(tune, "tune", noted)
+    graph = product()
+    b = Builder(graph)
+    graph.outputs = [b("Exp", b("CumSum", b("Tanh", graph.outputs[0]), b.constant(np.array(1))))]
+    core.compile(graph, device=DEVICE, tune=5.0).close()
+    assert len(seconds) == 3 and 5.0 == seconds[0] > seconds[1] > seconds[2] > 0
+    assert tune.tune([problem_of(device.target)], {}, 0.0, device_bench(device)) == {}
+
+
+def test_records_and_artifacts_of_other_gpus_are_ignored(device: SimulatedDevice, tmp_path: Path) -> None:
+    problem = problem_of(device.target, (1, 8))
+    record = Record(tmp_path / "tuning", device.target)
+    record.add({problem.key: problem.calls[2].spec.symbol})
+    larger = GpuTarget(device="simulated", arch=90, multiprocessors=132)
+    assert Record(tmp_path / "tuning", device.target).read() and not Record(tmp_path / "tuning", larger).read()
+    findings = {problem.key: problem.calls[2].spec.symbol}
+    assert problem.found(findings) is problem.calls[2]
+    assert problem_of(larger).found(findings) is None
+
+
+def test_the_findings_of_an_artifact_give_it_again_on_a_device(device: SimulatedDevice, tmp_path: Path) -> None:
+    options = {"device": DEVICE, "threads": 1, "max_batch": 8}
+    last = problem_of(device.target).calls[-1]
+    device._cost = Costs(**{names([last])[0]: 1_000})
+    first, second = tmp_path / "first.lathe", tmp_path / "second.lathe"
+    tuned: Any = {**options, "cache_dir": tmp_path / "one", "tune": inf}
+    compiler.compile_to(first, product(), make_options(**tuned))
+    findings = tune.read_findings(first)
+    assert list(findings.values()) == [last.spec.symbol]
+    again: Any = {**options, "cache_dir": tmp_path / "two", "findings": findings}
+    compiler.compile_to(second, product(), make_options(**again))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_candidate_that_cannot_run_is_passed_over(device: SimulatedDevice) -> None:
+    problem = problem_of(device.target)
+    bad = problem.calls[1].spec.key
+
+    def code(spec: Any) -> bytes:
+        if spec.key == bad:
+            raise RuntimeError("out of shared memory")
+        return REFERENCES.code(spec)
+
+    device._backend = Backend(device.target, code, REFERENCES.load)
+    device._cost = Costs(**{names(problem.calls)[2]: 50_000})
+    assert tune.fastest(problem, device_bench(device)) is problem.calls[2]
+    bad = problem.calls[0].spec.key  # the model cannot do without this one
+    with pytest.raises(RuntimeError, match="out of shared memory"):
+        tune.fastest(problem, device_bench(device))
+
+
+def test_what_a_device_has_no_room_to_try_keeps_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = SimulatedDevice(DEVICE, nbytes=1 << 15, cost=Costs())
+    problem = problem_of(small.target)
+    with pytest.raises(DeviceMemoryError):
+        tune.fastest(problem, device_bench(small))
+    assert tune.tune([problem], {}, inf, device_bench(small)) == {}
+    assert small.space.used == 0
+
+
+def test_a_fault_ends_it(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    faulty = SimulatedDevice(DEVICE, cost=Costs())
+
+    def fault(*_: Any) -> None:
+        raise ValueError("an illegal address")
+
+    monkeypatch.setattr(simulated.ReferenceKernel, "run", fault)
+    with pytest.raises(DeviceError, match="an illegal address"):
+        tune.fastest(problem_of(faulty.target), device_bench(faulty))
+
+
+def test_the_driver_is_asked_for_events_around_one_graph_and_keeps_nothing() -> None:
+    driver = FakeDriver(total=1 << 24)
+    gpu = FakeGpu(driver)
+    problem = problem_of(gpu.target)
+    with device_bench(gpu)(problem.calls[:2], problem.request) as at, at(2) as (first, _):
+        driver.calls.clear()
+        first.seconds()
+        assert [name for name, _ in driver.calls] == [
+            "cuEventRecord", "cuGraphLaunch", "cuEventRecord", "cuEventSynchronize", "cuEventElapsedTime"
+        ]  # fmt: skip
+    assert not driver.alive
+    assert gpu.keeps_time and gpu.target.l2_bytes == 4096

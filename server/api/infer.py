@@ -176,7 +176,7 @@ class InferService:
         wire = codec_of(servable).known(data[start : start + size]) if servable is not None else None
         if servable is None or wire is None:
             return None
-        error = servable.turn_away(wire.group.rows or 1, wire.blob_bytes, wire.timeout)
+        error = servable.turn_away(wire.group, wire.blob_bytes, wire.timeout)
         return None if error is None else self._refusal(error)
 
     def _refusal(self, error: ServerError) -> Reply:

@@ -21,6 +21,7 @@ from server.batching.execution import Execute, Ran, run
 from server.batching.forming import Former, Reason, too_late
 from server.batching.policy import BatchPolicy
 from server.batching.queue import Queue
+from server.batching.signature import Group
 from server.batching.split import split
 from server.errors import DeadlineExceeded, Overloaded, ServerError
 from server.scheduling.pool import WorkerPool
@@ -51,7 +52,8 @@ class Batcher:
         self._former = Former(self.queue, self.cost, self._max_rows, self._turn_out, stats.released)
         self._dispatch = Dispatch(model, self.cost, pool, execute, self._back, self._resume)
         self._pool = pool
-        self._inline_budget = inline_budget if _has_known_shapes(model) else 0.0  # seconds
+        self._counts_rows = _has_known_shapes(model)
+        self._inline_budget = inline_budget if self._counts_rows else 0.0  # seconds
         self._loop = asyncio.get_running_loop()
         self._delayed: asyncio.TimerHandle | None = None  # requests are held back until then
         self._woken = False
@@ -88,7 +90,7 @@ class Batcher:
 
     def _examine(self, entry: Entry, now: float) -> None:
         """See to all that most requests do not need."""
-        refusal = self.turn_away(entry.rows, entry.nbytes, entry.deadline, now)
+        refusal = self.turn_away(entry.group, entry.nbytes, entry.deadline, now)
         if refusal is not None:
             raise refusal
         if entry.deadline is not None:
@@ -96,19 +98,19 @@ class Batcher:
         entry.priority = self.policy.level(entry.priority)
         self._former.expect(now)
 
-    def turn_away(self, rows: int, nbytes: int, deadline: float | None, now: float) -> ServerError | None:
+    def turn_away(self, group: Group, nbytes: int, deadline: float | None, now: float) -> ServerError | None:
         """Refuse a request that comes now if it has to be: counts it and returns why; None if it may be queued."""
-        refusal = self._refusal(rows, nbytes, deadline, now)
+        refusal = self._refusal(group, nbytes, deadline, now)
         if refusal is not None:
             self.stats.refused(refusal.code)
         return refusal
 
-    def _refusal(self, rows: int, nbytes: int, deadline: float | None, now: float) -> ServerError | None:
+    def _refusal(self, group: Group, nbytes: int, deadline: float | None, now: float) -> ServerError | None:
         full = self.admission.refusal(nbytes, now)
         target = self.policy.latency_target
         if full is not None or (deadline is None and target is None):
             return full
-        expected = self.expected(rows)
+        expected = self.expected(group.rows or 1, group.work)
         if deadline is not None and now + expected > deadline:
             return DeadlineExceeded(
                 "the request's timeout is shorter than its wait and execution are expected to take",
@@ -122,11 +124,16 @@ class Batcher:
             )
         return None
 
-    def expected(self, rows: int) -> float:
-        """Return the seconds within which ``rows`` more would be answered, behind all that is here, in full batches."""
-        batches, rest = divmod(self.queue.rows + rows, self._max_rows)
-        cost = self.cost
-        own = batches // self.policy.instances * cost.bound(self._max_rows) + (cost.bound(rest) if rest else 0.0)
+    def expected(self, rows: int, work: float | None = None) -> float:
+        """Return the seconds within which ``rows`` more, one or more, would be answered, behind all that is here, in
+        full batches of equal shapes. ``work``: theirs, else what so many rows mostly are."""
+        cost, queue = self.cost, self.queue
+        waiting = queue.rows + rows
+        each = (queue.work + (cost.work_of(rows) if work is None else work)) / waiting  # row's work
+        batches, rest = divmod(waiting, self._max_rows)
+        own = batches // self.policy.instances * cost.bound(self._max_rows * each)
+        own += cost.bound(rest * each) if rest else 0.0
+        own += max(0, queue.shapes - batches - bool(rest)) * cost.bound(0)  # batches that shapes of their own make more
         return self._dispatch.remaining(monotonic()) + own
 
     def cancel(self, entry: Entry) -> None:
@@ -270,8 +277,10 @@ class Batcher:
                 log.warning("%s: %s", stats.ref, outcome, exc_info=outcome.__cause__)
         stats.last_inference_ms = int(time() * 1000)
         stats.ran(ran, [ran.started - entry.since for entry in batch], failed)
+        work = ran.rows if self._counts_rows else sum([entry.work for entry in batch])
+        stats.work += work
         if not failed:
-            self.cost.add(ran.rows, monotonic() - ran.started)  # until now: a busy loop makes callers wait, too
+            self.cost.add(ran.rows, monotonic() - ran.started, work)  # until now: a busy loop makes callers wait, too
 
     def _leave(self, entries: list[Entry]) -> None:
         self.admission.leave(sum([entry.nbytes for entry in entries]), len(entries))

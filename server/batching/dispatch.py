@@ -45,7 +45,7 @@ class Dispatch:
         self._execute = execute
         self._back = back
         self._after = ended
-        self._begun: dict[int, tuple[float, int]] = {}  # by batch: since when so many rows are being run
+        self._begun: dict[int, tuple[float, int]] = {}  # by batch: since when so much work is being done
 
     @property
     def is_idle(self) -> bool:
@@ -55,10 +55,10 @@ class Dispatch:
     def remaining(self, now: float) -> float:
         """Return the seconds until the next batch can begin: what runs has to end, and what is staged goes before."""
         bound, begun = self._cost.bound, list(self._begun.values())  # workers may change it meanwhile
-        staged = sum(bound(sum(entry.rows for entry in batch)) for batch in tuple(self.staged))
+        staged = sum(bound(sum(entry.work for entry in batch)) for batch in tuple(self.staged))
         if len(begun) < self.instances:
             return staged
-        return staged + max(0.0, min(began + bound(rows) - now for began, rows in begun))
+        return staged + max(0.0, min(began + bound(work) - now for began, work in begun))
 
     def stage(self, batch: list[Entry]) -> None:
         """Let a worker run a batch: one that is free, else the next to be."""
@@ -83,7 +83,7 @@ class Dispatch:
     def _work(self) -> Iterator[Finished]:
         """On a worker: run what is staged. A busy model goes back to the end of the line while others wait in it."""
         while batch := self._take_staged():
-            self._begun[id(batch)] = monotonic(), sum(entry.rows for entry in batch)
+            self._begun[id(batch)] = monotonic(), sum([entry.work for entry in batch])
             try:
                 finished = self.run(batch)
             finally:
@@ -117,5 +117,5 @@ class Dispatch:
         deadlines = [entry.deadline for entry in batch if entry.deadline is not None]
         if not deadlines:
             return []
-        end = monotonic() + self._cost.bound(sum(entry.rows for entry in batch))
+        end = monotonic() + self._cost.bound(sum(entry.work for entry in batch))
         return [entry for entry in batch if entry.deadline is not None and entry.deadline < end]

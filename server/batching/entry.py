@@ -43,6 +43,7 @@ class Entry:
         "since",
         "state",
         "timer",
+        "work",
     )
 
     def __init__(
@@ -51,6 +52,7 @@ class Entry:
         self.inputs = inputs
         self.group = group
         self.rows = group.rows or 1  # that it adds to a batch; 1 for what is never stacked
+        self.work = group.work or 1
         self.done = done
         self.deadline = deadline  # monotonic seconds
         self.priority = priority  # 1 is the most urgent; 0: as the model's policy says
@@ -71,7 +73,8 @@ class Entry:
 
     def replace(self, inputs: Tensors, group: Group) -> None:
         """Take other inputs, before it is queued."""
-        self.inputs, self.group, self.rows, self.nbytes = inputs, group, group.rows or 1, _size(inputs)
+        self.inputs, self.group, self.nbytes = inputs, group, _size(inputs)
+        self.rows, self.work = group.rows or 1, group.work or 1
 
     def start(self) -> None:
         """Note that it runs, unless its caller has left."""

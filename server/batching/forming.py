@@ -59,7 +59,7 @@ class Former:
             if not deadlines:
                 return self._fit_target(batch, wait)
             start = monotonic() + wait
-            batch = self._cut(batch, self._cost.rows_within(min(deadlines) - start, self.max_rows), start)
+            batch = self._cut(batch, min(deadlines) - start, start)
             if batch:
                 return batch
         return []
@@ -76,7 +76,7 @@ class Former:
         ends = [entry.deadline] if entry.deadline is not None else []
         if self.policy.latency_target is not None:
             ends.append(entry.since + self.policy.latency_target)
-        needed = 2 * self._cost.bound(entry.rows) + WAKING
+        needed = 2 * self._cost.bound(entry.work) + WAKING
         return min([entry.since + self.policy.max_delay, *(end - needed for end in ends)])
 
     def _most(self) -> int:
@@ -91,29 +91,32 @@ class Former:
         target = self.policy.latency_target
         if target is not None:
             left = min(entry.since for entry in batch) + target - monotonic() - wait
-            rows = self._cost.rows_within(left, self.max_rows) or self.max_rows
-            if sum(entry.rows for entry in batch) > rows:
-                return self._keep(batch, rows, "target")
+            if self._lasts(batch[:1]) <= left < self._lasts(batch):
+                return self._keep(batch, left, "target")
         self._note_release(batch)
         return batch
 
-    def _cut(self, batch: list[Entry], rows: int, start: float) -> list[Entry]:
-        """Keep what fits into ``rows``; the rest waits on. A deadline that cannot be met at all is refused now."""
-        if sum(entry.rows for entry in batch) <= rows:
+    def _cut(self, batch: list[Entry], seconds: float, start: float) -> list[Entry]:
+        """Keep what can be done in ``seconds``; the rest waits on. A deadline that cannot be met at all is refused
+        now."""
+        if self._lasts(batch) <= seconds:
             self._note_release(batch)
             return batch
         late = [entry for entry in batch if self._is_late(entry, start)]
         if late:
             self._drop(batch, late, too_late)
             return []  # the rest may have more time
-        return self._keep(batch, rows, "deadline")
+        return self._keep(batch, seconds, "deadline")
+
+    def _lasts(self, batch: list[Entry]) -> float:
+        return self._cost.bound(sum([entry.work for entry in batch]))
 
     def _is_late(self, entry: Entry, start: float) -> bool:
-        return entry.deadline is not None and start + self._cost.bound(entry.rows) > entry.deadline
+        return entry.deadline is not None and start + self._cost.bound(entry.work) > entry.deadline
 
     def _shed(self, delay: ControlledDelay, batch: list[Entry]) -> bool:
         """Drop who has waited too long in a standing queue; say whether there was anybody."""
-        latest = delay.latest(monotonic(), self._cost.bound(self.max_rows))
+        latest = delay.latest(monotonic(), self._cost.bound(max(self.max_rows, self._cost.largest)))
         stale = [entry for entry in batch if entry.since < latest]
         if stale:
             self._drop(batch, stale, _stale)
@@ -125,10 +128,10 @@ class Former:
         self._queue.put_back([entry for entry in batch if id(entry) not in gone])
         self._refuse(some, reason)
 
-    def _keep(self, batch: list[Entry], rows: int, reason: str) -> list[Entry]:
-        """Return what fits into ``rows``, at least one; the rest waits on."""
+    def _keep(self, batch: list[Entry], seconds: float, reason: str) -> list[Entry]:
+        """Return what can be done in ``seconds``, at least one; the rest waits on."""
         kept = 1
-        while kept < len(batch) and sum(entry.rows for entry in batch[: kept + 1]) <= rows:
+        while kept < len(batch) and self._lasts(batch[: kept + 1]) <= seconds:
             kept += 1
         self._queue.put_back(batch[kept:])
         self._released[reason] += 1

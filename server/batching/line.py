@@ -81,7 +81,7 @@ class Line:
             shares.begin(client)
         entry = own.popleft()
         if present:
-            shares.charge(client, entry.rows)
+            shares.charge(client, entry.work)
         if own:
             heapreplace(self._turns, (shares.turn(client), place, client))
         else:

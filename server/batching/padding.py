@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from server.batching.entry import Entry, Outcome
-from server.batching.signature import Group, Signature
+from server.batching.signature import Signature
 from server.datatypes import NUMPY_OF
 from server.errors import BadRequest
 from server.types import Array, Tensors, TensorSpec
@@ -44,8 +44,7 @@ class Padding:
         inputs = dict(entry.inputs)
         for name in (self.mask, *self.inputs):
             inputs[name] = _filled(inputs[name], self.axis, padded, 0 if name == self.mask else self.value)
-        rows = entry.group.rows
-        entry.replace(inputs, Group(rows, tuple(inputs[name].shape[1:] for name in signature.inputs) if rows else ()))
+        entry.replace(inputs, signature.group_of(inputs))
         self._cut_back(entry, length, padded)
 
     def _cut_back(self, entry: Entry, length: int, padded: int) -> None:

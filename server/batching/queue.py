@@ -24,11 +24,11 @@ class Queue:
     ``starvation``: seconds after which a request counts as most urgent, whatever its priority.
     """
 
-    __slots__ = ("_client", "_gone", "_groups", "_length", "_shares", "rows", "starvation")
+    __slots__ = ("_client", "_gone", "_groups", "_length", "_shares", "rows", "starvation", "work")
 
     def __init__(self, starvation: float = math.inf) -> None:
         self.starvation = starvation
-        self.rows = 0  # waiting
+        self.rows = self.work = 0  # waiting
         self._groups: dict[Key, Line] = {}
         self._length = 0  # including those that left since
         self._gone = 0
@@ -40,6 +40,11 @@ class Queue:
 
     def __iter__(self) -> Iterator[Entry]:
         return (entry for group in self._groups.values() for entry in group if entry.state is State.WAITING)
+
+    @property
+    def shapes(self) -> int:
+        """Of how many shapes requests wait: at least so many batches they are."""
+        return len({key[1] for key in self._groups})
 
     def push(self, entry: Entry) -> None:
         """Queue an entry behind its group."""
@@ -55,6 +60,7 @@ class Queue:
             self._group(entry).append(entry)
         self._length += 1
         self.rows += entry.rows
+        self.work += entry.work
 
     def _group(self, entry: Entry) -> Line:
         key = (entry.priority, entry.group.key)
@@ -74,6 +80,7 @@ class Queue:
     def forget(self, entry: Entry) -> None:
         """Count a waiting entry as gone; its place is cleared on the way, or by a sweep when many have left."""
         self.rows -= entry.rows
+        self.work -= entry.work
         self._gone += 1
         if self._gone > 64 and self._gone * 2 > self._length:
             self._sweep()
@@ -124,6 +131,7 @@ class Queue:
             batch.append(entry)
             rows += entry.rows
             self.rows -= entry.rows
+            self.work -= entry.work
             if entry.group.rows == 0:
                 break
 
@@ -137,6 +145,7 @@ class Queue:
         for entry in reversed(entries):
             self._group(entry).put_back(entry)
             self.rows += entry.rows
+            self.work += entry.work
         self._length += len(entries)
 
     def _sweep(self) -> None:

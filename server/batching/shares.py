@@ -6,11 +6,11 @@ _MANY = 1024  # clients remembered before those whose share is used up are forgo
 
 
 class Shares:
-    """Equal shares by start-time fair queueing (Goyal, Vin, Cheng: SIGCOMM 1996), counted in rows, batches included.
+    """Equal shares by start-time fair queueing (Goyal, Vin, Cheng: SIGCOMM 1996), counted in work (rows, or tokens).
 
-    ``turn`` of a client is the rows it has been given; the least is next. Who comes back after a pause begins where the
+    ``turn`` of a client is the work it has been given; the least is next. Who comes back after a pause begins where the
     others are, so that nobody saves up. However much one client sends, and in however many shapes, another's next entry
-    waits for about as many rows of each client as it has itself, and for the batch that was begun before.
+    waits for about as much work of each client as it has itself, and for the batch that was begun before.
     """
 
     __slots__ = ("_now", "_sweep_at", "_turns")
@@ -35,9 +35,9 @@ class Shares:
         """Note whose entry a batch begins with."""
         self._now = max(self._now, self.turn(client))
 
-    def charge(self, client: str, rows: int) -> None:
-        """Note that a client was given so many rows of a batch."""
-        self._turns[client] = self.turn(client) + rows
+    def charge(self, client: str, work: int) -> None:
+        """Note that a client was given so much of a batch."""
+        self._turns[client] = self.turn(client) + work
 
     def _sweep(self) -> None:
         """Forget who is not ahead of the others; asked for again, they begin where they were."""

@@ -14,10 +14,15 @@ Shape = tuple[int, ...]
 
 
 class Group(NamedTuple):
-    """How a request batches: requests with an equal ``key`` may be stacked along their rows."""
+    """How a request batches: requests with an equal ``key`` may be stacked along their rows.
+
+    ``work`` is what the time of its execution is taken to grow with: its elements along the dimensions that may vary,
+    of the input that has most. That is the rows, and where other dimensions vary, rows times lengths, or pixels.
+    """
 
     rows: int  # 0: never stacked with others
     key: tuple[Shape, ...]
+    work: int
 
 
 class Signature:
@@ -34,6 +39,7 @@ class Signature:
         self.batchable = batchable
         self.ragged = ragged
         self.everything = tuple(RequestedOutput(name) for name in self.outputs)
+        self._varying = {spec.name: [axis for axis, size in enumerate(spec.shape) if size == -1] for spec in inputs}
 
     def group(self, shapes: Mapping[str, tuple[str, Shape]]) -> Group:
         """Check (datatype, shape) per input name against the model; raises BadRequest naming what differs."""
@@ -41,13 +47,15 @@ class Signature:
             raise BadRequest(f"inputs: expected {sorted(self.inputs)}, got {sorted(shapes)}")
         for name, (datatype, shape) in shapes.items():
             self._check(self.inputs[name], datatype, shape)
+        counts = (prod(shapes[name][1][axis] for axis in axes) for name, axes in self._varying.items())
+        work = max(counts, default=1)
         if not self.batchable:
-            return Group(0, ())
+            return Group(0, (), work)
         rows = {name: shapes[name][1][0] for name in self.inputs}
         if len(set(rows.values())) != 1:
             raise BadRequest(f"inputs: expected the same number of rows in every input, got {rows}")
         key = () if self.ragged else tuple(shapes[name][1][1:] for name in self.inputs)
-        return Group(next(iter(rows.values())), key)
+        return Group(next(iter(rows.values())), key, work)
 
     def group_of(self, tensors: Tensors) -> Group:
         """Check arrays in place of declared shapes."""

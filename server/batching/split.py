@@ -49,12 +49,13 @@ class Join:
 
 def split(whole: Entry, max_rows: int, cancel: Callable[[Entry], None]) -> Iterator[Entry]:
     """Cut a request of independent rows into entries of at most ``max_rows`` which, all queued, answer it together."""
-    rows, key = whole.group
+    rows, key, work = whole.group
     starts = range(0, rows, max_rows)
     join = Join(whole, len(starts), cancel)
     for index, start in enumerate(starts):
         end = min(start + max_rows, rows)
         inputs = {name: array[start:end] for name, array in whole.inputs.items()}
-        part = Entry(inputs, Group(end - start, key), partial(join.take, index), whole.deadline, whole.priority)
+        group = Group(end - start, key, work * (end - start) // rows)
+        part = Entry(inputs, group, partial(join.take, index), whole.deadline, whole.priority)
         part.client = whole.client
         yield part

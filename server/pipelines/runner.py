@@ -12,6 +12,7 @@ from server.batching.admission import Admission
 from server.batching.entry import Entry, Outcome
 from server.batching.execution import Ran
 from server.batching.policy import BatchPolicy
+from server.batching.signature import Group
 from server.errors import DeadlineExceeded, Internal, Overloaded, ServerError
 from server.pipelines.definition import StepDef
 from server.pipelines.flow import Flow, Target
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 class PipelineRunner:
     """Takes requests in as a batcher does. Used on the event loop's thread only."""
+
+    cost = None
 
     def __init__(self, model: Pipeline, own: Mapping[str, Servable], admission: Admission, stats: Statistics) -> None:
         """``own``: what runs the steps that are built in, by their names."""
@@ -47,7 +50,7 @@ class PipelineRunner:
     def submit(self, entry: Entry) -> None:
         """Begin a request; raises Overloaded, DeadlineExceeded, or what its first steps refuse it for."""
         now = monotonic()
-        refusal = self.turn_away(entry.rows, entry.nbytes, entry.deadline, now)
+        refusal = self.turn_away(entry.group, entry.nbytes, entry.deadline, now)
         if refusal is not None:
             raise refusal
         self.admission.enter(entry.nbytes)
@@ -85,9 +88,9 @@ class PipelineRunner:
             ends.update(dict.fromkeys(step.outputs.values(), end))
         return max(ends[name] for name in self._outputs if name in ends)
 
-    def turn_away(self, rows: int, nbytes: int, deadline: float | None, now: float) -> ServerError | None:
+    def turn_away(self, group: Group, nbytes: int, deadline: float | None, now: float) -> ServerError | None:
         """Refuse a request that comes now if it has to be: counts it and returns why; None if it may begin."""
-        refusal = self.admission.refusal(nbytes, now) or self._too_slow(rows, deadline, now)
+        refusal = self.admission.refusal(nbytes, now) or self._too_slow(group.rows or 1, deadline, now)
         if refusal is not None:
             self.stats.refused(refusal.code)
         return refusal

@@ -12,11 +12,12 @@ from server.backends.base import LoadedModel, packing
 from server.batching.admission import Admission
 from server.batching.batcher import Batcher
 from server.batching.cache import ResponseCache, key_of
+from server.batching.cost import CostModel
 from server.batching.entry import Entry, Outcome, State
 from server.batching.execution import run, run_each, run_packed
 from server.batching.padding import Padding
 from server.batching.policy import BatchPolicy
-from server.batching.signature import Signature
+from server.batching.signature import Group, Signature
 from server.errors import ServerError
 from server.pipelines.pipeline import BuiltinStage, Pipeline
 from server.pipelines.runner import PipelineRunner
@@ -36,10 +37,15 @@ class Executor(Protocol):
     admission: Admission
     policy: BatchPolicy
 
+    @property
+    def cost(self) -> CostModel | None:
+        """None: its steps have their own."""
+        ...
+
     def configure(self, policy: BatchPolicy) -> None: ...
     def submit(self, entry: Entry) -> None: ...
     def cancel(self, entry: Entry) -> None: ...
-    def turn_away(self, rows: int, nbytes: int, deadline: float | None, now: float) -> ServerError | None: ...
+    def turn_away(self, group: Group, nbytes: int, deadline: float | None, now: float) -> ServerError | None: ...
     def expected(self, rows: int) -> float: ...
     async def drained(self) -> None: ...
 
@@ -80,12 +86,12 @@ class Servable:
             self.rules.padding.apply(entry, self.signature)
         self.batcher.submit(entry)
 
-    def turn_away(self, rows: int, nbytes: int, timeout: float | None) -> ServerError | None:
+    def turn_away(self, group: Group, nbytes: int, timeout: float | None) -> ServerError | None:
         """Refuse a request before it is read, if :meth:`submit` would: counts it and returns why; None: read it."""
         if self.cache is not None:
             return None
         now = monotonic()
-        return self.batcher.turn_away(rows, nbytes, None if timeout is None else now + timeout, now)
+        return self.batcher.turn_away(group, nbytes, None if timeout is None else now + timeout, now)
 
     def cancel(self, entry: Entry) -> None:
         """The request's caller left."""

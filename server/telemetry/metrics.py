@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from server.batching.cost import CostModel
 from server.scheduling.servable import Servable
 from server.telemetry.statistics import Statistics, StatsBook
 
@@ -28,6 +29,12 @@ _TRITON: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
     ("nv_inference_compute_input_duration_us", "Time to stack inputs", lambda s: s.compute_input.ns // 1000),
     ("nv_inference_compute_infer_duration_us", "Time in the model", lambda s: s.compute_infer.ns // 1000),
     ("nv_inference_compute_output_duration_us", "Time to cut outputs", lambda s: s.compute_output.ns // 1000),
+)
+
+_COST: tuple[tuple[str, str, Callable[[CostModel], float]], ...] = (
+    ("lathe_cost_fixed_seconds", "Time believed of any execution: a of a + b*n", lambda cost: cost.fixed),
+    ("lathe_cost_work_seconds", "Time believed of each unit of work: b of a + b*n", lambda cost: cost.each),
+    ("lathe_cost_stretch", "How many times as long an execution may well take", lambda cost: cost.stretch),
 )
 
 
@@ -92,6 +99,9 @@ class _LatheCollector(Collector):
         step = HistogramMetricFamily("lathe_step_seconds", "Time of a pipeline's steps", labels=(*_LABELS, "step"))
         batch = HistogramMetricFamily("lathe_batch_rows", "Rows per execution", labels=_LABELS)
         tokens = CounterMetricFamily("lathe_packed_tokens", "Tokens that ran without padding", labels=_LABELS)
+        work = CounterMetricFamily(
+            "lathe_work", "Rows executed, times the other dimensions that vary; padding counts", labels=_LABELS
+        )
         released = CounterMetricFamily("lathe_batches_released", "Why batches were let go", labels=(*_LABELS, "reason"))
         cancelled = CounterMetricFamily("lathe_requests_cancelled", "Requests whose caller left", labels=_LABELS)
         for page in self._book.all():
@@ -102,6 +112,7 @@ class _LatheCollector(Collector):
             batch.add_metric(labels, *_batch_sizes(page))
             cancelled.add_metric(labels, page.cancelled)
             tokens.add_metric(labels, page.packed_tokens)
+            work.add_metric(labels, page.work)
             for name, times in page.steps.items():
                 step.add_metric((*labels, name), times.cumulative(), times.total)
             for reason, count in page.released.items():
@@ -110,7 +121,19 @@ class _LatheCollector(Collector):
         memory = GaugeMetricFamily("lathe_model_memory_bytes", "Memory of loaded models", labels=_LABELS)
         for servable in self._servables():
             memory.add_metric((servable.ref.name, str(servable.ref.version)), servable.model.memory_bytes)
-        yield from (request, queue, compute, step, batch, tokens, released, cancelled, memory, threads)
+        yield from (request, queue, compute, step, batch, tokens, work, released, cancelled, memory, threads)
+        yield from _costs(self._servables())
+
+
+def _costs(servables: Iterable[Servable]) -> Iterator[Metric]:
+    """What is believed of how long executions take, of those that were measured often enough."""
+    known = [(servable.ref, servable.batcher.cost) for servable in servables]
+    for name, text, value in _COST:
+        family = GaugeMetricFamily(name, text, labels=_LABELS)
+        for ref, cost in known:
+            if cost is not None and cost.trusted:
+                family.add_metric((ref.name, str(ref.version)), value(cost))
+        yield family
 
 
 def _threads() -> int:

@@ -77,6 +77,7 @@ class Statistics:
     last_inference_ms: int = 0  # wall clock, since the epoch
     inference_count: int = 0  # rows
     execution_count: int = 0
+    work: int = 0  # rows, or elements along all dimensions that vary; padding counts
     packed_tokens: int = 0  # of requests that ran without padding beside others of other lengths
     success: Duration = field(default_factory=Duration)
     fail: Duration = field(default_factory=Duration)

@@ -48,8 +48,13 @@ def test_a_machine_that_has_become_slower_is_noticed_within_a_few_batches() -> N
     assert cost.bound(32) >= 0.0999
 
 
-@pytest.mark.parametrize(("seconds", "rows"), [(1.0, 32), (0.06, 20), (0.0131, 0), (0.0145, 1)])
-def test_rows_within_a_time_are_counted_by_the_bound(seconds: float, rows: int) -> None:
-    cost = learned([(count, 0.01 + 0.002 * count) for count in (1, 8, 32, 4, 16, 2)])
-    assert cost.rows_within(seconds, 32) == rows
-    assert rows in (0, 32) or cost.bound(rows) <= seconds < cost.bound(rows + 1)
+def test_work_is_what_time_is_counted_by() -> None:
+    """Rows of 10 and of 500 tokens: the line is found whatever they come in, and what a row mostly is, is known."""
+    cost = CostModel()
+    for rows, tokens in ((1, 500), (8, 10), (4, 500), (2, 10), (8, 500), (1, 10)):
+        cost.add(rows, 0.01 + 1e-5 * rows * tokens, rows * tokens)
+    assert (cost.fixed, cost.each) == (pytest.approx(0.01), pytest.approx(1e-5))
+    assert cost.predict(8 * 10) == pytest.approx(0.0108)
+    assert cost.bound(8 * 500) == pytest.approx(HEADROOM * 0.05)
+    assert cost.largest == 4000
+    assert 200 < cost.work_of(1) < 350

@@ -161,9 +161,16 @@ def test_requests_of_another_shape_do_not_wait_for_a_long_queue() -> None:
 
 def test_many_shapes_are_no_larger_share() -> None:
     """A's requests have sixteen shapes, B's one: for every batch of A's, B gets one of its."""
-    order = order_of([("a", 4 + index % 16, 0) for index in range(64)] + [("b", 30, 0)] * 16)
+    order = order_of([("a", 100 + index % 16, 0) for index in range(64)] + [("b", 116, 0)] * 16)
     last = max(place for place, client in enumerate(order) if client == "b")
     assert order[: last + 1].count("a") <= 28
+
+
+def test_shares_count_lengths_where_they_vary() -> None:
+    """A's rows are four times as long as B's: of the first that are answered A has about a fourth of B's."""
+    order = order_of([("a", 400, 0)] * 20 + [("b", 100, 0)] * 20)
+    last = max(place for place, client in enumerate(order) if client == "b")
+    assert 4 <= order[:last].count("a") <= 12
 
 
 def test_who_keeps_others_waiting_for_long_is_not_starved_himself() -> None:

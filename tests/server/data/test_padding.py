@@ -106,6 +106,7 @@ def test_padded_batches_answer_as_requests_alone_and_unpadded_do(model: GraphMod
             np.testing.assert_allclose(outcome["states"], expected[0], rtol=1e-4, atol=1e-5)
             np.testing.assert_allclose(outcome["pooled"], expected[1], rtol=1e-4, atol=1e-5)
         assert max(servable.stats.batches) == 5  # up to length 8: together
+        assert servable.stats.work == 5 * 8 + 16 + 20 + 20 + 23  # what is filled up is worked on, too
         await servable.batcher.drained()
         await asyncio.to_thread(pool.close)
 

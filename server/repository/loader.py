@@ -114,12 +114,12 @@ class Loader:
             await self.ensure(model, version)
         return False
 
-    def let_go(self, model: LiveModel, version: int) -> None:
-        """Take a version out of what answers; its last requests finish, then its memory goes."""
+    def let_go(self, model: LiveModel, version: int) -> asyncio.Task[None]:
+        """Take a version out of what answers; its last requests finish, then its memory goes: the end of the task."""
         servable = model.loaded.pop(version)
         model.advance(version, State.DRAINING)
         model.show(model.aliases)
-        self.spawn(self._retire(model, version, servable))
+        return self.spawn(self._retire(model, version, servable))
 
     def forget(self, model: LiveModel, version: int) -> None:
         """Let go of a version whose folder is gone, and of what was counted about it."""
@@ -127,7 +127,7 @@ class Loader:
             self.let_go(model, version)
         self._servables.forget(ModelRef(model.name, version))
 
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run something to its end whatever becomes of the caller."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)

@@ -37,6 +37,7 @@ from server.repository.trials import Trials
 log = logging.getLogger(__name__)
 
 _TRIES = 5  # at a rollback whose alias others keep moving
+_UNLOADING = 10.0  # seconds an unload call waits at most for requests that were accepted before
 _PATIENCE = 4.0  # seconds that work under way gets when the server stops
 
 
@@ -275,14 +276,18 @@ class Rollout:
             raise next(reasons, Unavailable(f"model {name!r} has no version that could be loaded"))
 
     async def unload(self, name: str) -> None:
-        """Let a model go from memory, until a load call; raises NotFound, or Conflict where pipelines need it."""
+        """Let a model go from memory, until a load call; raises NotFound, or Conflict where pipelines need it.
+
+        Returns once its memory is free for others, or after a while if its last requests take longer.
+        """
         model = self._models.known(name)
         if users := self._models.pipelines_on(name):
             raise Conflict(f"model {name!r} has versions that are steps of {', '.join(users)}: unload these first")
         model.unloaded = True
-        for version in list(model.loaded):
-            self._loader.let_go(model, version)
+        leaving = [self._loader.let_go(model, version) for version in list(model.loaded)]
         model.show(model.aliases)
+        if leaving:
+            await asyncio.wait(leaving, timeout=_UNLOADING)
 
     def forgive(self, name: str, versions: Collection[int]) -> None:
         """Let the next sync try versions again that failed: their folders have changed."""

@@ -80,7 +80,6 @@ def test_memory_is_free_again_once_a_model_is_unloaded(tmp_path: Path) -> None:
             with pytest.raises(OutOfMemory):
                 await w.push(toy(3.0, weights=60), name="other")
             await w.rollout.unload("m")
-            await w.loader.settle()
             assert budget.claimed == 0
             await w.push(toy(3.0, weights=60), name="other")
             with pytest.raises(OutOfMemory):

@@ -1,0 +1,158 @@
+"""What moves while a pipeline answers: its models' aliases and candidates, and the pipeline's own."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any, NamedTuple
+
+import pytest
+
+from server.canary.plan import CanaryPlan
+from server.errors import ServerError
+from server.repository.store import Origin
+from tests.server.repository.test_pipelines import CHAIN, ask, packed, with_models
+from tests.server.repository.world import World, run, toy, world
+
+NOBODY = Origin("test")
+CALLERS = 6
+
+
+class Answer(NamedTuple):
+    sent: float
+    came: float
+    value: float  # NaN where it is an error, or the answer is NaN
+
+
+@dataclass
+class Load:
+    """Callers of the pipeline that never rest."""
+
+    repo: World
+    answers: list[Answer] = field(default_factory=list)
+    errors: list[ServerError] = field(default_factory=list)
+    over: bool = False
+
+    async def call(self) -> None:
+        while not self.over:
+            sent = monotonic()
+            try:
+                value = await ask(self.repo, "chain")
+            except ServerError as error:
+                self.errors.append(error)
+                value = math.nan
+            self.answers.append(Answer(sent, monotonic(), value))
+
+    async def go_on(self, count: int) -> None:
+        """Return after so many more answers."""
+        until = len(self.answers) + count
+        while len(self.answers) < until:  # noqa: ASYNC110 - an event for each answer would make the load another
+            await asyncio.sleep(0.001)
+
+    async def change(self, work: Awaitable[Any], before: float, after: float) -> None:
+        """Make a change, which alone decides what is answered: until it is acknowledged the one or the other, then the
+        new one."""
+        await self.go_on(30)
+        begun, made = len(self.answers), monotonic()
+        await work
+        acknowledged = monotonic()
+        await self.go_on(30)
+        for answer in self.answers[begun:]:
+            allowed = {after} if answer.sent > acknowledged else {before} if answer.came < made else {before, after}
+            assert answer.value in allowed, answer
+
+
+@asynccontextmanager
+async def loaded(tmp_path: Path) -> AsyncIterator[tuple[World, Load]]:
+    """The pipeline, which multiplies by 2 and then by 3, under load."""
+    async with world(tmp_path) as repo:
+        await with_models(repo)
+        load = Load(repo)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(CALLERS):
+                group.create_task(load.call())
+            try:
+                yield repo, load
+            finally:
+                load.over = True
+
+
+def test_a_models_alias_moves_and_goes_back_under_a_busy_pipeline(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with loaded(tmp_path) as (repo, load):
+            await load.change(repo.push(toy(5.0), "three", promote=True), 6.0, 10.0)
+            for _ in range(5):
+                await load.change(repo.rollout.rollback("three", "live", 1, NOBODY), 10.0, 6.0)
+                await load.change(repo.rollout.rollback("three", "live", 2, NOBODY), 6.0, 10.0)
+            await load.change(repo.push(toy(7.0), "two", promote=True), 10.0, 10.0)  # the pipeline has pinned the first
+        assert load.errors == []
+
+    run(scenario())
+
+
+def test_the_pipeline_itself_goes_live_and_back_under_load(tmp_path: Path) -> None:
+    other = packed(CHAIN.replace('model = "three"', 'model = "two"'))
+
+    async def scenario() -> None:
+        async with loaded(tmp_path) as (repo, load):
+            await load.change(repo.push(other, "chain"), 6.0, 6.0)
+            for _ in range(5):
+                await load.change(repo.rollout.set_alias("chain", "live", 2, NOBODY), 6.0, 4.0)
+                await load.change(repo.rollout.rollback("chain", "live", None, NOBODY), 4.0, 6.0)
+        assert load.errors == []
+
+    run(scenario())
+
+
+async def decided(repo: World, model: str) -> str:
+    """Wait for the verdict on a model's candidate; return what was written down."""
+    while repo.model(model).aliases.canary is not None:  # noqa: ASYNC110 - nobody would set an event
+        await asyncio.sleep(0.002)
+    record = (await repo.rollout.catalog.audit(model))[-1]
+    assert record.actor == "guard"
+    return record.action
+
+
+BAD = {"nan": toy(math.nan), "failing": toy(3.0, fails_every=2)}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_models_bad_candidate_leaves_the_pipeline_by_itself(tmp_path: Path, kind: str) -> None:
+    """Of the pipeline's callers no more than the candidate's share notice, and nobody once it is decided."""
+
+    async def scenario() -> None:
+        async with loaded(tmp_path) as (repo, load):
+            await repo.push(BAD[kind], "three")
+            begun = len(load.answers)
+            await repo.rollout.trials.start("three", CanaryPlan(2, weight=0.2), NOBODY)
+            assert await asyncio.wait_for(decided(repo, "three"), 60) == "rolled_back"
+            noticed = [math.isnan(answer.value) for answer in load.answers[begun:]]
+            await load.change(asyncio.sleep(0), 6.0, 6.0)
+            assert 0 < sum(noticed) <= 0.2 * len(noticed) + CALLERS
+            assert all("step 'second'" in error.message for error in load.errors)
+            assert bool(load.errors) == (kind == "failing")
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("model", ["three", "chain"])
+def test_an_equal_candidate_goes_live_under_load(tmp_path: Path, model: str) -> None:
+    """Of one of the pipeline's models, and of the pipeline."""
+
+    async def scenario() -> None:
+        async with loaded(tmp_path) as (repo, load):
+            await repo.push(toy(3.0) if model == "three" else packed(CHAIN + "\n"), model)
+            await repo.rollout.trials.start(model, CanaryPlan(2, weight=0.5), NOBODY)
+            assert await asyncio.wait_for(decided(repo, model), 120) == "promoted"
+            assert repo.live(model) == 2
+            await load.go_on(30)
+            await load.change(repo.rollout.rollback(model, "live", None, NOBODY), 6.0, 6.0)
+        assert load.errors == []
+        assert {answer.value for answer in load.answers} == {6.0}
+
+    run(scenario())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import platform
@@ -13,6 +14,7 @@ from core.kernels.target import Target
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _X86 = ("x86_64", "amd64")
+_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA = 158, 0x1023, 18  # Linux on x86-64, arch/x86/include/uapi/asm/prctl.h
 
 
 @functools.cache
@@ -80,6 +82,8 @@ def target_machine(target: Target) -> llvm.TargetMachine:
 def _detect() -> Target:
     initialize()
     available = {name for name, present in llvm.get_host_cpu_features().items() if present}
+    if not _may_use_tiles():
+        available = {name for name in available if not name.startswith("amx-")}
     features = ",".join(sorted(f"+{name}" for name in available))
     cpu = llvm.get_host_cpu_name()
     if {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= available:
@@ -91,6 +95,15 @@ def _detect() -> Target:
     if "neon" in available:
         return Target("neon", _triple(), cpu, features, vector_bytes=16, registers=32, **_cache_sizes())
     return plain()
+
+
+@functools.cache
+def _may_use_tiles() -> bool:
+    """Whether this process, with all its threads, may use matrix tiles: their state is large, so Linux wants to be
+    asked first. Asked by whoever wants to know the host, and so before any code for it is loaded."""
+    if platform.system() != "Linux" or _machine() not in _X86:
+        return False
+    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA) == 0
 
 
 def _triple() -> str:

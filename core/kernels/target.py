@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from core.ir.types import DType
+
+_TILES = {DType.BFLOAT16: "+amx-bf16", DType.UINT8: "+amx-int8"}
 
 GPU_ALIGNMENT = 16  # of every operand of a GPU's kernel, in bytes: the widest load of a thread
 
@@ -29,6 +33,16 @@ class Target:
     def lanes(self) -> int:
         """float32 elements in one vector."""
         return self.vector_bytes // 4
+
+    def has_tiles(self, element: DType) -> bool:
+        """Whether instructions multiply whole matrices of such elements (Intel AMX)."""
+        return _TILES.get(element) in self.features.split(",")
+
+    @property
+    def without_tiles(self) -> Target:
+        """The same machine as if it had vectors only."""
+        features = (name for name in self.features.split(",") if not name.startswith("+amx"))
+        return replace(self, features=",".join(features))
 
     @property
     def key(self) -> str:

@@ -1,6 +1,7 @@
 """The catalog of kernels: which nodes compiled code covers, with the facts the planner needs."""
 
 from core.kernels.catalog import (
+    amx,
     attention,
     conv,
     conv_batch,
@@ -50,7 +51,7 @@ from core.kernels.catalog.base import (
 
 __all__ = [
     "VIEWS", "Block", "Flag", "In", "KernelCall", "KernelSpec", "Operand", "Out", "Outer", "Packed", "Request",
-    "Scratch", "Selector", "Status", "attention", "candidates", "conv", "conv_batch", "copy", "covers", "cuda",
+    "Scratch", "Selector", "Status", "amx", "attention", "candidates", "conv", "conv_batch", "copy", "covers", "cuda",
     "depthwise", "direct", "elementwise", "gather", "gemm", "norm", "offers", "pool", "pool_gradient", "recurrent",
     "reduce", "resize", "scatter", "segment_attention", "segment_reduce", "select", "softmax", "strassen", "tiles",
     "trees", "winograd", "winograd_lines",

@@ -46,10 +46,13 @@ class Results:
             for v, value in enumerate(values):
                 self.stage.store(value, (r * width + v) * lanes)
         with self.kernel.loop(0, len(grid)) as line:
-            places, source = self._places(offsets(row + line)), self.stage.at(line * (width * lanes))
-            for v in range(width):
-                value = source.load(v * lanes, lanes)
-                self._finish(value, places, v * lanes, mask if v == width - 1 else None)
+            self.finish_line(self.stage.at(line * (width * lanes)), offsets(row + line), width, lanes, mask)
+
+    def finish_line(self, sums: Pointer, offsets: Sequence[Val], width: int, lanes: int, mask: Val | None) -> None:
+        """Finish the sums of one row, `width` vectors in memory; `offsets` says where each operand is."""
+        places = self._places(offsets)
+        for v in range(width):
+            self._finish(sums.load(v * lanes, lanes), places, v * lanes, mask if v == width - 1 else None)
 
     def store(self, grid: Grid, rows: Sequence[Sequence[Val]], mask: Val | None) -> None:
         """Finish and store a tile. `rows[r]` holds each operand's offset in row r; `mask` guards the last vector."""

@@ -1,0 +1,307 @@
+"""Products and convolutions on matrix tiles (Intel AMX): constant weights, words of bfloat16 or of bytes.
+
+A block is 32 rows by 32 columns of results in four tile registers. Each step down the depth loads two tiles of the left
+factor and two of the weights and multiplies each with each, which keeps the multiplier busy while loads take half the
+time. Weights are packed tile after tile in the order in which a block reads them.
+
+The rows of a product are read where they lie. A convolution first copies a band of its image as `Flat` says, so that
+whatever place of the window a tile is about, the pixels of its rows follow each other evenly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import product as pairs
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from core.ir.dim import affine, product
+from core.ir.graph import Array, Node
+from core.ir.types import Dim, DType
+from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Packed, Request, Scratch, covers, select
+from core.kernels.catalog.conv import ConvSpec, Finish
+from core.kernels.catalog.gemm import GemmSpec
+from core.kernels.catalog.matrices import perm_attribute
+from core.kernels.catalog.nest import Nest
+from core.kernels.catalog.pool import Window
+from core.kernels.catalog.words import WORD_BYTES, pack_words
+
+TILE = 16  # rows of a tile, and words of one of its rows
+BLOCK = 2 * TILE  # rows and columns of a block of results
+STAGE_BYTES = BLOCK * BLOCK * WORD_BYTES
+_LEAST_WORDS = 8  # in a row of a tile: below, most of the multiplier idles
+_MOST_RESULTS = 1024  # of several images in a band: then weights are used often enough
+_BAND = 0.4  # of the second-level cache, for what is read again for every panel of weights
+
+
+@dataclass(frozen=True)
+class AmxSpec(KernelSpec):
+    """Y = finish(A B). `rows` rows of A, `row_step` words apart, hold `depth` words each; or, where there are windows,
+    A is made of images of `depth` words per pixel, and `rows` counts images.
+
+    A task goes through a band: `band` rows, or the lines of `Flat`, for all panels of weights.
+    """
+
+    family: ClassVar[str] = "amx"
+    rows: Dim
+    row_step: Dim
+    depth: int
+    columns: int
+    finish: Finish
+    element: DType
+    band: int
+    windows: tuple[Window, ...] = ()
+    fill: int = 0  # a word outside the image
+
+    @property
+    def step(self) -> int:
+        """Words of the depth that a tile holds."""
+        return words_per_step(self.depth) or 0
+
+    @property
+    def steps(self) -> int:
+        return self.depth // self.step
+
+    @cached_property
+    def flat(self) -> Flat:
+        """How images are copied."""
+        return Flat(self.windows, self.band)
+
+    @property
+    def taps(self) -> int:
+        return len(self.flat.taps) if self.windows else 1
+
+    @property
+    def tile_words(self) -> int:
+        """Of the weights."""
+        return self.step * TILE
+
+    @property
+    def copy_words(self) -> int:
+        """Room for a band that is copied."""
+        return self.flat.pixels * self.depth if self.windows else 0
+
+    @property
+    def scratch_bytes(self) -> int:
+        return STAGE_BYTES + 64 + self.copy_words * WORD_BYTES
+
+    @property
+    def summary(self) -> str:
+        kernel = "x".join(str(window.kernel) for window in self.windows)
+        what = f"conv {self.element} {kernel}" if kernel else f"gemm {self.element}"
+        return f"{what} {BLOCK}x{BLOCK}, tiles of {TILE}x{self.step} words (AMX)"
+
+
+class Tap(NamedTuple):
+    """A place of the window: which plane it reads, and how many pixels further than the result's own place."""
+
+    plane: int
+    shift: int
+
+
+@dataclass(frozen=True)
+class Flat:
+    """Images as pixels in a row, with what the window meets outside them in between.
+
+    Of a stride s there are s x s planes, one for each remainder of the two coordinates; in its plane, the pixel that
+    place (i, j) of the window meets for the result at (y, x) lies at line y + i', column x + j'. Lines follow each
+    other at `pitch`; padding on the right of a line is that on the left of the next one. A band is `lines` lines of
+    results of one image, or all of several images.
+    """
+
+    windows: tuple[Window, ...]
+    lines: int
+
+    @property
+    def images(self) -> int:
+        """In a band; 1 also where it is a part of one."""
+        return max(self.lines // self.windows[0].count, 1)
+
+    @property
+    def parts(self) -> int:
+        """Bands of an image; 1 also where one holds several."""
+        return -(-self.windows[0].count // self.lines)
+
+    @property
+    def results(self) -> int:
+        """Results in a full band."""
+        return self.lines * self.windows[1].count
+
+    @property
+    def stride(self) -> int:
+        return self.windows[0].stride
+
+    @cached_property
+    def planes(self) -> tuple[tuple[int, int], ...]:
+        """The remainders that occur."""
+        y, x = self.windows
+        found = {(i * y.dilation % y.stride, j * x.dilation % x.stride) for i, j in self._places}
+        return tuple(sorted(found))
+
+    @property
+    def pitch(self) -> int:
+        """Pixels from line to line."""
+        return _extent(self.windows[1]) - _shared(self.windows[1])
+
+    @property
+    def image_lines(self) -> int:
+        """Lines of one image, or of a part of one, that a plane holds."""
+        return min(self.lines, self.windows[0].count) + _reach(self.windows[0])
+
+    @property
+    def image_pitch(self) -> int:
+        """Pixels from image to image."""
+        return (self.image_lines - _shared(self.windows[0])) * self.pitch
+
+    @property
+    def plane_pixels(self) -> int:
+        """A block may read beyond the last result."""
+        lines = (self.images - 1) * self.image_pitch + (self.image_lines + 1) * self.pitch
+        return lines + BLOCK
+
+    @property
+    def pixels(self) -> int:
+        return len(self.planes) * self.plane_pixels
+
+    @cached_property
+    def taps(self) -> tuple[Tap, ...]:
+        y, x = self.windows
+        found = []
+        for i, j in self._places:
+            (down, a), (right, b) = divmod(i * y.dilation, y.stride), divmod(j * x.dilation, x.stride)
+            found.append(Tap(self.planes.index((a, b)), down * self.pitch + right))
+        return tuple(found)
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """Where each result of a full band lies among the pixels of a plane."""
+        height, width = self.windows[0].count, self.windows[1].count
+        return tuple(
+            line // height * self.image_pitch + line % height * self.pitch + column
+            for line, column in pairs(range(self.lines), range(width))
+        )
+
+    @cached_property
+    def blocks(self) -> tuple[int, ...]:
+        """The first result of each block, and the number of all results: a block holds what lies within 32 pixels."""
+        firsts = [0]
+        for result, place in enumerate(self.places):
+            if place >= self.places[firsts[-1]] + BLOCK:
+                firsts.append(result)
+        return (*firsts, len(self.places))
+
+    @property
+    def _places(self) -> Iterator[tuple[int, int]]:
+        return pairs(range(self.windows[0].kernel), range(self.windows[1].kernel))
+
+
+def _reach(window: Window) -> int:
+    """How many places of a plane a window covers beyond its first one."""
+    return (window.kernel - 1) * window.dilation // window.stride
+
+
+def _extent(window: Window) -> int:
+    """Places of a plane that windows meet."""
+    return window.count + _reach(window)
+
+
+def _shared(window: Window) -> int:
+    """Padding that the end of a line has in common with the beginning of the next one."""
+    return min(window.before, window.after) if window.stride == 1 else 0
+
+
+def words_per_step(depth: int) -> int | None:
+    """Into how many words at a time the depth is cut evenly; None where that leaves too few."""
+    steps = next(steps for steps in range(-(-depth // TILE), depth + 1) if depth % steps == 0)
+    words = depth // steps
+    return words if words >= _LEAST_WORDS else None
+
+
+@covers("FusedMatMul", "MatMul", "FusedConv", "Conv", first=True)
+def amx(request: Request) -> KernelCall | None:
+    """For products with constant weights where the machine has tiles. The second best kernel is the one without."""
+    if not any(request.cpu.has_tiles(element) for element in (DType.BFLOAT16, DType.UINT8)):
+        return None
+    without = replace(request, target=request.cpu.without_tiles)
+    plain = select(replace(without, winograd=False, rank=0))
+    spec = _spec(plain.spec, request) if plain is not None else None
+    if plain is None or spec is None:
+        return None
+    if request.rank:
+        return select(replace(without, rank=request.rank - 1))
+    groups_first = _order(request.node)
+    pack = partial(_pack, order=groups_first, spec=spec)
+    weights = Packed(1, f"amx{groups_first}{spec.step}{spec.element}", pack)
+    others = [operand for operand in plain.operands[2:] if isinstance(operand, In | Out)]
+    operands = (In(0), weights, *others, Scratch(spec.scratch_bytes))
+    return replace(plain, spec=spec, operands=operands, strided=())
+
+
+def _spec(plain: KernelSpec, request: Request) -> AmxSpec | None:
+    """The same product on tiles."""
+    l2 = int(request.cpu.l2_bytes * _BAND)
+    match plain:
+        case GemmSpec(packed=True, a_step=1, y_step=1, nest=nest) if not any(nest.strides[1]):
+            source = Nest(nest.extents, nest.strides[:1]).collapsed()
+            walk = Nest(nest.extents, nest.strides[2:]).collapsed()
+            finish = Finish(plain.epilogue, walk, plain.extra_steps, plain.extra_dtypes, plain.dtype)
+            if source.rank != 1:
+                return None
+            band = max(l2 // (plain.depth * WORD_BYTES) // BLOCK, 1) * BLOCK
+            spec = AmxSpec(
+                source.extents[0], source.strides[0][0], plain.depth, plain.columns, finish, plain.element, band
+            )
+        case ConvSpec(groups=1, pair=1, windows=windows, finish=finish) if _is_even(windows):
+            whole = replace(_unbanded(plain), band=windows[0].count)
+            spec = replace(whole, band=_band(whole, l2))
+        case _:
+            return None
+    return spec if request.cpu.has_tiles(spec.element) and words_per_step(spec.depth) else None
+
+
+def _is_even(windows: tuple[Window, ...]) -> bool:
+    return len(windows) == 2 and windows[0].stride == windows[1].stride
+
+
+def _unbanded(plain: ConvSpec) -> AmxSpec:
+    image = product(window.size for window in plain.windows) * plain.channels
+    return AmxSpec(
+        plain.batch, image, plain.channels, plain.columns, plain.finish, plain.element, 1, plain.windows, plain.fill
+    )
+
+
+def _band(whole: AmxSpec, nbytes: int) -> int:
+    """Lines of results per band: those of several images, or even parts of one."""
+    height = whole.windows[0].count
+    image = whole.copy_words * WORD_BYTES
+    if image <= nbytes:
+        batch = affine(whole.rows, "n")
+        most = _MOST_RESULTS // (height * whole.windows[1].count)
+        if batch is not None and batch[0] == 0:
+            most = min(most, batch[1])
+        return height * max(min(nbytes // image, most), 1)
+    return -(-height // -(-image // nbytes))
+
+
+def _order(node: Node) -> tuple[int, ...] | None:
+    """The axes of weights as [..., K, N] for a product; None for those of a convolution."""
+    return None if "Conv" in node.op else perm_attribute(node, "perm_b") or ()
+
+
+def _pack(weight: Array, order: tuple[int, ...] | None, spec: AmxSpec) -> Array:
+    """[panel][step][tap][vector][word][column]: the tiles of weights in the order in which a block reads them."""
+    if order is None:
+        taps = np.moveaxis(weight.reshape(*weight.shape[:2], -1), -1, 0).swapaxes(1, 2)  # [tap, input, output]
+    else:
+        matrix = np.transpose(weight, order) if order else weight
+        taps = matrix.reshape(1, *matrix.shape[-2:])
+    words = pack_words(taps, spec.element)
+    count = -(-spec.columns // TILE)
+    padded = np.zeros((spec.taps, spec.depth, count * TILE), words.dtype)
+    padded[..., : spec.columns] = words
+    tiles = padded.reshape(spec.taps, spec.steps, spec.step, count, TILE).transpose(3, 1, 0, 2, 4)
+    pieces = [tiles[at : at + 2].transpose(1, 2, 0, 3, 4).reshape(-1) for at in range(0, count, 2)]
+    return np.concatenate(pieces)

@@ -1,0 +1,225 @@
+"""Products and convolutions on matrix tiles: see `core.kernels.catalog.amx` for what lies where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from core.codegen import amx
+from core.codegen.amx import Shape
+from core.codegen.assembly import I64
+from core.codegen.lang import Kernel, Val
+from core.codegen.registers import Pointer
+from core.ir.types import DType
+from core.kernels.catalog.amx import BLOCK, STAGE_BYTES, TILE, AmxSpec
+from core.kernels.catalog.panels import LINE
+from core.kernels.catalog.words import WORD_BYTES, total_dtype, word_dtype
+from core.kernels.cpu.amx_copy import copy_band
+from core.kernels.cpu.nest import offsets_of
+from core.kernels.cpu.results import Results
+from core.kernels.target import Target
+
+_PLACE = DType.INT64
+_TASKS_PER_THREAD = 4
+_FETCHES = 8  # lines of the next panel of weights that each step asks for
+
+
+class _Band(NamedTuple):
+    """`size` rows (results) from `first` on, and where the left factor of row 0 of the matrix, or of the copy, is."""
+
+    first: Val
+    size: Val
+    source: Pointer
+
+
+class _Block(NamedTuple):
+    """Results `first` to `stop` of a band; those of its row 0 begin at `place`."""
+
+    number: Val
+    place: Val
+    first: Val
+    stop: Val
+
+
+class _Panel(NamedTuple):
+    weights: Pointer
+    following: Pointer  # the weights of the next panel
+    results: Results
+    columns: int
+
+
+def generate(spec: AmxSpec, target: Target) -> Kernel:
+    return _Amx(spec, target).kernel
+
+
+class _Amx:
+    """Writes the kernel of one spec."""
+
+    def __init__(self, spec: AmxSpec, target: Target) -> None:
+        self.spec = spec
+        self.kernel = k = Kernel(spec, target)
+        self.word, self.total, finish = word_dtype(spec.element), total_dtype(spec.element), spec.finish
+        dtypes = (self.word, self.word, *finish.extra_dtypes, finish.dtype)
+        self.source, self.weights, *rest = (k.operand(i, dtype) for i, dtype in enumerate(dtypes))
+        self.results = Results(k, finish.epilogue, tuple(rest), (*finish.extra_steps, 1))
+        scratch = k.scratch(len(dtypes), spec.scratch_bytes, self.total)
+        self.stage, self.copy = scratch, scratch.at((STAGE_BYTES + 64) // WORD_BYTES).view(self.word)
+        self.rows = k.dim(spec.rows)
+        if spec.windows:
+            flat = spec.flat
+            self.places = self._table("places", flat.places)
+            self.firsts = self._table("firsts", flat.blocks)
+            plane = flat.plane_pixels * spec.depth
+            self.taps = self._table("taps", [tap.plane * plane + tap.shift * spec.step for tap in flat.taps])
+        with k.when(self.rows > 0):
+            amx.configure(k, self._shapes(), scratch.at(STAGE_BYTES // WORD_BYTES))
+        self._tasks()
+        amx.release(k)
+
+    def _table(self, name: str, numbers: Sequence[int]) -> Pointer:
+        k = self.kernel
+        return Pointer(k, k.module.constants(f"{k.symbol}.{name}", I64, numbers), _PLACE)
+
+    def _shapes(self) -> list[Shape]:
+        """Sums in tiles 0 to 3, two by two; the left factor's tiles 4 and 5, the right one's 6 and 7. A matrix of fewer
+        rows than a block has smaller tiles; a larger one ends with a block that overlaps the one before."""
+        k, step = self.kernel, self.spec.step
+        upper: Val | int = TILE
+        lower: Val | int = TILE
+        if not self.spec.windows:
+            upper = k.ops.min(self.rows, TILE)
+            lower = k.ops.max(k.ops.min(self.rows - TILE, TILE), 1)
+        sums = [Shape(height, TILE) for height in (upper, upper, lower, lower)]
+        return [*sums, Shape(upper, step), Shape(lower, step), Shape(step, TILE), Shape(step, TILE)]
+
+    # Tasks
+
+    def _tasks(self) -> None:
+        """Bands; a team that has too few of them also shares the panels."""
+        k, spec = self.kernel, self.spec
+        panels = -(-spec.columns // BLOCK)
+        bands = self._bands()
+        some = k.ops.max(bands, 1)  # an empty batch has none
+        wanted = k.ops.select(k.threads.equals(1), 1, k.threads * _TASKS_PER_THREAD)
+        parts = k.ops.min((wanted + some - 1) // some, panels)
+        width = (parts + (panels - 1)) // parts
+        with k.parallel(bands, parts) as (number, part):
+            band, start = self._band(number), part * width
+            stop = k.ops.min(start + width, panels)
+            full, rest = divmod(spec.columns, BLOCK)
+            with k.loop(start, k.ops.min(stop, full)) as panel:
+                self._panel(band, panel, BLOCK)
+            if rest:
+                with k.when(stop.equals(panels)):
+                    self._panel(band, k.index(full), rest)
+
+    def _bands(self) -> Val:
+        spec = self.spec
+        if spec.windows:
+            images = spec.flat.images
+            return (self.rows + (images - 1)) // images * spec.flat.parts
+        return (self.rows + (spec.band - 1)) // spec.band
+
+    def _band(self, number: Val) -> _Band:
+        k, spec = self.kernel, self.spec
+        if spec.windows:
+            first, count = copy_band(k, spec, self.source, self.copy, number, self.rows)
+            return _Band(first, count, self.copy)
+        first = number * spec.band
+        return _Band(first, k.ops.min(self.rows - first, spec.band), self.source)
+
+    def _panel(self, band: _Band, panel: Val, columns: int) -> None:
+        spec = self.spec
+        size = spec.steps * spec.taps * 2 * spec.tile_words
+        weights = self.weights.at(panel * size)
+        place = _Panel(weights, weights.at(size), self.results.at_column(panel * BLOCK), columns)
+        self._each_block(band, lambda block, height: self._block(band, place, block, height))
+
+    def _each_block(self, band: _Band, emit: Callable[[_Block, int], None]) -> None:
+        """Blocks of one or two rows of tiles: `emit(block, rows of tiles)`."""
+        k = self.kernel
+        if self.spec.windows:
+            with k.loop(0, len(self.spec.flat.blocks) - 1) as number:
+                first = self.firsts.load(number)
+                stop = k.ops.min(self.firsts.load(number + 1), band.size)
+                place = self.places.load(first)
+                with k.when(first < stop):
+                    used = self.places.load(stop - 1) - place
+                    with k.when(used >= TILE):
+                        emit(_Block(number, place, first, stop), 2)
+                    with k.when(used < TILE):
+                        emit(_Block(number, place, first, stop), 1)
+            return
+        whole = band.size // BLOCK * BLOCK
+        rest = band.size - whole
+
+        def block(first: Val, height: int) -> None:
+            """Not beyond the last row of the matrix: from further up, where there are enough rows."""
+            stop = k.ops.min(first + BLOCK, band.size)
+            place = k.ops.min(band.first + first, k.ops.max(self.rows - height * TILE, 0)) - band.first
+            emit(_Block(first // BLOCK, place, first, stop), height)
+
+        with k.loop(0, k.ops.select(rest > TILE, band.size, whole), BLOCK) as first:
+            block(first, 2)
+        with k.when((rest > 0) & (rest <= TILE)):
+            block(whole, 1)
+
+    # A block
+
+    def _block(self, band: _Band, panel: _Panel, block: _Block, height: int) -> None:
+        k, spec = self.kernel, self.spec
+        width = -(-panel.columns // TILE)
+        sums = [(r, v) for r in range(height) for v in range(width)]
+        for r, v in sums:
+            amx.zero(k, 2 * r + v)
+        if spec.windows:
+            self._over_taps(band.source.at(block.place * spec.step), panel, block, (height, width))
+        else:
+            step = k.dim(spec.row_step)
+            source = band.source.at((band.first + block.place) * step)
+            with k.loop(0, spec.steps) as i:
+                tiles = [source.at(i * spec.step + step * (r * TILE)) for r in range(height)]
+                self._step(tiles, step, panel, block, i, width)
+        for r, v in sums:
+            amx.store(k, 2 * r + v, self.stage.at(r * TILE * BLOCK + v * TILE), BLOCK)
+        self._finish(band, panel, block)
+
+    def _over_taps(self, source: Pointer, panel: _Panel, block: _Block, shape: tuple[int, int]) -> None:
+        """Step by step the places of the window, all within one plane of a few words per pixel."""
+        k, spec = self.kernel, self.spec
+        height, width = shape
+        plane = spec.flat.plane_pixels * spec.step
+        with k.loop(0, spec.steps) as i:
+            pixels = source.at(i * plane)
+            with k.loop(0, spec.taps) as tap:
+                at = pixels.at(self.taps.load(tap))
+                tiles = [at.at(r * TILE * spec.step) for r in range(height)]
+                self._step(tiles, spec.step, panel, block, i * spec.taps + tap, width)
+
+    def _step(
+        self, left: list[Pointer], row_step: Val | int, panel: _Panel, block: _Block, number: Val, width: int
+    ) -> None:
+        """Add up the products of two tiles of the left factor, at most, and two of the weights."""
+        k, spec = self.kernel, self.spec
+        weights = panel.weights.at(number * (width * spec.tile_words))
+        for r, tile in enumerate(left):
+            amx.load(k, 4 + r, tile, row_step)
+            for v in range(width):
+                if r == 0:
+                    amx.load(k, 6 + v, weights.at(v * spec.tile_words), TILE)
+                amx.multiply_add(k, spec.element, 2 * r + v, 4 + r, 6 + v)
+        part = k.ops.min(block.number, width * TILE // _FETCHES - 1) * (spec.steps * spec.taps) + number
+        ahead = panel.following.at(part * (_FETCHES * LINE))
+        for line in range(_FETCHES):
+            ahead.prefetch(line * LINE)
+
+    def _finish(self, band: _Band, panel: _Panel, block: _Block) -> None:
+        """From the stage to memory."""
+        k, spec = self.kernel, self.spec
+        tail = panel.columns % TILE
+        mask = k.lane_mask(tail, TILE) if tail else None
+        with k.loop(block.first, block.stop) as row:
+            place = self.places.load(row) if spec.windows else row
+            line = self.stage.at((place - block.place) * BLOCK)
+            offsets = offsets_of(k, spec.finish.pixels, band.first + row)
+            panel.results.finish_line(line, offsets, -(-panel.columns // TILE), TILE, mask)

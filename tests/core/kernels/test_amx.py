@@ -1,0 +1,144 @@
+"""Products and convolutions on matrix tiles. Without such a machine, only what is planned for them is checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.codegen.target import avx512, host
+from core.ir.types import DType, TensorType, symbol
+from core.kernels.catalog import Request, candidates, select
+from core.kernels.catalog.amx import Flat, words_per_step
+from core.kernels.catalog.pool import Window
+from tests.core.kernels.harness import NodeKernel, scalar_body, single_node
+from tests.core.kernels.test_words import floats, halves, narrowing, signed, unsigned
+
+F32, BF16, U8 = DType.FLOAT32, DType.BFLOAT16, DType.UINT8
+N = symbol("n")
+needs_tiles = pytest.mark.skipif(not host().has_tiles(BF16), reason="this machine has no matrix tiles (AMX)")
+
+
+def on_tiles(op: str, *args: Any, **attrs: Any) -> NodeKernel:
+    kernel = NodeKernel(op, *args, **attrs)
+    assert kernel.call.spec.family == "amx"
+    return kernel
+
+
+@needs_tiles
+@pytest.mark.parametrize(("depth", "columns"), [(20, 5), (32, 100), (64, 48), (144, 17)])
+def test_products_of_all_heights_and_widths(depth: int, columns: int) -> None:
+    kernel = on_tiles("FusedMatMul", TensorType(BF16, (N, depth)), floats(depth, columns))
+    for rows, threads in ((0, 1), (1, 1), (7, 2), (16, 1), (17, 1), (31, 4), (32, 1), (33, 3), (49, 1), (100, 3)):
+        kernel.check(halves(rows, depth), threads=threads, rtol=1e-5, atol=1e-5 * depth)
+
+
+@needs_tiles
+def test_rows_are_cut_into_bands() -> None:
+    kernel = on_tiles("FusedMatMul", TensorType(BF16, (N, 4096)), floats(4096, 40))
+    spec = kernel.call.spec
+    assert spec.band < 250  # type: ignore[attr-defined]
+    kernel.check(halves(250, 4096), threads=2, rtol=1e-4, atol=2e-2)
+
+
+@needs_tiles
+def test_residuals_are_replaced_where_blocks_overlap() -> None:
+    body = scalar_body(2, lambda b, x, rest: b("Relu", b("Add", x, rest)))
+    kernel = on_tiles("FusedMatMul", TensorType(BF16, (N, 32)), floats(32, 33), TensorType(F32, (N, 33)), epilogue=body)
+    assert kernel.call.inplace == (2,)
+    kernel.check(halves(41, 32), floats(41, 33), rtol=1e-4, atol=1e-3)
+
+
+@needs_tiles
+def test_long_epilogues_narrow() -> None:
+    body = narrowing(2, lambda b, x, bias: b("Mul", b("Sigmoid", b("Add", x, bias)), b("Tanh", x)))
+    kernel = on_tiles("FusedMatMul", TensorType(BF16, (N, 32)), floats(32, 37), floats(37), epilogue=body)
+    kernel.check(halves(19, 32), threads=2, rtol=1e-2, atol=1e-5)
+
+
+CONVOLUTIONS = [
+    (32, 40, (3, 3), {"pads": (1, 1, 1, 1)}),
+    (48, 20, (3, 3), {"pads": (0, 1, 1, 0), "strides": (2, 2)}),
+    (32, 20, (1, 1), {"strides": (2, 2)}),
+    (16, 20, (3, 2), {"dilations": (2, 1)}),
+    (16, 17, (5, 5), {"pads": (2, 2, 1, 1), "strides": (3, 3)}),
+]
+
+
+@needs_tiles
+@pytest.mark.parametrize(("channels", "outputs", "kernel", "attrs"), CONVOLUTIONS)
+def test_convolutions(channels: int, outputs: int, kernel: tuple[int, int], attrs: dict[str, Any]) -> None:
+    image, weight = TensorType(BF16, (N, 9, 13, channels)), floats(outputs, channels, *kernel)
+    node = on_tiles("FusedConv", image, weight, floats(outputs), layout="NHWC", **attrs)
+    for n, threads in ((0, 1), (1, 1), (3, 2), (1, 4)):
+        node.check(halves(n, 9, 13, channels), threads=threads, rtol=1e-3, atol=1e-3)
+
+
+@needs_tiles
+def test_bands_are_parts_of_large_images_and_several_small_ones() -> None:
+    for size, n in ((60, 1), (7, 25)):
+        weight = floats(8, 128, 3, 3)
+        node = on_tiles("FusedConv", TensorType(BF16, (N, size, size, 128)), weight, layout="NHWC", pads=(1,) * 4)
+        flat = node.call.spec.flat  # type: ignore[attr-defined]
+        assert (flat.parts > 1) if size == 60 else (1 < flat.images < n)
+        node.check(halves(n, size, size, 128), threads=2, rtol=1e-3, atol=5e-3)
+
+
+@needs_tiles
+def test_bytes_are_exact_around_their_zero() -> None:
+    kernel = on_tiles("FusedMatMul", TensorType(U8, (N, 64)), signed(64, 48))
+    kernel.check(unsigned(41, 64), rtol=0, atol=0)
+    weight, image = signed(20, 64, 3, 3), TensorType(U8, (N, 13, 14, 64))
+    conv = on_tiles("FusedConv", image, weight, layout="NHWC", pad_value=77, pads=(1, 1, 0, 1))
+    conv.check(unsigned(2, 13, 14, 64), threads=2, rtol=0, atol=0)
+
+
+@needs_tiles
+def test_kernels_without_tiles_stay_candidates() -> None:
+    graph = single_node("FusedMatMul", TensorType(BF16, (N, 64)), floats(64, 48))
+    families = [call.spec.family for call in candidates(Request(graph.nodes[0], graph.constants, host()))]
+    assert families[0] == "amx" and "gemm" in families[1:]
+
+
+def test_targets_without_tiles_get_other_kernels() -> None:
+    graph = single_node("FusedMatMul", TensorType(BF16, (N, 64)), floats(64, 48))
+    for target in (avx512(), host().without_tiles):
+        assert not target.has_tiles(BF16)
+        call = select(Request(graph.nodes[0], graph.constants, target))
+        assert call is not None and call.spec.family == "gemm"
+
+
+def test_depths_are_cut_evenly() -> None:
+    assert [words_per_step(depth) for depth in (8, 16, 20, 48, 72, 37, 4)] == [8, 16, 10, 16, 12, None, None]
+
+
+WINDOWS = [
+    (Window(9, 9, 3, 1, 1, 1, 1), Window(13, 13, 3, 1, 1, 1, 1), 27),
+    (Window(9, 9, 3, 1, 1, 1, 1), Window(13, 12, 3, 1, 1, 1, 0), 4),
+    (Window(9, 5, 3, 2, 1, 1, 1), Window(13, 7, 3, 2, 1, 1, 1), 10),
+    (Window(9, 5, 3, 1, 2, 0, 0), Window(13, 13, 3, 1, 2, 2, 2), 2),
+    (Window(9, 3, 5, 3, 1, 2, 1), Window(13, 4, 5, 3, 1, 2, 1), 3),
+]
+
+
+@pytest.mark.parametrize(("y", "x", "lines"), WINDOWS)
+def test_every_tap_meets_its_pixel(y: Window, x: Window, lines: int) -> None:
+    """Pixels are numbers, zero outside; the planes are filled by definition, image after image."""
+    flat = Flat((y, x), lines)
+    images = np.arange(1, flat.images * y.size * x.size + 1).reshape(-1, y.size, x.size)
+    room = ((0, 0), (y.before, y.kernel * y.dilation + y.stride), (x.before, x.kernel * x.dilation + x.stride))
+    padded = np.pad(images, room)
+    planes = np.zeros((len(flat.planes), flat.plane_pixels), int)
+    for plane, (a, b) in zip(planes, flat.planes, strict=True):
+        for number, image in enumerate(padded):
+            for i in range(flat.image_lines):
+                line = image[i * y.stride + a, b :: x.stride][: flat.pitch]
+                at = number * flat.image_pitch + i * flat.pitch
+                plane[at : at + len(line)] = line
+    for result, place in enumerate(flat.places):
+        number, (line, column) = result // (y.count * x.count), divmod(result, x.count)
+        for tap, (i, j) in zip(flat.taps, np.ndindex(y.kernel, x.kernel), strict=True):
+            row = line % y.count * y.stride + i * y.dilation
+            assert planes[tap.plane, place + tap.shift] == padded[number, row, column * x.stride + j * x.dilation]
+    assert max(flat.places) + max(tap.shift for tap in flat.taps) + 32 <= flat.plane_pixels

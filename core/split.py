@@ -110,7 +110,10 @@ def _site(name: str, options: Options) -> Site:
 
 
 def _target(name: str, options: Options) -> Target | GpuTarget:
-    return host() if name == HOST else replace(open_device(name).target, tf32=options.precision == "tf32")
+    if name == HOST:
+        return host()
+    device, chooses = open_device(name), options.tune or options.findings
+    return replace(device.target, tf32=options.precision == "tf32", cublaslt=device.library() if chooses else 0)
 
 
 def _compiled(part: Part, planned: Planned, choices: Choices, store: Store | None, log: tuple[str, ...]) -> Compiled:

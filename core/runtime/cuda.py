@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,10 @@ import numpy as np
 from core.codegen.cache import ObjectCache
 from core.errors import ArtifactError, DeviceError, DeviceMemoryError, UnsupportedError
 from core.kernels.catalog import KernelSpec
+from core.kernels.catalog.cuda.library import LibrarySpec
 from core.kernels.cuda import Binary, binary_for
 from core.kernels.target import GpuTarget
+from core.runtime.cublaslt import Library, Product, opened
 from core.runtime.device import Event, Graph, Grid, HostBytes, MemoryInfo, Module, Stream
 from core.runtime.machine import Peaks
 from core.runtime.memory import address_of, array_at
@@ -120,10 +123,14 @@ class CudaDevice:
 
     def call(self, name: str, *arguments: Any) -> Any:
         """A function of the driver, in this device's context."""
+        self._enter()
+        return self.driver(name, *arguments)
+
+    def _enter(self) -> None:
+        """Make this device's context the one of this thread."""
         if _thread.context is not self._context:
             self.driver("cuCtxSetCurrent", self._context)
             _thread.context = self._context
-        return self.driver(name, *arguments)
 
     def _target(self) -> GpuTarget:
         fact = self._fact
@@ -177,10 +184,26 @@ class CudaDevice:
         return _Event(self, self.call("cuEventCreate", 0 if timed else _UNTIMED))
 
     def code(self, spec: KernelSpec, cache: ObjectCache | None = None) -> bytes:
-        return binary_for(spec, self.target, cache).to_bytes()
+        return spec.to_bytes() if isinstance(spec, LibrarySpec) else binary_for(spec, self.target, cache).to_bytes()
 
     def load(self, objects: Mapping[str, bytes]) -> Module:
-        return _Module(self, {symbol: Binary.from_bytes(data) for symbol, data in objects.items()})
+        return _Module(self, objects)
+
+    def library(self) -> int:
+        return self._products.version if self._products is not None else 0
+
+    @cached_property
+    def _products(self) -> Library | None:
+        """Looked for when it is first asked for: it is hundreds of megabytes."""
+        self._enter()
+        return opened()
+
+    def product(self, data: bytes) -> Product:
+        """A product that the library makes. ArtifactError without the library."""
+        spec = LibrarySpec.from_bytes(data)
+        if self._products is None:
+            raise ArtifactError(f"'{spec.summary}' needs NVIDIA's cuBLASLt, which is not here; compile the model again")
+        return Product(self._products, spec, self._enter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,26 +214,31 @@ class _Function:
 
 
 class _Module:
-    """A module of the driver for every kernel: they are cached and shared one by one."""
+    """A module of the driver for every kernel: they are cached and shared one by one. What the vendor's library does is
+    no module."""
 
-    def __init__(self, device: CudaDevice, binaries: Mapping[str, Binary]) -> None:
+    def __init__(self, device: CudaDevice, objects: Mapping[str, bytes]) -> None:
         self._device = device
         self._modules: list[Any] = []
-        self._functions: dict[str, _Function] = {}
+        self._functions: dict[str, _Function | Product] = {}
         try:
-            for symbol, binary in binaries.items():
-                self._functions[symbol] = self._loaded(binary)
+            for symbol, data in objects.items():
+                library = LibrarySpec.is_one(data)
+                self._functions[symbol] = device.product(data) if library else self._loaded(Binary.from_bytes(data))
         except BaseException:
             self.close()
             raise
 
-    def function(self, symbol: str) -> _Function:
+    def function(self, symbol: str) -> _Function | Product:
         return self._functions[symbol]
 
     def close(self) -> None:
+        while self._functions:
+            _, function = self._functions.popitem()
+            if isinstance(function, Product):
+                function.close()
         while self._modules:
             self._device.call("cuModuleUnload", self._modules.pop())
-        self._functions.clear()
 
     def _loaded(self, binary: Binary) -> _Function:
         call = self._device.call
@@ -271,9 +299,12 @@ class _Stream:
     def copy(self, target: int, source: int, nbytes: int) -> None:
         self.device.call("cuMemcpyDtoDAsync", target, source, nbytes, self.handle)
 
-    def launch(self, function: _Function, grid: Grid, addresses: Sequence[int], n: int) -> None:
+    def launch(self, function: _Function | Product, grid: Grid, addresses: Sequence[int], n: int) -> None:
         """The kernel's arguments: the addresses, n, and two that Triton would use for scratch memory. Each lies in a
         word of its own, of which an int32 is the first half (all machines that have GPUs are little-endian)."""
+        if isinstance(function, Product):
+            function.launch(int(self.handle), addresses, n)
+            return
         words = np.array([*addresses, n, 0, 0], np.uint64)
         places = address_of(words) + 8 * np.arange(len(words), dtype=np.uint64)
         self.device.call(

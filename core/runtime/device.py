@@ -131,6 +131,10 @@ class Device(Protocol):
         """Whether times that its events give say anything about kernels."""
         ...
 
+    def library(self) -> int:
+        """The version of the vendor's library of products; 0 where there is none for this device."""
+        ...
+
     def memory(self) -> MemoryInfo: ...
 
     def peaks(self) -> Peaks:

@@ -152,6 +152,10 @@ class SimulatedDevice:
         if self._cost is not None:
             self.nanoseconds += self._cost(kernel, grid, n)
 
+    def library(self) -> int:
+        """Nobody is a vendor of these."""
+        return 0
+
     def peaks(self) -> Peaks:
         """Round numbers: nothing runs at them."""
         return Peaks(flops=1e13, bandwidth=1e12)

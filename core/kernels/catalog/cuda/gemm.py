@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from itertools import product as product_of
 from typing import ClassVar
 
 from core.ir.dim import product
-from core.ir.graph import Array, Graph, Node
+from core.ir.graph import Graph, Node
 from core.ir.types import Dim, DType
 from core.kernels.catalog import body as bodies
 from core.kernels.catalog.base import In, KernelCall, KernelSpec, Operand, Out, Packed, Request, covers, offers
 from core.kernels.catalog.cuda.elementwise import is_computable
+from core.kernels.catalog.cuda.library import by_library
 from core.kernels.catalog.cuda.product import (
     BF16,
     F32,
@@ -23,6 +25,7 @@ from core.kernels.catalog.cuda.product import (
     parts_of,
     precisions,
     ranked_tiles,
+    rounded,
     split_operands,
 )
 from core.kernels.catalog.cuda.tiling import blocks
@@ -74,8 +77,13 @@ def gemm(request: Request) -> KernelCall | None:
 
 
 @offers("FusedMatMul", "MatMul", device="cuda")
-def other_tiles(request: Request) -> Iterable[KernelCall]:
-    return _calls(request)
+def other_ways(request: Request) -> Iterator[KernelCall]:
+    """First what the vendor's library does, where it is there, since it needs no compiling; then other tiles."""
+    calls = _calls(request)
+    for first in islice(calls, 1):
+        library = by_library(first, first.spec, request) if isinstance(first.spec, GemmSpec) else None
+        yield from [library] if library is not None else []
+    yield from calls
 
 
 def _calls(request: Request) -> Iterator[KernelCall]:
@@ -143,7 +151,3 @@ def _right_operand(request: Request, element: DType) -> tuple[Operand, tuple[DTy
     if b is element or request.constant(1) is None:
         return In(1), (a, b)
     return Packed(1, f"{element}", partial(rounded, element=element)), (a, element)
-
-
-def rounded(array: Array, element: DType) -> Array:
-    return array.astype(element.numpy)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from core.ir.dim import evaluate
-from core.ir.graph import Graph
+from core.ir.graph import Array, Graph
 from core.ir.types import Dim, DType
 from core.kernels.catalog.base import Block, Operand, Scratch
 from core.kernels.catalog.cuda.tiling import blocks
@@ -132,6 +132,10 @@ def split_operands(tile: ProductTile, programs: Dim, parts: int) -> tuple[Operan
         return ()
     sums = Scratch(programs * parts * tile.rows * tile.columns * F32.itemsize, shared=True)
     return sums, Block("counts", np.zeros(programs, np.int32))
+
+
+def rounded(array: Array, element: DType) -> Array:
+    return array.astype(element.numpy)
 
 
 def padded(size: Dim) -> int:

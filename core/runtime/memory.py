@@ -50,10 +50,15 @@ def aligned_bytes(size: int) -> NDArray[np.uint8]:
 
 def _mapped(size: int) -> mmap.mmap:
     block = mmap.mmap(-1, size)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without huge pages
-            block.madvise(mmap.MADV_HUGEPAGE)
+    prefer_huge_pages(block)
     return block
+
+
+def prefer_huge_pages(mapping: mmap.mmap) -> None:
+    """Ask for pages of 2 MiB, where there are such (Linux)."""
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel, or a file system, without them
+            mapping.madvise(mmap.MADV_HUGEPAGE)
 
 
 def give_back(used: int) -> None:

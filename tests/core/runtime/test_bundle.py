@@ -41,6 +41,13 @@ def test_equal_contents_give_equal_files_and_nothing_else_is_left(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["some.lathe"]
 
 
+def test_pieces_longer_than_a_huge_page_come_back_whole(tmp_path: Path) -> None:
+    pieces = [np.random.default_rng(size).bytes(size) for size in ((1 << 21) - 4099, 3 << 21, 5)]
+    write_bundle(tmp_path / "some.lathe", {}, {"long": pieces})
+    with Bundle(tmp_path / "some.lathe") as bundle:
+        assert bytes(bundle.section("long")) == b"".join(pieces)
+
+
 def test_what_fails_half_way_leaves_the_old_file(tmp_path: Path) -> None:
     path = made(tmp_path)
     with pytest.raises(TypeError):

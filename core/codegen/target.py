@@ -6,6 +6,7 @@ import ctypes
 import functools
 import os
 import platform
+from collections.abc import Collection
 from pathlib import Path
 
 import llvmlite.binding as llvm
@@ -15,6 +16,7 @@ from core.kernels.target import Target
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _X86 = ("x86_64", "amd64")
 _ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA = 158, 0x1023, 18  # Linux on x86-64, arch/x86/include/uapi/asm/prctl.h
+_WITH_TILES = ("sapphirerapids", "emeraldrapids", "graniterapids", "graniterapids-d", "diamondrapids")
 
 
 @functools.cache
@@ -70,6 +72,15 @@ def has_bytes(target: Target) -> bool:
     return "+avx512vnni" in features or (target.lanes == 8 and "+avxvnni" in features)
 
 
+def cpu_name(detected: str, available: Collection[str]) -> str:
+    """LLVM's name of the CPU whose timings code is scheduled for.
+
+    A hypervisor may show the model number of an older one: what it can do says more. Scheduled for a core of another
+    kind, loads move so far ahead that register tiles no longer fit the registers.
+    """
+    return "sapphirerapids" if "amx-bf16" in available and detected not in _WITH_TILES else detected
+
+
 def target_machine(target: Target) -> llvm.TargetMachine:
     """LLVM's code generator for `target`."""
     initialize()
@@ -81,11 +92,13 @@ def target_machine(target: Target) -> llvm.TargetMachine:
 
 def _detect() -> Target:
     initialize()
-    available = {name for name, present in llvm.get_host_cpu_features().items() if present}
+    found = dict(llvm.get_host_cpu_features())
+    cpu = cpu_name(llvm.get_host_cpu_name(), [name for name, present in found.items() if present])
     if not _may_use_tiles():
-        available = {name for name in available if not name.startswith("amx-")}
-    features = ",".join(sorted(f"+{name}" for name in available))
-    cpu = llvm.get_host_cpu_name()
+        found = {name: present and not name.startswith("amx-") for name, present in found.items()}
+    available = {name for name, present in found.items() if present}
+    stated = sorted(available if cpu == llvm.get_host_cpu_name() else found)
+    features = ",".join(f"{'+' if name in available else '-'}{name}" for name in stated)
     if {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= available:
         # LLVM prefers half-wide vectors on some cores for the sake of mixed code; kernels are not mixed code.
         features += ",-prefer-256-bit"

@@ -130,6 +130,12 @@ def test_wide_registers_are_used_where_the_target_has_them() -> None:
         assert register in text(target)
 
 
+def test_a_cpu_behind_a_wrong_model_number_is_known_by_what_it_can_do() -> None:
+    assert targets.cpu_name("rocketlake", {"avx512f", "amx-bf16"}) == "sapphirerapids"
+    assert targets.cpu_name("graniterapids", {"avx512f", "amx-bf16"}) == "graniterapids"
+    assert targets.cpu_name("znver5", {"avx512f"}) == "znver5"
+
+
 def test_a_named_target_replaces_the_detected_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LATHE_TARGET", "plain")
     targets.host.cache_clear()

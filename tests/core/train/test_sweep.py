@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +190,7 @@ def test_fields_of_lists_and_whole_tables_are_set() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1_800)
 def test_twenty_trials_on_digits_beat_the_default(tmp_path: Path) -> None:
     """A default that is poor on purpose: a rate far too low for so few epochs."""
     digits = load_digits()
@@ -220,12 +219,17 @@ def test_twenty_trials_on_digits_beat_the_default(tmp_path: Path) -> None:
     assert found["metrics"]["accuracy"] > 0.95
     mattered = found["sweep"]["importance"]
     assert max(mattered, key=mattered.get) == "optimizer.rate" and sum(mattered.values()) == pytest.approx(1)
-    times = [[event.time for event in events.read(tmp_path / "trials" / str(number))] for number in range(20)]
-    together = sum(first[0] < second[-1] and second[0] < first[-1] for first, second in pairwise(times))
-    assert together >= 10  # two at once, for two cores
+    lives = [lived(tmp_path / "trials" / str(number)) for number in range(20)]
+    accompanied = sum(any(began < birth < ended for began, ended in lives) for birth, _ in lives)
+    assert accompanied >= 15  # two at once, for two cores: whenever one begins another is under way, but for the first
+
+
+def lived(trial: Path) -> tuple[int, int]:
+    """When its process began and ended, whatever of that it could compute in: its files were last written then."""
+    return (trial / "recipe.json").stat().st_mtime_ns, (trial / "trial.json").stat().st_mtime_ns
 
 
 def ended_late(process: subprocess.Popen[str]) -> int:
-    _, complaint = process.communicate(timeout=380)
+    _, complaint = process.communicate(timeout=1_780)
     assert "Traceback" not in complaint, complaint
     return process.returncode

@@ -113,9 +113,7 @@ async def start(command: Sequence[str], priority: Priority = Priority.LOW, *, st
 
 def _spawn(command: Sequence[str], stderr: int) -> subprocess.Popen[bytes]:
     pipe = subprocess.PIPE
-    return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=stderr, bufsize=0, env=_environment()
-    )
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=stderr, bufsize=0, env=environment())
 
 
 def kill(process: Process) -> None:
@@ -136,7 +134,7 @@ async def read_tail(stream: asyncio.StreamReader | None, keep: int = 1 << 16) ->
     return kept
 
 
-def _environment() -> dict[str, str]:
-    """No secrets of the server, and one thread per library: Lathe's own threads do the computing."""
+def environment() -> dict[str, str]:
+    """What a child sees: no secrets of the server, and one thread per library: Lathe's own threads do the computing."""
     kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     return {**kept, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}

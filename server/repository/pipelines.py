@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from server.errors import ServerError, Unavailable, Unprocessable
 from server.pipelines.builtins.base import Made, Request
-from server.pipelines.builtins.registry import READ_FILES, find
+from server.pipelines.builtins.registry import find
 from server.pipelines.definition import BadPipeline, StepDef, read_definition
 from server.pipelines.pipeline import BuiltinStage, Face, ModelStage, Pipeline, Stage, reach
-from server.pipelines.probe import arguments, prober
 from server.pipelines.wiring import Types, attach, in_order, known_types
 from server.repository.builder import Builder, Built, warm_up
 from server.repository.live import LiveModel, LiveModels
@@ -66,7 +65,6 @@ class PipelineBuilder:
         self._resolver = resolver
         self._builder = builder
         self._ensure = ensure
-        self._prober = prober()
         self.released: Released = lambda model: None  # set by who lets go of what is not needed any more
 
     async def build(self, model: LiveModel, folder: Path, loading: Callable[[], None]) -> Built:
@@ -131,8 +129,6 @@ class PipelineBuilder:
     async def _builtin(self, step: StepDef, name: str, types: Types, folder: Path, parts: _Parts) -> BuiltinStage:
         known = {own: replace(types[tensor], name=own) for own, tensor in step.inputs.items() if tensor in types}
         request = Request(step.options, known, folder)
-        if name in READ_FILES:
-            await self._prober.run(*arguments(name, request))
         made = await asyncio.to_thread(_make, name, request)
         if isinstance(made, bytes):
             built = await self._compile(made, parts.owner)

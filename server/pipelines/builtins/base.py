@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,12 +50,19 @@ class Request:
 
     def file(self, name: str, largest: int) -> bytes:
         """Return a file of the version; raises BadPipeline where there is none, or it is larger than ``largest``."""
+        return self._path(name, largest).read_bytes()
+
+    def open(self, name: str, largest: int) -> int:
+        """Return a descriptor of a file, which the caller closes: the folder may move. Raises BadPipeline likewise."""
+        return os.open(self._path(name, largest), os.O_RDONLY | os.O_CLOEXEC)
+
+    def _path(self, name: str, largest: int) -> Path:
         path = self.folder / name
         if Path(name).name != name or path.is_symlink() or not path.is_file():
             raise BadPipeline(f"the version has no file {name[:80]!r}")
         if path.stat().st_size > largest:
             raise BadPipeline(f"file {name!r}: expected at most {largest} bytes, got {path.stat().st_size}")
-        return path.read_bytes()
+        return path
 
 
 class HostStep:
@@ -64,12 +72,16 @@ class HostStep:
     batchable = True
     batch_reason = "rows are worked on one by one"
     max_batch = MAX_BATCH
-    memory_bytes = 0
     inline = False  # whether short executions may hold the event loop up
 
     def __init__(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it takes beside the process it is in."""
+        return 0
 
     def execute(self, inputs: Tensors) -> Tensors:
         """Do it for the rows of one request; raises BadRequest for rows that are no such thing."""

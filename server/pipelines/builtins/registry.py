@@ -17,8 +17,6 @@ _HOMES: Mapping[str, str] = {  # what needs an extra is imported only when it is
     "label": "labels",
 }
 
-READ_FILES = frozenset({"tokenize"})  # with a library that a file can hurt; see probe.py
-
 
 def find(name: str) -> Maker:
     """Return what makes a step of this name; raises BadPipeline listing those there are."""

@@ -1,23 +1,33 @@
-"""Text to token numbers, with the tokenizers library (the extra ``text``) and a version's own ``tokenizer.json``."""
+"""Text to token numbers, with the tokenizers library (the extra ``text``) and a version's own ``tokenizer.json``.
+
+The library holds the interpreter's lock while it parses, half a second for 250,000 words, and what is in the file
+decides how long a text takes. So all of it happens in a process of its own; see tokenizing.py.
+"""
 
 from __future__ import annotations
 
-import os
+from importlib.util import find_spec
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from server.datatypes import to_bytes
-from server.errors import BadRequest, Internal
+from server.children import Limits
+from server.datatypes import pack_strings, to_bytes
+from server.errors import BadRequest
 from server.pipelines.builtins.base import HostStep, Options, Request
 from server.pipelines.definition import BadPipeline
-from server.types import Array, Tensors, TensorSpec
+from server.pipelines.helper import Beyond, Helper, Refused
+from server.types import Tensors, TensorSpec
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the server's workers are the parallelism
-from tokenizers import Encoding, Tokenizer
+if find_spec("tokenizers") is None:
+    raise ModuleNotFoundError("tokenizers", name="tokenizers")
 
 _LARGEST = 64 << 20  # bytes of tokenizer.json
+_MODULE = "server.pipelines.tokenizing"
+_PARSING = Limits(seconds=30.0, memory=2 << 30)
+_ENCODING = Limits(seconds=10.0, memory=2 << 30)
+_NAMES = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class TokenizeOptions(Options):
@@ -36,76 +46,52 @@ def tokenize(request: Request) -> Tokenize:
     batch of the next step. The mask is 1 for tokens and 0 for padding.
     """
     options = request.read(TokenizeOptions)
-    return Tokenize(_load(request.file(options.file, _LARGEST), options), options)
+    arguments = [str(options.max_length), str(options.multiple)]
+    try:
+        helper = Helper(_MODULE, arguments, request.open(options.file, _LARGEST), _PARSING, _ENCODING)
+    except Refused as error:
+        raise BadPipeline(f"file {options.file!r}: it does not read as a tokenizer: {error}") from error
+    except Beyond as error:
+        raise BadPipeline(f"file {options.file!r}: cannot be read: {error}") from error
+    return Tokenize(helper, options.max_bytes)
 
 
 class Tokenize(HostStep):
-    """Runs a tokenizer."""
+    """Has a process run a tokenizer."""
 
-    def __init__(self, tokenizer: Tokenizer, options: TokenizeOptions) -> None:
-        names = ("input_ids", "attention_mask", "token_type_ids")
+    def __init__(self, helper: Helper, max_bytes: int) -> None:
         super().__init__(
-            [TensorSpec("text", "BYTES", (-1, 1))], [TensorSpec(name, "INT64", (-1, -1)) for name in names]
+            [TensorSpec("text", "BYTES", (-1, 1))], [TensorSpec(name, "INT64", (-1, -1)) for name in _NAMES]
         )
-        self._tokenizer = tokenizer
-        self._options = options
-        self._pad = _padding_of(tokenizer)
+        self._helper = helper
+        self._max_bytes = max_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the process has in memory."""
+        return self._helper.memory_bytes
 
     def execute(self, inputs: Tensors) -> Tensors:
-        """Encode the rows; raises BadRequest naming one that is not UTF-8 or too long."""
-        texts = [self._text(row, to_bytes(item)) for row, item in enumerate(inputs["text"].ravel().tolist())]
-        encodings = self._encode(texts)
-        length = self._length(encodings)
-        return {
-            "input_ids": _padded([encoding.ids for encoding in encodings], length, self._pad),
-            "attention_mask": _padded([encoding.attention_mask for encoding in encodings], length, 0),
-            "token_type_ids": _padded([encoding.type_ids for encoding in encodings], length, 0),
-        }
-
-    def _text(self, row: int, data: bytes) -> str:
-        if len(data) > self._options.max_bytes:
-            raise BadRequest(f"text {row}: expected at most {self._options.max_bytes} bytes, got {len(data)}")
+        """Encode the rows; raises BadRequest naming one that is not UTF-8 or too long, or where they take too long."""
+        texts = inputs["text"]
+        for row, item in enumerate(texts.ravel().tolist()):
+            self._check(row, to_bytes(item))
         try:
-            return data.decode()
+            answer = self._helper.ask(pack_strings(texts))
+        except Beyond as error:
+            raise BadRequest(f"text: {error} to tokenize") from error
+        rows, length = np.frombuffer(answer, np.int64, 2).tolist()
+        columns = np.frombuffer(answer, np.int64, offset=16).reshape(len(_NAMES), rows, length)
+        return dict(zip(_NAMES, columns, strict=True))
+
+    def _check(self, row: int, data: bytes) -> None:
+        if len(data) > self._max_bytes:
+            raise BadRequest(f"text {row}: expected at most {self._max_bytes} bytes, got {len(data)}")
+        try:
+            data.decode()
         except UnicodeDecodeError as error:
             raise BadRequest(f"text {row}: not UTF-8: {error.reason} at byte {error.start}") from error
 
-    def _encode(self, texts: list[str]) -> list[Encoding]:
-        try:
-            return self._tokenizer.encode_batch(texts)
-        except BaseException as error:  # a panic of the library is no Exception, and would end the worker
-            _pass_on(error)
-            raise Internal(f"the tokenizer failed ({type(error).__name__})") from error
-
-    def _length(self, encodings: list[Encoding]) -> int:
-        longest, multiple = max((len(one) for one in encodings), default=1), self._options.multiple
-        return min(max(-(-longest // multiple), 1) * multiple, max(self._options.max_length, longest))
-
-
-def _load(content: bytes, options: TokenizeOptions) -> Tokenizer:
-    try:
-        tokenizer = Tokenizer.from_buffer(content)
-        tokenizer.no_padding()
-        tokenizer.enable_truncation(options.max_length)
-    except BaseException as error:
-        _pass_on(error)
-        raise BadPipeline(f"file {options.file!r}: it does not read as a tokenizer: {str(error)[:200]}") from error
-    return tokenizer
-
-
-def _pass_on(error: BaseException) -> None:
-    if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
-        raise error
-
-
-def _padding_of(tokenizer: Tokenizer) -> int:
-    """Return the token that fills up; which one makes no difference to a model that heeds the mask."""
-    found = (tokenizer.token_to_id(token) for token in ("[PAD]", "<pad>"))
-    return next((number for number in found if number is not None), 0)
-
-
-def _padded(rows: list[list[int]], length: int, filler: int) -> Array:
-    made = np.full((len(rows), length), filler, np.int64)
-    for row, numbers in enumerate(rows):
-        made[row, : len(numbers)] = numbers
-    return made
+    def close(self) -> None:
+        """End the process."""
+        self._helper.close()

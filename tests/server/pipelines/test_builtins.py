@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -12,7 +11,6 @@ import numpy as np
 import onnxruntime
 import pytest
 from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from server.errors import BadRequest
 from server.pipelines.builtins.base import HostStep, Made, Request
@@ -171,52 +169,11 @@ def test_softmax_is_over_the_last_axis() -> None:
     np.testing.assert_allclose(got, np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True), rtol=1e-5)
 
 
-@pytest.fixture
-def words(tmp_path: Path) -> Path:
-    """A folder with a tokenizer of four words."""
-    vocabulary = {"[UNK]": 0, "one": 1, "two": 2, "three": 3, "<pad>": 4}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    (tmp_path / "tokenizer.json").write_text(tokenizer.to_str())
-    return tmp_path
-
-
-def test_texts_become_numbers_padded_to_a_multiple(words: Path) -> None:
-    out = host("tokenize", words, multiple=4).execute({"text": column(b"one two", b"three four one two one")})
-    np.testing.assert_array_equal(out["input_ids"], [[1, 2, 4, 4, 4, 4, 4, 4], [3, 0, 1, 2, 1, 4, 4, 4]])
-    np.testing.assert_array_equal(out["attention_mask"], [[1, 1, 0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0, 0, 0]])
-    assert not out["token_type_ids"].any()
-    assert {array.dtype for array in out.values()} == {np.dtype(np.int64)}
-
-
-def test_a_long_text_is_cut_and_padding_stops_there(words: Path) -> None:
-    out = host("tokenize", words, multiple=4, max_length=6).execute({"text": column(b"one " * 9, b"")})
-    np.testing.assert_array_equal(out["attention_mask"], [[1] * 6, [0] * 6])
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (b"\xff\xfe", "text 0: not UTF-8: invalid start byte at byte 0"),
-        (b"x" * 101, "expected at most 100 bytes, got 101"),
-    ],
-)
-def test_what_is_no_text_is_the_callers_fault(words: Path, text: bytes, message: str) -> None:
-    with pytest.raises(BadRequest, match=message):
-        host("tokenize", words, max_bytes=100).execute({"text": column(text)})
-
-
-@pytest.mark.parametrize("content", ["", "{", '{"model": {"type": "Magic"}}', json.dumps([1])])
-def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(BadPipeline, match=r"file 'tokenizer.json': it does not read as a tokenizer"):
-        make("tokenize", tmp_path)
-
-
-def test_a_file_behind_a_link_is_none(tmp_path: Path, words: Path) -> None:
-    (tmp_path / "linked.json").symlink_to(words / "tokenizer.json")
-    with pytest.raises(BadPipeline, match=r"the version has no file 'linked.json'"):
-        make("tokenize", tmp_path, file="linked.json")
+def test_a_file_behind_a_link_is_none(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("one\n")
+    (tmp_path / "linked.txt").symlink_to(tmp_path / "labels.txt")
+    with pytest.raises(BadPipeline, match=r"the version has no file 'linked.txt'"):
+        make("label", tmp_path, file="linked.txt")
 
 
 def test_labels_are_those_of_the_best_scores(tmp_path: Path) -> None:

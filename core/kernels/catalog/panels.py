@@ -30,6 +30,8 @@ _ROWS_32: RowChoices = {1: (10, 8), 2: (10, 8, 7), 3: (9, 8, 7), 4: (6, 7, 5)}
 _ROWS_16: RowChoices = {1: (10, 6), 2: (6, 5, 4), 3: (4, 3)}
 _ROWS_PLAIN: RowChoices = {1: (8, 6), 2: (5, 4)}
 _REUSES = 4
+_WEIGHTS = 0.5  # of the second-level cache, for weights that stay there
+BLOCK_TILES = 8  # tiles of rows that go through all panels while what they read and write is in the cache
 _SHORT_EPILOGUE = 8  # additions
 _FMA_LATENCY = 4.0  # cycles; two start per cycle, and so do two loads
 _SAMPLE_BATCHES = (1, 2, 8, 32)  # where the cost of a tile is weighed when the row count depends on the batch
@@ -101,11 +103,17 @@ def tails(rows: Dim, height: int) -> Tails:
     return Tails(tuple(size for size in (8, 4, 2, 1) if size < height), additive=True)
 
 
-def is_reused(rows: Dim, tile: Tile) -> bool:
-    """Whether even a batch of one keeps a panel busy for several tiles: time enough to fetch the next one. With fewer,
-    panels pass by at the speed of memory anyway, and fetching only competes."""
+def tiles_ahead(rows: Dim, tile: Tile, in_blocks: bool) -> int:
+    """The tiles of a panel over which fetching the next one is spread. 0 where a batch of one has few: panels pass by
+    at the speed of memory anyway, and fetching only competes."""
     form = affine(rows, "n")
-    return form is None or sum(form) >= _REUSES * tile.rows
+    tiles = sum(form) // tile.rows if form is not None else BLOCK_TILES
+    return 0 if tiles < _REUSES else min(tiles, BLOCK_TILES) if in_blocks else tiles
+
+
+def stays_cached(target: Target, depth: int, columns: int) -> bool:
+    """Whether all panels of such weights stay in the second-level cache while rows go through them."""
+    return depth * columns * WORD_BYTES <= target.l2_bytes * _WEIGHTS
 
 
 def packed_size(depth: int, columns: int, tile: Tile) -> int:

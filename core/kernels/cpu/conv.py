@@ -9,9 +9,9 @@ from core.codegen.lang import Kernel, Val
 from core.codegen.registers import Pointer
 from core.ir.types import DType
 from core.kernels.catalog.conv import ConvSpec, table_lanes
-from core.kernels.catalog.panels import is_reused, packed_size, stage_bytes
+from core.kernels.catalog.panels import packed_size, stage_bytes, stays_cached, tiles_ahead
 from core.kernels.catalog.words import WORD_BYTES, total_dtype, word_dtype
-from core.kernels.cpu.microkernel import AHEAD, Grid, accumulate, ahead_of, each_panel, each_tile, zeros
+from core.kernels.cpu.microkernel import Ahead, Grid, accumulate, ahead_of, each_panel, each_tile, zeros
 from core.kernels.cpu.nest import offsets_of
 from core.kernels.cpu.results import Results
 from core.kernels.cpu.tile import shuffle
@@ -51,7 +51,9 @@ class _Conv:
         steps = (*finish.extra_steps, 1)
         self.results = Results(k, finish.epilogue, tuple(operands[2:]), steps, finish.deferred, stage)
         self._scratch(index)
-        each_panel(k, k.index(spec.groups), spec.columns, spec.pixels, spec.tile, self._panel)
+        in_blocks = stays_cached(target, spec.depth, spec.columns)
+        self.ahead = tiles_ahead(spec.pixels, spec.tile, in_blocks)
+        each_panel(k, k.index(spec.groups), spec.columns, spec.pixels, spec.tile, self._panel, in_blocks)
 
     def _scratch(self, index: int) -> None:
         """Rows for gathered windows; or the table of runs, and behind it what runs outside the image point at."""
@@ -67,7 +69,7 @@ class _Conv:
             with k.loop(0, room, self.lanes) as i:
                 self.outside.store(k.constant(spec.fill, self.word, self.lanes), i)
 
-    def _panel(self, group: Val, panel: Val, columns: int, start: Val, stop: Val) -> None:
+    def _panel(self, group: Val, panel: Val, columns: int, start: Val, stop: Val, new: Val | None) -> None:
         """Pixels `start` to `stop` of one panel."""
         k, spec = self.kernel, self.spec
         first = panel * spec.tile.columns
@@ -75,11 +77,10 @@ class _Conv:
         results = self.results.at_column(group * spec.columns + first)
         place = _Panel(self.image.at(group * spec.channels), weights, results, columns)
 
-        fetches = is_reused(spec.pixels, spec.tile)
-
         def tile(pixel: Val, height: int) -> None:
-            next_panel, number = weights.at(columns * spec.depth), (pixel - start) // spec.tile.rows
-            ahead = ahead_of(next_panel, number, spec.depth) if fetches and height == spec.tile.rows else None
+            ahead, number, depth = None, (pixel - start) // spec.tile.rows, spec.depth
+            if self.ahead and height == spec.tile.rows:
+                ahead = ahead_of(weights, columns * depth, columns, spec.tile, number, self.ahead, depth, new)
             self._tile(place, pixel, height, ahead)
 
         each_tile(k, start, stop, spec.pixels, spec.tile.rows, tile)
@@ -89,7 +90,7 @@ class _Conv:
         """Where the extras and Y are at a pixel."""
         return offsets_of(self.kernel, self.spec.finish.pixels, pixel)
 
-    def _tile(self, place: _Panel, pixel: Val, height: int, ahead: Pointer | None) -> None:
+    def _tile(self, place: _Panel, pixel: Val, height: int, ahead: Ahead | None) -> None:
         k, lanes = self.kernel, self.lanes
         vectors, tail = -(-place.columns // lanes), place.columns % lanes
         grid = zeros(k, height, vectors, lanes, total_dtype(self.spec.element))
@@ -98,7 +99,7 @@ class _Conv:
 
     # Windows found through a table
 
-    def _implicit(self, place: _Panel, grid: Grid, pixel: Val, ahead: Pointer | None) -> Grid:
+    def _implicit(self, place: _Panel, grid: Grid, pixel: Val, ahead: Ahead | None) -> Grid:
         k, spec = self.kernel, self.spec
         height, width = len(grid), len(grid[0]) * self.lanes
         self._fill_table(place.image, pixel)
@@ -106,7 +107,7 @@ class _Conv:
             sources = [self._source(place.image, fold.index, r) for r in range(height)]
             panel = place.weights.at(fold.index * (spec.run // spec.pair * width))
             carried = _regrid(fold.values, grid)
-            part = ahead.at(fold.index * (spec.run * AHEAD)) if ahead is not None else None
+            part = ahead.after(fold.index * spec.run) if ahead is not None else None
             if spec.pair > 1:
                 rows = self._side_by_side(carried, sources, panel)
             else:

@@ -7,9 +7,9 @@ from core.codegen.registers import Pointer
 from core.ir.dim import product
 from core.ir.types import DType
 from core.kernels.catalog.gemm import GemmSpec
-from core.kernels.catalog.panels import is_reused, stage_bytes
+from core.kernels.catalog.panels import stage_bytes, stays_cached, tiles_ahead
 from core.kernels.catalog.words import total_dtype, word_dtype
-from core.kernels.cpu.microkernel import accumulate, ahead_of, each_panel, each_tile, zeros
+from core.kernels.cpu.microkernel import Ahead, accumulate, ahead_of, each_panel, each_tile, zeros
 from core.kernels.cpu.nest import offsets_of
 from core.kernels.cpu.repack import gather_pairs, gather_panel
 from core.kernels.cpu.results import Results
@@ -38,9 +38,12 @@ class _Gemm:
         self.stage = k.scratch(index, stage_bytes(spec.tile), total_dtype(spec.element)) if spec.staged else None
         self.batch = spec.nest.take(range(spec.nest.rank - 1))
         self.moves = [k.dim(stride) for stride in spec.nest.loop(spec.nest.rank - 1)]
-        each_panel(k, k.dim(product(self.batch.extents)), spec.columns, spec.rows, spec.tile, self._panel)
+        entries = k.dim(product(self.batch.extents))
+        in_blocks = spec.packed and stays_cached(target, spec.depth, spec.columns)
+        self.ahead = tiles_ahead(spec.rows, spec.tile, in_blocks) if spec.packed else 0
+        each_panel(k, entries, spec.columns, spec.rows, spec.tile, self._panel, in_blocks)
 
-    def _panel(self, entry: Val, panel: Val, columns: int, start: Val, stop: Val) -> None:
+    def _panel(self, entry: Val, panel: Val, columns: int, start: Val, stop: Val, new: Val | None) -> None:
         """Rows `start` to `stop` of one panel of one product."""
         k, spec = self.kernel, self.spec
         first = panel * spec.tile.columns
@@ -54,11 +57,10 @@ class _Gemm:
         steps = (*spec.extra_steps, spec.y_step)
         results = Results(k, spec.epilogue, tuple(rest), steps, spec.deferred, self.stage).at_column(first)
 
-        fetches = spec.packed and is_reused(spec.rows, spec.tile)
-
         def tile(row: Val, height: int) -> None:
-            next_panel, number = b.at(columns * spec.depth), (row - start) // spec.tile.rows
-            ahead = ahead_of(next_panel, number, spec.depth) if fetches and height == spec.tile.rows else None
+            ahead, number = None, (row - start) // spec.tile.rows
+            if self.ahead and height == spec.tile.rows:
+                ahead = ahead_of(b, columns * spec.depth, columns, spec.tile, number, self.ahead, spec.depth, new)
             self._tile(a, b, results, row, height, columns, ahead)
 
         each_tile(k, start, stop, spec.rows, spec.tile.rows, tile)
@@ -69,7 +71,7 @@ class _Gemm:
         return [row * move for move in self.moves[2:]]
 
     def _tile(
-        self, a: Pointer, b: Pointer, results: Results, row: Val, height: int, columns: int, ahead: Pointer | None
+        self, a: Pointer, b: Pointer, results: Results, row: Val, height: int, columns: int, ahead: Ahead | None
     ) -> None:
         k, spec, lanes = self.kernel, self.spec, self.lanes
         vectors, tail = -(-columns // lanes), columns % lanes

@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from core.codegen.dot import multiply_add
 from core.codegen.lang import Kernel, Val
 from core.codegen.registers import Pointer
 from core.ir.types import Dim, DType
-from core.kernels.catalog.panels import LINE, Tile, tails
+from core.kernels.catalog.panels import BLOCK_TILES, LINE, Tile, tails
 
 Grid: TypeAlias = list[list[Val]]  # [rows][vectors]
 
 _BUSY = 8  # products that must be independent to keep two pipelines of latency 4 busy
 _TASKS_PER_THREAD = 4
-AHEAD = 2 * LINE  # words that are fetched per step down a panel: free beside its products
-_TILES_AHEAD = 2  # tiles of a panel that do so: together they fetch four vectors per step
+_MOST_AHEAD = 2 * LINE  # words that are fetched per step down a panel
 _BODY = 112  # products in the loop body: enough to hide the loop, few enough for the instruction cache
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What a tile asks the second-level cache for while it walks down its panel: `pace` words per step, from `place`
+    on, which moves by `step` words. A tile that has nothing to fetch asks for the lines that it reads itself."""
+
+    place: Pointer
+    step: Val
+    pace: int
+
+    def after(self, steps: Val) -> Ahead:
+        """The same, so many steps further down."""
+        return Ahead(self.place.at(steps * self.step), self.step, self.pace)
+
+    def fetch(self, step: Val, count: int) -> None:
+        """What belongs to `count` steps."""
+        place = self.place.at(step * self.step)
+        for line in range(0, count * self.pace, LINE):
+            place.prefetch(line)
 
 
 def zeros(k: Kernel, rows: int, vectors: int, lanes: int, dtype: DType = DType.FLOAT32) -> Grid:
@@ -34,7 +54,7 @@ def accumulate(
     depth: int | Val,
     mask: Val | None = None,
     element: DType = DType.FLOAT32,
-    ahead: Pointer | None = None,
+    ahead: Ahead | None = None,
 ) -> Grid:
     """grid[r][v] + the sum over `depth` of rows[r][i * row_step] * panel[i * panel_step + vector v].
 
@@ -43,8 +63,7 @@ def accumulate(
     that one product need not wait for the one before.
     """
     height, width, lanes = len(grid), len(grid[0]), grid[0][0].lanes
-    chains = max(1, min(_BUSY // (height * width), depth if isinstance(depth, int) else _BUSY))
-    unroll = max(chains, min(max(_BODY // (height * width), 1), 8) // chains * chains)
+    chains, unroll = _chains(height * width, depth), _unrolled(height * width, depth)
     flat = [value for row in grid for value in row]
     init = flat + [k.zeros(flat[0].dtype, lanes) for _ in range((chains - 1) * len(flat))]
 
@@ -61,7 +80,7 @@ def accumulate(
         values = list(fold.values)
         sources, line = _advanced(rows, fold.index * row_step), panel.at(fold.index * panel_step)
         if ahead is not None:
-            _prefetch(ahead.at(fold.index * AHEAD), unroll * AHEAD)
+            ahead.fetch(fold.index, unroll)
         for i in range(unroll):
             step(values, i % chains, sources, line, i)
         fold.values = values
@@ -76,6 +95,17 @@ def accumulate(
         fold.values = values
     values = list(fold.values)
     return _regrid(_joined(k, values, chains), width)
+
+
+def _chains(products: int, depth: int | Val) -> int:
+    """Independent sums per accumulator."""
+    return max(1, min(_BUSY // products, depth if isinstance(depth, int) else _BUSY))
+
+
+def _unrolled(products: int, depth: int | Val) -> int:
+    """Steps in the loop's body."""
+    chains = _chains(products, depth)
+    return max(chains, min(max(_BODY // products, 1), 8) // chains * chains)
 
 
 def each_tile(k: Kernel, start: Val, stop: Val, rows: Dim, height: int, emit: Callable[[Val, int], None]) -> None:
@@ -95,44 +125,80 @@ def each_tile(k: Kernel, start: Val, stop: Val, rows: Dim, height: int, emit: Ca
 
 
 def each_panel(
-    k: Kernel, entries: Val, columns: int, rows: Dim, tile: Tile, emit: Callable[[Val, Val, int, Val, Val], None]
+    k: Kernel,
+    entries: Val,
+    columns: int,
+    rows: Dim,
+    tile: Tile,
+    emit: Callable[[Val, Val, int, Val, Val, Val | None], None],
+    in_blocks: bool = False,
 ) -> None:
-    """Share a product out in tasks: `emit(entry, panel, columns, start, stop)` does some rows of one panel.
+    """Share a product out in tasks: `emit(entry, panel, columns, start, stop, first)` does some rows of one panel.
 
     A thread alone takes all rows of a panel at once; a team shares them in blocks of whole tiles, several per thread.
+    `in_blocks`, for weights that stay in the cache: few rows go through all panels, then the next ones; a team that has
+    too few blocks shares the panels, too. `first` says where a thread meets its panels for the first time.
     """
     full, rest = divmod(columns, tile.columns)
     panels = full + bool(rest)
     count = k.dim(rows)
-    block = _block_rows(k, count, entries * panels, tile.rows)
-    with k.parallel(entries, panels, (count + block - 1) // block) as (entry, panel, part):
-        start = part * block
-        stop = k.ops.min(start + block, count)
+
+    def one(entry: Val, panel: Val, start: Val, stop: Val, first: Val | None) -> None:
         if full:
             with k.when(panel < full):
-                emit(entry, panel, tile.columns, start, stop)
+                emit(entry, panel, tile.columns, start, stop, first)
         if rest:
             with k.when(panel.equals(full)):
-                emit(entry, k.index(full), rest, start, stop)
+                emit(entry, k.index(full), rest, start, stop, first)
+
+    if not in_blocks:
+        block = _block_rows(k, count, entries * panels, tile.rows)
+        with k.parallel(entries, panels, (count + block - 1) // block) as (entry, panel, part):
+            one(entry, panel, part * block, k.ops.min((part + 1) * block, count), None)
+        return
+    block = k.index(BLOCK_TILES * tile.rows)
+    blocks = (count + block - 1) // block
+    groups = k.ops.min((_tasks(k) + _at_least_one(entries * blocks) - 1) // _at_least_one(entries * blocks), panels)
+    width = (groups + (panels - 1)) // groups
+    with k.parallel(entries, blocks, groups) as (entry, part, group):
+        stop = k.ops.min((part + 1) * block, count)
+        with k.loop(group * width, k.ops.min((group + 1) * width, panels)) as panel:
+            one(entry, panel, part * block, stop, part < k.threads)
+
+
+def _tasks(k: Kernel) -> Val:
+    """How many tasks a product should have at least."""
+    return k.ops.select(k.threads.equals(1), 1, k.threads * _TASKS_PER_THREAD)
+
+
+def _at_least_one(count: Val) -> Val:
+    """An empty batch has none."""
+    return count.kernel.ops.max(count, 1)
 
 
 def _block_rows(k: Kernel, rows: Val, panels: Val, height: int) -> Val:
-    some = k.ops.max(panels, 1)  # an empty batch has none
-    wanted = k.ops.max((k.threads * _TASKS_PER_THREAD + some - 1) // some, 1)
-    wanted = k.ops.select(k.threads.equals(1), 1, wanted)
+    some = _at_least_one(panels)
+    wanted = k.ops.max((_tasks(k) + some - 1) // some, 1)
     tiles = (rows + (height - 1)) // height
     return k.ops.max((tiles + wanted - 1) // wanted, 1) * height
 
 
-def ahead_of(next_panel: Pointer, tile: Val, depth: int | Val) -> Pointer:
-    """What a tile has to prefetch so that the first ones of a panel together fetch the beginning of the next one."""
-    k = next_panel.kernel
-    return next_panel.at(k.ops.min(tile, _TILES_AHEAD - 1) * (depth * AHEAD))
+def ahead_of(
+    panel: Pointer, further: int | Val, columns: int, tile: Tile, number: Val, tiles: int, depth: int | Val,
+    first: Val | None = None,
+) -> Ahead:  # fmt: skip
+    """What tile `number` of a panel fetches of the one that lies `further` words behind it.
 
-
-def _prefetch(place: Pointer, words: int) -> None:
-    for line in range(0, words, LINE):
-        place.prefetch(line)
+    The first `tiles` of a panel share that evenly: memory is slower than the products, and as busy all the time.
+    `first` says whether a panel is new to this thread: what is in the cache is not asked for again.
+    """
+    k = panel.kernel
+    pace = max(-(-columns // tiles), LINE // _unrolled(tile.rows * tile.vectors, depth))
+    pace = min(pace, _MOST_AHEAD)
+    wanted = number * pace < columns
+    wanted = wanted if first is None else wanted & first
+    offset = k.ops.select(wanted, k.index(further) + number * pace * depth, 0)
+    return Ahead(panel.at(offset), k.ops.select(wanted, k.index(pace), columns), pace)
 
 
 def _advanced(rows: Sequence[Pointer], by: Val) -> list[Pointer]:

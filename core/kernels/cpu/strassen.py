@@ -147,7 +147,8 @@ class _Strassen:
         u = kept.at(self._if(p, (_S1,)) * self.size)
         begin = k.choose(_is_any(p, _FROM_KEPT), lambda: self._load(u), lambda: sums)
         rows = [left.at(r * spec.half) for r in range(self.tile.rows)]
-        ahead = ahead_of(right.at((1 if spec.in_turn else PRODUCTS) * panel), number, spec.half)
+        further = panel if spec.in_turn else PRODUCTS * panel
+        ahead = ahead_of(right, further, width, self.tile, number, spec.block, spec.half)
         grid = accumulate(k, self._grid(begin), rows, 1, right, width, spec.half, ahead=ahead)
         with k.when(_is_any(p, _KEEPING)):
             self._keep(_flat(grid), kept.at(self._if(p, (_S3,)) * self.size))

@@ -25,6 +25,8 @@ from core.kernels.target import Target
 F32, I64 = DType.FLOAT32, DType.INT64
 Rows: TypeAlias = dict[tuple[bool, bool], Val]  # counts of tiles, see `_Winograd._rows`
 
+_TILES_AHEAD = 2  # tiles of a panel that fetch the next one
+
 
 def generate(spec: WinogradSpec, target: Target) -> Kernel:
     return _Winograd(spec, target).kernel
@@ -201,8 +203,9 @@ class _Winograd:
         def tile(row: Val, height: int) -> None:
             grid = zeros(k, height, columns // self.lanes, self.lanes)
             sources = [matrix.inputs.at((row + r) * spec.row_words) for r in range(height)]
-            next_panel, number = panel.at(depth * columns), row // spec.tile.rows
-            ahead = ahead_of(next_panel, number, depth) if height == spec.tile.rows else None
+            ahead, number = None, row // spec.tile.rows
+            if height == spec.tile.rows:
+                ahead = ahead_of(panel, depth * columns, columns, spec.tile, number, _TILES_AHEAD, depth)
             grid = accumulate(k, grid, sources, 1, panel, columns, depth, element=spec.element, ahead=ahead)
             for r, values in enumerate(grid):
                 for v, value in enumerate(values):

@@ -41,6 +41,7 @@ from core.runtime.devices import open_device
 from core.runtime.executable import Executable
 from core.runtime.general import General
 from core.runtime.memory import give_back, machine_bytes
+from core.runtime.room import Block
 from core.runtime.runner import Runner
 from core.runtime.session import BatchInfo, Description, Session
 from core.runtime.shapes import Binding, Made, Maker
@@ -274,9 +275,15 @@ def describe(graph: Graph, options: Options) -> Description:
     return Description(graph.name, inputs, outputs, batching, options.max_batch, packing)
 
 
-def executable(graph: Graph, options: Options, batching: BatchInfo, binding: Binding) -> Runner:
-    """Compile for one set of shapes and load the result."""
-    return loaded(build(graph, options, batching, binding), options, batching)
+def executable(
+    graph: Graph,
+    options: Options,
+    batching: BatchInfo,
+    binding: Binding,
+    adopted: Mapping[str, Block] | None = None,
+) -> Runner:
+    """Compile for one set of shapes and load the result. `adopted`: see `ready`."""
+    return loaded(build(graph, options, batching, binding), options, batching, adopted)
 
 
 def host_executable(graph: Graph, options: Options, batching: BatchInfo, binding: Binding) -> Executable:
@@ -326,10 +333,14 @@ def _keep(
     source.store.added(path)
 
 
-def loaded(compiled: Compiled | Split, options: Options, batching: BatchInfo) -> Runner:
+def loaded(
+    compiled: Compiled | Split, options: Options, batching: BatchInfo, adopted: Mapping[str, Block] | None = None
+) -> Runner:
     """Compiled code and weights in memory, ready to run. DeviceMemoryError where a device has no room for its part."""
     if isinstance(compiled, Split):
-        return ready_split(compiled, lambda part: ready(part, options.threads, options.max_batch, independent=False))
+        return ready_split(
+            compiled, lambda part: ready(part, options.threads, options.max_batch, independent=False, adopted=adopted)
+        )
     return ready(compiled, options.threads, options.max_batch, batching.batchable)
 
 

@@ -15,6 +15,7 @@ from core.runtime.devices import HOST, open_device
 from core.runtime.executable import Executable
 from core.runtime.memory import joined
 from core.runtime.placed import Placed, Wiring
+from core.runtime.room import Block
 from core.runtime.runner import Runner
 from core.runtime.sharing import SharedWeights
 
@@ -42,20 +43,27 @@ class Split:
 
 
 def ready(
-    compiled: Compiled, threads: int, max_batch: int, independent: bool, held: SharedWeights | None = None
+    compiled: Compiled,
+    threads: int,
+    max_batch: int,
+    independent: bool,
+    held: SharedWeights | None = None,
+    adopted: Mapping[str, Block] | None = None,
 ) -> Runner:
-    """Code and weights in memory. `held`: the weights, where they are in memory already. DeviceMemoryError where a
-    device has no room for batches of `max_batch`."""
+    """Code and weights in memory. `held`: the weights, where they are in memory already; `adopted`: states that live on
+    the device already. DeviceMemoryError where a device has no room for batches of `max_batch`."""
     made: Runner
+    there = adopted or {}
     if compiled.device == HOST:
         weights = held or SharedWeights(joined(compiled.weights(), compiled.plan.weights))
         made = Executable(compiled.plan, Library(compiled.objects), weights, threads, independent)
     else:
         device = open_device(compiled.device)
         chunks: Iterable[bytes | memoryview] = compiled.weights() if held is None else [held.block.data]
-        made = DeviceExecutable(compiled.plan, device, compiled.objects, chunks, max_batch)
+        made = DeviceExecutable(compiled.plan, device, compiled.objects, chunks, max_batch, there)
     for name, initial in compiled.states.items():
-        made.set_state(name, initial)
+        if name not in there:
+            made.set_state(name, initial)
     return made
 
 

@@ -22,7 +22,7 @@ from core.kernels.catalog.cuda.library import LibrarySpec
 from core.kernels.cuda import Binary, binary_for
 from core.kernels.target import GpuTarget
 from core.runtime.cublaslt import Library, Product, opened
-from core.runtime.device import Event, Graph, Grid, HostBytes, MemoryInfo, Module, Stream
+from core.runtime.device import Device, Event, Graph, Grid, HostBytes, MemoryInfo, Module, Stream
 from core.runtime.machine import Peaks
 from core.runtime.memory import address_of, array_at
 
@@ -33,6 +33,7 @@ _UNKNOWN = Peaks(flops=1e13, bandwidth=5e11)  # where the driver does not tell i
 _BYTES = np.dtype(np.uint8)
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE: pinned for all contexts
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: no waiting for the stream that belongs to nobody
+_KNOWN_PEERS = "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED"
 _UNTIMED = 2  # CU_EVENT_DISABLE_TIMING
 
 
@@ -111,10 +112,11 @@ class CudaDevice:
         self.name = f"cuda:{index}"
         self.driver = driver
         self._device = driver("cuDeviceGet", index)
-        self._context = driver("cuDevicePrimaryCtxRetain", self._device)
+        self.context = driver("cuDevicePrimaryCtxRetain", self._device)
         self.target = self._target()
         self.keeps_time = True
         self._pinned: dict[int, int] = {}
+        self._peers: dict[str, bool] = {}  # by name, whether their memory can be read
 
     @staticmethod
     def open(index: int) -> CudaDevice:
@@ -128,9 +130,9 @@ class CudaDevice:
 
     def _enter(self) -> None:
         """Make this device's context the one of this thread."""
-        if _thread.context is not self._context:
-            self.driver("cuCtxSetCurrent", self._context)
-            _thread.context = self._context
+        if _thread.context is not self.context:
+            self.driver("cuCtxSetCurrent", self.context)
+            _thread.context = self.context
 
     def _target(self) -> GpuTarget:
         fact = self._fact
@@ -188,6 +190,23 @@ class CudaDevice:
 
     def load(self, objects: Mapping[str, bytes]) -> Module:
         return _Module(self, objects)
+
+    def reaches(self, other: Device) -> bool:
+        """Where the driver lets this GPU read the other's memory, which it is asked for once."""
+        if other is self or not isinstance(other, CudaDevice):
+            return other is self
+        if other.name not in self._peers:
+            self._peers[other.name] = self._befriend(other)
+        return self._peers[other.name]
+
+    def _befriend(self, other: CudaDevice) -> bool:
+        try:
+            if not self.call("cuDeviceCanAccessPeer", self._device, other._device):
+                return False
+            self.call("cuCtxEnablePeerAccess", other.context, 0)
+        except DeviceError as error:
+            return _KNOWN_PEERS in str(error)  # another library of this process was first
+        return True
 
     def library(self) -> int:
         return self._products.version if self._products is not None else 0
@@ -298,6 +317,15 @@ class _Stream:
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
         self.device.call("cuMemcpyDtoDAsync", target, source, nbytes, self.handle)
+
+    def copy_from(self, target: int, other: Device, source: int, nbytes: int) -> None:
+        if not isinstance(other, CudaDevice):
+            raise TypeError(f"{other.name} is another kind of device")
+        if other is self.device:
+            self.copy(target, source, nbytes)
+        else:
+            contexts = (self.device.context, other.context)
+            self.device.call("cuMemcpyPeerAsync", target, contexts[0], source, contexts[1], nbytes, self.handle)
 
     def launch(self, function: _Function | Product, grid: Grid, addresses: Sequence[int], n: int) -> None:
         """The kernel's arguments: the addresses, n, and two that Triton would use for scratch memory. Each lies in a

@@ -67,6 +67,10 @@ class Stream(Protocol):
         """From one place of the device's memory to another."""
         ...
 
+    def copy_from(self, target: int, other: Device, source: int, nbytes: int) -> None:
+        """To this device from another one that it reaches; what is there must be done and stay."""
+        ...
+
     def launch(self, function: Function, grid: Grid, addresses: Sequence[int], n: int) -> None:
         """Run a kernel: its operands are the addresses, then the batch size."""
         ...
@@ -129,6 +133,10 @@ class Device(Protocol):
     @property
     def keeps_time(self) -> bool:
         """Whether times that its events give say anything about kernels."""
+        ...
+
+    def reaches(self, other: Device) -> bool:
+        """Whether values come from another device without a stop in the host's memory."""
         ...
 
     def library(self) -> int:

@@ -1,7 +1,8 @@
 """A plan on a device: the same steps, addresses and lifetimes as on the CPU, launched or replayed as one graph.
 
-A run alone does everything in one stream. Where others are in flight it uses three, which only wait where they must, so
-that its copies go beside their work:
+A run alone does everything in one stream; its graph holds the copies, too, so that it is one launch. Where others are
+in flight it uses three streams, which only wait where they must, so that its copies go beside their work; its graph
+then holds the steps:
 
     copies in    staging -> inputs of a slot        then `arrived`
     work         after `arrived`: the steps         then `computed`
@@ -11,13 +12,17 @@ A slot is what one run in flight owns: pinned staging, and its inputs and output
 since work of one stream happens in order. A graph holds addresses, so it belongs to a slot and a batch size; it is
 captured in the background once a size came twice, and until then the steps are launched one by one: any batch size
 runs at once, exactly, without padding.
+
+What another device reads next need not come to the host: `hold` leaves outputs where they are, and inputs may lie on
+another device (`Resident`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,18 +31,36 @@ from numpy.typing import NDArray
 from core.errors import DeviceError, DeviceMemoryError, FeedError, SessionClosed
 from core.ir.dim import evaluate
 from core.kernels.catalog import Status
-from core.plan.liveness import Affine, aligned
-from core.plan.plan import ARENA, FLAG_BYTES, WEIGHTS, Plan, Port
+from core.plan.plan import ARENA, FLAG_BYTES, WEIGHTS, Plan
 from core.runtime.background import Background
-from core.runtime.device import Device, Event
+from core.runtime.device import Device, Event, Stream
+from core.runtime.device_states import DeviceStates
 from core.runtime.explain import explain_plan
-from core.runtime.memory import address_of
-from core.runtime.room import SLOTS, Block, Form, Ports, Slot, port_array, port_bytes, room_of
+from core.runtime.resident import Held, Resident
+from core.runtime.room import SLOTS, Block, Form, Ports, Slot, Way, joined, room_of
 from core.runtime.runner import Share, Times
 from core.runtime.tape import Copy, Generations, Graphs, Key, Launch, Tape, grid_of, launch_one, play
 from core.runtime.upload import Uploader
 
 GRAPHS = 64  # captured at most: batch sizes in use, for each slot
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """The copies of a run: from the staging, from other devices, and back to the staging."""
+
+    into: Sequence[Way]
+    across: Sequence[tuple[Way, Resident]]
+    back: Sequence[Way]
+
+
+def moves_of(form: Form, across: Mapping[int, Resident], fetched: Container[int]) -> Moves:
+    """Those of a run whose inputs `across` come from devices, and whose outputs `fetched` go to the host, by place."""
+    return Moves(
+        joined([*(way for at, way in enumerate(form.input_ways) if at not in across), form.flags_way]),
+        [(form.input_ways[at], given) for at, given in across.items()],
+        joined([form.flags_way, *(way for at, way in enumerate(form.output_ways) if at in fetched)]),
+    )
 
 
 class DeviceExecutable:
@@ -51,11 +74,13 @@ class DeviceExecutable:
         objects: Mapping[str, bytes],
         weights: Iterable[bytes | memoryview],
         max_batch: int = 1,
+        adopted: Mapping[str, Block] | None = None,
     ) -> None:
-        """DeviceMemoryError, with the plan's figures, where batches of `max_batch` take more than is free."""
+        """`adopted`: where some of the states live already. DeviceMemoryError, with the plan's figures, where batches
+        of `max_batch` take more than is free."""
         self.plan = plan
         self.device = device
-        self._refuse_without_room(max_batch)
+        self._refuse_without_room(max_batch, adopted or {})
         self._module = device.load(objects)
         self._functions = [self._module.function(step.symbol) for step in plan.steps]
         self._in, self._work, self._out = device.stream(), device.stream(), device.stream()
@@ -63,9 +88,7 @@ class DeviceExecutable:
         self._ports = Ports(plan)
         self._arena = Block(device)
         self._weights = Block(device)
-        self._states = {port.base: Block(device) for port in plan.states}
-        self._adopted: set[int] = set()  # bases of states whose memory others free
-        self._aside = Block(device)
+        self._states = DeviceStates(plan, device, adopted or {})
         self._slots = [Slot(device, index, plan, self._ports) for index in range(SLOTS)]
         self._free = list(self._slots)
         self._changed = threading.Condition()
@@ -83,20 +106,18 @@ class DeviceExecutable:
 
     # -- before the first run ---------------------------------------------------------------------------------------
 
-    def _refuse_without_room(self, rows: int) -> None:
-        free, room = self.device.memory().free, room_of(self.plan, rows)
+    def _refuse_without_room(self, rows: int, adopted: Container[str]) -> None:
+        free, room = self.device.memory().free, room_of(self.plan, rows, adopted)
         if room.total > free:
-            fitting = [
-                fewer for fewer in (2**k for k in range(rows.bit_length())) if room_of(self.plan, fewer).total <= free
-            ]
+            fewer = (2**k for k in range(rows.bit_length()))
+            fitting = [few for few in fewer if room_of(self.plan, few, adopted).total <= free]
             hint = f"; batches of {fitting[-1]} would fit" if fitting else ""
             raise DeviceMemoryError(f"the model needs {room}, {self.device.name} has {free} free{hint}")
 
     def _allocate(self, rows: int) -> None:
         self._weights.fit(self.plan.weights)
         self._arena.fit(self.plan.arena.at(rows))
-        for port in self.plan.states:
-            self._states[port.base].fit(port_bytes(port).at(1))
+        self._states.allocate()
         for slot in self._slots:
             slot.fit(max(rows, 1))
 
@@ -110,39 +131,17 @@ class DeviceExecutable:
 
     def set_state(self, name: str, array: NDArray[Any]) -> None:
         """Give a state its value."""
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        stage = self.device.host_bytes(data.nbytes)
-        stage[:] = data
         with self._order:
-            self._work.copy_in(self._states[self._state_port(name).base].address, address_of(stage), stage.nbytes)
-            self._work.synchronize()
-        self.device.free_host(stage)
+            self._states.write(name, array, self._work)
 
     def state_block(self, name: str) -> Block:
         """Where a state lives."""
-        return self._states[self._state_port(name).base]
-
-    def adopt_state(self, name: str, block: Block) -> None:
-        """Before the first run: make a state live in the memory of another executable of this device, which takes
-        turns with this one and is closed after it."""
-        base = self._state_port(name).base
-        self._states[base].close()
-        self._states[base] = block
-        self._adopted.add(base)
+        return self._states.block(name)
 
     def state(self, name: str) -> NDArray[Any]:
         """A copy of a state's present value."""
-        port = self._state_port(name)
-        stage = self.device.host_bytes(port_bytes(port).at(1))
         with self._order:
-            self._work.copy_out(address_of(stage), self._states[port.base].address, stage.nbytes)
-            self._work.synchronize()
-        value = port_array(port, stage, 1).copy()
-        self.device.free_host(stage)
-        return value
-
-    def _state_port(self, name: str) -> Port:
-        return next(port for port in self.plan.states if port.name == name)
+            return self._states.read(name, self._work)
 
     # -- a run ------------------------------------------------------------------------------------------------------
 
@@ -152,24 +151,46 @@ class DeviceExecutable:
         `times`, when given, holds one that receives what every step took. FeedError for a batch that the device has no
         room for, DeviceError where the device failed.
         """
+        with self.hold(n, inputs, range(len(self.plan.outputs)), times) as held:
+            return held.arrays
+
+    def hold(
+        self, n: int, inputs: Sequence[Any], fetched: Container[int], times: Sequence[Times] | None = None
+    ) -> Held:
+        """As `run`; but inputs may be `Resident`, and only the outputs that are `fetched`, by their place, come to the
+        host. The others stay where they are until what is given back here is closed."""
         if self.plan.most_rows is not None and n > self.plan.most_rows:
             raise FeedError(f"a batch of {n} is more than kernels on {self.device.name} reach: {self.plan.most_rows}")
         slot = self._take()
         try:
-            return self._run(slot, n, inputs, times[0] if times else None)
+            form = slot.form(n)
+            self._run(slot, form, n, inputs, fetched, times[0] if times else None)
         except DeviceMemoryError as error:
-            raise FeedError(f"a batch of {n} needs {room_of(self.plan, n)}: {error}") from error
-        finally:
             self._give(slot)
+            raise FeedError(f"a batch of {n} needs {room_of(self.plan, n)}: {error}") from error
+        except BaseException:
+            self._give(slot)
+            raise
+        arrays = [array.copy() if at in fetched else None for at, array in enumerate(form.outputs)]
+        resident = [Resident(self.device, way.device, way.nbytes) for way in form.output_ways]
+        return Held(arrays, resident, lambda: self._give(slot))
 
-    def _run(self, slot: Slot, n: int, inputs: Sequence[NDArray[Any]], times: Times | None) -> list[Any]:
-        form = slot.form(n)
-        for place, array in zip(form.inputs, inputs, strict=True):
-            place[...] = array
+    def _run(
+        self, slot: Slot, form: Form, n: int, inputs: Sequence[Any], fetched: Container[int], times: Times | None
+    ) -> None:
+        across = {at: given for at, given in enumerate(inputs) if isinstance(given, Resident)}
+        for at, place in enumerate(form.inputs):
+            if at not in across:
+                place[...] = inputs[at]
         form.flags[...] = Status.OK
+        whole = times is None and not across and all(at in fetched for at in range(len(form.outputs)))
         with self._order:
             self._fit_arena(self.plan.arena.at(max(n, 1)))
-            stamps = self._give_to_streams(slot, form, n, times is not None)
+            stamps: list[Event] = []
+            if whole and self._is_alone:
+                self._give_whole(slot, form, n)
+            else:
+                stamps = self._give_apart(slot, moves_of(form, across, fetched), n, times is not None)
         slot.done.synchronize()
         if form.flags.size:
             self._refuse_what_kernels_refused(form.flags)
@@ -177,7 +198,6 @@ class DeviceExecutable:
             times.steps += np.diff([stamp.since(stamps[0]) for stamp in stamps])
             for stamp in stamps:
                 stamp.close()
-        return [array.copy() for array in form.outputs]
 
     def _refuse_what_kernels_refused(self, flags: NDArray[np.int32]) -> None:
         for step in self.plan.steps if flags.any() else ():
@@ -191,48 +211,69 @@ class DeviceExecutable:
             self._work.synchronize()  # nothing may still use what is given back
             self._arena.fit(nbytes)
 
-    def _give_to_streams(self, slot: Slot, form: Form, n: int, timed: bool) -> list[Event]:
-        """Each way on a stream of its own where another run is in flight, to go beside its work; else all on one, which
-        takes fewer calls."""
-        alone, into, back = len(self._free) == len(self._slots) - 1, form.into, form.back
+    @property
+    def _is_alone(self) -> bool:
+        return len(self._free) == len(self._slots) - 1
+
+    def _give_whole(self, slot: Slot, form: Form, n: int) -> None:
+        """A run that nobody is beside, with its copies: one launch of a graph, once there is one."""
+        into, back = form.into, form.back
+
+        def work(tape: Tape, stream: Stream) -> None:
+            for way in into:
+                stream.copy_in(way.device, way.host, way.nbytes)
+            play(tape, stream)
+            for way in back:
+                stream.copy_out(way.host, way.device, way.nbytes)
+
+        self._replay_or(work, Key(slot.index, n, whole=True), slot)
+        self._work.record(slot.done)
+
+    def _give_apart(self, slot: Slot, moves: Moves, n: int, timed: bool) -> list[Event]:
+        """Each way on a stream of its own where another run is in flight, to go beside its work."""
+        alone = self._is_alone
         before, after = (self._work, self._work) if alone else (self._in, self._out)
-        if into.nbytes:
-            before.copy_in(into.device, into.host, into.nbytes)
-            if not alone:
-                before.record(slot.arrived)
-                self._work.wait(slot.arrived)
-        stamps = self._timed(self._tape(slot, n)) if timed else self._compute(slot, n)
+        for way in moves.into:
+            before.copy_in(way.device, way.host, way.nbytes)
+        for way, given in moves.across:
+            before.copy_from(way.device, given.device, given.address, way.nbytes)
+        if not alone and (moves.into or moves.across):
+            before.record(slot.arrived)
+            self._work.wait(slot.arrived)
+        stamps: list[Event] = []
+        if timed:
+            stamps = self._timed(self._tape(slot, n))
+        else:
+            self._replay_or(play, Key(slot.index, n, whole=False), slot)
         if not alone:
             self._work.record(slot.computed)
             after.wait(slot.computed)
-        if back.nbytes:
-            after.copy_out(back.host, back.device, back.nbytes)
+        for way in moves.back:
+            after.copy_out(way.host, way.device, way.nbytes)
         after.record(slot.done)
         return stamps
 
-    def _compute(self, slot: Slot, n: int) -> list[Event]:
-        """By the graph of this size, or step by step while there is none."""
-        key = (slot.index, n)
-        graph = self._graphs.find(key, self._generations(slot))
+    def _replay_or(self, work: Callable[[Tape, Stream], None], key: Key, slot: Slot) -> None:
+        """By the graph of this size, or one by one while there is none."""
+        generations = self._generations(slot)
+        graph = self._graphs.find(key, generations)
         if graph is not None:
             self._work.replay(graph)
-            return []
-        tape = self._tape(slot, n)
+            return
+        tape = self._tape(slot, key.n)
         if self._graphs.is_wanted(key):
-            generations = self._generations(slot)
-            self._background.submit(lambda: self._make_graph(key, tape, generations))
-        play(tape, self._work)
-        return []
+            self._background.submit(lambda: self._make_graph(key, lambda stream: work(tape, stream), generations))
+        work(tape, self._work)
 
     def _generations(self, slot: Slot) -> Generations:
         return self._arena.generation, slot.memory.generation
 
-    def _make_graph(self, key: Key, tape: Tape, generations: Generations) -> None:
+    def _make_graph(self, key: Key, work: Callable[[Stream], None], generations: Generations) -> None:
         """In the background. Where it fails, steps go on being launched, and `explain` says why."""
         try:
-            graph = self._capture.capture(lambda: play(tape, self._capture))
+            graph = self._capture.capture(lambda: work(self._capture))
         except DeviceError as error:
-            self._note = f"no graph was captured for n = {tape.n}: {error}"
+            self._note = f"no graph was captured for n = {key.n}: {error}"
             return
         with self._order:
             self._graphs.add(key, graph, generations)
@@ -264,31 +305,19 @@ class DeviceExecutable:
     def _bases(self, slot: Slot, n: int) -> dict[int, int]:
         rows = max(n, 1)
         fixed = {ARENA: self._arena.address, WEIGHTS: self._weights.address}
-        states = {base: block.address for base, block in self._states.items()}
-        return fixed | states | {base: slot.memory.address + at.at(rows) for base, at in self._ports.offsets.items()}
+        ports = {base: slot.memory.address + at.at(rows) for base, at in self._ports.offsets.items()}
+        return fixed | self._states.bases | ports
 
     def _copies(self, bases: Mapping[int, int], n: int) -> tuple[Copy, ...]:
-        """Results that lie elsewhere, to outputs and then to states. What a state held before goes aside first, in case
-        that it is another state's next value."""
+        """Results that lie elsewhere, to outputs and then to states."""
         outputs: list[Copy] = []
         updates: list[Copy] = []
         for name, base in self.plan.copies:
             address, type_ = self.plan.located[name]
             nbytes = evaluate(type_.nbytes, {"n": n})
             copy = Copy(bases[base], bases[address.base] + address.offset.at(max(n, 1)), nbytes)
-            (updates if base in self._states else outputs).append(copy)
-        return (*outputs, *self._through_aside(updates))
-
-    def _through_aside(self, updates: Sequence[Copy]) -> list[Copy]:
-        if len(updates) < 2:
-            return list(updates)
-        self._aside.fit(sum(aligned(Affine(b=copy.nbytes)).b for copy in updates))
-        first, then, at = [], [], self._aside.address
-        for copy in updates:
-            first.append(Copy(at, copy.source, copy.nbytes))
-            then.append(Copy(copy.target, at, copy.nbytes))
-            at += aligned(Affine(b=copy.nbytes)).b
-        return first + then
+            (updates if base in self._states.bases else outputs).append(copy)
+        return (*outputs, *self._states.ordered(updates))
 
     # -- life -------------------------------------------------------------------------------------------------------
 
@@ -299,9 +328,14 @@ class DeviceExecutable:
     def explain(self, n: int) -> list[str]:
         lines = explain_plan(self.plan, n, self.device.peaks(), self.device.name)
         with self._order:
-            sizes = sorted({n for _, n in self._graphs.made})
-        known = ", ".join(map(str, sizes)) or "no batch size yet"
-        return [*lines, f"graphs: captured for {known}", *([self._note] if self._note else [])]
+            made = list(self._graphs.made)
+        known = [
+            f"{', '.join(str(n) for n in sorted({key.n for key in made if key.whole is whole}))} {what}"
+            for whole, what in ((True, "with copies"), (False, "beside copies"))
+            if any(key.whole is whole for key in made)
+        ]
+        graphs = f"graphs: captured for {'; '.join(known) or 'no batch size yet'}"
+        return [*lines, graphs, *([self._note] if self._note else [])]
 
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until no graph is being captured; whether that was so in time."""
@@ -335,8 +369,7 @@ class DeviceExecutable:
             if self._released or len(self._free) < len(self._slots):
                 return
             self._released = True
-        states = (block for base, block in self._states.items() if base not in self._adopted)
-        blocks = (self._arena, self._weights, self._aside, *states)
+        blocks = (self._arena, self._weights, self._states)
         streams = (self._in, self._work, self._out, self._capture)
         ends = [part.close for parts in (streams, self._slots, blocks) for part in parts]
         for close in (self._graphs.close, *ends, self._module.close):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from core.ir.types import TensorType
 from core.plan.liveness import Affine, aligned
-from core.plan.plan import FLAG_BYTES, Plan, Port, exact_affine
+from core.plan.plan import FLAG_BYTES, Plan, Port, affine_of, exact_affine
 from core.runtime.device import Device, HostBytes
 from core.runtime.memory import address_of
 
@@ -40,11 +40,18 @@ class Room:
         )
 
 
-def room_of(plan: Plan, rows: int) -> Room:
-    """What an executable of this plan allocates."""
+def room_of(plan: Plan, rows: int, adopted: Container[str] = ()) -> Room:
+    """What an executable of this plan allocates, where the states that are `adopted` have their place."""
     ports, rows = Ports(plan), max(rows, 1)
-    states = sum(port_bytes(port).at(1) for port in plan.states)
+    states = sum(port_bytes(port).at(1) for port in plan.states if port.name not in adopted) + aside_bytes(plan)
     return Room(rows, plan.weights, states, plan.arena.at(rows), SLOTS * ports.size.at(rows))
+
+
+def aside_bytes(plan: Plan) -> int:
+    """For next values of states on their way, where several are copied."""
+    bases = {port.base for port in plan.states}
+    sizes = [plan.located[name][1].nbytes for name, base in plan.copies if base in bases]
+    return sum(aligned(affine_of(size)).b for size in sizes) if len(sizes) > 1 else 0
 
 
 class Ports:
@@ -106,13 +113,36 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A slot for one batch size: its staging as arrays, and the copies each way."""
+    """A slot for one batch size: its staging as arrays, and where each of them has its place on the device."""
 
     inputs: tuple[NDArray[Any], ...]
     flags: NDArray[np.int32]
     outputs: tuple[NDArray[Any], ...]
-    into: Way
-    back: Way
+    input_ways: tuple[Way, ...]
+    flags_way: Way
+    output_ways: tuple[Way, ...]
+
+    @property
+    def into(self) -> list[Way]:
+        """Copies of everything that goes to the device: one, or none."""
+        return joined([*self.input_ways, self.flags_way])
+
+    @property
+    def back(self) -> list[Way]:
+        """Copies of everything that comes back."""
+        return joined([self.flags_way, *self.output_ways])
+
+
+def joined(ways: Iterable[Way]) -> list[Way]:
+    """The same copies, neighbours as one."""
+    found: list[Way] = []
+    for way in ways:
+        last = found[-1] if found else None
+        if last is not None and (last.host + last.nbytes, last.device + last.nbytes) == (way.host, way.device):
+            found[-1] = Way(last.host, last.device, last.nbytes + way.nbytes)
+        else:
+            found.append(way)
+    return [way for way in found if way.nbytes]
 
 
 class Slot:
@@ -146,18 +176,23 @@ class Slot:
         return found
 
     def _form(self, n: int) -> Form:
-        rows, layout, plan = max(n, 1), self._layout, self._plan
-        flags, end = layout.flags.at(rows), layout.size.at(rows)
-        given = flags + layout.flag_bytes
-        host, device = address_of(self._staging), self.memory.address
-        arrays = {port.base: self._array(port, n) for port in (*plan.inputs, *plan.outputs)}
+        layout, plan = self._layout, self._plan
+        flags = layout.flags.at(max(n, 1))
         return Form(
-            inputs=tuple(arrays[port.base] for port in plan.inputs),
-            flags=self._staging[flags:given].view(np.int32),
-            outputs=tuple(arrays[port.base] for port in plan.outputs),
-            into=Way(host, device, given),
-            back=Way(host + flags, device + flags, end - flags),
+            inputs=tuple(self._array(port, n) for port in plan.inputs),
+            flags=self._staging[flags : flags + layout.flag_bytes].view(np.int32),
+            outputs=tuple(self._array(port, n) for port in plan.outputs),
+            input_ways=tuple(self._way(port, n) for port in plan.inputs),
+            flags_way=self._between(flags, layout.flag_bytes),
+            output_ways=tuple(self._way(port, n) for port in plan.outputs),
         )
+
+    def _way(self, port: Port, n: int) -> Way:
+        rows = max(n, 1)
+        return self._between(self._layout.offsets[port.base].at(rows), aligned(port_bytes(port)).at(rows))
+
+    def _between(self, offset: int, nbytes: int) -> Way:
+        return Way(address_of(self._staging) + offset, self.memory.address + offset, nbytes)
 
     def _array(self, port: Port, n: int) -> NDArray[Any]:
         return port_array(port, self._staging[self._layout.offsets[port.base].at(max(n, 1)) :], n)

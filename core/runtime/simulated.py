@@ -25,7 +25,7 @@ from core.kernels.catalog import KernelSpec
 from core.kernels.cuda import Source, generate, interpret
 from core.kernels.reference import ReferenceKernel, object_of
 from core.kernels.target import GpuTarget
-from core.runtime.device import Event, Graph, Grid, HostBytes, MemoryInfo, Stream
+from core.runtime.device import Device, Event, Graph, Grid, HostBytes, MemoryInfo, Stream
 from core.runtime.machine import Peaks
 from core.runtime.memory import address_of, aligned_bytes, array_at
 
@@ -151,6 +151,9 @@ class SimulatedDevice:
         """A kernel has run."""
         if self._cost is not None:
             self.nanoseconds += self._cost(kernel, grid, n)
+
+    def reaches(self, other: Device) -> bool:
+        return isinstance(other, SimulatedDevice)
 
     def library(self) -> int:
         """Nobody is a vendor of these."""
@@ -313,6 +316,12 @@ class _Stream:
     def copy(self, target: int, source: int, nbytes: int) -> None:
         space = self.device.space
         self._give(lambda: np.copyto(space.view(target, nbytes), space.view(source, nbytes)))
+
+    def copy_from(self, target: int, other: Device, source: int, nbytes: int) -> None:
+        if not isinstance(other, SimulatedDevice):
+            raise TypeError(f"{other.name} is another kind of device")
+        here, there = self.device.space, other.space
+        self._give(lambda: np.copyto(here.view(target, nbytes), there.view(source, nbytes)))
 
     def launch(self, function: Kernel, grid: Grid, addresses: Sequence[int], n: int) -> None:
         if min(grid) < 1:

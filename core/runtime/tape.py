@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from core.ir.dim import evaluate
 from core.ir.types import Dim
 from core.runtime.device import Function, Graph, Grid, Stream
 
-Key = tuple[int, int]  # slot and batch size
+
+class Key(NamedTuple):
+    """What a graph is for. `whole`: of a run that nobody is beside, so its copies are in it, too."""
+
+    slot: int
+    n: int
+    whole: bool
+
+
 Generations = tuple[int, int]  # of the memory whose addresses a graph holds
 
 

@@ -15,6 +15,7 @@ from core.plan.plan import Fallback, Step
 from core.runtime.device_executable import DeviceExecutable
 from core.runtime.devices import HOST, find_device
 from core.runtime.placed import Placed
+from core.runtime.room import Block
 from core.runtime.runner import Runner
 from core.runtime.session import BatchInfo
 from core.runtime.shapes import Binding
@@ -107,20 +108,20 @@ class DeviceHome:
         """UnsupportedError for a graph that the device has not all kernels for, DeviceMemoryError for one that it has
         no room for."""
         self._refuse_when_closed()
-        made = executable(graph, options, batching, binding)
+        ours = {state.value.name: names[state.value.name] for state in graph.states}
+        adopted = {local: self._block(name) for local, name in ours.items() if name in self._keepers}
+        made = executable(graph, options, batching, binding, adopted)
         part = _whole(made, self._device)
         self._made.append(part)
-        for state in graph.states:
-            self._settle(part, state.value.name, names[state.value.name])
+        for local, name in ours.items():
+            if name not in self._keepers:
+                part.set_state(local, self._here.pop(name))
+                self._keepers[name] = (part, local)
         return made
 
-    def _settle(self, part: DeviceExecutable, local: str, name: str) -> None:
-        if name in self._keepers:
-            keeper, there = self._keepers[name]
-            part.adopt_state(local, keeper.state_block(there))
-        else:
-            part.set_state(local, self._here.pop(name))
-            self._keepers[name] = (part, local)
+    def _block(self, name: str) -> Block:
+        keeper, there = self._keepers[name]
+        return keeper.state_block(there)
 
     def read(self, name: str) -> Array:
         """LatheError where a run that failed may have changed it."""

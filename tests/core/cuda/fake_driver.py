@@ -39,6 +39,7 @@ class CUresult(IntEnum):
     CUDA_ERROR_OUT_OF_MEMORY = 2
     CUDA_ERROR_NO_DEVICE = 100
     CUDA_ERROR_ILLEGAL_ADDRESS = 700
+    CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED = 704
 
 
 class CUstreamCaptureMode(IntEnum):
@@ -76,6 +77,8 @@ class FakeDriver:
     """`failing` names calls and the code that they answer with."""
 
     total: int = 1 << 20
+    count: int = 1  # of GPUs, which share this memory here
+    peers: bool = True  # whether they reach each other's
     failing: dict[str, CUresult] = field(default_factory=dict)
     calls: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
     memory: dict[int, Any] = field(default_factory=dict)
@@ -117,7 +120,7 @@ class FakeDriver:
         return _ok(b"as the test wants it")
 
     def cuDeviceGetCount(self) -> Any:
-        return _ok(1)
+        return _ok(self.count)
 
     def cuDeviceGet(self, ordinal: int) -> Any:
         return _ok(ordinal)
@@ -130,6 +133,14 @@ class FakeDriver:
 
     def cuCtxSetCurrent(self, ctx: Handle) -> Any:
         self.context = _alive(ctx, "context")
+        return _ok()
+
+    def cuDeviceCanAccessPeer(self, dev: int, peerDev: int) -> Any:
+        assert dev != peerDev
+        return _ok(int(self.peers))
+
+    def cuCtxEnablePeerAccess(self, peerContext: Handle, Flags: int) -> Any:
+        assert _alive(peerContext, "context") is not self.context and Flags == 0
         return _ok()
 
     # -- memory
@@ -164,6 +175,13 @@ class FakeDriver:
         return self._give(hStream, lambda: ctypes.memmove(dstHost, srcDevice, ByteCount))
 
     def cuMemcpyDtoDAsync(self, dstDevice: int, srcDevice: int, ByteCount: int, hStream: Handle) -> Any:
+        _inside(self.memory, dstDevice, ByteCount), _inside(self.memory, srcDevice, ByteCount)
+        return self._give(hStream, lambda: ctypes.memmove(dstDevice, srcDevice, ByteCount))
+
+    def cuMemcpyPeerAsync(
+        self, dstDevice: int, dstContext: Handle, srcDevice: int, srcContext: Handle, ByteCount: int, hStream: Handle
+    ) -> Any:
+        _alive(dstContext, "context"), _alive(srcContext, "context")
         _inside(self.memory, dstDevice, ByteCount), _inside(self.memory, srcDevice, ByteCount)
         return self._give(hStream, lambda: ctypes.memmove(dstDevice, srcDevice, ByteCount))
 
@@ -305,9 +323,9 @@ def _inside(blocks: dict[int, Any], address: int, nbytes: int) -> Any:
 class FakeGpu(CudaDevice):
     """The product's device over the fake driver: only what kernels are differs."""
 
-    def __init__(self, driver: FakeDriver, arch: int | None = None) -> None:
+    def __init__(self, driver: FakeDriver, arch: int | None = None, index: int = 0) -> None:
         self.fake, self._arch = driver, arch
-        super().__init__(Driver(driver), 0)
+        super().__init__(Driver(driver), index)
 
     def _target(self) -> GpuTarget:
         found = super()._target()

@@ -16,11 +16,13 @@ from core.ir.build import Builder
 from core.ir.graph import Graph, State, Value
 from core.ir.types import DType, TensorType, symbol
 from core.plan.planner import make_plan, weight_chunks
-from core.runtime import device_executable, simulated
+from core.runtime import device_executable, devices, simulated
 from core.runtime.device_executable import DeviceExecutable
 from core.runtime.memory import address_of
+from core.runtime.room import room_of
 from core.runtime.runner import Times
 from core.runtime.simulated import INTERPRETER, REFERENCES, Backend, Schedule, SimulatedDevice
+from core.runtime.tape import Key
 
 N = symbol("n")
 BACKENDS = [REFERENCES, *([INTERPRETER] if find_spec("triton") else [])]  # the second one with `make test-cuda`
@@ -115,11 +117,11 @@ def test_graphs_are_bounded_and_those_of_lost_memory_are_dropped(monkeypatch: py
     for n in (1, 1, 2, 2, 3, 3):
         assert_runs(executable, graph, feed(n))
         assert executable.settle(10)
-    assert sorted(n for _, n in executable._graphs.made) == [2, 3]
+    assert sorted(key.n for key in executable._graphs.made) == [2, 3]
     assert_runs(executable, graph, feed(50))  # the memory moves
     assert_runs(executable, graph, feed(3, seed=2))
     assert device.replays == 0
-    assert (executable._slots[-1].index, 3) not in executable._graphs.made
+    assert Key(executable._slots[-1].index, 3, whole=True) not in executable._graphs.made
 
 
 def test_threads_share_an_executable_and_sessions_a_device() -> None:
@@ -147,6 +149,62 @@ def test_states_stay_on_the_device_and_may_take_each_others_values(schedule: Sch
     seen.append(executable.run(1, [np.full(4, 5, np.float32)])[0][0])
     assert seen == [0, 0, -1, -3, -6]
     assert executable.state("total")[0] == 15 and executable.state("before")[0] == 10
+
+
+def test_all_that_is_allocated_is_counted() -> None:
+    """Next values of states on their way, too."""
+    for graph in (chain(), exchange()):
+        device = SimulatedDevice()
+        room = room_of(loaded(graph, device, max_batch=5).plan, 5)
+        assert device.space.used == room.total
+    assert room.states == 2 * 16 + 2 * 64
+
+
+@pytest.mark.parametrize("schedule", ["late", "early", "random"])
+def test_values_that_stay_on_their_device_until_the_next_has_read_them(schedule: Schedule) -> None:
+    """Several runs at once through parts on three devices; what one reads is read in time."""
+    graph = Graph("parts")
+    b = Builder(graph)
+    x = b.input("x", TensorType(DType.FLOAT32, (N, 16)))
+    first = b("Exp", x, name="first")
+    second = b("Tanh", first, name="second")
+    graph.outputs = [b("Add", b("Neg", first, name="third"), second, name="fourth"), second]
+    names = [f"simulated:{index}" for index in (91, 92, 93)]
+    opened = [SimulatedDevice(name, schedule=schedule, seed=5) for name in names]
+    with pytest.MonkeyPatch.context() as patch:
+        for device in opened:
+            patch.setitem(devices._open, device.name, device)
+        placement = {"first": names[0], "second": names[1], "third": names[2], "fourth": names[0]}
+        with core.compile(graph, device=names, optimize=False, placement=placement) as session:
+
+            def work(index: int) -> None:
+                for turn in range(6):
+                    feeds = {"x": feed(1 + (index + turn) % 4, seed=index)}
+                    wants = core.interpret(graph, feeds)
+                    for name, got in session.run(feeds).items():
+                        np.testing.assert_allclose(got, wants[name], 1e-5)
+
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(work, range(4)))
+            assert session.settle(10)
+            text = session.explain()
+        assert text.count(", directly") == 4 and all(device.space.used == 0 for device in opened)
+
+
+def test_a_run_that_fails_gives_back_what_it_held() -> None:
+    graph = Graph("parts")
+    b = Builder(graph)
+    x = b.input("x", TensorType(DType.FLOAT32, (N, 16)))
+    index = b.input("index", TensorType(DType.INT64, (2,)))
+    graph.outputs = [b("Gather", b("Exp", x, name="first"), index, name="second", axis=1)]
+    names = ["simulated:94", "simulated:95"]
+    placement = dict(zip(("first", "second"), names, strict=True))
+    with core.compile(graph, device=names, optimize=False, placement=placement) as session:
+        for _ in range(5):
+            with pytest.raises(FeedError, match="index out of range"):
+                session.run({"x": feed(2), "index": np.array([0, 99])})
+        (got,) = session.run({"x": feed(2), "index": np.array([0, 3])}).values()
+        np.testing.assert_allclose(got, np.exp(feed(2))[:, [0, 3]], 1e-6)
 
 
 def test_a_plan_without_room_is_refused_with_its_figures() -> None:

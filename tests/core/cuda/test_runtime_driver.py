@@ -16,7 +16,7 @@ from core.ir.graph import Graph
 from core.ir.types import DType, TensorType, symbol
 from core.kernels.cuda import Binary
 from core.plan.planner import make_plan, weight_chunks
-from core.runtime import cuda
+from core.runtime import cuda, devices
 from core.runtime.cuda import CudaDevice
 from core.runtime.device_executable import DeviceExecutable
 from core.runtime.runner import Times
@@ -60,15 +60,15 @@ def test_runs_in_any_size_by_launches_and_graphs_and_leaves_nothing() -> None:
     assert driver.alive == Counter()
 
 
-def test_a_captured_run_is_five_calls_and_nine_beside_others() -> None:
+def test_a_captured_run_is_one_launch_and_has_copies_apart_beside_others() -> None:
     driver = FakeDriver()
     executable = loaded(FakeGpu(driver))
     for _ in range(2):
         assert_runs(executable, 2)
     assert executable.settle(10)
-    assert calls_of(driver, lambda: assert_runs(executable, 2)) == [
-        "cuMemcpyHtoDAsync", "cuGraphLaunch", "cuMemcpyDtoHAsync", "cuEventRecord", "cuEventSynchronize"
-    ]  # fmt: skip
+    alone = ["cuGraphLaunch", "cuEventRecord", "cuEventSynchronize"]
+    assert calls_of(driver, lambda: assert_runs(executable, 2)) == alone
+    assert "graphs: captured for 2 with copies" in "\n".join(executable.explain(2))
     executable._free.insert(0, executable._take())  # the other one, whose size came twice, too
     executable._take()
     for _ in range(2):
@@ -79,6 +79,7 @@ def test_a_captured_run_is_five_calls_and_nine_beside_others() -> None:
         "cuGraphLaunch", "cuEventRecord", "cuStreamWaitEvent",
         "cuMemcpyDtoHAsync", "cuEventRecord", "cuEventSynchronize",
     ]  # fmt: skip
+    assert "graphs: captured for 2 with copies; 2 beside copies" in "\n".join(executable.explain(2))
 
 
 def test_copies_have_streams_of_their_own_and_wait_for_each_other() -> None:
@@ -174,3 +175,40 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "_bindings", lambda: FakeDriver())
     with pytest.raises(UnsupportedError, match="'cuda:7' is not here: the driver knows 1 GPUs"):
         core.compile(graph, device="cuda:7")
+
+
+def two_parts() -> Graph:
+    """A chain that is cut in the middle, whose middle value is an output, too, or not."""
+    graph = Graph("parts")
+    b = Builder(graph)
+    x = b.input("x", TensorType(DType.FLOAT32, (symbol("n"), 16)))
+    middle = b("Exp", x, name="first")
+    graph.outputs = [b("Neg", b("Tanh", middle, name="second"), name="third")]
+    return graph
+
+
+@pytest.mark.parametrize("peers", [True, False])
+def test_values_go_from_gpu_to_gpu_unless_the_driver_refuses(monkeypatch: pytest.MonkeyPatch, peers: bool) -> None:
+    driver = FakeDriver(count=2, peers=peers)
+    for index in range(2):
+        monkeypatch.setitem(devices._open, f"cuda:{index}", FakeGpu(driver, index=index))
+    placement = {"first": "cuda:0", "second": "cuda:1", "third": "cuda:1"}
+    with core.compile(two_parts(), device=["cuda:0", "cuda:1"], optimize=False, placement=placement) as session:
+        x = np.random.default_rng(0).standard_normal((3, 16)).astype(np.float32)
+        for _ in range(3):
+            driver.calls.clear()
+            (y,) = session.run({"x": x}).values()
+            session.settle(10)
+            np.testing.assert_allclose(y, -np.tanh(np.exp(x)), 1e-6)
+        calls = Counter(name for name, _ in driver.calls)
+        assert calls["cuMemcpyPeerAsync"] == int(peers)
+        assert (calls["cuMemcpyHtoDAsync"], calls["cuMemcpyDtoHAsync"]) == (1, 1) if peers else (0, 0)  # in graphs
+        assert f" from cuda:0{', directly' * peers}: 64 B" in session.explain()
+    assert driver.alive == Counter()
+
+
+def test_peer_access_that_another_library_asked_for_is_as_good() -> None:
+    for code, reached in ((704, True), (1, False)):
+        failing = {"cuCtxEnablePeerAccess": CUresult(code)}
+        first, second = (FakeGpu(FakeDriver(count=2, failing=failing), index=index) for index in range(2))
+        assert first.reaches(first) and first.reaches(second) == reached

@@ -117,6 +117,19 @@ def test_states_are_updated_in_place_and_stay_on_the_device(made: Make) -> None:
         assert all("gradient_sum" in port.name for port in plan.states if port.base in copied), "zeros alone are copied"
 
 
+def test_a_further_batch_size_never_has_states_twice(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even for a moment: the largest parameter alone is larger than all that is asked for."""
+    graph, space = perceptron(), open_device(ON).space  # type: ignore[attr-defined]
+    learner = made(graph, ADAM, device=ON)
+    learner.run(batch(graph, 8))
+    largest = max(array.nbytes for array in learner.state().values())
+    asked_for: list[int] = []
+    allocate = space.allocate
+    monkeypatch.setattr(space, "allocate", lambda nbytes: (asked_for.append(nbytes), allocate(nbytes))[1])
+    learner.run(batch(graph, 1))
+    assert asked_for and largest not in asked_for
+
+
 def test_closing_gives_all_memory_back(made: Make) -> None:
     graph, device = perceptron(), open_device(ON)
     before = device.memory().free

@@ -57,7 +57,7 @@ _BY_DEFINITION = "winograd=False: every product is computed by its definition"
 def compile(
     model: Graph | str | os.PathLike[str] | bytes,
     device: str | Sequence[str] = "cpu",
-    precision: Literal["float32", "tf32", "bfloat16"] = "float32",
+    precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32",
     threads: int | None = None,
     max_batch: int = 32,
     optimize: bool = True,
@@ -350,7 +350,7 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     graph = bind(graph, batching, binding)
     # 2. rewrite: fold, fuse, lay out
     here = not options.devices
-    precision = "bfloat16" if options.precision == "bfloat16" else "float32"
+    precision = "float32" if options.precision == "tf32" else options.precision
     passes = PassOptions(precision=precision, integers=here and has_bytes(host()), host=here)
     graph, reports = (optimize if options.optimize else prepare)(graph, passes)
     if options.devices:

@@ -12,7 +12,7 @@ from core.errors import UnsupportedError
 from core.runtime.cpus import available_cpus
 from core.runtime.devices import HOST, canonical
 
-PRECISIONS = ("float32", "tf32", "bfloat16")  # "tf32": products on GPUs round factors to 10 bits of mantissa
+PRECISIONS = ("float32", "tf32", "bfloat16", "float16")  # "tf32": products on GPUs round factors to 10 bits of mantissa
 TUNING = {"off": 0.0, "default": 1.0, "full": inf}  # seconds
 
 

@@ -33,7 +33,7 @@ def compile(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write; MODEL.lathe.")] = None,
     threads: Threads = None,
     max_batch: Annotated[int, typer.Option(help="The batch size to choose kernels for.", min=1)] = 32,
-    precision: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    precision: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     tune: Annotated[str, typer.Option(help="off, default, full, or seconds of measuring.")] = "default",
     record: Annotated[Path | None, typer.Option(help="A compiled model whose kernels to choose.", exists=True)] = None,
     packing: Annotated[int | None, typer.Option(help="Tokens of a run of packed sequences, at most.", min=1)] = None,

@@ -67,7 +67,7 @@ class Settings(BaseSettings):
         None, ge=1, description="Threads of the compute team; without it what the process may use of the machine."
     )
     max_batch: int = Field(32, ge=1, le=4096, description="Largest batch a model is compiled for.")
-    precision: Literal["float32", "bfloat16"] = Field(
+    precision: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="What matrix products and convolutions multiply; they add up in float32 either way."
     )
 

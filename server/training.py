@@ -119,7 +119,8 @@ class Standing:
 
     def _step(self, values: Mapping[str, Any]) -> None:
         self.step, self.epoch = values["step"], values["epoch"]
-        self.numbers |= {name: values[name] for name in ("loss", "rate", "rows_per_second") if values[name] is not None}
+        shown = ("loss", "rate", "rows_per_second", "loss_scale", "skipped")
+        self.numbers |= {name: values[name] for name in shown if values.get(name) is not None}
         self.losses.append((self.step, values["loss"]))
         self.pace.note(self.step, values["seconds"])
 
@@ -229,5 +230,8 @@ def _means(values: Sequence[float], width: int) -> list[float]:
 
 
 def _numbers(numbers: Mapping[str, float]) -> str:
-    texts = {"rows_per_second": "{:,.0f} rows/s", "rate": "rate {:.2e}"}
+    texts = {
+        "rows_per_second": "{:,.0f} rows/s", "rate": "rate {:.2e}", "loss_scale": "loss scale {:g}",
+        "skipped": "{} skipped",
+    }  # fmt: skip
     return "  ".join(texts.get(name, f"{name} {{:.4f}}").format(value) for name, value in numbers.items())

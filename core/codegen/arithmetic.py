@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 from core.codegen import assembly, vmath
 from core.codegen.assembly import Builder, Constant, Type, Value
 from core.codegen.registers import Val, is_signed, register_type
-from core.codegen.target import has_bfloat16, has_fma
+from core.codegen.target import has_bfloat16, has_float16, has_fma
 from core.ir.types import DType
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ class Arithmetic:
             return self._cast_bfloat16(value, dtype)
         if DType.FLOAT16 in (source, dtype) and DType.FLOAT32 not in (source, dtype):
             return self.cast(self.cast(value, DType.FLOAT32), dtype)
+        if DType.FLOAT16 in (source, dtype) and value.constant is None and not has_float16(self.kernel.target):
+            return self._to_float16(value) if dtype is DType.FLOAT16 else self._from_float16(value)
         if value.constant is not None and dtype is not DType.BOOL and not (source.is_float and dtype.is_integer):
             return self.const(value.constant, dtype)
         if dtype is DType.BOOL:
@@ -120,6 +122,27 @@ class Arithmetic:
         nearest = self.shift_right(bits + (self.bit_and(upper, 1) + 0x7FFF), 16)
         kept = self.select(self.is_nan(x), self.bit_or(upper, 0x40), nearest)
         return self.bitcast(self.cast(kept, DType.UINT16), DType.BFLOAT16)
+
+    def _from_float16(self, x: Val) -> Val:
+        """By plain instructions: the bits as those of a number 2^112 times too small. Exact, subnormal numbers too."""
+        bits = self.cast(self.bitcast(x, DType.UINT16), DType.UINT32)
+        size = self.bitcast(self.shift_left(self.bit_and(bits, 0x7FFF), 13), DType.FLOAT32) * 2.0**112
+        found = self.bitcast(size, DType.UINT32)
+        found = self.select(self.lt(size, 2.0**16), found, self.bit_or(found, 0xFF << 23))  # infinite, or no number
+        return self.bitcast(self.bit_or(found, self.shift_left(self.bit_and(bits, 0x8000), 16)), DType.FLOAT32)
+
+    def _to_float16(self, x: Val) -> Val:
+        """By plain instructions, half to even: as integers, or where results are subnormal by adding a number whose
+        last place is theirs (F. Giesen's float_to_half_fast3_rtne)."""
+        bits = self.bitcast(x, DType.UINT32)
+        size = self.bit_and(bits, 0x7FFFFFFF)
+        sign = self.shift_right(self.bit_and(bits, 1 << 31), 16)
+        small = self.bitcast(self.bitcast(size, DType.FLOAT32) + 0.5, DType.UINT32) - 0x3F000000
+        odd = self.bit_and(self.shift_right(size, 13), 1)
+        normal = self.shift_right(size + (odd + ((0x0FFF - (112 << 23)) & 0xFFFFFFFF)), 13)
+        beyond = self.select(self.is_nan(x), 0x7E00, self.const(0x7C00, DType.UINT32))
+        found = self.select(self.lt(size, 113 << 23), small, self.select(self.lt(size, 143 << 23), normal, beyond))
+        return self.bitcast(self.cast(self.bit_or(found, sign), DType.UINT16), DType.FLOAT16)
 
     def bitcast(self, x: Val, dtype: DType) -> Val:
         """The same bits as another type of the same width."""

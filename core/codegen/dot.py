@@ -1,4 +1,5 @@
 """Multiply-add of words: 32 bits hold one float32, two bfloat16 or four bytes, and each lane adds their products up.
+Words of float16 arrive as float32.
 
 The machine's dot-product instructions do it where there are any: VDPBF16PS (AVX512-BF16) and VPDPBUSD (AVX512-VNNI,
 AVX-VNNI). Elsewhere the same sums are made of plain products; integers are exact either way and never saturate.
@@ -21,11 +22,11 @@ _PMADDWD = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.
 def multiply_add(k: Kernel, element: DType, factor: Val, vector: Val, total: Val) -> Val:
     """`total` plus, lane by lane, the products of the elements that the words `factor` and `vector` hold.
 
-    `element` is the type in `factor`: float32 (then words are float32 values), bfloat16, or uint8 beside int8 in
-    `vector`. Words of several elements are int32 values. Bytes add up in int32, the others in float32.
+    `element` is the type in `factor`: float32 or float16 (then words are float32 values), bfloat16, or uint8 beside
+    int8 in `vector`. Words of several elements are int32 values. Bytes add up in int32, the others in float32.
     """
     match element:
-        case DType.FLOAT32:
+        case DType.FLOAT32 | DType.FLOAT16:
             return k.ops.fma(factor, vector, total)
         case DType.BFLOAT16:
             return _bfloat16(k, factor, vector, total)

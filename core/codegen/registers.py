@@ -39,8 +39,10 @@ def register_type(dtype: DType, lanes: int) -> Type:
 
 
 def memory_type(dtype: DType, lanes: int = 1) -> Type:
-    """As in a register, but a boolean is one byte."""
-    return register_type(DType.UINT8 if dtype is DType.BOOL else dtype, lanes)
+    """As in a register, but a boolean is one byte, and of float16 there are the bits: not every target with
+    instructions that convert it has others that move parts of its vectors."""
+    plain = {DType.BOOL: DType.UINT8, DType.FLOAT16: DType.UINT16}
+    return register_type(plain.get(dtype, dtype), lanes)
 
 
 def is_signed(dtype: DType) -> bool:
@@ -222,6 +224,8 @@ class Pointer:
     def _from_memory(self, raw: Value, lanes: int) -> Val:
         if self.dtype is DType.BOOL:
             raw = self.kernel.builder.compare_unsigned("!=", raw, _zero(raw.type, lanes))
+        elif self.dtype is DType.FLOAT16:
+            raw = self.kernel.builder.convert("bitcast", raw, register_type(DType.FLOAT16, lanes))
         value = Val(self.kernel, raw, self.dtype, lanes)
         return value if self.computed is None else value.cast(self.computed)
 
@@ -232,6 +236,8 @@ class Pointer:
             raise TypeError(f"cannot store {value.dtype} where {self.dtype} lies")
         if self.dtype is DType.BOOL:
             return self.kernel.builder.convert("zext", value.ir, memory_type(self.dtype, value.lanes))
+        if self.dtype is DType.FLOAT16:
+            return self.kernel.builder.convert("bitcast", value.ir, memory_type(self.dtype, value.lanes))
         return value.ir
 
 

@@ -66,6 +66,11 @@ def has_bfloat16(target: Target) -> bool:
     return "+avx512bf16" in target.features.split(",")
 
 
+def has_float16(target: Target) -> bool:
+    """Whether instructions convert float16; elsewhere that would be a library call per element."""
+    return target.name != "plain"
+
+
 def has_bytes(target: Target) -> bool:
     """Whether one instruction multiplies fours of bytes."""
     features = target.features.split(",")

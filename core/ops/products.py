@@ -3,6 +3,7 @@
 | left operand | right operand | product and epilogue | |
 |---|---|---|---|
 | bfloat16 | float32 | float32 | the right operand is rounded to bfloat16 |
+| float16 | float32 | float32 | the right operand is rounded to float16 |
 | uint8 | int8 | int32 | exact |
 | T | T | T | as in ONNX |
 """
@@ -17,7 +18,11 @@ from core.ir.graph import Array
 from core.ir.types import DType
 from core.ops.registry import Infer
 
-_WIDER = {(DType.BFLOAT16, DType.FLOAT32): DType.FLOAT32, (DType.UINT8, DType.INT8): DType.INT32}
+_WIDER = {
+    (DType.BFLOAT16, DType.FLOAT32): DType.FLOAT32,
+    (DType.FLOAT16, DType.FLOAT32): DType.FLOAT32,
+    (DType.UINT8, DType.INT8): DType.INT32,
+}
 
 
 def product_dtype(c: Infer) -> DType:

@@ -65,7 +65,7 @@ class FuseElementwise:
             value
             for node in group.nodes
             for value in node.inputs
-            if value is not None and value not in results and not _is_number(editor, value)
+            if value is not None and value not in results and not _is_number(value)
         }
         writes = _escaping(editor, group, members)
         return len(group.nodes) <= self.most_nodes and len(reads) + len(writes) <= self.most_tensors
@@ -78,9 +78,9 @@ def _is_candidate(node: Node) -> bool:
     return typed and ready and (node.op == FUSED or is_elementwise(node))
 
 
-def _is_number(editor: Editor, value: Value) -> bool:
-    array = editor.array(value)
-    return array is not None and array.size == 1
+def _is_number(value: Value) -> bool:
+    """Whether it is one for all elements: it waits in a register, or is part of the code."""
+    return value.tensor.size == 1
 
 
 def _producing_groups(node: Node, groups: dict[Node, _Group]) -> list[_Group]:

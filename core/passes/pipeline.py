@@ -25,7 +25,7 @@ from core.passes.gemm import FuseMatMul
 from core.passes.inline_if import InlineIf
 from core.passes.layout import ChannelsLast
 from core.passes.pooled_conv import PoolConvolutions
-from core.passes.precision import ToBFloat16
+from core.passes.precision import NARROW, Narrow
 from core.passes.quantized import Quantized
 from core.passes.recompose import Recompose
 from core.passes.recurrent import SplitRecurrent
@@ -37,9 +37,9 @@ from core.passes.transposes import Transposes
 @dataclass(frozen=True)
 class Options:
     """`channels_last`: whether images are laid out N, D1.., C. `fold_limit_bytes`: see `FoldConstants`. `precision`:
-    the type of what products multiply, "float32" or "bfloat16". `integers`: whether the target multiplies bytes faster
-    than floats, so that products of quantized numbers are worth integer kernels. `host`: whether a CPU runs what comes
-    out, for whose kernels some forms are made."""
+    the type of what products multiply, "float32", "bfloat16" or "float16". `integers`: whether the target multiplies
+    bytes faster than floats, so that products of quantized numbers are worth integer kernels. `host`: whether a CPU
+    runs what comes out, for whose kernels some forms are made."""
 
     channels_last: bool = True
     fold_limit_bytes: int = 1 << 26
@@ -76,7 +76,7 @@ def passes(options: Options) -> list[Pass]:
     last: list[Pass] = [*learning, TransposedConvolutions(), ChannelsLast(), Transposes(), FuseMatMul()]
     images = last if options.channels_last else []
     fusion: list[Pass] = [FuseEpilogue(), FuseElementwise(), FuseEpilogue(), FuseAttention(), *pools]
-    narrow: list[Pass] = [ToBFloat16()] if options.precision == "bfloat16" else []
+    narrow: list[Pass] = [Narrow(dtype) for dtype in NARROW if str(dtype) == options.precision]
     bodies = OptimizeBodies(lambda body: _counted(optimize(body, options)))
     whole: list[Pass] = [Quantized(options.integers), ExpandFitted()]
     return [*whole, *clean, *canonical, *algebra, *products, *images, *clean, *fusion, *narrow, bodies]

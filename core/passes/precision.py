@@ -1,19 +1,25 @@
-"""bfloat16: products read activations as bfloat16 and add up in float32; everything else computes in float32.
+"""bfloat16 and float16: products read activations as such and add up in float32; everything else computes in float32.
 
-A value becomes bfloat16 where a matrix product or convolution reads it, and where products, pooling, normalization and
+A value becomes narrow where a matrix product or convolution reads it, and where products, pooling, normalization and
 attention pass it on to each other, which halves the memory traffic between them. Whatever computes element by element
 takes such a value into float32 first; graph inputs and outputs keep their types. The graph says it all: an epilogue
-that stores bfloat16 ends in a Cast, one that reads it begins with one, and weights are rounded where they are packed.
+that stores narrow numbers ends in a Cast, one that reads them begins with one, and weights are rounded where they are
+packed.
+
+bfloat16 has float32's range. float16 ends at 65504, with ten bits of mantissa instead of seven. What element by element
+becomes of activations, and no product multiplies, stays float32 there: sums, squares, exponentials and masks. So does a
+product whose epilogue adds or multiplies numbers that nothing bounds.
 
 In a training step, which is a graph with state, right operands are computed, and packed anew in every run. Weights and
 moments themselves stay float32 there, and so do the loss and what is done to gradients (Micikevicius et al. 2018,
-"Mixed Precision Training"; bfloat16 has float32's range, so losses need no scaling).
+"Mixed Precision Training"). Gradients of float16 want a scaled loss: see `core.train.scaling`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from core.ir.dim import product
 from core.ir.graph import Graph, Node, Value
@@ -24,10 +30,12 @@ from core.ops.registry import NodeView
 from core.passes.base import PassResult, is_elementwise, shape_of
 from core.passes.bodies import FUSED, Body
 from core.passes.edit import Editor
+from core.passes.growth import degree, is_small
 from core.passes.permutation import Perm, perm_attribute
 
-F32, BF16 = DType.FLOAT32, DType.BFLOAT16
-_PAIR = 2  # bfloat16 numbers that one word of a product holds
+F32 = DType.FLOAT32
+NARROW = (DType.BFLOAT16, DType.FLOAT16)
+_PAIR = 2  # numbers that one word of a product of bfloat16 holds; float16 keeps to the same products
 _FEWEST_ROWS = 32  # of a product whose right operand is packed while it runs: fewer are not worth it
 _FIRST_EXTRA = {"FusedConv": 3, "FusedMatMul": 2}
 
@@ -41,29 +49,33 @@ _PRESERVING: dict[str, int | None] = {
 
 
 @dataclass(frozen=True)
-class ToBFloat16:
-    """Changes nothing in a graph without products that can take it."""
+class Narrow:
+    """To bfloat16 or float16. Changes nothing in a graph without products that can take it."""
 
-    name: str = "bfloat16"
+    dtype: DType
+
+    @property
+    def name(self) -> str:
+        return str(self.dtype)
 
     def run(self, graph: Graph) -> PassResult:
         editor = Editor(graph)
-        walk = _Walk(editor, _chosen(editor))
+        walk = _Walk(editor, _chosen(editor, self.dtype), self.dtype)
         for node in editor.nodes():
             walk.convert(node)
         if walk.products:
-            editor.notes.append(f"{walk.products} products of bfloat16")
+            editor.notes.append(f"{walk.products} products of {self.dtype}")
         return editor.finish()
 
 
 # Which values
 
 
-def _chosen(editor: Editor) -> set[Value]:
-    """The values to store as bfloat16: the greatest set that fits together."""
+def _chosen(editor: Editor, dtype: DType) -> set[Value]:
+    """The values to store narrow: the greatest set that fits together."""
     chosen = {v for node in editor.nodes() for v in node.outputs if _is_stored(editor, v) and _can_write(editor, node)}
     while True:
-        misfits = {value for value in chosen if not _fits(editor, value, chosen)}
+        misfits = {value for value in chosen if not _fits(editor, value, chosen, dtype)}
         if not misfits:
             return chosen
         chosen -= misfits
@@ -73,7 +85,7 @@ def _is_stored(editor: Editor, value: Value) -> bool:
     return isinstance(value.type, TensorType) and value.dtype is F32 and not editor.is_output(value)
 
 
-def _fits(editor: Editor, value: Value, chosen: set[Value]) -> bool:
+def _fits(editor: Editor, value: Value, chosen: set[Value], dtype: DType) -> bool:
     """A value that a product multiplies is worth a conversion for its other readers; any other must need none."""
     producer, readers = value.producer, editor.readers(value)
     if producer is None or not all(source in chosen for source in _passed_on(producer)):
@@ -82,8 +94,27 @@ def _fits(editor: Editor, value: Value, chosen: set[Value]) -> bool:
         return False
     if any(_multiplies(editor, reader, value) for reader in readers):
         return True
+    if dtype is DType.FLOAT16 and not _is_bounded(editor, producer, chosen):
+        return False
     near = producer.op in _FIRST_EXTRA or any(reader.op in _PRESERVING for reader in readers)
     return near and all(_can_read(editor, reader, value, chosen) for reader in readers)
+
+
+def _is_bounded(editor: Editor, node: Node, chosen: set[Value]) -> bool:
+    """Whether the result of a node grows no faster than activations that float16 holds."""
+    body = node.attrs.get("epilogue")
+    if node.op not in _FIRST_EXTRA or not isinstance(body, Graph):
+        return not is_elementwise(node)
+    extras = [value for value in node.inputs[_FIRST_EXTRA[node.op] :] if value is not None]
+    degrees = [1.0, *(_degree(editor, value, chosen) for value in extras)]
+    return degree(body, dict(zip(body.inputs, degrees, strict=True))) <= 1
+
+
+def _degree(editor: Editor, value: Value, chosen: set[Value]) -> float:
+    array = editor.array(value)
+    if array is not None:
+        return 0.0 if is_small(array) else inf
+    return 1.0 if value in chosen or value.dtype is DType.FLOAT16 else inf
 
 
 def _passed_on(node: Node) -> Sequence[Value | None]:
@@ -100,7 +131,7 @@ def _can_write(editor: Editor, node: Node) -> bool:
 
 
 def _can_read(editor: Editor, node: Node, value: Value, chosen: set[Value]) -> bool:
-    """Whether the node takes the value as bfloat16 without a conversion of its own."""
+    """Whether the node takes the value narrow without a conversion of its own."""
     if node.op in _FIRST_EXTRA:
         factors = node.inputs[: _FIRST_EXTRA[node.op]]
         return all(value is not factor for factor in factors) or _is_depthwise(editor, node)
@@ -111,8 +142,8 @@ def _can_read(editor: Editor, node: Node, value: Value, chosen: set[Value]) -> b
 
 
 def _multiplies(editor: Editor, node: Node, value: Value) -> bool:
-    """Whether the node is a product that wants the value, its left operand, as bfloat16."""
-    if node.inputs[:1] != [value] or value in node.inputs[1:] or value.dtype not in (F32, BF16):
+    """Whether the node is a product that wants the value, its left operand, narrow."""
+    if node.inputs[:1] != [value] or value in node.inputs[1:] or value.dtype not in (F32, *NARROW):
         return False
     weight = editor.array(node.input(1))
     if weight is None:
@@ -174,14 +205,15 @@ def _keeps_last(node: Node, name: str) -> bool:
 
 @dataclass
 class _Walk:
-    """Rewrites nodes in order. `narrow` collects what has become bfloat16, `casts` the conversions there are."""
+    """Rewrites nodes in order. `narrow` collects what has become `dtype`, `casts` the conversions there are."""
 
     editor: Editor
     chosen: set[Value]
+    dtype: DType
     narrow: set[Value] = field(default_factory=set)
     casts: dict[tuple[Value, DType], Value] = field(default_factory=dict)
     turned: dict[tuple[Value, Perm], Value] = field(default_factory=dict)
-    products: int = 0  # that read bfloat16
+    products: int = 0  # that read `dtype`
 
     def convert(self, node: Node) -> None:
         wanted = [value for value in node.outputs if value in self.chosen]
@@ -205,7 +237,8 @@ class _Walk:
         body = self._body(node, extras, narrow)
         self.products += wants
         if not (left in self.narrow and _is_depthwise(self.editor, node)):
-            factors = [self._as(node, left, BF16 if wants else F32), *(self._as(node, f, F32) for f in factors[1:])]
+            first_as = self.dtype if wants else F32
+            factors = [self._as(node, left, first_as), *(self._as(node, f, F32) for f in factors[1:])]
         attrs = {**node.attrs, **({} if body is None else {"epilogue": body})}
         if wants and not _keeps_last(node, "perm_a"):
             factors[0] = self._contiguous(node, factors[0])
@@ -231,17 +264,17 @@ class _Walk:
         element = body.input(None, old.inputs[0].dtype if isinstance(old, Graph) else F32)
         given = [self._read(body, body.input(value, value.dtype)) for value in extras]
         result = body.inline(old, [element, *given])[0] if isinstance(old, Graph) else element
-        body.graph.outputs = [_cast(body, result, BF16) if narrow else result]
+        body.graph.outputs = [_cast(body, result, self.dtype) if narrow else result]
         return body.graph
 
     def _elementwise(self, node: Node) -> None:
         body = Body(self.editor.graph.constants, "body")
         for value in dict.fromkeys(node.inputs):
             if value is not None and value in self.narrow:
-                body.inner[value] = self._read(body, body.input(value, BF16))
+                body.inner[value] = self._read(body, body.input(value, self.dtype))
         body.add(node)
         body.graph.outputs = [
-            _cast(body, body.inner[value], BF16) if value in self.chosen else body.inner[value]
+            _cast(body, body.inner[value], self.dtype) if value in self.chosen else body.inner[value]
             for value in node.outputs
         ]
         outputs = self.editor.emit_many(node, FUSED, body.arguments, len(node.outputs), {"body": body.graph})
@@ -249,10 +282,10 @@ class _Walk:
             self._replace_value(old, new)
 
     def _read(self, body: Body, value: Value) -> Value:
-        return _cast(body, value, F32) if value.dtype is BF16 else value
+        return _cast(body, value, F32) if value.dtype is self.dtype else value
 
     def _as(self, anchor: Node, value: Value | None, dtype: DType) -> Value | None:
-        """The value as float32 or bfloat16, by a Cast if it is the other one."""
+        """The value as float32 or `dtype`, by a Cast if it is the other one."""
         if value is None or value.dtype is dtype or (value not in self.narrow and dtype is F32):
             return value
         if (value, dtype) not in self.casts:
@@ -272,4 +305,4 @@ def _cast(body: Body, value: Value, dtype: DType) -> Value:
     return body.apply("Cast", [value], {"to": dtype.onnx_code})
 
 
-__all__ = ["ToBFloat16"]
+__all__ = ["Narrow"]

@@ -2,7 +2,8 @@
 
     started     rows {train, validation, test}, epochs, steps_per_epoch, batch, parameters, outputs, data, seed, version
     resumed     step, epoch: what earlier lines say of later steps is void
-    step        step, epoch, loss (mean since the last one), rate, rows_per_second, seconds
+    step        step, epoch, loss (mean since the last one), rate, rows_per_second, seconds; in float16 also loss_scale,
+                skipped (updates so far whose gradients were beyond it)
     epoch       epoch, step, loss (mean of its steps), validation {metric: value}, best, seconds
     checkpoint  step
     log         message

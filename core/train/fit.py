@@ -32,6 +32,8 @@ from core.train.recipe import Recipe, RecipeError
 from core.train.scores import Stopped, scores
 from core.train.stepping import with_weights
 
+_LEAST_SCALE = 2.0**-32  # of a loss
+
 
 class Diverged(LatheError):
     """The loss is no number any more."""
@@ -149,27 +151,32 @@ class Fit:
         self._look()
 
     def _step(self, batch: Mapping[str, Array]) -> None:
-        progress, rows = self.progress, len(batch[TARGET])
-        loss = float(self.learner.run(batch)["loss"])
+        progress, learner, rows = self.progress, self.learner, len(batch[TARGET])
+        skipped = learner.skipped
+        loss = float(learner.run(batch)["loss"])
         now = perf_counter()
         seconds = now - self._stepped_at if rows in self._compiled else None
         self._stepped_at = now
         self._compiled.add(rows)
-        if not isfinite(loss):
-            place = f"step {self.learner.runs}, epoch {progress.epoch + 1}"
+        if _is_lost(loss, learner.loss_scale, skipped=learner.skipped > skipped):
+            place = f"step {learner.runs}, epoch {progress.epoch + 1}"
             raise Diverged(f"the loss is {loss} at {place}: try a lower rate, a warm-up, or `clip`")
         progress.position += 1
-        progress.loss += loss * rows
-        progress.rows += rows
         progress.seconds += seconds or 0.0
-        self._meter.add(loss, rows, seconds)
-        if self._meter.due or progress.position == self.assembly.steps_per_epoch:
+        if isfinite(loss):
+            progress.loss += loss * rows
+            progress.rows += rows
+            self._meter.add(loss, rows, seconds)
+        is_due = self._meter.due or progress.position == self.assembly.steps_per_epoch
+        if is_due and self._meter.rows:
             self._tell_step()
 
     def _tell_step(self) -> None:
         run = self.learner.runs
         rate = self.learner.schedule((run - 1) // self.recipe.accumulate)
         values = {"step": run, "epoch": self.progress.epoch + 1, "rate": rate, **self._meter.take()}
+        if self.learner.settings.scaling is not None:
+            values.update(loss_scale=self.learner.loss_scale, skipped=self.learner.skipped)
         self._events.emit("step", **values, seconds=round(self.progress.seconds, 3))
 
     def _look(self) -> None:
@@ -242,6 +249,14 @@ class Fit:
         trained = with_weights(self.assembly.model, weights)
         record = result.write_result(self.folder, self.assembly, trained, facts, self._stop)
         self._events.emit("done", metrics=record["metrics"], seconds=facts["seconds"])
+
+
+def _is_lost(loss: float, scale: float, skipped: bool) -> bool:
+    """Whether a training has no way on. Where float16 overflows an update is skipped, which does no harm; but a loss
+    that is no number at any scale, or a scale that falls without end, will not get better."""
+    if isfinite(loss):
+        return scale < _LEAST_SCALE
+    return not skipped or scale < 1
 
 
 def recipe_digest(recipe: Recipe) -> str:

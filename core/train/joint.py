@@ -19,6 +19,7 @@ from core.ops.terms import Term, Writer
 from core.train import noise
 from core.train.losses import Loss
 from core.train.optimizers import Optimizer
+from core.train.scaling import LossScaling, Scaler
 
 Trainable: TypeAlias = Callable[[str, Array], bool]
 
@@ -41,7 +42,8 @@ NO_CLIP = Clip()
 @dataclass(frozen=True)
 class StepSettings:
     """What a training step does besides running the model. `accumulate`: how many runs make one update. `average`: how
-    much of a parameter's running average stays at each update; None: there is none. `seed`: of what is drawn."""
+    much of a parameter's running average stays at each update; None: there is none. `seed`: of what is drawn.
+    `scaling`: of the loss, so that float16 holds its gradients; None: there is none."""
 
     loss: Loss
     optimizer: Optimizer
@@ -49,6 +51,7 @@ class StepSettings:
     accumulate: int = 1
     average: float | None = None
     seed: int = 0
+    scaling: LossScaling | None = None
 
 
 def is_weight(name: str, array: Array) -> bool:
@@ -67,8 +70,9 @@ def joint_graph(
     """The step for a model of one output or more, of which the first one goes into the loss.
 
     Its inputs are the model's, `target`, the optimizer's scalars as `optimizer.<name>`, and `random.key` where numbers
-    are drawn; its outputs the `loss`, and with `keep_outputs` the model's. Without `updates` gradients are only added
-    up. Constants named in `held` become state that this step leaves as it is.
+    are drawn; its outputs the `loss`, and with `keep_outputs` the model's, then, where the loss is scaled, what
+    `core.train.scaling.Scaler.outputs` says. Without `updates` gradients are only added up. Constants named in `held`
+    become state that this step leaves as it is.
     """
     check_inputs(model)
     graph = model.clone()
@@ -79,10 +83,13 @@ def joint_graph(
     target = writer.input(TARGET, settings.loss.target(output.value.tensor))
     loss = settings.loss(output, target)
     parameters = _parameters(graph, trainable)
-    found = derivatives(writer, [loss.value], parameters)
+    scaler = Scaler(writer, settings.scaling) if settings.scaling is not None else None
+    found = derivatives(writer, [(scaler.scaled(loss) if scaler else loss).value], parameters)
     graph.outputs = [_named(loss, LOSS), *(_outputs(writer, model) if keep_outputs else ())]
-    step = _Step(writer, settings)
+    step = _Step(writer, settings, scaler)
     step.write([(p, g) for p, g in zip(parameters, found, strict=True) if g is not None], updates)
+    if scaler is not None:
+        graph.outputs += [_named(term, name) for name, term in scaler.outputs.items()]
     hold(graph, held)
     graph.remove_dead()
     return graph
@@ -221,23 +228,33 @@ def _drawn_type(g: Rewrite) -> tuple[Sequence[Dim], DType]:
 class _Step:
     """Writes what follows the gradients."""
 
-    def __init__(self, writer: Writer, settings: StepSettings) -> None:
-        self.writer, self.settings = writer, settings
+    def __init__(self, writer: Writer, settings: StepSettings, scaler: Scaler | None) -> None:
+        self.writer, self.settings, self.scaler = writer, settings, scaler
         optimizer = settings.optimizer
         names = optimizer.scalars(1, optimizer.rate)
         self.scalars = {name: f"{SCALAR}{name}" for name in names}
 
     def write(self, pairs: Sequence[tuple[Value, Value]], updates: bool) -> None:
-        slopes = [Term(self.writer, gradient) for _, gradient in pairs]
+        found = [Term(self.writer, gradient) for _, gradient in pairs]
+        slopes = self.scaler.unscaled(found) if self.scaler is not None else found
+        statistics = list(self.writer.graph.states)
         parameters = [self._parameter(value) for value, _ in pairs]
         if self.settings.accumulate > 1:
-            slopes = self._accumulated(parameters, slopes, updates)
+            found = slopes = self._accumulated(parameters, slopes, updates)
         scalar = TensorType(DType.FLOAT32, ())
         scalars = {name: self.writer.input(label, scalar) for name, label in self.scalars.items()}
+        fine = self.scaler.are_fine(found) if self.scaler is not None else None
+        self._guard(statistics, fine)
         if not updates:
             return
         for state, slope in zip(parameters, self._clipped(slopes), strict=True):
-            self._update(state, slope, scalars)
+            self._guard(self._update(state, slope, scalars), fine)
+        if self.scaler is not None and fine is not None:
+            self.scaler.count(fine)
+
+    def _guard(self, moved: Sequence[State], fine: Term | None) -> None:
+        if self.scaler is not None and fine is not None:
+            self.scaler.guard(fine, moved)
 
     def _parameter(self, value: Value) -> State:
         """A constant becomes state; until it is updated it stays what it is."""
@@ -274,17 +291,21 @@ class _Step:
             found = [slope.op("Max", -clip.value).op("Min", clip.value) for slope in found]
         return found
 
-    def _update(self, parameter: State, slope: Term, scalars: dict[str, Term]) -> None:
+    def _update(self, parameter: State, slope: Term, scalars: dict[str, Term]) -> list[State]:
+        """What has moved: the parameter and all that goes with it."""
         moments = [self._moment(parameter, name) for name in self.settings.optimizer.moments]
         before = [Term(self.writer, moment.value) for moment in moments]
         following, after = self.settings.optimizer.update(Term(self.writer, parameter.value), slope, before, scalars)
         parameter.update = following.value
         for moment, term in zip(moments, after, strict=True):
             moment.update = term.value
+        moved = [parameter, *moments]
         if self.settings.average is not None:
-            self._average(parameter, following, self.settings.average)
+            moved.append(self._average(parameter, following, self.settings.average))
+        return moved
 
-    def _average(self, parameter: State, following: Term, kept: float) -> None:
+    def _average(self, parameter: State, following: Term, kept: float) -> State:
         """The running average of a parameter, which begins as the parameter."""
         average = self._moment(parameter, "average", parameter.initial)
         average.update = (Term(self.writer, average.value) * kept + following * (1 - kept)).value
+        return average

@@ -140,8 +140,10 @@ class Recipe(Section):
     average: float | None = Field(
         default=None, gt=0, lt=1, description="Keep running averages of weights, which become the result; 0.999, say."
     )
-    precision: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="What products multiply while training; weights and sums are float32 either way."
+    precision: Literal["float32", "bfloat16", "float16"] = Field(
+        default="float32",
+        description="What products multiply while training; weights and sums are float32 in any case. `float16` scales "
+        "the loss, and skips updates that overflow.",
     )
     memory: int | None = Field(
         default=None,

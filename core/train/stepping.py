@@ -22,6 +22,7 @@ from core.train.homes import home_of
 from core.train.joint import KEY, NO_CLIP, SCALAR, Clip, StepSettings, Trainable, is_weight, joint_graph
 from core.train.losses import Loss
 from core.train.optimizers import Optimizer
+from core.train.scaling import DYNAMIC, SCALE, SKIPPED, LossScaling
 from core.train.schedules import Schedule
 
 _TRAINING = BatchInfo(False, "a training step mixes all rows of its batch")
@@ -41,7 +42,8 @@ def step(
     seed: int = 0,
     shares: Sequence[TrainStep] = (),
     device: str = "cpu",
-    precision: Literal["float32", "tf32", "bfloat16"] = "float32",
+    precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32",
+    scaling: LossScaling = DYNAMIC,
     memory: int | None = None,
     threads: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
@@ -54,10 +56,12 @@ def step(
     and the number of the run. Weights named as parameters of the steps it `shares` with live in the arrays of those:
     each step sees what the others have learned, and what is not trainable here stays as they leave it.
 
-    With `precision` "bfloat16" products multiply bfloat16; parameters, moments, the loss and the sums of products are
-    float32 as ever. `memory` bounds the bytes of what a run computes on its way, weights and moments aside: activations
-    that do not fit are computed again when the backward pass needs them, the same numbers once more. ModelError, when a
-    batch first comes, where no such order needs so little.
+    With `precision` "bfloat16" or "float16" products multiply such numbers; parameters, moments, the loss and the sums
+    of products are float32 as ever. In float16 the loss is scaled (`scaling`), and updates whose gradients overflow are
+    skipped: they count as `updates` and for the schedule, but not for the optimizer. `memory` bounds the bytes of what
+    a run computes on its way, weights and moments aside: activations that do not fit are computed again when the
+    backward pass needs them, the same numbers once more. ModelError, when a batch first comes, where no such order
+    needs so little.
 
     `device` ("cuda", "cuda:1"; see core/runtime/devices.py) runs all of the step, and keeps its state: batches travel
     there and losses back. UnsupportedError, when a batch first comes, for a model with operators that it has no kernels
@@ -66,7 +70,8 @@ def step(
     ModelError for a model without parameters, UnsupportedError for one that cannot be differentiated, or a device that
     is not there.
     """
-    settings = StepSettings(loss, optimizer, clip, accumulate, average, seed)
+    scaled = scaling if precision == "float16" else None
+    settings = StepSettings(loss, optimizer, clip, accumulate, average, seed, scaled)
     options = make_options(device, precision=precision, threads=threads, cache_dir=cache_dir)
     options = replace(options, memory=memory)
     _refuse_on_devices(options, shares)
@@ -76,8 +81,9 @@ def step(
 class TrainStep:
     """A compiled training step, and the state it works on. Not for several threads at once.
 
-    `runs` counts batches, `updates` how often the parameters have moved. Every batch size compiles when it first comes;
-    all of them work on the same state.
+    `runs` counts batches, `updates` how often the parameters should have moved, and `skipped` how often gradients
+    beyond float16 kept them from it; `loss_scale` is what the loss is multiplied by next, 1 where it is not scaled.
+    Every batch size compiles when it first comes; all of them work on the same state.
     """
 
     def __init__(
@@ -101,6 +107,7 @@ class TrainStep:
         if settings.accumulate > 1:
             self._graphs[False] = joint_graph(model, settings, trainable, False, keep_outputs, shared)
         self._types = {state.value.name: state.initial for state in last.states}
+        self.loss_scale, self.skipped = settings.scaling.initial if settings.scaling is not None else 1.0, 0
         self._home = home_of({state.value.name: _array(state, shared) for state in last.states}, options)
         self._executables: dict[tuple[bool, Binding], Runner] = {}
         self._order = {moves: tuple(value.name for value in graph.inputs) for moves, graph in self._graphs.items()}
@@ -150,7 +157,10 @@ class TrainStep:
             self._home.spoil()
             raise
         self.runs += 1
-        return {value.name: array for value, array in zip(self._graphs[moves].outputs, results, strict=True)}
+        if self.settings.scaling is not None:
+            *results, scale, skipped = results
+            self.loss_scale, self.skipped = float(scale), int(skipped)
+        return {value.name: array for value, array in zip(self._graphs[moves].outputs, results, strict=False)}
 
     def state(self) -> dict[str, Array]:
         """Copies of everything that a checkpoint needs besides `runs`: parameters, moments, averages, by name."""
@@ -165,6 +175,8 @@ class TrainStep:
         for name in self._types:
             self._home.write(name, state[name])
         self.runs = runs
+        if self.settings.scaling is not None:
+            self.loss_scale, self.skipped = float(state[SCALE]), int(state[SKIPPED])
 
     def graph(self, averaged: bool = False) -> Graph:
         """The model with the parameters it has now, or with their running averages."""
@@ -196,7 +208,7 @@ class TrainStep:
     def _arranged(self, moves: bool, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """What is given and what this very run adds to it, in the order of the graph's inputs."""
         rate = self.schedule(self.updates)
-        scalars = self.settings.optimizer.scalars(self.updates + 1, rate)
+        scalars = self.settings.optimizer.scalars(self.updates - self.skipped + 1, rate)
         values: dict[str, NDArray[Any]] = {
             f"{SCALAR}{name}": np.array(number, np.float32) for name, number in scalars.items()
         }

@@ -147,7 +147,9 @@ class Compilation(_Section):
         description="Bytes of the device's memory that a version may take at its largest batch; nodes that would go "
         "beyond it run on the processor. Without it as much as is free.",
     )
-    precision: Literal["float32", "bfloat16"] | None = Field(default=None, description="Else the server's `precision`.")
+    precision: Literal["float32", "bfloat16", "float16"] | None = Field(
+        default=None, description="Else the server's `precision`."
+    )
     max_batch: Size | None = Field(default=None, description="Largest batch; else the server's `max_batch`.")
     threads: int | None = Field(default=None, ge=1, description="Else, and at most, the server's `threads`.")
     packing: int | None = Field(

@@ -1,4 +1,4 @@
-"""Attention of float32 or bfloat16: scores, softmax and weighted values of a block of queries in one kernel."""
+"""Attention of float32 or narrower floats: scores, softmax and weighted values of a block of queries in one kernel."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from core.kernels.catalog import body as bodies
 from core.kernels.catalog.base import In, KernelCall, KernelSpec, Operand, Out, Request, Scratch, covers
 from core.kernels.catalog.matrices import Matrices, perm_attribute, unpermuted
 from core.kernels.catalog.nest import Nest, has_plannable_types, traffic
-from core.kernels.catalog.panels import Tile, choose_tile
+from core.kernels.catalog.panels import Tile, choose_tile, row_pitch
 
-F32 = DType.FLOAT32
+F32, BF16, F16 = DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16
 SOFTMAX_FLOPS = 12  # for one score
 _SCORE_BYTES = 1 << 19  # of one block of queries: what a second-level cache holds besides keys and values
 
@@ -49,18 +49,27 @@ class AttentionSpec(KernelSpec):
 
     @property
     def element(self) -> DType:
-        """What words of queries and keys hold in the first product: bfloat16 where pairs are neighbours."""
+        """What words of queries and keys hold in the first product: bfloat16 where pairs are neighbours. Float16 is
+        made float32 where it is packed."""
         paired = self.depth % 2 == self.q_steps[0] % 2 == self.k_steps[0] % 2 == 0
-        return self.dtype if paired and self.q_steps[1] == self.k_steps[1] == 1 else F32
+        return self.dtype if self.dtype is BF16 and paired and self.q_steps[1] == self.k_steps[1] == 1 else F32
 
     @property
     def summary(self) -> str:
         return f"attention {self.scores} of {self.keys} keys, {self.values}"
 
     @property
-    def scratch_parts(self) -> tuple[int, int, int]:
-        """Elements of the packed queries, of the scores, and of one number per query of a block."""
-        return self.depth * self.scores.columns, self.keys * self.scores.columns, self.scores.columns
+    def scratch_parts(self) -> tuple[int, int, int, int]:
+        """Elements of the packed queries, of the scores, of one number per query of a block, and of keys that must be
+        widened."""
+        columns = self.scores.columns
+        widened = self.scores.rows * row_pitch(self.depth, self.scores) if self.widens else 0
+        return self.depth * columns, self.keys * columns, columns, widened
+
+    @property
+    def widens(self) -> bool:
+        """Whether keys become float32 a tile at a time."""
+        return self.dtype is F16 and self.k_steps[1] == 1
 
 
 @covers("FusedAttention")
@@ -121,7 +130,7 @@ def _is_covered(node: Node) -> bool:
     if epilogue is not None and not (isinstance(epilogue, Graph) and bodies.is_scalar(epilogue)):
         return False
     given, dtype = [*node.inputs[:3], node.output], node.output.dtype
-    if dtype not in (F32, DType.BFLOAT16) or not has_plannable_types(node):
+    if dtype not in (F32, BF16, F16) or not has_plannable_types(node):
         return False
     return all(value is not None and value.dtype is dtype for value in given)
 

@@ -18,15 +18,23 @@ from core.kernels.catalog.attributes import attribute
 from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Packed, Request, Scratch, covers
 from core.kernels.catalog.gemm import GemmSpec
 from core.kernels.catalog.nest import Nest, broadcast_strides, has_plannable_types, row_major, traffic
-from core.kernels.catalog.panels import Tile, choose_tile, is_deferred, is_staged, pack_panels, stage_bytes
+from core.kernels.catalog.panels import (
+    Tile,
+    choose_tile,
+    is_deferred,
+    is_staged,
+    pack_panels,
+    row_pitch,
+    stage_bytes,
+)
 from core.kernels.catalog.pool import Window
-from core.kernels.catalog.words import element_of, in_words, pack_words, word_of
+from core.kernels.catalog.words import WORD_BYTES, element_of, in_words, pack_words, word_of
 from core.kernels.target import Target
 from core.ops import registry
 from core.ops.conv import conv_pads, has_few_channels
 from core.ops.registry import Infer, NodeView
 
-F32 = DType.FLOAT32
+F32, F16 = DType.FLOAT32, DType.FLOAT16
 _FEW_CHANNELS = 16  # below, a pixel's channels are too short a run: whole rows of the window are gathered first
 _POINTER_BYTES = 8
 _WINOGRAD_SIZE = 6  # least results along an axis
@@ -127,6 +135,12 @@ class ConvSpec(KernelSpec):
         return (-(-self.depth // self.tile.lanes) + 1) * self.tile.lanes
 
     @property
+    def widened_words(self) -> int:
+        """Room for a run of every pixel of a tile as float32, where they are stored otherwise."""
+        longest = self.row if self.gathers else self.run
+        return self.tile.rows * row_pitch(longest, self.tile) if self.element is F16 and self.pair == 1 else 0
+
+    @property
     def summary(self) -> str:
         kernel = "x".join(str(window.kernel) for window in self.windows)
         kind = "" if self.element is F32 else f"{self.element} "
@@ -153,7 +167,8 @@ def conv(request: Request) -> KernelCall | None:
     channels = in_words(weight.shape[1], element) if element is not None else None
     if element is None or not isinstance(channels, int):
         return None
-    pair = groups_per_vector(groups, channels, columns, request.cpu) if element is F32 else 1
+    wide = element in (F32, F16)  # as words of one number
+    pair = groups_per_vector(groups, channels, columns, request.cpu) if wide else 1
     groups, channels, columns = groups // pair, channels * pair, columns * pair
     finish, pitch = finish_of(node, request), request.pitch(x)
     pixels = x.shape[0] * prod(window.count for window in windows)
@@ -170,17 +185,16 @@ def conv(request: Request) -> KernelCall | None:
     lines = in_lines(request)
     single = groups == pair == 1
     if single and pitch is not None and all(w == Window(w.size, w.size, 1, 1, w.dilation, 0, 0) for w in windows):
-        step = pitch if element is F32 else channels
+        step = pitch if wide else channels
         spec = _pointwise(finish, channels, columns, step, tile, element)
-        strided = (In(0), *lines) if element is F32 and lines else ()
-        return call(spec, (In(0), pack, *extras, Out(0), *_stage(spec.staged, tile)), strided=strided)
+        strided = (In(0), *lines) if wide and lines else ()
+        return call(spec, (In(0), pack, *extras, Out(0), *spec.scratch), strided=strided)
     fill = word_of(attribute(node, "pad_value"), element) if node.op == "FusedConv" else 0
     full = ConvSpec(x.shape[0], windows, groups, channels, columns, finish, False, tile, element, fill, pair)
     short = channels < _FEW_CHANNELS and windows[-1].dilation == 1 and not full.has_whole_rows
     if single and short:
         full = dataclasses.replace(full, gathers=True)
-    scratch = Scratch(_scratch_bytes(full, request.cpu))
-    return call(full, (In(0), pack, *extras, Out(0), scratch, *_stage(finish.staged, tile)), strided=lines)
+    return call(full, (In(0), pack, *extras, Out(0), *_scratch(full, request.cpu)), strided=lines)
 
 
 def groups_per_vector(groups: int, channels: int, columns: int, target: Target) -> int:
@@ -188,10 +202,6 @@ def groups_per_vector(groups: int, channels: int, columns: int, target: Target) 
     count = target.lanes // columns
     fits = channels == columns > 1 and target.lanes % columns == 0 and groups % max(count, 1) == 0
     return count if fits else 1
-
-
-def _stage(needed: bool, tile: Tile) -> tuple[Scratch, ...]:
-    return (Scratch(stage_bytes(tile)),) if needed else ()
 
 
 def _pointwise(finish: Finish, channels: int, columns: int, step: Dim, tile: Tile, element: DType) -> GemmSpec:
@@ -204,6 +214,12 @@ def _pointwise(finish: Finish, channels: int, columns: int, step: Dim, tile: Til
         nest, channels, columns, 1, (columns, 1), finish.extra_steps, 1, True, finish.epilogue,
         finish.extra_dtypes, finish.dtype, tile, element,
     )  # fmt: skip
+
+
+def _scratch(spec: ConvSpec, target: Target) -> tuple[Scratch, ...]:
+    """For windows, for runs that must be widened, and for sums that wait."""
+    widened, stage = spec.widened_words * WORD_BYTES, stage_bytes(spec.tile) if spec.finish.staged else 0
+    return tuple(Scratch(nbytes) for nbytes in (_scratch_bytes(spec, target), widened, stage) if nbytes)
 
 
 def _scratch_bytes(spec: ConvSpec, target: Target) -> int:
@@ -247,7 +263,7 @@ def is_winograd(request: Request, weight: Array, windows: tuple[Window, ...]) ->
     """
     node, target = request.node, request.cpu
     columns, channels = weight.shape[:2]
-    strides = ({1}, {2}) if _value(node, 0).dtype is F32 else ({1},)
+    strides = ({1}, {2}) if _value(node, 0).dtype in (F32, F16) else ({1},)
     shaped = all((w.kernel, w.dilation) == (3, 1) and w.count >= _WINOGRAD_SIZE for w in windows)
     shaped = shaped and {w.stride for w in windows} in strides
     whole = channels % target.lanes == 0 and columns % target.lanes == 0 and min(channels, columns) >= 32

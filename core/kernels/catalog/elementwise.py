@@ -11,16 +11,14 @@ from core.ir.types import DType
 from core.kernels.catalog import body as bodies
 from core.kernels.catalog.base import VIEWS, In, KernelCall, KernelSpec, Out, Request, covers
 from core.kernels.catalog.nest import Nest, has_plannable_types, traffic
-from core.kernels.target import Target
+from core.kernels.catalog.words import NARROW
 from core.ops import registry
 
 DTYPES = frozenset(
     {DType.FLOAT32, DType.FLOAT64, DType.INT64, DType.INT32, DType.INT16, DType.INT8, DType.BOOL}
     | {DType.UINT64, DType.UINT32, DType.UINT16, DType.UINT8}
 )
-# Kernels convert such elements, they do not compute with them; without instructions for it float16 would take calls.
-STORED = frozenset({DType.BFLOAT16, DType.FLOAT16})
-_STORED_PLAIN = frozenset({DType.BFLOAT16})
+STORED = NARROW  # kernels convert such elements, they do not compute with them
 
 _MOST_NAMED = 4  # operators of a kernel that `summary` lists
 
@@ -51,7 +49,7 @@ OPS = _names()
 @covers(*OPS)
 def elementwise(request: Request) -> KernelCall | None:
     """None for element types or bodies outside the scalar algebra, and for unplannable shapes."""
-    return call_of(request, lambda body: _is_covered(body, request.cpu))
+    return call_of(request, _is_covered)
 
 
 def call_of(request: Request, can_compute: Callable[[Graph], bool]) -> KernelCall | None:
@@ -82,9 +80,8 @@ def _in_lines(nest: Nest) -> bool:
     return all(stride in (0, 1) for stride in nest.loop(nest.rank - 1))
 
 
-def _is_covered(body: Graph, target: Target) -> bool:
-    stored = _STORED_PLAIN if target.name == "plain" else STORED
-    return bodies.dtypes(body) <= DTYPES | stored and bodies.is_scalar(body) and _computes_wide(body)
+def _is_covered(body: Graph) -> bool:
+    return bodies.dtypes(body) <= DTYPES | STORED and bodies.is_scalar(body) and _computes_wide(body)
 
 
 def _computes_wide(body: Graph) -> bool:

@@ -23,11 +23,12 @@ from core.kernels.catalog.panels import (
     is_staged,
     pack_panels,
     packed_size,
+    row_pitch,
     stage_bytes,
 )
-from core.kernels.catalog.words import element_of, in_words, pack_words, per_word
+from core.kernels.catalog.words import NARROW, WORD_BYTES, element_of, in_words, pack_words, per_word
 
-F32 = DType.FLOAT32
+F32, F16 = DType.FLOAT32, DType.FLOAT16
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,18 @@ class GemmSpec(KernelSpec):
     def repacks(self) -> bool:
         """Whether every task first gathers its panel of B: its rows are not contiguous, or no words yet."""
         return not self.packed and (self.element is not F32 or (self.b_steps[1] != 1 and self.columns > 1))
+
+    @property
+    def widened_words(self) -> int:
+        """Room for the rows of a tile as float32, where they are stored otherwise."""
+        return self.tile.rows * row_pitch(self.depth, self.tile) if self.element is F16 else 0
+
+    @property
+    def scratch(self) -> tuple[Scratch, ...]:
+        """For a panel where B must be gathered, for rows that must be widened, and for sums that wait."""
+        gathered = self.depth * self.tile.columns * WORD_BYTES if self.repacks else 0
+        needed = (gathered, self.widened_words * WORD_BYTES, stage_bytes(self.tile) if self.staged else 0)
+        return tuple(Scratch(nbytes) for nbytes in needed if nbytes)
 
 
 @covers("FusedMatMul", "MatMul")
@@ -130,7 +143,7 @@ def gemm(request: Request) -> KernelCall | None:
     ]
     flops = product(shape) * (depth * per_word(element) * 2)
     strided: tuple[In | Out, ...] = ()
-    if element is F32 and _in_lines(extras):
+    if element in (F32, F16) and _in_lines(extras):
         strided = (In(0), In(1), *(In(i) for i in extras), Out(0))
     return KernelCall(spec, _operands(spec, node), tuple(replaceable), strided, flops=flops, bytes=traffic(node))
 
@@ -141,18 +154,13 @@ def _in_lines(extras: Mapping[int, tuple[Dim, ...]]) -> bool:
 
 
 def _operands(spec: GemmSpec, node: Node) -> tuple[Operand, ...]:
-    """A, B, the extras, Y, and scratch for a panel where B must be gathered."""
+    """A, B, the extras, Y, and scratch."""
     b: Operand = In(1)
     if spec.packed:
         perm, tile = perm_attribute(node, "perm_b"), spec.tile
         key = f"panels{tile.columns}x{tile.lanes}{perm or ''}{spec.element}"
         b = Packed(1, key, partial(_pack, perm=perm, tile=tile, element=spec.element))
-    scratch = []
-    if spec.repacks:
-        scratch.append(Scratch(spec.depth * spec.tile.columns * F32.itemsize))
-    if spec.staged:
-        scratch.append(Scratch(stage_bytes(spec.tile)))
-    return (In(0), b, *(In(i) for i in extras_of(node)), Out(0), *scratch)
+    return (In(0), b, *(In(i) for i in extras_of(node)), Out(0), *spec.scratch)
 
 
 def _pack(array: Array, perm: tuple[int, ...] | None, tile: Tile, element: DType) -> Array:
@@ -169,7 +177,7 @@ def _element(request: Request) -> DType | None:
     if epilogue is not None and not (isinstance(epilogue, Graph) and bodies.is_scalar(epilogue)):
         return None
     element = element_of(a.dtype, b.dtype)
-    ready = request.constant(1) is not None or (element is DType.BFLOAT16 and b.dtype is F32)
+    ready = request.constant(1) is not None or (element in NARROW and b.dtype is F32)
     return element if element is F32 or ready else None
 
 

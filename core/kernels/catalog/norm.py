@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,6 +15,7 @@ from core.kernels.catalog.attributes import attribute, axis_of
 from core.kernels.catalog.base import In, KernelCall, KernelSpec, Operand, Out, Request, covers
 from core.kernels.catalog.elementwise import ElementwiseSpec
 from core.kernels.catalog.nest import Nest, has_plannable_types, row_major, traffic
+from core.kernels.catalog.words import NARROW
 
 _FLOPS_PER_ELEMENT = 8
 
@@ -63,7 +64,7 @@ class GroupNormSpec(KernelSpec):
 
 @covers("LayerNormalization", "RMSNormalization")
 def layer_norm(request: Request) -> KernelCall | None:
-    return layer_call_of(request, lambda node: _is_float32(node, also=DType.BFLOAT16))
+    return layer_call_of(request, lambda node: _is_float32(node, also=NARROW))
 
 
 def layer_call_of(request: Request, is_covered: Callable[[Node], bool]) -> KernelCall | None:
@@ -149,11 +150,11 @@ def _normalization(node: Node, spec: KernelSpec, operands: list[Operand]) -> Ker
     return KernelCall(spec, tuple(operands), inplace=(0,), flops=flops, bytes=traffic(node))
 
 
-def _is_float32(node: Node, also: DType = DType.FLOAT32) -> bool:
-    """Whether all is float32; the first input and output may be of another type, too."""
+def _is_float32(node: Node, also: Set[DType] = frozenset()) -> bool:
+    """Whether all is float32; the first input and output may be of other types, too."""
     data = [_input(node, 0), node.outputs[0]]
     rest = [value for value in (*node.inputs[1:], *node.outputs[1:]) if value is not None]
-    allowed = all(value.dtype in (DType.FLOAT32, also) for value in data)
+    allowed = all(value.dtype is DType.FLOAT32 or value.dtype in also for value in data)
     return allowed and has_plannable_types(node) and all(value.dtype is DType.FLOAT32 for value in rest)
 
 

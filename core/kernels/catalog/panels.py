@@ -159,6 +159,11 @@ def stage_bytes(tile: Tile) -> int:
     return tile.rows * tile.columns * WORD_BYTES
 
 
+def row_pitch(depth: int, tile: Tile) -> int:
+    """Words from one row to the next of those that are copied for a tile, each filled up to whole vectors."""
+    return -(-depth // tile.lanes) * tile.lanes
+
+
 def _row_choices(target: Target) -> RowChoices:
     if target.registers >= 32:
         return _ROWS_32

@@ -12,9 +12,9 @@ from core.ir.types import Dim, DType
 from core.kernels.catalog.attributes import attribute, integers
 from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Request, covers
 from core.kernels.catalog.nest import has_plannable_types, traffic
-from core.kernels.catalog.words import computed_dtype
+from core.kernels.catalog.words import NARROW, computed_dtype
 
-_FLOATS = frozenset({DType.FLOAT32, DType.BFLOAT16})
+_FLOATS = NARROW | {DType.FLOAT32}
 _DTYPES = {"MaxPool": _FLOATS | {DType.INT8, DType.UINT8}, "AveragePool": _FLOATS}
 
 

@@ -12,10 +12,10 @@ from core.ir.types import Dim, DType
 from core.kernels.catalog.attributes import attribute, axis_of, integers
 from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Request, covers
 from core.kernels.catalog.nest import Nest, has_plannable_types, row_major, traffic
-from core.kernels.catalog.words import computed_dtype
+from core.kernels.catalog.words import NARROW, computed_dtype
 
 FLOATS = frozenset({DType.FLOAT32, DType.FLOAT64})
-_NARROW = {"ReduceMean", "ReduceMax", "GlobalAveragePool", "GlobalMaxPool"}  # of bfloat16, too
+_NARROW = {"ReduceMean", "ReduceMax", "GlobalAveragePool", "GlobalMaxPool"}  # of narrow floats, too
 NUMBERS = FLOATS | {DType.INT32, DType.INT64}
 
 # Operator -> (what is reduced, element types). Exponentials exist in float32 only.
@@ -85,7 +85,7 @@ def reduce(request: Request) -> KernelCall | None:
 
 
 def _is_covered(op: str, dtype: DType) -> bool:
-    return dtype in KINDS[op] or (dtype is DType.BFLOAT16 and op in _NARROW)
+    return dtype in KINDS[op] or (dtype in NARROW and op in _NARROW)
 
 
 def call_of(request: Request, is_covered: Callable[[str, DType], bool]) -> KernelCall | None:

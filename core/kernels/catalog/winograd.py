@@ -27,7 +27,7 @@ from core.kernels.catalog.conv import (
 from core.kernels.catalog.nest import traffic
 from core.kernels.catalog.panels import LINE, Tile, choose_tile, pack_panels
 from core.kernels.catalog.pool import Window
-from core.kernels.catalog.words import WORD_BYTES, pack_words, per_word
+from core.kernels.catalog.words import WORD_BYTES, pack_words, per_word, word_dtype
 from core.kernels.target import Target
 
 Matrix: TypeAlias = tuple[tuple[float, ...], ...]
@@ -150,7 +150,8 @@ class Cover:
 class WinogradSpec(KernelSpec):
     """A task transforms up to `block` tiles of the image, multiplies, and transforms back, all in its scratch.
 
-    `element` is the type of the image and of what is multiplied.
+    `element` is the type of the image, and of what is multiplied unless that is float16: what transforms make of such
+    numbers is float32, and so are the weights.
     """
 
     family: ClassVar[str] = "winograd"
@@ -262,7 +263,7 @@ def _form(windows: tuple[Window, Window], element: DType) -> Form:
     """The large form multiplies least; in bfloat16 it would lose four times as much to rounding as the definition."""
     if windows[0].stride == STRIDED.stride:
         return STRIDED
-    large = element is DType.FLOAT32 and all(window.count >= _LARGE_IMAGE for window in windows)
+    large = element is not DType.BFLOAT16 and all(window.count >= _LARGE_IMAGE for window in windows)
     return LARGE if large else SMALL
 
 
@@ -283,7 +284,8 @@ def pack(weight: Array, tile: Tile, form: Form = LARGE, element: DType = DType.F
     size = form.line_products
     matrices = transformed.reshape(size, size, outputs, inputs).swapaxes(2, 3)
     parts = [matrices[rows, columns].reshape(-1, outputs) for rows in _spans(form) for columns in _spans(form)]
-    return np.concatenate([pack_panels(pack_words(part, element), tile) for part in parts])
+    multiplied = word_dtype(element) if element.is_float and per_word(element) == 1 else element
+    return np.concatenate([pack_panels(pack_words(part, multiplied), tile) for part in parts])
 
 
 def _spans(form: Form) -> list[slice]:

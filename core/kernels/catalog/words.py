@@ -2,6 +2,9 @@
 
 A product of narrow numbers is laid out like one of words. Its left operand lies in memory as it is; its weights are
 packed so that the elements which one word of the left operand meets are a word as well (what VNNI instructions want).
+
+No instruction multiplies float16 and adds up in float32: each float16 is a word of its own, of 16 bits in memory and a
+float32 in registers.
 """
 
 from __future__ import annotations
@@ -13,9 +16,11 @@ from core.ir.graph import Array
 from core.ir.types import Dim, DType
 
 WORD_BYTES = 4
+NARROW = frozenset({DType.BFLOAT16, DType.FLOAT16})  # kernels store such floats, and compute with them in float32
 _ELEMENTS = {
     (DType.FLOAT32, DType.FLOAT32): DType.FLOAT32,
     (DType.BFLOAT16, DType.FLOAT32): DType.BFLOAT16,
+    (DType.FLOAT16, DType.FLOAT32): DType.FLOAT16,
     (DType.UINT8, DType.INT8): DType.UINT8,
 }
 
@@ -26,12 +31,17 @@ def element_of(left: DType, right: DType) -> DType | None:
 
 
 def per_word(element: DType) -> int:
-    return WORD_BYTES // element.itemsize
+    return 1 if element is DType.FLOAT16 else WORD_BYTES // element.itemsize
 
 
 def word_dtype(element: DType) -> DType:
-    """The type of a word in a register."""
-    return DType.FLOAT32 if element is DType.FLOAT32 else DType.INT32
+    """The type of a word in a register, and in scratch."""
+    return DType.FLOAT32 if element in (DType.FLOAT32, DType.FLOAT16) else DType.INT32
+
+
+def stored_dtype(element: DType) -> DType:
+    """The type of a word in tensors and packed weights."""
+    return DType.FLOAT16 if element is DType.FLOAT16 else word_dtype(element)
 
 
 def total_dtype(element: DType) -> DType:
@@ -58,13 +68,13 @@ def in_words(count: Dim, element: DType) -> Dim | None:
 
 def computed_dtype(dtype: DType) -> DType:
     """The type in which kernels compute with elements of this type."""
-    return DType.FLOAT32 if dtype is DType.BFLOAT16 else dtype
+    return DType.FLOAT32 if dtype in NARROW else dtype
 
 
 def pack_words(matrix: Array, element: DType) -> Array:
     """A right operand [..., K, N] as words [..., K / per word, N]; the last one is filled up with zeros."""
-    if element is DType.FLOAT32:
-        return matrix
+    if element in (DType.FLOAT32, DType.FLOAT16):
+        return matrix.astype(element.numpy, copy=False)
     size = per_word(element)
     narrow = matrix.astype(DType.BFLOAT16.numpy if element is DType.BFLOAT16 else np.int8)
     *batch, depth, columns = narrow.shape

@@ -15,11 +15,11 @@ from core.codegen.vmath import exp_of_nonpositive
 from core.ir.dim import product
 from core.ir.types import DType
 from core.kernels.catalog.attention import AttentionSpec
-from core.kernels.catalog.words import per_word, word_dtype
+from core.kernels.catalog.words import computed_dtype, per_word, word_dtype
 from core.kernels.cpu.lanes import larger
 from core.kernels.cpu.microkernel import accumulate, zeros
 from core.kernels.cpu.nest import offsets_of
-from core.kernels.cpu.repack import gather_panel
+from core.kernels.cpu.repack import gather_panel, widened
 from core.kernels.target import Target
 from core.ops.fused import scalar_body
 
@@ -30,7 +30,7 @@ def generate(spec: AttentionSpec, target: Target) -> Kernel:
     k = Kernel(spec, target)
     dtypes = (spec.dtype, spec.dtype, spec.dtype, *spec.extra_dtypes, spec.dtype)
     operands = [k.operand(i, dtype) for i, dtype in enumerate(dtypes)]
-    operands = [pointer.computing(F32) if pointer.dtype is DType.BFLOAT16 else pointer for pointer in operands]
+    operands = [pointer.computing(computed_dtype(pointer.dtype)) for pointer in operands]
     scratch = k.scratch(len(dtypes), sum(spec.scratch_parts) * F32.itemsize, F32)
     width = spec.scores.columns
     full, rest = divmod(spec.queries, width)
@@ -98,6 +98,8 @@ class _Block:
         k, spec = self.kernel, self.spec
         across, down = spec.k_steps
         sources = [self._words(self.operands[1].at((key + r) * across)) for r in range(height)]
+        if spec.widens:
+            sources = widened(k, sources, self.scratch.at(sum(spec.scratch_parts[:-1])), spec.depth, self.lanes)
         grid = zeros(k, height, self.vectors, self.lanes)
         queries, depth = self.scratch.view(word_dtype(spec.element)), spec.depth // per_word(spec.element)
         grid = accumulate(k, grid, sources, down, queries, self.width, depth, element=spec.element)

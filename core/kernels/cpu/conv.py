@@ -10,9 +10,10 @@ from core.codegen.registers import Pointer
 from core.ir.types import DType
 from core.kernels.catalog.conv import ConvSpec, table_lanes
 from core.kernels.catalog.panels import packed_size, stage_bytes, stays_cached, tiles_ahead
-from core.kernels.catalog.words import WORD_BYTES, total_dtype, word_dtype
+from core.kernels.catalog.words import WORD_BYTES, stored_dtype, total_dtype, word_dtype
 from core.kernels.cpu.microkernel import Ahead, Grid, accumulate, ahead_of, each_panel, each_tile, zeros
 from core.kernels.cpu.nest import offsets_of
+from core.kernels.cpu.repack import widened
 from core.kernels.cpu.results import Results
 from core.kernels.cpu.tile import shuffle
 from core.kernels.target import Target
@@ -41,13 +42,16 @@ class _Conv:
         self.spec = spec
         self.kernel = k = Kernel(spec, target)
         self.lanes, self.entries = spec.tile.lanes, table_lanes(spec.tile)
-        self.word = word_dtype(spec.element)
-        dtypes = (self.word, self.word, *spec.finish.extra_dtypes, spec.finish.dtype)
+        self.word, self.stored = word_dtype(spec.element), stored_dtype(spec.element)
+        dtypes = (self.stored, self.stored, *spec.finish.extra_dtypes, spec.finish.dtype)
         operands = [k.operand(i, dtype) for i, dtype in enumerate(dtypes)]
-        self.image, self.weights = operands[:2]
+        self.image, self.weights = (pointer.computing(self.word) for pointer in operands[:2])
         finish = spec.finish
         index, total = len(operands), total_dtype(spec.element)
-        stage = k.scratch(index + 1, stage_bytes(spec.tile), total) if finish.staged else None
+        if spec.widened_words:
+            self.wide = k.scratch(index + 1, spec.widened_words * WORD_BYTES, F32)
+        behind = index + 1 + (spec.widened_words > 0)
+        stage = k.scratch(behind, stage_bytes(spec.tile), total) if finish.staged else None
         steps = (*finish.extra_steps, 1)
         self.results = Results(k, finish.epilogue, tuple(operands[2:]), steps, finish.deferred, stage)
         self._scratch(index)
@@ -64,7 +68,7 @@ class _Conv:
         entries = spec.runs * self.entries
         room = -(-spec.run // self.lanes) * self.lanes
         self.table = k.scratch(index, entries * I64.itemsize + room * F32.itemsize, I64)
-        self.outside = self.table.at(entries).view(self.word)
+        self.outside = self.table.at(entries).view(self.stored).computing(self.word)
         if spec.padded:
             with k.loop(0, room, self.lanes) as i:
                 self.outside.store(k.constant(spec.fill, self.word, self.lanes), i)
@@ -111,9 +115,15 @@ class _Conv:
             if spec.pair > 1:
                 rows = self._side_by_side(carried, sources, panel)
             else:
+                sources = self._widened(sources, spec.run)
                 rows = accumulate(k, carried, sources, 1, panel, width, spec.run, element=spec.element, ahead=part)
             fold.values = _flat(rows)
         return _regrid(fold.values, grid)
+
+    def _widened(self, sources: list[Pointer], count: int) -> list[Pointer]:
+        """So many words of every pixel as they are multiplied."""
+        needed = self.spec.widened_words > 0
+        return widened(self.kernel, sources, self.wide, count, self.lanes) if needed else sources
 
     def _side_by_side(self, grid: Grid, sources: Sequence[Pointer], panel: Pointer) -> Grid:
         """One run of a few groups: channel c of every group, spread over the lanes of its results."""
@@ -189,7 +199,7 @@ class _Conv:
         width = len(grid[0]) * self.lanes
         with k.fold(0, spec.taps // inner.kernel, _flat(grid)) as fold:
             line = corner.at(fold.index * (sum(w.dilation for w in outer) * inner.size * spec.channels))
-            sources = [line.at(r * inner.stride * spec.channels) for r in range(len(grid))]
+            sources = self._widened([line.at(r * inner.stride * spec.channels) for r in range(len(grid))], spec.row)
             panel, carried = place.weights.at(fold.index * (spec.row * width)), _regrid(fold.values, grid)
             fold.values = _flat(accumulate(k, carried, sources, 1, panel, width, spec.row, element=spec.element))
         return _regrid(fold.values, grid)

@@ -8,14 +8,14 @@ from core.ir.dim import product
 from core.ir.types import DType
 from core.kernels.catalog.gemm import GemmSpec
 from core.kernels.catalog.panels import stage_bytes, stays_cached, tiles_ahead
-from core.kernels.catalog.words import total_dtype, word_dtype
+from core.kernels.catalog.words import WORD_BYTES, stored_dtype, total_dtype, word_dtype
 from core.kernels.cpu.microkernel import Ahead, accumulate, ahead_of, each_panel, each_tile, zeros
 from core.kernels.cpu.nest import offsets_of
-from core.kernels.cpu.repack import gather_pairs, gather_panel
+from core.kernels.cpu.repack import gather_pairs, gather_panel, widened
 from core.kernels.cpu.results import Results
 from core.kernels.target import Target
 
-F32 = DType.FLOAT32
+F32, F16 = DType.FLOAT32, DType.FLOAT16
 
 
 def generate(spec: GemmSpec, target: Target) -> Kernel:
@@ -29,12 +29,17 @@ class _Gemm:
         self.spec = spec
         self.kernel = k = Kernel(spec, target)
         self.lanes = spec.tile.lanes
-        word = word_dtype(spec.element)
-        dtypes = (word, word if spec.packed else F32, *spec.extra_dtypes, spec.dtype)
+        word, stored = word_dtype(spec.element), stored_dtype(spec.element)
+        dtypes = (stored, stored if spec.packed else F32, *spec.extra_dtypes, spec.dtype)
         self.operands = [k.operand(i, dtype) for i, dtype in enumerate(dtypes)]
+        self.operands[:2] = [pointer.computing(F32) if stored is F16 else pointer for pointer in self.operands[:2]]
+        index = len(dtypes)
         if spec.repacks:
-            self.scratch = k.scratch(len(dtypes), spec.depth * spec.tile.columns * F32.itemsize, word)
-        index = len(dtypes) + spec.repacks
+            self.scratch = k.scratch(index, spec.depth * spec.tile.columns * WORD_BYTES, word)
+        index += spec.repacks
+        if spec.widened_words:
+            self.rows = k.scratch(index, spec.widened_words * WORD_BYTES, F32)
+        index += spec.widened_words > 0
         self.stage = k.scratch(index, stage_bytes(spec.tile), total_dtype(spec.element)) if spec.staged else None
         self.batch = spec.nest.take(range(spec.nest.rank - 1))
         self.moves = [k.dim(stride) for stride in spec.nest.loop(spec.nest.rank - 1)]
@@ -51,8 +56,11 @@ class _Gemm:
         a, b, *rest = (pointer.at(offset) for pointer, offset in zip(self.operands, offsets, strict=True))
         b = b.at(first * (spec.depth if spec.packed else spec.b_steps[1]))
         if spec.repacks:
-            gather = gather_panel if spec.element is F32 else gather_pairs
-            gather(k, b, self.scratch, (spec.depth, columns), spec.b_steps, self.lanes)
+            if spec.element is DType.BFLOAT16:
+                gather_pairs(k, b, self.scratch, (spec.depth, columns), spec.b_steps, self.lanes)
+            else:
+                narrow = F16 if spec.element is F16 else None
+                gather_panel(k, b, self.scratch, (spec.depth, columns), spec.b_steps, self.lanes, narrow)
             b = self.scratch
         steps = (*spec.extra_steps, spec.y_step)
         results = Results(k, spec.epilogue, tuple(rest), steps, spec.deferred, self.stage).at_column(first)
@@ -77,6 +85,8 @@ class _Gemm:
         vectors, tail = -(-columns // lanes), columns % lanes
         mask = k.lane_mask(tail, lanes) if tail else None
         sources = [a.at((row + r) * self.moves[0]) for r in range(height)]
+        if spec.widened_words:
+            sources = widened(k, sources, self.rows, spec.depth, lanes)
         grid = zeros(k, height, vectors, lanes, total_dtype(spec.element))
         if spec.packed or spec.repacks:
             step = vectors * lanes

@@ -1,8 +1,9 @@
-"""Panels made while a kernel runs: of matrices whose columns are not neighbours, or that are to be bfloat16."""
+"""Panels made while a kernel runs: of matrices whose columns are not neighbours, or that are to be narrower floats;
+and rows of narrow floats made wide."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from core.codegen.lang import Kernel, Val
 from core.codegen.registers import Pointer, register_type
@@ -11,21 +12,54 @@ from core.kernels.cpu.tile import transpose_rows
 
 
 def gather_panel(
-    k: Kernel, source: Pointer, target: Pointer, shape: tuple[int, int], steps: tuple[int, int], lanes: int
+    k: Kernel,
+    source: Pointer,
+    target: Pointer,
+    shape: tuple[int, int],
+    steps: tuple[int, int],
+    lanes: int,
+    element: DType | None = None,
 ) -> None:
     """Copy a matrix of `shape` (depth, columns), whose elements lie `steps` apart along either axis, into a panel:
-    its rows one after the other, each padded with zeros to whole vectors."""
+    its rows one after the other, each padded with zeros to whole vectors. Numbers are rounded to `element`,
+    if one is given."""
     (depth, columns), (down, across) = shape, steps
     width = -(-columns // lanes) * lanes
     for first, count in _vectors(columns, lanes):
         begin, panel = source.at(first * across), target.at(first)
         if down == 1:
-            _transpose(k, begin, panel, (depth, count), across, width, lanes)
+            _transpose(k, begin, panel, (depth, count), across, width, lanes, element)
             continue
         mask = k.lane_mask(count, lanes) if count < lanes else None
         with k.loop(0, depth) as i:
-            numbers = k.lane_numbers(lanes) * across
-            panel.store(begin.at(i * down).gather(numbers, mask), i * width)
+            line = begin.at(i * down)
+            if across == 1 and element is not None:
+                values = line.load(0, lanes, mask)
+            else:
+                values = line.gather(k.lane_numbers(lanes) * across, mask)
+            panel.store(_rounded(k, values, element), i * width)
+
+
+def _rounded(k: Kernel, values: Val, element: DType | None) -> Val:
+    """The nearest numbers that `element` has, of the type that they were."""
+    return values if element is None else k.ops.cast(k.ops.cast(values, element), values.dtype)
+
+
+def widened(k: Kernel, rows: Sequence[Pointer], scratch: Pointer, count: int, lanes: int) -> list[Pointer]:
+    """Copies of rows of `count` narrow floats as float32, `row_pitch` apart: a factor is loaded once for every vector
+    of a panel, and converting it each time would take longer than its products."""
+    pitch = -(-count // lanes) * lanes
+    whole = count // lanes * lanes
+
+    def copy(at: Val, mask: Val | None) -> None:
+        for r, row in enumerate(rows):
+            scratch.store(row.load(at, lanes, mask), at + r * pitch)
+
+    with k.loop(0, whole, lanes) as i:
+        copy(i, None)
+    if count > whole:
+        copy(k.index(whole), k.lane_mask(count - whole, lanes))
+    return [scratch.at(r * pitch) for r in range(len(rows))]
 
 
 def _vectors(columns: int, lanes: int) -> list[tuple[int, int]]:
@@ -43,7 +77,14 @@ def _by_squares(k: Kernel, depth: int, lanes: int, square: Callable[[Val, int], 
 
 
 def _transpose(
-    k: Kernel, source: Pointer, target: Pointer, shape: tuple[int, int], across: int, width: int, lanes: int
+    k: Kernel,
+    source: Pointer,
+    target: Pointer,
+    shape: tuple[int, int],
+    across: int,
+    width: int,
+    lanes: int,
+    element: DType | None,
 ) -> None:
     """At most `lanes` contiguous columns, a square of `lanes` x `lanes` at a time."""
     depth, columns = shape
@@ -55,7 +96,7 @@ def _transpose(
             for j in range(lanes)
         ]
         for step, line in enumerate(transpose_rows(k, lines)[:valid]):
-            target.store(line, (i + step) * width)
+            target.store(_rounded(k, line, element), (i + step) * width)
 
     _by_squares(k, depth, lanes, square)
 

@@ -148,7 +148,8 @@ class _Winograd:
         spec, form = self.spec, self.spec.form
         (i, j), (upper, left) = point, part
         scale = spec.channels // spec.depth  # elements of a word
-        inputs, row = self.inputs.view(spec.element).computing(F32), rows[i == 0, j == 0]
+        kept = F32 if self.word is F32 else spec.element
+        inputs, row = self.inputs.view(kept).computing(F32), rows[i == 0, j == 0]
         matrix = (i * form.evaluations + j) * spec.input_step * scale
         place = inputs.at(row * (spec.row_words * scale) + channel)
         place.store(value, matrix + (upper * form.parts(j) + left) * spec.channels)

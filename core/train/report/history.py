@@ -34,8 +34,8 @@ class History:
                 self._forget(values["step"])
                 self.resumed += 1
             case "step":
-                for name in ("loss", "rate", "rows_per_second"):
-                    if values[name] is not None:  # a throughput, where nothing was timed
+                for name in ("loss", "rate", "rows_per_second", "loss_scale", "skipped"):
+                    if values.get(name) is not None:  # no throughput where nothing was timed, no scale of float32
                         self.train.setdefault(name, []).append((values["step"], values[name]))
                 self.seconds = values["seconds"]
             case "epoch":

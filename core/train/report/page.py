@@ -66,7 +66,10 @@ def _plots(history: History, record: Mapping[str, Any]) -> str:
     losses = {"loss": history.train.get("loss", []), "validation": history.validation.get("loss", [])}
     shown = [("Loss", _curves("loss", losses))]
     shown += [(name, _curves(name, {name: curve})) for name, curve in history.validation.items() if name != "loss"]
-    rates = {"rate": ("Learning rate", "rate"), "rows_per_second": ("Throughput", "rows/s")}
+    rates = {
+        "rate": ("Learning rate", "rate"), "rows_per_second": ("Throughput", "rows/s"),
+        "loss_scale": ("Loss scale", "factor"),
+    }  # fmt: skip
     shown += [(title, _curves(unit, {unit: history.train.get(name, [])})) for name, (title, unit) in rates.items()]
     if "confusion" in record and len(record["confusion"]) <= _CLASSES_SHOWN:
         names = [str(name) for name in record["classes"]]

@@ -7,7 +7,10 @@ from pathlib import Path
 from core.errors import LatheError
 from core.train.report.history import read_history
 
-_NAMES = {"loss": "train/loss", "rate": "train/learning_rate", "rows_per_second": "train/rows_per_second"}
+_NAMES = {
+    "loss": "train/loss", "rate": "train/learning_rate", "rows_per_second": "train/rows_per_second",
+    "loss_scale": "train/loss_scale", "skipped": "train/skipped",
+}  # fmt: skip
 
 
 def write_tensorboard(folder: Path, out: Path) -> None:

@@ -72,10 +72,11 @@ def test_narrow(dtype: str) -> None:
     sweep("FusedConv", image, weights, layout="NHWC", pads=(1,) * 4, batches=(2,), rtol=3e-2, atol=6e-2)
 
 
-def test_bfloat16_meets_float32() -> None:
-    cast = scalar_body(1, lambda b, x: b("Cast", x, to=DType.BFLOAT16.onnx_code))
+@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16], ids=str)
+def test_narrow_images_meet_float32(dtype: DType) -> None:
+    cast = scalar_body(1, lambda b, x: b("Cast", x, to=dtype.onnx_code))
     attrs = {"layout": "NHWC", "pads": (1,) * 4, "epilogue": cast}
-    sweep("FusedConv", "bfloat16[n,5,6,16]", floats(8, 16, 3, 3), None, batches=(2,), rtol=2e-2, atol=6e-2, **attrs)
+    sweep("FusedConv", f"{dtype}[n,5,6,16]", floats(8, 16, 3, 3), None, batches=(2,), rtol=2e-2, atol=6e-2, **attrs)
 
 
 @pytest.mark.parametrize("channels", [3, 16, 33])

@@ -79,11 +79,12 @@ def test_narrow_factors(dtype: str) -> None:
     sweep("FusedMatMul", f"{dtype}[n,33]", f"{dtype}[33,20]", batches=(1, 17), rtol=2e-2, atol=2e-2)
 
 
-def test_bfloat16_meets_float32() -> None:
-    cast = scalar_body(1, lambda b, x: b("Cast", x, to=DType.BFLOAT16.onnx_code))
-    constant = sweep("FusedMatMul", "bfloat16[n,33]", floats(33, 20), batches=(1, 17), rtol=1e-3, atol=1e-3)
-    assert constant.call.spec.factors == (DType.BFLOAT16, DType.BFLOAT16)
-    sweep("FusedMatMul", "bfloat16[n,33]", "float32[33,20]", epilogue=cast, batches=(3,), rtol=2e-2, atol=2e-2)
+@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16], ids=str)
+def test_narrow_factors_meet_float32(dtype: DType) -> None:
+    cast = scalar_body(1, lambda b, x: b("Cast", x, to=dtype.onnx_code))
+    constant = sweep("FusedMatMul", f"{dtype}[n,33]", floats(33, 20), batches=(1, 17), rtol=1e-3, atol=1e-3)
+    assert constant.call.spec.factors == (dtype, dtype)
+    sweep("FusedMatMul", f"{dtype}[n,33]", "float32[33,20]", epilogue=cast, batches=(3,), rtol=2e-2, atol=2e-2)
 
 
 def test_every_offer_agrees() -> None:
@@ -110,6 +111,14 @@ def test_fast_tiles_for_large_products_small_ones_for_small() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_compiles(dtype: str) -> None:
     compiles("FusedMatMul", f"{dtype}[n,256]", f"{dtype}[256,256]")
+
+
+@pytest.mark.parametrize("arch", [80, 89, 90])
+def test_float16_takes_tensor_cores_that_add_up_in_float32(arch: int) -> None:
+    cast = scalar_body(1, lambda b, x: b("Cast", x, to=DType.FLOAT16.onnx_code))
+    kernel = GpuKernel("FusedMatMul", "float16[n,256]", floats(256, 256), epilogue=cast)
+    products = ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "wgmma.mma_async.sync.aligned")
+    assert any(name in kernel.binary(arch).ptx for name in products[: 1 if arch < 90 else 2])
 
 
 def test_odd_sizes_and_epilogues_compile() -> None:

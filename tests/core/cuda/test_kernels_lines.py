@@ -135,8 +135,9 @@ def test_statistics_of_layers() -> None:
     sweep("RMSNormalization", "float32[n,33]", floats(33), atol=1e-4)
 
 
-def test_layers_of_bfloat16() -> None:
-    sweep("LayerNormalization", "bfloat16[n,33]", floats(33), floats(33), batches=(3,), rtol=2e-2, atol=2e-2)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_layers_of_narrow_floats(dtype: str) -> None:
+    sweep("LayerNormalization", f"{dtype}[n,33]", floats(33), floats(33), batches=(3,), rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])

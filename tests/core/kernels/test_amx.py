@@ -52,7 +52,7 @@ def test_residuals_are_replaced_where_blocks_overlap() -> None:
 
 @needs_tiles
 def test_long_epilogues_narrow() -> None:
-    body = narrowing(2, lambda b, x, bias: b("Mul", b("Sigmoid", b("Add", x, bias)), b("Tanh", x)))
+    body = narrowing(2, lambda b, x, bias: b("Mul", b("Sigmoid", b("Add", x, bias)), b("Tanh", x)), BF16)
     kernel = on_tiles("FusedMatMul", TensorType(BF16, (N, 32)), floats(32, 37), floats(37), epilogue=body)
     kernel.check(halves(19, 32), threads=2, rtol=1e-2, atol=1e-5)
 

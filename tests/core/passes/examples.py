@@ -238,6 +238,7 @@ def _stump(ids: tuple[int, ...]) -> dict[str, Any]:
 EXAMPLES: Mapping[str, Sequence[Callable[[], Graph]]] = {
     "batch_last": [trained_convolutions],
     "bfloat16": [image_network, language_network, trained_layers],
+    "float16": [image_network, language_network, trained_layers],
     "control": [loop_with_a_body, chosen_branch],
     "eliminate": [what_changes_nothing],
     "fitted": [fitted_models],

@@ -1,4 +1,4 @@
-"""bfloat16: which values become it, and how far whole models are off."""
+"""bfloat16 and float16: which values become it, and how far whole models are off."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from core.ir.text import print_graph
 from core.ir.types import DType, TensorType
 from core.ir.verify import verify
 from core.passes.pipeline import Options, optimize
-from core.passes.precision import ToBFloat16
+from core.passes.precision import Narrow
 from core.reference import interpret
 from loadtest import zoo
 from tests.core.passes.case_files import feeds, operators
 
-F32, BF16 = DType.FLOAT32, DType.BFLOAT16
+F32, BF16, F16 = DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16
 RNG = np.random.default_rng(0)
 
 
@@ -43,10 +43,10 @@ def product(b: Builder, x: Value, **attrs: Any) -> Value:
     return b("FusedMatMul", x, weight(b, x.shape[-1], 8), **attrs)  # type: ignore[arg-type]
 
 
-def narrowed(graph: Graph) -> dict[str, list[str]]:
+def narrowed(graph: Graph, dtype: DType = BF16) -> dict[str, list[str]]:
     """Operator -> element types of the outputs of such nodes, after the pass; results must stay close."""
     copy = graph.clone()
-    ToBFloat16().run(copy)
+    Narrow(dtype).run(copy)
     verify(copy, "the pass")
     given = feeds(graph)
     for name, exact in interpret(graph, given).items():
@@ -57,10 +57,26 @@ def narrowed(graph: Graph) -> dict[str, list[str]]:
     return found
 
 
-def test_products_hand_on_bfloat16_and_the_ends_stay_float32() -> None:
-    found = narrowed(network(lambda b, x: product(b, b("Relu", product(b, x)))))
-    assert found["FusedElementwise"] == ["bfloat16"] and found["Cast"] == ["bfloat16"]  # the input's
-    assert found["FusedMatMul"] == ["bfloat16", "float32"]
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+def test_products_hand_on_narrow_numbers_and_the_ends_stay_float32(dtype: DType) -> None:
+    found = narrowed(network(lambda b, x: product(b, b("Relu", product(b, x)))), dtype)
+    assert found["FusedElementwise"] == [str(dtype)] and found["Cast"] == [str(dtype)]  # the input's
+    assert found["FusedMatMul"] == [str(dtype), "float32"]
+
+
+def test_float16_keeps_what_nothing_bounds_in_float32() -> None:
+    """Squares of activations overflow it, and normalization brings them back."""
+
+    def write(b: Builder, x: Value) -> Value:
+        y = product(b, x)
+        squares = b("Reshape", b("Mul", y, y), b.constant(np.array([-1, 8])))
+        return product(b, b("LayerNormalization", squares, weight(b, 8), weight(b, 8)))
+
+    graph = network(write)
+    assert narrowed(graph, F16)["Reshape"] == ["float32"] and narrowed(graph, BF16)["Reshape"] == ["bfloat16"]
+    x = {"x": np.full((2, 8), 500, np.float32)}
+    (got,), (want,) = core.compile(graph, precision="float16").run(x).values(), interpret(graph, x).values()
+    assert np.abs(got - want).max() < 0.01 * np.abs(want).max()
 
 
 def test_a_reader_that_needs_float32_gets_a_conversion() -> None:
@@ -109,49 +125,51 @@ def test_odd_depths_stay_float32(width: int) -> None:
 def test_graphs_without_products_stay_as_they_are() -> None:
     graph = network(lambda b, x: b("Exp", b("Add", x, x)))
     text = print_graph(graph)
-    assert ToBFloat16().run(graph).changed == 0 and print_graph(graph) == text
+    assert Narrow(BF16).run(graph).changed == 0 and print_graph(graph) == text
 
 
 def test_running_again_changes_nothing() -> None:
     graph, _ = optimize(network(lambda b, x: product(b, b("Relu", product(b, x)))), Options(precision="bfloat16"))
     text = print_graph(graph)
-    ToBFloat16().run(graph)
+    Narrow(BF16).run(graph)
     assert print_graph(graph) == text
 
 
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.parametrize(("precision", "error"), [("bfloat16", 0.02), ("float16", 0.003)])
 @pytest.mark.parametrize(
     "name", ["mlp", "transformer", *(pytest.param(n, marks=SLOW) for n in ("resnet", "mobilenet"))]
 )
-def test_models_stay_near_float32(name: str) -> None:
+def test_models_stay_near_float32(name: str, precision: Any, error: float) -> None:
     model = zoo.model(name).SerializeToString()
-    session = core.compile(model, threads=1, max_batch=4, precision="bfloat16")
-    assert " 0 on the reference" in session.explain() and "bfloat16" in session.explain()
+    session = core.compile(model, threads=1, max_batch=4, precision=precision)
+    assert " 0 on the reference" in session.explain() and precision in session.explain()
     x = {"x": zoo.sample(name, 3)}
     exact = np.asarray(ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, x)[0])
     got = session.run(x)["y"]
     assert got.dtype == exact.dtype
-    assert np.abs(got - exact).max() < 0.02 * np.abs(exact).max()
+    assert np.abs(got - exact).max() < error * np.abs(exact).max()
 
 
-def test_kernels_compute_what_the_rewritten_graph_says() -> None:
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_kernels_compute_what_the_rewritten_graph_says(precision: Any) -> None:
     def write(b: Builder, x: Value) -> Value:
         hidden = b("Relu", b("Add", product(b, x), weight(b, 8)))
         normal = b("LayerNormalization", b("Add", hidden, product(b, hidden)), weight(b, 8), weight(b, 8))
         return b("Softmax", product(b, b("Gelu", product(b, normal))), axis=-1)
 
     graph = network(write)
-    rewritten, _ = optimize(graph, Options(precision="bfloat16"))
+    rewritten, _ = optimize(graph, Options(precision=precision))
     assert operators(rewritten)["FusedMatMul"] == 4
     x = {"x": RNG.standard_normal((7, 8)).astype(np.float32)}
-    got = core.compile(graph, precision="bfloat16").run(x)
+    got = core.compile(graph, precision=precision).run(x)
     for name, want in interpret(rewritten, x).items():
         np.testing.assert_allclose(got[name], want, rtol=0.02, atol=0.005)
 
 
 def test_unknown_precisions_are_refused() -> None:
-    expected = "precision 'float8' is not supported, expected 'float32' or 'tf32' or 'bfloat16'"
+    expected = "precision 'float8' is not supported, expected 'float32' or 'tf32' or 'bfloat16' or 'float16'"
     with pytest.raises(UnsupportedError, match=expected):
         core.compile(network(product), precision="float8")  # type: ignore[arg-type]

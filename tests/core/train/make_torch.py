@@ -85,19 +85,35 @@ def rates(name: str) -> list[float]:
 
 
 def curve(precision: str) -> list[float]:
-    """Losses of the model of mixed.py, each from before its update; products in bfloat16 where that is asked for."""
+    """Losses of the model of mixed.py, each from before its update; products narrow where that is asked for."""
     w0, b0, w1, b1, w2 = weights = [torch.tensor(mixed.weight(name), requires_grad=True) for name in mixed.SHAPES]
     optimizer, found = optim.SGD(weights, mixed.RATE, mixed.MOMENTUM), []
+    scaler = torch.amp.GradScaler("cpu", enabled=precision == "float16")
     for seed in range(mixed.STEPS):
         given = {name: torch.tensor(array) for name, array in mixed.batch(seed).items()}
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+        with torch.autocast("cpu", getattr(torch, precision), enabled=precision != "float32"):
             hidden = functional.linear(functional.linear(given["x"], w0.T, b0).relu(), w1.T, b1).relu()
             logits = hidden @ w2
         value = functional.cross_entropy(logits.float(), given["target"])
         optimizer.zero_grad()
-        value.backward()
-        optimizer.step()
+        scaler.scale(value).backward()
+        scaler.step(optimizer)
+        scaler.update()
         found.append(numbers(value.detach())[0])
+    return found
+
+
+def scaling(name: str) -> list[Any]:
+    """Parameters and factor after each update with a given gradient, some of which no float holds."""
+    x = torch.tensor(mixed.scaled_start(), requires_grad=True)
+    optimizer, found = OPTIMIZERS[name]([x]), []
+    scaler = torch.amp.GradScaler("cpu", **mixed.SCALING)
+    for gradient in mixed.scaled_gradients():
+        optimizer.zero_grad()
+        scaler.scale((x * torch.tensor(gradient)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        found.append([scaler.get_scale(), *numbers(x.detach())])
     return found
 
 
@@ -122,7 +138,8 @@ def results() -> dict[str, Any]:
         "parameters": {name: parameters(name, start, gradients) for name in OPTIMIZERS},
         "losses": {name: loss(name, outputs, classes, targets) for name in LOSSES},
         "schedules": {name: rates(name) for name in SCHEDULES},
-        "mixed": {precision: curve(precision) for precision in ("float32", "bfloat16")},
+        "mixed": {precision: curve(precision) for precision in ("float32", "bfloat16", "float16")},
+        "scaling": {name: scaling(name) for name in ("SGD momentum", "AdamW")},
     }
 
 

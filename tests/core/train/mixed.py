@@ -1,4 +1,4 @@
-"""A small model and its batches, for Lathe and PyTorch alike: what they learn in float32 and bfloat16 is compared."""
+"""A small model and its batches, for Lathe and PyTorch alike: what they learn in each precision is compared."""
 
 from __future__ import annotations
 
@@ -28,3 +28,18 @@ def batch(seed: int) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     x = rng.normal(0, 1, (ROWS, FEATURES)).astype(np.float32)
     return {"x": x, "target": (x[:, :CLASSES] + 0.1 * x[:, -CLASSES:]).argmax(1)}
+
+
+SCALING = {"init_scale": 32.0, "growth_interval": 3}
+
+
+def scaled_start() -> Any:
+    """float32 [4]."""
+    return np.random.default_rng(4).normal(0, 1, 4).astype(np.float32)
+
+
+def scaled_gradients() -> Any:
+    """float32 [16, 4]: of some updates a gradient is infinite, or no number."""
+    found = np.random.default_rng(5).normal(0, 1, (16, 4)).astype(np.float32)
+    found[[2, 3, 9], [0, 3, 1]] = np.inf, -np.inf, np.nan
+    return found

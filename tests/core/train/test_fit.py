@@ -89,7 +89,7 @@ def test_it_ends_early_when_nothing_improves(tmp_path: Path, data: Path) -> None
     assert min(looks[-3:]) >= looks[-4] - 0.05 or min(looks[-3:]) >= min(looks[:-3]) - 0.05
 
 
-@pytest.mark.parametrize("changes", [{"accumulate": 3, "average": 0.9}, {"precision": "bfloat16", "memory": 1 << 20}])
+@pytest.mark.parametrize("changes", [{"accumulate": 3, "average": 0.9}, {"precision": "float16", "memory": 1 << 20}])
 def test_stopping_changes_nothing(tmp_path: Path, data: Path, changes: dict[str, Any]) -> None:
     what = asked(**changes)
     fit(tmp_path / "whole", what, data).run()
@@ -108,6 +108,28 @@ def test_stopping_changes_nothing(tmp_path: Path, data: Path, changes: dict[str,
         for folder in ("whole", "parts")
     ]
     assert looks[0] == looks[1]
+
+
+def test_a_training_in_float16_tells_of_its_scale(tmp_path: Path, data: Path) -> None:
+    fit(tmp_path, asked(precision="float16"), data).run()
+    steps = [event.values for event in events.read(tmp_path) if event.kind == "step"]
+    assert steps[-1]["loss_scale"] > 0 and steps[-1]["skipped"] >= 0 and steps[-1]["loss"] < steps[0]["loss"]
+
+
+def test_a_step_beyond_float16_is_skipped_and_the_training_goes_on(tmp_path: Path) -> None:
+    """Two rows are alike, far out of range, and of different classes: one of them at least is told wrong."""
+    path = quadrants(tmp_path / "far.npz")
+    with np.load(path) as file:
+        arrays = dict(file)
+    arrays["x"][7:9], arrays["y"][7:9] = 2e38, (0, 3)
+    with path.open("wb") as opened:
+        np.savez(opened, **arrays)
+    what = asked(precision="float16", data={"held_out": 0.0}, epochs=2)
+    training = fit(tmp_path / "job", what, path)
+    training.run()
+    skipped = training.learner.skipped
+    assert 2 <= skipped <= 4 and training.learner.loss_scale == 65536 / 2**skipped
+    assert all(np.isfinite(array).all() for array in final_state(tmp_path / "job").values())
 
 
 def test_the_seed_decides(tmp_path: Path, data: Path) -> None:

@@ -18,7 +18,7 @@ from core.kernels.catalog.attributes import attribute
 from core.kernels.catalog.base import In, KernelCall, KernelSpec, Operand, Out, Packed, Request, covers, offers
 from core.kernels.catalog.conv import extra_indices, inplace_extras, windows_along
 from core.kernels.catalog.cuda.image import Image, has_computable_epilogue, results_of, spatial, walked
-from core.kernels.catalog.cuda.product import BF16, F32, FACTORS, ProductTile, Results, precisions, ranked_tiles
+from core.kernels.catalog.cuda.product import F32, FACTORS, HALVES, ProductTile, Results, precisions, ranked_tiles
 from core.kernels.catalog.cuda.tiling import blocks
 from core.kernels.catalog.nest import Nest, has_plannable_types, traffic
 from core.kernels.catalog.pool import Window
@@ -181,7 +181,7 @@ def is_covered(node: Node) -> bool:
     if x is None or w is None or x.dtype not in FACTORS or len(x.shape) < 3 or attribute(node, "pad_value"):
         return False
     known = has_plannable_types(node) and all(isinstance(dim, int) for dim in w.shape)
-    return known and has_computable_epilogue(node) and (w.dtype is x.dtype or (x.dtype, w.dtype) == (BF16, F32))
+    return known and has_computable_epilogue(node) and (w.dtype is x.dtype or (x.dtype in HALVES and w.dtype is F32))
 
 
 def is_depthwise(node: Node, weight: Value) -> bool:

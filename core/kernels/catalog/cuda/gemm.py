@@ -17,9 +17,9 @@ from core.kernels.catalog.base import In, KernelCall, KernelSpec, Operand, Out, 
 from core.kernels.catalog.cuda.elementwise import is_computable
 from core.kernels.catalog.cuda.library import by_library
 from core.kernels.catalog.cuda.product import (
-    BF16,
     F32,
     FACTORS,
+    HALVES,
     ProductTile,
     Results,
     parts_of,
@@ -142,7 +142,7 @@ def _element(node: Node) -> DType | None:
     epilogue = node.attrs.get("epilogue")
     if epilogue is not None and not (isinstance(epilogue, Graph) and is_computable(epilogue)):
         return None
-    return a.dtype if a.dtype in FACTORS and (b.dtype is a.dtype or (a.dtype, b.dtype) == (BF16, F32)) else None
+    return a.dtype if a.dtype in FACTORS and (b.dtype is a.dtype or (a.dtype in HALVES and b.dtype is F32)) else None
 
 
 def _right_operand(request: Request, element: DType) -> tuple[Operand, tuple[DType, DType]]:

@@ -15,7 +15,8 @@ from core.kernels.catalog.nest import BATCH
 from core.kernels.target import GpuTarget
 
 F32, F16, BF16 = DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16
-FACTORS = frozenset({F32, F16, BF16})
+HALVES = frozenset({F16, BF16})
+FACTORS = HALVES | {F32}
 _SAMPLES = (1, 8, 32, 128)  # values of n that a tile should be good for
 _LARGE = 128
 _TYPICAL = 32  # batch

@@ -148,7 +148,7 @@ class _Strassen:
         begin = k.choose(_is_any(p, _FROM_KEPT), lambda: self._load(u), lambda: sums)
         rows = [left.at(r * spec.half) for r in range(self.tile.rows)]
         further = panel if spec.in_turn else PRODUCTS * panel
-        ahead = ahead_of(right, further, width, self.tile, number, spec.block, spec.half)
+        ahead = ahead_of(right, further, width, self.tile, number, min(spec.block, spec.tiles), spec.half)
         grid = accumulate(k, self._grid(begin), rows, 1, right, width, spec.half, ahead=ahead)
         with k.when(_is_any(p, _KEEPING)):
             self._keep(_flat(grid), kept.at(self._if(p, (_S3,)) * self.size))

@@ -23,7 +23,7 @@ from core.kernels.catalog.conv import ConvSpec, Finish
 from core.kernels.catalog.gemm import GemmSpec
 from core.kernels.catalog.matrices import perm_attribute, unpermuted
 from core.kernels.catalog.nest import BATCH, Nest, row_major
-from core.kernels.catalog.panels import Tile, tile_cycles
+from core.kernels.catalog.panels import LINE, Tile, tile_cycles
 from core.kernels.catalog.words import WORD_BYTES
 from core.kernels.target import Target
 
@@ -85,6 +85,12 @@ class StrassenSpec(KernelSpec):
         return self.depth // 2
 
     @property
+    def pitch(self) -> int:
+        """From one row of a left factor to the next. A cache line more than a row: where depths are powers of two, all
+        rows of a tile would fall into the same few sets of the first-level cache."""
+        return self.half + LINE
+
+    @property
     def pairs(self) -> int:
         """Pairs of panels."""
         return self.columns // (2 * self.tile.columns)
@@ -92,7 +98,7 @@ class StrassenSpec(KernelSpec):
     @property
     def factor_words(self) -> int:
         """The left factors of a tile's seven products."""
-        return PRODUCTS * self.tile.rows * self.half
+        return PRODUCTS * self.tile.rows * self.pitch
 
     @property
     def kept_words(self) -> int:

@@ -97,7 +97,7 @@ class _Strassen:
     # Left factors
 
     def _factors(self, tile: Val, number: Val) -> None:
-        """Those of the seven products, each [rows][depth]. What is missing at the end repeats the sample's last row."""
+        """Those of the seven products, each [rows][pitch]. What is missing at the end repeats the sample's last row."""
         k, spec = self.kernel, self.spec
         first, row = self._place(tile)
         target = self.factors.at(number * spec.factor_words)
@@ -111,7 +111,7 @@ class _Strassen:
                 s1 = a21 + a22
                 s2 = s1 - a11
                 for p, value in enumerate((a11, a12, s2, a11 - a21, a22, s1, a12 - s2)):
-                    target.store(value, (r + p * self.tile.rows) * spec.half + i)
+                    target.store(value, (r + p * self.tile.rows) * spec.pitch + i)
 
     # Products
 
@@ -141,12 +141,12 @@ class _Strassen:
         """The accumulators before a product to those before the next one; `kept` has room for U2 and U3."""
         k, spec, width = self.kernel, self.spec, self.tile.columns
         p, number, pair = factors.product, factors.tile, factors.pair
-        left = self.factors.at(number * spec.factor_words + p * (self.tile.rows * spec.half))
+        left = self.factors.at(number * spec.factor_words + p * (self.tile.rows * spec.pitch))
         panel = spec.half * width
         right = self.b.at((pair * PRODUCTS + p) * panel)
         u = kept.at(self._if(p, (_S1,)) * self.size)
         begin = k.choose(_is_any(p, _FROM_KEPT), lambda: self._load(u), lambda: sums)
-        rows = [left.at(r * spec.half) for r in range(self.tile.rows)]
+        rows = [left.at(r * spec.pitch) for r in range(self.tile.rows)]
         further = panel if spec.in_turn else PRODUCTS * panel
         ahead = ahead_of(right, further, width, self.tile, number, min(spec.block, spec.tiles), spec.half)
         grid = accumulate(k, self._grid(begin), rows, 1, right, width, spec.half, ahead=ahead)

@@ -85,6 +85,7 @@ class Authority:
         else:
             self.mode = Mode.OPEN if open_management or host in LOOPBACK else Mode.UNMANAGED
         self._anybody = Caller(mode=self.mode)
+        self._is_open = self.mode is Mode.OPEN
 
     def caller(self, authorization: str) -> Caller:
         """Return who shows this ``Authorization`` header; raises Unauthorized."""
@@ -103,7 +104,7 @@ class Authority:
 
     def check(self, authorization: str, scope: Scope, model: str) -> str:
         """Return the id of the key in this header, empty where none is needed; raises Unauthorized or Forbidden."""
-        if self.mode is Mode.OPEN:
+        if self._is_open:
             return ""
         caller = self.caller(authorization)
         caller.check(scope, model)

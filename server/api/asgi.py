@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -51,7 +52,7 @@ class InferEndpoint:
         call.start(body)
         await _answered_or_left(call, answered, receive)
         if call.reply is not None:
-            await send_reply(send, call.reply)
+            await send_reply(send, call.reply, call.payloads)
 
 
 def client_address(scope: Scope) -> str:
@@ -87,7 +88,7 @@ async def _answered_or_left(call: InferCall, answered: asyncio.Event, receive: R
             call.cancel()
 
 
-async def send_reply(send: Send, reply: Reply) -> None:
+async def send_reply(send: Send, reply: Reply, payloads: Sequence[bytes | memoryview] = ()) -> None:
     """Send a whole answer."""
     await send({"type": "http.response.start", "status": reply.status, "headers": list(reply.headers)})
-    await send({"type": "http.response.body", "body": b"".join([reply.text, *reply.payloads])})
+    await send({"type": "http.response.body", "body": b"".join([reply.text, *payloads])})

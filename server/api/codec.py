@@ -37,6 +37,11 @@ class Slot:
     size: int
     data: object = None
 
+    @property
+    def is_view(self) -> bool:
+        """Whether the body has its elements as they are."""
+        return self.data is None and self.datatype not in ("BYTES", "BOOL") and self.size > 0
+
     def tensor(self, body: bytes | bytearray, base: int) -> Array:
         """Return the input, from a body in which binary data begins at ``base``."""
         if self.data is not None:
@@ -65,6 +70,11 @@ class Head:
     group: Group
     plain: bool  # every output binary and a tensor, so answers depend on shapes alone
     answers: dict[tuple[Shape, ...], Answer] = field(default_factory=dict)
+    plain_slots: tuple[tuple[str, Shape, np.dtype[Any], int], ...] = ()  # of inputs that are all mere views
+
+    def __post_init__(self) -> None:
+        if all(slot.is_view for slot in self.slots):
+            self.plain_slots = tuple((slot.name, slot.shape, slot.dtype, slot.start) for slot in self.slots)
 
     def tensors(self, body: bytes | bytearray, json_bytes: int) -> Tensors:
         """Return views into the body (copies only for JSON and BYTES data)."""
@@ -73,6 +83,10 @@ class Head:
                 f"body: expected {self.blob_bytes} bytes of binary data after {json_bytes} bytes of JSON, "
                 f"got {len(body) - json_bytes}"
             )
+        if self.plain_slots:
+            return {
+                name: np.ndarray(shape, dtype, body, json_bytes + at) for name, shape, dtype, at in self.plain_slots
+            }
         return {slot.name: slot.tensor(body, json_bytes) for slot in self.slots}
 
 
@@ -167,15 +181,19 @@ class Codec:
         """Return the JSON of the answer and the binary payloads that follow it."""
         if not head.plain:
             return self._compose(head, outputs)
-        arrays = [outputs[output.name] for output in head.outputs]
-        shapes = tuple([array.shape for array in arrays])
+        shapes: tuple[Shape, ...] = ()
+        payloads: list[bytes | memoryview] = []
+        for output in head.outputs:
+            array = outputs[output.name]
+            shapes += (array.shape,)
+            payloads.append(raw_bytes(array))
         answer = head.answers.get(shapes)
         if answer is None:
             if len(head.answers) >= MEMO_ENTRIES:
                 head.answers.clear()
             answer, _ = self._compose(head, outputs)
             head.answers[shapes] = answer
-        return answer, [raw_bytes(array) for array in arrays]
+        return answer, payloads
 
     def _compose(self, head: Head, outputs: Tensors) -> tuple[Answer, list[bytes | memoryview]]:
         document: dict[str, Any] = {"id": head.id} if head.id else {}

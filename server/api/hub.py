@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
-
 from server.api.callhead import CallHead
 from server.api.infer import InferService
 from server.errors import Overloaded
@@ -35,8 +33,6 @@ class Hub:
         self.now = 0.0  # the loop's time, at most one tick old
         self.heads: dict[bytes, CallHead] = {}
         self.held = 0  # bytes of bodies that are not complete yet
-        self._default: list[tuple[bytes, bytes]] | None = None
-        self._starts: dict[int, bytes] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -72,14 +68,3 @@ class Hub:
         limit = self.settings.max_receiving
         if self.held > limit:
             raise Overloaded(f"the server holds {limit} bytes of unfinished requests; come back later", retry_after=1)
-
-    def start_of(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
-        """Return the status line and the header lines every answer has; uvicorn replaces the list once a second."""
-        if headers is not self._default:
-            self._default = headers
-            self._starts = {}
-        start = self._starts.get(status)
-        if start is None:
-            lines = [b"%b: %b\r\n" % header for header in headers]
-            start = self._starts[status] = b"".join([STATUS_LINE[status], *lines])
-        return start

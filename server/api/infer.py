@@ -11,8 +11,9 @@ from server.access.scopes import Scope
 from server.api.callhead import CallHead
 from server.api.codec import Codec, Head
 from server.api.compression import deflate, inflate
+from server.api.lane import LONGEST, Lane
 from server.api.reply import Header, Reply, error_reply, json_reply, render
-from server.batching.entry import Entry, Outcome
+from server.batching.entry import DirectEntry, Entry, Outcome
 from server.dataplane import DataPlane
 from server.errors import BadRequest, ServerError, TooLarge
 from server.scheduling.servable import Servable
@@ -20,12 +21,13 @@ from server.settings import Settings
 from server.types import Tensors
 
 REFUSALS = 256  # ready answers to those who are refused
+NOTHING: list[bytes | memoryview] = []  # never added to
 
 
 class InferCall:
     """The state of one call. ``deliver(call)`` is called once, on the event loop, when ``reply`` is there."""
 
-    __slots__ = ("address", "codec", "deliver", "entry", "head", "reply", "servable", "service", "wire")
+    __slots__ = ("address", "codec", "deliver", "entry", "head", "payloads", "reply", "servable", "service", "wire")
 
     servable: Servable
     codec: Codec
@@ -37,6 +39,7 @@ class InferCall:
         self.deliver = deliver
         self.address = address
         self.reply: Reply | None = None
+        self.payloads: list[bytes | memoryview] = NOTHING  # what follows the reply's text
         self.entry: Entry | None = None
 
     def start(self, body: bytes | bytearray) -> None:
@@ -46,9 +49,30 @@ class InferCall:
         except Exception as error:
             self.refuse(error)
 
+    def repeat(self, lane: Lane, data: bytes) -> None:
+        """Queue the work of a request that begins as the lane says, ``data`` being all of it."""
+        try:
+            head, servable, plane = self.head, lane.servable, self.service.plane
+            client = plane.authority.check(head.authorization, Scope.INFER, head.model) or self.address
+            if plane.registry.settled(head.model, head.version) is not servable:
+                self._submit(data[lane.start - (head.json_bytes or 0) :])
+                return
+            self.servable, self.codec, self.wire = servable, lane.codec, lane.wire
+            self._queue(lane.wire.tensors(data, lane.start), client)
+        except Exception as error:
+            self.refuse(error)
+
+    def lane(self, prefix: bytes, size: int) -> Lane | None:
+        """Return what helps with further requests that begin with these bytes, this one's head and JSON; None where
+        nothing does."""
+        head = self.head
+        if self.entry is None or head.json_bytes is None or head.encoding or len(prefix) > LONGEST:
+            return None
+        return Lane(prefix, size, head, self.servable, self.codec, self.wire)
+
     def refuse(self, error: Exception, path: bytes = b"") -> None:
         """Answer with an error, in the words of the path it was meant for."""
-        self.reply = error_reply(error, path)
+        self.reply, self.entry = error_reply(error, path), None
         self.deliver(self)
 
     def cancel(self) -> None:
@@ -58,8 +82,8 @@ class InferCall:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the work has not begun, so that nothing is lost by dropping it."""
-        return self.entry is not None and self.entry.is_waiting
+        """Whether no work has begun, so that nothing is lost by dropping it."""
+        return self.entry.is_waiting if self.entry is not None else self.reply is not None
 
     def _submit(self, body: bytes | bytearray) -> None:
         head = self.head
@@ -77,9 +101,13 @@ class InferCall:
             )
         self._check_json(len(body) if head.json_bytes is None else head.json_bytes)
         self.wire, tensors = self.codec.decode(body, head.json_bytes)
-        self.entry = Entry(tensors, self.wire.group, self._finish, deadline_of(self.wire), self.wire.priority)
-        self.entry.client = client
-        self.service.plane.submit(servable, self.entry, head.traceparent)
+        self._queue(tensors, client)
+
+    def _queue(self, tensors: Tensors, client: str) -> None:
+        wire = self.wire
+        entry = self.entry = DirectEntry(tensors, wire.group, self._finish, deadline_of(wire), wire.priority)
+        entry.client = client
+        self.service.plane.submit(self.servable, entry, self.head.traceparent)
 
     def _check_json(self, size: int) -> None:
         """Reading JSON holds everybody up, ten milliseconds per MiB; what is large is to come as binary data."""
@@ -91,10 +119,11 @@ class InferCall:
         try:
             self.reply = error_reply(outcome) if isinstance(outcome, Exception) else self._encode(outcome)
         except Exception as error:
-            self.reply = error_reply(error)
+            self.reply, self.payloads = error_reply(error), NOTHING
         self.deliver(self)
 
     def _encode(self, outputs: Tensors) -> Reply:
+        """Return the reply but for its payloads, which are noted."""
         answer, payloads = self.codec.encode(self.wire, outputs)
         if self.head.accepts:
             compressed = self._compress(answer.json, payloads)
@@ -102,10 +131,11 @@ class InferCall:
                 return compressed
         if not answer.binary:
             return json_reply(200, answer.json)
+        self.payloads = payloads
         ready = answer.rendered
         if ready is None:
             ready = answer.rendered = _binary_head(answer.json, sum(map(len, payloads)))
-        return Reply(200, ready.headers, answer.json, ready.block, payloads)
+        return ready
 
     def _compress(self, text: bytes, payloads: list[bytes | memoryview]) -> Reply | None:
         """Compress when the caller asked for just that, or the answer is large enough to gain."""

@@ -19,8 +19,11 @@ from uvicorn.server import ServerState
 
 from server.access.addresses import client_of
 from server.api.callhead import CallHead, call_head, is_infer_path
+from server.api.codec import Head
 from server.api.hosts import check_host
-from server.api.infer import InferCall
+from server.api.hub import Hub
+from server.api.infer import NOTHING, InferCall
+from server.api.lane import Lane
 from server.api.turns import AsgiTurn, TurnTaking
 from server.errors import BadRequest, HeaderTooLarge, RequestTimeout, ServerError, TooLarge, Unavailable
 
@@ -43,6 +46,8 @@ class LatheProtocol(TurnTaking):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.last_seen = self.hub.now
+        self.lane: Lane | None = None  # of requests that come again and again
+        self.said: Head | None = None  # by the latest request
         # the message being received
         self.url = b""
         self.in_message = self.in_head = False
@@ -135,7 +140,12 @@ class LatheProtocol(TurnTaking):
     def data_received(self, data: bytes) -> None:
         if self.deaf:
             return
-        self.last_seen = self.hub.now
+        hub = self.hub
+        self.last_seen = hub.now
+        lane = self.lane
+        if lane is not None and len(data) == lane.size and data.startswith(lane.prefix) and self._is_between(hub):
+            self._repeat(lane, data)
+            return
         if self.missing:
             data = self._collect(data)
         if data and not self.in_message:
@@ -144,6 +154,10 @@ class LatheProtocol(TurnTaking):
             self._parse(data)
         if len(self.turns) >= self.hub.settings.max_pipeline:
             self.flow.pause_reading()
+
+    def _is_between(self, hub: Hub) -> bool:
+        """Whether the next byte begins a request, and requests are not being refused."""
+        return not (self.missing or self.in_message or hub.infer.plane.turning_away)
 
     def _take_known(self, data: bytes) -> bytes:
         """Start the requests at the beginning of ``data`` whose heads are remembered; returns what is left."""
@@ -173,8 +187,23 @@ class LatheProtocol(TurnTaking):
                 return self._collect(data[end:])
             self.deadline = math.inf
             call.start(data[end:after])
+            self._expect_again(call, data, end, after)
             data = data[after:]
         return data
+
+    def _expect_again(self, call: InferCall, data: bytes, end: int, after: int) -> None:
+        """Two requests that say the same make a third one likely. The head has ended at ``end``."""
+        said = call.wire if call.entry is not None else None
+        if said is not None and said is self.said:
+            self.lane = call.lane(data[: end + (call.head.json_bytes or 0)], after)
+        self.said = said
+
+    def _repeat(self, lane: Lane, data: bytes) -> None:
+        """Start a request that says what the one before it said."""
+        call = self._open(lane.head)
+        call.repeat(lane, data)
+        if len(self.turns) >= self.hub.settings.max_pipeline:
+            self.flow.pause_reading()
 
     def _turn_away(self, head: CallHead, data: bytes, end: int) -> bool:
         """Answer a request by its heads if it is to be refused; say so. What still comes of it is not kept."""
@@ -182,7 +211,7 @@ class LatheProtocol(TurnTaking):
         if reply is None:
             return False
         self.server_state.total_requests += 1
-        self._write(reply, closes=False)
+        self._write(reply, NOTHING)
         return True
 
     def _collect(self, data: bytes) -> bytes:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import orjson
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from server.errors import Internal, ServerError
 
@@ -18,19 +19,36 @@ Header: TypeAlias = tuple[bytes, bytes]
 
 @dataclass(slots=True)
 class Reply:
-    """Status, headers and body; ``block`` is the headers and the body's first part as they go over the wire."""
+    """Status, headers and the body's first part; ``block`` is the latter two as they go over the wire.
+
+    One reply may stand for many answers, which differ in what follows its text.
+    """
 
     status: int
     headers: tuple[Header, ...]
     text: bytes
     block: bytes
-    payloads: list[bytes | memoryview] = field(default_factory=list)
+    begun: bytes = b""  # the status line, the lines that every answer has, and the block
+    lines: list[Header] | None = None  # with which it was begun; they are replaced once a second
+
+    def beginning(self, lines: list[Header]) -> bytes:
+        """Return all but the payloads as it goes over the wire, for an answer that has these header lines, too."""
+        if lines is not self.lines:
+            self.begun = STATUS_LINE[self.status] + b"".join([b"%b: %b\r\n" % header for header in lines]) + self.block
+            self.lines = lines
+        return self.begun
 
 
 def render(headers: tuple[Header, ...], text: bytes) -> bytes:
     """Return header lines, the empty line and the body's first part."""
     lines = b"".join([b"%b: %b\r\n" % header for header in headers])
     return b"%b\r\n%b" % (lines, text)
+
+
+def closing(reply: Reply) -> Reply:
+    """Return a reply that also says that the connection ends."""
+    headers = ((b"connection", b"close"), *reply.headers)
+    return Reply(reply.status, headers, reply.text, render(headers, reply.text))
 
 
 def json_reply(status: int, text: bytes, extra: tuple[Header, ...] = ()) -> Reply:

@@ -20,9 +20,8 @@ from uvicorn.server import ServerState
 from server.api.callhead import CallHead
 from server.api.hub import Hub
 from server.api.infer import InferCall
-from server.api.reply import Reply
+from server.api.reply import Reply, closing
 
-CLOSE = b"connection: close\r\n"
 LINGER = 2.0  # seconds in which a refused client may still be sending and yet reads the reason
 BIG_PAYLOAD = 1 << 16  # bytes from which payloads are written as they are instead of joined
 
@@ -130,23 +129,23 @@ class TurnTaking(HttpToolsProtocol):
         if reply is None or transport.is_closing():
             return
         self.server_state.total_requests += 1
-        closes = call is self.final or (self.stopping and not self.turns)
-        self._write(reply, closes)
-        if closes and self.deaf and self.is_receiving:
+        if call is not self.final and (self.turns or not self.stopping):
+            self._write(reply, call.payloads)
+            return
+        self._write(closing(reply), call.payloads)
+        if self.deaf and self.is_receiving:
             self._linger()
-        elif closes:
+        else:
             transport.close()
 
-    def _write(self, reply: Reply, closes: bool) -> None:
-        start, payloads = self.hub.start_of(reply.status, self.server_state.default_headers), reply.payloads
-        if closes:
-            start += CLOSE
+    def _write(self, reply: Reply, payloads: list[bytes | memoryview]) -> None:
+        beginning = reply.beginning(self.server_state.default_headers)
         if len(payloads) == 1 and len(payloads[0]) < BIG_PAYLOAD:
-            self.transport.write(b"".join((start, reply.block, payloads[0])))
+            self.transport.write(b"".join((beginning, payloads[0])))
         elif all(len(payload) < BIG_PAYLOAD for payload in payloads):
-            self.transport.write(b"".join([start, reply.block, *payloads]))
+            self.transport.write(b"".join((beginning, *payloads)))
         else:
-            self.transport.writelines([start, reply.block, *payloads])
+            self.transport.writelines([beginning, *payloads])
 
     def _close_after(self, turn: InferCall | AsgiTurn) -> None:
         self.final = turn

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,13 +50,19 @@ class GraphModel:
 
     def execute(self, inputs: Tensors) -> Tensors:
         """Run once; raises BadRequest when dimensions that must agree do not."""
-        with _refusals():
+        try:
             return self._session.run(_aligned(inputs))
+        except Exception as error:
+            _raise_as_the_servers(error)
+            raise
 
     def execute_packed(self, requests: list[Tensors]) -> list[Tensors]:
         """Run once for all; raises BadRequest when one of them does not fit."""
-        with _refusals():
+        try:
             return self._session.run_packed([_aligned(inputs) for inputs in requests])
+        except Exception as error:
+            _raise_as_the_servers(error)
+            raise
 
     def tokens(self, inputs: Tensors) -> int:
         """Return how many tokens there are: of a model that packs, every length besides the rows is that of
@@ -73,16 +78,13 @@ class GraphModel:
         self._closed()
 
 
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """Errors of the engine as those of the server."""
+def _raise_as_the_servers(error: Exception) -> None:
+    """Raise what an error of the engine is to the server; nothing for any other."""
     from core.errors import FeedError, LatheError
 
-    try:
-        yield
-    except FeedError as error:
+    if isinstance(error, FeedError):
         raise BadRequest(str(error)) from error
-    except LatheError as error:
+    if isinstance(error, LatheError):
         raise Internal(str(error)) from error
 
 

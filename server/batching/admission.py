@@ -66,6 +66,14 @@ class Admission:
         self.items += 1
         self.nbytes += nbytes
 
+    def admit(self, nbytes: int) -> bool:
+        """Take one request in if there is room; say whether there was."""
+        if not self.has_room(nbytes):
+            return False
+        self.items += 1
+        self.nbytes += nbytes
+        return True
+
     def has_room(self, nbytes: int) -> bool:
         """Whether one more request may enter.
 

@@ -16,7 +16,7 @@ from server.backends.base import LoadedModel
 from server.batching.admission import Admission
 from server.batching.cost import CostModel
 from server.batching.dispatch import Dispatch, Finished
-from server.batching.entry import Entry, State
+from server.batching.entry import DONE, WAITING, Entry
 from server.batching.execution import Execute, Ran, run
 from server.batching.forming import Former, Reason, too_late
 from server.batching.policy import BatchPolicy
@@ -28,6 +28,10 @@ from server.scheduling.pool import WorkerPool
 from server.telemetry.statistics import Statistics
 
 log = logging.getLogger("lathe.batching")
+
+# A request runs without a look at what else has come, if so many before it ran alone, and nobody followed the last one
+# within the time in which the event loop goes from one connection that is ready to the next.
+LONELY, APART = 8, 15e-6  # batches, seconds
 
 
 class Batcher:
@@ -58,6 +62,8 @@ class Batcher:
         self._delayed: asyncio.TimerHandle | None = None  # requests are held back until then
         self._woken = False
         self._simple = self.policy.takes_all
+        self._lonely = 0  # batches in a row that were run here and had one request
+        self._ended = 0.0  # monotonic seconds: when the last of them was answered
         self._drained: asyncio.Event | None = None
 
     def configure(self, policy: BatchPolicy) -> None:
@@ -78,13 +84,15 @@ class Batcher:
         if entry.group.rows > self._max_rows:
             self._submit_parts(entry)
             return
-        now = monotonic()
-        if not self._simple or entry.deadline is not None or not self.admission.has_room(entry.nbytes):
+        entry.since = now = monotonic()
+        if not self._simple or entry.deadline is not None or not self.admission.admit(entry.nbytes):
             self._examine(entry, now)
-        self.admission.enter(entry.nbytes)
-        entry.since = now
+            self.admission.enter(entry.nbytes)
         self.queue.push(entry)
         if not self._woken and (self._dispatch.is_idle or self._is_next_full()):
+            if self._lonely >= LONELY and entry.at_once and now - self._ended > APART:
+                self._next()
+                return
             self._woken = True
             self._loop.call_soon(self._next)
 
@@ -141,9 +149,9 @@ class Batcher:
         if entry.parts:
             for part in entry.parts:
                 self.cancel(part)
-        if entry.state is State.DONE:
+        if entry.state is DONE:
             return
-        waiting = entry.state is State.WAITING and not entry.parts
+        waiting = entry.state is WAITING and not entry.parts
         self.stats.cancelled += 1
         entry.abandon()
         if waiting:
@@ -167,9 +175,9 @@ class Batcher:
             raise
 
     def _expire(self, entry: Entry) -> None:
-        if entry.state is State.WAITING:  # a running one is answered, late or not
-            self.queue.forget(entry)
-            self._turn_out([entry], too_late)
+        if entry.state is WAITING:  # a running one is answered, late or not
+            self._refuse([entry], too_late)
+            self._withdraw(entry)
 
     def _withdraw(self, entry: Entry) -> None:
         self.queue.forget(entry)
@@ -183,7 +191,7 @@ class Batcher:
     def _refuse(self, entries: list[Entry], reason: Reason) -> None:
         after = self.admission.retry_after(monotonic())
         for entry in entries:
-            if entry.state is not State.DONE:
+            if entry.state is not DONE:
                 error = reason(after)
                 self.stats.refused(error.code)
                 entry.finish(error)
@@ -204,8 +212,11 @@ class Batcher:
             return
         if not dispatch.running and self._runs_here(batch):
             self._back(dispatch.run(batch))
+            self._lonely = self._lonely + 1 if len(batch) == 1 else 0
+            self._ended = monotonic()
             self._wake()
             return
+        self._lonely = 0
         dispatch.stage(batch)
         if is_idle:
             self._wake()  # there may be another instance

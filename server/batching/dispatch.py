@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from server.backends.base import LoadedModel
 from server.batching.cost import CostModel
-from server.batching.entry import Entry, State
+from server.batching.entry import DONE, STAGED, Entry
 from server.batching.execution import Execute, Ran
 from server.scheduling.pool import WorkerPool
 
@@ -63,7 +63,7 @@ class Dispatch:
     def stage(self, batch: list[Entry]) -> None:
         """Let a worker run a batch: one that is free, else the next to be."""
         for entry in batch:
-            entry.state = State.STAGED
+            entry.state = STAGED
         self.staged.append(batch)
         if self.is_idle:
             self._hand_out()
@@ -103,14 +103,15 @@ class Dispatch:
         """Run a batch on this thread, for those who are still there; from here on leaving changes nothing."""
         tensors = [entry.inputs for entry in batch]  # taken before looking: who leaves is first marked, then emptied
         late = self._late(batch)
-        chosen = [index for index, entry in enumerate(batch) if entry.state is not State.DONE and entry not in late]
-        entries = [batch[index] for index in chosen]
-        for entry in entries:
-            entry.start()
+        entries = batch
+        if late or [entry for entry in batch if entry.state is DONE]:
+            chosen = [index for index, entry in enumerate(batch) if entry.state is not DONE and entry not in late]
+            entries, tensors = [batch[index] for index in chosen], [tensors[index] for index in chosen]
         if not entries:
             return Finished(batch, entries, late, None)
-        inputs, rows = [tensors[index] for index in chosen], [entry.rows for entry in entries]
-        return Finished(batch, entries, late, self._execute(self._model, inputs, rows))
+        for entry in entries:
+            entry.start()
+        return Finished(batch, entries, late, self._execute(self._model, tensors, [entry.rows for entry in entries]))
 
     def _late(self, batch: list[Entry]) -> list[Entry]:
         """Whom an answer will not reach in time, as what ran before took longer than it should have."""

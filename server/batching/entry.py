@@ -26,8 +26,16 @@ class State(Enum):
     DONE = auto()  # answered, or given up by its caller
 
 
+WAITING, STAGED, RUNNING, DONE = State  # for every request: asking an Enum for a member takes ten times as long
+
+
 class Entry:
-    """A request's tensors, deadline and the function that takes its outcome (called once, on the event loop)."""
+    """A request's tensors, deadline and the function that takes its outcome (called once, on the event loop).
+
+    ``at_once``: that may be before it is queued, in the call that is to queue it.
+    """
+
+    at_once = False
 
     __slots__ = (
         "client",
@@ -59,7 +67,7 @@ class Entry:
         self.nbytes = _size(inputs)
         self.client = ""  # whose it is; those who share a queue get equal shares of it
         self.since = 0.0  # monotonic seconds; set when queued
-        self.state = State.WAITING
+        self.state = WAITING
         self.ran: Ran | None = None  # the batch it was part of, once that has ended
         self.timer: TimerHandle | None = None
         self.parts: list[Entry] = []  # queued in place of a request too large for one batch
@@ -69,7 +77,7 @@ class Entry:
         """Whether no part of it has begun to run."""
         if self.parts:
             return all(part.is_waiting for part in self.parts)
-        return self.state in (State.WAITING, State.STAGED)
+        return self.state in (WAITING, STAGED)
 
     def replace(self, inputs: Tensors, group: Group) -> None:
         """Take other inputs, before it is queued."""
@@ -78,19 +86,19 @@ class Entry:
 
     def start(self) -> None:
         """Note that it runs, unless its caller has left."""
-        if self.state is State.STAGED:
-            self.state = State.RUNNING
+        if self.state is STAGED:
+            self.state = RUNNING
 
     def finish(self, outcome: Outcome) -> None:
         """Hand the outcome over, unless the caller left before."""
-        if self.state is State.DONE:
+        if self.state is DONE:
             return
-        self.state = State.DONE
+        self.state = DONE
         self._let_go()(outcome)
 
     def abandon(self) -> None:
         """The caller left: nobody is told any more."""
-        self.state = State.DONE
+        self.state = DONE
         self._let_go()
 
     def _let_go(self) -> Done:
@@ -101,6 +109,13 @@ class Entry:
             self.timer.cancel()
             self.timer = None
         return done
+
+
+class DirectEntry(Entry):
+    """One whose caller is ready for the outcome."""
+
+    __slots__ = ()
+    at_once = True
 
 
 def _size(inputs: Tensors) -> int:

@@ -105,6 +105,9 @@ def scatter(outputs: Tensors, rows: list[int]) -> list[Outcome]:
     at = 0
     for count in rows:
         end = at + count
-        parts.append({name: array[at:end] for name, array in outputs.items()})
+        part = {}
+        for name, array in outputs.items():
+            part[name] = array[at:end]
+        parts.append(part)
         at = end
     return parts

@@ -14,11 +14,11 @@ from server.batching.shares import Shares
 class Line:
     """First come, first served for each client; between clients, whose turn it is."""
 
-    __slots__ = ("_count", "_plain", "_shares", "_turns", "_waiting")
+    __slots__ = ("_count", "_shares", "_turns", "_waiting", "plain")
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
-        self._plain: deque[Entry] = deque()  # goes first: the only client's, and what was put back
+        self.plain: deque[Entry] = deque()  # goes first: the only client's, and what was put back
         self._waiting: dict[str, deque[Entry]] = {}  # of each client
         # A heap of the clients' turns, as they were when put there: one who was served elsewhere since is found too
         # early, and then put right. The number decides between equals: who came into the line first.
@@ -26,36 +26,36 @@ class Line:
         self._count = 0
 
     def __bool__(self) -> bool:
-        return True if self._plain else bool(self._turns)
+        return True if self.plain else bool(self._turns)
 
     def __len__(self) -> int:
-        return len(self._plain) + sum(map(len, self._waiting.values()))
+        return len(self.plain) + sum(map(len, self._waiting.values()))
 
     def __iter__(self) -> Iterator[Entry]:
         """Yield the entries about as they would be taken: the clients' firsts, the clients' seconds ..."""
-        yield from self._plain
+        yield from self.plain
         owners = sorted(self._turns)
         for place in range(max(map(len, self._waiting.values()), default=0)):
             yield from (self._waiting[client][place] for *_, client in owners if place < len(self._waiting[client]))
 
     def first(self) -> Entry:
         """Return what is taken next; something must be there."""
-        return self._plain[0] if self._plain else self._waiting[self._next()[2]][0]
+        return self.plain[0] if self.plain else self._waiting[self._next()[2]][0]
 
     @property
     def turn(self) -> float:
         """When it is the first entry's turn, -inf for one that goes before all others."""
-        return -inf if self._plain or not self._turns else self._next()[0]
+        return -inf if self.plain or not self._turns else self._next()[0]
 
     @property
     def since(self) -> float:
         """When the longest waiting entry came (monotonic seconds)."""
         oldest = min([own[0].since for own in self._waiting.values()], default=inf)
-        return min(oldest, self._plain[0].since) if self._plain else oldest
+        return min(oldest, self.plain[0].since) if self.plain else oldest
 
     def append(self, entry: Entry) -> None:
         """Add an entry of the only client there is."""
-        self._plain.append(entry)
+        self.plain.append(entry)
 
     def push(self, entry: Entry) -> None:
         """Add an entry behind the others of its client."""
@@ -72,8 +72,8 @@ class Line:
 
         ``present``: its caller is still there; ``begins``: it is the first of a batch.
         """
-        if self._plain:
-            self._plain.popleft()
+        if self.plain:
+            self.plain.popleft()
             return
         _, place, client = self._next()
         own, shares = self._waiting[client], self._shares
@@ -90,16 +90,16 @@ class Line:
 
     def put_back(self, entry: Entry) -> None:
         """Return the entry taken last; it is the first again."""
-        self._plain.appendleft(entry)
+        self.plain.appendleft(entry)
 
     def take_plain(self) -> deque[Entry]:
         """Take out what goes before all others, to be pushed again."""
-        plain, self._plain = self._plain, deque()
+        plain, self.plain = self.plain, deque()
         return plain
 
     def drop(self, gone: Callable[[Entry], bool]) -> None:
         """Forget the entries that are gone."""
-        self._plain = deque(entry for entry in self._plain if not gone(entry))
+        self.plain = deque(entry for entry in self.plain if not gone(entry))
         kept = {client: deque(entry for entry in own if not gone(entry)) for client, own in self._waiting.items()}
         self._waiting = {client: own for client, own in kept.items() if own}
         self._turns = [turn for turn in self._turns if turn[2] in self._waiting]

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from server.batching.entry import Entry, State
+from server.batching.entry import WAITING, Entry
 from server.batching.line import Line
 from server.batching.shares import Shares
-from server.batching.signature import Shape
+from server.batching.signature import Group, Shape
 
 Key: TypeAlias = tuple[int, tuple[Shape, ...]]  # priority, inner shapes
 MOST_URGENT = 1  # level
@@ -24,7 +24,7 @@ class Queue:
     ``starvation``: seconds after which a request counts as most urgent, whatever its priority.
     """
 
-    __slots__ = ("_client", "_gone", "_groups", "_length", "_shares", "rows", "starvation", "work")
+    __slots__ = ("_client", "_gone", "_groups", "_latest", "_length", "_shares", "rows", "starvation", "work")
 
     def __init__(self, starvation: float = math.inf) -> None:
         self.starvation = starvation
@@ -34,12 +34,13 @@ class Queue:
         self._gone = 0
         self._client: str | None = None  # whose all of it is; None: several clients'
         self._shares = Shares()
+        self._latest: tuple[int, Group, Line] | None = None  # that an entry was pushed to, while it is in use
 
     def __len__(self) -> int:
         return self._length - self._gone
 
     def __iter__(self) -> Iterator[Entry]:
-        return (entry for group in self._groups.values() for entry in group if entry.state is State.WAITING)
+        return (entry for group in self._groups.values() for entry in group if entry.state is WAITING)
 
     @property
     def shapes(self) -> int:
@@ -63,10 +64,14 @@ class Queue:
         self.work += entry.work
 
     def _group(self, entry: Entry) -> Line:
+        latest = self._latest
+        if latest is not None and latest[1] is entry.group and latest[0] == entry.priority:
+            return latest[2]
         key = (entry.priority, entry.group.key)
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = Line(self._shares)
+        self._latest = (entry.priority, entry.group, group)
         return group
 
     def _deal(self) -> None:
@@ -100,6 +105,7 @@ class Queue:
                 self._fill(batch, group, max_rows)
                 if not group:
                     del self._groups[key]
+                    self._latest = None
             if batch:
                 return batch
         return []
@@ -117,23 +123,28 @@ class Queue:
         return (min(key[0], MOST_URGENT) if now - since > self.starvation else key[0], group.turn, since)
 
     def _fill(self, batch: list[Entry], group: Line, max_rows: int) -> None:
-        rows = sum([entry.rows for entry in batch])
+        rows = before = sum([entry.rows for entry in batch])
+        popped, plain = 0, group.plain
         while group:
-            entry = group.first()
-            present = entry.state is State.WAITING
+            entry = plain[0] if plain else group.first()
+            present = entry.state is WAITING
             if present and batch and (entry.group.rows == 0 or rows + entry.rows > max_rows):
                 break
-            group.pop(present, present and not batch)
-            self._length -= 1
+            if plain:
+                plain.popleft()
+            else:
+                group.pop(present, present and not batch)
+            popped += 1
             if not present:
                 self._gone -= 1
                 continue
             batch.append(entry)
             rows += entry.rows
-            self.rows -= entry.rows
             self.work -= entry.work
             if entry.group.rows == 0:
                 break
+        self._length -= popped
+        self.rows -= rows - before
 
     def put_back(self, entries: list[Entry]) -> None:
         """Return entries just taken to the fronts of their groups, in their order."""
@@ -150,8 +161,9 @@ class Queue:
 
     def _sweep(self) -> None:
         for key, group in list(self._groups.items()):
-            group.drop(lambda entry: entry.state is not State.WAITING)
+            group.drop(lambda entry: entry.state is not WAITING)
             if not group:
                 del self._groups[key]
+        self._latest = None
         self._length = sum(map(len, self._groups.values()))
         self._gone = 0

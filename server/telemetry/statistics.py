@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -45,10 +46,15 @@ class Histogram:
 
     def add_all(self, durations: list[float]) -> None:
         """Count many durations."""
-        counts = self.counts
-        for seconds in durations:
-            power = int(seconds * 1e6).bit_length()
-            counts[power if power < BUCKETS else BUCKETS] += 1
+        if len(durations) == 1:
+            self.add(durations[0])
+            return
+        counts, ordered, below = self.counts, sorted(durations), 0
+        while below < len(ordered):  # a batch's durations fall into few buckets: find where each ends
+            power = min(int(ordered[below] * 1e6).bit_length(), BUCKETS)
+            end = bisect_left(ordered, 2**power / 1e6, below + 1) if power < BUCKETS else len(ordered)
+            counts[power] += end - below
+            below = end
         self.total += sum(durations)
 
     def cumulative(self) -> list[tuple[str, float]]:

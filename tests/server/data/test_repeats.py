@@ -1,0 +1,182 @@
+"""Requests that say what the one before them on their connection said are recognised by their first bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import time
+
+import numpy as np
+import pytest
+
+from server.api.infer import InferCall
+from server.api.lane import Lane
+from server.batching.admission import Admission
+from server.batching.batcher import LONELY, Batcher
+from server.batching.entry import DirectEntry, Outcome
+from server.batching.signature import Signature
+from server.scheduling.pool import WorkerPool
+from server.telemetry.statistics import Statistics
+from server.types import ModelRef
+from tests.server.data.fakes import doubler
+from tests.server.data.running import infer_request, request, rows, serving, tensor_of, wait_for
+
+
+@pytest.fixture
+def repeats(monkeypatch: pytest.MonkeyPatch) -> list[Lane]:
+    """The lanes of the requests that were taken for repeated ones."""
+    found: list[Lane] = []
+    repeat = InferCall.repeat
+
+    def noting(call: InferCall, lane: Lane, data: bytes) -> None:
+        found.append(lane)
+        repeat(call, lane, data)
+
+    monkeypatch.setattr(InferCall, "repeat", noting)
+    return found
+
+
+def test_equal_requests_are_read_once_and_answered_by_their_own_tensors(repeats: list[Lane]) -> None:
+    with serving({"doubler": doubler()}) as running, running.connect() as raw:
+        for index in range(8):
+            raw.send(infer_request("doubler", rows(2, start=index)))
+            np.testing.assert_array_equal(tensor_of(raw.answer()), rows(2, start=index) * 2)
+    assert len(repeats) == 5  # the parser sees the first, two more have to be alike
+
+
+def test_other_requests_between_equal_ones_are_read(repeats: list[Lane]) -> None:
+    with serving({"doubler": doubler(max_batch=16)}) as running, running.connect() as raw:
+        for index in range(12):
+            count = 3 if index % 4 == 3 else 2
+            raw.send(infer_request("doubler", rows(count, start=index)))
+            np.testing.assert_array_equal(tensor_of(raw.answer()), rows(count, start=index) * 2)
+            if index % 5 == 4:
+                raw.send(request("GET", "/v2/models/doubler/ready"))
+                assert raw.answer().status == 200
+    assert 0 < len(repeats) < 12
+
+
+def test_a_repeated_request_in_pieces(repeats: list[Lane]) -> None:
+    data = infer_request("doubler", rows(1))
+    with serving({"doubler": doubler()}) as running, running.connect() as raw:
+        for cut in (0, 0, 0, 0, 10, len(data) - 1, data.index(b"\r\n\r\n") + 20):
+            raw.send(data[:cut])
+            time.sleep(0.01)
+            raw.send(data[cut:])
+            np.testing.assert_array_equal(tensor_of(raw.answer()), rows(1) * 2)
+    assert repeats
+
+
+def test_a_repeated_request_is_answered_by_what_its_name_stands_for_now(repeats: list[Lane]) -> None:
+    """Another version, none, a refused one, and the first again."""
+    model, other = doubler(), doubler()
+    other.function = lambda tensors: {"y": tensors["x"] * 3}
+    data = infer_request("doubler", rows(1))
+    with serving({"doubler": model, "other": other}, queue_items=2) as running, running.connect() as raw:
+
+        def ask(times: int = 1) -> list[object]:
+            answers = []
+            for _ in range(times):
+                raw.send(data)
+                answer = raw.answer()
+                answers.append(float(tensor_of(answer)[0, 1]) if answer.status == 200 else answer.status)
+            return answers
+
+        registry, value = running.registry, float(rows(1)[0, 1])
+        assert ask(5) == [value * 2] * 5
+        first, second = registry.found["doubler"][""], registry.found["other"][""]
+        registry.found["doubler"][""] = second
+        assert ask(2) == [value * 3] * 2
+        registry.found["doubler"][""] = first
+        registry.unloaded.add("doubler")
+        assert ask(2) == [503, 503]
+        registry.unloaded.clear()
+        first.batcher.admission.items = 2
+        assert ask() == [503]
+        running.engine.plane.turning_away = 0
+        assert ask() == [503]
+        first.batcher.admission.items = 0
+        assert ask(2) == [value * 2] * 2
+    assert len(repeats) >= 6
+
+
+def test_refused_requests_of_a_client_that_leaves_leave_nothing() -> None:
+    """They were never queued, so there is nothing to take out of the queue."""
+    model, data = doubler(), infer_request("doubler", rows(1))
+    with serving({"doubler": model}, queue_items=2, inline_budget_us=0, max_pipeline=64) as running:
+        servable = running.registry.resolve("doubler")
+        assert running.ask_raw(data).status == 200
+        model.gate.clear()
+        with running.connect() as leaves:
+            leaves.send(data * 40)
+            wait_for(lambda: servable.stats.failures["overloaded"] >= 38)
+            leaves.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed by a reset
+        wait_for(lambda: not running.server.server_state.connections)
+        model.gate.set()
+        wait_for(lambda: servable.in_flight <= 0)
+        assert servable.in_flight == 0
+        assert [running.ask_raw(data).status for _ in range(3)] == [200] * 3
+
+
+def test_deadlines_of_many_that_pass_while_waiting_leave_nothing() -> None:
+    """As many as make the queue clear the places of those who left."""
+
+    async def scene(batcher: Batcher, signature: Signature) -> None:
+        model.gate.clear()
+        outcomes: list[Outcome] = []
+        for timeout in (None, *[0.01] * 200):
+            x = {"x": rows(1)}
+            deadline = None if timeout is None else time.monotonic() + timeout
+            batcher.submit(DirectEntry(x, signature.group_of(x), outcomes.append, deadline))
+        await asyncio.sleep(0.1)
+        assert len(outcomes) >= 200 - model.max_batch
+        assert (len(batcher.queue), batcher.queue.rows) == (0, 0)
+
+    model = doubler()
+    batcher = with_batcher(scene, model)
+    assert (len(batcher.queue), batcher.queue.rows, batcher.admission.items) == (0, 0, 0)
+
+
+def test_a_lonely_request_runs_in_the_call_that_queues_it_and_a_crowd_does_not() -> None:
+    model = doubler()
+
+    async def scene(batcher: Batcher, signature: Signature) -> None:
+        outcomes: list[Outcome] = []
+
+        def submit(kind: type[DirectEntry] = DirectEntry) -> int:
+            x = {"x": rows(1)}
+            batcher.submit(kind(x, signature.group_of(x), outcomes.append))
+            return len(outcomes)
+
+        batcher._runs_here = lambda batch: True  # type: ignore[method-assign]  # however long the machine takes
+        for number in range(LONELY):
+            assert submit() == number
+            await asyncio.sleep(0.001)
+        assert submit() == LONELY + 1
+        batcher._ended = time.monotonic() + 1  # who comes now follows at once
+        assert [submit() for _ in range(3)] == [LONELY + 1] * 3
+        await asyncio.sleep(0.001)
+        assert model.batches == [1] * (LONELY + 1) + [3]
+        batcher._ended = 0.0
+        assert submit() == LONELY + 4  # not before it is seen that requests come one by one again
+
+    with_batcher(scene, model, inline=1.0)
+
+
+def with_batcher(scene, model, inline: float = 0.0) -> Batcher:  # type: ignore[no-untyped-def]
+    """Run a scene with a batcher around a model, then let the model finish."""
+
+    async def run() -> Batcher:
+        pool = WorkerPool(1)
+        batcher = Batcher(model, Admission(1000, 1 << 30), pool, Statistics(ModelRef("m", 1)), inline)
+        try:
+            await scene(batcher, Signature(model.inputs, model.outputs, model.batchable))
+            model.gate.set()
+            await asyncio.wait_for(batcher.drained(), 20)
+        finally:
+            model.gate.set()
+            pool.close()
+        return batcher
+
+    return asyncio.run(run())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from core.ir.graph import Array
 from core.ir.types import Dim, DType, TensorType, ValueType
 from core.ops.common import Kind, broadcast_rows, broadcast_shapes, check_kind, rows_beside
+from core.ops.regex import BadPattern, Pattern, compiled
 from core.ops.registry import Call, Infer, Mixes, OpDef, Required, RowAxis, register
 
 STRING = Kind("string", frozenset({DType.STRING}))
@@ -72,7 +72,7 @@ class StringSplit(OpDef):
 
 @register
 class RegexFullMatch(OpDef):
-    """Whether each string as a whole matches `pattern`."""
+    """Whether each string as a whole matches `pattern`, which is written in RE2's syntax."""
 
     inputs = "X"
     outputs = "Y"
@@ -84,15 +84,15 @@ class RegexFullMatch(OpDef):
         self._compiled(c)
         return [TensorType(DType.BOOL, c.shape(0))]
 
-    def _compiled(self, c: Infer | Call) -> re.Pattern[str]:
+    def _compiled(self, c: Infer | Call) -> Pattern:
         try:
-            return re.compile(c.attr("pattern"))
-        except re.error as error:
+            return compiled(c.attr("pattern"))
+        except BadPattern as error:
             return c.fail(f"pattern {c.attr('pattern')!r} is not a regular expression: {error}")
 
     def reference(self, c: Call, x: Array) -> Array:
         pattern = self._compiled(c)
-        return np.array([pattern.fullmatch(str(item)) is not None for item in x.ravel()], np.bool_).reshape(x.shape)
+        return np.array([pattern.matches(str(item)) for item in x.ravel()], np.bool_).reshape(x.shape)
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
         return rows_beside(c, axes, ())

@@ -71,7 +71,7 @@ def test_short_computations_are_not() -> None:
 
 
 def test_regular_expressions_wait_for_the_run() -> None:
-    """They may take exponential time."""
+    """Compiling them is work enough."""
     b = Builder(Graph("g"))
     text = b.constant(np.array(["a" * 40 + "b"], object))
     graph = folded(b, b("RegexFullMatch", text, pattern="(a+)+"))

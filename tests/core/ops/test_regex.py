@@ -1,0 +1,119 @@
+"""Regular expressions beside RE2, as ONNX Runtime has it: which are taken, and what they match."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import onnxruntime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from core.ops.regex import BadPattern, Pattern
+
+TEXTS = [
+    "", "a", "b", "ab", "aab", "abc", "abab", "A", "aB", "a b", " a", "a\n", "\n", "a\nb", "0", "09", "a1", "_", "-",
+    "a-b", "]", "[", "{", "a{2}", "{,2}", "aa", "aaa", "aaaa", ".", "\\", "^", "$", "é", "É", "Ж", "ж", "ß", "1.5",
+    "foo.bar", "\t", "\x0b", "\x0c", "k", "K", "K", "s", "ſ", "٣", "😀", "a😀", "x@y.com", "(", ")", "|", "a|b", "*",
+    "Q", "E",
+]  # fmt: skip
+
+GOOD = r"""
+    a(?i)* ab(?i)+ a*(?i)* a\Q\E*
+    a ab a|b |a a* a+b? (a|b)* (?:ab)+ a{2} a{2,} a{0,3} a{2,3}? a*?b (a*)* (a+)+b . .* (?s).* (?s:.)* ^a$ a$ ^ $
+    \Aa\z (?m)a$\nb (?m)^a$(?s:.)^b$ \bab\b a\b.* a\B.* .*\bb \B \b [ab] [^a] [^a]* [a-c]+ []a] [^]a] [a-] [-a]+
+    [a-b-c]+ [\d] \d+ \D \w+ \W \s \S+ [^\d] [^\D] [\w-]+ [\s\S]* [[:alpha:]]+ [[:^alpha:]] [[:digit:][:space:]]+
+    \pL+ \PL \p{Lu} \p{^Lu} \P{^Lu} [\pL\d]+ \p{Nd} \p{So} (?i)a (?i)ab (?i)[a-b]+ (?i)[^a] (?i)é (?i)k (?i)K (?i)s
+    (?i:a)b a(?i)b (a(?i)b)?a (?i)a(?-i)b (?U)a+ (?P<name>a)b (?P<1>a) (?<name>a)b \x41 \x{61} \x{1F600} \141
+    \t \n \. \_ \-
+    \Qa|b\E \Qa|b \Q\E \Qab\E+ \Q*\E { a{ a{,2} {,2} a{2 a{x} } ] x{2}y (|a)+ () ()* (a|)*b [\]] [\x{61}-c]+ [\t\n]
+    (?i)ß \a \v (a{1,3}){2} [\w.]+@[\w.]+\.com (\W|^)a(\W|$) ^* ^*a $a a^ \z\z (?ims)^A.b$ (?s-i). é+ [é-ж] (?i)[É]
+    [[:word:]]+ [a[:digit:]b]+
+"""
+
+BAD = r"""
+    ( ) (a a) * +a ? a** a+* a??+ a{2}{3} (*) |* [ [a [] [b-a] [a-\d] [z-a] a{1001} a{2,1} a{1,1001} \1 (a)\1 \8 \q
+    \c \y \ (?=a) (?!a) (?<=a) (?<!a) (?>a) (?P=a) (?P<>a) (?P<a-b>c) (?P<a (?x)a (?i (? \pX \p{Xx} \p \p{L
+    [[:foo:]] \x \xg1
+    \x{110000} \x{} (?#a) a*+ \Z \G \h \K \e [[:x {2} a|{1,}
+"""
+
+
+def session(pattern: str) -> onnxruntime.InferenceSession:
+    x = helper.make_tensor_value_info("x", TensorProto.STRING, ["n"])
+    y = helper.make_tensor_value_info("y", TensorProto.BOOL, ["n"])
+    node = helper.make_node("RegexFullMatch", ["x"], ["y"], pattern=pattern)
+    model = helper.make_model(
+        helper.make_graph([node], "regex", [x], [y]), opset_imports=[helper.make_opsetid("", 20)], ir_version=9
+    )
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(model.SerializeToString(), options)
+
+
+def agree(pattern: str, texts: list[str]) -> None:
+    (expected,) = session(pattern).run(None, {"x": np.array(texts, object)})
+    ours = Pattern(pattern)
+    assert {text: ours.matches(text) for text in texts} == dict(zip(texts, expected.tolist(), strict=True)), pattern
+
+
+def test_what_matches() -> None:
+    for pattern in ("", *GOOD.split()):
+        agree(pattern, TEXTS)
+
+
+def is_taken(pattern: str) -> bool:
+    try:
+        session(pattern)
+    except onnxruntime.capi.onnxruntime_pybind11_state.Fail:
+        return False
+    return True
+
+
+def test_what_is_no_pattern_is_none() -> None:
+    assert [pattern for pattern in BAD.split() if is_taken(pattern)] == []
+    for pattern in BAD.split():
+        with pytest.raises(BadPattern):
+            Pattern(pattern)
+
+
+PIECES = r"a b . [ab] [^a] \b \B ^ $ (?m)^ (?m)$ ( ) (?i) | * + ? {2} {0,2} {1,} \w \W \n A - [ ] \ { } , 1"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(PIECES.split()), max_size=8).map("".join))
+def test_any_pattern_is_taken_or_refused_as_there(pattern: str) -> None:
+    if is_taken(pattern):
+        agree(pattern, ["", "a", "ab", "ba", "aab", "A", "a\nb", "\n", "b a", "-", "1", "]", "{", "a,b"])
+    else:
+        with pytest.raises(BadPattern):
+            Pattern(pattern)
+
+
+def test_time_is_proportional_to_the_text() -> None:
+    """The classic ones, for which going back and forth takes longer than there is time."""
+    text = "a" * 5_000 + "!"
+    began = time.process_time()
+    for pattern in ("(a+)+", "(a|a)*b", "(a|aa)+$", "(a*)*b", "(.*)(.*)(.*)(.*)(.*)(.*)[0-9]", "a{0,500}a{500}"):
+        assert not Pattern(pattern).matches(text)
+    assert time.process_time() - began < 20
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(((a{1000}){1000}){1000})", "((((){1000}){1000}){1000}){1000}", "(" * 5_000 + ")" * 5_000]
+)
+def test_what_would_take_too_much_memory_is_refused(pattern: str) -> None:
+    began = time.process_time()
+    with pytest.raises(BadPattern):
+        Pattern(pattern)
+    assert time.process_time() - began < 10
+
+
+def test_what_is_remembered_has_a_bound() -> None:
+    pattern = Pattern("(a|b|.)*c")
+    for start in range(0x10000, 0x30000, 0x400):
+        assert not pattern.matches("".join(map(chr, range(start, start + 0x400))))
+    assert pattern._steps <= 50_000
+    assert pattern.matches("\U0002f800c")

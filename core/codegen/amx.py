@@ -19,7 +19,7 @@ from core.ir.types import DType
 CONFIG_BYTES = 64
 _PALETTE = 1
 _WIDTHS, _HEIGHTS = 16, 48  # bytes of the configuration where those of the tiles begin
-_PRODUCTS = {DType.BFLOAT16: "tdpbf16ps", DType.UINT8: "tdpbusd"}
+_PRODUCTS = {DType.BFLOAT16: "tdpbf16ps", DType.FLOAT16: "tdpfp16ps", DType.UINT8: "tdpbusd"}
 
 
 class Shape(NamedTuple):
@@ -59,7 +59,8 @@ def store(k: Kernel, tile: int, target: Pointer, step: Val | int) -> None:
 
 
 def multiply_add(k: Kernel, element: DType, total: int, left: int, right: int) -> None:
-    """Add the product of two tiles to a third. `element`: see `core.codegen.dot.multiply_add`."""
+    """Add the product of two tiles to a third. `element`: see `core.codegen.dot.multiply_add`; of float16, too, a word
+    holds two."""
     k.call(f"llvm.x86.{_PRODUCTS[element]}", VOID, [_number(tile) for tile in (total, left, right)])
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from core.ir.types import DType
 
-_TILES = {DType.BFLOAT16: "+amx-bf16", DType.UINT8: "+amx-int8"}
+_TILES = {DType.BFLOAT16: "+amx-bf16", DType.FLOAT16: "+amx-fp16", DType.UINT8: "+amx-int8"}
 
 GPU_ALIGNMENT = 16  # of every operand of a GPU's kernel, in bytes: the widest load of a thread
 

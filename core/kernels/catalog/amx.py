@@ -1,4 +1,4 @@
-"""Products and convolutions on matrix tiles (Intel AMX): constant weights, words of bfloat16 or of bytes.
+"""Products and convolutions on matrix tiles (Intel AMX): constant weights, words of narrow floats or of bytes.
 
 A block is 32 rows by 32 columns of results in four tile registers. Each step down the depth loads two tiles of the left
 factor and two of the weights and multiplies each with each, which keeps the multiplier busy while loads take half the
@@ -27,7 +27,7 @@ from core.kernels.catalog.gemm import GemmSpec
 from core.kernels.catalog.matrices import perm_attribute
 from core.kernels.catalog.nest import Nest
 from core.kernels.catalog.pool import Window
-from core.kernels.catalog.words import WORD_BYTES, pack_words
+from core.kernels.catalog.words import WORD_BYTES, pack_words, per_tile_word, per_word
 
 TILE = 16  # rows of a tile, and words of one of its rows
 BLOCK = 2 * TILE  # rows and columns of a block of results
@@ -223,7 +223,7 @@ def words_per_step(depth: int) -> int | None:
 @covers("FusedMatMul", "MatMul", "FusedConv", "Conv", first=True)
 def amx(request: Request) -> KernelCall | None:
     """For products with constant weights where the machine has tiles. The second best kernel is the one without."""
-    if not any(request.cpu.has_tiles(element) for element in (DType.BFLOAT16, DType.UINT8)):
+    if not any(request.cpu.has_tiles(element) for element in (DType.BFLOAT16, DType.FLOAT16, DType.UINT8)):
         return None
     without = replace(request, target=request.cpu.without_tiles)
     plain = select(replace(without, winograd=False, rank=0))
@@ -250,12 +250,16 @@ def _spec(plain: KernelSpec, request: Request) -> AmxSpec | None:
             finish = Finish(plain.epilogue, walk, plain.extra_steps, plain.extra_dtypes, plain.dtype)
             if source.rank != 1:
                 return None
-            band = max(l2 // (plain.depth * WORD_BYTES) // BLOCK, 1) * BLOCK
-            spec = AmxSpec(
-                source.extents[0], source.strides[0][0], plain.depth, plain.columns, finish, plain.element, band
-            )
+            depth, step = (_in_tile_words(size, plain.element) for size in (plain.depth, source.strides[0][0]))
+            if not isinstance(depth, int) or step is None:
+                return None
+            band = max(l2 // (depth * WORD_BYTES) // BLOCK, 1) * BLOCK
+            spec = AmxSpec(source.extents[0], step, depth, plain.columns, finish, plain.element, band)
         case ConvSpec(groups=1, pair=1, windows=windows, finish=finish) if _is_even(windows):
-            whole = replace(_unbanded(plain), band=windows[0].count)
+            channels = _in_tile_words(plain.channels, plain.element)
+            if not isinstance(channels, int):
+                return None
+            whole = replace(_unbanded(plain, channels), band=windows[0].count)
             spec = replace(whole, band=_band(whole, l2))
         case _:
             return None
@@ -266,10 +270,18 @@ def _is_even(windows: tuple[Window, ...]) -> bool:
     return len(windows) == 2 and windows[0].stride == windows[1].stride
 
 
-def _unbanded(plain: ConvSpec) -> AmxSpec:
-    image = product(window.size for window in plain.windows) * plain.channels
+def _in_tile_words(words: Dim, element: DType) -> Dim | None:
+    """So many words of vectors as words of tiles; None unless they are whole for every batch size."""
+    size = per_tile_word(element) // per_word(element)
+    if isinstance(words, int):
+        return words // size if words % size == 0 else None
+    return words if size == 1 else None
+
+
+def _unbanded(plain: ConvSpec, channels: int) -> AmxSpec:
+    image = product(window.size for window in plain.windows) * channels
     return AmxSpec(
-        plain.batch, image, plain.channels, plain.columns, plain.finish, plain.element, 1, plain.windows, plain.fill
+        plain.batch, image, channels, plain.columns, plain.finish, plain.element, 1, plain.windows, plain.fill
     )
 
 
@@ -298,7 +310,7 @@ def _pack(weight: Array, order: tuple[int, ...] | None, spec: AmxSpec) -> Array:
     else:
         matrix = np.transpose(weight, order) if order else weight
         taps = matrix.reshape(1, *matrix.shape[-2:])
-    words = pack_words(taps, spec.element)
+    words = pack_words(taps, spec.element, per_tile_word(spec.element))
     count = -(-spec.columns // TILE)
     padded = np.zeros((spec.taps, spec.depth, count * TILE), words.dtype)
     padded[..., : spec.columns] = words

@@ -3,8 +3,8 @@
 A product of narrow numbers is laid out like one of words. Its left operand lies in memory as it is; its weights are
 packed so that the elements which one word of the left operand meets are a word as well (what VNNI instructions want).
 
-No instruction multiplies float16 and adds up in float32: each float16 is a word of its own, of 16 bits in memory and a
-float32 in registers.
+No instruction for vectors multiplies float16 and adds up in float32: there each float16 is a word of its own, of 16
+bits in memory and a float32 in registers. Those for matrix tiles take words of two.
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ def element_of(left: DType, right: DType) -> DType | None:
 
 def per_word(element: DType) -> int:
     return 1 if element is DType.FLOAT16 else WORD_BYTES // element.itemsize
+
+
+def per_tile_word(element: DType) -> int:
+    """The same for matrix tiles, all of whose words are of 32 bits."""
+    return WORD_BYTES // element.itemsize
 
 
 def word_dtype(element: DType) -> DType:
@@ -71,12 +76,13 @@ def computed_dtype(dtype: DType) -> DType:
     return DType.FLOAT32 if dtype in NARROW else dtype
 
 
-def pack_words(matrix: Array, element: DType) -> Array:
-    """A right operand [..., K, N] as words [..., K / per word, N]; the last one is filled up with zeros."""
-    if element in (DType.FLOAT32, DType.FLOAT16):
-        return matrix.astype(element.numpy, copy=False)
-    size = per_word(element)
-    narrow = matrix.astype(DType.BFLOAT16.numpy if element is DType.BFLOAT16 else np.int8)
+def pack_words(matrix: Array, element: DType, size: int | None = None) -> Array:
+    """A right operand [..., K, N] as words [..., K / per word, N]; the last one is filled up with zeros. `size`:
+    elements of a word, where another number of them is wanted."""
+    size = size or per_word(element)
+    narrow = matrix.astype(element.numpy if element.is_float else np.int8, copy=False)
+    if size == 1:
+        return narrow
     *batch, depth, columns = narrow.shape
     padded = np.zeros((*batch, -(-depth // size) * size, columns), narrow.dtype)
     padded[..., :depth, :] = narrow

@@ -13,8 +13,8 @@ from core.codegen.registers import Pointer
 from core.ir.types import DType
 from core.kernels.catalog.amx import BLOCK, STAGE_BYTES, TILE, AmxSpec
 from core.kernels.catalog.panels import LINE
-from core.kernels.catalog.words import WORD_BYTES, total_dtype, word_dtype
-from core.kernels.cpu.amx_copy import copy_band
+from core.kernels.catalog.words import WORD_BYTES, total_dtype
+from core.kernels.cpu.amx_copy import WORD, copy_band
 from core.kernels.cpu.nest import offsets_of
 from core.kernels.cpu.results import Results
 from core.kernels.target import Target
@@ -58,12 +58,12 @@ class _Amx:
     def __init__(self, spec: AmxSpec, target: Target) -> None:
         self.spec = spec
         self.kernel = k = Kernel(spec, target)
-        self.word, self.total, finish = word_dtype(spec.element), total_dtype(spec.element), spec.finish
-        dtypes = (self.word, self.word, *finish.extra_dtypes, finish.dtype)
+        self.total, finish = total_dtype(spec.element), spec.finish
+        dtypes = (WORD, WORD, *finish.extra_dtypes, finish.dtype)
         self.source, self.weights, *rest = (k.operand(i, dtype) for i, dtype in enumerate(dtypes))
         self.results = Results(k, finish.epilogue, tuple(rest), (*finish.extra_steps, 1))
         scratch = k.scratch(len(dtypes), spec.scratch_bytes, self.total)
-        self.stage, self.copy = scratch, scratch.at((STAGE_BYTES + 64) // WORD_BYTES).view(self.word)
+        self.stage, self.copy = scratch, scratch.at((STAGE_BYTES + 64) // WORD_BYTES).view(WORD)
         self.rows = k.dim(spec.rows)
         if spec.windows:
             flat = spec.flat

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from core.codegen.lang import Kernel, Val
 from core.codegen.registers import Pointer
+from core.ir.types import DType
 from core.kernels.catalog.amx import TILE, AmxSpec
-from core.kernels.catalog.words import word_dtype
+
+WORD = DType.INT32  # whatever it holds
 
 
 def copy_band(k: Kernel, spec: AmxSpec, source: Pointer, target: Pointer, number: Val, images: Val) -> tuple[Val, Val]:
@@ -57,7 +59,7 @@ def _copy_line(k: Kernel, spec: AmxSpec, source: Pointer, target: Pointer, remai
 
 def _fill(k: Kernel, spec: AmxSpec, line: Pointer, begin: int, end: int) -> None:
     """Pixels of what lies outside the image."""
-    word = k.constant(spec.fill, word_dtype(spec.element), TILE)
+    word = k.constant(spec.fill, WORD, TILE)
     mask = k.lane_mask(spec.step, TILE) if spec.step < TILE else None
     with k.loop(begin, end) as j:
         for step in range(spec.steps):

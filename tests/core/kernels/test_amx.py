@@ -15,9 +15,17 @@ from core.kernels.catalog.pool import Window
 from tests.core.kernels.harness import NodeKernel, scalar_body, single_node
 from tests.core.kernels.test_words import floats, halves, narrowing, signed, unsigned
 
-F32, BF16, U8 = DType.FLOAT32, DType.BFLOAT16, DType.UINT8
+F32, BF16, F16, U8 = DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16, DType.UINT8
 N = symbol("n")
 needs_tiles = pytest.mark.skipif(not host().has_tiles(BF16), reason="this machine has no matrix tiles (AMX)")
+
+
+def having(dtype: DType) -> Any:
+    reason = f"this machine has no matrix tiles of {dtype} (AMX)"
+    return pytest.param(dtype, marks=pytest.mark.skipif(not host().has_tiles(dtype), reason=reason))
+
+
+each_narrow = pytest.mark.parametrize("dtype", [having(BF16), having(F16)], ids=["bfloat16", "float16"])
 
 
 def on_tiles(op: str, *args: Any, **attrs: Any) -> NodeKernel:
@@ -26,12 +34,12 @@ def on_tiles(op: str, *args: Any, **attrs: Any) -> NodeKernel:
     return kernel
 
 
-@needs_tiles
+@each_narrow
 @pytest.mark.parametrize(("depth", "columns"), [(20, 5), (32, 100), (64, 48), (144, 17)])
-def test_products_of_all_heights_and_widths(depth: int, columns: int) -> None:
-    kernel = on_tiles("FusedMatMul", TensorType(BF16, (N, depth)), floats(depth, columns))
+def test_products_of_all_heights_and_widths(depth: int, columns: int, dtype: DType) -> None:
+    kernel = on_tiles("FusedMatMul", TensorType(dtype, (N, depth)), floats(depth, columns))
     for rows, threads in ((0, 1), (1, 1), (7, 2), (16, 1), (17, 1), (31, 4), (32, 1), (33, 3), (49, 1), (100, 3)):
-        kernel.check(halves(rows, depth), threads=threads, rtol=1e-5, atol=1e-5 * depth)
+        kernel.check(halves(rows, depth, dtype=dtype), threads=threads, rtol=1e-5, atol=1e-5 * depth)
 
 
 @needs_tiles
@@ -50,11 +58,11 @@ def test_residuals_are_replaced_where_blocks_overlap() -> None:
     kernel.check(halves(41, 32), floats(41, 33), rtol=1e-4, atol=1e-3)
 
 
-@needs_tiles
-def test_long_epilogues_narrow() -> None:
-    body = narrowing(2, lambda b, x, bias: b("Mul", b("Sigmoid", b("Add", x, bias)), b("Tanh", x)), BF16)
-    kernel = on_tiles("FusedMatMul", TensorType(BF16, (N, 32)), floats(32, 37), floats(37), epilogue=body)
-    kernel.check(halves(19, 32), threads=2, rtol=1e-2, atol=1e-5)
+@each_narrow
+def test_long_epilogues_narrow(dtype: DType) -> None:
+    body = narrowing(2, lambda b, x, bias: b("Mul", b("Sigmoid", b("Add", x, bias)), b("Tanh", x)), dtype)
+    kernel = on_tiles("FusedMatMul", TensorType(dtype, (N, 32)), floats(32, 37), floats(37), epilogue=body)
+    kernel.check(halves(19, 32, dtype=dtype), threads=2, rtol=1e-2, atol=1e-5)
 
 
 CONVOLUTIONS = [
@@ -66,13 +74,15 @@ CONVOLUTIONS = [
 ]
 
 
-@needs_tiles
+@each_narrow
 @pytest.mark.parametrize(("channels", "outputs", "kernel", "attrs"), CONVOLUTIONS)
-def test_convolutions(channels: int, outputs: int, kernel: tuple[int, int], attrs: dict[str, Any]) -> None:
-    image, weight = TensorType(BF16, (N, 9, 13, channels)), floats(outputs, channels, *kernel)
+def test_convolutions(
+    channels: int, outputs: int, kernel: tuple[int, int], attrs: dict[str, Any], dtype: DType
+) -> None:
+    image, weight = TensorType(dtype, (N, 9, 13, channels)), floats(outputs, channels, *kernel)
     node = on_tiles("FusedConv", image, weight, floats(outputs), layout="NHWC", **attrs)
     for n, threads in ((0, 1), (1, 1), (3, 2), (1, 4)):
-        node.check(halves(n, 9, 13, channels), threads=threads, rtol=1e-3, atol=1e-3)
+        node.check(halves(n, 9, 13, channels, dtype=dtype), threads=threads, rtol=1e-3, atol=1e-3)
 
 
 @needs_tiles
@@ -107,6 +117,11 @@ def test_targets_without_tiles_get_other_kernels() -> None:
         assert not target.has_tiles(BF16)
         call = select(Request(graph.nodes[0], graph.constants, target))
         assert call is not None and call.spec.family == "gemm"
+
+
+def test_an_odd_number_of_float16_is_no_words_of_tiles() -> None:
+    graph = single_node("FusedMatMul", TensorType(F16, (N, 65)), floats(65, 48))
+    assert all(call.spec.family == "gemm" for call in candidates(Request(graph.nodes[0], graph.constants, host())))
 
 
 def test_depths_are_cut_evenly() -> None:

@@ -77,6 +77,16 @@ def _pooled_conv(w: Writer, node: Node) -> Sequence[Value]:
     return [_last(w, node, pooled)]
 
 
+@_unfolds("ConvChain")
+def _conv_chain(w: Writer, node: Node) -> Sequence[Value]:
+    body = _body(node, "body")
+    values = dict(zip(body.inputs, _given(node), strict=True))
+    for inner in body.nodes:
+        inputs = [None if value is None else values[value] for value in inner.inputs]
+        values[inner.output] = _conv(w, Node(inner.op, inputs, inner.outputs, inner.attrs, inner.name))[0]
+    return [values[value] for value in body.outputs]
+
+
 @_unfolds("RecurrentSteps")
 def _recurrent(w: Writer, node: Node) -> Sequence[Value]:
     """The layer over an input that is the gates' sums already: its weight only picks those of each direction."""

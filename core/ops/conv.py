@@ -17,6 +17,7 @@ from core.ops.backward import Backward
 from core.ops.common import same_dtype
 from core.ops.conv_gradient import explicit_pads, flat_pads, image_gradient, shared_attrs
 from core.ops.fused import apply_epilogue, check_extras, epilogue_dtype
+from core.ops.inference import infer_graph
 from core.ops.products import check_epilogue, padded_total, product_dtype, widened
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required, RowAxis, register
 from core.ops.spatial import (
@@ -126,6 +127,45 @@ class PooledConv(FusedConv):
         blocks = blocks.reshape(*full.shape[:2], lines, POOL_SIZE, columns, POOL_SIZE)
         pooled = blocks.max((3, 5)) if c.attr("pool") == "max" else blocks.mean((3, 5))
         return to_layout(c, pooled.astype(full.dtype, copy=False))
+
+
+@register
+class ConvChain(OpDef):
+    """Convolutions of images, channels last, one after the other: each reads what the one before computed.
+
+    `body` has a FusedConv for each; its inputs are those of the node: the image, then weights, biases and extras.
+    """
+
+    domain = "lathe"
+    inputs = "X, *parameters"
+    outputs = "Y"
+    attrs = {"body": Required("graph")}
+    no_gradient = "passes make it, after differentiation"
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        body = c.attr("body")
+        if len(body.inputs) != len(c.node.inputs):
+            c.fail(f"its convolutions read {len(body.inputs)} inputs, but it has {len(c.node.inputs)}")
+        for index, value in enumerate(body.inputs):
+            value.type = c.tensor(index)
+        infer_graph(body)
+        return [value.type for value in body.outputs]
+
+    def reference(self, c: Call, *inputs: Array) -> Array:
+        return np.asarray(c.run_graph(c.attr("body"), inputs)[0])
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        """Rows stay apart where the image and every residual have them along their first axis, and nothing else has."""
+        if all(axis is None for axis in axes):
+            return [None]
+        if axes[0] != 0:
+            return Mixes("its rows do not lie along the batch axis of the image")
+        body = c.attr("body")
+        weights = {value for node in body.nodes for value in node.inputs[1:3]}
+        for index, value in enumerate(body.inputs[1:], start=1):
+            if (value not in weights and _varies_by_row(c, index)) != (axes[index] == 0):
+                return Mixes(f"input {index} does not go along with the rows")
+        return [0]
 
 
 @register

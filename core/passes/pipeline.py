@@ -14,6 +14,7 @@ from core.passes.base import Pass, PassError
 from core.passes.batch_last import BatchLast
 from core.passes.bind_params import BindParams
 from core.passes.control import OptimizeBodies
+from core.passes.conv_chain import ChainConvolutions
 from core.passes.cse import CommonSubexpressions
 from core.passes.elementwise import FuseElementwise
 from core.passes.eliminate import Eliminate
@@ -73,9 +74,10 @@ def passes(options: Options) -> list[Pass]:
     products: list[Pass] = [Transposes(), SplitRecurrent(), FuseMatMul()]
     learning: list[Pass] = [BatchLast()] if options.host else []
     pools: list[Pass] = [PoolConvolutions()] if options.host else []
+    chains: list[Pass] = [ChainConvolutions()] if options.host and options.precision == "float32" else []
     last: list[Pass] = [*learning, TransposedConvolutions(), ChannelsLast(), Transposes(), FuseMatMul()]
     images = last if options.channels_last else []
-    fusion: list[Pass] = [FuseEpilogue(), FuseElementwise(), FuseEpilogue(), FuseAttention(), *pools]
+    fusion: list[Pass] = [FuseEpilogue(), FuseElementwise(), FuseEpilogue(), FuseAttention(), *pools, *chains]
     narrow: list[Pass] = [Narrow(dtype) for dtype in NARROW if str(dtype) == options.precision]
     bodies = OptimizeBodies(lambda body: _counted(optimize(body, options)))
     whole: list[Pass] = [Quantized(options.integers), ExpandFitted()]

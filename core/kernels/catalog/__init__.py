@@ -5,6 +5,7 @@ from core.kernels.catalog import (
     attention,
     conv,
     conv_batch,
+    conv_chain,
     copy,
     cuda,
     depthwise,
@@ -51,8 +52,8 @@ from core.kernels.catalog.base import (
 
 __all__ = [
     "VIEWS", "Block", "Flag", "In", "KernelCall", "KernelSpec", "Operand", "Out", "Outer", "Packed", "Request",
-    "Scratch", "Selector", "Status", "amx", "attention", "candidates", "conv", "conv_batch", "copy", "covers", "cuda",
-    "depthwise", "direct", "elementwise", "gather", "gemm", "norm", "offers", "pool", "pool_gradient", "recurrent",
-    "reduce", "resize", "scatter", "segment_attention", "segment_reduce", "select", "softmax", "strassen", "tiles",
-    "trees", "winograd", "winograd_lines",
+    "Scratch", "Selector", "Status", "amx", "attention", "candidates", "conv", "conv_batch", "conv_chain", "copy",
+    "covers", "cuda", "depthwise", "direct", "elementwise", "gather", "gemm", "norm", "offers", "pool",
+    "pool_gradient", "recurrent", "reduce", "resize", "scatter", "segment_attention", "segment_reduce", "select",
+    "softmax", "strassen", "tiles", "trees", "winograd", "winograd_lines",
 ]  # fmt: skip

@@ -58,7 +58,7 @@ def depthwise(request: Request) -> KernelCall | None:
     channels, batch = weight.shape[0], node.output.shape[0]
     lines, columns = windows if len(windows) == 2 else (_WHOLE_LINE, windows[0])
     spec = DepthwiseSpec(
-        batch, (lines, columns), channels, finish_of(node), _columns(request.cpu, columns),
+        batch, (lines, columns), channels, finish_of(node), columns_of(request.cpu, columns),
         min(request.cpu.lanes, 1 << (channels - 1).bit_length()), node.output.dtype, source,
     )  # fmt: skip
     return KernelCall(
@@ -75,7 +75,7 @@ def pack(weight: Array) -> Array:
     return np.ascontiguousarray(np.moveaxis(weight[:, 0], 0, -1))
 
 
-def _columns(target: Target, window: Window) -> int:
+def columns_of(target: Target, window: Window) -> int:
     """Results side by side: as many accumulators as leave registers for a line of weights and one of the image."""
     inside = window.inside[1] - window.inside[0]
     room = target.registers - window.kernel - 3

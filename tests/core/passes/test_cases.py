@@ -10,6 +10,7 @@ from core.ops.inference import infer_graph
 from core.passes.attention import FuseAttention
 from core.passes.base import Pass
 from core.passes.bind_params import BindParams
+from core.passes.conv_chain import ChainConvolutions
 from core.passes.cse import CommonSubexpressions
 from core.passes.elementwise import FuseElementwise
 from core.passes.eliminate import Eliminate
@@ -42,6 +43,7 @@ PASSES: dict[str, Pass] = {
         Transposes(),
         FuseMatMul(),
         PoolConvolutions(),
+        ChainConvolutions(least_bytes=0, worthwhile=0),
         ChannelsLast(),
         FuseEpilogue(),
         FuseElementwise(),

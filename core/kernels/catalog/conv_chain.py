@@ -1,0 +1,195 @@
+"""A depthwise convolution between 1x1 convolutions, lines of the wide images made as they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+
+from core.ir.graph import Array, Graph, Node, Value
+from core.ir.types import Dim, DType
+from core.kernels.catalog import depthwise
+from core.kernels.catalog.base import In, KernelCall, KernelSpec, Operand, Out, Packed, Request, Scratch, covers, offers
+from core.kernels.catalog.conv import Finish, extra_indices, finish_of, windows_of
+from core.kernels.catalog.nest import has_plannable_types, traffic
+from core.kernels.catalog.panels import Tile, choose_tile, pack_panels
+from core.kernels.catalog.pool import Window
+
+F32 = DType.FLOAT32
+_SHARE = 4  # part of the second cache that the lines in use may take by choice, and twice that for a whole image
+
+
+@dataclass(frozen=True)
+class Product:
+    """A 1x1 convolution: `depth` channels to `columns`."""
+
+    depth: int
+    columns: int
+    finish: Finish
+    tile: Tile
+
+
+@dataclass(frozen=True)
+class ConvChainSpec(KernelSpec):
+    """A task makes some lines of one image, `band` lines at a time: `widen` first makes the lines that they need and
+    that are not there yet, in a ring of `ring` lines; then comes the depthwise convolution, then `narrow`."""
+
+    family: ClassVar[str] = "conv_chain"
+    batch: Dim
+    windows: tuple[Window, Window]
+    channels: int  # of the depthwise convolution
+    finish: Finish  # of the depthwise convolution
+    columns: int  # its results side by side
+    lanes: int
+    widen: Product | None
+    narrow: Product | None
+    band: int
+
+    @property
+    def reach(self) -> int:
+        """Lines of the wide image that one line of results looks at."""
+        lines = self.windows[0]
+        return (lines.kernel - 1) * lines.dilation + 1
+
+    @property
+    def ring(self) -> int:
+        """Lines of the wide image that are kept."""
+        lines = self.windows[0]
+        return min((self.band - 1) * lines.stride + self.reach, lines.size)
+
+    @property
+    def has_whole_image(self) -> bool:
+        return self.ring == self.windows[0].size
+
+    @property
+    def wide_elements(self) -> int:
+        """Of the ring."""
+        return self.ring * self.windows[1].size * self.channels if self.widen else 0
+
+    @property
+    def scratch_elements(self) -> int:
+        """The ring, and a band of the depthwise convolution's results."""
+        return self.wide_elements + (self.band * self.windows[1].count * self.channels if self.narrow else 0)
+
+    @property
+    def summary(self) -> str:
+        kernel = "x".join(str(window.kernel) for window in self.windows)
+        parts = [f"widen {self.widen.tile}" if self.widen else "", f"depthwise {kernel}"]
+        parts.append(f"narrow {self.narrow.tile}" if self.narrow else "")
+        return f"conv chain: {', '.join(filter(None, parts))}, {self.band} lines"
+
+
+@covers("ConvChain")
+def conv_chain(request: Request) -> KernelCall | None:
+    """For what `core.passes.conv_chain` makes."""
+    if not has_plannable_types(request.node):
+        return None
+    return _call(request, _bands(request)[0])
+
+
+@offers("ConvChain")
+def other_bands(request: Request) -> Iterator[KernelCall]:
+    """More or fewer lines at once, and other tiles."""
+    bands = _bands(request)
+    for band in bands[1:]:
+        yield _call(request, band)
+    for rank in (1, 2):
+        yield _call(replace(request, rank=rank), bands[0])
+
+
+def _call(request: Request, band: int) -> KernelCall:
+    node, body = request.node, _body(request.node)
+    widen, middle, narrow = _parts(body)
+    spec = _spec(request, band)
+    places = {value: index for index, value in enumerate(body.inputs)}
+    operands: list[Operand] = [In(0)]
+    for part, product in ((widen, spec.widen), (middle, None), (narrow, spec.narrow)):
+        if part is not None:
+            operands.append(_packed(places[_weight(part)], product))
+            operands += [In(places[_value(part, i)]) for i in extra_indices(part)]
+    operands += [Out(0), Scratch(max(spec.scratch_elements, 1) * F32.itemsize)]
+    flops: Dim = 0
+    for part in filter(None, (widen, middle, narrow)):
+        _, *kernel = _weight(part).tensor.evaluate({})
+        flops = flops + part.output.tensor.size * (2 * int(np.prod(kernel)))
+    return KernelCall(spec, tuple(operands), flops=flops, bytes=traffic(node))
+
+
+def _spec(request: Request, band: int) -> ConvChainSpec:
+    widen, middle, narrow = _parts(_body(request.node))
+    windows = windows_of(middle)
+    assert windows is not None and len(windows) == 2, f"{request.node} has images of unknown size"
+    lines, columns = windows
+    channels = _weight(middle).shape[0]
+    assert isinstance(channels, int)
+    spec = ConvChainSpec(
+        middle.output.shape[0], (lines, columns), channels, finish_of(middle),
+        depthwise.columns_of(request.cpu, columns), min(request.cpu.lanes, 1 << (channels - 1).bit_length()),
+        None, None, band,
+    )  # fmt: skip
+    rows = columns.size * (spec.ring if spec.has_whole_image else 1)
+    return replace(
+        spec,
+        widen=_product(request, widen, rows) if widen is not None else None,
+        narrow=_product(request, narrow, columns.count * band) if narrow is not None else None,
+    )
+
+
+def _product(request: Request, node: Node, rows: int) -> Product:
+    columns, depth, *_ = _weight(node).tensor.evaluate({})
+    return Product(depth, columns, finish_of(node), choose_tile(request.cpu, rows, columns, request.rank))
+
+
+def _bands(request: Request) -> list[int]:
+    """How many lines to make at once, the preferred number first."""
+    count = _spec(request, 1).windows[0].count
+    even = [band for band in range(1, count + 1) if count % band == 0]
+    nbytes = {band: _spec(request, band).scratch_elements * F32.itemsize for band in even}
+    room = request.cpu.l2_bytes // _SHARE
+    small = [band for band in even if nbytes[band] <= room] or even[:1]
+    best = count if nbytes[count] <= 2 * room else small[-1]
+    others = [count if nbytes[count] <= request.cpu.l2_bytes else small[-1], small[-1], *small[-3:-1], 1]
+    return list(dict.fromkeys((best, *others)))
+
+
+def _packed(index: int, product: Product | None) -> Packed:
+    if product is None:
+        return Packed(index, "depthwise", depthwise.pack)
+    tile = product.tile
+    return Packed(index, f"pointwise{tile.columns}x{tile.lanes}", partial(_pack, tile=tile))
+
+
+def _pack(weight: Array, tile: Tile) -> Array:
+    """[O, I, 1, 1] as panels of [I, O]."""
+    return pack_panels(np.ascontiguousarray(weight[:, :, 0, 0].T), tile)
+
+
+def _body(node: Node) -> Graph:
+    body = node.attrs["body"]
+    assert isinstance(body, Graph)
+    return body
+
+
+def _parts(body: Graph) -> tuple[Node | None, Node, Node | None]:
+    """The convolution that widens, the depthwise one, and the one that narrows."""
+    at = next(i for i, node in enumerate(body.nodes) if _is_depthwise(node))
+    before: Sequence[Node] = body.nodes[:at]
+    after: Sequence[Node] = body.nodes[at + 1 :]
+    return (before[0] if before else None), body.nodes[at], (after[0] if after else None)
+
+
+def _is_depthwise(node: Node) -> bool:
+    return node.attrs.get("group", 1) != 1
+
+
+def _weight(node: Node) -> Value:
+    return _value(node, 1)
+
+
+def _value(node: Node, index: int) -> Value:
+    value = node.inputs[index]
+    assert value is not None, f"{node} lacks input {index}"
+    return value

@@ -19,7 +19,8 @@ from core.kernels.catalog.panels import Tile, choose_tile, pack_panels
 from core.kernels.catalog.pool import Window
 
 F32 = DType.FLOAT32
-_SHARE = 4  # part of the second cache that the lines in use may take by choice, and twice that for a whole image
+_SHARE = 16  # part of the second cache that the lines in use may take
+_LEAST_PIXELS = 24  # of a band
 
 
 @dataclass(frozen=True)
@@ -144,15 +145,18 @@ def _product(request: Request, node: Node, rows: int) -> Product:
 
 
 def _bands(request: Request) -> list[int]:
-    """How many lines to make at once, the preferred number first."""
+    """How many lines to make at once, the preferred number first: the most that leave what is in use in the nearer part
+    of the second cache, but enough for a tile or two."""
+    columns = _spec(request, 1).windows[1].count
     count = _spec(request, 1).windows[0].count
     even = [band for band in range(1, count + 1) if count % band == 0]
-    nbytes = {band: _spec(request, band).scratch_elements * F32.itemsize for band in even}
-    room = request.cpu.l2_bytes // _SHARE
-    small = [band for band in even if nbytes[band] <= room] or even[:1]
-    best = count if nbytes[count] <= 2 * room else small[-1]
-    others = [count if nbytes[count] <= request.cpu.l2_bytes else small[-1], small[-1], *small[-3:-1], 1]
-    return list(dict.fromkeys((best, *others)))
+    nbytes = [_spec(request, band).scratch_elements * F32.itemsize for band in even]
+    least = next((i for i, band in enumerate(even) if band * columns >= _LEAST_PIXELS), len(even) - 1)
+    best = max((i for i, size in enumerate(nbytes) if size <= request.cpu.l2_bytes // _SHARE), default=0)
+    best = max(best, least)
+    others = [best - 1, best + 1, least, 0, len(even) - 1]
+    fitting = [i for i in others if 0 <= i < len(even) and nbytes[i] <= request.cpu.l2_bytes]
+    return list(dict.fromkeys(even[i] for i in (best, *fitting)))
 
 
 def _packed(index: int, product: Product | None) -> Packed:

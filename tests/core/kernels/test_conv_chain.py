@@ -111,7 +111,7 @@ def test_targets(target: Target) -> None:
 
 
 def test_offers_bands() -> None:
-    kernel = chain((24, 40), 6, 48, 8, target=dataclasses.replace(host(), l2_bytes=1 << 18), pads=(1, 1, 1, 1))
+    kernel = chain((24, 40), 6, 48, 8, target=dataclasses.replace(host(), l2_bytes=1 << 20), pads=(1, 1, 1, 1))
     calls = candidates(Request(kernel.node, kernel.graph.constants, kernel.target))
     bands = {call.spec.band for call in calls if isinstance(call.spec, ConvChainSpec)}
     assert len(bands) >= 3

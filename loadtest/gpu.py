@@ -1,27 +1,30 @@
 """Everything that only a GPU can show, in one call: `python -m loadtest.gpu` (the extra `cuda`; PyTorch for peers).
 
 1. agreement   the zoo on the GPU and on the CPU: 1e-4 of the largest output in float32, 2e-2 in bfloat16
-2. sanitizer   the small models once more under NVIDIA's compute-sanitizer, where it is installed
-3. overhead    what a run costs the host, besides waiting for the GPU: at most 15 microseconds
-4. ceilings    what a large product and a large copy reach on this GPU
-5. speed       ResNet-50 and MiniLM beside PyTorch, eager and compiled with CUDA graphs; engines take turns in rounds,
-               and "ahead" is the median of (best peer's time / Lathe's time) within a round
-6. kernels     every step of those two, as a share of the ceilings
+2. training    steps on the GPU and on the CPU, losses and parameters: the same bounds; their time beside PyTorch's
+3. sanitizer   small models and a training step once more under NVIDIA's compute-sanitizer, where it is installed
+4. overhead    what a run costs the host, besides waiting for the GPU: at most 15 microseconds
+5. ceilings    what a large product and a large copy reach on this GPU
+6. speed       ResNet-50 and MiniLM, tuned, beside PyTorch, eager and compiled with CUDA graphs; engines take turns in
+               rounds, and "ahead" is the median of (best peer's time / Lathe's time) within a round; every step of
+               those two as a share of the ceilings
 
-The full tables go to a file (--out) as they come, a short one is printed last. Exit status 1 when a promise is broken,
-2 when there is no GPU. `--device simulated` tries the script itself; its times say nothing.
+Each part is a process of its own: after a fault of the GPU, or one that takes too long, the others go on. The full
+tables go to a file (--out) as they come, a short one is printed last. Exit status 1 when a promise is broken, 2 when
+there is no GPU. `--device simulated` tries the script itself; its times say nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -39,37 +42,19 @@ from core.runtime.device_executable import DeviceExecutable
 from core.runtime.devices import open_device
 from core.runtime.machine import Peaks
 from core.runtime.session import Session
-from loadtest import gpu_models, zoo
+from loadtest import gpu_models, gpu_training, training, zoo
 from loadtest.engine import relative_error, slice_ms
+from loadtest.gpu_report import InProcesses, Report, Run, summary_of
 
 SMALL = ("lenet", "mlp", "transformer")
+SMALL_TRAINING = ("lenet", "mlp")
+SANITIZER_SECONDS = 1500
 TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2}
 PRECISIONS = ("float32", "tf32", "bfloat16")
 MOST_OVERHEAD = 15.0  # microseconds
 PRODUCT, COPY = 8192, 1 << 28  # rows of a square matrix, elements of a copy: far beyond any cache
 ROUNDS, SLICE = 7, 0.3
 SANITIZER = "compute-sanitizer"
-
-
-@dataclass
-class Report:
-    """Lines for the file, a summary for the end, and promises that were broken."""
-
-    out: Path
-    summary: list[str] = field(default_factory=list)
-    broken: list[str] = field(default_factory=list)
-
-    def line(self, text: str) -> None:
-        print(text, flush=True)
-        with self.out.open("a") as file:
-            file.write(text + "\n")
-
-    def conclude(self, text: str, holds: bool | None) -> None:
-        """`holds` is None where nothing was promised, or nothing measured."""
-        mark = {True: "ok", False: "BROKEN", None: "-"}[holds]
-        self.summary.append(f"{mark:8s}{text}")
-        if holds is False:
-            self.broken.append(text)
 
 
 # -- 1, 2: the right numbers ------------------------------------------------------------------------------------------
@@ -102,8 +87,8 @@ def _disagreement(
                 runs.append(session.run(feeds)["y"])
                 session.settle(60)
             return max(relative_error(run, want) for run in runs), ", ".join(_devices(session))
-    except LatheError as error:
-        return float("inf"), f"{type(error).__name__}: {error}"
+    except Exception as error:  # whatever it is, other models are measured all the same
+        return float("inf"), f"{type(error).__name__}: {str(error)[:200]}"
 
 
 def _devices(session: Session) -> list[str]:
@@ -112,16 +97,21 @@ def _devices(session: Session) -> list[str]:
 
 
 def sanitizer(report: Report, device: str, out: Path) -> None:
-    """No error of memory: by a process of its own, since the tool makes everything slow."""
+    """No error of memory, nor a race for shared memory: by processes of their own, since the tool makes all slow."""
     tool = shutil.which(SANITIZER)
     if tool is None or not device.startswith("cuda"):
         report.conclude(f"{SANITIZER}: not installed, or no GPU", None)
         return
-    script = [sys.executable, "-m", "loadtest.gpu", "--device", device, "--out", f"{out}.sanitizer"]
-    command = [tool, "--error-exitcode", "9", *script, "--only", "agreement", "--models", ",".join(SMALL)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    report.line(done.stdout[-2000:] + done.stderr[-2000:])
-    report.conclude(f"{SANITIZER}: exit status {done.returncode} over {', '.join(SMALL)}", done.returncode == 0)
+    for check in ("memcheck", "racecheck"):
+        for part, models in (("agreement", SMALL), ("training-agreement", SMALL_TRAINING)):
+            script = [sys.executable, "-m", "loadtest.gpu", "--device", device, "--out", f"{out}.{check}"]
+            command = [tool, "--tool", check, "--error-exitcode", "9", *script, "--only", part]
+            done = subprocess.run(
+                [*command, "--models", ",".join(models)], capture_output=True, text=True, timeout=SANITIZER_SECONDS
+            )
+            report.line(done.stdout[-2000:] + done.stderr[-2000:])
+            text = f"{SANITIZER} {check}: exit status {done.returncode}, {part} of {', '.join(models)}"
+            report.conclude(text, done.returncode == 0)
 
 
 # -- 3: the host's part -----------------------------------------------------------------------------------------------
@@ -219,7 +209,9 @@ class Case:
     precision: str
 
 
-def speed(report: Report, device: str, cases: Sequence[Case], most: dict[str, Peaks], seconds: float) -> None:
+def speed(
+    report: Report, device: str, cases: Sequence[Case], most: dict[str, Peaks], seconds: float, tune: str = "off"
+) -> None:
     """Median milliseconds per call, host to host."""
     if find_spec("torch") is None:
         report.conclude("PyTorch is not installed: nothing to compare with", None)
@@ -228,11 +220,15 @@ def speed(report: Report, device: str, cases: Sequence[Case], most: dict[str, Pe
         f"{'model':10s} {'batch':>5s} {'precision':10s} {'lathe ms':>9s} {'eager':>9s} {'compiled':>9s} {'ahead':>6s}"
     )
     for case in cases:
-        ms, ahead = _compare(report, case, device, most, seconds)
-        ratios += [ahead] if ahead is not None else []
-        times = [f"{ms[engine]:9.3f}" if engine in ms else f"{'-':>9s}" for engine in ("lathe", "eager", "compiled")]
-        last = f"x{ahead:.2f}" if ahead is not None else "-"
-        report.line(f"{case.model:10s} {case.batch:5d} {case.precision:10s} {' '.join(times)} {last:>6s}")
+
+        def measure(case: Case = case) -> None:
+            ms, ahead = _compare(report, case, device, most, seconds, tune)
+            ratios.extend([ahead] if ahead is not None else [])
+            times = [f"{ms[e]:9.3f}" if e in ms else f"{'-':>9s}" for e in ("lathe", "eager", "compiled")]
+            last = f"x{ahead:.2f}" if ahead is not None else "-"
+            report.line(f"{case.model:10s} {case.batch:5d} {case.precision:10s} {' '.join(times)} {last:>6s}")
+
+        report.attempt(f"speed of {case.model}, batch {case.batch}, {case.precision}", measure)
     if ratios:
         mean = statistics.geometric_mean(ratios)
         text = f"ahead of PyTorch's best by x{mean:.2f} in the geometric mean, worst x{min(ratios):.2f}"
@@ -240,13 +236,14 @@ def speed(report: Report, device: str, cases: Sequence[Case], most: dict[str, Pe
 
 
 def _compare(
-    report: Report, case: Case, device: str, most: dict[str, Peaks], seconds: float
+    report: Report, case: Case, device: str, most: dict[str, Peaks], seconds: float, tune: Any
 ) -> tuple[dict[str, float], float | None]:
     model = gpu_models.onnx_of(case.model)
     shape = gpu_models.LARGE[case.model].shape
     x = np.random.default_rng(case.batch).standard_normal((case.batch, *shape)).astype(np.float32)
     precision: Any = case.precision
-    with core.compile(model.SerializeToString(), device=device, precision=precision, max_batch=case.batch) as session:
+    data = model.SerializeToString()
+    with core.compile(data, device=device, precision=precision, max_batch=case.batch, tune=tune) as session:
         runs: dict[str, Callable[[], Any]] = {"lathe": lambda: session.run({"x": x})["y"]}
         runs |= _peers(case, model, x) if device.startswith("cuda") else {}
         _agree(report, case, {engine: np.asarray(run()) for engine, run in runs.items()})
@@ -293,20 +290,25 @@ def _kernels(report: Report, case: Case, session: Session, x: NDArray[Any], most
 # -- the call ---------------------------------------------------------------------------------------------------------
 
 
+PARTS = ("agreement", "training", "sanitizer", "overhead", "ceilings", "speed")
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     def names(text: str) -> list[str]:
         return text.split(",")
 
     parser = argparse.ArgumentParser(prog="python -m loadtest.gpu", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--only", choices=("agreement", "speed"), help="instead of everything")
-    parser.add_argument("--models", type=names, default=[name for name in zoo.ZOO if name != "heavy"])
+    parser.add_argument("--only", choices=(*PARTS, "training-agreement"), help="one part, in this process")
+    parser.add_argument("--models", type=names, help="of the zoo for agreement, of loadtest.training for training")
     parser.add_argument("--large", type=names, default=list(gpu_models.LARGE))
     parser.add_argument("--batches", type=lambda text: [int(b) for b in text.split(",")], default=[1, 8, 32, 128])
     parser.add_argument("--precisions", type=names, default=list(PRECISIONS))
+    parser.add_argument("--tune", default="60", help="seconds of measuring kernels for each case of speed; off, full")
     parser.add_argument("--product", type=int, default=PRODUCT, help="rows of the matrix that shows the ceiling")
     parser.add_argument("--copy", type=int, default=COPY, help="elements of the copy that shows the bandwidth")
     parser.add_argument("--slice", type=float, default=SLICE, help="seconds per engine and round")
+    parser.add_argument("--limit", type=float, default=1800, help="seconds that a part may take")
     parser.add_argument("--out", type=Path, default=Path("gpu-report.txt"), help="where the full tables go")
     return parser.parse_args(arguments)
 
@@ -317,8 +319,35 @@ def cases_of(chosen: argparse.Namespace) -> Iterator[Case]:
             yield from (Case(model, batch, precision) for batch in chosen.batches)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    chosen = parse(arguments)
+def run_part(part: str, chosen: argparse.Namespace, report: Report) -> None:
+    """One of them, here. Ceilings are kept beside the report for the speed that is measured after them."""
+    device = chosen.device
+    trained = [name for name in chosen.models or training.MODELS if name in training.MODELS]
+    zoo_models = [name for name in chosen.models or zoo.ZOO if name != "heavy" and name in zoo.ZOO]
+    match part:
+        case "agreement":
+            agreement(report, device, zoo_models)
+        case "training" | "training-agreement":
+            gpu_training.agreement(report, device, trained)
+            if part == "training":
+                gpu_training.speed(report, device, trained, chosen.slice)
+        case "sanitizer":
+            sanitizer(report, device, chosen.out)
+        case "overhead":
+            overhead(report, device)
+        case "ceilings":
+            found = ceilings(report, device, chosen.product, chosen.copy)
+            _ceilings_at(chosen.out).write_text(json.dumps({name: astuple(peaks) for name, peaks in found.items()}))
+        case "speed":
+            known = json.loads(_ceilings_at(chosen.out).read_text())
+            most_by_precision = {name: Peaks(*facts) for name, facts in known.items()}
+            speed(report, device, list(cases_of(chosen)), most_by_precision, chosen.slice, chosen.tune)
+
+
+def main(arguments: Sequence[str] | None = None, run: Run | None = None) -> int:
+    """`run` runs a part; by default in a process of its own."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    chosen = parse(given)
     try:
         device = open_device(chosen.device)
     except UnsupportedError as error:
@@ -327,16 +356,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen.out.write_text("")
     report = Report(chosen.out)
     report.line(f"{device.name}: {device.target}, {device.memory().total / 2**30:.0f} GiB")
-    if chosen.only != "speed":
-        agreement(report, chosen.device, chosen.models)
-    if chosen.only is None:
-        sanitizer(report, chosen.device, chosen.out)
-    if chosen.only != "agreement":
-        overhead(report, chosen.device)
-        most = ceilings(report, chosen.device, chosen.product, chosen.copy)
-        speed(report, chosen.device, list(cases_of(chosen)), most, chosen.slice)
+    if chosen.only is not None:
+        report.attempt(chosen.only, lambda: run_part(chosen.only, chosen, report))
+        report.save()
+    else:
+        _all(report, chosen, run or InProcesses("loadtest.gpu", given, chosen.limit))
     report.line("\n".join(["", *report.summary]))
     return 1 if report.broken else 0
+
+
+def _all(report: Report, chosen: argparse.Namespace, run: Run) -> None:
+    for part in PARTS:
+        out = chosen.out.with_name(f"{chosen.out.name}.{part}")
+        for old in (out, summary_of(out)):
+            old.unlink(missing_ok=True)
+        report.take(part, out, run(part, out))
+
+
+def _ceilings_at(out: Path) -> Path:
+    """One place for all parts of a report, whose tables lie side by side."""
+    return out.with_name("gpu-ceilings.json")
 
 
 if __name__ == "__main__":

@@ -57,30 +57,32 @@ def sample(name: str) -> Any:
     return build.feeds(MODELS[name], ROWS)["x"]
 
 
-def lathe(name: str, threads: int, narrow: bool) -> Step:
+def lathe(name: str, threads: int, narrow: bool, device: str = "cpu") -> Step:
     import core
     from core.train import losses, optimizers, step
 
     graph = core.load(build.build(name, MODELS[name]).SerializeToString())
     precision: Literal["float32", "bfloat16"] = "bfloat16" if narrow else "float32"
-    learner = step(graph, losses.CrossEntropy(), optimizers.Adam(RATE), precision=precision, threads=threads)
+    loss, optimizer = losses.CrossEntropy(), optimizers.Adam(RATE)
+    learner = step(graph, loss, optimizer, device=device, precision=precision, threads=threads)
     feeds = {"x": sample(name), "target": targets()}
     return lambda: float(learner.run(feeds)["loss"])
 
 
-def pytorch(name: str, threads: int, compiled: bool, narrow: bool) -> Step:
+def pytorch(name: str, threads: int, compiled: bool, narrow: bool, device: str = "cpu") -> Step:
+    """Batches come from the host, losses go back to it."""
     import torch
     import torch.nn.functional as F
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    model = _MODULES[name]().train()
+    model = _MODULES[name]().train().to(device)
     x, target = torch.from_numpy(sample(name)), torch.from_numpy(targets())
     optimizer = torch.optim.Adam(model.parameters(), RATE, foreach=True)
 
     def forward() -> Any:
-        with torch.autocast("cpu", torch.bfloat16) if narrow else nullcontext():
-            return F.cross_entropy(model(x).float(), target)
+        with torch.autocast(device, torch.bfloat16) if narrow else nullcontext():
+            return F.cross_entropy(model(x.to(device)).float(), target.to(device))
 
     run = torch.compile(forward) if compiled else forward
 

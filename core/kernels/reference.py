@@ -36,6 +36,7 @@ def object_of(spec: KernelSpec) -> bytes:
     facts = {
         "graph": print_graph(spec.graph, weights),
         "strides": [list(map(str, each)) for each in spec.strides],
+        "operands": len(spec.strides) + spec.scratch + spec.flagged,
         "flagged": spec.flagged,
         "kernel": spec.kernel,
     }
@@ -52,6 +53,7 @@ class ReferenceKernel:
         header, _, weights = data.removeprefix(MAGIC).partition(b"\n")
         facts = json.loads(header)
         self.graph: Graph = parse_graph(facts["graph"], weights)
+        self.operands: int = facts["operands"]
         self.flagged: bool = facts["flagged"]
         self.kernel: str = facts["kernel"]
         self.strides: list[tuple[Dim, ...]] = [tuple(map(parse_dim, each)) for each in facts["strides"]]

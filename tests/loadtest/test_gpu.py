@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import onnxruntime as ort
 import pytest
 
 from core.errors import UnsupportedError
-from loadtest import gpu, gpu_models
+from core.runtime import devices
+from loadtest import gpu, gpu_models, gpu_training
+from loadtest.gpu_report import InProcesses, Report
+from tests.core.cuda.fake_driver import FakeDriver, FakeGpu
 
 
 def test_agreement_is_reported_by_model_and_precision(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -18,6 +22,7 @@ def test_agreement_is_reported_by_model_and_precision(tmp_path: Path, capsys: py
     assert gpu.main(arguments) == 0
     printed = capsys.readouterr().out
     assert printed == (tmp_path / "full").read_text()
+    assert json.loads((tmp_path / "full.json").read_text())["broken"] == []
     assert "simulated:0, cpu" in printed and "ok      agreement in bfloat16" in printed
 
 
@@ -42,7 +47,7 @@ def test_without_a_gpu_it_refuses(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def test_speed_overhead_and_ceilings_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a model of one layer: the large ones take a simulated device seconds."""
     monkeypatch.setitem(gpu_models.LARGE, "small", gpu_models.Large(_small, (3, 8, 8), (2,)))
-    report = gpu.Report(tmp_path / "full")
+    report = Report(tmp_path / "full")
     gpu.overhead(report, "simulated")
     most = gpu.ceilings(report, "simulated", 32, 4096)
     gpu.speed(report, "simulated", [gpu.Case("small", 2, "bfloat16")], most, 0.01)
@@ -52,6 +57,69 @@ def test_speed_overhead_and_ceilings_are_measured(tmp_path: Path, monkeypatch: p
 
 def _small(b: gpu_models.Writer, x: Any) -> Any:
     return b.pool_and_classify(b.relu(b.conv(x, 3, 4, 3)), 4, 2)
+
+
+def here(*arguments: str) -> gpu.Run:
+    """Parts in this process, which is how a fake driver can be what they run on."""
+
+    def run(part: str, out: Path) -> int:
+        return gpu.main([*arguments, "--only", part, "--out", str(out)])
+
+    return run
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["whole", "with a driver that fails"])
+def test_everything_in_one_call_on_a_fake_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], broken: bool
+) -> None:
+    """What fails is said, and what does not fail is measured all the same."""
+    driver = FakeDriver(total=1 << 28)
+    monkeypatch.setitem(devices._open, "cuda:0", FakeGpu(driver))
+    monkeypatch.setitem(gpu_models.LARGE, "small", gpu_models.Large(_small, (3, 8, 8), (2,)))
+    monkeypatch.setattr(gpu, "find_spec", lambda name: None)  # no PyTorch, wherever this runs
+    monkeypatch.setattr(gpu_training, "find_spec", lambda name: None)
+    monkeypatch.setattr(gpu, "MOST_OVERHEAD", 1e6)  # of a driver in Python
+    if broken:
+        monkeypatch.setattr(gpu, "_step_seconds", lambda *_: 1 / 0)
+    arguments = [
+        "--models", "mlp", "--large", "small", "--batches", "2", "--precisions", "tf32", "--product", "32",
+        "--copy", "4096", "--slice", "0.01",
+    ]  # fmt: skip
+    out = tmp_path / "report.txt"
+    assert gpu.main([*arguments, "--out", str(out)], here(*arguments)) == int(broken)
+    printed = capsys.readouterr().out
+    table = printed[printed.rindex("agreement in float32") - 8 :].splitlines()
+    assert [line.split()[0] for line in table if line.startswith("BROKEN")] == ["BROKEN"] * (2 if broken else 0)
+    assert any("training agrees in bfloat16" in line and line.startswith("ok") for line in table)
+    assert any("host overhead per run" in line for line in table)
+    if broken:
+        assert any("ceilings: ZeroDivisionError" in line for line in table)
+    else:
+        assert any("copy" in line for line in table) and "small, batch 2, tf32: steps" in out.read_text()
+
+
+def test_parts_that_die_or_take_too_long_are_said_to_be_lost(tmp_path: Path) -> None:
+    script = tmp_path / "dying.py"
+    script.write_text("import os, sys, time\ntime.sleep(60) if 'slow' in sys.argv else os.abort()\n")
+    report = Report(tmp_path / "report.txt")
+    for part, status in (("dead", -6), ("slow", 124)):
+        run = InProcesses("dying", (), limit=0.5)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", str(tmp_path))
+            found = run(part, tmp_path / part)
+        assert found == status
+        report.take(part, tmp_path / part, found)
+    assert report.broken == [
+        "dead: ended with status -6 and no conclusions", "slow: ended with status 124 and no conclusions"
+    ]  # fmt: skip
+
+
+def test_one_model_that_fails_loses_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_training, "TOLERANCES", {"float32": 1e-4})
+    report = Report(tmp_path / "full")
+    gpu_training.agreement(report, "simulated", ["nothing", "mlp"])
+    assert report.broken == ["training nothing in float32: KeyError: 'nothing'"]
+    assert "mlp                  float32" in report.out.read_text()
 
 
 @pytest.mark.slow

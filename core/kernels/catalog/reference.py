@@ -40,6 +40,7 @@ class ReferenceSpec(KernelSpec):
     family: ClassVar[str] = "reference"
     graph: Graph
     strides: tuple[tuple[Dim, ...], ...]
+    scratch: int  # operands behind those, of memory that nobody needs here
     flagged: bool  # whether the last operand is a flag, for data that the reference refuses
     kernel: str  # what CUDA has for this node, for people
 
@@ -82,7 +83,10 @@ def simulating(call: KernelCall, request: Request) -> KernelCall:
         *flag,
     )
     return replace(
-        call, spec=ReferenceSpec(alone(node), strides, bool(flag), call.spec.summary), operands=operands, parts=()
+        call,
+        spec=ReferenceSpec(alone(node), strides, len(memory), bool(flag), call.spec.summary),
+        operands=operands,
+        parts=(),
     )
 
 

@@ -242,7 +242,7 @@ class FakeDriver:
     ) -> Any:  # fmt: skip
         """Arguments are copied now: what they were in is used again."""
         assert (blockDimX, blockDimY, blockDimZ, sharedMemBytes, extra) == (32 * WARPS, 1, 1, SHARED, 0)
-        grid, count = (gridDimX, gridDimY, gridDimZ), len(f.strides) + f.flagged
+        grid, count = (gridDimX, gridDimY, gridDimZ), f.operands
         assert min(grid) >= 1
         places = array_at(kernelParams, np.dtype(np.uint64), (count + 3,))
         *addresses, _, scratch, profile = (ctypes.c_uint64.from_address(int(place)).value for place in places)

@@ -1,0 +1,80 @@
+"""What a measurement of a GPU says, and parts of it that fail alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+Run = Callable[[str, Path], int]  # a part by its name, which leaves its tables there; gives the exit status
+
+
+@dataclass
+class Report:
+    """Lines for the file, a summary for the end, and promises that were broken."""
+
+    out: Path
+    summary: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+
+    def line(self, text: str) -> None:
+        print(text, flush=True)
+        with self.out.open("a") as file:
+            file.write(text + "\n")
+
+    def conclude(self, text: str, holds: bool | None) -> None:
+        """`holds` is None where nothing was promised, or nothing measured."""
+        mark = {True: "ok", False: "BROKEN", None: "-"}[holds]
+        self.summary.append(f"{mark:8s}{text}")
+        if holds is False:
+            self.broken.append(text)
+
+    def attempt(self, what: str, work: Callable[[], None]) -> None:
+        """Do it; what goes wrong is a broken promise, and what comes behind it goes on."""
+        try:
+            work()
+        except Exception as error:
+            self.line(traceback.format_exc())
+            self.conclude(f"{what}: {type(error).__name__}: {str(error)[:200]}", False)
+
+    def save(self) -> None:
+        """The conclusions beside the tables, for who started this process."""
+        summary_of(self.out).write_text(json.dumps({"summary": self.summary, "broken": self.broken}))
+
+    def take(self, part: str, path: Path, status: int) -> None:
+        """The tables and conclusions that a part has left, or that it left none."""
+        if path.exists():
+            with self.out.open("a") as file:
+                file.write(path.read_text())
+        try:
+            found = json.loads(summary_of(path).read_text())
+        except (OSError, ValueError):
+            self.conclude(f"{part}: ended with status {status} and no conclusions", False)
+            return
+        self.summary += found["summary"]
+        self.broken += found["broken"]
+
+
+def summary_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.json")
+
+
+@dataclass(frozen=True)
+class InProcesses:
+    """Runs parts of a script in processes of their own: after a fault of the GPU, all that follows in a process fails.
+    One that takes longer than `limit` seconds is ended."""
+
+    module: str
+    arguments: Sequence[str]
+    limit: float
+
+    def __call__(self, part: str, out: Path) -> int:
+        command = [sys.executable, "-m", self.module, *self.arguments, "--only", part, "--out", str(out)]
+        try:
+            return subprocess.run(command, timeout=self.limit).returncode
+        except subprocess.TimeoutExpired:
+            return 124

@@ -22,6 +22,7 @@ from core.ir.types import TensorType
 from core.ir.verify import verify
 from core.kernels.catalog import Selector
 from core.kernels.cpu import object_for
+from core.kernels.target import Target
 from core.ops.inference import infer_graph
 from core.ops.registry import revisions
 from core.options import Options, with_placement
@@ -359,7 +360,7 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     store = open_store(options.cache_dir)
     compiled = partial(object_for, target=host(), cache=store.objects if store else None)
     record = Record(store.tuning, host()) if store else None
-    choose = choices(graph, host(), options, record, host_bench(compiled))
+    choose = choices(graph, target_of(options), options, record, host_bench(compiled))
     # 4. choose kernels, share memory, give addresses
     planned, reports = planned_of(graph, options, choose, reports)
     check_fits(planned.plan, machine_bytes())
@@ -372,11 +373,18 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     return Compiled(plan, objects, lambda: weight_chunks(planned), states, choose.used)
 
 
+def target_of(options: Options) -> Target:
+    """The host, and how exact its products have to be."""
+    return replace(host(), tf32=options.precision == "tf32")
+
+
 def planned_of(
     graph: Graph, options: Options, choose: Selector, reports: list[PassReport]
 ) -> tuple[Planned, list[PassReport]]:
     """The plan, within the options' memory where they name any; and what passes have done, this one included."""
-    plan = partial(make_plan, target=host(), threads=options.threads, choose=choose, winograd=options.winograd)
+    plan = partial(
+        make_plan, target=target_of(options), threads=options.threads, choose=choose, winograd=options.winograd
+    )
     if options.memory is None:
         return plan(graph), reports
     start = time.perf_counter()

@@ -12,7 +12,7 @@ from core.errors import UnsupportedError
 from core.runtime.cpus import available_cpus
 from core.runtime.devices import HOST, canonical
 
-PRECISIONS = ("float32", "tf32", "bfloat16", "float16")  # "tf32": products on GPUs round factors to 10 bits of mantissa
+PRECISIONS = ("float32", "tf32", "bfloat16", "float16")  # "tf32": products may round factors to 10 bits of mantissa
 TUNING = {"off": 0.0, "default": 1.0, "full": inf}  # seconds
 
 
@@ -69,8 +69,6 @@ def make_options(
     if precision not in PRECISIONS:
         expected = " or ".join(map(repr, PRECISIONS))
         raise UnsupportedError(f"precision '{precision}' is not supported, expected {expected}")
-    if precision == "tf32" and all(name == HOST for name in devices):
-        raise UnsupportedError("precision 'tf32' is for GPUs, and device names none")
     if max_batch < 1 or (threads is not None and threads < 1):
         raise ValueError(f"max_batch and threads must be 1 or more, got {max_batch} and {threads}")
     return Options(

@@ -8,6 +8,7 @@ import os
 import platform
 from collections.abc import Collection
 from pathlib import Path
+from typing import TypedDict
 
 import llvmlite.binding as llvm
 
@@ -17,6 +18,11 @@ _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _X86 = ("x86_64", "amd64")
 _ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA = 158, 0x1023, 18  # Linux on x86-64, arch/x86/include/uapi/asm/prctl.h
 _WITH_TILES = ("sapphirerapids", "emeraldrapids", "graniterapids", "graniterapids-d", "diamondrapids")
+
+
+class _Sizes(TypedDict, total=False):
+    l1_bytes: int
+    l2_bytes: int
 
 
 @functools.cache
@@ -134,14 +140,17 @@ def _machine() -> str:
 
 
 @functools.cache
-def _cache_sizes() -> dict[str, int]:
-    """`l1_bytes` and `l2_bytes` of one core, as far as the system tells."""
-    sizes: dict[str, int] = {}
-    for level, field in (("1", "l1_bytes"), ("2", "l2_bytes")):
-        for index in sorted(_CACHES.glob("index*")):
-            if _read(index / "level") == level and _read(index / "type") in ("Data", "Unified"):
-                sizes[field] = _kibibytes(_read(index / "size"))
-    return {field: size for field, size in sizes.items() if size}
+def _cache_sizes() -> _Sizes:
+    """Those of one core, as far as the system tells."""
+    sizes: _Sizes = {}
+    for index in sorted(_CACHES.glob("index*")):
+        size = _kibibytes(_read(index / "size"))
+        match _read(index / "level"), _read(index / "type"):
+            case "1", "Data" | "Unified" if size:
+                sizes["l1_bytes"] = size
+            case "2", "Data" | "Unified" if size:
+                sizes["l2_bytes"] = size
+    return sizes
 
 
 def _read(path: Path) -> str:

@@ -23,6 +23,7 @@ class Target:
     registers: int  # number of vector registers
     l1_bytes: int = 32 * 1024
     l2_bytes: int = 1024 * 1024
+    tf32: bool = False  # whether factors of float32 may be rounded to 10 bits of mantissa; no part of `key`, as below
 
     @property
     def device(self) -> str:

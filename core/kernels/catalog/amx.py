@@ -1,4 +1,4 @@
-"""Products and convolutions on matrix tiles (Intel AMX): constant weights, words of narrow floats or of bytes.
+"""Products and convolutions on matrix tiles (Intel AMX): constant weights, words of narrow floats or of bytes, or float32.
 
 A block is 32 rows by 32 columns of results in four tile registers. Each step down the depth loads two tiles of the left
 factor and two of the weights and multiplies each with each, which keeps the multiplier busy while loads take half the
@@ -6,6 +6,12 @@ time. Weights are packed tile after tile in the order in which a block reads the
 
 The rows of a product are read where they lie. A convolution first copies a band of its image as `Flat` says, so that
 whatever place of the window a tile is about, the pixels of its rows follow each other evenly.
+
+A float32 is the sum of three bfloat16 numbers, x = x0 + x1 + x2, each made of the next 8 bits. Six products make one
+of float32: x0 y0, x1 y0, x0 y1, x2 y0, x1 y1, x0 y2; those that are left out are below 2^-24 |x y| (Henry, Tang and
+Heinecke: Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations, 2019). The errors
+of whole products are those of float32, or smaller, since tiles add up fewer rounded sums. Where products need not be
+that exact (`Target.tf32`), x0 + x1 and the first three products have 16 bits. Infinities give NaN.
 """
 
 from __future__ import annotations
@@ -25,13 +31,16 @@ from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Packed, R
 from core.kernels.catalog.conv import ConvSpec, Finish
 from core.kernels.catalog.gemm import GemmSpec
 from core.kernels.catalog.matrices import perm_attribute
-from core.kernels.catalog.nest import Nest
 from core.kernels.catalog.pool import Window
+from core.kernels.catalog.strassen import walk
 from core.kernels.catalog.words import WORD_BYTES, pack_words, per_tile_word, per_word
 
+F32 = DType.FLOAT32
 TILE = 16  # rows of a tile, and words of one of its rows
 BLOCK = 2 * TILE  # rows and columns of a block of results
 STAGE_BYTES = BLOCK * BLOCK * WORD_BYTES
+_PRODUCTS = {1: ((0, 0),), 2: ((0, 0), (1, 0), (0, 1)), 3: ((0, 0), (1, 0), (2, 0), (1, 1), (0, 1), (0, 2))}
+_SMALL_BATCH = 8
 _LEAST_WORDS = 8  # in a row of a tile: below, most of the multiplier idles
 _MOST_RESULTS = 1024  # of several images in a band: then weights are used often enough
 _BAND = 0.4  # of the second-level cache, for what is read again for every panel of weights
@@ -40,7 +49,8 @@ _BAND = 0.4  # of the second-level cache, for what is read again for every panel
 @dataclass(frozen=True)
 class AmxSpec(KernelSpec):
     """Y = finish(A B). `rows` rows of A, `row_step` words apart, hold `depth` words each; or, where there are windows,
-    A is made of images of `depth` words per pixel, and `rows` counts images.
+    A is made of images of `depth` words per pixel, and `rows` counts images. With `parts` other than one, A and B are
+    float32, split into so many bfloat16 numbers: a word stands for two float32, and A is copied in any case.
 
     A task goes through a band: `band` rows, or the lines of `Flat`, for all panels of weights.
     """
@@ -55,6 +65,21 @@ class AmxSpec(KernelSpec):
     band: int
     windows: tuple[Window, ...] = ()
     fill: int = 0  # a word outside the image
+    parts: int = 1
+
+    @property
+    def left(self) -> DType:
+        """What A holds."""
+        return DType.FLOAT32 if self.parts > 1 else self.element
+
+    @property
+    def copies(self) -> bool:
+        return bool(self.windows) or self.parts > 1
+
+    @property
+    def products(self) -> tuple[tuple[int, int], ...]:
+        """The parts of A and of B that meet."""
+        return _PRODUCTS[self.parts]
 
     @property
     def step(self) -> int:
@@ -80,9 +105,19 @@ class AmxSpec(KernelSpec):
         return self.step * TILE
 
     @property
+    def plane_pixels(self) -> int:
+        """Rows, or pixels of a plane, of a band that is copied."""
+        return self.flat.plane_pixels if self.windows else self.band
+
+    @property
+    def part_words(self) -> int:
+        """Room for one part of a band that is copied."""
+        return self.depth * (self.flat.pixels if self.windows else self.band)
+
+    @property
     def copy_words(self) -> int:
         """Room for a band that is copied."""
-        return self.flat.pixels * self.depth if self.windows else 0
+        return self.part_words * self.parts if self.copies else 0
 
     @property
     def scratch_bytes(self) -> int:
@@ -91,7 +126,8 @@ class AmxSpec(KernelSpec):
     @property
     def summary(self) -> str:
         kernel = "x".join(str(window.kernel) for window in self.windows)
-        what = f"conv {self.element} {kernel}" if kernel else f"gemm {self.element}"
+        kind = str(self.element) if self.parts == 1 else f"float32 in {self.parts} {self.element}"
+        what = f"conv {kind} {kernel}" if kernel else f"gemm {kind}"
         return f"{what} {BLOCK}x{BLOCK}, tiles of {TILE}x{self.step} words (AMX)"
 
 
@@ -220,7 +256,7 @@ def words_per_step(depth: int) -> int | None:
     return words if words >= _LEAST_WORDS else None
 
 
-@covers("FusedMatMul", "MatMul", "FusedConv", "Conv", first=True)
+@covers("FusedMatMul", "MatMul", "FusedConv", "Conv", first=True)  # before Strassen's algorithm, which is imported
 def amx(request: Request) -> KernelCall | None:
     """For products with constant weights where the machine has tiles. The second best kernel is the one without."""
     if not any(request.cpu.has_tiles(element) for element in (DType.BFLOAT16, DType.FLOAT16, DType.UINT8)):
@@ -232,70 +268,82 @@ def amx(request: Request) -> KernelCall | None:
         return None
     if request.rank:
         return select(replace(without, rank=request.rank - 1))
-    groups_first = _order(request.node)
-    pack = partial(_pack, order=groups_first, spec=spec)
-    weights = Packed(1, f"amx{groups_first}{spec.step}{spec.element}", pack)
+    order = _order(request.node)
+    pack = partial(_pack, order=order, spec=spec)
+    weights = Packed(1, f"amx{order}{spec.step}{spec.element}{spec.parts}", pack)
     others = [operand for operand in plain.operands[2:] if isinstance(operand, In | Out)]
     operands = (In(0), weights, *others, Scratch(spec.scratch_bytes))
     return replace(plain, spec=spec, operands=operands, strided=())
 
 
 def _spec(plain: KernelSpec, request: Request) -> AmxSpec | None:
-    """The same product on tiles."""
-    l2 = int(request.cpu.l2_bytes * _BAND)
+    """The same product on tiles. float32 is split where its products need not be those of the definition."""
+    whole = _whole(plain)
+    if whole is None:
+        return None
+    if whole.element is F32:
+        if not request.winograd or whole.depth % 2 or whole.fill or _is_streamed(whole):
+            return None
+        whole = replace(whole, depth=whole.depth // 2, element=DType.BFLOAT16, parts=2 if request.cpu.tf32 else 3)
+    if not request.cpu.has_tiles(whole.element) or words_per_step(whole.depth) is None:
+        return None
+    return replace(whole, band=_band(whole, int(request.cpu.l2_bytes * _BAND)))
+
+
+def _is_streamed(whole: AmxSpec) -> bool:
+    """Whether weights meet so few rows that reading them is all that counts: three parts take 3/2 of the room."""
+    rows = affine(whole.rows, "n")
+    return not whole.windows and rows is not None and rows[0] * _SMALL_BATCH + rows[1] < BLOCK
+
+
+def _whole(plain: KernelSpec) -> AmxSpec | None:
+    """A product or convolution with the least band there is."""
     match plain:
         case GemmSpec(packed=True, a_step=1, y_step=1, nest=nest) if not any(nest.strides[1]):
-            source = Nest(nest.extents, nest.strides[:1]).collapsed()
-            walk = Nest(nest.extents, nest.strides[2:]).collapsed()
-            finish = Finish(plain.epilogue, walk, plain.extra_steps, plain.extra_dtypes, plain.dtype)
+            source, pixels = walk(nest, nest.strides[:1]), walk(nest, nest.strides[2:])
+            finish = Finish(plain.epilogue, pixels, plain.extra_steps, plain.extra_dtypes, plain.dtype)
             if source.rank != 1:
                 return None
             depth, step = (_in_tile_words(size, plain.element) for size in (plain.depth, source.strides[0][0]))
             if not isinstance(depth, int) or step is None:
                 return None
-            band = max(l2 // (depth * WORD_BYTES) // BLOCK, 1) * BLOCK
-            spec = AmxSpec(source.extents[0], step, depth, plain.columns, finish, plain.element, band)
-        case ConvSpec(groups=1, pair=1, windows=windows, finish=finish) if _is_even(windows):
+            return AmxSpec(source.extents[0], step, depth, plain.columns, finish, plain.element, BLOCK)
+        case ConvSpec(groups=1, pair=1, windows=windows) if _is_even(windows):
             channels = _in_tile_words(plain.channels, plain.element)
             if not isinstance(channels, int):
                 return None
-            whole = replace(_unbanded(plain, channels), band=windows[0].count)
-            spec = replace(whole, band=_band(whole, l2))
-        case _:
-            return None
-    return spec if request.cpu.has_tiles(spec.element) and words_per_step(spec.depth) else None
+            image = product(window.size for window in windows) * channels
+            return AmxSpec(
+                plain.batch, image, channels, plain.columns, plain.finish, plain.element, windows[0].count,
+                windows, plain.fill,
+            )  # fmt: skip
+    return None
+
+
+def _in_tile_words(words: Dim, element: DType) -> Dim | None:
+    """So many words of vectors as words of tiles, but of float32 as they are; None unless they are whole for every
+    batch size."""
+    size = 1 if element is F32 else per_tile_word(element) // per_word(element)
+    if isinstance(words, int):
+        return words // size if words % size == 0 else None
+    return words if size == 1 else None
 
 
 def _is_even(windows: tuple[Window, ...]) -> bool:
     return len(windows) == 2 and windows[0].stride == windows[1].stride
 
 
-def _in_tile_words(words: Dim, element: DType) -> Dim | None:
-    """So many words of vectors as words of tiles; None unless they are whole for every batch size."""
-    size = per_tile_word(element) // per_word(element)
-    if isinstance(words, int):
-        return words // size if words % size == 0 else None
-    return words if size == 1 else None
-
-
-def _unbanded(plain: ConvSpec, channels: int) -> AmxSpec:
-    image = product(window.size for window in plain.windows) * channels
-    return AmxSpec(
-        plain.batch, image, channels, plain.columns, plain.finish, plain.element, 1, plain.windows, plain.fill
-    )
-
-
 def _band(whole: AmxSpec, nbytes: int) -> int:
-    """Lines of results per band: those of several images, or even parts of one."""
-    height = whole.windows[0].count
-    image = whole.copy_words * WORD_BYTES
-    if image <= nbytes:
-        batch = affine(whole.rows, "n")
-        most = _MOST_RESULTS // (height * whole.windows[1].count)
-        if batch is not None and batch[0] == 0:
-            most = min(most, batch[1])
-        return height * max(min(nbytes // image, most), 1)
-    return -(-height // -(-image // nbytes))
+    """Rows per band; or lines of results, those of several images or even parts of one."""
+    if not whole.windows:
+        return max(nbytes // (whole.depth * whole.parts * WORD_BYTES) // BLOCK, 1) * BLOCK
+    height, image = whole.windows[0].count, whole.copy_words * WORD_BYTES
+    if image > nbytes:
+        return -(-height // -(-image // nbytes))
+    batch, most = affine(whole.rows, "n"), _MOST_RESULTS // (height * whole.windows[1].count)
+    if batch is not None and batch[0] == 0:
+        most = min(most, batch[1])
+    return height * max(min(nbytes // image, most), 1)
 
 
 def _order(node: Node) -> tuple[int, ...] | None:
@@ -304,16 +352,28 @@ def _order(node: Node) -> tuple[int, ...] | None:
 
 
 def _pack(weight: Array, order: tuple[int, ...] | None, spec: AmxSpec) -> Array:
-    """[panel][step][tap][vector][word][column]: the tiles of weights in the order in which a block reads them."""
+    """[panel][step][tap][part][vector][word][column]: the tiles of weights in the order in which a block reads them."""
     if order is None:
         taps = np.moveaxis(weight.reshape(*weight.shape[:2], -1), -1, 0).swapaxes(1, 2)  # [tap, input, output]
     else:
         matrix = np.transpose(weight, order) if order else weight
         taps = matrix.reshape(1, *matrix.shape[-2:])
-    words = pack_words(taps, spec.element, per_tile_word(spec.element))
+    parts = pack_parts(taps, spec)
     count = -(-spec.columns // TILE)
-    padded = np.zeros((spec.taps, spec.depth, count * TILE), words.dtype)
-    padded[..., : spec.columns] = words
-    tiles = padded.reshape(spec.taps, spec.steps, spec.step, count, TILE).transpose(3, 1, 0, 2, 4)
-    pieces = [tiles[at : at + 2].transpose(1, 2, 0, 3, 4).reshape(-1) for at in range(0, count, 2)]
+    padded = np.zeros((spec.parts, spec.taps, spec.depth, count * TILE), parts.dtype)
+    padded[..., : spec.columns] = parts
+    tiles = padded.reshape(spec.parts, spec.taps, spec.steps, spec.step, count, TILE).transpose(4, 2, 1, 0, 3, 5)
+    pieces = [np.moveaxis(tiles[at : at + 2], 0, 3).reshape(-1) for at in range(0, count, 2)]
     return np.concatenate(pieces)
+
+
+def pack_parts(weight: Array, spec: AmxSpec) -> Array:
+    """Words of weights [..., K, N], part by part."""
+    if spec.parts == 1:
+        return pack_words(weight, spec.element, per_tile_word(spec.element))[np.newaxis]
+    parts, rest = [], weight
+    for _ in range(spec.parts):
+        part = rest.astype(spec.element.numpy)
+        rest = rest - part.astype(np.float32)
+        parts.append(pack_words(part, spec.element))
+    return np.stack(parts)

@@ -170,7 +170,7 @@ class Request:
     target: Target | GpuTarget
     threads: int = 1
     rank: int = 0  # for selectors with tiles to choose from: 0 is the one expected to be fastest, 1 the next, ...
-    winograd: bool = True  # whether fewer multiplications may be taken than the definition has
+    winograd: bool = True  # whether products may be computed otherwise than by the definition
     strides: Mapping[Value, tuple[Dim, ...]] = field(default_factory=dict)  # of values inside others, in elements
     placed: frozenset[Value] = frozenset()  # inputs that lie in their place inside the output already
 

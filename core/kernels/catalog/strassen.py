@@ -183,9 +183,9 @@ def _product(plain: KernelSpec) -> _Product | None:
     match plain:
         case GemmSpec(element=DType.FLOAT32, packed=True, a_step=1, y_step=1, nest=nest) if not any(nest.strides[1]):
             finish = Finish(
-                plain.epilogue, _walk(nest, nest.strides[2:]), plain.extra_steps, plain.extra_dtypes, plain.dtype
+                plain.epilogue, walk(nest, nest.strides[2:]), plain.extra_steps, plain.extra_dtypes, plain.dtype
             )
-            return _Product(plain.depth, plain.columns, _walk(nest, nest.strides[:1]), finish)
+            return _Product(plain.depth, plain.columns, walk(nest, nest.strides[:1]), finish)
         case ConvSpec(element=DType.FLOAT32, taps=1, padded=False, groups=1, pair=1, finish=finish):
             counts, sizes = ([getattr(w, name) for w in plain.windows] for name in ("count", "size"))
             batch, *steps, _ = row_major((plain.batch, *sizes, plain.channels))
@@ -194,7 +194,7 @@ def _product(plain: KernelSpec) -> _Product | None:
     return None
 
 
-def _walk(nest: Nest, strides: Iterable[tuple[Dim, ...]]) -> Nest:
+def walk(nest: Nest, strides: Iterable[tuple[Dim, ...]]) -> Nest:
     """The same loops over some of the operands."""
     return Nest(nest.extents, tuple(strides)).collapsed()
 

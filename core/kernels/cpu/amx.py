@@ -14,7 +14,7 @@ from core.ir.types import DType
 from core.kernels.catalog.amx import BLOCK, STAGE_BYTES, TILE, AmxSpec
 from core.kernels.catalog.panels import LINE
 from core.kernels.catalog.words import WORD_BYTES, total_dtype
-from core.kernels.cpu.amx_copy import WORD, copy_band
+from core.kernels.cpu.amx_copy import WORD, copy_band, copy_rows
 from core.kernels.cpu.nest import offsets_of
 from core.kernels.cpu.results import Results
 from core.kernels.target import Target
@@ -59,7 +59,7 @@ class _Amx:
         self.spec = spec
         self.kernel = k = Kernel(spec, target)
         self.total, finish = total_dtype(spec.element), spec.finish
-        dtypes = (WORD, WORD, *finish.extra_dtypes, finish.dtype)
+        dtypes = (DType.FLOAT32 if spec.parts > 1 else WORD, WORD, *finish.extra_dtypes, finish.dtype)
         self.source, self.weights, *rest = (k.operand(i, dtype) for i, dtype in enumerate(dtypes))
         self.results = Results(k, finish.epilogue, tuple(rest), (*finish.extra_steps, 1))
         scratch = k.scratch(len(dtypes), spec.scratch_bytes, self.total)
@@ -69,8 +69,8 @@ class _Amx:
             flat = spec.flat
             self.places = self._table("places", flat.places)
             self.firsts = self._table("firsts", flat.blocks)
-            plane = flat.plane_pixels * spec.depth
-            self.taps = self._table("taps", [tap.plane * plane + tap.shift * spec.step for tap in flat.taps])
+            size = flat.plane_pixels * spec.depth
+            self.taps = self._table("taps", [tap.plane * size + tap.shift * spec.step for tap in flat.taps])
         with k.when(self.rows > 0):
             amx.configure(k, self._shapes(), scratch.at(STAGE_BYTES // WORD_BYTES))
         self._tasks()
@@ -86,7 +86,7 @@ class _Amx:
         k, step = self.kernel, self.spec.step
         upper: Val | int = TILE
         lower: Val | int = TILE
-        if not self.spec.windows:
+        if not self.spec.copies:
             upper = k.ops.min(self.rows, TILE)
             lower = k.ops.max(k.ops.min(self.rows - TILE, TILE), 1)
         sums = [Shape(height, TILE) for height in (upper, upper, lower, lower)]
@@ -126,11 +126,14 @@ class _Amx:
             first, count = copy_band(k, spec, self.source, self.copy, number, self.rows)
             return _Band(first, count, self.copy)
         first = number * spec.band
-        return _Band(first, k.ops.min(self.rows - first, spec.band), self.source)
+        count = k.ops.min(self.rows - first, spec.band)
+        if spec.copies:
+            copy_rows(k, spec, self.source, self.copy, first, count)
+        return _Band(first, count, self.copy if spec.copies else self.source)
 
     def _panel(self, band: _Band, panel: Val, columns: int) -> None:
         spec = self.spec
-        size = spec.steps * spec.taps * 2 * spec.tile_words
+        size = spec.steps * spec.taps * spec.parts * 2 * spec.tile_words
         weights = self.weights.at(panel * size)
         place = _Panel(weights, weights.at(size), self.results.at_column(panel * BLOCK), columns)
         self._each_block(band, lambda block, height: self._block(band, place, block, height))
@@ -154,9 +157,10 @@ class _Amx:
         rest = band.size - whole
 
         def block(first: Val, height: int) -> None:
-            """Not beyond the last row of the matrix: from further up, where there are enough rows."""
-            stop = k.ops.min(first + BLOCK, band.size)
-            place = k.ops.min(band.first + first, k.ops.max(self.rows - height * TILE, 0)) - band.first
+            """Not beyond the last row of a matrix: from further up, where there are enough rows."""
+            stop, place = k.ops.min(first + BLOCK, band.size), first
+            if not self.spec.copies:
+                place = k.ops.min(band.first + first, k.ops.max(self.rows - height * TILE, 0)) - band.first
             emit(_Block(first // BLOCK, place, first, stop), height)
 
         with k.loop(0, k.ops.select(rest > TILE, band.size, whole), BLOCK) as first:
@@ -172,14 +176,14 @@ class _Amx:
         sums = [(r, v) for r in range(height) for v in range(width)]
         for r, v in sums:
             amx.zero(k, 2 * r + v)
-        if spec.windows:
+        if spec.copies:
             self._over_taps(band.source.at(block.place * spec.step), panel, block, (height, width))
         else:
             step = k.dim(spec.row_step)
             source = band.source.at((band.first + block.place) * step)
             with k.loop(0, spec.steps) as i:
                 tiles = [source.at(i * spec.step + step * (r * TILE)) for r in range(height)]
-                self._step(tiles, step, panel, block, i, width)
+                self._step([tiles], step, panel, block, i, width)
         for r, v in sums:
             amx.store(k, 2 * r + v, self.stage.at(r * TILE * BLOCK + v * TILE), BLOCK)
         self._finish(band, panel, block)
@@ -188,27 +192,36 @@ class _Amx:
         """Step by step the places of the window, all within one plane of a few words per pixel."""
         k, spec = self.kernel, self.spec
         height, width = shape
-        plane = spec.flat.plane_pixels * spec.step
+        plane = spec.plane_pixels * spec.step
         with k.loop(0, spec.steps) as i:
             pixels = source.at(i * plane)
             with k.loop(0, spec.taps) as tap:
-                at = pixels.at(self.taps.load(tap))
-                tiles = [at.at(r * TILE * spec.step) for r in range(height)]
+                at = pixels.at(self.taps.load(tap)) if spec.windows else pixels
+                parts = [at.at(part * spec.part_words) for part in range(spec.parts)]
+                tiles = [[part.at(r * TILE * spec.step) for r in range(height)] for part in parts]
                 self._step(tiles, spec.step, panel, block, i * spec.taps + tap, width)
 
     def _step(
-        self, left: list[Pointer], row_step: Val | int, panel: _Panel, block: _Block, number: Val, width: int
+        self, left: list[list[Pointer]], row_step: Val | int, panel: _Panel, block: _Block, number: Val, width: int
     ) -> None:
-        """Add up the products of two tiles of the left factor, at most, and two of the weights."""
+        """Add up the products of two tiles of the left factor, at most, and two of the weights, part by part."""
         k, spec = self.kernel, self.spec
-        weights = panel.weights.at(number * (width * spec.tile_words))
-        for r, tile in enumerate(left):
-            amx.load(k, 4 + r, tile, row_step)
-            for v in range(width):
-                if r == 0:
-                    amx.load(k, 6 + v, weights.at(v * spec.tile_words), TILE)
-                amx.multiply_add(k, spec.element, 2 * r + v, 4 + r, 6 + v)
-        part = k.ops.min(block.number, width * TILE // _FETCHES - 1) * (spec.steps * spec.taps) + number
+        weights = panel.weights.at(number * (spec.parts * width * spec.tile_words))
+        loaded: dict[int, Pointer] = {}
+
+        def need(tile: int, source: Pointer, step: Val | int) -> None:
+            if loaded.get(tile) is not source:
+                amx.load(k, tile, source, step)
+                loaded[tile] = source
+
+        right = [[weights.at((p * width + v) * spec.tile_words) for v in range(width)] for p in range(spec.parts)]
+        for a, b in spec.products:
+            for r, rows in enumerate(left[a]):
+                need(4 + r, rows, row_step)
+                for v, columns in enumerate(right[b]):
+                    need(6 + v, columns, TILE)
+                    amx.multiply_add(k, spec.element, 2 * r + v, 4 + r, 6 + v)
+        part = k.ops.min(block.number, spec.parts * width * TILE // _FETCHES - 1) * (spec.steps * spec.taps) + number
         ahead = panel.following.at(part * (_FETCHES * LINE))
         for line in range(_FETCHES):
             ahead.prefetch(line * LINE)

@@ -1,13 +1,18 @@
-"""Bands of images copied for matrix tiles: see `core.kernels.catalog.amx.Flat`."""
+"""Bands of images and of rows copied for matrix tiles: see `core.kernels.catalog.amx`."""
 
 from __future__ import annotations
 
 from core.codegen.lang import Kernel, Val
-from core.codegen.registers import Pointer
+from core.codegen.registers import Pointer, register_type
 from core.ir.types import DType
 from core.kernels.catalog.amx import TILE, AmxSpec
+from core.kernels.catalog.words import word_dtype
 
-WORD = DType.INT32  # whatever it holds
+
+def copy_rows(k: Kernel, spec: AmxSpec, source: Pointer, target: Pointer, first: Val, count: Val) -> None:
+    """Copy `count` rows of a matrix."""
+    with k.loop(0, count) as row:
+        _copy_pixel(k, spec, source.at((first + row) * k.dim(spec.row_step)), target.at(row * spec.step))
 
 
 def copy_band(k: Kernel, spec: AmxSpec, source: Pointer, target: Pointer, number: Val, images: Val) -> tuple[Val, Val]:
@@ -35,7 +40,7 @@ def _copy_image(k: Kernel, spec: AmxSpec, image: Pointer, target: Pointer, first
             line, at = plane.at(i * (flat.pitch * spec.step)), (first + i) * y.stride + (remainder[0] - y.before)
             inside = (at >= 0) & (at < y.size)
             with k.when(inside):
-                _copy_line(k, spec, image.at(at * (spec.windows[1].size * spec.depth)), line, remainder[1])
+                _copy_line(k, spec, image.at(at * (spec.windows[1].size * _words(spec))), line, remainder[1])
             with k.when(~inside):
                 _fill(k, spec, line, 0, flat.pitch)
         end = plane.at(flat.image_lines * flat.pitch * spec.step)
@@ -49,18 +54,48 @@ def _copy_line(k: Kernel, spec: AmxSpec, source: Pointer, target: Pointer, remai
     end = max(min((x.size - 1 + x.before - remainder) // x.stride + 1, pitch), begin)
     _fill(k, spec, target, 0, begin)
     with k.loop(begin, end) as j:
-        pixel, place = source.at((j * x.stride + (remainder - x.before)) * spec.depth), target.at(j * spec.step)
-        mask = k.lane_mask(spec.step, TILE) if spec.step < TILE else None
-        for step in range(spec.steps):
-            value = pixel.load(step * spec.step, TILE, mask)
-            place.store(value, step * spec.flat.plane_pixels * spec.step, mask)
+        pixel = source.at((j * x.stride + (remainder - x.before)) * _words(spec))
+        _copy_pixel(k, spec, pixel, target.at(j * spec.step))
     _fill(k, spec, target, end, pitch)
+
+
+def _copy_pixel(k: Kernel, spec: AmxSpec, pixel: Pointer, place: Pointer) -> None:
+    """The words of a pixel, those of each step to its own plane."""
+    for step in range(spec.steps):
+        if spec.parts == 1:
+            mask = k.lane_mask(spec.step, TILE) if spec.step < TILE else None
+            parts = [pixel.load(step * spec.step, TILE, mask)]
+        else:
+            pairs = k.lane_mask(2 * spec.step, 2 * TILE) if spec.step < TILE else None
+            parts = _split(k, pixel.load(2 * step * spec.step, 2 * TILE, pairs), spec.parts)
+        _store(k, spec, parts, place, step)
+
+
+def _split(k: Kernel, values: Val, count: int) -> list[Val]:
+    """float32 as words of pairs of bfloat16: so many, which add up to it."""
+    parts = []
+    for _ in range(count):
+        narrow = k.ops.cast(values, DType.BFLOAT16)
+        words = k.builder.convert("bitcast", narrow.ir, register_type(DType.INT32, TILE))
+        parts.append(Val(k, words, DType.INT32, TILE))
+        values = values - narrow.cast(DType.FLOAT32)
+    return parts
+
+
+def _store(k: Kernel, spec: AmxSpec, parts: list[Val], place: Pointer, step: int) -> None:
+    mask = k.lane_mask(spec.step, TILE) if spec.step < TILE else None
+    for number, words in enumerate(parts):
+        place.store(words, step * spec.plane_pixels * spec.step + number * spec.part_words, mask)
+
+
+def _words(spec: AmxSpec) -> int:
+    """Elements of a pixel, as A counts them."""
+    return spec.depth if spec.parts == 1 else 2 * spec.depth
 
 
 def _fill(k: Kernel, spec: AmxSpec, line: Pointer, begin: int, end: int) -> None:
     """Pixels of what lies outside the image."""
-    word = k.constant(spec.fill, WORD, TILE)
-    mask = k.lane_mask(spec.step, TILE) if spec.step < TILE else None
+    word = k.constant(spec.fill, word_dtype(spec.element), TILE)
     with k.loop(begin, end) as j:
         for step in range(spec.steps):
-            line.store(word, j * spec.step + step * spec.flat.plane_pixels * spec.step, mask)
+            _store(k, spec, [word] * spec.parts, line.at(j * spec.step), step)

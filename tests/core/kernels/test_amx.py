@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ each_narrow = pytest.mark.parametrize("dtype", [having(BF16), having(F16)], ids=
 
 
 def on_tiles(op: str, *args: Any, **attrs: Any) -> NodeKernel:
-    kernel = NodeKernel(op, *args, **attrs)
+    kernel = NodeKernel(op, *args, target=host(), **attrs)
     assert kernel.call.spec.family == "amx"
     return kernel
 
@@ -102,6 +103,57 @@ def test_bytes_are_exact_around_their_zero() -> None:
     weight, image = signed(20, 64, 3, 3), TensorType(U8, (N, 13, 14, 64))
     conv = on_tiles("FusedConv", image, weight, layout="NHWC", pad_value=77, pads=(1, 1, 0, 1))
     conv.check(unsigned(2, 13, 14, 64), threads=2, rtol=0, atol=0)
+
+
+def worst(actual: np.ndarray[Any, Any], exact: np.ndarray[Any, Any]) -> float:
+    """The largest error, relative to the largest result."""
+    return float(np.abs(actual - exact).max() / np.abs(exact).max())
+
+
+@needs_tiles
+@pytest.mark.parametrize("depth", [20, 144, 1024])
+def test_float32_in_three_parts_is_as_exact_as_multiply_adds(depth: int) -> None:
+    a, b = floats(25, 4, depth), floats(depth, 48)
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    rough, fine = (TensorType(F32, (N, 4, depth)), b), 2 * np.finfo(np.float32).eps
+    split = on_tiles("FusedMatMul", *rough)
+    plain = NodeKernel("FusedMatMul", *rough)
+    assert plain.call.spec.family == "gemm"
+    assert worst(split(a, threads=2)[0], exact) <= max(worst(plain(a)[0], exact), fine)
+    fast = NodeKernel("FusedMatMul", *rough, target=replace(host(), tf32=True))
+    assert fast.call.spec.parts == 2  # type: ignore[attr-defined]
+    assert fine < worst(fast(a)[0], exact) < 2**-16
+
+
+@needs_tiles
+@pytest.mark.parametrize("threads", [1, 3])
+def test_convolutions_of_float32_are_split_where_they_are_copied(threads: int) -> None:
+    for channels, attrs in ((24, {"pads": (1,) * 4}), (64, {"strides": (2, 2), "pads": (0, 1, 1, 0)})):
+        node = on_tiles("FusedConv", TensorType(F32, (N, 9, 13, channels)), floats(33, channels, 3, 3), floats(33),
+                        layout="NHWC", **attrs)  # fmt: skip
+        node.check(floats(2, 9, 13, channels), threads=threads, atol=2e-5)
+
+
+@needs_tiles
+def test_float32_keeps_its_range() -> None:
+    kernel = on_tiles("FusedMatMul", TensorType(F32, (N, 4, 32)), np.eye(32, dtype=np.float32))
+    x = np.outer([1e-30, -1e-10, 1.0, 1e30, 3e38], np.linspace(0.1, 1, 32)).astype(np.float32)
+    kernel.check(np.tile(x, (20, 1)).reshape(25, 4, 32), rtol=1e-6, atol=0)
+
+
+@needs_tiles
+def test_few_rows_leave_weights_in_float32() -> None:
+    """Three parts take 3/2 of the room, and reading weights is all that counts there."""
+    graph = single_node("FusedMatMul", TensorType(F32, (N, 64)), floats(64, 48))
+    call = select(Request(graph.nodes[0], graph.constants, host()))
+    assert call is not None and call.spec.family == "gemm"
+
+
+@needs_tiles
+def test_products_by_definition_are_not_split() -> None:
+    graph = single_node("FusedMatMul", TensorType(F32, (N, 9, 64)), floats(64, 48))
+    request = Request(graph.nodes[0], graph.constants, host(), winograd=False)
+    assert {call.spec.family for call in candidates(request)} == {"gemm"}
 
 
 @needs_tiles

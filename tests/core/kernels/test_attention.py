@@ -52,7 +52,7 @@ def test_masks(target: Target, mask: str) -> None:
 
 def test_two_masks() -> None:
     q, masks = "float32[n,21,2,8]", ("float32[n,1,1,21]", "float32[21,21]")
-    sweep("FusedAttention", q, q, q, *masks, target=_host(), epilogue=scaled(2), **HEADS)
+    sweep("FusedAttention", q, q, q, *masks, target=_vectors(), epilogue=scaled(2), **HEADS)
 
 
 @each_target
@@ -79,22 +79,22 @@ def test_special_numbers(target: Target) -> None:
 
 
 def test_heads_already_in_front() -> None:
-    sweep("FusedAttention", "float32[n,3,20,8]", "float32[n,3,8,30]", "float32[n,3,30,8]", target=_host())
+    sweep("FusedAttention", "float32[n,3,20,8]", "float32[n,3,8,30]", "float32[n,3,30,8]", target=_vectors())
 
 
 def test_keys_shared_by_all_rows_and_heads() -> None:
     q, k, v = "float32[n,3,20,8]", "float32[8,30]", "float32[3,30,8]"
-    sweep("FusedAttention", q, k, v, target=_host())
+    sweep("FusedAttention", q, k, v, target=_vectors())
 
 
 def test_constant_keys() -> None:
-    sweep("FusedAttention", "float32[n,20,8]", floats(8, 300), floats(300, 8), target=_host())
+    sweep("FusedAttention", "float32[n,20,8]", floats(8, 300), floats(300, 8), target=_vectors())
 
 
 @pytest.mark.parametrize("keys", [1000, 5000])
 def test_many_keys(keys: int) -> None:
     kv = f"float32[n,{keys},2,8]"
-    sweep("FusedAttention", "float32[n,70,2,8]", kv, kv, target=_host(), batches=(1, 2), tolerance=5e-5, **HEADS)
+    sweep("FusedAttention", "float32[n,70,2,8]", kv, kv, target=_vectors(), batches=(1, 2), tolerance=5e-5, **HEADS)
 
 
 def test_heads_are_shared_out() -> None:
@@ -115,7 +115,7 @@ def test_heads_are_shared_out() -> None:
 )
 def test_what_is_left_to_the_reference(q: str, k: str, v: str) -> None:
     graph = single_node("FusedAttention", tensor(q), tensor(k), tensor(v))
-    assert select(Request(graph.nodes[0], graph.constants, _host())) is None
+    assert select(Request(graph.nodes[0], graph.constants, _vectors())) is None
 
 
 def test_operands_that_do_not_fit() -> None:
@@ -123,5 +123,5 @@ def test_operands_that_do_not_fit() -> None:
         single_node("FusedAttention", tensor("float32[5,4]"), tensor("float32[4,7]"), tensor("float32[6,3]"))
 
 
-def _host() -> Target:
+def _vectors() -> Target:
     return kernel("Relu", "float32[n]").target

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.codegen.target import host, plain, x86_64_v3
+from core.codegen.target import plain, x86_64_v3
 from core.ir.build import Builder
 from core.ir.graph import Array, Value
 from core.ir.types import DType, TensorType, symbol
 from core.kernels.catalog import Request, select
 from core.kernels.target import Target
-from tests.core.kernels.harness import NodeKernel, scalar_body, single_node
+from tests.core.kernels.harness import NodeKernel, scalar_body, single_node, vectors
 
 F32 = DType.FLOAT32
 N = symbol("n")
-TARGETS = {"host": host(), "x86-64-v3": x86_64_v3(), "plain": plain()}
+TARGETS = {"host": vectors(), "x86-64-v3": x86_64_v3(), "plain": plain()}
 
 
 def floats(*shape: int) -> Array:
@@ -149,7 +149,7 @@ def test_what_the_kernel_cannot_do_is_declined() -> None:
     computed = single_node("Conv", image(6, 6, 5), TensorType(F32, (4, 5, 3, 3)), layout="NHWC")
     free = single_node("Conv", image(symbol("h"), 6, 5), floats(4, 5, 3, 3), layout="NHWC")
     for graph in (first, computed, free):
-        assert select(Request(graph.nodes[0], graph.constants, host())) is None
+        assert select(Request(graph.nodes[0], graph.constants, vectors())) is None
 
 
 def test_long_epilogues_run_over_finished_rows_and_never_in_place() -> None:

@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.codegen.target import host
 from core.ir.graph import Graph
 from core.ir.types import DType, TensorType
 from core.kernels.catalog import Request, select
 from core.kernels.target import Target
 from core.ops.terms import Writer
-from tests.core.kernels.harness import NodeKernel, single_node
+from tests.core.kernels.harness import NodeKernel, single_node, vectors
 from tests.core.kernels.sweep import each_target
 
 F32 = DType.FLOAT32
@@ -162,4 +161,4 @@ def test_what_is_left_to_the_reference(op: str, shapes: Any, attrs: dict[str, An
         body.outputs = [(value + extra).value]
         attrs = {**attrs, "epilogue": body}
     graph = single_node(op, *(tensor(*shape) for shape in shapes), layout="CHWN", **attrs)
-    assert select(Request(graph.nodes[0], graph.constants, host())) is None
+    assert select(Request(graph.nodes[0], graph.constants, vectors())) is None

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.codegen.target import host, plain, x86_64_v3
+from core.codegen.target import plain, x86_64_v3
 from core.ir.build import Builder
 from core.ir.graph import Array, Value
 from core.ir.types import DType, TensorType, symbol
 from core.kernels.catalog import Request, select
 from core.kernels.target import Target
-from tests.core.kernels.harness import NodeKernel, scalar_body, single_node
+from tests.core.kernels.harness import NodeKernel, scalar_body, single_node, vectors
 
 F32 = DType.FLOAT32
 N = symbol("n")
-TARGETS = {"host": host(), "x86-64-v3": x86_64_v3(), "plain": plain()}
+TARGETS = {"host": vectors(), "x86-64-v3": x86_64_v3(), "plain": plain()}
 
 
 def floats(*shape: int) -> Array:
@@ -113,11 +113,11 @@ def test_extra_inputs_of_every_broadcast_pattern(shape: tuple[Any, ...]) -> None
 def test_a_residual_may_be_replaced_in_place_but_not_when_it_is_also_multiplied() -> None:
     add = scalar_body(2, lambda b, x, y: b("Add", x, y))
     graph = single_node("FusedMatMul", tensor(N, 9), floats(9, 9), tensor(N, 9), epilogue=add)
-    call = select(Request(graph.nodes[0], graph.constants, host()))
+    call = select(Request(graph.nodes[0], graph.constants, vectors()))
     assert call is not None
     assert call.inplace == (2,)
     graph.nodes[0].inputs[2] = graph.nodes[0].inputs[0]
-    call = select(Request(graph.nodes[0], graph.constants, host()))
+    call = select(Request(graph.nodes[0], graph.constants, vectors()))
     assert call is not None
     assert call.inplace == ()
 
@@ -134,7 +134,7 @@ def test_gelu_epilogue() -> None:
 
 def test_depth_that_depends_on_the_batch_is_declined() -> None:
     graph = single_node("FusedMatMul", tensor(4, N), tensor(N, 5))
-    assert select(Request(graph.nodes[0], graph.constants, host())) is None
+    assert select(Request(graph.nodes[0], graph.constants, vectors())) is None
 
 
 def test_equal_weights_share_their_packed_form_whatever_the_rows() -> None:

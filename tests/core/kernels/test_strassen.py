@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.codegen.target import host, plain, x86_64_v3
+from core.codegen.target import plain, x86_64_v3
 from core.ir.build import Builder
 from core.ir.graph import Value
 from core.ir.types import DType, TensorType
@@ -16,12 +16,12 @@ from core.kernels.catalog import Request, candidates, select
 from core.kernels.catalog.panels import Tile
 from core.kernels.catalog.strassen import PRODUCTS, StrassenSpec, pack
 from core.kernels.target import Target
-from tests.core.kernels.harness import NodeKernel, scalar_body
+from tests.core.kernels.harness import NodeKernel, scalar_body, vectors
 from tests.core.kernels.test_conv import convolution
 from tests.core.kernels.test_gemm import F32, N, floats, tensor
 
-NARROW = replace(host(), l2_bytes=1 << 16)  # panels do not fit: product by product
-TARGETS = {"host": host(), "in turn": NARROW, "x86-64-v3": x86_64_v3()}
+NARROW = replace(vectors(), l2_bytes=1 << 16)  # panels do not fit: product by product
+TARGETS = {"host": vectors(), "in turn": NARROW, "x86-64-v3": x86_64_v3()}
 
 
 def product(rows: int, depth: int = 128, columns: int = 384, *extras: Any, **attrs: Any) -> NodeKernel:
@@ -48,7 +48,7 @@ def test_rows_of_one_sample_without_a_batch() -> None:
     kernel.check(floats(70, 256), threads=2, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("target", [host(), NARROW], ids=["host", "in turn"])
+@pytest.mark.parametrize("target", [vectors(), NARROW], ids=["host", "in turn"])
 @pytest.mark.parametrize("op", ["Relu", "Gelu"])
 def test_epilogues_at_once_and_deferred(target: Target, op: str) -> None:
     def write(b: Builder, x: Value, bias: Value, residual: Value) -> Value:
@@ -66,7 +66,7 @@ def test_transposed_weights_and_a_residual_that_repeats() -> None:
 
     a, extra = tensor(N, 66, 128), tensor(66, 256)
     kernel = NodeKernel(
-        "FusedMatMul", a, floats(256, 128), extra, perm_b=(1, 0), epilogue=scalar_body(2, write), target=host()
+        "FusedMatMul", a, floats(256, 128), extra, perm_b=(1, 0), epilogue=scalar_body(2, write), target=vectors()
     )
     assert spec_of(kernel).finish.pixels.rank == 2
     kernel.check(floats(2, 66, 128), floats(66, 256), rtol=1e-3, atol=1e-3)
@@ -119,7 +119,7 @@ def test_narrow_targets_and_small_products_stay_plain() -> None:
 
 def test_the_tuner_may_take_the_definition_instead() -> None:
     kernel = product(64)
-    request = Request(kernel.node, kernel.graph.constants, host())
+    request = Request(kernel.node, kernel.graph.constants, vectors())
     first, second, *_ = candidates(request)
     exact = replace(request, winograd=False)
     assert (first.spec.family, second.spec) == ("strassen", select(exact).spec)  # type: ignore[union-attr]

@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from core.codegen.target import host, x86_64_v3
+from core.codegen.target import x86_64_v3
 from core.ir.types import TensorType
 from core.kernels.catalog import Request, candidates
 from core.kernels.catalog.panels import choose_tile
 from core.kernels.catalog.winograd import LARGE, SMALL, STRIDED, Cover, Form, pack
 from core.kernels.catalog.winograd_lines import LINES
 from core.kernels.target import Target
-from tests.core.kernels.harness import scalar_body
+from tests.core.kernels.harness import scalar_body, vectors
 from tests.core.kernels.test_conv import F32, N, check, convolution, floats
 
 
-@pytest.mark.parametrize("target", [host(), x86_64_v3()], ids=["host", "x86-64-v3"])
+@pytest.mark.parametrize("target", [vectors(), x86_64_v3()], ids=["host", "x86-64-v3"])
 @pytest.mark.parametrize(
     ("size", "channels", "outputs", "pad"),
     [
@@ -36,7 +36,7 @@ def test_sizes(target: Target, size: tuple[int, int], channels: int, outputs: in
         kernel.check(floats(n, *size, channels), threads=threads, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("target", [host(), x86_64_v3()], ids=["host", "x86-64-v3"])
+@pytest.mark.parametrize("target", [vectors(), x86_64_v3()], ids=["host", "x86-64-v3"])
 @pytest.mark.parametrize(
     ("size", "channels", "outputs", "pads"),
     [
@@ -69,9 +69,9 @@ def test_error_is_small_against_the_largest_result(size: int, stride: int) -> No
 @pytest.mark.parametrize("stride", [1, 2])
 def test_the_tuner_may_take_the_definition_instead(stride: int) -> None:
     node = convolution((16, 16), 32, 32, (3, 3), pads=(1,) * 4, strides=(stride, stride))
-    offered = candidates(Request(node.node, node.graph.constants, host()))
+    offered = candidates(Request(node.node, node.graph.constants, vectors()))
     assert {call.spec.family for call in offered} == {"winograd", "conv"}
-    exact = candidates(Request(node.node, node.graph.constants, host(), winograd=False))
+    exact = candidates(Request(node.node, node.graph.constants, vectors(), winograd=False))
     assert {call.spec.family for call in exact} == {"conv"}
 
 
@@ -104,7 +104,7 @@ def test_other_convolutions_stay_direct(
 @pytest.mark.parametrize(("form", "times"), [(LARGE, 36 / 9), (SMALL, 16 / 9), (STRIDED, 25 / 9)])
 def test_packed_weights_are_more_than_the_weights(form: Form, times: float) -> None:
     weight = floats(64, 32, 3, 3)
-    assert pack(weight, choose_tile(host(), 24, 64), form).size == round(times * weight.size)
+    assert pack(weight, choose_tile(vectors(), 24, 64), form).size == round(times * weight.size)
 
 
 @pytest.mark.parametrize("form", [LARGE, SMALL, STRIDED, LINES])

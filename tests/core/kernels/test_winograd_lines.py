@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from core.codegen.target import host, x86_64_v3
+from core.codegen.target import x86_64_v3
 from core.ir.types import TensorType
 from core.kernels.catalog import Request, candidates
 from core.kernels.catalog.panels import choose_tile
 from core.kernels.catalog.winograd_lines import pack
 from core.kernels.target import Target
-from tests.core.kernels.harness import scalar_body
+from tests.core.kernels.harness import scalar_body, vectors
 from tests.core.kernels.test_conv import F32, N, check, convolution, floats
 
 
-@pytest.mark.parametrize("target", [host(), x86_64_v3()], ids=["host", "x86-64-v3"])
+@pytest.mark.parametrize("target", [vectors(), x86_64_v3()], ids=["host", "x86-64-v3"])
 @pytest.mark.parametrize(
     ("size", "channels", "outputs", "pads"),
     [
@@ -53,9 +53,9 @@ def test_residual_epilogue_in_place() -> None:
 
 def test_the_tuner_may_take_the_definition_instead() -> None:
     node = convolution((32, 32), 3, 32, (7, 7), pads=(3,) * 4, strides=(2, 2))
-    offered = candidates(Request(node.node, node.graph.constants, host()))
+    offered = candidates(Request(node.node, node.graph.constants, vectors()))
     assert {call.spec.family for call in offered} == {"winograd_lines", "conv"}
-    exact = candidates(Request(node.node, node.graph.constants, host(), winograd=False))
+    exact = candidates(Request(node.node, node.graph.constants, vectors(), winograd=False))
     assert {call.spec.family for call in exact} == {"conv"}
 
 
@@ -70,4 +70,4 @@ def test_other_convolutions_stay_direct(channels: int, kernel: int, strides: tup
 
 def test_packed_weights_are_almost_twice_the_weights() -> None:
     weight = floats(64, 3, 7, 7)
-    assert pack(weight, choose_tile(host(), 112, 64)).size == weight.size * 13 // 7
+    assert pack(weight, choose_tile(vectors(), 112, 64)).size == weight.size * 13 // 7

@@ -273,7 +273,7 @@ def amx(request: Request) -> KernelCall | None:
     weights = Packed(1, f"amx{order}{spec.step}{spec.element}{spec.parts}", pack)
     others = [operand for operand in plain.operands[2:] if isinstance(operand, In | Out)]
     operands = (In(0), weights, *others, Scratch(spec.scratch_bytes))
-    return replace(plain, spec=spec, operands=operands, strided=())
+    return replace(plain, spec=spec, operands=operands)
 
 
 def _spec(plain: KernelSpec, request: Request) -> AmxSpec | None:

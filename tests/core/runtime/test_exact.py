@@ -11,6 +11,7 @@ from core.ir.graph import Array, Graph
 from core.ir.types import DType, TensorType, symbol
 
 BORDER = 10  # inside a tile of Winograd's: its results at 11 do not depend on what lies left of here
+OTHERWISE = ("winograd 4x4", "(AMX)")  # than by definition
 FAR = 1e4  # how much larger the values there are
 
 
@@ -45,14 +46,15 @@ def test_small_results_beside_large_ones_are_exact_without_winograd(problem: tup
     graph, x, exact = problem
     fast, plain = (core.compile(graph, threads=1, winograd=choice) for choice in (True, False))
     assert error_of_near(plain, x, exact) < 2e-6
-    assert error_of_near(fast, x, exact) > 1e-4  # tiles reach across the border
+    if "winograd 4x4" in fast.explain():  # else by matrix tiles, which keep rows apart
+        assert error_of_near(fast, x, exact) > 1e-4  # tiles reach across the border
 
 
 def test_explain_says_so(problem: tuple[Graph, Array, Array]) -> None:
     fast, plain = (core.compile(problem[0], threads=1, winograd=choice) for choice in (True, False))
     for session in (fast, plain):
         session.run({"x": problem[1]})
-    assert "winograd 4x4" in fast.explain()
+    assert any(otherwise in fast.explain() for otherwise in OTHERWISE)
     assert "winograd=False" not in fast.explain()
-    assert "winograd 4x4" not in plain.explain()
+    assert not any(otherwise in plain.explain() for otherwise in OTHERWISE)
     assert "winograd=False: every product is computed by its definition" in plain.explain()

@@ -1,4 +1,4 @@
-"""Products and convolutions on matrix tiles (Intel AMX): constant weights, words of narrow floats or of bytes, or float32.
+"""Products and convolutions on matrix tiles (Intel AMX): constant weights of narrow floats, bytes or float32.
 
 A block is 32 rows by 32 columns of results in four tile registers. Each step down the depth loads two tiles of the left
 factor and two of the weights and multiplies each with each, which keeps the multiplier busy while loads take half the
@@ -66,11 +66,6 @@ class AmxSpec(KernelSpec):
     windows: tuple[Window, ...] = ()
     fill: int = 0  # a word outside the image
     parts: int = 1
-
-    @property
-    def left(self) -> DType:
-        """What A holds."""
-        return DType.FLOAT32 if self.parts > 1 else self.element
 
     @property
     def copies(self) -> bool:

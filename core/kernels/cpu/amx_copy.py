@@ -6,7 +6,8 @@ from core.codegen.lang import Kernel, Val
 from core.codegen.registers import Pointer, register_type
 from core.ir.types import DType
 from core.kernels.catalog.amx import TILE, AmxSpec
-from core.kernels.catalog.words import word_dtype
+
+WORD = DType.INT32  # whatever it holds
 
 
 def copy_rows(k: Kernel, spec: AmxSpec, source: Pointer, target: Pointer, first: Val, count: Val) -> None:
@@ -76,8 +77,8 @@ def _split(k: Kernel, values: Val, count: int) -> list[Val]:
     parts = []
     for _ in range(count):
         narrow = k.ops.cast(values, DType.BFLOAT16)
-        words = k.builder.convert("bitcast", narrow.ir, register_type(DType.INT32, TILE))
-        parts.append(Val(k, words, DType.INT32, TILE))
+        words = k.builder.convert("bitcast", narrow.ir, register_type(WORD, TILE))
+        parts.append(Val(k, words, WORD, TILE))
         values = values - narrow.cast(DType.FLOAT32)
     return parts
 
@@ -95,7 +96,7 @@ def _words(spec: AmxSpec) -> int:
 
 def _fill(k: Kernel, spec: AmxSpec, line: Pointer, begin: int, end: int) -> None:
     """Pixels of what lies outside the image."""
-    word = k.constant(spec.fill, word_dtype(spec.element), TILE)
+    word = k.constant(spec.fill, WORD, TILE)
     with k.loop(begin, end) as j:
         for step in range(spec.steps):
             _store(k, spec, [word] * spec.parts, line.at(j * spec.step), step)

@@ -23,7 +23,7 @@ from core.reference import learn_symbols, run_node
 from core.runtime.explain import explain_plan
 from core.runtime.machine import peaks
 from core.runtime.memory import address_of, aligned_bytes, aligned_words, array_at, give_back
-from core.runtime.native import ContextWord
+from core.runtime.native import SPIN_NS, ContextWord
 from core.runtime.pieces import ALL, even_piece, row_steps, rows_of_a_piece
 from core.runtime.runner import Share, Times
 from core.runtime.sharing import SharedWeights
@@ -34,7 +34,7 @@ from core.runtime.team import team
 # When runs follow each other closely, the workers are awake, and only the barriers have to be worth it.
 _ALONE_BELOW = 48_000_000
 _ALONE_BELOW_IN_A_ROW = 2_000_000
-_IN_A_ROW_NS = 15_000  # less than a worker waits before it goes to sleep
+_IN_A_ROW_NS = SPIN_NS * 4 // 5  # a worker that is about to sleep would have to be woken all the same
 
 _FIRST_PORT = WEIGHTS + 1  # bases of inputs, then states, then outputs: the order of Plan's ports
 

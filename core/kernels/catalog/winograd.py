@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from math import ceil, prod
 from typing import ClassVar, TypeAlias
 
 import numpy as np
@@ -35,6 +36,7 @@ Matrix: TypeAlias = tuple[tuple[float, ...], ...]
 _BLOCK = 32  # tiles of a task: few enough that both intermediates stay near, enough to use the weights well
 _FAR_BYTES = 16 << 20  # weights that the last-level cache does not hold beside the rest: more tiles must share them
 _LARGE_IMAGE = 12  # results along an axis from which large tiles cover an image well and are many
+_PER_BYTE = 10  # operations in the time of reading a byte from memory; 10 to 16 on servers
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,20 @@ class Form:
     points: tuple[float, ...]
     stride: int = 1
     taps: int = 3
+    whole: Form | None = None  # see `part`
+
+    def part(self, output: int) -> Form:
+        """The smaller form of the first points, which multiplies by some of this one's weights as they are."""
+        return replace(self, output=output, points=self.points[: output + self.taps - 2], whole=self)
+
+    @property
+    def infinity(self) -> int:
+        """The place of infinity among the evaluations that weights lie in."""
+        return len((self.whole or self).points)
+
+    def scale(self, point: float) -> float:
+        """What makes up for weights that were divided by what the whole form's polynomials are at a point."""
+        return self.whole.own(point) / self.own(point) if self.whole is not None else 1.0
 
     @property
     def input(self) -> int:
@@ -90,9 +106,9 @@ class Form:
 
     @property
     def result(self) -> Matrix:
-        """The transform of a line of products: row i holds the powers p**i."""
+        """The transform of a line of products: row i holds the powers p**i, scaled."""
         last = self.output - 1
-        return tuple((*(p**i for p in self.points), float(i == last)) for i in range(self.output))
+        return tuple((*(p**i * self.scale(p) for p in self.points), float(i == last)) for i in range(self.output))
 
     @property
     def weight(self) -> Matrix:
@@ -102,9 +118,12 @@ class Form:
         return (*(self._weight(p, part) for p in self.points for part in range(self.stride)), last)
 
     def _weight(self, point: float, part: int) -> tuple[float, ...]:
-        own = float(np.prod([point - other for other in self._others(point)]))
-        taps = range(part, self.taps, self.stride)
+        own, taps = (self.whole or self).own(point), range(part, self.taps, self.stride)
         return tuple(point ** taps.index(i) / own if i in taps else 0.0 for i in range(self.taps))
+
+    def own(self, point: float) -> float:
+        """What the polynomial of a point is there."""
+        return float(np.prod([point - other for other in self._others(point)]))
 
     def _others(self, point: float) -> list[float]:
         return [other for other in self.points if other != point]
@@ -113,6 +132,7 @@ class Form:
 # For 3x3, along both axes. The first point is 0, see `Cover`.
 LARGE = Form(4, (0.0, 5 / 8, -5 / 8, 3 / 2, -3 / 2))  # among simple points these lose the least to rounding
 SMALL = Form(2, (0.0, 1.0, -1.0))
+PART = LARGE.part(SMALL.output)
 STRIDED = Form(2, (0.0, 1.0), 2)  # larger ones save little more, and take two to three times the weights
 
 
@@ -151,7 +171,8 @@ class WinogradSpec(KernelSpec):
     """A task transforms up to `block` tiles of the image, multiplies, and transforms back, all in its scratch.
 
     `element` is the type of the image, and of what is multiplied unless that is float16: what transforms make of such
-    numbers is float32, and so are the weights.
+    numbers is float32, and so are the weights. Batches of fewer than `many` images take a part of the form instead, if
+    there is one: it multiplies more, but reads fewer weights, which is what takes the time there.
     """
 
     family: ClassVar[str] = "winograd"
@@ -164,6 +185,13 @@ class WinogradSpec(KernelSpec):
     block: int
     form: Form
     element: DType = DType.FLOAT32
+    part: Form | None = None
+    many: int = 0
+
+    @property
+    def of_few(self) -> WinogradSpec | None:
+        """What smaller batches run."""
+        return replace(self, form=self.part, part=None) if self.part is not None else None
 
     @property
     def depth(self) -> int:
@@ -203,6 +231,17 @@ class WinogradSpec(KernelSpec):
         return self.block * self.columns + LINE
 
     @property
+    def weight_bytes(self) -> int:
+        return _weight_bytes(self.form, self.channels, self.columns)
+
+    @property
+    def tiles_ahead(self) -> int:
+        """Tiles of rows that share in fetching the next panel: those that a block has in small batches."""
+        tiles = prod(axis.tiles for axis in self.covers)
+        rows = tiles * max(2 * self.many, 1) if self.part is not None else tiles
+        return max(min(rows, self.block) // self.tile.rows, 1)
+
+    @property
     def table_lanes(self) -> int:
         """Entries of a line in the table of places: those of a tile, rounded up to a vector."""
         return 1 << (self.form.input - 1).bit_length()
@@ -211,29 +250,40 @@ class WinogradSpec(KernelSpec):
     def scratch_words(self) -> int:
         """Both intermediates; the table of places; a pixel of zeros."""
         table = 2 * self.form.input * self.table_lanes  # of int64
-        return self.matrices * (self.input_step + self.output_step) + table + self.depth
+        own = self.matrices * (self.input_step + self.output_step) + table + self.depth
+        return max(own, self.of_few.scratch_words) if self.of_few is not None else own
 
     @property
     def summary(self) -> str:
         kind = "" if self.element is DType.FLOAT32 else f"{self.element} "
         strided = "" if self.form.stride == 1 else f" by {self.form.stride}"
-        return f"conv {kind}3x3{strided} winograd {self.form.output}x{self.form.output} {self.tile}"
+        size = f"{self.form.output}x{self.form.output}"
+        if self.part is not None:
+            size += f" from n = {self.many}, {self.part.output}x{self.part.output} below by the same weights,"
+        return f"conv {kind}3x3{strided} winograd {size} {self.tile}"
 
 
 @covers("FusedConv", "Conv")
 def winograd(request: Request) -> KernelCall | None:
     """For the convolutions that `core.kernels.catalog.conv.is_winograd` picks."""
+    return _call(request)
+
+
+def _call(request: Request, slow: bool = False) -> KernelCall | None:
+    """`slow`: for machines that read weights from beyond the second-level cache slowly. More tiles share them, and one
+    image takes a part of the form also where it has as many tiles as suit the whole."""
     node, weight, windows = request.node, request.constant(1), windows_of(request.node)
     if weight is None or windows is None or not is_winograd(request, weight, windows):
         return None
     columns, channels = weight.shape[:2]
     batch, finish = node.output.shape[0], finish_of(node, request)
     (lines, places), element = windows, node.inputs[0].dtype if node.inputs[0] is not None else DType.FLOAT32
-    form = _form((lines, places), element)
+    form, many = _form(batch, (lines, places), element, slow)
     tile = _tile(request.cpu, channels * form.stride**2, columns)
-    far = form.products * channels * columns * WORD_BYTES >= _FAR_BYTES
-    block = (2 * _BLOCK if far else _BLOCK) // tile.rows * tile.rows
-    spec = WinogradSpec(batch, (lines, places), channels, columns, finish, tile, block, form, element)
+    far = _weight_bytes(form, channels, columns) >= _FAR_BYTES
+    block = (_BLOCK << (far + slow)) // tile.rows * tile.rows
+    part = PART if many > 1 else None
+    spec = WinogradSpec(batch, (lines, places), channels, columns, finish, tile, block, form, element, part, many)
     key = f"winograd{form.output}s{form.stride}x{tile.columns}x{tile.lanes}{element}"
     pack_weights = Packed(1, key, partial(pack, tile=tile, form=form, element=element))
     return KernelCall(
@@ -252,6 +302,10 @@ def winograd(request: Request) -> KernelCall | None:
     )
 
 
+def _weight_bytes(form: Form, channels: int, columns: int) -> int:
+    return form.products * channels * columns * WORD_BYTES
+
+
 def _tile(target: Target, depth: int, columns: int) -> Tile:
     """Three vectors wide where panels do not fit the nearest cache: such a tile loads less of them per product."""
     tile = choose_tile(target, _BLOCK, columns)
@@ -259,12 +313,43 @@ def _tile(target: Target, depth: int, columns: int) -> Tile:
     return Tile(8, 3, target.lanes) if far and target.registers >= 32 and tile.vectors > 3 else tile
 
 
-def _form(windows: tuple[Window, Window], element: DType) -> Form:
-    """The large form multiplies least; in bfloat16 it would lose four times as much to rounding as the definition."""
+def _form(batch: Dim, windows: tuple[Window, Window], element: DType, slow: bool) -> tuple[Form, int]:
+    """The large form multiplies least; in bfloat16 it would lose four times as much to rounding as the definition.
+    Small images need the more of them to repay its weights: the second result is how many, where that is left open."""
     if windows[0].stride == STRIDED.stride:
-        return STRIDED
-    large = element is not DType.BFLOAT16 and all(window.count >= _LARGE_IMAGE for window in windows)
-    return LARGE if large else SMALL
+        return STRIDED, 0
+    if element is DType.BFLOAT16:
+        return SMALL, 0
+    if all(window.count >= _LARGE_IMAGE for window in windows) and not slow:
+        return LARGE, 0
+    many = _many(windows)
+    if isinstance(batch, int):
+        return (LARGE, 0) if batch >= many else (SMALL, 0)
+    return LARGE, many
+
+
+def _many(windows: tuple[Window, Window]) -> int:
+    """From how many images on the operations that the large form saves take longer than reading its further weights.
+
+    Both count per input and output channel, so that it does not matter how many there are.
+    """
+    saved = 2 * (_products(windows, PART) - _products(windows, LARGE))
+    further = WORD_BYTES * (LARGE.products - PART.products)
+    return max(ceil(_PER_BYTE * further / saved), 1)
+
+
+def _products(windows: tuple[Window, Window], form: Form) -> int:
+    """Multiplications of an image, short tiles taken for what they are."""
+    covers = (Cover(window.count, form.output) for window in windows)
+    return prod(cover.tiles * form.line_products - cover.short for cover in covers)
+
+
+@offers("FusedConv", "Conv")
+def for_slow_memory(request: Request) -> Iterator[KernelCall]:
+    """Where weights do not fit the second-level cache."""
+    call = _call(request, slow=True)
+    if call is not None and isinstance(call.spec, WinogradSpec) and call.spec.weight_bytes > request.cpu.l2_bytes:
+        yield call
 
 
 @offers("FusedConv", "Conv")

@@ -36,7 +36,8 @@ def result_line(k: Kernel, form: Form, line: Sequence[Val]) -> list[Val]:
     for power in range(form.output):
         end = {form.output - 1: [(1.0, at[inf])]}.get(power, [])
         values = odd if power % 2 else even
-        terms = [*((group[0] ** power, value) for group, value in zip(form.groups, values, strict=True)), *end]
+        factors = [group[0] ** power * form.scale(group[0]) for group in form.groups]
+        terms = [*zip(factors, values, strict=True), *end]
         rows.append(_combined(k, [factor for factor, _ in terms], [value for _, value in terms]))
     return rows
 

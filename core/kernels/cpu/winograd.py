@@ -25,11 +25,19 @@ from core.kernels.target import Target
 F32, I64 = DType.FLOAT32, DType.INT64
 Rows: TypeAlias = dict[tuple[bool, bool], Val]  # counts of tiles, see `_Winograd._rows`
 
-_TILES_AHEAD = 2  # tiles of a panel that fetch the next one
-
 
 def generate(spec: WinogradSpec, target: Target) -> Kernel:
-    return _Winograd(spec, target).kernel
+    k = Kernel(spec, target)
+    few = spec.of_few
+    if few is None:
+        _Winograd(k, spec)
+    else:
+        small = k.dim(spec.batch) < spec.many
+        with k.when(small):
+            _Winograd(k, few)
+        with k.when(~small):
+            _Winograd(k, spec)
+    return k
 
 
 @dataclass(frozen=True)
@@ -53,11 +61,11 @@ class _Matrix:
 
 
 class _Winograd:
-    """Writes the kernel of one spec."""
+    """Writes what one form does."""
 
-    def __init__(self, spec: WinogradSpec, target: Target) -> None:
+    def __init__(self, k: Kernel, spec: WinogradSpec) -> None:
         self.spec = spec
-        self.kernel = k = Kernel(spec, target)
+        self.kernel = k
         self.lanes = spec.tile.lanes
         finish = spec.finish
         self.word = word_dtype(spec.element)
@@ -185,7 +193,7 @@ class _Winograd:
         k, spec, form = self.kernel, self.spec, self.spec.form
         i, j = k.unravel(number, [0, form.evaluations])
         height, width = (k.ops.select(at < len(form.points), k.index(form.stride), 1) for at in (i, j))
-        before = (i * form.line_products + height * j) * form.stride
+        before = self._matrices_before(i, j, height)
         upper, lower = (k.ops.select(j.equals(0), rows[zero, True], rows[zero, False]) for zero in (True, False))
         return _Matrix(
             self.inputs.at(number * spec.input_step),
@@ -194,6 +202,14 @@ class _Winograd:
             k.ops.select(i.equals(0), upper, lower),
             spec.depth if form.stride == 1 else height * width * spec.depth,
         )
+
+    def _matrices_before(self, i: Val, j: Val, height: Val) -> Val:
+        """Packed matrices, one for every part of the image, before those of points i and j."""
+        k, form = self.kernel, self.spec.form
+        if form.whole is None:
+            return (i * form.line_products + height * j) * form.stride
+        line, column = (k.ops.select(at < len(form.points), at, form.infinity) for at in (i, j))
+        return line * form.whole.line_products + column
 
     def _panel(self, matrix: _Matrix, first: Val, columns: int) -> None:
         """The columns of a product from `first` on. The rows that fill the last tile up hold any numbers."""
@@ -206,7 +222,7 @@ class _Winograd:
             sources = [matrix.inputs.at((row + r) * spec.row_words) for r in range(height)]
             ahead, number = None, row // spec.tile.rows
             if height == spec.tile.rows:
-                ahead = ahead_of(panel, depth * columns, columns, spec.tile, number, _TILES_AHEAD, depth)
+                ahead = ahead_of(panel, depth * columns, columns, spec.tile, number, spec.tiles_ahead, depth)
             grid = accumulate(k, grid, sources, 1, panel, columns, depth, element=spec.element, ahead=ahead)
             for r, values in enumerate(grid):
                 for v, value in enumerate(values):

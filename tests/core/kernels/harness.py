@@ -56,10 +56,14 @@ class NodeKernel:
         call = select(Request(self.node, self.graph.constants, self.target, threads))
         if call is None:
             raise LookupError(f"no kernel covers {self.graph}")
-        self.call: KernelCall = call
-        self.library = _library(self.call.spec, self.target)
-        self.native = _NATIVE(self.library.address(symbol_of(self.call.spec)))
         self.status = 0
+        self.use(call)
+
+    def use(self, call: KernelCall) -> None:
+        """Run this kernel, of those that are offered for the node, from now on."""
+        self.call: KernelCall = call
+        self.library = _library(call.spec, self.target)
+        self.native = _NATIVE(self.library.address(symbol_of(call.spec)))
 
     def __call__(self, *arrays: Array, threads: int = 1) -> list[Array]:
         """The outputs, computed by `threads` threads that share one counter; `status` is the kernel's status word."""

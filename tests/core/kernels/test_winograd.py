@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import inf
+
 import numpy as np
 import pytest
 
@@ -9,7 +12,7 @@ from core.codegen.target import x86_64_v3
 from core.ir.types import TensorType
 from core.kernels.catalog import Request, candidates
 from core.kernels.catalog.panels import choose_tile
-from core.kernels.catalog.winograd import LARGE, SMALL, STRIDED, Cover, Form, pack
+from core.kernels.catalog.winograd import LARGE, PART, SMALL, STRIDED, Cover, Form, WinogradSpec, pack
 from core.kernels.catalog.winograd_lines import LINES
 from core.kernels.target import Target
 from tests.core.kernels.harness import scalar_body, vectors
@@ -107,7 +110,36 @@ def test_packed_weights_are_more_than_the_weights(form: Form, times: float) -> N
     assert pack(weight, choose_tile(vectors(), 24, 64), form).size == round(times * weight.size)
 
 
-@pytest.mark.parametrize("form", [LARGE, SMALL, STRIDED, LINES])
+def test_the_weights_of_a_part_are_some_of_the_whole_forms() -> None:
+    points = (*LARGE.points, inf)
+    assert PART.weight == tuple(LARGE.weight[points.index(point)] for point in (*PART.points, inf))
+
+
+@pytest.mark.parametrize("size", [(7, 7), (8, 15), (11, 6)])
+def test_small_images_take_the_form_that_suits_their_number(size: tuple[int, int]) -> None:
+    """Either form, by the same weights, and both with as small an error."""
+    kernel = convolution(size, 32, 48, (3, 3), pads=(1,) * 4)
+    spec = kernel.call.spec
+    assert isinstance(spec, WinogradSpec) and spec.part is PART and spec.form is LARGE
+    assert 1 < spec.many < 8 and f"4x4 from n = {spec.many}, 2x2 below" in spec.summary
+    for n, threads in ((spec.many - 1, 1), (spec.many, 1), (spec.many, 2), (2 * spec.many + 1, 1)):
+        kernel.check(floats(n, *size, 32), threads=threads, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("size", "stride"), [(14, 1), (7, 1), (14, 2)])
+def test_weights_beyond_the_second_level_cache_may_be_shared_by_more_tiles(size: int, stride: int) -> None:
+    target = replace(host(), l2_bytes=1 << 14)
+    node = convolution((size, size), 32, 32, (3, 3), pads=(1,) * 4, strides=(stride, stride), target=target)
+    first, *others = candidates(Request(node.node, node.graph.constants, target))
+    [other] = [call for call in others if call.spec.family == "winograd"]
+    assert isinstance(first.spec, WinogradSpec) and isinstance(other.spec, WinogradSpec)
+    assert other.spec.block == 2 * first.spec.block
+    node.use(other)
+    for n, threads in ((1, 1), (1, 2), (5, 2)):
+        node.check(floats(n, size, size, 32), threads=threads, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", [LARGE, SMALL, STRIDED, LINES, PART])
 def test_transforms_convolve_exactly_in_exact_arithmetic(form: Form) -> None:
     """Each part of the image by its own rows of the weights, all of them added point by point."""
     image, result, weight = (np.array(matrix) for matrix in (form.image, form.result, form.weight))

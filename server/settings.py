@@ -139,6 +139,7 @@ class Settings(BaseSettings):
     max_datasets: int = Field(64 * GIB, ge=0, description="Size of all datasets together.")
 
     job_slots: int = Field(1, ge=1, le=64, description="Jobs that run at once.")
+    job_device_slots: int = Field(1, ge=1, le=64, description="Jobs that run at once on each GPU.")
     job_idle: bool = Field(
         True, description="Jobs compute only while nobody else wants the processors; false: they get a small share."
     )

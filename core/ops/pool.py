@@ -127,10 +127,10 @@ class MaxPoolGradient(OpDef):
     def reference(self, c: Call, x: Array, dy: Array) -> Array:
         first, given = to_first(c, x), to_first(c, dy)
         taken = _window_argmax(c, first)[1]
-        pixels = int(np.prod(first.shape[2:]))
+        pixels, windows = (int(np.prod(each.shape[2:])) for each in (first, given))
         dx = np.zeros((first.shape[0] * first.shape[1], pixels), x.dtype)
         images = np.arange(len(dx))[:, None]
-        np.add.at(dx, (images, taken.reshape(len(dx), -1)), given.reshape(len(dx), -1))
+        np.add.at(dx, (images, taken.reshape(len(dx), windows)), given.reshape(len(dx), windows))
         return to_layout(c, dx.reshape(first.shape))
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:

@@ -68,7 +68,7 @@ class Jobs:
 def allowance_of(settings: Settings) -> Allowance:
     """Return what jobs may take of this server."""
     return Allowance(
-        Policy(settings.job_slots),
+        Policy(settings.job_slots, settings.job_device_slots),
         settings.job_threads or available_cpus(),
         settings.max_job_files,
         min(_GRACE, settings.drain_timeout),

@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from core.runtime.devices import HOST, canonical
 from server.errors import NotFound, ServerError
 from server.jobs.endings import Found, after
 from server.jobs.folders import LOG, PARENT, RESULT, JobFolders
@@ -62,6 +63,7 @@ class _Place:
     level: int
     since: float  # seconds since 1970
     publishing: bool
+    device: str  # that its steps run on; "" for the processors
     leaving: bool = False
     run: Run | None = None
     task: asyncio.Task[None] | None = None
@@ -161,7 +163,8 @@ class Dispatcher:
 
     def _occupy(self, job: Job, now: float, level: int, work: Coroutine[Any, Any, None]) -> None:
         publishing = job.state is JobState.PUBLISHING
-        place = self._places[job.id] = _Place(job.id, job.order.owner, level, now, publishing)
+        device = device_of(job.order.recipe)
+        place = self._places[job.id] = _Place(job.id, job.order.owner, level, now, publishing, device)
         place.task = asyncio.create_task(self._to_end(job.id, work))
 
     async def _to_end(self, job_id: str, work: Coroutine[Any, Any, None]) -> None:
@@ -271,12 +274,20 @@ def _failing(reason: str) -> Change:
     return lambda job: job.end(JobState.FAILED, time.time(), error=reason)
 
 
+def device_of(recipe: Mapping[str, Any]) -> str:
+    """The device that a recipe, or what a sweep tries, names; "" for the processors."""
+    tried = recipe.get("recipe")
+    found = recipe.get("device") or (tried.get("device") if isinstance(tried, Mapping) else None)
+    return canonical(found) if isinstance(found, str) and found != HOST else ""
+
+
 def _waiting(job: Job) -> Waiting:
-    return Waiting(job.id, job.order.owner, job.order.priority, job.queued, job.order.submitted)
+    order = job.order
+    return Waiting(job.id, order.owner, order.priority, job.queued, order.submitted, device_of(order.recipe))
 
 
 def _active(place: _Place) -> Active:
-    return Active(place.id, place.owner, place.level, place.since, place.leaving)
+    return Active(place.id, place.owner, place.level, place.since, place.leaving, place.device)
 
 
 def _look(folders: JobFolders, job_id: str) -> Found:

@@ -12,7 +12,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 
 HALF_LIFE = 3600.0  # seconds after which half of what an owner has used is forgotten
 
@@ -22,6 +21,7 @@ class Policy:
     """How places are given."""
 
     slots: int = 1  # jobs at a time
+    device_slots: int = 1  # of them, on each GPU
     aging: float = 600.0  # seconds of waiting that weigh as much as one step of priority
     least_run: float = 5.0  # seconds a job runs before it has to make room
 
@@ -35,6 +35,7 @@ class Waiting:
     priority: int
     since: float  # when it was queued
     submitted: float
+    device: str = ""  # where it computes, besides the processors
 
     def level(self, now: float, aging: float) -> int:
         """Return the priority that waiting has earned it."""
@@ -50,6 +51,7 @@ class Active:
     level: int
     started: float
     leaving: bool = False  # has been told to make room, or is to be cancelled
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +85,22 @@ def plan(
     active = list(active)
     running = Counter(job.owner for job in active)
     free = max(0, policy.slots - len(active))
-    order = list(islice(_in_order(now, waiting, running, used, policy), free + len(active)))
-    start, rest = order[:free], order[free:]
+    taken = Counter(job.device for job in active if job.device)
+    able, held_up = [], []  # by what devices have room for
+    for job in _in_order(now, waiting, running, used, policy):
+        has_room = not job.device or taken[job.device] < policy.device_slots
+        taken[job.device] += has_room and bool(job.device)
+        (able if has_room else held_up).append(job)
+        if len(able) == free + len(active):
+            break
+    start, rest = able[:free], able[free:]
     room = sum(job.leaving for job in active)  # slots that will be free soon
-    return Plan(tuple(job.id for job in start), tuple(_victims(now, rest[room:], active, policy)))
+    stop = _victims(now, rest[room:], active, policy)
+    for device in {job.device for job in held_up}:
+        there = [job for job in active if job.device == device and job.id not in stop]
+        waits = [job for job in held_up if job.device == device]
+        stop += _victims(now, waits[sum(job.leaving for job in there) :], there, policy)
+    return Plan(tuple(job.id for job in start), tuple(stop))
 
 
 def _in_order(

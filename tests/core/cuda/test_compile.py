@@ -132,7 +132,8 @@ def test_two_devices_and_the_cpu_share_a_model() -> None:
         assert_agrees(session, graph)
         lines = session.explain(3).splitlines()
     assert "3 parts on simulated:0, simulated:1, cpu" in lines
-    assert "  receive %relu from simulated:0: 288 B" in lines and "  send %relu to simulated:1, part 1" in lines
+    assert "  receive %relu from simulated:0, directly: 288 B" in lines
+    assert "  send %relu to simulated:1, part 1" in lines
 
 
 def test_limits_of_memory_hold() -> None:

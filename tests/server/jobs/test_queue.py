@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.jobs.dispatch import device_of
 from server.jobs.endings import CRASHES, Found, after
 from server.jobs.job import Job, JobState, Publish
 from server.jobs.queue import HALF_LIFE, Active, Policy, Shares, Waiting, plan
@@ -61,6 +63,38 @@ def test_free_slots_are_dealt_out_between_owners() -> None:
 )
 def test_a_job_makes_room_for_a_higher_priority(runs: Active, stops: tuple[str, ...]) -> None:
     assert plan(10.0, [waiting("w", priority=1, since=9.0)], [runs], {}, POLICY).stop == stops
+
+
+def on(device: str, job: Waiting) -> Waiting:
+    return replace(job, device=device)
+
+
+def test_a_gpu_takes_one_job_at_a_time_and_those_behind_it_go_elsewhere() -> None:
+    policy = Policy(slots=4)
+    jobs = [on("cuda:0", waiting(name, since=at)) for at, name in enumerate("abc")]
+    others = [on("cuda:1", waiting("d", since=9)), waiting("e", since=10)]
+    assert plan(20.0, [*jobs, *others], [], {}, policy).start == ("a", "d", "e")
+    busy = [replace(active("x"), device="cuda:0")]
+    assert plan(20.0, [*jobs, *others], busy, {}, policy).start == ("d", "e")
+    assert plan(20.0, jobs, [], {}, replace(policy, device_slots=2)).start == ("a", "b")
+
+
+def test_a_job_on_a_gpu_makes_room_there_for_a_higher_priority_and_no_other_does() -> None:
+    policy = Policy(slots=4)
+    runs = [replace(active("gpu"), device="cuda:0"), active("cpu")]
+    high = on("cuda:0", waiting("high", priority=1))
+    assert plan(20.0, [high], runs, {}, policy).stop == ("gpu",)
+    leaves = [replace(runs[0], leaving=True), runs[1]]
+    assert plan(20.0, [high], leaves, {}, policy).stop == ()
+    assert plan(20.0, [on("cuda:0", waiting("equal"))], runs, {}, policy).stop == ()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "device"),
+    [({}, ""), ({"device": "cpu"}, ""), ({"device": "cuda"}, "cuda:0"), ({"recipe": {"device": "cuda:1"}}, "cuda:1")],
+)
+def test_recipes_and_sweeps_name_devices(recipe: dict[str, object], device: str) -> None:
+    assert device_of(recipe) == device
 
 
 def test_waiting_alone_interrupts_nobody() -> None:

@@ -55,9 +55,22 @@ class _Conv:
         steps = (*finish.extra_steps, 1)
         self.results = Results(k, finish.epilogue, tuple(operands[2:]), steps, finish.deferred, stage)
         self._scratch(index)
-        in_blocks = stays_cached(target, spec.depth, spec.columns)
+        in_blocks = stays_cached(target, spec.depth, spec.columns * spec.groups)
         self.ahead = tiles_ahead(spec.pixels, spec.tile, in_blocks)
-        each_panel(k, k.index(spec.groups), spec.columns, spec.pixels, spec.tile, self._panel, in_blocks)
+        self._panels(in_blocks)
+
+    def _panels(self, in_blocks: bool) -> None:
+        """All panels. Groups read neighbouring channels of the same pixels: in blocks they take turns at them."""
+        k, spec = self.kernel, self.spec
+        each, rest = divmod(spec.columns, spec.tile.columns)
+        if spec.groups == 1 or rest or not in_blocks:
+            each_panel(k, k.index(spec.groups), spec.columns, spec.pixels, spec.tile, self._panel, in_blocks)
+            return
+
+        def panel(_: Val, number: Val, columns: int, start: Val, stop: Val, new: Val | None) -> None:
+            self._panel(number // each, number % each, columns, start, stop, new)
+
+        each_panel(k, k.index(1), spec.columns * spec.groups, spec.pixels, spec.tile, panel, in_blocks)
 
     def _scratch(self, index: int) -> None:
         """Rows for gathered windows; or the table of runs, and behind it what runs outside the image point at."""

@@ -2,9 +2,10 @@
 
 Every node for which the catalog has candidates is a problem, named by the digest of all of them: equal shapes share it.
 The problems with the most work come first, until the budget is spent; what is not measured keeps the kernel that the
-catalog prefers. Candidates take turns on operands of real sizes, at several batch sizes, on a bench: one thread of
-the host, or a stream of a device. A challenger needs a clear lead over the preferred kernel in the median of rounds, so
-that noise changes nothing.
+catalog prefers, unless its family lost elsewhere and is one of which that says enough (`KernelSpec.telling`).
+Candidates take turns on operands of real sizes, at several batch sizes, on a bench: one thread of the host, or a stream
+of a device. A challenger needs a clear lead over the preferred kernel in the median of rounds, so that noise changes
+nothing.
 
 A `Record` of findings belongs to one target and one version of the generators. It lies in the store, or travels inside
 an artifact: compiling with the findings of an artifact and without measuring gives that artifact again, byte by byte.
@@ -18,7 +19,7 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -92,6 +93,12 @@ class Problem:
         call = next((call for call in self.calls if call.spec.symbol == symbol), None)
         return call.spec.recalled(call, rest) if call is not None and rest else call
 
+    def other_than(self, beaten: Collection[str]) -> KernelCall | None:
+        """The first candidate of another family, where the preferred one is of a family that was beaten."""
+        if self.calls[0].spec.family not in beaten:
+            return None
+        return next((call for call in self.calls if call.spec.family not in beaten), None)
+
 
 @dataclass
 class Choices:
@@ -102,6 +109,7 @@ class Choices:
     winograd: bool = True  # see Request
     used: Findings = field(default_factory=dict)
     looked_at: Mapping[Node, Problem] = field(default_factory=dict)  # as long as operands lie in tensors of their own
+    beaten: frozenset[str] = frozenset()  # families that lost where it was measured, see `beaten`
 
     def __call__(self, request: Request) -> KernelCall | None:
         """The kernel for a node, as `catalog.select` would answer."""
@@ -109,7 +117,7 @@ class Choices:
         if not self.findings:
             return select(request)
         problem = self._problem(request)
-        chosen = problem.found(self.findings) if len(problem.calls) > 1 else None
+        chosen = problem.found(self.findings) or problem.other_than(self.beaten) if len(problem.calls) > 1 else None
         if chosen is not None:
             self.used[problem.key] = chosen.spec.finding
             return chosen
@@ -141,7 +149,19 @@ def choices(
         if new and record:
             record.add(new)
         findings |= new
-    return Choices(findings, batches, options.winograd, looked_at=by_node)
+    lost = beaten(by_node.values(), findings)
+    return Choices(findings, batches, options.winograd, looked_at=by_node, beaten=lost)
+
+
+def beaten(given: Iterable[Problem], findings: Mapping[str, str]) -> frozenset[str]:
+    """Telling families whose kernels were preferred, but lost most of the work that was measured: what was not measured
+    had better run on others, too."""
+    scores: Counter[str] = Counter()
+    for problem in {problem.key: problem for problem in given if problem.calls}.values():
+        found, preferred = problem.found(findings), problem.calls[0].spec
+        if found is not None and preferred.telling:
+            scores[preferred.family] += problem.work if found.spec.family == preferred.family else -problem.work
+    return frozenset(family for family, score in scores.items() if score < 0)
 
 
 def batches_of(target: Target | GpuTarget, most: int) -> tuple[int, ...]:
@@ -162,14 +182,18 @@ def problems(
 
 
 def worthwhile(given: Iterable[Problem]) -> list[Problem]:
-    """Choices to be made, equal ones once, those with the most work first; none of too little work to be felt."""
+    """Choices to be made, equal ones once, those with the most work first; none of too little work to be felt. Before
+    them comes the greatest of every telling family, so that even a short time says something of all."""
     found: dict[str, Problem] = {}
     work: Counter[str] = Counter()
     for problem in given:
         if len(problem.calls) > 1 and problem.work <= _MOST_WORK and problem.nbytes <= _MOST_BYTES:
             found.setdefault(problem.key, problem)
             work[problem.key] += problem.work
-    return [found[key] for key, total in work.most_common() if total >= _LEAST_WORK]
+    keys = [key for key, total in work.most_common() if total >= _LEAST_WORK]
+    specs = {key: found[key].calls[0].spec for key in reversed(keys)}
+    first = {spec.family: key for key, spec in specs.items() if spec.telling}.values()
+    return [found[key] for key in dict.fromkeys((*first, *keys))]
 
 
 def tune(todo: Iterable[Problem], known: Mapping[str, str], seconds: float, bench: Bench) -> Findings:

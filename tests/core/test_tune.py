@@ -209,3 +209,21 @@ def test_findings_are_only_read_from_artifacts(tmp_path: Path) -> None:
 def test_a_budget_is_a_level_or_seconds(wrong: str | float) -> None:
     with pytest.raises(ValueError, match="expected 'off', 'default', 'full' or seconds"):
         core.compile(product(), tune=wrong)  # type: ignore[arg-type]
+
+
+def test_what_a_telling_family_loses_counts_for_what_was_not_measured() -> None:
+    graph = Graph("products")
+    b = Builder(graph)
+    x = b.input("x", TensorType(DType.FLOAT32, (symbol("n"), 128, 256)))
+    w = [b.constant(np.zeros(shape, np.float32)) for shape in ((256, 512), (512, 256))]
+    graph.outputs = [b("MatMul", b("MatMul", x, w[0]), w[1])]
+    optimized, _ = optimize(compiler.bind(graph, compiler.describe(graph, make_options(threads=1)).batching, ()))
+    known = tune.problems(optimized, host().without_tiles, 1, BATCHES)
+    measured, other = known.values()
+    assert [problem.calls[0].spec.family for problem in known.values()] == ["strassen", "strassen"]
+    for winner, family in ((measured.calls[1], "gemm"), (measured.calls[0], "strassen")):
+        findings = {measured.key: winner.spec.finding}
+        picks = Choices(findings, BATCHES, looked_at=known, beaten=tune.beaten(known.values(), findings))
+        chosen = picks(other.request)
+        assert chosen is not None and chosen.spec.family == family
+        assert (other.key in picks.used) == (family == "gemm")

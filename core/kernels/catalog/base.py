@@ -49,6 +49,7 @@ class KernelSpec:
     specs of equal `key` produce the same code, so equal nodes share it and it is cached on disk."""
 
     family: ClassVar[str] = ""  # the generator is core.kernels.<cpu or cuda>.<family>.generate(spec, target)
+    telling: ClassVar[bool] = False  # whether the machine decides: what wins against one of the family beats the others
 
     @cached_property
     def key(self) -> str:

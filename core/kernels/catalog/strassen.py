@@ -35,9 +35,7 @@ _LEAST_COLUMNS = 256  # below, the left factors are not used often enough
 _LEAST_ROWS = 64  # of a sample: below, the larger weights pass by too fast
 _LEAST_BLOCK = 4  # tiles that share what is read of the weights
 _MOST_PADDING = 1.05  # rows that fill the last tile of a sample are worked for nothing
-# Parts of the second-level cache:
-_FACTORS = 0.45  # for the left factors of a block
-_AT_ONCE = 0.3  # for a pair of panels whose products a tile goes through at once
+_FACTORS = 0.45  # of the second-level cache, for the left factors of a block
 
 # Register tiles as rows by vectors where 32 and 16 registers hold them.
 _TILES_32 = ((14, 2), (13, 2), (12, 2), (11, 2), (10, 2), (9, 3), (8, 3), (7, 3), (6, 4), (5, 4))
@@ -50,10 +48,12 @@ class StrassenSpec(KernelSpec):
 
     Row i of a sample's first half goes with row i of its second half, tile by tile, and panel 2 j with panel 2 j + 1. A
     task makes the left factors of `block` tiles and multiplies them by all panels. A tile goes through the seven
-    products of a pair of panels at once, unless these are so large (`in_turn`) that each had better meet all tiles.
+    products of a pair of panels at once, unless these leave the first-level cache meanwhile (`in_turn`): then each
+    meets all tiles, and weights pass by evenly.
     """
 
     family: ClassVar[str] = "strassen"
+    telling: ClassVar[bool] = True
     samples: Dim
     rows: int
     depth: int
@@ -125,9 +125,21 @@ def strassen(request: Request) -> KernelCall | None:
     spec = _faster(plain.spec, request) if plain is not None else None
     if plain is None or spec is None:
         return None
-    if request.rank:
-        return plain
-    order = _order(request.node, weight)
+    return _call(spec, plain, request.node, weight) if request.rank == 0 else plain
+
+
+def at_once(request: Request) -> KernelCall | None:
+    """The same where a tile goes through the seven products at once, though that is not expected to be faster."""
+    weight = request.constant(1)
+    plain = select(replace(request, winograd=False))
+    spec = _faster(plain.spec, request) if plain is not None and weight is not None and request.winograd else None
+    if plain is None or weight is None or spec is None or not spec.in_turn:
+        return None
+    return _call(replace(spec, in_turn=False), plain, request.node, weight)
+
+
+def _call(spec: StrassenSpec, plain: KernelCall, node: Node, weight: Array) -> KernelCall:
+    order = _order(node, weight)
     key = f"strassen{spec.tile.columns}x{spec.tile.lanes}{order}"
     others = [operand for operand in plain.operands[2:] if isinstance(operand, In | Out)]
     weights = Packed(1, key, partial(_pack, order=order, tile=spec.tile))
@@ -145,7 +157,7 @@ def _faster(plain: KernelSpec, request: Request) -> StrassenSpec | None:
     if small or tile is None or found.depth % (2 * target.lanes) or target.lanes < 8:
         return None
     line = PRODUCTS * (found.depth // 2) * WORD_BYTES
-    in_turn = line * tile.columns > target.l2_bytes * _AT_ONCE
+    in_turn = line * tile.columns > target.l1_bytes
     block = max(int(target.l2_bytes * _FACTORS) // (line * tile.rows), _LEAST_BLOCK)
     return StrassenSpec(
         rows.samples, rows.each, found.depth, found.columns, found.source, found.finish, tile, block, in_turn

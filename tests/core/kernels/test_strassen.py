@@ -20,8 +20,9 @@ from tests.core.kernels.harness import NodeKernel, scalar_body, vectors
 from tests.core.kernels.test_conv import convolution
 from tests.core.kernels.test_gemm import F32, N, floats, tensor
 
-NARROW = replace(vectors(), l2_bytes=1 << 16)  # panels do not fit: product by product
-TARGETS = {"host": vectors(), "in turn": NARROW, "x86-64-v3": x86_64_v3()}
+NARROW = replace(vectors(), l1_bytes=1 << 15, l2_bytes=1 << 16)  # panels do not fit: product by product
+WIDE = replace(vectors(), l1_bytes=1 << 20)  # a tile goes through all of them at once
+TARGETS = {"in turn": NARROW, "at once": WIDE, "x86-64-v3": replace(x86_64_v3(), l1_bytes=1 << 20)}
 
 
 def product(rows: int, depth: int = 128, columns: int = 384, *extras: Any, **attrs: Any) -> NodeKernel:
@@ -48,7 +49,7 @@ def test_rows_of_one_sample_without_a_batch() -> None:
     kernel.check(floats(70, 256), threads=2, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("target", [vectors(), NARROW], ids=["host", "in turn"])
+@pytest.mark.parametrize("target", [WIDE, NARROW], ids=["at once", "in turn"])
 @pytest.mark.parametrize("op", ["Relu", "Gelu"])
 def test_epilogues_at_once_and_deferred(target: Target, op: str) -> None:
     def write(b: Builder, x: Value, bias: Value, residual: Value) -> Value:

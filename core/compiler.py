@@ -32,6 +32,7 @@ from core.passes.pipeline import Options as PassOptions
 from core.passes.pipeline import PassReport, optimize, prepare
 from core.passes.recompute import Recompute
 from core.passes.rows import rows
+from core.passes.widen import narrow_products
 from core.plan.plan import Plan, Planned
 from core.plan.planner import make_plan, weight_chunks
 from core.plan.within import plan_within
@@ -351,7 +352,9 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     graph = bind(graph, batching, binding)
     # 2. rewrite: fold, fuse, lay out
     here = not options.devices
-    precision = "float32" if options.precision == "tf32" else options.precision
+    own = narrow_products(graph)
+    wanted = "float32" if options.precision == "tf32" else options.precision
+    precision = str(own) if own is not None and wanted == "float32" else wanted
     passes = PassOptions(precision=precision, integers=here and has_bytes(host()), host=here)
     graph, reports = (optimize if options.optimize else prepare)(graph, passes)
     if options.devices:

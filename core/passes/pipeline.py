@@ -33,6 +33,7 @@ from core.passes.recurrent import SplitRecurrent
 from core.passes.simplify import Simplify
 from core.passes.transposed_conv import TransposedConvolutions
 from core.passes.transposes import Transposes
+from core.passes.widen import Widen
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def passes(options: Options) -> list[Pass]:
     narrow: list[Pass] = [Narrow(dtype) for dtype in NARROW if str(dtype) == options.precision]
     bodies = OptimizeBodies(lambda body: _counted(optimize(body, options)))
     whole: list[Pass] = [Quantized(options.integers), ExpandFitted()]
-    return [*whole, *clean, *canonical, *algebra, *products, *images, *clean, *fusion, *narrow, bodies]
+    return [*whole, *clean, Widen(), *canonical, *algebra, *products, *images, *clean, *fusion, *narrow, bodies]
 
 
 def optimize(graph: Graph, options: Options = Options()) -> tuple[Graph, list[PassReport]]:

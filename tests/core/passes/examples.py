@@ -235,6 +235,26 @@ def _stump(ids: tuple[int, ...]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def half_network() -> Graph:
+    """A model of float16: rows of a table, products, a comparison, and conversions of every kind."""
+    b = Builder(Graph("halves"))
+    half = DType.FLOAT16
+    x, rows = _input(b, "x", N, 8, dtype=half), _input(b, "rows", N, dtype=DType.INT64)
+    table, weights = (b.constant((_random(4, 8) * 0.1).astype(np.float16)) for _ in range(2))
+    looked_up = b("Gather", table, rows)
+    y = b("MatMul", b("Add", looked_up, b("Mul", x, x)), b("Transpose", weights, perm=(1, 0)))
+    like = b("CastLike", b("Cast", x, to=F32.onnx_code), y)
+    b.graph.outputs = [
+        b("Relu", y), b("Cast", y, to=F32.onnx_code), b("Greater", b("Neg", x), x), b("Shape", y), b("Add", like, x),
+        b("Reshape", b("Abs", y), b.constant(np.int64([-1, 2]))), b("EyeLike", y, dtype=half.onnx_code),
+    ]  # fmt: skip
+    return b.graph
+
+
+def _random(*shape: int) -> Any:
+    return np.random.default_rng(len(shape)).standard_normal(shape)
+
+
 EXAMPLES: Mapping[str, Sequence[Callable[[], Graph]]] = {
     "batch_last": [trained_convolutions],
     "bfloat16": [image_network, language_network, trained_layers],
@@ -252,4 +272,5 @@ EXAMPLES: Mapping[str, Sequence[Callable[[], Graph]]] = {
         _quantized(_integer_products, 20, dtype=DType.INT8),
     ],
     "simplify": [said_twice],
+    "widen": [half_network],
 }

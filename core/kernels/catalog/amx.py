@@ -331,7 +331,7 @@ def _is_even(windows: tuple[Window, ...]) -> bool:
 def _band(whole: AmxSpec, nbytes: int) -> int:
     """Rows per band; or lines of results, those of several images or even parts of one."""
     if not whole.windows:
-        return max(nbytes // (whole.depth * whole.parts * WORD_BYTES) // BLOCK, 1) * BLOCK
+        return max(nbytes // _row_bytes(whole, nbytes) // BLOCK, 1) * BLOCK
     height, image = whole.windows[0].count, whole.copy_words * WORD_BYTES
     if image > nbytes:
         return -(-height // -(-image // nbytes))
@@ -339,6 +339,18 @@ def _band(whole: AmxSpec, nbytes: int) -> int:
     if batch is not None and batch[0] == 0:
         most = min(most, batch[1])
     return height * max(min(nbytes // image, most), 1)
+
+
+def _row_bytes(whole: AmxSpec, nbytes: int) -> int:
+    """What a row takes of the cache: its left factor; and where weights are small enough to be read once more for every
+    band, also its results, twice as much in all: so lines that are fetched for one panel are there for the next one."""
+    factor = whole.depth * whole.parts * WORD_BYTES
+    if factor * whole.columns > nbytes:
+        return factor
+    finish = whole.finish
+    extras = zip(finish.extra_dtypes, finish.pixels.strides, strict=False)
+    moving = sum(dtype.itemsize for dtype, strides in extras if any(strides))
+    return 2 * (factor + whole.columns * (finish.dtype.itemsize + moving))
 
 
 def _order(node: Node) -> tuple[int, ...] | None:

@@ -51,6 +51,10 @@ class DeviceMemoryError(DeviceError):
     """A device without room for what was asked of it."""
 
 
+class Interrupted(LatheError):
+    """A run was broken off by `Session.interrupt`."""
+
+
 class SessionClosed(LatheError):
     """`run` was called on a session after `close`."""
 

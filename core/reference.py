@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,28 +31,37 @@ def interpret(graph: Graph, feeds: Mapping[str, Any]) -> dict[str, Any]:
     return {value.name: environment[value] for value in graph.outputs}
 
 
-def run_nodes(graph: Graph, environment: dict[Value, Any], known: dict[str, int]) -> None:
+def run_nodes(
+    graph: Graph, environment: dict[Value, Any], known: dict[str, int], check: Callable[[], object] = bool
+) -> None:
     """Execute all nodes of a graph whose inputs are bound in `environment`, binding the values they define, and the
-    symbols that their shapes show in `known`."""
+    symbols that their shapes show in `known`. `check` as in `run_node`."""
     environment.update(graph.constants)
     for node in graph.nodes:
-        results = run_node(node, [environment[v] if v is not None else None for v in node.inputs], environment, known)
+        arguments = [environment[v] if v is not None else None for v in node.inputs]
+        results = run_node(node, arguments, environment, known, check)
         environment.update(zip(node.outputs, results, strict=False))
         learn_symbols(node, results, known)
 
 
 def run_node(
-    node: Node, inputs: Sequence[Any], environment: Mapping[Value, Any], known: Mapping[str, int]
+    node: Node,
+    inputs: Sequence[Any],
+    environment: Mapping[Value, Any],
+    known: Mapping[str, int],
+    check: Callable[[], object] = bool,
 ) -> list[Any]:
-    """The outputs of one node; `environment` supplies what its bodies capture.
+    """The outputs of one node; `environment` supplies what its bodies capture. `check` is called whenever a body is
+    about to run: its error ends the node.
 
     FeedError for data that the node cannot take, such as extents that do not fit each other.
     """
 
     def run_body(body: Graph, arguments: Sequence[Any]) -> list[Any]:
+        check()
         inner = dict(environment)
         inner.update(zip(body.inputs, arguments, strict=True))
-        run_nodes(body, inner, dict(known))  # what a symbol of the body means may change with every iteration
+        run_nodes(body, inner, dict(known), check)  # what a symbol of the body means may change with every iteration
         return [inner[value] for value in body.outputs]
 
     op = registry.get(node.op)

@@ -235,6 +235,11 @@ class Kernel:
             flat = flat // extent
         return (flat, *reversed(coordinates))
 
+    @property
+    def counter(self) -> Pointer:
+        """The words of the step, see core.kernels.catalog.base."""
+        return Pointer(self, self._counter, DType.INT64)
+
     def refuse(self, status: Status | Val) -> None:
         """Note that the data cannot be accepted; the run raises after this kernel."""
         slot = self.builder.offset(self._counter, I64, assembly.number(I64, _STATUS_WORD))

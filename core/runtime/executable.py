@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.codegen.jit import Library
-from core.errors import FeedError, SessionClosed
+from core.errors import FeedError, Interrupted, SessionClosed
 from core.ir.dim import affine
 from core.ir.graph import Graph, Node, Value, node_reads
 from core.ir.types import TensorType
@@ -36,6 +36,7 @@ _ALONE_BELOW = 48_000_000
 _ALONE_BELOW_IN_A_ROW = 2_000_000
 _IN_A_ROW_NS = SPIN_NS * 4 // 5  # a worker that is about to sleep would have to be woken all the same
 
+_ENDLESS = frozenset({"If", "Loop", "Scan"})  # or may have loops inside
 _FIRST_PORT = WEIGHTS + 1  # bases of inputs, then states, then outputs: the order of Plan's ports
 
 # Plain integers: a member of an IntEnum costs a lookup each time, and a run of a tiny model takes microseconds.
@@ -53,6 +54,12 @@ class _Context:
     addresses: NDArray[np.int64]
     counters: NDArray[np.int64]
     arena: NDArray[np.uint8]
+    interrupted: bool = False
+
+    def check(self) -> None:
+        """Raise Interrupted once the run is to end."""
+        if self.interrupted:
+            raise Interrupted("the run was broken off")
 
 
 class Executable:
@@ -85,6 +92,9 @@ class Executable:
         self._simple = len(plan.schedule) == 1 and isinstance(plan.schedule[0], Segment) and not plan.copies
         divisible = independent and self._simple and not plan.states
         self._most = rows_of_a_piece(plan, threads) if divisible else ALL
+        self._loops = [index for index, step in enumerate(plan.steps) if step.op in _ENDLESS]
+        self.may_not_end = bool(self._loops) or any(node.op in _ENDLESS for node in plan.fallbacks.nodes)
+        self._in_flight: set[_Context] = set()  # kept where a run may not end by itself
         self._row_steps = np.array([0] * _FIRST_PORT + row_steps((*plan.inputs, *plan.states, *plan.outputs)))
 
     def set_state(self, name: str, array: NDArray[Any]) -> None:
@@ -131,6 +141,14 @@ class Executable:
                 self._release(context)
         except MemoryError as error:
             raise FeedError(f"a batch of {n} needs more memory than there is: {error}") from error
+
+    def interrupt(self) -> None:
+        """Make the loops of the runs under way end soon; they raise Interrupted."""
+        with self._guard:
+            for context in self._in_flight:
+                context.interrupted = True
+                for index in self._loops:
+                    context.counters[8 * index + 1] = Status.INTERRUPTED
 
     def close(self) -> None:
         """Free everything, now or when the last run ends. Further runs raise SessionClosed."""
@@ -194,6 +212,7 @@ class Executable:
         return self.threads if in_a_row or work > _ALONE_BELOW else 1
 
     def _enter(self, context: _Context, first: int, last: int, times: Times | None = None) -> None:
+        context.check()
         words = context.words
         words[_FIRST] = first
         words[_LAST] = last
@@ -204,6 +223,7 @@ class Executable:
         if times is not None:
             times.steps[first:last] += np.diff(times.stamps[first : last + 1])
         if status:
+            context.check()
             step = self.plan.steps[(status >> 8) - 1]
             reason = Status(status & 0xFF).name.lower().replace("_", " ")
             raise FeedError(f"node '{step.label}' ({step.op}): {reason}")
@@ -241,7 +261,7 @@ class Executable:
         environment: dict[Value, Any] = {v: self._read(context, n, v.name, boxed) for v in _reads(node, graph)}
         environment.update(graph.constants)
         arguments = [environment[v] if v is not None else None for v in node.inputs]
-        results = run_node(node, arguments, environment, symbols)
+        results = run_node(node, arguments, environment, symbols, context.check)
         learn_symbols(node, results, symbols)
         for value, result in zip(node.outputs, results, strict=False):
             boxed[value.name] = self._kept(context, result)
@@ -287,12 +307,19 @@ class Executable:
             if context.arena.nbytes < needed:
                 context.arena = aligned_bytes(needed)
                 context.bases[ARENA] = address_of(context.arena)
+            if self.may_not_end:
+                context.interrupted = False
+                with self._guard:
+                    self._in_flight.add(context)
         except BaseException:
             self._land()
             raise
         return context
 
     def _release(self, context: _Context) -> None:
+        if self.may_not_end:
+            with self._guard:
+                self._in_flight.discard(context)
         if len(self._pool) < 2 * self.threads + 2:
             self._pool.append(context)
         self._land()

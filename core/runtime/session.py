@@ -15,6 +15,7 @@ from core.ir.dim import SymDim, affine, symbols
 from core.ir.types import TensorType, ValueType
 from core.plan.plan import Memory
 from core.runtime.devices import HOST
+from core.runtime.executable import Executable
 from core.runtime.packed import Feed, LazyPacked, MakePacked, items_of
 from core.runtime.profile import Profile, profile
 from core.runtime.runner import Runner, memory_of
@@ -203,6 +204,18 @@ class Session:
         """Wait until nothing is compiled, tuned or captured in the background; whether that was so within `timeout`
         seconds."""
         return self._shapes.settle(timeout) and all(each.settle(timeout) for each in self._shapes.made().values())
+
+    @property
+    def may_not_end(self) -> bool:
+        """Whether data can make a run go on for ever, as far as the model's shapes are known: it has loops."""
+        return any(runner.may_not_end for runner in self._shapes.made().values() if isinstance(runner, Executable))
+
+    def interrupt(self) -> None:
+        """Break off the runs under way where they go round a loop, or soon will: they raise Interrupted. Whoever wants
+        all of them to end asks again until they have."""
+        for runner in self._shapes.made().values():
+            if isinstance(runner, Executable):
+                runner.interrupt()
 
     def close(self) -> None:
         """End what goes on in the background; free code and memory as soon as the runs in flight have ended."""

@@ -41,6 +41,7 @@ class Status(IntEnum):
 
     OK = 0
     INDEX_OUT_OF_RANGE = 1
+    INTERRUPTED = 2  # not by a kernel: somebody wants the run to end, see Session.interrupt
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from core.kernels.catalog.control import (
 from core.kernels.target import Target
 
 _FOREVER = (1 << 63) - 1
+_STATUS, _STOP = 1, 2  # words of a step; the latter in those of bodies only: the address of the outermost step's status
 
 
 def generate(spec: RepeatSpec | BranchSpec, target: Target) -> Kernel:
@@ -49,7 +50,9 @@ class _Frame:
         self.k = k
         self.scratch = k.operand(scratch, DType.UINT8)
         self.counter = self.scratch.view(DType.INT64)
-        self.counter.store(k.index(0), 1)
+        self.counter.store(k.index(0), _STATUS)
+        self._stop = self._outermost(k.counter)
+        self.counter.store(Val(k, self._stop, DType.INT64), _STOP)
         self._rows, self._some_rows = k.n, k.ops.max(k.n, 1)
 
     def own(self, offset: Dim) -> Pointer:
@@ -62,8 +65,21 @@ class _Frame:
         self.k.n = self._rows
         return value
 
+    def _outermost(self, step: Pointer) -> assembly.Value:
+        """Where somebody from outside writes that the run is to end: at the step of the plan, however deep this is."""
+        b, above = self.k.builder, step.load(_STOP)
+        own = b.convert("ptrtoint", step.at(_STATUS).ir, assembly.I64)
+        return b.select(above.equals(0).ir, own, above.ir)
+
     def status(self) -> Val:
-        return self.counter.load(1)
+        return self.counter.load(_STATUS)
+
+    def is_to_end(self) -> Val:
+        """Whether a kernel has refused its data, or somebody wants the run to end."""
+        b = self.k.builder
+        word = b.convert("inttoptr", self._stop, assembly.POINTER)
+        stopped = Val(self.k, b.atomic("max", word, _word(0)), DType.INT64)  # an atomic load, each time anew
+        return ~(stopped.equals(0) & self.status().equals(0))
 
     def run(self, tape: Tape, bases: Sequence[Pointer]) -> None:
         """The kernels of a tape, then what it has to move; `bases` are in the tape's order."""
@@ -132,7 +148,7 @@ class _Repeat:
         phi = b.phi(assembly.I64)
         phi.add_incoming(_word(0), before)
         self.count = Val(self.k, phi, DType.INT64)
-        going = ~self.frame.own(GOING).load().equals(0)
+        going = ~self.frame.own(GOING).load().equals(0) & ~self.frame.is_to_end()
         b.branch_if((going & (self.count < limit)).ir, body, after)
         b.block = body
         yield self.count

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from core import compiler
+from core import compiler, custom
 from core.errors import DeviceMemoryError, LatheError
 from core.frontends.maps import maps_as_tensors
 from core.frontends.onnx import load
@@ -46,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.while_stdin:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
+        if modules := os.environ.get(custom.MODULES):
+            custom.load_operators(modules)
         _STAGES[arguments.stage](arguments)
     except LatheError as error:
         print(json.dumps({"error": str(error)}))

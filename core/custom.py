@@ -14,12 +14,15 @@ class SquarePlus(Elementwise):
 from __future__ import annotations
 
 import hashlib
+import importlib
 import inspect
+import os
 import textwrap
 from collections.abc import Callable
 from typing import TypeVar
 
 from core.codegen.lang import Kernel
+from core.errors import UnsupportedError
 from core.ir.types import DType, OptionalType, SequenceType, TensorType
 from core.kernels.catalog import custom
 from core.kernels.catalog.custom import CustomSpec
@@ -31,9 +34,10 @@ from core.ops.scalar import ScalarOps
 
 __all__ = [
     "Backward", "Call", "CustomSpec", "DType", "Elementwise", "Infer", "Kernel", "Mixes", "NodeView", "OpDef",
-    "OptionalType", "Required", "Rewrite", "ScalarOps", "SequenceType", "TensorType", "register_op",
+    "OptionalType", "Required", "Rewrite", "ScalarOps", "SequenceType", "TensorType", "load_operators", "register_op",
 ]  # fmt: skip
 
+MODULES = "LATHE_OPERATORS"  # environment: what child processes are to import
 _TAKEN = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training", "com.microsoft", "lathe")
 _OpClass = TypeVar("_OpClass", bound=type[OpDef])
 
@@ -59,6 +63,21 @@ def register_op(domain: str, *, revision: str = "") -> Callable[[_OpClass], _OpC
         return cls
 
     return add
+
+
+def load_operators(modules: str) -> None:
+    """Import modules that register operators, named with commas between: here, and in every child process from now on.
+
+    UnsupportedError for one that cannot be imported.
+    """
+    before = set(registry.names())
+    for name in filter(None, map(str.strip, modules.split(","))):
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            raise UnsupportedError(f"operators of module '{name}': {type(error).__name__}: {error}") from error
+    registry.found_everywhere(set(registry.names()) - before)
+    os.environ[MODULES] = modules
 
 
 def _check(cls: type[OpDef]) -> None:

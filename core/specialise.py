@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 from core.codegen.target import host
 from core.errors import UnsupportedError
-from core.ops.registry import revisions
+from core.ops.registry import are_everywhere, revisions
 from core.options import Options
 from core.runtime.background import Background
 from core.runtime.general import General
@@ -68,8 +68,9 @@ def maker(make: Make, options: Options, new_shapes: NewShapes, general: General 
 def _stage(make: Make, options: Options, source: Source | None, last: bool) -> Stage:
     def run(binding: Binding, background: Background) -> Made:
         if source is not None and not source.place(binding, options).exists():
-            known = not revisions()  # a child has no operators from outside the package
-            done = known and background.run_child(source.command(binding, options), patient=bool(options.tune))
+            done = are_everywhere() and background.run_child(
+                source.command(binding, options), patient=bool(options.tune)
+            )
             if not done and options.tune:
                 raise UnsupportedError("measuring needs a child process, and it failed")
         return Made(make(binding, options), note_of(options), last)

@@ -103,6 +103,12 @@ class Overloaded(Unavailable):
     code = "overloaded"
 
 
+class BrokenOff(Unavailable):
+    """What ran would not end, and nobody could wait for it any more."""
+
+    code = "broken_off"
+
+
 class Shed(Unavailable):
     """Waited for too long in a queue that does not empty."""
 

@@ -17,7 +17,17 @@ _LOOK = 0.05  # seconds between two looks at a process whose end the system does
 _GIB = 1 << 30
 _ADDRESS_SPACE = 4 * _GIB  # what a child may map beyond the memory it may use
 _FILE_SIZE = 64 * _GIB
-_ENVIRONMENT = ("PATH", "HOME", "LANG", "LATHE_CACHE", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR")
+_ENVIRONMENT = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LATHE_CACHE",
+    "LATHE_OPERATORS",
+    "LD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "VIRTUAL_ENV",
+    "TMPDIR",
+)
 
 
 def limited(memory: int, module: Sequence[str]) -> list[str]:

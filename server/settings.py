@@ -71,6 +71,11 @@ class Settings(BaseSettings):
         "float32", description="What matrix products and convolutions multiply; they add up in float32 either way."
     )
 
+    operators: str = Field(
+        "",
+        description="Python modules that register custom operators, with commas between them; the server imports "
+        "them, and so do the processes that parse and compile uploads.",
+    )
     max_memory: int | None = Field(
         None,
         ge=1 * MIB,

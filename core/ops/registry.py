@@ -279,6 +279,7 @@ _DIFFERENTIATION = {
 
 _REGISTRY: dict[str, OpDef] = {}
 _REVISIONS: dict[str, str] = {}  # operators from outside this package -> a digest of their source
+_EVERYWHERE: set[str] = set()  # of those, the ones that child processes register themselves
 _OpClass = TypeVar("_OpClass", bound=type[OpDef])
 
 
@@ -299,6 +300,16 @@ def extend(cls: type[OpDef], revision: str) -> None:
         raise ValueError(f"operator {cls.name} is registered twice: {type(known).__qualname__} has the name already")
     _REGISTRY[cls.name] = cls()
     _REVISIONS[cls.name] = revision
+
+
+def found_everywhere(names: Iterable[str]) -> None:
+    """Note that child processes know these operators from outside the package, too."""
+    _EVERYWHERE.update(names)
+
+
+def are_everywhere() -> bool:
+    """Whether child processes know all operators that this process knows."""
+    return _REVISIONS.keys() <= _EVERYWHERE
 
 
 def revisions(names: Iterable[str] | None = None) -> str:
@@ -346,5 +357,5 @@ def _identifier(name: str) -> str:
 
 __all__ = [
     "Call", "Infer", "Mixes", "NodeView", "OpDef", "OptionalType", "Required", "RowAxis", "Runtime", "SequenceType",
-    "describe", "extend", "find", "get", "names", "register", "revisions",
+    "are_everywhere", "describe", "extend", "find", "found_everywhere", "get", "names", "register", "revisions",
 ]  # fmt: skip

@@ -83,6 +83,23 @@ class PlacedModel(LoadedModel, Protocol):
         ...
 
 
+@runtime_checkable
+class EndlessModel(LoadedModel, Protocol):
+    """A model whose runs may go on for ever, if ``may_not_end`` says so, but can be broken off."""
+
+    @property
+    def may_not_end(self) -> bool: ...
+
+    def interrupt(self) -> None:
+        """Have the executions under way end soon: they raise BrokenOff. To be repeated until they have."""
+        ...
+
+
+def endless(model: LoadedModel) -> EndlessModel | None:
+    """Return the model as one that may run for ever; None where it does not."""
+    return model if isinstance(model, EndlessModel) and model.may_not_end else None
+
+
 def devices(model: LoadedModel) -> tuple[str, ...]:
     """Return the devices that run the model, or parts of it, besides the processor."""
     return model.devices if isinstance(model, PlacedModel) else ()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from server.backends.base import Needs
 from server.datatypes import NUMPY_OF
-from server.errors import BadRequest, Internal, OutOfMemory, Unprocessable
+from server.errors import BadRequest, BrokenOff, Internal, OutOfMemory, Unprocessable
 from server.types import Tensors, TensorSpec
 
 if TYPE_CHECKING:
@@ -64,6 +64,15 @@ class GraphModel:
             _raise_as_the_servers(error)
             raise
 
+    @property
+    def may_not_end(self) -> bool:
+        """Whether it has loops: data may make them go round for ever."""
+        return self._session.may_not_end
+
+    def interrupt(self) -> None:
+        """Have its loops end; what runs raises BrokenOff."""
+        self._session.interrupt()
+
     def tokens(self, inputs: Tensors) -> int:
         """Return how many tokens there are: of a model that packs, every length besides the rows is that of
         sequences."""
@@ -80,7 +89,10 @@ class GraphModel:
 
 def _raise_as_the_servers(error: Exception) -> None:
     """Raise what an error of the engine is to the server; nothing for any other."""
-    from core.errors import FeedError, LatheError
+    from core.errors import FeedError, Interrupted, LatheError
+
+    if isinstance(error, Interrupted):
+        raise BrokenOff("the execution had not ended when its time was over, and was broken off") from error
 
     if isinstance(error, FeedError):
         raise BadRequest(str(error)) from error

@@ -12,7 +12,7 @@ import logging
 import math
 from time import monotonic, time
 
-from server.backends.base import LoadedModel
+from server.backends.base import LoadedModel, endless
 from server.batching.admission import Admission
 from server.batching.cost import CostModel
 from server.batching.dispatch import Dispatch, Finished
@@ -28,6 +28,9 @@ from server.scheduling.pool import WorkerPool
 from server.telemetry.statistics import Statistics
 
 log = logging.getLogger("lathe.batching")
+
+_LOOK = 0.2  # seconds between two looks at what workers run
+_LATE = 1.0  # seconds that a request's deadline has passed when what runs for it is broken off
 
 # A request runs without a look at what else has come, if so many before it ran alone, and nobody followed the last one
 # within the time in which the event loop goes from one connection that is ready to the next.
@@ -57,7 +60,8 @@ class Batcher:
         self._dispatch = Dispatch(model, self.cost, pool, execute, self._back, self._resume)
         self._pool = pool
         self._counts_rows = _has_known_shapes(model)
-        self._inline_budget = inline_budget if self._counts_rows else 0.0  # seconds
+        self._inline_budget = inline_budget if self._counts_rows and not endless(model) else 0.0  # seconds
+        self._overseen = False
         self._loop = asyncio.get_running_loop()
         self._delayed: asyncio.TimerHandle | None = None  # requests are held back until then
         self._woken = False
@@ -218,8 +222,22 @@ class Batcher:
             return
         self._lonely = 0
         dispatch.stage(batch)
+        if not self._overseen:
+            self._overseen = True
+            self._loop.call_later(_LOOK, self._oversee)
         if is_idle:
             self._wake()  # there may be another instance
+
+    def _oversee(self) -> None:
+        """What may run for ever is broken off once nobody waits for any of what runs."""
+        self._overseen = bool(self._dispatch.running)
+        if not self._overseen:
+            return
+        self._loop.call_later(_LOOK, self._oversee)
+        past = monotonic() - _LATE
+        waited_for = [entry for entry in self._dispatch.under_way if not _is_given_up(entry, past)]
+        if not waited_for and (model := endless(self.model)) is not None:
+            model.interrupt()
 
     def _holds_back(self) -> bool:
         """Whether what waits shall wait for more; if so, until when is seen to."""
@@ -298,6 +316,10 @@ class Batcher:
         if self._drained is not None and not self.admission.items:
             self._drained.set()
             self._drained = None
+
+
+def _is_given_up(entry: Entry, past: float) -> bool:
+    return entry.state is DONE or (entry.deadline is not None and entry.deadline < past)
 
 
 def _has_known_shapes(model: LoadedModel) -> bool:

@@ -45,12 +45,17 @@ class Dispatch:
         self._execute = execute
         self._back = back
         self._after = ended
-        self._begun: dict[int, tuple[float, int]] = {}  # by batch: since when so much work is being done
+        self._begun: dict[int, tuple[float, int, list[Entry]]] = {}  # by batch: since when, and how much work
 
     @property
     def is_idle(self) -> bool:
         """Whether one more batch may run now."""
         return self.running < self.instances
+
+    @property
+    def under_way(self) -> list[Entry]:
+        """The entries of the batches that workers run now."""
+        return [entry for *_, batch in list(self._begun.values()) for entry in batch]
 
     def remaining(self, now: float) -> float:
         """Return the seconds until the next batch can begin: what runs has to end, and what is staged goes before."""
@@ -58,7 +63,7 @@ class Dispatch:
         staged = sum(bound(sum(entry.work for entry in batch)) for batch in tuple(self.staged))
         if len(begun) < self.instances:
             return staged
-        return staged + max(0.0, min(began + bound(work) - now for began, work in begun))
+        return staged + max(0.0, min(began + bound(work) - now for began, work, _ in begun))
 
     def stage(self, batch: list[Entry]) -> None:
         """Let a worker run a batch: one that is free, else the next to be."""
@@ -83,7 +88,7 @@ class Dispatch:
     def _work(self) -> Iterator[Finished]:
         """On a worker: run what is staged. A busy model goes back to the end of the line while others wait in it."""
         while batch := self._take_staged():
-            self._begun[id(batch)] = monotonic(), sum([entry.work for entry in batch])
+            self._begun[id(batch)] = monotonic(), sum([entry.work for entry in batch]), batch
             try:
                 finished = self.run(batch)
             finally:

@@ -11,7 +11,7 @@ import numpy as np
 
 from server.backends.base import LoadedModel, PackingModel
 from server.batching.entry import Outcome
-from server.errors import Internal, ServerError
+from server.errors import BrokenOff, Internal, ServerError
 from server.types import Tensors
 
 
@@ -42,6 +42,9 @@ def run(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> Ran:
         outputs = model.execute(stacked)
         executed = monotonic()
         outcomes: list[Outcome] = [outputs] if len(inputs) == 1 else scatter(outputs, rows)
+    except BrokenOff as error:  # nobody waits for any of them
+        outcomes = [error for _ in inputs]
+        gathered, executed = started, monotonic()
     except Exception as error:
         executions += len(inputs) if len(inputs) > 1 else 0
         outcomes = [_failure(error)] if len(inputs) == 1 else [_alone(model, one) for one in inputs]

@@ -21,6 +21,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import orjson
@@ -63,6 +64,9 @@ def compiler_now() -> str:
     package = Path(__file__).parents[2] / "core"
     for source in sorted(package.rglob("*.py")):
         seen.update(source.read_bytes())
+    for name in filter(None, map(str.strip, os.environ.get("LATHE_OPERATORS", "").split(","))):
+        spec = find_spec(name)
+        seen.update(Path(spec.origin).read_bytes() if spec is not None and spec.origin else b"")
     return seen.hexdigest()
 
 

@@ -73,6 +73,10 @@ def build_control(
     fs: Fs | None = None,
 ) -> Control:
     """Wire the repository's objects; ``children`` and ``fs`` are for tests that put doubles in their place."""
+    if settings.operators:
+        from core.custom import load_operators
+
+        load_operators(settings.operators)
     store = Store(settings.model_repo, fs)
     cache = ArtifactCache(settings.cache_folder, settings.max_cache)
     limits = Limits(settings.child_timeout, settings.child_memory, settings.child_processes)

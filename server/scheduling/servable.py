@@ -8,7 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 from server.access.quotas import Quotas
-from server.backends.base import LoadedModel, packing
+from server.backends.base import LoadedModel, endless, packing
 from server.batching.admission import Admission
 from server.batching.batcher import Batcher
 from server.batching.cache import ResponseCache, key_of
@@ -28,6 +28,10 @@ from server.types import ModelRef
 
 if TYPE_CHECKING:
     from server.api.codec import Codec
+
+
+_LAST = 8.0  # seconds the last executions get where they may have no end
+_AGAIN = 0.05  # seconds between two attempts to break them off
 
 
 class Executor(Protocol):
@@ -133,8 +137,15 @@ class Servable:
         return self.batcher.admission.items
 
     async def retire(self) -> None:
-        """Close the model once its last request ended; the registry must no longer hand it out."""
-        await self.batcher.drained()
+        """Close the model once its last request ended; the registry must no longer hand it out.
+
+        An execution that may have no end gets ``_LAST`` seconds.
+        """
+        drained, patience = asyncio.ensure_future(self.batcher.drained()), _LAST
+        while not (await asyncio.wait([drained], timeout=patience))[0]:
+            if (model := endless(self.model)) is not None:
+                model.interrupt()
+                patience = _AGAIN
         await asyncio.to_thread(self.model.close)
 
 

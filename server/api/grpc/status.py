@@ -34,6 +34,7 @@ STATUS: dict[str, grpc.StatusCode] = {
     "shed": grpc.StatusCode.UNAVAILABLE,
     "overloaded": grpc.StatusCode.UNAVAILABLE,  # as Triton answers for a full queue, and what clients try again
     "deadline_exceeded": grpc.StatusCode.DEADLINE_EXCEEDED,
+    "broken_off": grpc.StatusCode.DEADLINE_EXCEEDED,
     "storage_full": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "out_of_memory": grpc.StatusCode.RESOURCE_EXHAUSTED,
 }

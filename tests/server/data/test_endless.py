@@ -1,0 +1,132 @@
+"""Executions that may go on for ever: broken off once nobody can wait for them any more, and no longer than that."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from server.backends.graph import GraphModel
+from server.errors import BrokenOff
+from server.scheduling import servable as scheduling
+from server.scheduling.servable import Servable
+from server.types import ModelRef, Tensors
+from tests.core.runtime.test_control import endless
+from tests.server.data.fakes import FakeModel, doubler
+from tests.server.data.running import infer_request, rows, serving, tensor_of, wait_for
+from tests.server.data.test_batcher import Bench, play
+from tests.server.data.test_graph_backend import load
+
+
+class Endless(FakeModel):
+    """y = 2 * x; rows that begin with 7 go on until they are broken off."""
+
+    may_not_end = True
+
+    def __init__(self) -> None:
+        plain = doubler()
+        super().__init__(self.go_round, plain.inputs, plain.outputs)
+        self.stop = threading.Event()
+        self.broken_off = 0
+
+    def go_round(self, inputs: Tensors) -> Tensors:
+        if (inputs["x"][:, 0] == 7).any():
+            self.stop.clear()
+            assert self.stop.wait(20)
+            self.broken_off += 1
+            raise BrokenOff("as told")
+        return {"y": inputs["x"] * 2}
+
+    def interrupt(self) -> None:
+        self.stop.set()
+
+
+FOREVER = rows(1, start=7)
+
+
+def test_what_nobody_waits_for_any_more_is_broken_off() -> None:
+    """Its caller has left, or its deadline is over; neighbours in the batch are not run again for it."""
+    model = Endless()
+
+    async def scene(bench: Bench) -> None:
+        entry, _ = bench.submit(FOREVER)
+        await asyncio.to_thread(model.entered.wait, 10)
+        bench.batcher.cancel(entry)
+        np.testing.assert_array_equal(await bench.y(rows(1)), rows(1) * 2)
+        late = bench.submit(FOREVER, timeout=0.1)[1]
+        assert isinstance(await late, BrokenOff)
+
+    play(scene, model)
+    assert model.broken_off == 2
+    assert model.batches == [1, 1, 1]
+
+
+def test_what_somebody_waits_for_goes_on() -> None:
+    model = Endless()
+
+    async def scene(bench: Bench) -> None:
+        future = bench.submit(FOREVER)[1]
+        bench.submit(FOREVER, timeout=0.01)
+        await asyncio.sleep(1.6)
+        assert not future.done()
+        model.interrupt()
+        assert isinstance(await future, BrokenOff)
+
+    play(scene, model)
+
+
+def test_a_model_is_let_go_though_an_execution_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduling, "_LAST", 0.1)
+    model = Endless()
+
+    async def scene(bench: Bench) -> None:
+        waiting = [bench.submit(FOREVER)[1] for _ in range(3)]
+        await asyncio.wait_for(Servable(ModelRef("m", 1), model, bench.batcher).retire(), 15)
+        assert [type(outcome) for outcome in await asyncio.gather(*waiting)] == [BrokenOff] * 3
+
+    play(scene, model)
+    assert model.closed
+
+
+@pytest.fixture
+def looping(tmp_path: Path) -> Iterator[GraphModel]:
+    made = load(endless(), tmp_path)
+    yield made
+    made.close()
+
+
+class Served(FakeModel):
+    """A compiled model."""
+
+    def __init__(self, model: GraphModel) -> None:
+        super().__init__(model.execute, model.inputs, model.outputs, batchable=False)
+        self.may_not_end, self.interrupt = model.may_not_end, model.interrupt
+
+
+def test_a_loop_over_http_ends_with_its_deadline(looping: GraphModel) -> None:
+    def ask(trips: int, timeout: int = 0) -> tuple[int, bytes]:
+        document = {
+            "inputs": [
+                {"name": "m", "shape": [], "datatype": "INT64", "data": [trips]},
+                {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [0, 0, 0, 0]},
+            ],
+            "parameters": {"timeout": timeout} if timeout else {},
+        }
+        answer = running.infer("loop", document)
+        return answer.status, answer.body
+
+    with serving({"loop": Served(looping), "doubler": doubler()}, workers=1) as running:
+        assert ask(3)[0] == 200
+        began = time.monotonic()
+        status, body = ask(1 << 62, timeout=200_000)
+        assert (status, b"was broken off" in body) == (503, True)
+        assert time.monotonic() - began > 1
+        with running.connect() as raw:
+            raw.send(infer_request("doubler", rows(1)))
+            np.testing.assert_array_equal(tensor_of(raw.answer()), rows(1) * 2)  # the only worker is free again
+        wait_for(lambda: ask(3)[0] == 200)

@@ -49,8 +49,8 @@ from loadtest.gpu_report import InProcesses, Report, Run, summary_of
 SMALL = ("lenet", "mlp", "transformer")
 SMALL_TRAINING = ("lenet", "mlp")
 SANITIZER_SECONDS = 1500
-TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2}
-PRECISIONS = ("float32", "tf32", "bfloat16")
+TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 5e-3}
+PRECISIONS = ("float32", "tf32", "bfloat16", "float16")
 MOST_OVERHEAD = 15.0  # microseconds
 PRODUCT, COPY = 8192, 1 << 28  # rows of a square matrix, elements of a copy: far beyond any cache
 ROUNDS, SLICE = 7, 0.3

@@ -81,7 +81,7 @@ def peers(name: str, model: onnx.ModelProto, x: NDArray[Any], precision: str, de
     """Calls that take `x` from the host and give the result back to it, as Lathe's do. Images are channels-last, the
     layout in which PyTorch is fastest."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    dtype = getattr(torch, precision) if precision in ("bfloat16", "float16") else torch.float32
     format_ = torch.channels_last if x.ndim == 4 else torch.contiguous_format
     network = TorchModel(name, model).to(device=device, dtype=dtype, memory_format=format_).eval()
     compiled = torch.compile(network, mode="max-autotune")  # which captures CUDA graphs, too

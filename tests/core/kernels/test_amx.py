@@ -150,6 +150,18 @@ def test_few_rows_leave_weights_in_float32() -> None:
 
 
 @needs_tiles
+def test_winograd_goes_first_where_it_multiplies_least() -> None:
+    def families(stride: int, tf32: bool = False) -> list[str]:
+        image, attrs = TensorType(F32, (N, 14, 14, 32)), {"pads": (1,) * 4, "strides": (stride,) * 2}
+        graph = single_node("FusedConv", image, floats(32, 32, 3, 3), layout="NHWC", **attrs)
+        target = replace(host(), tf32=tf32)
+        return [call.spec.family for call in candidates(Request(graph.nodes[0], graph.constants, target))]
+
+    assert families(1)[:2] == ["winograd", "amx"]
+    assert families(2)[0] == families(1, tf32=True)[0] == "amx"
+
+
+@needs_tiles
 def test_products_by_definition_are_not_split() -> None:
     graph = single_node("FusedMatMul", TensorType(F32, (N, 9, 64)), floats(64, 48))
     request = Request(graph.nodes[0], graph.constants, host(), winograd=False)

@@ -128,7 +128,7 @@ def test_small_images_take_the_form_that_suits_their_number(size: tuple[int, int
 
 @pytest.mark.parametrize(("size", "stride"), [(14, 1), (7, 1), (14, 2)])
 def test_weights_beyond_the_second_level_cache_may_be_shared_by_more_tiles(size: int, stride: int) -> None:
-    target = replace(host(), l2_bytes=1 << 14)
+    target = replace(vectors(), l2_bytes=1 << 14)
     node = convolution((size, size), 32, 32, (3, 3), pads=(1,) * 4, strides=(stride, stride), target=target)
     first, *others = candidates(Request(node.node, node.graph.constants, target))
     [other] = [call for call in others if call.spec.family == "winograd"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from core.ir.dim import product
+from core.ir.types import DType
 from core.kernels.catalog.cuda.gemm import GemmSpec
+from core.kernels.catalog.cuda.product import I8
 from core.kernels.cuda.nest import Place, split
 from core.kernels.cuda.product import (
     cleared,
@@ -23,6 +25,8 @@ from core.kernels.target import GpuTarget
 def generate(spec: GemmSpec, target: GpuTarget) -> Source:
     w = Writer(spec.symbol)
     pointers = [w.operand("a", spec.factors[0]), w.operand("b", spec.factors[1])]
+    if spec.element is I8:
+        w.operand("offsets", DType.INT32)
     pointers += [w.operand(f"x{i}", dtype) for i, dtype in enumerate(spec.results.extra_dtypes)]
     pointers.append(w.operand("y", spec.results.dtype))
     split_pointers(w, spec.parts)
@@ -33,9 +37,12 @@ def generate(spec: GemmSpec, target: GpuTarget) -> Source:
     here = Place((*batch, *rows, tile.columns), (*nothing, *[tile.row_mask] * len(rows), tile.column_mask))
     moves = [(*spec.batch.strides[i], *spec.rows.strides[i]) for i in range(len(pointers))]
     a, b = (w.let(here.offset((*moves[i], 0)), "at") for i in (0, 1))
-    sums = cleared(w, spec.tile)
+    sums = cleared(w, spec.tile, spec.element)
     with w.block(f"for k in range({depth_range(w, spec.depth, spec.tile.depth, spec.parts)})"):
         _step(w, spec, a, b, tile.columns, sums, (tile.row_mask, tile.column_mask))
+    if spec.element is I8:
+        inside = f", {tile.column_mask}, other=0" if tile.column_mask else ""
+        sums = w.let(f"{sums} + tl.load(offsets + {tile.columns}{inside})", "sums")
     steps = (*spec.results.extra_steps, spec.results.y_step)
     walks = [(*m, s) for m, s in zip(moves[2:], steps, strict=True)]
     with together(w, spec.tile, spec.programs, spec.parts, sums) as whole:

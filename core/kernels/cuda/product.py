@@ -55,15 +55,18 @@ def joined(*masks: str | None) -> str | None:
     return " & ".join(mask for mask in masks if mask is not None) or None
 
 
-def cleared(w: Writer, tile: ProductTile) -> str:
-    """Sums, nothing added yet."""
-    return w.let(f"tl.full(({tile.rows}, {tile.columns}), 0.0, tl.float32)", "sums")
+def cleared(w: Writer, tile: ProductTile, element: DType = DType.FLOAT32) -> str:
+    """Sums of products of `element`, nothing added yet."""
+    kind = "tl.float32" if element.is_float else "tl.int32"
+    return w.let(f"tl.full(({tile.rows}, {tile.columns}), 0, {kind})", "sums")
 
 
 def factor(w: Writer, pointer: str, offset: str, dtype: DType, element: DType, *masks: str | None) -> str:
     """A block of factors, 0 outside."""
-    mask = joined(*masks)
-    loaded = w.let(f"tl.load({pointer} + {offset}{f', {mask}, other=0.0' if mask else ''})", "factors")
+    mask, nothing = joined(*masks), "0.0" if dtype.is_float else "0"
+    loaded = w.let(f"tl.load({pointer} + {offset}{f', {mask}, other={nothing}' if mask else ''})", "factors")
+    if dtype is DType.UINT8:  # less 128
+        return w.let(f"({loaded} ^ 128).to(tl.int8, bitcast=True)", "factors")
     return loaded if dtype is element else w.let(f"{loaded}.to({type_name(element)})", "factors")
 
 

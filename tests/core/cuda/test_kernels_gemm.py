@@ -133,3 +133,29 @@ def test_exact_products_compile() -> None:
         if GpuKernel("FusedMatMul", "float32[n,64]", floats(64, 64), rank=r).call.spec.precision == "ieee"
     ]
     compiles("FusedMatMul", "float32[n,64]", floats(64, 64), rank=exact[0])
+
+
+@pytest.mark.parametrize(("depth", "columns", "perm"), [(20, 7, None), (64, 33, None), (33, 40, (1, 0))])
+def test_products_of_bytes_are_exact(depth: int, columns: int, perm: tuple[int, ...] | None) -> None:
+    """The largest sums that there are, too; tensor cores multiply int8 alone."""
+    rng = np.random.default_rng(depth)
+    weight = rng.integers(-128, 128, (depth, columns), dtype=np.int8)
+    weight[:, 0] = -128
+    given = np.ascontiguousarray(weight.T if perm else weight)
+
+    def bytes_of(dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
+        x = rng.integers(0, 256, shape, dtype=np.uint8)
+        x[:1] = 255
+        return x
+
+    kernel = sweep("FusedMatMul", f"uint8[n,3,{depth}]", given, sample=bytes_of, **({"perm_b": perm} if perm else {}),
+                   batches=(0, 1, 17), rtol=0, atol=0)  # fmt: skip
+    assert kernel.call.spec.element is DType.INT8
+
+
+def test_products_of_bytes_have_epilogues_and_compile() -> None:
+    weight = np.random.default_rng(0).integers(-128, 128, (70, 40), dtype=np.int8)
+    offset = np.arange(40, dtype=np.int32) * 100
+    body = scalar_body(2, lambda b, x, y: b("Cast", b("Sub", x, y), to=1), DType.INT32)
+    sweep("FusedMatMul", "uint8[n,70]", weight, offset, epilogue=body, batches=(1, 33))
+    compiles("FusedMatMul", "uint8[n,70]", weight, offset, epilogue=body)

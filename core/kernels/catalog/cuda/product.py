@@ -22,6 +22,8 @@ _LARGE = 128
 _TYPICAL = 32  # batch
 _MOST_PARTS = 64
 _LEAST_STEPS = 4  # of a piece of the depth
+I8 = DType.INT8
+_LEAST_BYTES = 32  # depth of what tensor cores multiply
 _LEAST = 16  # rows, columns and depth of what tensor cores multiply
 
 
@@ -85,7 +87,7 @@ def ranked_tiles(
     best ones for each, then the rest."""
     sizes = [(_at(rows, n), _at(columns, n), _at(batch, n)) for n in _SAMPLES]
     most = [max(_power(max(size[axis] for size in sizes)), _LEAST) for axis in (0, 1)]
-    deepest = max(_power(_at(depth, max(_SAMPLES))), _LEAST)
+    deepest = max(_power(_at(depth, max(_SAMPLES))), _LEAST if element.itemsize > 1 else _LEAST_BYTES)
     fitting = dict.fromkeys(
         replace(tile, depth=min(tile.depth, deepest))
         for tile in _TILES

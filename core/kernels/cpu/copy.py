@@ -11,12 +11,13 @@ from core.ir.types import Dim
 from core.kernels.catalog.copy import CopySpec, Piece
 from core.kernels.catalog.nest import Nest
 from core.kernels.cpu.nest import cover, each_row, even_chunks, grain, has_masks, offsets_of, unsigned
-from core.kernels.cpu.tile import tile_side, transpose_rows
+from core.kernels.cpu.tile import interleave, tile_side, transpose_rows
 from core.kernels.target import Target
 
 _SMALL = 1 << 18  # bytes that a thread moves alone: sharing them out would cost more
 _MOST_SLICES = 64
 _LONG_ROW = 1 << 14  # elements
+_MOST_PLANES = 4  # more take as many shuffles as a square tile
 _ZERO: Dim = 0
 
 
@@ -124,6 +125,13 @@ class _Row:
         return source.load() if self.step_in == 0 else None
 
 
+def _planes(piece: Piece, axis: int) -> int:
+    """The extent of the last loop where that is a few elements, and the next step of `axis` follows them in the target:
+    an image whose colours are brought together. Else 0."""
+    across, step = piece.nest.extents[-1], piece.nest.strides[1][axis]
+    return across if isinstance(across, int) and across <= _MOST_PLANES and step == across else 0
+
+
 class _Swap:
     """Copies a piece by square tiles over its last loop (`across`) and the loop `axis` in which the source is dense.
 
@@ -142,6 +150,7 @@ class _Swap:
         self.others = piece.nest.take(loop for loop in range(last) if loop != axis)
         self.along, self.across = k.dim(piece.nest.extents[axis]), k.dim(piece.nest.extents[last])
         self.step_in, self.step_out = k.dim(piece.nest.strides[0][last]), k.dim(piece.nest.strides[1][axis])
+        self.planes = _planes(piece, axis) if self.masks else 0
         self.bands = (self.along + (self.side - 1)) // self.side
         self.rows = prod((k.dim(extent) for extent in self.others.extents), start=self.bands)
 
@@ -164,6 +173,9 @@ class _Swap:
         height = k.ops.min(self.along - first, side)
         source = self.source.at(offset_in + first)
         target = self.target.at(offset_out + first * self.step_out)
+        if self.planes:
+            self._interleave(source, target, height)
+            return
         full = self.across // side * side
         whole = height.equals(side)
         with k.when(whole), k.loop(0, full, side) as j:
@@ -172,6 +184,22 @@ class _Swap:
             width = k.ops.min(self.across - j, side)
             edge = self._masked_tile if self.masks else self._slow_tile
             edge(source.at(j * self.step_in), target.at(j), height, width)
+
+    def _interleave(self, source: Pointer, target: Pointer, height: Val) -> None:
+        """A strip of few columns, one behind the other in the target: vectors of each are laid together."""
+        k, side = self.k, self.side
+
+        def strip(present: Val | None) -> None:
+            rows = [source.load(self.step_in * j, side, present) for j in range(self.planes)]
+            for v, value in enumerate(interleave(k, rows)):
+                mask = k.lane_mask(height * self.planes - v * side, side) if present is not None else None
+                target.store(value, v * side, mask)
+
+        whole = height.equals(side)
+        with k.when(whole):
+            strip(None)
+        with k.when(~whole):
+            strip(k.lane_mask(height, side))
 
     def _tile(self, source: Pointer, target: Pointer) -> None:
         """side x side elements: rows of the source are columns of the target."""

@@ -25,7 +25,7 @@ class ChainConvolutions:
     for each byte of weights: every row walks over all the weights by itself."""
 
     least_bytes: int = 1 << 17
-    worthwhile: int = 2
+    worthwhile: int = 6
     name: str = "conv_chain"
 
     def run(self, graph: Graph) -> PassResult:

@@ -32,6 +32,7 @@ HELP = {
     "switches": "alias switches (rollback)",
     "cycles": "cycles of upload and rollback (rollback)",
     "requests": "requests at least (rollback)",
+    "repository": "the server's model repository, on this machine (standing)",
 }
 OFFLINE: dict[str, Callable[[Sequence[str]], int]] = {
     "engine": engine.main,
@@ -40,7 +41,7 @@ OFFLINE: dict[str, Callable[[Sequence[str]], int]] = {
     "packing": packing.main,
     "docs": report_docs.main,
 }
-TYPES = {"url": str, "model": str, "rate": float, "seconds": float, "onnx": str}
+TYPES = {"url": str, "model": str, "rate": float, "seconds": float, "onnx": str, "repository": str}
 
 
 def parser() -> argparse.ArgumentParser:

@@ -51,13 +51,20 @@ class Admin:
 
     async def batches(self) -> dict[int, int]:
         """Executions by batch size so far, over all versions."""
+        return await self._by_size("count")
+
+    async def batch_ns(self) -> dict[int, int]:
+        """Nanoseconds of executing by batch size so far, over all versions."""
+        return await self._by_size("ns")
+
+    async def _by_size(self, figure: str) -> dict[int, int]:
         answer = await self.call("GET", f"/v2/models/{quote(self.model, safe='')}/stats")
-        counts: dict[int, int] = {}
+        sums: dict[int, int] = {}
         for version in answer.result["model_stats"]:
             for entry in version["batch_stats"]:
                 size = int(entry["batch_size"])
-                counts[size] = counts.get(size, 0) + int(entry["compute_infer"]["count"])
-        return counts
+                sums[size] = sums.get(size, 0) + int(entry["compute_infer"][figure])
+        return sums
 
     async def upload(self, model: bytes) -> Timed:
         """Upload and promote; the version's number is in the result."""

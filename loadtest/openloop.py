@@ -11,7 +11,7 @@ import numpy as np
 
 from loadtest.arrivals import Times
 from loadtest.connection import Connection, Target
-from loadtest.pacing import Pacer
+from loadtest.pacing import TICK, Pacer
 from loadtest.stats import WRONG, Log
 from loadtest.wire import Response
 
@@ -29,7 +29,13 @@ class OpenLoop:
     """
 
     def __init__(
-        self, target: Target, requests: Sequence[bytes], due: Times, connections: int, check: Check | None = None
+        self,
+        target: Target,
+        requests: Sequence[bytes],
+        due: Times,
+        connections: int,
+        check: Check | None = None,
+        tick: float = TICK,
     ) -> None:
         self.target, self.requests, self.check, self.limit = target, requests, check, connections
         self.log = Log.of(due)
@@ -38,7 +44,7 @@ class OpenLoop:
         self.backlog: deque[int] = deque()
         self.fired = self.answered = 0
         self.quiet = asyncio.Event()
-        self.pacer = Pacer(due, self._fire)
+        self.pacer = Pacer(due, self._fire, tick)
         self.repairs: set[asyncio.Task[None]] = set()
 
     async def run(self, patience: float = 30.0) -> Log:

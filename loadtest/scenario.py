@@ -10,6 +10,7 @@ from loadtest.admin import Admin, difference, random_inputs
 from loadtest.arrivals import Times
 from loadtest.connection import Target
 from loadtest.openloop import Check, OpenLoop
+from loadtest.pacing import TICK
 from loadtest.stats import Phase, summarise
 from loadtest.wire import infer_request
 
@@ -30,6 +31,7 @@ class Options:
     switches: int = 100
     cycles: int = 10
     requests: int = 50_000
+    repository: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Traffic:
     admin: Admin
     requests: Sequence[bytes]
     connections: int
+    tick: float = TICK  # seconds; what falls due within one leaves together
 
     @staticmethod
     async def of(options: Options, model: str, timeout_us: int = 0) -> Traffic:
@@ -85,7 +88,7 @@ class Traffic:
         return Traffic(admin, requests, options.connections)
 
     def loop(self, due: Times, check: Check | None = None) -> OpenLoop:
-        return OpenLoop(self.admin.target, self.requests, due, self.connections, check)
+        return OpenLoop(self.admin.target, self.requests, due, self.connections, check, self.tick)
 
     async def phase(self, name: str, due: Times, seconds: float) -> Phase:
         """Run one schedule and summarise it, with the batches that the server formed meanwhile."""

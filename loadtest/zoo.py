@@ -116,6 +116,18 @@ def heavy(b: Builder, x: str) -> str:
     return b.pool_and_classify(x, 64, 10)
 
 
+def burden(depth: int) -> onnx.ModelProto:
+    """From 200 bytes a row as many convolutions of 14 megaflops as keep a processor busy for a given time."""
+
+    def layers(b: Builder, x: str) -> str:
+        x = b.op("Relu", b.conv(b.reshape(b.dense(x, 49, 14 * 14), 0, 1, 14, 14), 1, 64, 3))
+        for _ in range(depth):
+            x = b.op("Relu", b.conv(x, 64, 64, 3))
+        return b.pool_and_classify(x, 64, 10)
+
+    return build.build(f"burden-{depth}", Entry((49,), layers, (10,)))
+
+
 TUNED = {
     "lenet": Entry((1, 28, 28), lenet, (10,)),
     "mlp": Entry((256,), mlp, (10,)),

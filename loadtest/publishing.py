@@ -1,0 +1,52 @@
+"""Scenario: how long it takes until an uploaded version answers, on an idle server and on one that is busy."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import numpy as np
+
+from loadtest.admin import Admin
+from loadtest.openloop import MANY
+from loadtest.scenario import Options, Report, Traffic
+from loadtest.stats import summarise
+from loadtest.switching import variant
+
+MODEL = "loadtest-publishing"
+TIMES = 7  # versions of each kind
+LIMIT_MS = 10_000.0  # of a publication under full load, in the worst case
+BEFORE, PAUSE = 1.0, 0.2  # seconds of load before the first of them, and between two
+ENDLESS = 8 * MANY  # requests, more than are answered meanwhile
+
+
+async def publishing(options: Options, report: Report) -> None:
+    """Versions are uploaded, compiled and promoted on an idle server, then on one that is as busy as it can be."""
+    base, admin = Path(options.onnx).read_bytes(), Admin.at(options.url, MODEL)
+    await _publish(admin, base, report.calls_ms.setdefault("publish, idle", []))
+
+    traffic = await Traffic.of(options, options.model)
+    load = traffic.loop(np.zeros(ENDLESS))
+    running = asyncio.create_task(load.run())
+    await asyncio.sleep(BEFORE)
+    busy: list[float] = report.calls_ms.setdefault("publish, full load", [])
+    await _publish(admin, base, busy)
+    lasted = not running.done()
+    load.stop()
+    log = await running
+    seconds = float(np.nanmax(log.done))
+    report.phases.append(summarise("full load", log, seconds))
+    report.promise(
+        f"a publication within {LIMIT_MS / 1e3:g} s under full load", max(busy) <= LIMIT_MS, f"{max(busy):.0f} ms"
+    )
+    report.promise("the load lasts to the end", lasted, f"{seconds:.1f} s")
+    report.promise_no_failures()
+
+
+async def _publish(admin: Admin, base: bytes, times: list[float]) -> None:
+    """Publish versions of values of their own, so that none is compiled already; note when each is live."""
+    for _ in range(TIMES):
+        done = await admin.upload(variant(base, random.uniform(1.0, 2.0)))
+        times.append(done.ms)
+        await asyncio.sleep(PAUSE)

@@ -157,15 +157,6 @@ class Flat:
         """Bands of an image; 1 also where one holds several."""
         return -(-self.windows[0].count // self.lines)
 
-    @property
-    def results(self) -> int:
-        """Results in a full band."""
-        return self.lines * self.windows[1].count
-
-    @property
-    def stride(self) -> int:
-        return self.windows[0].stride
-
     @cached_property
     def planes(self) -> tuple[tuple[int, int], ...]:
         """The remainders that occur."""

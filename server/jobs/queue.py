@@ -86,7 +86,8 @@ def plan(
     running = Counter(job.owner for job in active)
     free = max(0, policy.slots - len(active))
     taken = Counter(job.device for job in active if job.device)
-    able, held_up = [], []  # by what devices have room for
+    able: list[Waiting] = []
+    held_up: list[Waiting] = []  # their devices have no room
     for job in _in_order(now, waiting, running, used, policy):
         has_room = not job.device or taken[job.device] < policy.device_slots
         taken[job.device] += has_room and bool(job.device)

@@ -41,10 +41,8 @@ TARGET_MS, INTERVAL_MS = 100.0, 100.0  # of a queue that stands
 CONFIG = f"[queue]\ndelay_target_ms = {TARGET_MS:g}\ndelay_interval_ms = {INTERVAL_MS:g}\n"
 FOLLOWED = 5.0  # seconds within which the server follows a file beside a model
 FEW = 8  # connections whose requests wait for less than the target
-EXCESS, IN_FLIGHT = (
-    1.5,
-    4,
-)  # of the capacity; batches that may pass beyond the target: staged, running, its own, and one
+EXCESS = 1.5  # of the capacity
+IN_FLIGHT = 4  # batches that may pass beyond the target: staged, running, its own, and one
 BURST, BURSTS, BETWEEN = 12, 5, 0.5  # requests, of which a few make a batch; times; seconds
 
 

@@ -18,6 +18,7 @@ from typing import TypeAlias
 MOST_STATES = 20_000  # of the automaton of a pattern
 MOST_REPEATS = 1000  # in {n,m}, as in RE2
 _MOST_KNOWN = 50_000  # steps from one deterministic state to the next that are remembered
+_MOST_PLACES = 1_000_000  # states of the automaton in the deterministic ones, tens of bytes each
 
 
 class BadPattern(ValueError):
@@ -420,6 +421,7 @@ class Pattern:
         except RecursionError as error:
             raise BadPattern("it is nested too deeply") from error
         self._states = builder.states
+        self._known: dict[tuple[frozenset[int], int], _Known] = {}
         self._forget()
 
     def matches(self, text: str) -> bool:
@@ -433,9 +435,11 @@ class Pattern:
         return 0 in self._reached(state, _NOTHING)
 
     def _forget(self) -> None:
+        for known in tuple(self._known.values()):
+            known.next = {}  # they refer to each other: so their memory goes at once
         self._first = _Known(frozenset((self._begin,)), _NOTHING)
         self._known = {(self._first.places, _NOTHING): self._first}
-        self._steps = 0
+        self._steps = self._places = 0
 
     def _step(self, state: _Known, char: str) -> _Known:
         beside = _beside(char)
@@ -445,10 +449,12 @@ class Pattern:
             if (takes := self._states[index].takes) is not None and takes.has(char)
             for then in self._states[index].then
         )
-        if self._steps >= _MOST_KNOWN:
+        if self._steps >= _MOST_KNOWN or self._places >= _MOST_PLACES:
             self._forget()
         self._steps += 1
         after = self._known.setdefault((places, beside), _Known(places, beside))
+        if after.places is places:
+            self._places += len(places)
         state.next[char] = after
         return after
 

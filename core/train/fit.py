@@ -158,7 +158,8 @@ class Fit:
         seconds = now - self._stepped_at if rows in self._compiled else None
         self._stepped_at = now
         self._compiled.add(rows)
-        if _is_lost(loss, learner.loss_scale, skipped=learner.skipped > skipped):
+        is_open = learner.settings.scaling is not None and learner.runs % self.recipe.accumulate != 0
+        if _is_lost(loss, learner.loss_scale, skipped=is_open or learner.skipped > skipped):
             place = f"step {learner.runs}, epoch {progress.epoch + 1}"
             raise Diverged(f"the loss is {loss} at {place}: try a lower rate, a warm-up, or `clip`")
         progress.position += 1
@@ -252,8 +253,9 @@ class Fit:
 
 
 def _is_lost(loss: float, scale: float, skipped: bool) -> bool:
-    """Whether a training has no way on. Where float16 overflows an update is skipped, which does no harm; but a loss
-    that is no number at any scale, or a scale that falls without end, will not get better."""
+    """Whether a training has no way on. Where float16 overflows the update is skipped, or will be once its last batch
+    has come, which does no harm; but a loss that is no number at any scale, or a scale that falls without end, will not
+    get better."""
     if isfinite(loss):
         return scale < _LEAST_SCALE
     return not skipped or scale < 1

@@ -235,8 +235,9 @@ class Batcher:
             return
         self._loop.call_later(_LOOK, self._oversee)
         past = monotonic() - _LATE
-        waited_for = [entry for entry in self._dispatch.under_way if not _is_given_up(entry, past)]
-        if not waited_for and (model := endless(self.model)) is not None:
+        under_way = self._dispatch.under_way  # nothing, while its job waits for a worker: what comes then is waited for
+        is_given_up = bool(under_way) and all(_is_given_up(entry, past) for entry in under_way)
+        if is_given_up and (model := endless(self.model)) is not None:
             model.interrupt()
 
     def _holds_back(self) -> bool:

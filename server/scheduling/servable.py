@@ -146,6 +146,7 @@ class Servable:
             if (model := endless(self.model)) is not None:
                 model.interrupt()
                 patience = _AGAIN
+        self.cache = None  # a connection may remember this for a while yet, see api/lane.py
         await asyncio.to_thread(self.model.close)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
+from core.ops import regex
 from core.ops.regex import BadPattern, Pattern
 
 TEXTS = [
@@ -117,3 +119,13 @@ def test_what_is_remembered_has_a_bound() -> None:
         assert not pattern.matches("".join(map(chr, range(start, start + 0x400))))
     assert pattern._steps <= 50_000
     assert pattern.matches("\U0002f800c")
+
+
+def test_large_states_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each text of a and b one may be at other places, hundreds of them."""
+    monkeypatch.setattr(regex, "_MOST_PLACES", 10_000)
+    pattern, choice = Pattern("[ab]*a[ab]{200}"), random.Random(1)
+    text = "".join(choice.choice("ab") for _ in range(400))
+    assert pattern.matches(text + "a" * 201)
+    assert not pattern.matches(text + "b" * 201)
+    assert sum(len(known.places) for known in pattern._known.values()) <= 10_000 + 202

@@ -132,6 +132,28 @@ def test_a_step_beyond_float16_is_skipped_and_the_training_goes_on(tmp_path: Pat
     assert all(np.isfinite(array).all() for array in final_state(tmp_path / "job").values())
 
 
+@pytest.mark.parametrize(
+    ("precision", "run", "is_lost"), [("float16", 2, False), ("float16", 4, True), ("float32", 2, True)]
+)
+def test_where_batches_make_one_update_the_last_one_decides(
+    tmp_path: Path, data: Path, precision: str, run: int, is_lost: bool
+) -> None:
+    """The loss of one of them is infinite; whether the update is skipped, nobody knows before all have come."""
+    training = fit(tmp_path, asked(precision=precision, accumulate=4, epochs=1), data)
+    step = training.learner.run
+
+    def told(batch: Any) -> dict[str, Any]:
+        results = step(batch)
+        return results | ({"loss": np.float32("inf")} if training.learner.runs == run else {})
+
+    training.learner.run = told  # type: ignore[method-assign]
+    if is_lost:
+        with pytest.raises(Diverged):
+            training.run()
+    else:
+        assert training.run() is Outcome.DONE
+
+
 def test_the_seed_decides(tmp_path: Path, data: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         fit(tmp_path / name, asked(seed=seed, epochs=1), data).run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Awaitable, Callable
 
 import numpy as np
@@ -121,6 +122,19 @@ def test_the_bound_holds_and_the_longest_unused_go_first() -> None:
     cache.put(b"too large", {"y": np.zeros(10_000, np.float32)})
     assert len(cache) == 3
     assert cache.nbytes == 3 * (256 + 400)
+
+
+def test_its_memory_goes_with_the_model() -> None:
+    """Though a connection remembers the version that answered it last."""
+
+    async def scene(servable: Servable, ask: Ask) -> None:
+        await ask(rows(1))
+        assert servable.cache is not None and len(servable.cache) == 1
+        cache = weakref.ref(servable.cache)
+        await servable.retire()
+        assert cache() is None
+
+    play(doubler(), scene)
 
 
 def test_keys_differ_wherever_requests_do() -> None:

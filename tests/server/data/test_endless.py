@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from server.backends.graph import GraphModel
+from server.batching import batcher
 from server.errors import BrokenOff
 from server.scheduling import servable as scheduling
 from server.scheduling.servable import Servable
@@ -76,6 +77,25 @@ def test_what_somebody_waits_for_goes_on() -> None:
         assert not future.done()
         model.interrupt()
         assert isinstance(await future, BrokenOff)
+
+    play(scene, model)
+
+
+def test_what_waits_for_a_worker_is_not_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may begin at any moment."""
+    monkeypatch.setattr(batcher, "_LOOK", 0.01)
+    model, free = Endless(), threading.Event()
+    interrupts: list[None] = []
+    model.interrupt = lambda: interrupts.append(None)  # type: ignore[method-assign]
+
+    async def scene(bench: Bench) -> None:
+        for _ in range(2):
+            bench.pool.submit(lambda: iter([free.wait(20)]), lambda _: None, lambda: None)
+        future = bench.submit(rows(1))[1]
+        await asyncio.sleep(0.1)
+        assert not interrupts
+        free.set()
+        assert isinstance(await future, dict)
 
     play(scene, model)
 

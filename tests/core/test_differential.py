@@ -84,6 +84,20 @@ def pooled_graph() -> Graph:
     return b.graph
 
 
+def chained_graph() -> Graph:
+    """A depthwise convolution of a wide image between convolutions of single pixels."""
+    b, rng = Builder(Graph("chained")), np.random.default_rng(0)
+    h = b.input("x", TensorType(DType.FLOAT32, (symbol("batch"), 8, 32, 32)))
+    for shape, attrs in (
+        ((64, 8, 1, 1), {}),
+        ((64, 1, 3, 3), {"pads": (1, 1, 1, 1), "group": 64}),
+        ((8, 64, 1, 1), {}),
+    ):
+        h = b("Relu", b("Conv", h, b.constant(rng.standard_normal(shape).astype(np.float32)), **attrs))
+    b.graph.outputs = [h]
+    return b.graph
+
+
 def packed_graph() -> Graph:
     """The tokens of sequences of any length; tests/core/passes/test_pack.py draws more of them."""
     found = pack(core.load(Encoder().model().SerializeToString()))
@@ -106,7 +120,7 @@ def _operators(nodes: list[Node]) -> Iterator[str]:
 
 def test_every_compiled_operator_is_drawn() -> None:
     """A new kernel needs a step: here, or in one of the files named above."""
-    graphs = [*map(grown, range(300)), training_graph(), pooled_graph(), packed_graph()]
+    graphs = [*map(grown, range(300)), training_graph(), pooled_graph(), chained_graph(), packed_graph()]
     drawn = {op for graph in graphs for op in operators(graph)}
     compiled = {*base.covered(), *VIEWS}
     assert compiled - drawn == set()

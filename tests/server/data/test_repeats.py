@@ -129,8 +129,7 @@ def test_deadlines_of_many_that_pass_while_waiting_leave_nothing() -> None:
             x = {"x": rows(1)}
             deadline = None if timeout is None else time.monotonic() + timeout
             batcher.submit(DirectEntry(x, signature.group_of(x), outcomes.append, deadline))
-        await asyncio.sleep(0.1)
-        assert len(outcomes) >= 200 - model.max_batch
+        await asyncio.to_thread(wait_for, lambda: len(outcomes) >= 200 - model.max_batch)
         assert (len(batcher.queue), batcher.queue.rows) == (0, 0)
 
     model = doubler()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,12 @@ from core.ir.graph import Graph, Value
 from core.ir.text import print_graph
 from core.ir.types import DType, TensorType
 from core.ir.verify import verify
+from core.passes.growth import degree
 from core.passes.pipeline import Options, optimize
 from core.passes.precision import Narrow
 from core.reference import interpret
 from loadtest import zoo
+from tests.core.kernels.harness import scalar_body
 from tests.core.passes.case_files import feeds, operators
 
 F32, BF16, F16 = DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16
@@ -62,6 +65,22 @@ def test_products_hand_on_narrow_numbers_and_the_ends_stay_float32(dtype: DType)
     found = narrowed(network(lambda b, x: product(b, b("Relu", product(b, x)))), dtype)
     assert found["FusedElementwise"] == [str(dtype)] and found["Cast"] == [str(dtype)]  # the input's
     assert found["FusedMatMul"] == [str(dtype), "float32"]
+
+
+@pytest.mark.parametrize(
+    ("write", "expected"),
+    [
+        (lambda b, x: b("Mul", x, b("Sigmoid", x)), 1),
+        (lambda b, x: b("Mul", x, x), 2),
+        (lambda b, x: b("Div", x, b.constant(np.array(0.5, np.float32))), 1),
+        (lambda b, x: b("Div", x, b("Sigmoid", x)), inf),  # which comes as near to 0 as there are numbers
+        (lambda b, x: b("Reciprocal", b("Sigmoid", x)), inf),
+        (lambda b, x: b("Exp", b("Tanh", x)), 0),
+    ],
+)
+def test_growth_of_epilogues(write: Callable[[Builder, Value], Value], expected: float) -> None:
+    body = scalar_body(1, write)
+    assert degree(body, {body.inputs[0]: 1.0}) == expected
 
 
 def test_float16_keeps_what_nothing_bounds_in_float32() -> None:

@@ -11,7 +11,11 @@ A float32 is the sum of three bfloat16 numbers, x = x0 + x1 + x2, each made of t
 of float32: x0 y0, x1 y0, x0 y1, x2 y0, x1 y1, x0 y2; those that are left out are below 2^-24 |x y| (Henry, Tang and
 Heinecke: Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations, 2019). The errors
 of whole products are those of float32, or smaller, since tiles add up fewer rounded sums. Where products need not be
-that exact (`Target.tf32`), x0 + x1 and the first three products have 16 bits. Infinities give NaN.
+that exact (`Target.tf32`), x0 + x1 and the first three products have 16 bits. The small ones come first, for x0 + x1
+may be beyond float32 where x is not.
+
+Tiles take subnormal numbers for zeros, so parts below 2^-126 are lost: of numbers below 2^-102 there is less than
+float32 has. Infinities give NaN.
 """
 
 from __future__ import annotations
@@ -39,7 +43,8 @@ F32 = DType.FLOAT32
 TILE = 16  # rows of a tile, and words of one of its rows
 BLOCK = 2 * TILE  # rows and columns of a block of results
 STAGE_BYTES = BLOCK * BLOCK * WORD_BYTES
-_PRODUCTS = {1: ((0, 0),), 2: ((0, 0), (1, 0), (0, 1)), 3: ((0, 0), (1, 0), (2, 0), (1, 1), (0, 1), (0, 2))}
+LARGEST = np.float32(2.0**128 - 2.0**120)  # that bfloat16 has; what lies beyond would be rounded to infinity
+_PRODUCTS = {1: ((0, 0),), 2: ((0, 1), (1, 0), (0, 0)), 3: ((0, 2), (0, 1), (1, 1), (2, 0), (1, 0), (0, 0))}
 _SMALL_BATCH = 8
 _LEAST_WORDS = 8  # in a row of a tile: below, most of the multiplier idles
 _MOST_RESULTS = 1024  # of several images in a band: then weights are used often enough
@@ -238,9 +243,7 @@ def _shared(window: Window) -> int:
 
 def words_per_step(depth: int) -> int | None:
     """Into how many words at a time the depth is cut evenly; None where that leaves too few."""
-    steps = next(steps for steps in range(-(-depth // TILE), depth + 1) if depth % steps == 0)
-    words = depth // steps
-    return words if words >= _LEAST_WORDS else None
+    return next((words for words in range(min(depth, TILE), _LEAST_WORDS - 1, -1) if depth % words == 0), None)
 
 
 @covers("FusedMatMul", "MatMul", "FusedConv", "Conv", first=True)  # before Strassen's algorithm, which is imported
@@ -398,8 +401,8 @@ def pack_parts(weight: Array, spec: AmxSpec) -> Array:
     if spec.parts == 1:
         return pack_words(weight, spec.element, per_tile_word(spec.element))[np.newaxis]
     parts, rest = [], weight
-    for _ in range(spec.parts):
-        part = rest.astype(spec.element.numpy)
+    for number in range(spec.parts):
+        part = (rest if number else np.clip(rest, -LARGEST, LARGEST)).astype(spec.element.numpy)
         rest = rest - part.astype(np.float32)
         parts.append(pack_words(part, spec.element))
     return np.stack(parts)

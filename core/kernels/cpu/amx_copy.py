@@ -5,7 +5,7 @@ from __future__ import annotations
 from core.codegen.lang import Kernel, Val
 from core.codegen.registers import Pointer, register_type
 from core.ir.types import DType
-from core.kernels.catalog.amx import TILE, AmxSpec
+from core.kernels.catalog.amx import LARGEST, TILE, AmxSpec
 
 WORD = DType.INT32  # whatever it holds
 
@@ -75,12 +75,19 @@ def _copy_pixel(k: Kernel, spec: AmxSpec, pixel: Pointer, place: Pointer) -> Non
 def _split(k: Kernel, values: Val, count: int) -> list[Val]:
     """float32 as words of pairs of bfloat16: so many, which add up to it."""
     parts = []
-    for _ in range(count):
-        narrow = k.ops.cast(values, DType.BFLOAT16)
+    for number in range(count):
+        narrow = k.ops.cast(values if number else _within(k, values), DType.BFLOAT16)
         words = k.builder.convert("bitcast", narrow.ir, register_type(WORD, TILE))
         parts.append(Val(k, words, WORD, TILE))
         values = values - narrow.cast(DType.FLOAT32)
     return parts
+
+
+def _within(k: Kernel, values: Val) -> Val:
+    """Not beyond what bfloat16 has. In this order each line is one instruction, and NaN stays."""
+    most = float(LARGEST)
+    below = k.ops.select(k.ops.lt(most, values), most, values)
+    return k.ops.select(k.ops.lt(below, -most), -most, below)
 
 
 def _store(k: Kernel, spec: AmxSpec, parts: list[Val], place: Pointer, step: int) -> None:

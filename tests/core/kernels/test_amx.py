@@ -142,6 +142,18 @@ def test_float32_keeps_its_range() -> None:
 
 
 @needs_tiles
+@pytest.mark.parametrize(("tf32", "most"), [(False, np.finfo(np.float32).max), (True, 3.4e38)])
+def test_numbers_beyond_bfloat16_are_split_without_overflow(tf32: bool, most: float) -> None:
+    target, image = replace(host(), tf32=tf32), TensorType(F32, (N, 4, 32))
+    x = np.ones((25, 4, 32), np.float32)
+    x[3], x[7, 1, 5], x[9] = most, -most, np.nan
+    for factor, given in ((1, x), (-most, np.ones_like(x))):
+        kernel = NodeKernel("FusedMatMul", image, np.diag(np.full(32, factor, np.float32)), target=target)
+        assert kernel.call.spec.family == "amx"
+        kernel.check(given, rtol=2**-16 if tf32 else 1e-7, atol=0)
+
+
+@needs_tiles
 def test_few_rows_leave_weights_in_float32() -> None:
     """Three parts take 3/2 of the room, and reading weights is all that counts there."""
     graph = single_node("FusedMatMul", TensorType(F32, (N, 64)), floats(64, 48))
@@ -189,7 +201,7 @@ def test_an_odd_number_of_float16_is_no_words_of_tiles() -> None:
 
 
 def test_depths_are_cut_evenly() -> None:
-    assert [words_per_step(depth) for depth in (8, 16, 20, 48, 72, 37, 4)] == [8, 16, 10, 16, 12, None, None]
+    assert [words_per_step(depth) for depth in (8, 16, 20, 48, 72, 37, 4, 0)] == [8, 16, 10, 16, 12, None, None, None]
 
 
 WINDOWS = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
@@ -55,6 +55,7 @@ class _Context:
     counters: NDArray[np.int64]
     arena: NDArray[np.uint8]
     interrupted: bool = False
+    thread: int = 0  # whose run it is; kept where a run may not end by itself
 
     def check(self) -> None:
         """Raise Interrupted once the run is to end."""
@@ -142,10 +143,12 @@ class Executable:
         except MemoryError as error:
             raise FeedError(f"a batch of {n} needs more memory than there is: {error}") from error
 
-    def interrupt(self) -> None:
-        """Make the loops of the runs under way end soon; they raise Interrupted."""
+    def interrupt(self, threads: Collection[int] | None = None) -> None:
+        """Make the loops of the runs under way, or of those of some threads, end soon; they raise Interrupted."""
         with self._guard:
             for context in self._in_flight:
+                if threads is not None and context.thread not in threads:
+                    continue
                 context.interrupted = True
                 for index in self._loops:
                     context.counters[8 * index + 1] = Status.INTERRUPTED
@@ -308,7 +311,7 @@ class Executable:
                 context.arena = aligned_bytes(needed)
                 context.bases[ARENA] = address_of(context.arena)
             if self.may_not_end:
-                context.interrupted = False
+                context.interrupted, context.thread = False, threading.get_ident()
                 with self._guard:
                     self._in_flight.add(context)
         except BaseException:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -210,12 +210,13 @@ class Session:
         """Whether data can make a run go on for ever, as far as the model's shapes are known: it has loops."""
         return any(runner.may_not_end for runner in self._shapes.made().values() if isinstance(runner, Executable))
 
-    def interrupt(self) -> None:
-        """Break off the runs under way where they go round a loop, or soon will: they raise Interrupted. Whoever wants
-        all of them to end asks again until they have."""
+    def interrupt(self, threads: Collection[int] | None = None) -> None:
+        """Break off the runs under way, or those that were called from some threads (their identifiers), where they go
+        round a loop, or soon will: they raise Interrupted. Whoever wants all of them to end asks again until they have.
+        """
         for runner in self._shapes.made().values():
             if isinstance(runner, Executable):
-                runner.interrupt()
+                runner.interrupt(threads)
 
     def close(self) -> None:
         """End what goes on in the background; free code and memory as soon as the runs in flight have ended."""

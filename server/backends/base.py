@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -90,8 +90,9 @@ class EndlessModel(LoadedModel, Protocol):
     @property
     def may_not_end(self) -> bool: ...
 
-    def interrupt(self) -> None:
-        """Have the executions under way end soon: they raise BrokenOff. To be repeated until they have."""
+    def interrupt(self, threads: Collection[int] | None = None) -> None:
+        """Have the executions under way, or those on some threads, end soon: they raise BrokenOff. To be repeated until
+        they have."""
         ...
 
 

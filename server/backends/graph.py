@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,9 +69,9 @@ class GraphModel:
         """Whether it has loops: data may make them go round for ever."""
         return self._session.may_not_end
 
-    def interrupt(self) -> None:
-        """Have its loops end; what runs raises BrokenOff."""
-        self._session.interrupt()
+    def interrupt(self, threads: Collection[int] | None = None) -> None:
+        """Have its loops end, or those that go round on some threads; what runs there raises BrokenOff."""
+        self._session.interrupt(threads)
 
     def tokens(self, inputs: Tensors) -> int:
         """Return how many tokens there are: of a model that packs, every length besides the rows is that of

@@ -229,16 +229,18 @@ class Batcher:
             self._wake()  # there may be another instance
 
     def _oversee(self) -> None:
-        """What may run for ever is broken off once nobody waits for any of what runs."""
+        """What may run for ever is broken off once nobody waits for any of its batch."""
         self._overseen = bool(self._dispatch.running)
         if not self._overseen:
             return
         self._loop.call_later(_LOOK, self._oversee)
+        if (model := endless(self.model)) is None:
+            return
         past = monotonic() - _LATE
-        under_way = self._dispatch.under_way  # nothing, while its job waits for a worker: what comes then is waited for
-        is_given_up = bool(under_way) and all(_is_given_up(entry, past) for entry in under_way)
-        if is_given_up and (model := endless(self.model)) is not None:
-            model.interrupt()
+        batches = self._dispatch.under_way
+        threads = {thread for thread, batch in batches if all(_is_given_up(entry, past) for entry in batch)}
+        if threads:
+            model.interrupt(threads)
 
     def _holds_back(self) -> bool:
         """Whether what waits shall wait for more; if so, until when is seen to."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from time import monotonic
@@ -45,7 +46,8 @@ class Dispatch:
         self._execute = execute
         self._back = back
         self._after = ended
-        self._begun: dict[int, tuple[float, int, list[Entry]]] = {}  # by batch: since when, and how much work
+        # By batch: since when it runs, how much work it is, and on which thread.
+        self._begun: dict[int, tuple[float, int, int, list[Entry]]] = {}
 
     @property
     def is_idle(self) -> bool:
@@ -53,9 +55,9 @@ class Dispatch:
         return self.running < self.instances
 
     @property
-    def under_way(self) -> list[Entry]:
-        """The entries of the batches that workers run now."""
-        return [entry for *_, batch in list(self._begun.values()) for entry in batch]
+    def under_way(self) -> list[tuple[int, list[Entry]]]:
+        """The batches that workers run now, each with its thread."""
+        return [(thread, batch) for *_, thread, batch in list(self._begun.values())]
 
     def remaining(self, now: float) -> float:
         """Return the seconds until the next batch can begin: what runs has to end, and what is staged goes before."""
@@ -63,7 +65,7 @@ class Dispatch:
         staged = sum(bound(sum(entry.work for entry in batch)) for batch in tuple(self.staged))
         if len(begun) < self.instances:
             return staged
-        return staged + max(0.0, min(began + bound(work) - now for began, work, _ in begun))
+        return staged + max(0.0, min(began + bound(work) - now for began, work, *_ in begun))
 
     def stage(self, batch: list[Entry]) -> None:
         """Let a worker run a batch: one that is free, else the next to be."""
@@ -88,7 +90,8 @@ class Dispatch:
     def _work(self) -> Iterator[Finished]:
         """On a worker: run what is staged. A busy model goes back to the end of the line while others wait in it."""
         while batch := self._take_staged():
-            self._begun[id(batch)] = monotonic(), sum([entry.work for entry in batch]), batch
+            work = sum([entry.work for entry in batch])
+            self._begun[id(batch)] = monotonic(), work, threading.get_ident(), batch
             try:
                 finished = self.run(batch)
             finally:

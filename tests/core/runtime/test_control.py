@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -255,9 +256,12 @@ def test_a_loop_without_end_is_broken_off(data: bytes, native: bool, threads: in
         running = pool.submit(session.run, feeds)
         while not session._shapes.fixed._in_flight:
             time.sleep(0.001)
+        (thread,) = pool._threads
+        session.interrupt({threading.get_ident()})
+        time.sleep(0.01)
         assert not running.done()
         while not running.done():
-            session.interrupt()
+            session.interrupt({thread.ident or 0})
             time.sleep(0.001)
         with pytest.raises(Interrupted):
             running.result()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ import pytest
 
 from server.backends.graph import GraphModel
 from server.batching import batcher
+from server.batching.policy import BatchPolicy
 from server.errors import BrokenOff
 from server.scheduling import servable as scheduling
 from server.scheduling.servable import Servable
@@ -43,7 +44,7 @@ class Endless(FakeModel):
             raise BrokenOff("as told")
         return {"y": inputs["x"] * 2}
 
-    def interrupt(self) -> None:
+    def interrupt(self, threads: Collection[int] | None = None) -> None:
         self.stop.set()
 
 
@@ -86,7 +87,7 @@ def test_what_waits_for_a_worker_is_not_broken_off(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(batcher, "_LOOK", 0.01)
     model, free = Endless(), threading.Event()
     interrupts: list[None] = []
-    model.interrupt = lambda: interrupts.append(None)  # type: ignore[method-assign]
+    model.interrupt = lambda threads=None: interrupts.append(None)  # type: ignore[method-assign]
 
     async def scene(bench: Bench) -> None:
         for _ in range(2):
@@ -96,6 +97,34 @@ def test_what_waits_for_a_worker_is_not_broken_off(monkeypatch: pytest.MonkeyPat
         assert not interrupts
         free.set()
         assert isinstance(await future, dict)
+
+    play(scene, model)
+
+
+def test_of_several_instances_only_the_one_that_is_given_up_is_broken_off() -> None:
+    """While others are waited for at any moment."""
+    model = Endless()
+    told: list[Collection[int] | None] = []
+
+    def interrupt(threads: Collection[int] | None = None) -> None:
+        told.append(threads)
+        model.stop.set()
+
+    model.interrupt = interrupt  # type: ignore[method-assign]
+
+    async def scene(bench: Bench) -> None:
+        bench.batcher.configure(BatchPolicy(instances=2))
+        entry, _ = bench.submit(FOREVER)
+        await asyncio.to_thread(model.entered.wait, 10)
+        model.gate.clear()
+        other = bench.submit(rows(1))[1]
+        await asyncio.to_thread(wait_for, lambda: len(bench.batcher._dispatch.under_way) == 2)
+        threads = [thread for thread, batch in bench.batcher._dispatch.under_way if entry in batch]
+        bench.batcher.cancel(entry)
+        await asyncio.to_thread(wait_for, lambda: told)
+        assert told == [set(threads)] and not other.done()
+        model.gate.set()
+        assert isinstance(await other, dict)
 
     play(scene, model)
 

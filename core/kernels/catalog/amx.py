@@ -237,8 +237,8 @@ def _extent(window: Window) -> int:
 
 
 def _shared(window: Window) -> int:
-    """Padding that the end of a line has in common with the beginning of the next one."""
-    return min(window.before, window.after) if window.stride == 1 else 0
+    """Padding that the end of a line has in common with the beginning of the next one; no result lies there."""
+    return min(window.before, window.after, _reach(window)) if window.stride == 1 else 0
 
 
 def words_per_step(depth: int) -> int | None:

@@ -72,6 +72,7 @@ CONVOLUTIONS = [
     (32, 20, (1, 1), {"strides": (2, 2)}),
     (16, 20, (3, 2), {"dilations": (2, 1)}),
     (16, 17, (5, 5), {"pads": (2, 2, 1, 1), "strides": (3, 3)}),
+    (16, 20, (1, 2), {"pads": (2, 4, 2, 4)}),
 ]
 
 
@@ -210,6 +211,7 @@ WINDOWS = [
     (Window(9, 5, 3, 2, 1, 1, 1), Window(13, 7, 3, 2, 1, 1, 1), 10),
     (Window(9, 5, 3, 1, 2, 0, 0), Window(13, 13, 3, 1, 2, 2, 2), 2),
     (Window(9, 3, 5, 3, 1, 2, 1), Window(13, 4, 5, 3, 1, 2, 1), 3),
+    (Window(9, 13, 1, 1, 1, 2, 2), Window(13, 20, 2, 1, 1, 4, 4), 39),  # wider borders than windows
 ]
 
 
@@ -218,7 +220,7 @@ def test_every_tap_meets_its_pixel(y: Window, x: Window, lines: int) -> None:
     """Pixels are numbers, zero outside; the planes are filled by definition, image after image."""
     flat = Flat((y, x), lines)
     images = np.arange(1, flat.images * y.size * x.size + 1).reshape(-1, y.size, x.size)
-    room = ((0, 0), (y.before, y.kernel * y.dilation + y.stride), (x.before, x.kernel * x.dilation + x.stride))
+    room = ((0, 0), *((w.before, w.after + w.kernel * w.dilation + w.stride) for w in (y, x)))
     padded = np.pad(images, room)
     planes = np.zeros((len(flat.planes), flat.plane_pixels), int)
     for plane, (a, b) in zip(planes, flat.planes, strict=True):
@@ -232,4 +234,5 @@ def test_every_tap_meets_its_pixel(y: Window, x: Window, lines: int) -> None:
         for tap, (i, j) in zip(flat.taps, np.ndindex(y.kernel, x.kernel), strict=True):
             row = line % y.count * y.stride + i * y.dilation
             assert planes[tap.plane, place + tap.shift] == padded[number, row, column * x.stride + j * x.dilation]
+    assert sorted(set(flat.places)) == list(flat.places)
     assert max(flat.places) + max(tap.shift for tap in flat.taps) + 32 <= flat.plane_pixels

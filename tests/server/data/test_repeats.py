@@ -10,12 +10,15 @@ import time
 import numpy as np
 import pytest
 
+from server.access.quotas import Quota, Quotas
+from server.access.scopes import Scope
 from server.api.infer import InferCall
 from server.api.lane import Lane
 from server.batching.admission import Admission
 from server.batching.batcher import LONELY, Batcher
 from server.batching.entry import DirectEntry, Outcome
 from server.batching.signature import Signature
+from server.errors import Forbidden, Unauthorized
 from server.scheduling.pool import WorkerPool
 from server.telemetry.statistics import Statistics
 from server.types import ModelRef
@@ -99,6 +102,39 @@ def test_a_repeated_request_is_answered_by_what_its_name_stands_for_now(repeats:
         first.batcher.admission.items = 0
         assert ask(2) == [value * 2] * 2
     assert len(repeats) >= 6
+
+
+def test_who_may_ask_and_for_how_much_is_decided_anew_each_time(
+    repeats: list[Lane], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key is taken away between two requests, or comes to its quota."""
+    data = infer_request("doubler", rows(1), Authorization="Bearer key")
+    refusals: list[Exception] = []
+
+    def check(authorization: str, scope: Scope, model: str) -> str:
+        assert (authorization, scope, model) == ("Bearer key", Scope.INFER, "doubler")
+        if refusals:
+            raise refusals[0]
+        return "its id"
+
+    with serving({"doubler": doubler()}) as running, running.connect() as raw:
+        plane = running.engine.plane
+        monkeypatch.setattr(plane.authority, "check", check)
+
+        def ask() -> int:
+            raw.send(data)
+            return raw.answer().status
+
+        assert [ask() for _ in range(4)] == [200] * 4
+        for error, status in ((Unauthorized("no"), 401), (Forbidden("no"), 403)):
+            refusals[:] = [error]
+            assert [ask(), ask()] == [status] * 2
+        refusals.clear()
+        quotas = Quotas(Quota(rate=0.001, burst=2))
+        monkeypatch.setattr(plane, "quotas", quotas)
+        assert [ask() for _ in range(4)] == [200, 200, 429, 429]
+        assert set(quotas._full_at) == {"its id"}
+    assert len(repeats) >= 8
 
 
 def test_refused_requests_of_a_client_that_leaves_leave_nothing() -> None:

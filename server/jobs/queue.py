@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 HALF_LIFE = 3600.0  # seconds after which half of what an owner has used is forgotten
@@ -83,17 +83,27 @@ def plan(
 ) -> Plan:
     """Return which jobs start in free slots, and which make room; ``used`` is by owner, nothing where missing."""
     active = list(active)
-    running = Counter(job.owner for job in active)
+    counted = Counter(job.owner for job in active)  # what starts counts for those behind it
+    taken = Counter(job.device for job in active)
     free = max(0, policy.slots - len(active))
-    taken = Counter(job.device for job in active if job.device)
-    able: list[Waiting] = []
+
+    def turn(job: Waiting) -> tuple[float, int, float, float, str]:
+        return -job.level(now, policy.aging), counted[job.owner], used.get(job.owner, 0.0), job.submitted, job.id
+
+    left, able = list(waiting), list[Waiting]()
     held_up: list[Waiting] = []  # their devices have no room
-    for job in _in_order(now, waiting, running, used, policy):
-        has_room = not job.device or taken[job.device] < policy.device_slots
-        taken[job.device] += has_room and bool(job.device)
-        (able if has_room else held_up).append(job)
-        if len(able) == free + len(active):
+    while len(able) < free + len(active):
+        full = [job for job in left if job.device and taken[job.device] >= policy.device_slots]
+        if full:
+            held_up += sorted(full, key=turn)
+            left = [job for job in left if not job.device or taken[job.device] < policy.device_slots]
+        if not left:
             break
+        chosen = min(left, key=turn)
+        left.remove(chosen)
+        able.append(chosen)
+        counted[chosen.owner] += 1
+        taken[chosen.device] += 1
     start, rest = able[:free], able[free:]
     room = sum(job.leaving for job in active)  # slots that will be free soon
     stop = _victims(now, rest[room:], active, policy)
@@ -102,27 +112,6 @@ def plan(
         waits = [job for job in held_up if job.device == device]
         stop += _victims(now, waits[sum(job.leaving for job in there) :], there, policy)
     return Plan(tuple(job.id for job in start), tuple(stop))
-
-
-def _in_order(
-    now: float, waiting: Iterable[Waiting], running: Counter[str], used: Mapping[str, float], policy: Policy
-) -> Iterator[Waiting]:
-    """The waiting jobs in the order they would start; each that starts counts for those behind it."""
-    left, counted = list(waiting), Counter(running)
-    while left:
-        chosen = min(
-            left,
-            key=lambda job: (
-                -job.level(now, policy.aging),
-                counted[job.owner],
-                used.get(job.owner, 0.0),
-                job.submitted,
-                job.id,
-            ),
-        )
-        left.remove(chosen)
-        counted[chosen.owner] += 1
-        yield chosen
 
 
 def _victims(now: float, rest: Iterable[Waiting], active: list[Active], policy: Policy) -> list[str]:

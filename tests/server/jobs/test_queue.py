@@ -231,3 +231,10 @@ def test_what_is_kept_is_what_ended_last() -> None:
     assert [job.id[-1] for job in surplus(jobs, 1)] == ["3", "2"]
     assert surplus(jobs, 3) == []
     assert Counter(job.state.is_final for job in surplus(jobs, 0)) == {True: 3}
+
+
+def test_jobs_that_their_device_holds_up_do_not_count_against_their_owner() -> None:
+    held_up = [replace(waiting(f"g{n}", since=n), device="cuda:0") for n in range(300)]
+    jobs = [*held_up, waiting("a", since=400), waiting("b", "bob", since=500), waiting("c", "bob", since=600)]
+    there = [replace(active("x", "eve"), device="cuda:0")]
+    assert plan(1000.0, jobs, there, {}, Policy(slots=2, aging=1e9)).start == ("a",)

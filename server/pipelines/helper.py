@@ -72,7 +72,7 @@ class Helper:
             for _ in range(2):
                 if self._closed:
                     break
-                self._child = self._child or self._start()
+                self._child = self._child or self._start_again()
                 try:
                     return self._child.ask(request, self._limits)
                 except _Died:
@@ -107,6 +107,13 @@ class Helper:
             child.end()
             raise
         return child
+
+    def _start_again(self) -> _Child:
+        """No request is at fault where that fails."""
+        try:
+            return self._start()
+        except (Refused, Beyond) as error:
+            raise Internal(f"the step's process did not begin anew: {error}") from error
 
     def _let_go(self) -> None:
         child, self._child = self._child, None

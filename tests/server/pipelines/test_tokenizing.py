@@ -116,6 +116,15 @@ def test_a_process_that_dies_begins_anew_whatever_became_of_its_folder(tmp_path:
         assert step.memory_bytes > 1 << 20
 
 
+def test_a_process_that_cannot_begin_anew_is_not_the_callers_fault(tmp_path: Path) -> None:
+    folder = written(tmp_path, pre_tokenizers.Whitespace())
+    with closing(tokenize(folder)) as step:
+        (folder / "tokenizer.json").write_text("{")
+        os.kill(process_of(step), 9)
+        with pytest.raises(Internal, match="did not begin anew: "):
+            step.execute({"text": column(b"two")})
+
+
 def test_a_text_that_takes_too_long_is_refused_and_the_next_one_answered(
     words: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,8 +25,14 @@ def spans(model: FakeModel, share: float, header: str | None) -> dict[str, Reada
     with serving({"m": model}) as running:
         tracing = running.engine.plane.tracing = Tracing("", share, exporter)
         ask(running, header)
-        tracing._provider.force_flush()
+        flush(running, tracing)
         return {span.name: span for span in exporter.get_finished_spans()}
+
+
+def flush(running: Running, tracing: Tracing) -> None:
+    """A span ends just after its answer has left, in the same turn of the loop: before any later request is read."""
+    assert running.ask("GET", "/v2/health/live").status == 200
+    tracing._provider.force_flush()
 
 
 def ask(running: Running, header: str | None) -> None:
@@ -71,7 +77,7 @@ def test_a_request_refused_at_the_door_is_recorded() -> None:
         running.registry.resolve("m").batcher.admission.items = 1
         assert running.infer("m", BODY).status == 503
         running.registry.resolve("m").batcher.admission.items = 0
-        tracing._provider.force_flush()
+        flush(running, tracing)
         (span,) = exporter.get_finished_spans()
     assert not span.status.is_ok
 

@@ -104,11 +104,12 @@ def target_machine(target: Target) -> llvm.TargetMachine:
 def _detect() -> Target:
     initialize()
     found = dict(llvm.get_host_cpu_features())
-    cpu = cpu_name(llvm.get_host_cpu_name(), [name for name, present in found.items() if present])
+    detected = llvm.get_host_cpu_name()
+    cpu = cpu_name(detected, [name for name, present in found.items() if present])
     if not _may_use_tiles():
         found = {name: present and not name.startswith("amx-") for name, present in found.items()}
     available = {name for name, present in found.items() if present}
-    stated = sorted(available if cpu == llvm.get_host_cpu_name() else found)
+    stated = sorted(available if cpu == detected else found)
     features = ",".join(f"{'+' if name in available else '-'}{name}" for name in stated)
     if {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= available:
         # LLVM prefers half-wide vectors on some cores for the sake of mixed code; kernels are not mixed code.

@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
+
+from loadtest.scenario import Options, Report, Scenario
 
 
 @dataclass
@@ -63,3 +66,15 @@ async def serving(handler: Handler) -> AsyncIterator[str]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def run(scenario: Scenario, handler: Handler, connections: int = 4, **options: Any) -> Report:
+    """What a scenario reports of a server whose requests are answered by `handler`."""
+
+    async def drive() -> Report:
+        async with serving(handler) as url:
+            report = Report(scenario.__name__, {})
+            await scenario(Options(url=url, connections=connections, **options), report)
+            return report
+
+    return asyncio.run(drive())

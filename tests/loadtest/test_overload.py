@@ -6,7 +6,6 @@ import asyncio
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import orjson
@@ -15,9 +14,9 @@ import pytest
 from loadtest import overload, publishing
 from loadtest.arrivals import constant
 from loadtest.pacing import Pacer
-from loadtest.scenario import Options, Report, Scenario
+from loadtest.scenario import Report
 from loadtest.stats import Log, Phase, summarise
-from tests.loadtest.fake import Answer, Call, serving
+from tests.loadtest.fake import Answer, Call, run
 
 
 @dataclass
@@ -56,16 +55,6 @@ class Kiosk:
         return 200, b"{}"
 
 
-def run(scenario: Scenario, kiosk: Kiosk, **options: Any) -> Report:
-    async def drive() -> Report:
-        async with serving(kiosk.handle) as url:
-            report = Report(scenario.__name__, {})
-            await scenario(Options(url=url, connections=2, **options), report)
-            return report
-
-    return asyncio.run(drive())
-
-
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"FIT": 0.05, "STORMS": 1, "RECOVERY": 0.1}.items():
@@ -76,7 +65,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_refusals_that_take_long_are_noticed() -> None:
-    slow = run(overload.overload, Kiosk(hesitates=0.2), seconds=0.1)
+    slow = run(overload.overload, Kiosk(hesitates=0.2).handle, connections=2, seconds=0.1)
     assert [phase.name.split()[0] for phase in slow.phases] == ["overload", "afterwards"]
     promises = {verdict.promise: verdict.held for verdict in slow.verdicts}
     assert promises["a batch takes about 20 ms"]
@@ -106,7 +95,7 @@ def test_publications_are_timed_idle_and_under_load(
     path = tmp_path / "lenet.onnx"
     path.write_bytes(overload.zoo.model("lenet").SerializeToString())
     kiosk = Kiosk(compiles=compiles)
-    report = run(publishing.publishing, kiosk, onnx=str(path))
+    report = run(publishing.publishing, kiosk.handle, connections=2, onnx=str(path))
     assert {kind: len(times) for kind, times in report.calls_ms.items()} == {
         "publish, idle": 1,
         "publish, full load": 1,

@@ -17,9 +17,8 @@ from loadtest import zoo
 from loadtest.__main__ import main
 from loadtest.admin import difference
 from loadtest.rollback import rollback
-from loadtest.scenario import Options, Report, Scenario
 from loadtest.scenarios import ramp, steady
-from tests.loadtest.fake import Answer, Call, serving
+from tests.loadtest.fake import Answer, Call, run, serving
 
 
 @dataclass
@@ -81,19 +80,9 @@ def model(tmp_path: Path) -> str:
     return str(path)
 
 
-def run(scenario: Scenario, stand_in: StandIn, **options: Any) -> Report:
-    async def drive() -> Report:
-        async with serving(stand_in.handle) as url:
-            report = Report(scenario.__name__, {})
-            await scenario(Options(url=url, connections=4, **options), report)
-            return report
-
-    return asyncio.run(drive())
-
-
 def switching(stand_in: StandIn, model: str) -> dict[str, bool]:
     """The promises of a small rollback run."""
-    report = run(rollback, stand_in, onnx=model, rate=300.0, switches=4, cycles=2, requests=150)
+    report = run(rollback, stand_in.handle, onnx=model, rate=300.0, switches=4, cycles=2, requests=150)
     assert {kind: len(times) for kind, times in report.calls_ms.items()} == {"upload": 3, "alias": 2, "rollback": 4}
     return {verdict.promise: verdict.held for verdict in report.verdicts}
 
@@ -123,7 +112,7 @@ def serving_mlp(**options: Any) -> StandIn:
 
 
 def test_steady_reports_rate_latency_and_batches() -> None:
-    (phase,) = run(steady, serving_mlp(), model="m", rate=200.0, seconds=0.5).phases
+    (phase,) = run(steady, serving_mlp().handle, model="m", rate=200.0, seconds=0.5).phases
     assert phase.sent == phase.accepted
     assert phase.sent == pytest.approx(100, abs=40)
     assert phase.batches == {1: phase.sent}
@@ -131,7 +120,7 @@ def test_steady_reports_rate_latency_and_batches() -> None:
 
 
 def test_ramp_reports_every_step_and_the_climb() -> None:
-    report = run(ramp, serving_mlp(), model="m", rate=300.0, seconds=0.2)
+    report = run(ramp, serving_mlp().handle, model="m", rate=300.0, seconds=0.2)
     assert [round(phase.offered, -1) > 0 for phase in report.phases] == [True] * 7
     assert report.phases[-1].name == "climb to 300/s"
     assert report.held

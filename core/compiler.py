@@ -33,8 +33,8 @@ from core.passes.pipeline import PassReport, optimize, prepare
 from core.passes.recompute import Recompute
 from core.passes.rows import rows
 from core.passes.widen import narrow_products
-from core.plan.plan import Plan, Planned
-from core.plan.planner import make_plan, weight_chunks
+from core.plan.plan import Plan, Planned, weight_chunks
+from core.plan.planner import make_plan
 from core.plan.within import plan_within
 from core.runtime import artifact
 from core.runtime.bundle import MAGIC

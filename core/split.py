@@ -14,8 +14,8 @@ from core.kernels.cpu import object_for
 from core.kernels.target import GpuTarget, Target
 from core.options import Options
 from core.plan.placement import HOST, Part, Placement, Site, Wishes, placed
-from core.plan.plan import Planned
-from core.plan.planner import make_plan, weight_chunks
+from core.plan.plan import Planned, weight_chunks
+from core.plan.planner import make_plan
 from core.runtime.compiled import Compiled, Split
 from core.runtime.device_trial import device_bench
 from core.runtime.devices import open_device

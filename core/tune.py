@@ -35,8 +35,8 @@ from core.kernels.catalog import KernelCall, Request, candidates, select
 from core.kernels.cuda import triton_version
 from core.kernels.target import GpuTarget, Target
 from core.options import Options
+from core.plan.choice import plannable
 from core.plan.plan import affine_of
-from core.plan.planner import plannable
 from core.runtime.bundle import Bundle
 from core.runtime.trial import Bench, Timed
 

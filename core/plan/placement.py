@@ -16,9 +16,9 @@ from core.ir.graph import Graph, Node, State, Value, node_reads
 from core.ir.types import Dim, TensorType
 from core.kernels.catalog import KernelCall, Request
 from core.kernels.target import GpuTarget, Target
+from core.plan.choice import awkward_value, is_view, kernel_of
 from core.plan.cut import least_cut
 from core.plan.plan import affine_of
-from core.plan.planner import awkward_value, is_view, kernel_of
 
 HOST = "cpu"
 

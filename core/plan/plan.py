@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from core.ir.dim import SymDim, evaluate
+from core.ir.dim import affine, evaluate, symbols
 from core.ir.graph import Array, Graph
 from core.ir.types import Dim, TensorType, ValueType
 from core.kernels.catalog.base import KernelSpec
@@ -174,21 +174,13 @@ def affine_of(dim: Dim) -> Affine:
     if isinstance(dim, int):
         return Affine(b=dim)
     exact = exact_affine(dim)
-    return exact if exact is not None else Affine(b=evaluate(dim, {"n": 1}) if dim_symbols(dim) <= {"n"} else 0)
+    return exact if exact is not None else Affine(b=evaluate(dim, {"n": 1}) if symbols(dim) <= {"n"} else 0)
 
 
 def exact_affine(dim: Dim) -> Affine | None:
     """`dim` as `a*n + b` with non-negative parts, or None."""
-    from core.ir.dim import affine
-
     parts = affine(dim, "n")
     return Affine(*parts) if parts is not None and min(parts) >= 0 else None
-
-
-def dim_symbols(dim: Dim) -> frozenset[str]:
-    from core.ir.dim import symbols
-
-    return symbols(dim) if isinstance(dim, SymDim) else frozenset()
 
 
 def _mib(size: int) -> str:

@@ -23,7 +23,8 @@ from core.kernels.catalog.cuda.library import LibrarySpec, Way
 from core.kernels.target import GpuTarget
 from core.options import make_options
 from core.passes.pipeline import Options, optimize
-from core.plan.planner import make_plan, weight_chunks
+from core.plan.plan import weight_chunks
+from core.plan.planner import make_plan
 from core.runtime import cublaslt, devices
 from core.runtime.device_executable import DeviceExecutable
 from core.runtime.device_trial import device_bench

@@ -15,7 +15,8 @@ from core.errors import DeviceError, DeviceMemoryError, FeedError, SessionClosed
 from core.ir.build import Builder
 from core.ir.graph import Graph, State, Value
 from core.ir.types import DType, TensorType, symbol
-from core.plan.planner import make_plan, weight_chunks
+from core.plan.plan import weight_chunks
+from core.plan.planner import make_plan
 from core.runtime import device_executable, devices, simulated
 from core.runtime.device_executable import DeviceExecutable
 from core.runtime.memory import address_of

@@ -15,7 +15,8 @@ from core.ir.build import Builder
 from core.ir.graph import Graph
 from core.ir.types import DType, TensorType, symbol
 from core.kernels.cuda import Binary
-from core.plan.planner import make_plan, weight_chunks
+from core.plan.plan import weight_chunks
+from core.plan.planner import make_plan
 from core.runtime import cuda, devices
 from core.runtime.cuda import CudaDevice
 from core.runtime.device_executable import DeviceExecutable

@@ -11,8 +11,8 @@ from core.codegen.target import host
 from core.ir.build import Builder
 from core.ir.graph import Graph
 from core.ir.types import DType, TensorType, symbol
-from core.plan.plan import ARENA, Fallback, Plan, Segment
-from core.plan.planner import make_plan, weight_chunks
+from core.plan.plan import ARENA, Fallback, Plan, Segment, weight_chunks
+from core.plan.planner import make_plan
 from core.plan.serialize import plan_from_json, plan_to_json
 
 N = symbol("n")
@@ -97,6 +97,14 @@ def test_plans_survive_json() -> None:
     plan = plan_of(graph)
     again = plan_from_json(json.loads(json.dumps(plan_to_json(plan))), plan.fallbacks)
     assert again == plan
+
+
+def test_what_fallbacks_read_is_listed_in_the_order_of_the_nodes() -> None:
+    """So that a model compiled again makes the same bytes."""
+    b, graph = graph_of()
+    read = [b("Relu", b("Exp", graph.inputs[0])) for _ in range(8)]
+    graph.outputs = [b("NonZero", value) for value in read]
+    assert list(plan_of(graph).located) == [value.name for value in read]
 
 
 def test_a_reshape_that_only_fits_some_batch_sizes_is_no_view() -> None:

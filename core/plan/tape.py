@@ -1,0 +1,89 @@
+"""The tape of a plan: one step per kernel with its operands' addresses, cut where a node runs on the reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from core.ir.graph import Graph, Node, Value
+from core.kernels.catalog import Block, Flag, In, KernelCall, Operand, Out, Outer, Packed, Scratch
+from core.plan.choice import Choice
+from core.plan.control import outer_values
+from core.plan.liveness import Affine
+from core.plan.plan import ARENA, FLAG_BYTES, WEIGHTS, Address, Fallback, Segment, Step, WeightItem, affine_of
+from core.plan.storage import Place, Storage
+
+
+class Tape:
+    """The steps, and the order in which they and the fallbacks run; `flags_base` is where the steps' flags begin."""
+
+    def __init__(self, graph: Graph, choice: Choice, storage: Storage, flags_base: int) -> None:
+        self.steps: list[Step] = []
+        self.schedule: list[Segment | Fallback] = []
+        self._graph, self._storage, self._flags_base = graph, storage, flags_base
+        self._flags: dict[Node, int] = {}
+        self._write(choice)
+
+    def _write(self, choice: Choice) -> None:
+        first = time = fallbacks = 0
+        for node in choice.nodes:
+            if node in choice.calls:
+                if len(self.steps) > first and self._storage.times[node] == time:
+                    self.steps[-1] = replace(self.steps[-1], meets=False)
+                self.steps.append(self._step(node, choice.calls[node]))
+                time = self._storage.times[node]
+            elif node in choice.reasons:
+                first = self._end_segment(first)
+                self.schedule.append(Fallback(fallbacks, node.name, node.op, choice.reasons[node]))
+                fallbacks += 1
+        self._end_segment(first)
+
+    def _end_segment(self, first: int) -> int:
+        """Schedule the steps from `first` on, and return where the next ones begin."""
+        if len(self.steps) > first:
+            self.schedule.append(Segment(first, len(self.steps)))
+        return len(self.steps)
+
+    def _step(self, node: Node, call: KernelCall) -> Step:
+        operands = tuple(self._operand(node, index, operand) for index, operand in enumerate(call.operands))
+        return Step(
+            symbol=call.spec.symbol,
+            operands=operands,
+            label=node.name,
+            op=node.op,
+            summary=call.spec.summary,
+            outputs=tuple(str(value.type) for value in node.outputs),
+            flops=affine_of(call.flops),
+            bytes=affine_of(call.bytes),
+            grid=call.grid,
+            flag=self._flags.get(node),
+        )
+
+    def _operand(self, node: Node, index: int, operand: Operand) -> Address:
+        storage = self._storage
+        match operand:
+            case Scratch():
+                return Place(ARENA, storage.scratch[node, index]).address()
+            case Out():
+                return storage.places[node.outputs[operand.index]].address()
+            case In():
+                return storage.place(_present(node, operand.index)).address()
+            case Outer():
+                return storage.place(outer_values(node, self._graph.constants)[operand.index]).address()
+            case Packed():
+                return _in_weights(storage.weights.packed(_present(node, operand.index), operand.key, operand.pack))
+            case Block():
+                return _in_weights(storage.weights.block(node, operand))
+            case Flag():
+                number = self._flags.setdefault(node, len(self._flags))
+                return Address(self._flags_base, Affine(b=number * FLAG_BYTES))
+
+
+def _in_weights(item: WeightItem) -> Address:
+    return Address(WEIGHTS, Affine(b=item.offset))
+
+
+def _present(node: Node, index: int) -> Value:
+    value = node.input(index)
+    if value is None:
+        raise ValueError(f"the kernel of {node.op} '{node.name}' reads input {index}, which is absent")
+    return value

@@ -1,0 +1,44 @@
+"""The weight block: constants as they are or in a kernel's layout, each kept once, and tables that kernels bring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from core.ir.graph import Array, Node, Value
+from core.kernels.catalog import Block
+from core.plan.liveness import ALIGNMENT
+from core.plan.plan import WeightItem
+
+
+class WeightBlock:
+    """Arrays one after the other, each at a multiple of the alignment. `nbytes` counts those that came so far."""
+
+    def __init__(self, constants: Mapping[Value, Array]) -> None:
+        self.constants = constants
+        self.nbytes = 0
+        self._items: dict[tuple[Value, str], WeightItem] = {}
+
+    @property
+    def items(self) -> tuple[WeightItem, ...]:
+        return tuple(self._items.values())
+
+    def constant(self, value: Value) -> WeightItem:
+        """A constant as it is."""
+        return self._item(value, "", lambda: self.constants[value])
+
+    def packed(self, value: Value, key: str, pack: Callable[[Array], Array]) -> WeightItem:
+        """A constant in the layout that `key` names."""
+        return self._item(value, key, lambda: pack(self.constants[value]))
+
+    def block(self, node: Node, block: Block) -> WeightItem:
+        """An array that a node's kernel brings along."""
+        return self._item(node.output, block.key, lambda: block.data)
+
+    def _item(self, value: Value, key: str, make: Callable[[], Array]) -> WeightItem:
+        if (value, key) not in self._items:
+            data = np.ascontiguousarray(make())
+            self._items[value, key] = WeightItem(self.nbytes, data)
+            self.nbytes += -(-data.nbytes // ALIGNMENT) * ALIGNMENT
+        return self._items[value, key]

@@ -224,7 +224,7 @@ class Executable:
         if self.threads > 1:
             self._team.ended = perf_counter_ns()
         if times is not None:
-            times.steps[first:last] += np.diff(times.stamps[first : last + 1])
+            times.lap(first, times.stamps[first : last + 1].copy())
         if status:
             context.check()
             step = self.plan.steps[(status >> 8) - 1]
@@ -244,7 +244,7 @@ class Executable:
             started = perf_counter_ns()
             self._run_fallback(context, symbols, entry, boxed)
             if times is not None:
-                times.fallbacks[entry.index] += perf_counter_ns() - started
+                times.node(entry.index, started, perf_counter_ns())
         by_base = {port.base: index for index, port in enumerate(self.plan.outputs)}
         updates: list[tuple[int, NDArray[Any]]] = []
         for name, base in self.plan.copies:

@@ -21,6 +21,7 @@ from core.ir.types import ValueType
 from core.passes.token_flow import OFFSETS, POSITIONS, STARTS, TOKENS
 from core.plan.plan import Port
 from core.runtime.executable import Executable
+from core.runtime.record import Record, run_recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +64,16 @@ class PackedRuns:
         self._outputs = tuple(outputs)
         self._axes = {port.name: _token_axis(port.type) for port in (*tokens.plan.inputs, *tokens.plan.outputs)}
 
-    def run(self, feeds: Sequence[Feed]) -> list[dict[str, Any]]:
-        """Outputs by name for each feed; none of them may be empty."""
+    def run(self, feeds: Sequence[Feed], record: Record | None = None) -> list[dict[str, Any]]:
+        """Outputs by name for each feed; none of them may be empty. `record`: as of `Session.run`."""
         if not feeds:
             return []
         found = _Answers(len(feeds))
         bins = packed_bins(items_of(feeds, self.capacity), self.capacity)
         for items in bins:
-            self._run_tokens(feeds, items, found)
+            self._run_tokens(feeds, items, found, record)
         if self.sequences is not None:
-            self._run_sequences(feeds, found)
+            self._run_sequences(feeds, found, record)
         return [{name: outputs[name] for name in self._outputs} for outputs in found.joined()]
 
     def close(self) -> None:
@@ -88,8 +89,8 @@ class PackedRuns:
         given = [marks[p.name] if p.name in marks else self._joined(feeds, items, p.name) for p in ports]
         return int(lengths.sum()), given
 
-    def _run_tokens(self, feeds: Sequence[Feed], items: Sequence[Item], found: _Answers) -> None:
-        results = self.tokens.run(*self.arrays(feeds, items))
+    def _run_tokens(self, feeds: Sequence[Feed], items: Sequence[Item], found: _Answers, record: Record | None) -> None:
+        results = _run(self.tokens, *self.arrays(feeds, items), record)
         rows = sum(item.rows for item in items)
         for port, result in zip(self.tokens.plan.outputs, results, strict=True):
             if port.name in self._outputs:
@@ -110,7 +111,7 @@ class PackedRuns:
             found.parts[item.feed].setdefault(port.name, []).append((item.first, _unflat(part, axis, item)))
             start += item.tokens
 
-    def _run_sequences(self, feeds: Sequence[Feed], found: _Answers) -> None:
+    def _run_sequences(self, feeds: Sequence[Feed], found: _Answers, record: Record | None) -> None:
         """One run for the sequences of all feeds, in their order."""
         assert self.sequences is not None
         total = sum(feed.rows for feed in feeds)
@@ -121,10 +122,14 @@ class PackedRuns:
                 arrays.append(_in_order(found.pools[port.name], firsts, total, port))
             else:
                 arrays.append(np.concatenate([feed.arrays[port.name] for feed in feeds]))
-        results = self.sequences.run(total, arrays)
+        results = _run(self.sequences, total, arrays, record)
         for port, result in zip(self.sequences.plan.outputs, results, strict=True):
             for feed in range(len(feeds)):
                 found.parts[feed][port.name] = [(0, result[firsts[feed] : firsts[feed + 1]])]
+
+
+def _run(executable: Executable, n: int, arrays: Sequence[NDArray[Any]], record: Record | None) -> list[Any]:
+    return executable.run(n, arrays) if record is None else run_recorded(executable, n, arrays, record)
 
 
 MakePacked: TypeAlias = Callable[[], PackedRuns]

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.plan.plan import Fallback
+from core.runtime.record import REFERENCE
 from core.runtime.runner import Runner, Share, Times
-
-REFERENCE = "reference"
 
 
 @dataclass(frozen=True, slots=True)

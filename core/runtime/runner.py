@@ -13,13 +13,33 @@ from core.plan.plan import Memory, Plan
 from core.runtime.machine import Peaks
 
 
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """Steps that ran one after the other: the first of them, and when it began and each ended (`perf_counter_ns`)."""
+
+    first: int
+    stamps: NDArray[np.int64]
+
+
 class Times:
-    """Nanoseconds that a run took per step and per fallback of a plan, all pieces together."""
+    """Nanoseconds that a run took per step and per fallback of a plan, all pieces together, and when."""
 
     def __init__(self, plan: Plan) -> None:
         self.steps = np.zeros(len(plan.steps), np.int64)
         self.fallbacks = np.zeros(len(plan.fallbacks.nodes), np.int64)
         self.stamps = np.zeros(len(plan.steps) + 1, np.int64)  # the driver's clock: at the start and after each step
+        self.laps: list[Lap] = []  # a batch that runs in pieces has each step once per piece
+        self.nodes: list[tuple[int, int, int]] = []  # of fallbacks: which, its begin, its end
+
+    def lap(self, first: int, stamps: NDArray[np.int64]) -> None:
+        """Note that steps ran from these stamps on."""
+        self.laps.append(Lap(first, stamps))
+        self.steps[first : first + len(stamps) - 1] += np.diff(stamps)
+
+    def node(self, index: int, began: int, ended: int) -> None:
+        """Note that a fallback ran."""
+        self.nodes.append((index, began, ended))
+        self.fallbacks[index] += ended - began
 
 
 @dataclass(frozen=True, slots=True)

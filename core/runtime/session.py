@@ -18,6 +18,7 @@ from core.runtime.devices import HOST
 from core.runtime.executable import Executable
 from core.runtime.packed import Feed, LazyPacked, MakePacked, items_of
 from core.runtime.profile import Profile, profile
+from core.runtime.record import Record, run_recorded
 from core.runtime.runner import Runner, memory_of
 from core.runtime.shapes import Binding, Made, Maker, Shapes
 
@@ -119,12 +120,13 @@ class Session:
         made = [share.device for runner in self._shapes.made().values() for share in runner.shares]
         return tuple(dict.fromkeys(device for device in made if device != HOST))
 
-    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """Outputs by name for inputs by name, as NumPy arrays.
+    def run(self, feeds: Mapping[str, Any], record: Record | None = None) -> dict[str, Any]:
+        """Outputs by name for inputs by name, as NumPy arrays. `record`, when given, is called with
+        each kernel that ran, its begin and end (`core.runtime.record.KernelRun`).
 
         FeedError when an input is missing, unknown, or does not fit its type; SessionClosed after `close`.
         """
-        bound = self._bind_quickly(feeds) if self._quick else None
+        bound = self._bind_quickly(feeds) if self._quick and record is None else None
         fixed = self._shapes.fixed
         if bound is not None and fixed is not None:
             try:
@@ -133,12 +135,12 @@ class Session:
                 pass
         n, arrays, binding = self._bind(feeds)
         if self._packed is not None and (feed := self._feed(n, arrays, binding)).tokens:
-            return self._packed.get().run([feed])[0]
-        return dict(zip(self._output_names, self._run(n, arrays, binding), strict=True))
+            return self._packed.get().run([feed], record)[0]
+        return dict(zip(self._output_names, self._run(n, arrays, binding, record), strict=True))
 
-    def run_packed(self, feeds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def run_packed(self, feeds: Sequence[Mapping[str, Any]], record: Record | None = None) -> list[dict[str, Any]]:
         """The outputs for each of many feeds, whose sequences may be of different lengths: what `run` would give for
-        each of them, computed together without padding.
+        each of them, computed together without padding. `record`: as of `run`.
 
         UnsupportedError where the model was not compiled with `packing`, or cannot be packed; else as `run`.
         """
@@ -147,20 +149,22 @@ class Session:
             raise UnsupportedError(f"model {self.description.name} does not pack sequences: {reason}")
         bound = [self._feed(*self._bind(feed)) for feed in feeds]
         if not all(feed.tokens for feed in bound):  # an empty one has nothing to be packed
-            return [self.run(feed) for feed in feeds]
-        return self._packed.get().run(bound)
+            return [self.run(feed, record) for feed in feeds]
+        return self._packed.get().run(bound, record)
 
     def _feed(self, n: int, arrays: list[NDArray[Any]], binding: Binding) -> Feed:
         """Of a model that packs: the only other dimension is the length."""
         return Feed(dict(zip(self.inputs, arrays, strict=True)), n, binding[0][1])
 
-    def _run(self, n: int, arrays: list[NDArray[Any]], binding: Binding) -> list[Any]:
-        """By the code of this shape, or by the general version while that is being made."""
+    def _run(self, n: int, arrays: list[NDArray[Any]], binding: Binding, record: Record | None) -> list[Any]:
+        """By the code of this shape, or by the general version while that is being made, which records nothing."""
         with self._shapes.enter(binding) as shape:
             results = self._shapes.meanwhile(shape, arrays)
             if results is not None:
                 return results
             with self._shapes.executable(shape) as executable:
+                if record is not None:
+                    return run_recorded(executable, n, arrays, record)
                 return executable.run(n, arrays)
 
     def profile(self, feeds: Mapping[str, Any], runs: int = 10) -> Profile:

@@ -96,6 +96,37 @@ class EndlessModel(LoadedModel, Protocol):
         ...
 
 
+class KernelRun(Protocol):
+    """One kernel of an execution; ``began`` and ``ended`` are nanoseconds of ``time.monotonic_ns``."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def op(self) -> str: ...
+    @property
+    def kernel(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def began(self) -> int: ...
+    @property
+    def ended(self) -> int: ...
+
+
+@runtime_checkable
+class RecordingModel(LoadedModel, Protocol):
+    """A model that can tell what its executions consist of."""
+
+    def recorded(self, kernels: list[KernelRun]) -> LoadedModel:
+        """Return this model as one whose executions add their kernels to a list, in order; the same in all else."""
+        ...
+
+
+def recorded(model: LoadedModel, kernels: list[KernelRun]) -> LoadedModel:
+    """Return the model as one that fills the list; as it is where it cannot."""
+    return model.recorded(kernels) if isinstance(model, RecordingModel) else model
+
+
 def endless(model: LoadedModel) -> EndlessModel | None:
     """Return the model as one that may run for ever; None where it does not."""
     return model if isinstance(model, EndlessModel) and model.may_not_end else None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from server.backends.base import Needs
+from server.backends.base import KernelRun, Needs
 from server.datatypes import NUMPY_OF
 from server.errors import BadRequest, BrokenOff, Internal, OutOfMemory, Unprocessable
 from server.types import Tensors, TensorSpec
@@ -24,6 +25,7 @@ class GraphModel:
     """A compiled session, with what never changes about it read once."""
 
     platform = PLATFORM
+    _record: Callable[[KernelRun], None] | None = None  # told of each kernel
 
     def __init__(self, session: Session, closed: Callable[[], None] = lambda: None) -> None:
         self._session = session
@@ -51,7 +53,7 @@ class GraphModel:
     def execute(self, inputs: Tensors) -> Tensors:
         """Run once; raises BadRequest when dimensions that must agree do not."""
         try:
-            return self._session.run(_aligned(inputs))
+            return self._session.run(_aligned(inputs), self._record)
         except Exception as error:
             _raise_as_the_servers(error)
             raise
@@ -59,10 +61,16 @@ class GraphModel:
     def execute_packed(self, requests: list[Tensors]) -> list[Tensors]:
         """Run once for all; raises BadRequest when one of them does not fit."""
         try:
-            return self._session.run_packed([_aligned(inputs) for inputs in requests])
+            return self._session.run_packed([_aligned(inputs) for inputs in requests], self._record)
         except Exception as error:
             _raise_as_the_servers(error)
             raise
+
+    def recorded(self, kernels: list[KernelRun]) -> GraphModel:
+        """Return the same model, whose executions add their kernels to a list."""
+        model = copy.copy(self)
+        model._record = kernels.append
+        return model
 
     @property
     def may_not_end(self) -> bool:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import NamedTuple
 
-from server.backends.base import LoadedModel
+from server.backends.base import LoadedModel, recorded
 from server.batching.cost import CostModel
 from server.batching.entry import DONE, STAGED, Entry
-from server.batching.execution import Execute, Ran
+from server.batching.execution import Execute, Kernels, Ran
 from server.scheduling.pool import WorkerPool
+from server.types import Tensors
 
 
 class Finished(NamedTuple):
@@ -117,9 +118,18 @@ class Dispatch:
             entries, tensors = [batch[index] for index in chosen], [tensors[index] for index in chosen]
         if not entries:
             return Finished(batch, entries, late, None)
+        traced = False
         for entry in entries:
             entry.start()
-        return Finished(batch, entries, late, self._execute(self._model, tensors, [entry.rows for entry in entries]))
+            traced = traced or entry.traced
+        execute = self._execute if not traced else self._execute_recorded
+        return Finished(batch, entries, late, execute(self._model, tensors, [entry.rows for entry in entries]))
+
+    def _execute_recorded(self, model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> Ran:
+        kernels = Kernels()
+        ran = self._execute(recorded(model, kernels.runs), inputs, rows)
+        ran.kernels = kernels
+        return ran
 
     def _late(self, batch: list[Entry]) -> list[Entry]:
         """Whom an answer will not reach in time, as what ran before took longer than it should have."""

@@ -51,6 +51,7 @@ class Entry:
         "since",
         "state",
         "timer",
+        "traced",
         "work",
     )
 
@@ -70,6 +71,7 @@ class Entry:
         self.state = WAITING
         self.ran: Ran | None = None  # the batch it was part of, once that has ended
         self.timer: TimerHandle | None = None
+        self.traced = False  # somebody wants to know what its batch consists of
         self.parts: list[Entry] = []  # queued in place of a request too large for one batch
 
     @property

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import TypeAlias
 
 import numpy as np
 
-from server.backends.base import LoadedModel, PackingModel
+from server.backends.base import KernelRun, LoadedModel, PackingModel
 from server.batching.entry import Outcome
 from server.errors import BrokenOff, Internal, ServerError
 from server.types import Tensors
+
+
+@dataclass(slots=True)
+class Kernels:
+    """What a batch consisted of, for the requests in it that are traced."""
+
+    runs: list[KernelRun] = field(default_factory=list)
+    told: object = None  # where they are written already: once for all requests of the batch
 
 
 @dataclass(slots=True)
@@ -27,6 +35,7 @@ class Ran:
     executed: float
     scattered: float
     tokens: int = 0  # that ran packed
+    kernels: Kernels | None = None  # None: nobody asked
 
 
 Execute: TypeAlias = Callable[[LoadedModel, list[Tensors], list[int]], Ran]  # inputs and rows of each request

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from core.plan.planner import make_plan
 from core.runtime import device_executable, devices, simulated
 from core.runtime.device_executable import DeviceExecutable
 from core.runtime.memory import address_of
+from core.runtime.record import KernelRun, run_recorded
 from core.runtime.room import room_of
 from core.runtime.runner import Times
 from core.runtime.simulated import INTERPRETER, REFERENCES, Backend, Schedule, SimulatedDevice
@@ -246,6 +249,16 @@ def test_the_time_of_every_step_is_measured() -> None:
     times = Times(executable.plan)
     executable.run(3, [feed(3)], [times])
     assert len(times.steps) == 5 and min(times.steps) > 0
+
+
+def test_a_recorded_run_is_placed_on_the_hosts_clock() -> None:
+    executable = loaded(chain(), SimulatedDevice())
+    record: list[KernelRun] = []
+    began = perf_counter_ns()
+    run_recorded(executable, 3, [feed(3)], record.append)
+    assert [run.label for run in record] == [step.label for step in executable.plan.steps]
+    assert began <= record[0].began and record[-1].ended <= perf_counter_ns()
+    assert all(run.ended == later.began for run, later in itertools.pairwise(record))
 
 
 def test_a_simulated_device_is_strict() -> None:

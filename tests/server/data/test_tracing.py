@@ -1,19 +1,25 @@
-"""Traces: who is recorded, what a trace holds, and that it reaches a collector."""
+"""Traces: who is recorded, what a trace holds down to its kernels, and that it reaches a collector."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from server.backends.base import KernelRun
 from server.telemetry.tracing import Tracing
 from tests.server.data.fakes import FakeModel, doubler
-from tests.server.data.running import Running, serving
+from tests.server.data.running import Running, infer_request, rows, serving, wait_for
+from tests.server.data.test_graph_backend import dense, load
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 BODY = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
@@ -54,6 +60,110 @@ def test_a_trace_tells_queue_from_execution_and_goes_on_from_the_caller() -> Non
         assert above.start_time - 1_000_000 <= found[name].start_time <= found[name].end_time <= above.end_time
     assert found["queue"].end_time == found["batch"].start_time
     assert found["batch"].attributes == {"lathe.rows": 1}
+
+
+def below(found: list[ReadableSpan], above: ReadableSpan) -> list[ReadableSpan]:
+    """The spans whose parent is this one, by their begin."""
+    children = [span for span in found if span.parent is not None and span.parent.span_id == above.context.span_id]
+    return sorted(children, key=lambda span: span.start_time)
+
+
+def test_a_trace_of_a_compiled_model_goes_down_to_its_kernels(tmp_path: Path) -> None:
+    model: Any = load(dense(), tmp_path)
+    model.gate = threading.Event()  # which every model here has
+    plan = model._session.profile({"x": rows(1)}, runs=1).nodes
+    exporter = InMemorySpanExporter()
+    with serving({"m": model}) as running:
+        tracing = running.engine.plane.tracing = Tracing("", 0.0, exporter)
+        ask(running, f"00-{TRACE}-{CALLER}-01")
+        flush(running, tracing)
+    found = exporter.get_finished_spans()
+    (batch,) = [span for span in found if span.name == "batch"]
+    (execute,) = [span for span in below(found, batch) if span.name == "execute"]
+    kernels = below(found, execute)
+    assert [(span.name, span.attributes) for span in kernels] == [
+        (f"kernel {node.op}", {"lathe.node": node.label, "lathe.kernel": node.kernel, "lathe.device": "cpu"})
+        for node in plan
+    ]
+    assert len(kernels) >= 2
+    assert {span.context.trace_id for span in kernels} == {int(TRACE, 16)}
+    slack = 1_000  # nanoseconds: spans pass through seconds as floats
+    for span in kernels:
+        assert execute.start_time - slack <= span.start_time <= span.end_time <= execute.end_time + slack
+    for span, later in itertools.pairwise(kernels):
+        assert span.end_time <= later.start_time + slack
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What a kernel of no compiled model says of itself."""
+
+    label: str
+    op: str
+    kernel: str
+    device: str
+    began: int
+    ended: int
+
+
+class Stamping(FakeModel):
+    """One that has three hundred kernels; counts how often it was asked for them."""
+
+    asked = 0
+
+    def recorded(self, kernels: list[KernelRun]) -> FakeModel:
+        self.asked += 1
+        kernels += [Stamp(f"node {index}", "Add", "loop", "cpu", index, index + 1) for index in range(300)]
+        return self
+
+
+def stamping() -> Stamping:
+    model: Any = doubler()
+    model.__class__ = Stamping
+    return model
+
+
+def test_kernels_are_not_asked_for_when_nobody_is_recorded() -> None:
+    model = stamping()
+    found = spans(model, 0.0, None)
+    assert (found, model.asked, model.batches) == ({}, 0, [1])
+
+
+def test_the_kernels_of_a_batch_are_written_once_and_linked_to() -> None:
+    model, exporter = stamping(), InMemorySpanExporter()
+    with serving({"m": model}) as running, running.connect() as raw:
+        tracing = running.engine.plane.tracing = Tracing("", 0.0, exporter)
+        header = {"traceparent": f"00-{TRACE}-{CALLER}-01"}
+        model.gate.clear()
+        raw.send(infer_request("m", rows(1)))
+        assert model.entered.wait(20)
+        raw.send(infer_request("m", rows(1), **header) * 2 + infer_request("m", rows(1)))
+        wait_for(lambda: running.registry.resolve("m").in_flight == 4)
+        model.gate.set()
+        assert [raw.answer().status for _ in range(4)] == [200] * 4
+        wait_for(lambda: not tracing._kernels)
+        flush(running, tracing)
+    assert (model.batches, model.asked) == ([1, 3], 1)
+    found = exporter.get_finished_spans()
+    first, second = [span for span in found if span.name == "batch"]
+    assert first.links == () and [link.context for link in second.links] == [first.context]
+    (execute,) = [span for span in below(found, first) if span.name == "execute"]
+    kernels = [span for span in found if span.name == "kernel Add"]
+    assert len(kernels) == 300 and below(found, execute) == kernels
+
+
+def test_parts_of_a_request_too_large_for_one_batch_are_in_its_trace() -> None:
+    model, exporter = stamping(), InMemorySpanExporter()
+    with serving({"m": model}) as running, running.connect() as raw:
+        tracing = running.engine.plane.tracing = Tracing("", 1.0, exporter)
+        raw.send(infer_request("m", rows(20)))
+        assert raw.answer().status == 200
+        wait_for(lambda: not tracing._kernels)
+        flush(running, tracing)
+    found = exporter.get_finished_spans()
+    (whole,) = [span for span in found if span.name == "infer m"]
+    assert [span.name for span in below(found, whole)].count("batch") == len(model.batches) == 3
+    assert sum(span.name == "kernel Add" for span in found) == 3 * 300
 
 
 @pytest.mark.parametrize(

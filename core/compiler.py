@@ -24,7 +24,7 @@ from core.kernels.catalog import Selector
 from core.kernels.cpu import object_for
 from core.kernels.target import Target
 from core.ops.inference import infer_graph
-from core.ops.registry import revisions
+from core.ops.registry import may_not_end, revisions
 from core.options import Options, with_placement
 from core.options import make_options as make_options
 from core.packing import pack_info, packed_maker
@@ -274,7 +274,8 @@ def describe(graph: Graph, options: Options) -> Description:
     inputs = {value.name: value.type for value in graph.inputs}
     outputs = {value.name: value.type for value in graph.outputs}
     packing = pack_info(graph, options) if options.packing else None
-    return Description(graph.name, inputs, outputs, batching, options.max_batch, packing)
+    endless = may_not_end(graph.nodes)
+    return Description(graph.name, inputs, outputs, batching, options.max_batch, packing, endless)
 
 
 def executable(

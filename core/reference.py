@@ -52,7 +52,7 @@ def run_node(
     check: Callable[[], object] = bool,
 ) -> list[Any]:
     """The outputs of one node; `environment` supplies what its bodies capture. `check` is called whenever a body is
-    about to run: its error ends the node.
+    about to run, and by what is open-ended: its error ends the node.
 
     FeedError for data that the node cannot take, such as extents that do not fit each other.
     """
@@ -67,7 +67,7 @@ def run_node(
     op = registry.get(node.op)
     try:
         with np.errstate(all="ignore"):  # infinities and NaN are results like any other
-            result = op.reference(registry.Call(op, node, inputs, run_body, known), *inputs)
+            result = op.reference(registry.Call(op, node, inputs, run_body, known, check), *inputs)
     except (ArithmeticError, IndexError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         raise FeedError(f"{registry.describe(node)}: {error}") from error
     results = list(result) if isinstance(result, tuple) else [result]

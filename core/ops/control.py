@@ -107,6 +107,7 @@ class Loop(OpDef):
     inputs = "M?, cond?, *v_initial"
     outputs = "*v_final_and_scan_outputs"
     attrs = {"body": Required("graph")}
+    open_ended = True
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         body: Graph = c.attr("body")

@@ -18,6 +18,7 @@ from typing import TypeAlias
 MOST_STATES = 20_000  # of the automaton of a pattern
 MOST_REPEATS = 1000  # in {n,m}, as in RE2
 _MOST_KNOWN = 50_000  # steps from one deterministic state to the next that are remembered
+_AT_ONCE = 100_000  # characters whose steps are known, milliseconds
 _MOST_PLACES = 1_000_000  # states of the automaton in the deterministic ones, tens of bytes each
 
 
@@ -424,14 +425,19 @@ class Pattern:
         self._known: dict[tuple[frozenset[int], int], _Known] = {}
         self._forget()
 
-    def matches(self, text: str) -> bool:
-        """Whether the whole of `text` matches."""
+    def matches(self, text: str, check: Callable[[], object] = bool) -> bool:
+        """Whether the whole of `text` matches. `check` is called before whatever takes long; its error ends this."""
         state = self._first
-        for char in text:
-            found = state.next.get(char)
-            state = found if found is not None else self._step(state, char)
-            if not state.places:
-                return False
+        for start in range(0, len(text), _AT_ONCE):
+            check()
+            for char in text[start : start + _AT_ONCE]:
+                found = state.next.get(char)
+                if found is None:
+                    check()
+                    found = self._step(state, char)
+                state = found
+                if not state.places:
+                    return False
         return 0 in self._reached(state, _NOTHING)
 
     def _forget(self) -> None:

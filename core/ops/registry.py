@@ -142,9 +142,12 @@ class Call(NodeView):
         inputs: Sequence[Runtime],
         run_graph: Callable[..., list[Runtime]] | None = None,
         symbols: Mapping[str, int] | None = None,
+        check: Callable[[], object] = bool,
     ) -> None:
+        """`check` raises once the run is to end: what is open-ended calls it again and again."""
         super().__init__(op, node)
         self.inputs = inputs
+        self.check = check
         self._run_graph = run_graph
         self._symbols = symbols or {}
 
@@ -186,6 +189,7 @@ class OpDef:
     shape_arithmetic: ClassVar[bool] = False
     pure: ClassVar[bool] = True  # False: not to be folded, merged or reordered (random numbers)
     commutative: ClassVar[bool] = False
+    open_ended: ClassVar[bool] = False  # data, and not their shapes, decide how long it takes; see `may_not_end`
     kernel_dtypes: ClassVar[Collection[DType]] = (DType.FLOAT32,)  # element types that `write_kernel` knows
     zero_gradient: ClassVar[str] = ""  # why small changes of the inputs do not change the outputs
     no_gradient: ClassVar[str] = ""  # why there is no gradient although there could be one
@@ -339,6 +343,12 @@ def describe(node: Node) -> str:
     """How errors name a node: `node 'conv1' (Conv)`."""
     label = node.name or (node.outputs[0].name if node.outputs else "?")
     return f"node '{label}' ({node.op})"
+
+
+def may_not_end(nodes: Iterable[Node]) -> bool:
+    """Whether data can make one of the nodes, or of those in their bodies, go on for ever, or as good as: a branch may
+    only where one of its bodies may, and a scan, too, since it ends with what it reads."""
+    return any(get(node.op).open_ended or may_not_end(n for b in node.subgraphs for n in b.nodes) for node in nodes)
 
 
 def _flat(value: Any) -> tuple[Any, ...]:

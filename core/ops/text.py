@@ -77,6 +77,7 @@ class RegexFullMatch(OpDef):
     inputs = "X"
     outputs = "Y"
     attrs = {"pattern": Required("text")}
+    open_ended = True  # a character may take as long as the pattern, and there is a text full of them
     zero_gradient = "strings have no gradients"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
@@ -92,7 +93,7 @@ class RegexFullMatch(OpDef):
 
     def reference(self, c: Call, x: Array) -> Array:
         pattern = self._compiled(c)
-        return np.array([pattern.matches(str(item)) for item in x.ravel()], np.bool_).reshape(x.shape)
+        return np.array([pattern.matches(str(item), c.check) for item in x.ravel()], np.bool_).reshape(x.shape)
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
         return rows_beside(c, axes, ())

@@ -14,6 +14,7 @@ from core.ir.dim import affine, evaluate, symbols
 from core.ir.graph import Array, Graph
 from core.ir.types import Dim, TensorType, ValueType
 from core.kernels.catalog.base import KernelSpec
+from core.ops.registry import may_not_end
 from core.plan.liveness import Affine
 
 ARENA, WEIGHTS = 0, 1  # the first bases; model inputs, states and outputs follow in this order, then flags
@@ -43,6 +44,7 @@ class Step:
     bytes: Affine = Affine()
     grid: tuple[Dim, ...] = ()  # on a GPU: programs along up to three axes
     flag: int | None = None  # on a GPU: the place among the plan's flags, where the kernel may refuse its data
+    may_not_end: bool = False  # data can make it go on for ever
     meets: bool = True  # whether threads wait for each other behind it: not where the next step is of the same stage
 
 
@@ -121,6 +123,11 @@ class Plan:
     threads: int = 1  # scratch memory is for so many: no more may take part in a run
     regions: tuple[Region, ...] = ()  # the map of the arena, for people
     most_rows: int | None = None  # that kernels reach; None: any
+
+    @property
+    def may_not_end(self) -> bool:
+        """Whether data can make a run go on for ever."""
+        return any(step.may_not_end for step in self.steps) or may_not_end(self.fallbacks.nodes)
 
     @property
     def flags(self) -> int:

@@ -113,6 +113,7 @@ def _step(step: Step) -> dict[str, Any]:
         "bytes": _affine(step.bytes),
         "grid": list(map(str, step.grid)),
         "flag": step.flag,
+        "may_not_end": step.may_not_end,
         "meets": step.meets,
     }
 
@@ -129,6 +130,7 @@ def _read_step(item: dict[str, Any]) -> Step:
         bytes=Affine(*item["bytes"]),
         grid=tuple(map(parse_dim, item["grid"])),
         flag=item["flag"],
+        may_not_end=bool(item["may_not_end"]),
         meets=bool(item["meets"]),
     )
 

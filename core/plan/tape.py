@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from core.ir.graph import Graph, Node, Value
 from core.kernels.catalog import Block, Flag, In, KernelCall, Operand, Out, Outer, Packed, Scratch
+from core.ops.registry import may_not_end
 from core.plan.choice import Choice
 from core.plan.control import outer_values
 from core.plan.liveness import Affine
@@ -56,6 +57,7 @@ class Tape:
             bytes=affine_of(call.bytes),
             grid=call.grid,
             flag=self._flags.get(node),
+            may_not_end=may_not_end([node]),
         )
 
     def _operand(self, node: Node, index: int, operand: Operand) -> Address:

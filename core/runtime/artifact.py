@@ -38,7 +38,7 @@ from core.runtime.runner import Runner
 from core.runtime.session import BatchInfo, Description, PackInfo
 from core.runtime.sharing import Pieces, SharedWeights
 
-SCHEMA = 5
+SCHEMA = 6
 
 
 @dataclass(frozen=True)
@@ -224,6 +224,7 @@ def _description_to_json(description: Description) -> dict[str, Any]:
         "outputs": {name: str(type_) for name, type_ in description.outputs.items()},
         "batching": [batching.batchable, batching.reason, batching.symbol],
         "max_batch": description.max_batch,
+        "may_not_end": description.may_not_end,
         "packing": astuple(description.packing) if description.packing is not None else None,
     }
 
@@ -236,6 +237,7 @@ def _description_from_json(data: dict[str, Any]) -> Description:
             outputs={name: parse_type(text) for name, text in data["outputs"].items()},
             batching=BatchInfo(*data["batching"]),
             max_batch=int(data["max_batch"]),
+            may_not_end=bool(data["may_not_end"]),
             packing=PackInfo(*data["packing"]) if data["packing"] is not None else None,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:

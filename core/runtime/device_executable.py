@@ -24,7 +24,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,9 @@ from core.runtime.room import SLOTS, Block, Form, Ports, Slot, Way, joined, room
 from core.runtime.runner import Share, Times
 from core.runtime.tape import Copy, Generations, Graphs, Key, Launch, Tape, grid_of, launch_one, play
 from core.runtime.upload import Uploader
+
+if TYPE_CHECKING:
+    from core.runtime.executable import Executable
 
 GRAPHS = 64  # captured at most: batch sizes in use, for each slot
 
@@ -322,6 +325,10 @@ class DeviceExecutable:
         return (*outputs, *self._states.ordered(updates))
 
     # -- life -------------------------------------------------------------------------------------------------------
+
+    @property
+    def hosts(self) -> tuple[Executable, ...]:
+        return ()
 
     @property
     def shares(self) -> tuple[Share, ...]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from time import perf_counter_ns
 from typing import Any
 
@@ -36,12 +37,14 @@ _ALONE_BELOW = 48_000_000
 _ALONE_BELOW_IN_A_ROW = 2_000_000
 _IN_A_ROW_NS = SPIN_NS * 4 // 5  # a worker that is about to sleep would have to be woken all the same
 
-_ENDLESS = frozenset({"If", "Loop", "Scan"})  # or may have loops inside
 _FIRST_PORT = WEIGHTS + 1  # bases of inputs, then states, then outputs: the order of Plan's ports
 
 # Plain integers: a member of an IntEnum costs a lookup each time, and a run of a tiny model takes microseconds.
 _N, _FIRST, _LAST = int(ContextWord.N), int(ContextWord.FIRST), int(ContextWord.LAST)
 _THREADS, _TIMES = int(ContextWord.THREADS), int(ContextWord.TIMES)
+
+
+_NUMBERS = count(1)  # of runs; a thread's next one is never taken for the one before
 
 
 @dataclass(eq=False)
@@ -54,8 +57,10 @@ class _Context:
     addresses: NDArray[np.int64]
     counters: NDArray[np.int64]
     arena: NDArray[np.uint8]
+    # What of these is kept where a run may not end by itself.
+    run: int = 0
+    thread: int = 0
     interrupted: bool = False
-    thread: int = 0  # whose run it is; kept where a run may not end by itself
 
     def check(self) -> None:
         """Raise Interrupted once the run is to end."""
@@ -93,8 +98,8 @@ class Executable:
         self._simple = len(plan.schedule) == 1 and isinstance(plan.schedule[0], Segment) and not plan.copies
         divisible = independent and self._simple and not plan.states
         self._most = rows_of_a_piece(plan, threads) if divisible else ALL
-        self._loops = [index for index, step in enumerate(plan.steps) if step.op in _ENDLESS]
-        self.may_not_end = bool(self._loops) or any(node.op in _ENDLESS for node in plan.fallbacks.nodes)
+        self._loops = [index for index, step in enumerate(plan.steps) if step.may_not_end]
+        self.may_not_end = plan.may_not_end
         self._in_flight: set[_Context] = set()  # kept where a run may not end by itself
         self._row_steps = np.array([0] * _FIRST_PORT + row_steps((*plan.inputs, *plan.states, *plan.outputs)))
 
@@ -113,6 +118,10 @@ class Executable:
         port = next(port for port in self.plan.states if port.name == name)
         with self._state_lock:
             return self._states[port.base].copy()
+
+    @property
+    def hosts(self) -> tuple[Executable, ...]:
+        return (self,)
 
     @property
     def shares(self) -> tuple[Share, ...]:
@@ -143,11 +152,16 @@ class Executable:
         except MemoryError as error:
             raise FeedError(f"a batch of {n} needs more memory than there is: {error}") from error
 
-    def interrupt(self, threads: Collection[int] | None = None) -> None:
-        """Make the loops of the runs under way, or of those of some threads, end soon; they raise Interrupted."""
+    def runs(self) -> dict[int, int]:
+        """The number of the run that each thread is in, where a run may not end by itself."""
+        with self._guard:
+            return {context.thread: context.run for context in self._in_flight}
+
+    def interrupt(self, run: int | None = None) -> None:
+        """Make the loops of a run, or of all under way, end soon; they raise Interrupted."""
         with self._guard:
             for context in self._in_flight:
-                if threads is not None and context.thread not in threads:
+                if run not in (None, context.run):
                     continue
                 context.interrupted = True
                 for index in self._loops:
@@ -311,7 +325,7 @@ class Executable:
                 context.arena = aligned_bytes(needed)
                 context.bases[ARENA] = address_of(context.arena)
             if self.may_not_end:
-                context.interrupted, context.thread = False, threading.get_ident()
+                context.run, context.thread, context.interrupted = next(_NUMBERS), threading.get_ident(), False
                 with self._guard:
                     self._in_flight.add(context)
         except BaseException:

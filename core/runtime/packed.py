@@ -76,6 +76,10 @@ class PackedRuns:
             self._run_sequences(feeds, found, record)
         return [{name: outputs[name] for name in self._outputs} for outputs in found.joined()]
 
+    @property
+    def runners(self) -> tuple[Executable, ...]:
+        return (self.tokens,) if self.sequences is None else (self.tokens, self.sequences)
+
     def close(self) -> None:
         self.tokens.close()
         if self.sequences is not None:

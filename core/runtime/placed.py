@@ -20,6 +20,7 @@ from core.ir.graph import Array
 from core.plan.placement import Crossing
 from core.plan.plan import Plan
 from core.runtime.device_executable import DeviceExecutable
+from core.runtime.executable import Executable
 from core.runtime.resident import Held
 from core.runtime.runner import Runner, Share, Times
 
@@ -89,6 +90,10 @@ class Placed:
     @property
     def shares(self) -> tuple[Share, ...]:
         return tuple(share for part in self._parts for share in part.shares)
+
+    @property
+    def hosts(self) -> tuple[Executable, ...]:
+        return tuple(host for part in self._parts for host in part.hosts)
 
     def run(self, n: int, inputs: Sequence[Any], times: Sequence[Times] | None = None) -> list[Any]:
         """As `Runner.run`."""

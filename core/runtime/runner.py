@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from core.plan.plan import Memory, Plan
 from core.runtime.machine import Peaks
+
+if TYPE_CHECKING:
+    from core.runtime.executable import Executable
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,12 @@ class Runner(Protocol):
     @property
     def shares(self) -> tuple[Share, ...]:
         """In the order they run."""
+        ...
+
+    @property
+    def hosts(self) -> tuple[Executable, ...]:
+        """What of it the host runs. Only there a run may not end, and can be broken off: kernels of devices have no
+        loops that data decide on."""
         ...
 
     def run(self, n: int, inputs: Sequence[Any], times: Sequence[Times] | None = None) -> list[Any]:

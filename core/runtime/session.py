@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +55,7 @@ class Description:
     batching: BatchInfo
     max_batch: int
     packing: PackInfo | None = None  # None: nobody asked for it
+    may_not_end: bool = False  # data can make a run of some shapes go on for ever
 
 
 def _one_set_of_shapes(binding: Binding) -> Made:
@@ -81,6 +82,8 @@ class Session:
         self._checks = [_Check.of(name, type_, description.batching.symbol) for name, type_ in self.inputs.items()]
         self._quick = fixed is not None and all(check is not None for check in self._checks)
         self._output_names = tuple(description.outputs)
+        # Of a model with one set of shapes its code knows best: loops may have been unrolled.
+        self.may_not_end = description.may_not_end if fixed is None else any(_endless(fixed.executable))
 
     @property
     def inputs(self) -> Mapping[str, ValueType]:
@@ -209,18 +212,22 @@ class Session:
         seconds."""
         return self._shapes.settle(timeout) and all(each.settle(timeout) for each in self._shapes.made().values())
 
-    @property
-    def may_not_end(self) -> bool:
-        """Whether data can make a run go on for ever, as far as the model's shapes are known: it has loops."""
-        return any(runner.may_not_end for runner in self._shapes.made().values() if isinstance(runner, Executable))
+    def runs(self) -> dict[int, int]:
+        """Where `may_not_end`: which run goes on now in which thread (its identifier). No two runs of a process have
+        the same number. One call of `run` may take several, one after the other."""
+        return {thread: run for host in self._endless() for thread, run in host.runs().items()}
 
-    def interrupt(self, threads: Collection[int] | None = None) -> None:
-        """Break off the runs under way, or those that were called from some threads (their identifiers), where they go
-        round a loop, or soon will: they raise Interrupted. Whoever wants all of them to end asks again until they have.
-        """
-        for runner in self._shapes.made().values():
-            if isinstance(runner, Executable):
-                runner.interrupt(threads)
+    def interrupt(self, run: int | None = None) -> None:
+        """Break off this run (see `runs`), or all under way: at the next round of a loop it raises Interrupted.
+        Nothing happens where it has ended. Whoever wants it to end asks again until it has."""
+        for host in self._endless():
+            host.interrupt(run)
+
+    def _endless(self) -> list[Executable]:
+        """What runs that may not end, also where better code has taken its place meanwhile."""
+        packed = self._packed.made if self._packed is not None else None
+        runners = [*self._shapes.runners(), *(packed.runners if packed is not None else ())]
+        return [host for runner in runners for host in _endless(runner)]
 
     def close(self) -> None:
         """End what goes on in the background; free code and memory as soon as the runs in flight have ended."""
@@ -275,6 +282,11 @@ class Session:
     def _executable(self, binding: Binding) -> Iterator[Runner]:
         with self._shapes.enter(binding) as shape, self._shapes.executable(shape) as executable:
             yield executable
+
+
+def _endless(runner: Runner) -> list[Executable]:
+    """The parts of a run that may go on for ever."""
+    return [host for host in runner.hosts if host.may_not_end]
 
 
 @dataclass(frozen=True, slots=True)

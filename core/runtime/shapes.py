@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+from weakref import WeakSet
 
 from core.errors import SessionClosed
 from core.runtime.background import Background
@@ -122,6 +123,7 @@ class Shapes:
         self._limit = limit
         self._shapes: OrderedDict[Binding, Shape] = OrderedDict()
         self._changed = threading.Condition()
+        self._runners: WeakSet[Runner] = WeakSet()
         self._backgrounds = [Background() for _ in maker.later]
         self._closed = False
         self.fixed: Runner | None = None
@@ -181,6 +183,11 @@ class Shapes:
         """What exists now, the most recently used last."""
         with self._changed:
             return {binding: s.held.made.executable for binding, s in self._shapes.items() if s.held is not None}
+
+    def runners(self) -> list[Runner]:
+        """All code, and what was replaced, dropped or closed as long as somebody runs it."""
+        with self._changed:
+            return list(self._runners)
 
     def states(self) -> dict[Binding, str]:
         """How far every shape has come."""
@@ -273,6 +280,7 @@ class Shapes:
         """Replace what there was."""
         with self._changed:
             before = shape.hold(made)
+            self._runners.add(made.executable)
             if shape.binding == () and not shape.dropped:
                 self.fixed = made.executable
             idle = shape.unwanted()

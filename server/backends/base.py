@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -85,14 +85,19 @@ class PlacedModel(LoadedModel, Protocol):
 
 @runtime_checkable
 class EndlessModel(LoadedModel, Protocol):
-    """A model whose runs may go on for ever, if ``may_not_end`` says so, but can be broken off."""
+    """A model whose runs may go on for ever, if ``may_not_end`` says so (always the same), but can be broken off."""
 
     @property
     def may_not_end(self) -> bool: ...
 
-    def interrupt(self, threads: Collection[int] | None = None) -> None:
-        """Have the executions under way, or those on some threads, end soon: they raise BrokenOff. To be repeated until
-        they have."""
+    def runs(self) -> Mapping[int, int]:
+        """Return which run goes on now in which thread. A run's number is never used again; an execution may take
+        several runs, one after the other."""
+        ...
+
+    def interrupt(self, run: int | None = None) -> None:
+        """Have a run, or all that are under way, end soon: the execution raises BrokenOff. To be repeated until it
+        has; nothing happens where it has ended."""
         ...
 
 

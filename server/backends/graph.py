@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,12 +74,16 @@ class GraphModel:
 
     @property
     def may_not_end(self) -> bool:
-        """Whether it has loops: data may make them go round for ever."""
+        """Whether data may make its loops go round for ever."""
         return self._session.may_not_end
 
-    def interrupt(self, threads: Collection[int] | None = None) -> None:
-        """Have its loops end, or those that go round on some threads; what runs there raises BrokenOff."""
-        self._session.interrupt(threads)
+    def runs(self) -> dict[int, int]:
+        """Return the run of each thread, where they may not end."""
+        return self._session.runs()
+
+    def interrupt(self, run: int | None = None) -> None:
+        """Have a run's loops end, or those of all; what runs raises BrokenOff."""
+        self._session.interrupt(run)
 
     def tokens(self, inputs: Tensors) -> int:
         """Return how many tokens there are: of a model that packs, every length besides the rows is that of

@@ -60,7 +60,8 @@ class Batcher:
         self._dispatch = Dispatch(model, self.cost, pool, execute, self._back, self._resume)
         self._pool = pool
         self._counts_rows = _has_known_shapes(model)
-        self._inline_budget = inline_budget if self._counts_rows and not endless(model) else 0.0  # seconds
+        self._endless = endless(model)
+        self._inline_budget = inline_budget if self._counts_rows and self._endless is None else 0.0  # seconds
         self._overseen = False
         self._loop = asyncio.get_running_loop()
         self._delayed: asyncio.TimerHandle | None = None  # requests are held back until then
@@ -222,7 +223,7 @@ class Batcher:
             return
         self._lonely = 0
         dispatch.stage(batch)
-        if not self._overseen:
+        if self._endless is not None and not self._overseen:
             self._overseen = True
             self._loop.call_later(_LOOK, self._oversee)
         if is_idle:
@@ -231,16 +232,14 @@ class Batcher:
     def _oversee(self) -> None:
         """What may run for ever is broken off once nobody waits for any of its batch."""
         self._overseen = bool(self._dispatch.running)
-        if not self._overseen:
+        if not self._overseen or self._endless is None:
             return
         self._loop.call_later(_LOOK, self._oversee)
-        if (model := endless(self.model)) is None:
-            return
-        past = monotonic() - _LATE
-        batches = self._dispatch.under_way
-        threads = {thread for thread, batch in batches if all(_is_given_up(entry, past) for entry in batch)}
-        if threads:
-            model.interrupt(threads)
+        # In this order: a thread that has gone on to another batch in between is in another run by then.
+        runs, batches, past = self._endless.runs(), self._dispatch.under_way, monotonic() - _LATE
+        for thread, batch in batches:
+            if thread in runs and all(_is_given_up(entry, past) for entry in batch):
+                self._endless.interrupt(runs[thread])
 
     def _holds_back(self) -> bool:
         """Whether what waits shall wait for more; if so, until when is seen to."""

@@ -71,6 +71,8 @@ def run_packed(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> Ra
     executions = 1
     try:
         outcomes: list[Outcome] = [*packing.execute_packed(inputs)]
+    except BrokenOff as error:
+        outcomes = [error for _ in inputs]
     except Exception as error:
         executions += len(inputs) if len(inputs) > 1 else 0
         outcomes = [_failure(error)] if len(inputs) == 1 else [_alone(model, one) for one in inputs]

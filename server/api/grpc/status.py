@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from server.errors import Internal, ServerError
+from server.errors import BrokenOff, Internal, ServerError
 
 log = logging.getLogger("lathe.api")
 
@@ -33,11 +33,12 @@ STATUS: dict[str, grpc.StatusCode] = {
     "unavailable": grpc.StatusCode.UNAVAILABLE,
     "shed": grpc.StatusCode.UNAVAILABLE,
     "overloaded": grpc.StatusCode.UNAVAILABLE,  # as Triton answers for a full queue, and what clients try again
-    "deadline_exceeded": grpc.StatusCode.DEADLINE_EXCEEDED,
-    "broken_off": grpc.StatusCode.DEADLINE_EXCEEDED,
+    "deadline_exceeded": grpc.StatusCode.UNAVAILABLE,  # the request's `timeout`, as with Triton; see `_status_of`
+    "broken_off": grpc.StatusCode.UNAVAILABLE,
     "storage_full": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "out_of_memory": grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
+_OVER = 0.01  # seconds: timers and clocks do not agree to the millisecond
 PUSHBACK = "grpc-retry-pushback-ms"  # gRPC's Retry-After, which clients with a retry policy obey by themselves
 
 
@@ -58,5 +59,17 @@ async def errors_as_status(context: Any) -> AsyncIterator[None]:
         raise
     except Exception as error:
         refused = known(error)
-        trailing = () if refused.retry_after is None else ((PUSHBACK, str(int(refused.retry_after * 1000))),)
-        await context.abort(STATUS.get(refused.code, grpc.StatusCode.UNKNOWN), refused.message, trailing)
+        await context.abort(_status_of(refused, context.time_remaining()), refused.message, _trailing(refused))
+
+
+def _status_of(error: ServerError, left: float | None) -> grpc.StatusCode:
+    """``left``: seconds to the deadline of the call. When that is over its caller's library says so, whatever comes."""
+    if left is not None and left <= _OVER:
+        return grpc.StatusCode.DEADLINE_EXCEEDED
+    return STATUS.get(error.code, grpc.StatusCode.UNKNOWN)
+
+
+def _trailing(error: ServerError) -> tuple[tuple[str, str], ...]:
+    if isinstance(error, BrokenOff):
+        return ((PUSHBACK, "-1"),)  # not to be tried again: it would most likely not end either
+    return () if error.retry_after is None else ((PUSHBACK, str(int(error.retry_after * 1000))),)

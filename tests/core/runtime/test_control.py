@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ import onnx.parser
 import pytest
 
 import core
-from core.errors import FeedError, Interrupted
+from core.errors import FeedError
 from core.ir.closure import closed, opened
 from core.ir.graph import Graph, captures
 from tests.core.frontends.models import floats, theirs
@@ -223,49 +220,6 @@ def test_bodies_stand_alone_and_return() -> None:
     again = opened(alone, outer)
     assert captures(again) == [value for value in captured if value not in graph.constants]
     assert str(body) == text
-
-
-def endless(inside: str = "", op: str = "Tanh") -> bytes:
-    """Goes round as often as `m` says; `inside` goes around that."""
-    loop = f"""h = Loop (m, go, x) <body = b (int64 i, bool c, float[n,4] hin) => (bool again, float[n,4] hout)
-    {{
-        again = Identity(c)
-        hout = {op}(hin)
-    }}>"""
-    if inside:
-        loop = f"""h = {inside}<body = outer (int64 j, bool d, float[n,4] xin) => (bool still, float[n,4] h)
-        {{
-            still = Identity(d)
-            {loop.replace("go, x)", "go, xin)")}
-        }}>"""
-    return model(loop, "int64 m, float[n,4] x", "float[n,4] h", "bool go = {1}")
-
-
-@pytest.mark.parametrize(
-    ("data", "native"),
-    [(endless(), True), (endless("Loop (m, go, x) "), True), (endless(op="Hardmax"), False)],
-    ids=["one loop", "a loop in a loop", "on the reference"],
-)
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_loop_without_end_is_broken_off(data: bytes, native: bool, threads: int) -> None:
-    feeds = {"m": np.array(1 << 62), "x": np.full((2, 4), 0.5, np.float32)}
-    with core.compile(core.load(data), threads=threads) as session, ThreadPoolExecutor(1) as pool:
-        assert (" 0 on the reference" in session.explain()) == native
-        assert session.may_not_end
-        few = session.run(feeds | {"m": np.array(3)})["h"]
-        running = pool.submit(session.run, feeds)
-        while not session._shapes.fixed._in_flight:
-            time.sleep(0.001)
-        (thread,) = pool._threads
-        session.interrupt({threading.get_ident()})
-        time.sleep(0.01)
-        assert not running.done()
-        while not running.done():
-            session.interrupt({thread.ident or 0})
-            time.sleep(0.001)
-        with pytest.raises(Interrupted):
-            running.result()
-        np.testing.assert_array_equal(session.run(feeds | {"m": np.array(3)})["h"], few)  # none the worse
 
 
 def test_a_loop_ends_with_the_first_index_that_is_refused() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,14 @@ import pytest
 
 from server.backends.graph import GraphModel
 from server.batching import batcher
+from server.batching.batcher import Batcher
+from server.batching.execution import Execute, gather, run, run_packed
 from server.batching.policy import BatchPolicy
 from server.errors import BrokenOff
 from server.scheduling import servable as scheduling
 from server.scheduling.servable import Servable
 from server.types import ModelRef, Tensors
-from tests.core.runtime.test_control import endless
+from tests.core.runtime.test_interrupt import endless
 from tests.server.data.fakes import FakeModel, doubler
 from tests.server.data.running import infer_request, rows, serving, tensor_of, wait_for
 from tests.server.data.test_batcher import Bench, play
@@ -33,19 +36,28 @@ class Endless(FakeModel):
     def __init__(self) -> None:
         plain = doubler()
         super().__init__(self.go_round, plain.inputs, plain.outputs)
-        self.stop = threading.Event()
         self.broken_off = 0
+        self.numbers = count(1)
+        self.under_way: dict[int, tuple[int, threading.Event]] = {}  # by thread: the run, and what ends it
 
     def go_round(self, inputs: Tensors) -> Tensors:
-        if (inputs["x"][:, 0] == 7).any():
-            self.stop.clear()
-            assert self.stop.wait(20)
-            self.broken_off += 1
-            raise BrokenOff("as told")
+        run = self.under_way[threading.get_ident()] = next(self.numbers), threading.Event()
+        try:
+            if (inputs["x"][:, 0] == 7).any():
+                assert run[1].wait(20)
+                self.broken_off += 1
+                raise BrokenOff("as told")
+        finally:
+            del self.under_way[threading.get_ident()]
         return {"y": inputs["x"] * 2}
 
-    def interrupt(self, threads: Collection[int] | None = None) -> None:
-        self.stop.set()
+    def runs(self) -> dict[int, int]:
+        return {thread: number for thread, (number, _) in dict(self.under_way).items()}
+
+    def interrupt(self, run: int | None = None) -> None:
+        for number, stop in list(self.under_way.values()):
+            if run in (None, number):
+                stop.set()
 
 
 FOREVER = rows(1, start=7)
@@ -86,8 +98,8 @@ def test_what_waits_for_a_worker_is_not_broken_off(monkeypatch: pytest.MonkeyPat
     """It may begin at any moment."""
     monkeypatch.setattr(batcher, "_LOOK", 0.01)
     model, free = Endless(), threading.Event()
-    interrupts: list[None] = []
-    model.interrupt = lambda threads=None: interrupts.append(None)  # type: ignore[method-assign]
+    interrupts: list[int | None] = []
+    model.interrupt = interrupts.append  # type: ignore[method-assign]
 
     async def scene(bench: Bench) -> None:
         for _ in range(2):
@@ -104,29 +116,94 @@ def test_what_waits_for_a_worker_is_not_broken_off(monkeypatch: pytest.MonkeyPat
 def test_of_several_instances_only_the_one_that_is_given_up_is_broken_off() -> None:
     """While others are waited for at any moment."""
     model = Endless()
-    told: list[Collection[int] | None] = []
-
-    def interrupt(threads: Collection[int] | None = None) -> None:
-        told.append(threads)
-        model.stop.set()
-
-    model.interrupt = interrupt  # type: ignore[method-assign]
 
     async def scene(bench: Bench) -> None:
         bench.batcher.configure(BatchPolicy(instances=2))
         entry, _ = bench.submit(FOREVER)
-        await asyncio.to_thread(model.entered.wait, 10)
-        model.gate.clear()
-        other = bench.submit(rows(1))[1]
-        await asyncio.to_thread(wait_for, lambda: len(bench.batcher._dispatch.under_way) == 2)
-        threads = [thread for thread, batch in bench.batcher._dispatch.under_way if entry in batch]
+        await asyncio.to_thread(wait_for, lambda: len(model.runs()) == 1)
+        other = bench.submit(FOREVER)[1]
+        await asyncio.to_thread(wait_for, lambda: len(model.runs()) == 2)
         bench.batcher.cancel(entry)
-        await asyncio.to_thread(wait_for, lambda: told)
-        assert told == [set(threads)] and not other.done()
-        model.gate.set()
-        assert isinstance(await other, dict)
+        await asyncio.to_thread(wait_for, lambda: len(model.runs()) == 1)
+        await asyncio.sleep(0.5)
+        assert not other.done() and model.broken_off == 1
+        model.interrupt()
+        assert isinstance(await other, BrokenOff)
 
     play(scene, model)
+
+
+def test_the_next_batch_of_a_thread_is_not_broken_off_for_the_one_before() -> None:
+    """It may begin between the look at what is given up and the interruption."""
+    model = Endless()
+    told: list[int | None] = []
+
+    async def scene(bench: Bench) -> None:
+        entry, _ = bench.submit(FOREVER)
+        await asyncio.to_thread(wait_for, lambda: len(model.runs()) == 1)
+        ((thread, first),) = model.runs().items()
+        futures = [bench.submit(FOREVER)[1] for _ in range(model.max_batch)]  # a full batch, which is staged
+        interrupt = model.interrupt
+
+        def slowly(run: int | None = None) -> None:
+            told.append(run)
+            model.under_way[thread][1].set()
+            wait_for(lambda: model.runs().get(thread, first) != first)
+            interrupt(run)
+
+        model.interrupt = slowly  # type: ignore[method-assign]
+        bench.batcher.cancel(entry)
+        await asyncio.to_thread(wait_for, lambda: told)
+        model.interrupt = interrupt  # type: ignore[method-assign]
+        await asyncio.sleep(0.5)
+        assert told == [first] and not any(future.done() for future in futures)
+        model.interrupt()
+        assert [type(outcome) for outcome in await asyncio.gather(*futures)] == [BrokenOff] * model.max_batch
+
+    play(scene, model)
+
+
+def test_of_a_model_whose_runs_end_nobody_looks_after_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be a timer for every busy model."""
+    looks: list[Batcher] = []
+    monkeypatch.setattr(batcher, "_LOOK", 0.01)
+    monkeypatch.setattr(Batcher, "_oversee", lambda self: looks.append(self))
+
+    async def scene(bench: Bench) -> None:
+        bench.model.gate.clear()
+        future = bench.submit(rows(1))[1]
+        await asyncio.sleep(0.1)
+        bench.model.gate.set()
+        assert isinstance(await future, dict)
+
+    play(scene, doubler())
+    assert not looks
+    play(scene, Endless())
+    assert looks
+
+
+@pytest.mark.parametrize("execute", [run, run_packed], ids=["stacked", "packed"])
+def test_neighbours_are_not_run_again_for_what_was_broken_off(execute: Execute) -> None:
+    """Each of them alone could take as long."""
+    calls: list[int] = []
+
+    class Packing(FakeModel):
+        packs, packing_reason = True, ""
+
+        def tokens(self, inputs: Tensors) -> int:
+            return 1
+
+        def execute_packed(self, requests: list[Tensors]) -> list[Tensors]:
+            return [self.execute(gather(requests))]
+
+    def go_round(inputs: Tensors) -> Tensors:
+        calls.append(len(inputs["x"]))
+        raise BrokenOff("as told")
+
+    plain = doubler()
+    found = execute(Packing(go_round, plain.inputs, plain.outputs), [{"x": rows(1)}, {"x": rows(1)}], [1, 1])
+    assert [type(outcome) for outcome in found.outcomes] == [BrokenOff] * 2
+    assert calls == [2]
 
 
 def test_a_model_is_let_go_though_an_execution_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +231,7 @@ class Served(FakeModel):
 
     def __init__(self, model: GraphModel) -> None:
         super().__init__(model.execute, model.inputs, model.outputs, batchable=False)
-        self.may_not_end, self.interrupt = model.may_not_end, model.interrupt
+        self.may_not_end, self.interrupt, self.runs = model.may_not_end, model.interrupt, model.runs
 
 
 def test_a_loop_over_http_ends_with_its_deadline(looping: GraphModel) -> None:

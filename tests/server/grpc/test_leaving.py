@@ -24,6 +24,7 @@ from server.cli import app
 from server.settings import Settings
 from tests.server.data.fakes import FakeModel, application, doubler
 from tests.server.data.running import rows, wait_for
+from tests.server.data.test_endless import FOREVER, Endless
 from tests.server.grpc.wire import grpc_serving, refusal, request, stub
 
 HealthRequest = message_class(HEALTH.message_types_by_name["HealthCheckRequest"])
@@ -74,10 +75,24 @@ def test_the_requests_timeout_counts_too(held: FakeModel) -> None:
         late = request(rows(2))
         late.parameters["timeout"].int64_param = 50_000
         code, details = refusal(service.ModelInfer, late)
-        assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert code is grpc.StatusCode.UNAVAILABLE  # as with Triton, and 503 over HTTP
         assert "timeout" in details
         held.gate.set()
         first.result(10)
+
+
+def test_a_call_that_may_not_end_is_told_so_and_not_to_come_back() -> None:
+    """In HTTP's words 503 without Retry-After: the request would not end either if it were sent again."""
+    model = Endless()
+    with grpc_serving({"doubler": model}) as (_, address), stub(address) as service:
+        endless = request(FOREVER)
+        endless.parameters["timeout"].int64_param = 50_000
+        with pytest.raises(grpc.RpcError) as caught:
+            service.ModelInfer(endless, timeout=20)
+        error: Any = caught.value
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert dict(error.trailing_metadata())["grpc-retry-pushback-ms"] == "-1"
+        assert model.broken_off == 1
 
 
 def test_a_full_queue_says_when_to_come_back(held: FakeModel) -> None:

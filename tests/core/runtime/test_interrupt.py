@@ -1,0 +1,163 @@
+"""Runs that data can make go on for ever: told apart from others, and broken off, each by itself."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import pytest
+
+import core
+from core import Session
+from core.errors import Interrupted
+from tests.core.runtime.test_control import model
+
+FOREVER = np.array(1 << 62)
+FEEDS = {"m": FOREVER, "x": np.full((2, 4), 0.5, np.float32)}
+FEW = FEEDS | {"m": np.array(3)}
+
+
+def loop(op: str = "Tanh", width: str = "4", x: str = "x") -> str:
+    return f"""h = Loop (m, go, {x}) <body = b (int64 i, bool c, float[n,{width}] hin)
+        => (bool again, float[n,{width}] hout)
+    {{
+        again = Identity(c)
+        hout = {op}(hin)
+    }}>"""
+
+
+def inside(op: str, inputs: str = "", carried: str = "") -> str:
+    """The loop in the body of another node."""
+    declared, x = (f"float[n,4] {carried}", carried) if carried else ("", "x")
+    attribute = "body" if carried else "then_branch"
+    trips = "int64 j, bool d, " if op == "Loop" else ""
+    still = ("bool still, ", "still = Identity(d)") if op == "Loop" else ("", "")
+    other = "" if carried else ", else_branch = e () => (float[n,4] h) { h = Relu(x) }"
+    return f"""h = {op} ({inputs}) <{attribute} = outer ({trips}{declared}) => ({still[0]}float[n,4] h)
+    {{
+        {still[1]}
+        {loop(x=x)}
+    }}{other}>"""
+
+
+def endless(body: str = "") -> bytes:
+    """Goes round as often as `m` says."""
+    return model(body or loop(), "int64 m, float[n,4] x", "float[n,4] h", "bool go = {1}")
+
+
+def breaks_off(session: Session, running: Future[Any], pool: ThreadPoolExecutor) -> int:
+    """Break off the run that the pool's only thread is in. The answer is its number."""
+    (thread,) = pool._threads
+    while thread.ident not in session.runs():
+        assert not running.done()
+        time.sleep(0.001)
+    run = session.runs()[thread.ident or 0]
+    session.interrupt(run + 1)
+    time.sleep(0.01)
+    assert not running.done()
+    end = time.monotonic() + 60
+    while not running.done() and time.monotonic() < end:
+        session.interrupt(run)
+        time.sleep(0.001)
+    with pytest.raises(Interrupted):
+        running.result(0)
+    assert not session.runs()
+    return run
+
+
+@pytest.mark.parametrize(
+    ("body", "native"),
+    [(loop(), True), (inside("Loop", "m, go, x", "xin"), True), (inside("If", "go"), True), (loop("Hardmax"), False)],
+    ids=["one loop", "a loop in a loop", "a loop in a branch", "on the reference"],
+)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_loop_without_end_is_broken_off(body: str, native: bool, threads: int) -> None:
+    with core.compile(core.load(endless(body)), threads=threads) as session, ThreadPoolExecutor(1) as pool:
+        assert (" 0 on the reference" in session.explain()) == native
+        assert session.may_not_end
+        few = session.run(FEW)["h"]
+        breaks_off(session, pool.submit(session.run, FEEDS), pool)
+        np.testing.assert_array_equal(session.run(FEW)["h"], few)  # none the worse
+
+
+def test_a_run_is_not_broken_off_for_the_one_before() -> None:
+    """By the same thread, with the same memory."""
+    with core.compile(core.load(endless()), threads=1) as session, ThreadPoolExecutor(1) as pool:
+        first = breaks_off(session, pool.submit(session.run, FEEDS), pool)
+        running = pool.submit(session.run, FEEDS)
+        while not session.runs():
+            time.sleep(0.001)
+        for _ in range(20):
+            session.interrupt(first)
+            time.sleep(0.001)
+        assert not running.done()
+        assert breaks_off(session, running, pool) > first
+
+
+def test_all_runs_are_broken_off() -> None:
+    with core.compile(core.load(endless()), threads=1) as session, ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(session.run, FEEDS) for _ in range(2)]
+        while not all(each.done() for each in running):
+            session.interrupt()
+            time.sleep(0.001)
+        assert [type(each.exception()) for each in running] == [Interrupted] * 2
+
+
+def test_a_run_is_broken_off_though_its_code_was_dropped() -> None:
+    """As other shapes have come since."""
+    data = model(loop(width="k"), "int64 m, float[n,k] x", "float[n,k] h", "bool go = {1}")
+    with core.compile(core.load(data), threads=1, new_shapes="wait") as session, ThreadPoolExecutor(1) as pool:
+        assert session.may_not_end
+        running = pool.submit(session.run, FEEDS)
+        while not session.runs():
+            time.sleep(0.001)
+        for k in range(5, 14):
+            session.run({"m": np.array(1), "x": np.zeros((1, k), np.float32)})
+        assert (("k", 4),) not in session._shapes.made()
+        breaks_off(session, running, pool)
+
+
+def test_a_loop_between_parts_on_a_device_is_broken_off() -> None:
+    body = f"a = Relu(x)\n{loop(x='a')}\ny = Relu(h)"
+    data = model(body, "int64 m, float[n,4] x", "float[n,4] y", "bool go = {1}")
+    with core.compile(core.load(data), device="simulated:0", threads=1) as session, ThreadPoolExecutor(1) as pool:
+        assert session.may_not_end and session.devices == ("simulated:0",)
+        breaks_off(session, pool.submit(session.run, FEEDS), pool)
+
+
+SCAN = """h = Scan <num_scan_inputs = 1, body = b (float[4] row) => (float[4] out) { out = Tanh(row) }> (x)"""
+BRANCH = """h = If (yes) <then_branch = t () => (float[n,4] a) { a = Tanh(x) },
+    else_branch = e () => (float[n,4] b) { b = Relu(x) }>"""
+
+
+@pytest.mark.parametrize("body", [SCAN, BRANCH], ids=["scan", "branch"])
+@pytest.mark.parametrize("op", ["Tanh", "Hardmax"], ids=["native", "reference"])
+def test_what_ends_with_its_input_is_not_looked_after(body: str, op: str) -> None:
+    data = model(body.replace("Tanh", op), "float[n,4] x, bool yes", "float[n,4] h")
+    with core.compile(core.load(data), threads=1) as session:
+        assert (" 0 on the reference" in session.explain()) == (op == "Tanh")
+        assert not session.may_not_end
+
+
+def test_an_artifact_tells_whether_it_may_not_end(tmp_path: Any) -> None:
+    """Also before any of its shapes is compiled."""
+    for width in ("4", "k"):
+        data = model(loop(width=width), f"int64 m, float[n,{width}] x", f"float[n,{width}] h", "bool go = {1}")
+        options = core.compiler.make_options("cpu", "float32", 1, 8, True, None)  # type: ignore[attr-defined]
+        core.compiler.compile_to(tmp_path / "model", core.load(data), options)  # type: ignore[attr-defined]
+        with core.load_compiled(tmp_path / "model") as session:
+            assert session.may_not_end
+
+
+def test_a_long_match_is_broken_off() -> None:
+    """Each character may be as much work as the pattern is long."""
+    text = """<ir_version: 9, opset_import: ["" : 20]>
+        g (string[n] x) => (bool[n] y) { y = RegexFullMatch <pattern = "((a?){1000}){9}b"> (x) }"""
+    data = onnx.parser.parse_model(text).SerializeToString()
+    with core.compile(core.load(data), threads=1) as session, ThreadPoolExecutor(1) as pool:
+        assert session.may_not_end
+        np.testing.assert_array_equal(session.run({"x": np.array(["ab", "a"], object)})["y"], [True, False])
+        breaks_off(session, pool.submit(session.run, {"x": np.array(["a" * 4000] * 10, object)}), pool)

@@ -57,7 +57,8 @@ class Batcher:
         self.policy = BatchPolicy()
         self._max_rows = model.max_batch if model.batchable else 1
         self._former = Former(self.queue, self.cost, self._max_rows, self._turn_out, stats.released)
-        self._dispatch = Dispatch(model, self.cost, pool, execute, self._back, self._resume)
+        tenant = pool.tenant(stats.ref.name)
+        self._dispatch = Dispatch(model, self.cost, pool, execute, self._back, self._resume, tenant)
         self._pool = pool
         self._counts_rows = _has_known_shapes(model)
         self._endless = endless(model)
@@ -77,6 +78,7 @@ class Batcher:
         self._former.configure(policy)
         self._max_rows = self._former.max_rows
         self._dispatch.instances = policy.instances
+        self._dispatch.share(policy.compute_share)
         self._simple = policy.takes_all
         self.queue.starvation = policy.starvation if policy.priority_levels else math.inf
         self._hold_until(None)
@@ -167,6 +169,10 @@ class Batcher:
         if self.admission.items:
             self._drained = self._drained or asyncio.Event()
             await self._drained.wait()
+
+    def close(self) -> None:
+        """All is drained and nobody submits any more."""
+        self._dispatch.close()
 
     def _submit_parts(self, entry: Entry) -> None:
         try:
@@ -271,8 +277,10 @@ class Batcher:
             self._next()
 
     def _runs_here(self, batch: list[Entry]) -> bool:
-        """Short work is done at once on this thread, unless a worker's run could make it wait for the compute team."""
-        if not self._inline_budget or self._pool.busy or not self.cost.trusted:
+        """Short work is done at once on this thread, unless a worker's run could make it wait for the compute team, or
+        it has to be counted."""
+        pool = self._pool
+        if not self._inline_budget or pool.busy or pool.shared or not self.cost.trusted:
             return False
         return self.cost.predict(sum([entry.rows for entry in batch])) <= self._inline_budget
 

@@ -13,6 +13,7 @@ from server.batching.cost import CostModel
 from server.batching.entry import DONE, STAGED, Entry
 from server.batching.execution import Execute, Kernels, Ran
 from server.scheduling.pool import WorkerPool
+from server.scheduling.tenants import Tenant
 from server.types import Tensors
 
 
@@ -37,6 +38,7 @@ class Dispatch:
         execute: Execute,
         back: Callable[[Finished], None],
         ended: Callable[[], None],
+        tenant: Tenant,
     ) -> None:
         self.instances = 1
         self.running = 0  # workers that have this model's job, at most ``instances``
@@ -47,6 +49,7 @@ class Dispatch:
         self._execute = execute
         self._back = back
         self._after = ended
+        self._tenant = tenant
         # By batch: since when it runs, how much work it is, and on which thread.
         self._begun: dict[int, tuple[float, int, int, list[Entry]]] = {}
 
@@ -76,9 +79,18 @@ class Dispatch:
         if self.is_idle:
             self._hand_out()
 
+    def share(self, share: float | None) -> None:
+        """Take no more than this share of the workers' time while others want it; see ``scheduling.tenants``."""
+        if share != self._tenant.share:
+            self._pool.promise(self._tenant, share)
+
+    def close(self) -> None:
+        """Nothing is staged any more."""
+        self._pool.let_go(self._tenant)
+
     def _hand_out(self) -> None:
         self.running += 1
-        self._pool.submit(self._work, self._back, self._ended)
+        self._pool.submit(self._work, self._back, self._ended, self._tenant)
 
     def _ended(self) -> None:
         """The worker found nothing staged any more."""

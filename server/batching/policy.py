@@ -22,6 +22,7 @@ class BatchPolicy:
     starvation: float = 1.0
     instances: int = 1  # batches that may run at once
     delay_target: float | None = None  # seconds to wait at most in a queue that does not empty; None: for any time
+    compute_share: float | None = None  # of the workers' time while others want it; None: part of what is left
     delay_interval: float = 0.1  # seconds after which a queue that has not been empty is one that does not empty
 
     @property

@@ -35,7 +35,7 @@ class Shares:
         """Note whose entry a batch begins with."""
         self._now = max(self._now, self.turn(client))
 
-    def charge(self, client: str, work: int) -> None:
+    def charge(self, client: str, work: float) -> None:
         """Note that a client was given so much of a batch."""
         self._turns[client] = self.turn(client) + work
 

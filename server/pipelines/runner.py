@@ -79,6 +79,11 @@ class PipelineRunner:
         for servable in self._own.values():  # what a departed caller's step still runs
             await servable.batcher.drained()
 
+    def close(self) -> None:
+        """All is drained and nobody submits any more."""
+        for servable in self._own.values():
+            servable.batcher.close()
+
     def expected(self, rows: int) -> float:
         """Return the seconds until a request of so many rows would be answered, behind all that waits at each step."""
         ends: dict[str, float] = {}  # of the tensors

@@ -179,6 +179,14 @@ class ModelConfig(_Section):
     instances: int = Field(
         default=1, ge=1, le=64, description="Batches of a version that run at once; at most the server's `workers`."
     )
+    compute_share: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        strict=False,
+        description="Share of the workers' time while other models want it, too; alone it may have all. Without it an "
+        "equal part of what others were not promised.",
+    )
     max_memory_bytes: int | None = Field(
         default=None,
         ge=1,
@@ -212,6 +220,7 @@ class ModelConfig(_Section):
             default_priority=batching.default_priority_level,
             starvation=batching.starvation_ms / 1e3,
             instances=self.instances,
+            compute_share=self.compute_share,
             delay_target=self.queue.delay_target_ms / 1e3 if self.queue.delay_target_ms else None,
             delay_interval=self.queue.delay_interval_ms / 1e3,
         )

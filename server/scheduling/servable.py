@@ -52,6 +52,7 @@ class Executor(Protocol):
     def turn_away(self, group: Group, nbytes: int, deadline: float | None, now: float) -> ServerError | None: ...
     def expected(self, rows: int) -> float: ...
     async def drained(self) -> None: ...
+    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -146,6 +147,7 @@ class Servable:
             if (model := endless(self.model)) is not None:
                 model.interrupt()
                 patience = _AGAIN
+        self.batcher.close()
         self.cache = None  # a connection may remember this for a while yet, see api/lane.py
         await asyncio.to_thread(self.model.close)
 

@@ -1,0 +1,236 @@
+"""Models get their share of the workers' time while others want it, and all of it when nobody does."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+import pytest
+
+from server.batching.policy import BatchPolicy
+from server.scheduling.pool import WorkerPool
+from server.scheduling.servable import Servable, ServableFactory
+from server.scheduling.tenants import MOST, Tenant, Tenants
+from server.settings import Settings
+from server.telemetry.statistics import StatsBook
+from server.types import ModelRef
+from tests.server.data.test_fairness import slow, submit
+
+
+@dataclass(order=True)
+class Batch:
+    """One that runs in the simulation, by when it ends."""
+
+    ends: float
+    order: int
+    tenant: Tenant = field(compare=False)
+    seconds: float = field(compare=False)
+
+
+class Simulation:
+    """Workers on a simulated clock; each model always has the next batch, from ``since`` until ``until``."""
+
+    def __init__(self, workers: int) -> None:
+        self.tenants = Tenants(workers)
+        self.workers = workers
+        self.now = 0.0
+        self.used: Counter[str] = Counter()  # seconds of workers, by model
+        self._models: dict[Tenant, tuple[Callable[[float], bool], float]] = {}
+        self._running: list[Batch] = []
+        self._taken: list[Tenant] = []  # jobs that were handed out and wait for a worker
+        self._order = count()
+
+    def add(self, name: str, share: float | None, batch: float, wants: Callable[[float], bool] | None = None) -> None:
+        """Add a model with batches of so many seconds; ``wants`` says at which times it has one."""
+        self._models[Tenant(name, share)] = (wants or (lambda now: True), batch)
+
+    def run(self, until: float) -> Counter[str]:
+        """Go on until then; return what each model used since the last call."""
+        self.used.clear()
+        while self.now < until:
+            self._offer()
+            if self._running:
+                self._end(heapq.heappop(self._running))
+            else:
+                self.now += 0.001
+        return self.used
+
+    def _offer(self) -> None:
+        for tenant, (wants, _) in self._models.items():
+            if not tenant.wants and wants(self.now):
+                self.tenants.enter(tenant, tenant)
+        while (tenant := self.tenants.next()) is not None:
+            self._taken.append(tenant)
+        while self._taken and len(self._running) < self.workers:
+            tenant = self._taken.pop(0)
+            seconds = self._models[tenant][1]
+            heapq.heappush(self._running, Batch(self.now + seconds, next(self._order), tenant, seconds))
+
+    def _end(self, batch: Batch) -> None:
+        self.now = batch.ends
+        self.used[batch.tenant.name] += batch.seconds
+        self.tenants.charge(batch.tenant, batch.seconds)
+        self.tenants.leave(batch.tenant)
+
+
+def shares(used: Counter[str]) -> dict[str, float]:
+    return {name: seconds / used.total() for name, seconds in used.items()}
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("batches", [(0.02, 0.02), (0.05, 0.004), (0.004, 0.05)])
+def test_two_models_divide_the_time_as_promised(workers: int, batches: tuple[float, float]) -> None:
+    """Whatever their batches take, and although each could have a worker of its own."""
+    world = Simulation(workers)
+    world.add("small", 0.2, batches[0])
+    world.add("large", None, batches[1])
+    assert shares(world.run(60)) == pytest.approx({"small": 0.2, "large": 0.8}, abs=0.01)
+
+
+def test_nobody_waits_for_a_share_that_nobody_wants() -> None:
+    """Alone a model has all; once the other is back it takes no more than its share, and owes nothing for before."""
+    world = Simulation(2)
+    world.add("small", 0.1, 0.02)
+    world.add("other", None, 0.02, lambda now: 20 <= now < 40)
+    assert world.run(20) == {"small": pytest.approx(20, abs=0.1)}
+    assert shares(world.run(22)) == pytest.approx({"small": 0.1, "other": 0.9}, abs=0.05)  # from the first second on
+    assert shares(world.run(40)) == pytest.approx({"small": 0.1, "other": 0.9}, abs=0.01)
+    used = world.run(60)
+    assert used["small"] == pytest.approx(20, abs=0.1)
+
+
+def test_who_was_away_saved_nothing_up() -> None:
+    world = Simulation(1)
+    world.add("a", 0.5, 0.01)
+    world.add("b", 0.5, 0.01, lambda now: now >= 30)
+    world.run(30)
+    assert shares(world.run(31)) == pytest.approx({"a": 0.5, "b": 0.5}, abs=0.05)
+
+
+def test_what_is_left_is_divided_equally() -> None:
+    world = Simulation(1)
+    world.add("a", 0.5, 0.01)
+    world.add("b", 0.3, 0.03)
+    world.add("c", None, 0.02)
+    world.add("d", None, 0.005)
+    assert shares(world.run(100)) == pytest.approx({"a": 0.5, "b": 0.3, "c": 0.1, "d": 0.1}, abs=0.01)
+
+
+def test_more_than_all_was_promised() -> None:
+    """Shares are then parts of what there is, and nobody starves."""
+    world = Simulation(1)
+    world.add("a", 1.0, 0.01)
+    world.add("b", 1.0, 0.02)
+    world.add("c", None, 0.01)
+    found = shares(world.run(200))
+    assert found == pytest.approx({"a": 0.4975, "b": 0.4975, "c": 0.005}, abs=0.005)
+    assert found["c"] > 0
+
+
+def test_without_promises_a_model_is_never_held_back() -> None:
+    """As it was: a worker each, whatever batches take."""
+    world = Simulation(2)
+    world.add("a", None, 0.05)
+    world.add("b", None, 0.01)
+    assert shares(world.run(60)) == pytest.approx({"a": 0.5, "b": 0.5}, abs=0.01)
+
+
+def test_no_worker_rests_while_the_one_behind_has_work() -> None:
+    """Somebody who is waiting may always run: the workers are never all idle."""
+    world = Simulation(2)
+    world.add("a", 0.05, 0.2)
+    world.add("b", 0.05, 0.001)
+    world.add("c", 0.9, 0.01)
+    used = world.run(100)
+    assert used.total() >= 100
+    assert shares(used) == pytest.approx({"a": 0.05, "b": 0.05, "c": 0.9}, abs=0.02)
+
+
+def test_a_batch_that_waited_for_its_code_is_not_paid_for_in_full() -> None:
+    tenants, a, b = Tenants(1), Tenant("a", 0.5), Tenant("b", 0.5)
+    for tenant in (a, b):
+        tenants.enter(tenant, tenant)
+    assert tenants.next() is a
+    tenants.charge(a, 100.0)
+    tenants.leave(a)
+    behind = 0
+    tenants.enter(a, a)
+    while (tenant := tenants.next()) is b:
+        tenants.charge(b, 1.0)
+        tenants.leave(b)
+        tenants.enter(b, b)
+        behind += 1
+    assert tenant is a and behind == MOST
+
+
+def test_on_real_threads_a_small_share_leaves_the_rest_to_others() -> None:
+    """Two workers, so that each model could have its own; the ratio of executions is that of the shares."""
+
+    async def scenario() -> None:
+        pool = WorkerPool(2)
+        factory = ServableFactory(Settings(inline_budget_us=0), pool, StatsBook())
+        models = {name: slow(0.004, max_batch=1) for name in ("small", "large")}
+        servables = {name: factory.make(ModelRef(name, 1), model) for name, model in models.items()}
+        servables["small"].configure(BatchPolicy(compute_share=0.2))
+        enough = asyncio.Event()
+        for servable in servables.values():
+            for index in range(400):
+                last = index == 360 and servable is servables["large"]
+                submit(servable, done=(lambda outcome: enough.set()) if last else None)
+        await asyncio.wait_for(enough.wait(), 60)
+        done = {name: len(model.batches) for name, model in models.items()}
+        assert 0.15 < done["small"] / sum(done.values()) < 0.25, done
+        await finish(servables, pool)
+
+    asyncio.run(scenario())
+
+
+def test_models_too_small_for_a_worker_are_counted_once_shares_are_promised() -> None:
+    """Else they would run on the event loop, where they take turns whatever was promised."""
+
+    async def scenario() -> None:
+        pool = WorkerPool(1)
+        factory = ServableFactory(Settings(inline_budget_us=100_000), pool, StatsBook())
+        models = {name: slow(0.002, max_batch=1) for name in ("small", "large")}
+        servables = {name: factory.make(ModelRef(name, 1), model) for name, model in models.items()}
+        servables["small"].configure(BatchPolicy(compute_share=0.25))
+        enough = asyncio.Event()
+        for servable in servables.values():
+            for index in range(400):
+                last = index == 360 and servable is servables["large"]
+                submit(servable, done=(lambda outcome: enough.set()) if last else None)
+        await asyncio.wait_for(enough.wait(), 60)
+        done = {name: len(model.batches) for name, model in models.items()}
+        assert 0.2 < done["small"] / sum(done.values()) < 0.3, done
+        await finish(servables, pool)
+
+    asyncio.run(scenario())
+
+
+def test_a_share_ends_with_its_model() -> None:
+    async def scenario() -> None:
+        pool = WorkerPool(1)
+        factory = ServableFactory(Settings(), pool, StatsBook())
+        servable, other = (factory.make(ModelRef("a", version), slow(0.001)) for version in (1, 2))
+        servable.configure(BatchPolicy(compute_share=0.5))
+        assert pool.shared
+        servable.configure(BatchPolicy())
+        assert not pool.shared
+        servable.configure(BatchPolicy(compute_share=0.5))
+        await servable.retire()
+        assert pool.shared
+        await other.retire()
+        assert not pool.shared
+        await asyncio.to_thread(pool.close)
+
+    asyncio.run(scenario())
+
+
+async def finish(servables: dict[str, Servable], pool: WorkerPool) -> None:
+    for servable in servables.values():
+        await servable.batcher.drained()
+    await asyncio.to_thread(pool.close)

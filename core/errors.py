@@ -51,6 +51,11 @@ class DeviceMemoryError(DeviceError):
     """A device without room for what was asked of it."""
 
 
+class DeviceLost(DeviceError):
+    """A device that a fault has put out of use for this whole process, until all sessions on it are closed and it is
+    opened anew, or the process is restarted."""
+
+
 class Interrupted(LatheError):
     """A run was broken off by `Session.interrupt`."""
 

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 
 from core.codegen.cache import ObjectCache
-from core.errors import ArtifactError, DeviceError, DeviceMemoryError, UnsupportedError
+from core.errors import ArtifactError, DeviceError, DeviceLost, UnsupportedError
 from core.kernels.catalog import KernelSpec
 from core.kernels.catalog.cuda.library import LibrarySpec
 from core.kernels.cuda import Binary, binary_for
 from core.kernels.target import GpuTarget
 from core.runtime.cublaslt import Library, Product, opened
+from core.runtime.cuda_driver import Driver, load_driver
 from core.runtime.device import Device, Event, Graph, Grid, HostBytes, MemoryInfo, Module, Stream
 from core.runtime.machine import Peaks
 from core.runtime.memory import address_of, array_at
@@ -31,6 +32,7 @@ _PLAIN_SHARED = 48 << 10  # bytes of shared memory that every kernel may have; m
 _LANES = 128  # float32 multiply-adds of a multiprocessor in one cycle, on everything from sm_86 on
 _UNKNOWN = Peaks(flops=1e13, bandwidth=5e11)  # where the driver does not tell its clocks
 _BYTES = np.dtype(np.uint8)
+_PROBE = 256  # bytes
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE: pinned for all contexts
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: no waiting for the stream that belongs to nobody
 _KNOWN_PEERS = "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED"
@@ -46,61 +48,6 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-class Driver:
-    """The functions of the bindings' module, whose error codes become Lathe's errors."""
-
-    def __init__(self, module: Any) -> None:
-        self.module = module
-        self._functions: dict[str, Callable[..., Any]] = {}
-        self._ok = module.CUresult.CUDA_SUCCESS
-        self._full = module.CUresult.CUDA_ERROR_OUT_OF_MEMORY
-
-    def __call__(self, name: str, *arguments: Any) -> Any:
-        """What the function `name` returns besides its code: nothing, one value, or several.
-
-        DeviceMemoryError when there is no memory left, DeviceError for any other failure.
-        """
-        function = self._functions.get(name) or self._functions.setdefault(name, getattr(self.module, name))
-        answer = function(*arguments)
-        if answer[0] != self._ok:
-            full = answer[0] == self._full
-            raise (DeviceMemoryError if full else DeviceError)(self._message(name, answer[0]))
-        return None if len(answer) == 1 else answer[1] if len(answer) == 2 else answer[1:]
-
-    def _message(self, name: str, code: Any) -> str:
-        _, label = self.module.cuGetErrorName(code)
-        _, text = self.module.cuGetErrorString(code)
-        return f"{name}: {_text(label) or 'unknown error'} ({int(code)}): {_text(text) or 'the driver says no more'}"
-
-    def attribute(self, name: str, device: Any) -> int:
-        return int(self("cuDeviceGetAttribute", getattr(self.module.CUdevice_attribute, name), device))
-
-
-def _text(given: Any) -> str:
-    return given.decode() if isinstance(given, bytes) else str(given or "")
-
-
-def _bindings() -> Any:
-    from cuda.bindings import driver
-
-    return driver
-
-
-def load_driver(name: str) -> Driver:
-    """The driver, initialized. UnsupportedError that says what is missing for device `name`."""
-    try:
-        driver = Driver(_bindings())
-    except ImportError as error:
-        raise UnsupportedError(f"device '{name}' needs NVIDIA's Python bindings: install the extra 'cuda'") from error
-    try:
-        driver("cuInit", 0)
-    except DeviceError as error:
-        raise UnsupportedError(f"device '{name}' needs a GPU and a driver that goes with it: {error}") from error
-    except Exception as error:  # the bindings have errors of their own for a library that is not there
-        raise UnsupportedError(f"device '{name}' needs NVIDIA's driver (libcuda), which is not here") from error
-    return driver
-
-
 class CudaDevice:
     """One GPU, in its primary context, which other libraries in this process share."""
 
@@ -111,11 +58,13 @@ class CudaDevice:
             raise UnsupportedError(f"device 'cuda:{index}' is not here: the driver knows {count} GPUs, counted from 0")
         self.name = f"cuda:{index}"
         self.driver = driver
+        self.lost = ""
         self._device = driver("cuDeviceGet", index)
         self.context = driver("cuDevicePrimaryCtxRetain", self._device)
         self.target = self._target()
         self.keeps_time = True
         self._pinned: dict[int, int] = {}
+        self._taken: set[int] = set()  # addresses of its memory
         self._peers: dict[str, bool] = {}  # by name, whether their memory can be read
 
     @staticmethod
@@ -124,9 +73,38 @@ class CudaDevice:
         return CudaDevice(load_driver(f"cuda:{index}"), index)
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """A function of the driver, in this device's context."""
-        self._enter()
-        return self.driver(name, *arguments)
+        """A function of the driver, in this device's context. A fault of that is the end of it."""
+        if self.lost:
+            raise DeviceLost(self.lost)
+        try:
+            self._enter()
+            return self.driver(name, *arguments)
+        except DeviceLost as error:
+            self.lost = self.lost or f"{self.name} was lost: {error}"
+            raise DeviceLost(self.lost) from error
+
+    def give_back(self, name: str, handle: Any) -> None:
+        """A function that destroys what the driver made; what a lost device had is gone already, and its addresses and
+        handles may be those of others by now."""
+        if not self.lost:
+            self.call(name, handle)
+
+    def renew(self) -> None:
+        held = len(self._taken) + len(self._pinned)
+        if held:
+            raise DeviceLost(f"{self.lost}; sessions that ran there still hold {held} blocks of memory: close them")
+        try:
+            self.driver("cuDevicePrimaryCtxReset", self._device)
+            self.context = self.driver("cuDevicePrimaryCtxRetain", self._device)
+            self.driver("cuCtxSetCurrent", self.context)
+            _thread.context = self.context
+            probe = self.driver("cuMemAlloc", _PROBE)
+            self.driver("cuMemFree", probe)
+        except DeviceError as error:
+            raise DeviceLost(f"{self.lost}; it does not work again in this process ({error}): restart it") from error
+        self.__dict__.pop("_products", None)  # the library's handles belonged to the context
+        self._peers.clear()
+        self.lost = ""
 
     def _enter(self) -> None:
         """Make this device's context the one of this thread."""
@@ -160,10 +138,13 @@ class CudaDevice:
         return MemoryInfo(int(free), int(total))
 
     def allocate(self, nbytes: int) -> int:
-        return int(self.call("cuMemAlloc", nbytes))
+        address = int(self.call("cuMemAlloc", nbytes))
+        self._taken.add(address)
+        return address
 
     def free(self, address: int) -> None:
-        self.call("cuMemFree", address)
+        self._taken.discard(address)
+        self.give_back("cuMemFree", address)
 
     def host_bytes(self, nbytes: int) -> HostBytes:
         if nbytes == 0:
@@ -177,7 +158,7 @@ class CudaDevice:
         if block.nbytes:
             address = address_of(block)
             del self._pinned[address]
-            self.call("cuMemFreeHost", address)
+            self.give_back("cuMemFreeHost", address)
 
     def stream(self) -> Stream:
         return _Stream(self, self.call("cuStreamCreate", _NON_BLOCKING))
@@ -257,7 +238,7 @@ class _Module:
             if isinstance(function, Product):
                 function.close()
         while self._modules:
-            self._device.call("cuModuleUnload", self._modules.pop())
+            self._device.give_back("cuModuleUnload", self._modules.pop())
 
     def _loaded(self, binary: Binary) -> _Function:
         call = self._device.call
@@ -291,7 +272,7 @@ class _Event:
         return round(self.device.call("cuEventElapsedTime", _handle(other, _Event), self.handle) * 1e6)
 
     def close(self) -> None:
-        self.device.call("cuEventDestroy", self.handle)
+        self.device.give_back("cuEventDestroy", self.handle)
 
 
 @dataclass(eq=False)
@@ -301,7 +282,7 @@ class _Graph:
 
     def close(self) -> None:
         """One that is still running is freed when it has ended."""
-        self.device.call("cuGraphExecDestroy", self.handle)
+        self.device.give_back("cuGraphExecDestroy", self.handle)
 
 
 @dataclass(eq=False)
@@ -368,7 +349,7 @@ class _Stream:
         self.device.call("cuGraphLaunch", _handle(graph, _Graph), self.handle)
 
     def close(self) -> None:
-        self.device.call("cuStreamDestroy", self.handle)
+        self.device.give_back("cuStreamDestroy", self.handle)
 
 
 def _handle(given: object, kind: type[_Event] | type[_Graph]) -> Any:

@@ -135,6 +135,17 @@ class Device(Protocol):
         """Whether times that its events give say anything about kernels."""
         ...
 
+    @property
+    def lost(self) -> str:
+        """Why nothing runs here any more; "" while it does. Every call but those that give something back is then a
+        DeviceLost, and those do nothing."""
+        ...
+
+    def renew(self) -> None:
+        """Put a lost device to use again. DeviceLost while sessions still hold something of it, or where that takes a
+        new process."""
+        ...
+
     def reaches(self, other: Device) -> bool:
         """Whether values come from another device without a stop in the host's memory."""
         ...

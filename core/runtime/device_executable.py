@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -85,15 +85,18 @@ class DeviceExecutable:
         self.plan = plan
         self.device = device
         self._refuse_without_room(max_batch, adopted or {})
-        self._module = device.load(objects)
-        self._functions = [self._module.function(step.symbol) for step in plan.steps]
-        self._in, self._work, self._out = device.stream(), device.stream(), device.stream()
-        self._capture = device.stream()
         self._ports = Ports(plan)
         self._arena = Block(device)
         self._weights = Block(device)
         self._states = DeviceStates(plan, device, adopted or {})
-        self._slots = [Slot(device, index, plan, self._ports) for index in range(SLOTS)]
+        with ExitStack() as undoing:
+            self._module = undoing.enter_context(closing(device.load(objects)))
+            self._functions = [self._module.function(step.symbol) for step in plan.steps]
+            streams = [undoing.enter_context(closing(device.stream())) for _ in range(4)]
+            self._in, self._work, self._out, self._capture = streams
+            slots = (Slot(device, index, plan, self._ports) for index in range(SLOTS))
+            self._slots = [undoing.enter_context(closing(slot)) for slot in slots]
+            undoing.pop_all()
         self._free = list(self._slots)
         self._changed = threading.Condition()
         self._closed = self._released = False

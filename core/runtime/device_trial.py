@@ -16,7 +16,7 @@ from math import inf
 import numpy as np
 
 from core.codegen.cache import ObjectCache
-from core.errors import DeviceError, DeviceMemoryError
+from core.errors import DeviceError, DeviceLost, DeviceMemoryError
 from core.ir.dim import evaluate
 from core.kernels.catalog import Block, Flag, In, KernelCall, Operand, Out, Packed, Request, Scratch
 from core.plan.plan import FLAG_BYTES
@@ -64,7 +64,7 @@ def _module(device: Device, call: KernelCall, cache: ObjectCache | None, preferr
     """A candidate that does not compile, or that the device cannot take, is none; the preferred one has to."""
     try:
         return device.load({call.spec.symbol: device.code(call.spec, cache)})
-    except DeviceMemoryError:
+    except (DeviceMemoryError, DeviceLost):
         raise
     except (DeviceError, RuntimeError):
         if preferred:

@@ -33,12 +33,22 @@ def canonical(name: str) -> str:
 
 
 def open_device(name: str) -> Device:
-    """UnsupportedError that says what is missing where there is no such device."""
+    """UnsupportedError that says what is missing where there is no such device. One that was lost is put to use again;
+    DeviceLost where it cannot be."""
     name = canonical(name)
     with _lock:
         if name not in _open:
             _open[name] = _opened(name)
-        return _open[name]
+        device = _open[name]
+        if device.lost:
+            device.renew()
+        return device
+
+
+def loss_of(name: str) -> str:
+    """Why a device that was opened has been lost since; "" where it was not."""
+    device = _open.get(name)
+    return device.lost if device is not None else ""
 
 
 def find_device(name: str) -> None:

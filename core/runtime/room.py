@@ -160,9 +160,15 @@ class Slot:
         """Room for batches of so many. DeviceMemoryError where there is none; then nothing has changed."""
         nbytes = self._layout.size.at(rows)
         if nbytes > self.memory.nbytes:
-            self.memory.fit(nbytes)
-            self.memory.device.free_host(self._staging)
-            self._staging = self.memory.device.host_bytes(nbytes)
+            device = self.memory.device
+            staging = device.host_bytes(nbytes)
+            try:
+                self.memory.fit(nbytes)
+            except BaseException:
+                device.free_host(staging)
+                raise
+            device.free_host(self._staging)
+            self._staging = staging
             self._forms.clear()
 
     def form(self, n: int) -> Form:

@@ -14,7 +14,7 @@ from core.errors import FeedError, SessionClosed, UnsupportedError
 from core.ir.dim import SymDim, affine, symbols
 from core.ir.types import TensorType, ValueType
 from core.plan.plan import Memory
-from core.runtime.devices import HOST
+from core.runtime.devices import HOST, loss_of
 from core.runtime.executable import Executable
 from core.runtime.packed import Feed, LazyPacked, MakePacked, items_of
 from core.runtime.profile import Profile, profile
@@ -122,6 +122,12 @@ class Session:
         """What runs parts of the model besides the host ("cuda:0"), as far as its shapes are known."""
         made = [share.device for runner in self._shapes.made().values() for share in runner.shares]
         return tuple(dict.fromkeys(device for device in made if device != HOST))
+
+    @property
+    def lost(self) -> str:
+        """Why every run raises DeviceLost from now on: what happened to a device of `devices`; "" while all work. A
+        session that is made after this one and all others on the device are closed may run there again."""
+        return next(filter(None, map(loss_of, self.devices)), "")
 
     def run(self, feeds: Mapping[str, Any], record: Record | None = None) -> dict[str, Any]:
         """Outputs by name for inputs by name, as NumPy arrays. `record`, when given, is called with

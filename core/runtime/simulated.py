@@ -20,7 +20,7 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 
 from core.codegen.cache import ObjectCache
-from core.errors import DeviceError, DeviceMemoryError
+from core.errors import DeviceError, DeviceLost, DeviceMemoryError
 from core.kernels.catalog import KernelSpec
 from core.kernels.cuda import Source, generate, interpret
 from core.kernels.reference import ReferenceKernel, object_of
@@ -135,7 +135,7 @@ class SimulatedDevice:
         self.chance = random.Random(seed)
         self.streams: list[_Stream] = []
         self.launches = self.replays = 0  # how often each was asked for
-        self.failure: DeviceError | None = None
+        self.lost = ""
         self.nanoseconds = 0  # by `cost`
         self._cost = cost
         self._backend = backend
@@ -154,6 +154,13 @@ class SimulatedDevice:
 
     def reaches(self, other: Device) -> bool:
         return isinstance(other, SimulatedDevice)
+
+    def renew(self) -> None:
+        with self.lock:
+            if self.space.used:
+                raise DeviceLost(f"{self.lost}; sessions that ran there still hold {self.space.used} bytes: close them")
+            self.streams.clear()
+            self.lost = ""
 
     def library(self) -> int:
         """Nobody is a vendor of these."""
@@ -207,14 +214,14 @@ class SimulatedDevice:
             self._run_while(lambda: next(steps, 0) is None)
 
     def do(self, work: _Work) -> None:
-        """What failed once fails for ever, as on a GPU."""
-        if self.failure is None:
+        """A kernel that fails takes the device with it, as on a GPU."""
+        if not self.lost:
             try:
                 work.run()
             except Exception as error:
-                self.failure = DeviceError(f"{self.name}: {type(error).__name__}: {error}")
-        if self.failure is not None:
-            raise self.failure
+                self.lost = f"{self.name} was lost: {type(error).__name__}: {error}"
+        if self.lost:
+            raise DeviceLost(self.lost)
 
     def finish(self, ticket: _Ticket) -> None:
         """Do what is needed for a point to be reached, and perhaps more."""
@@ -370,9 +377,10 @@ class _Stream:
 
     def close(self) -> None:
         with self.device.lock:
-            if self.device.failure is None:
+            if not self.device.lost:
                 self.synchronize()
-            self.device.streams.remove(self)
+            if self in self.device.streams:
+                self.device.streams.remove(self)
 
     def blocked_by(self) -> _Ticket | None:
         """What the next work has to wait for."""

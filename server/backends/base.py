@@ -82,6 +82,11 @@ class PlacedModel(LoadedModel, Protocol):
         """Their names, such as "cuda:0"."""
         ...
 
+    @property
+    def lost(self) -> str:
+        """Why no execution works any more: a device is out of use. Empty while all of them work."""
+        ...
+
 
 @runtime_checkable
 class EndlessModel(LoadedModel, Protocol):
@@ -140,6 +145,11 @@ def endless(model: LoadedModel) -> EndlessModel | None:
 def devices(model: LoadedModel) -> tuple[str, ...]:
     """Return the devices that run the model, or parts of it, besides the processor."""
     return model.devices if isinstance(model, PlacedModel) else ()
+
+
+def lost(model: LoadedModel) -> str:
+    """Return why the model has to be loaded anew; empty where it works."""
+    return model.lost if isinstance(model, PlacedModel) else ""
 
 
 def packing(model: LoadedModel) -> PackingModel | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from server.backends.base import KernelRun, Needs
 from server.datatypes import NUMPY_OF
-from server.errors import BadRequest, BrokenOff, Internal, OutOfMemory, Unprocessable
+from server.errors import BadRequest, BrokenOff, Internal, OutOfMemory, Unavailable, Unprocessable
 from server.types import Tensors, TensorSpec
 
 if TYPE_CHECKING:
@@ -49,6 +49,11 @@ class GraphModel:
     def devices(self) -> tuple[str, ...]:
         """Devices besides the processor that run parts of it, as far as its shapes are known."""
         return self._session.devices
+
+    @property
+    def lost(self) -> str:
+        """Why no execution works any more, after a fault of one of them."""
+        return self._session.lost
 
     def execute(self, inputs: Tensors) -> Tensors:
         """Run once; raises BadRequest when dimensions that must agree do not."""
@@ -101,11 +106,13 @@ class GraphModel:
 
 def _raise_as_the_servers(error: Exception) -> None:
     """Raise what an error of the engine is to the server; nothing for any other."""
-    from core.errors import FeedError, Interrupted, LatheError
+    from core.errors import DeviceLost, FeedError, Interrupted, LatheError
 
     if isinstance(error, Interrupted):
         raise BrokenOff("the execution had not ended when its time was over, and was broken off") from error
 
+    if isinstance(error, DeviceLost):
+        raise Unavailable(str(error)) from error
     if isinstance(error, FeedError):
         raise BadRequest(str(error)) from error
     if isinstance(error, LatheError):
@@ -140,7 +147,7 @@ class GraphBackend:
     def load(self, artifact: Path, threads: int | None, closed: Callable[[], None] = lambda: None) -> GraphModel:
         """Load an artifact; compiles nothing: shapes that come later do so in child processes, so that no other
         request has to wait. Raises Unprocessable when it is damaged or cannot be served, OutOfMemory when a device has
-        no room for it."""
+        no room for it, Unavailable when its device is out of use."""
         import core
 
         try:
@@ -149,6 +156,8 @@ class GraphBackend:
             )
         except core.errors.DeviceMemoryError as error:
             raise OutOfMemory(str(error)) from error
+        except core.errors.DeviceLost as error:
+            raise Unavailable(str(error)) from error
         except core.errors.LatheError as error:
             raise Unprocessable(f"the compiled model cannot be loaded: {error}") from error
         try:

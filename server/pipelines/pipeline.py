@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from server.backends.base import LoadedModel
+from server.backends.base import LoadedModel, devices, lost
 from server.errors import ServerError, Unavailable
 from server.pipelines.definition import StepDef
 from server.pipelines.wiring import fits
@@ -109,7 +109,21 @@ class Pipeline:
     @property
     def memory_bytes(self) -> int:
         """What its own steps take; models are counted where they are served."""
-        return sum(stage.model.memory_bytes for stage in self.stages if isinstance(stage, BuiltinStage))
+        return sum(stage.model.memory_bytes for stage in self._own)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """What runs its own steps, as for its memory."""
+        return tuple(dict.fromkeys(name for stage in self._own for name in devices(stage.model)))
+
+    @property
+    def lost(self) -> str:
+        """Why one of its own steps cannot run any more."""
+        return next(filter(None, (lost(stage.model) for stage in self._own)), "")
+
+    @property
+    def _own(self) -> list[BuiltinStage]:
+        return [stage for stage in self.stages if isinstance(stage, BuiltinStage)]
 
     @property
     def pins(self) -> frozenset[ModelRef]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import orjson
 
+from server.backends.base import lost
 from server.errors import Conflict, NotFound, Unavailable, Unsupported
 from server.pipelines.definition import BadPipeline, read_definition
 from server.pipelines.pipeline import Pipeline
@@ -257,6 +258,21 @@ class Rollout:
             )
 
     # the disk's side, and the calls of the inference protocol
+
+    async def renew(self) -> None:
+        """Load anew what a fault of a device has put out of use: first all of it goes, then it comes back."""
+        found = [
+            (model, version, reason)
+            for model in self._models
+            for version, servable in list(model.loaded.items())
+            if (reason := lost(servable.model))
+        ]
+        for model, version, reason in found:
+            log.error("%s:%d is loaded anew: %s", model.name, version, reason)
+        leaving = [self._loader.let_go(model, version) for model, version, _ in found]
+        await asyncio.gather(*leaving, return_exceptions=True)
+        for name in dict.fromkeys(model.name for model, _, _ in found):
+            await self.sync(name)
 
     async def sync(self, name: str, settled: Settled = always) -> None:
         """Bring one model in line with its folder."""

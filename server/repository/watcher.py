@@ -1,4 +1,5 @@
-"""Looks at the repository now and then: other servers' changes, folders copied in by hand, folders gone."""
+"""Looks at the repository now and then: other servers' changes, folders copied in by hand, folders gone;
+and at the devices that models run on."""
 
 from __future__ import annotations
 
@@ -66,6 +67,7 @@ class Watcher:
 
     async def poll(self) -> None:
         """Look once, and act on what changed."""
+        await self._rollout.renew()
         looks = await asyncio.to_thread(self._look)
         changed = {name for name in looks if self._looks.get(name) != looks[name]}
         changed |= {model.name for model in self._rollout.catalog.models()} - looks.keys()

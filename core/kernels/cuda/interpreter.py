@@ -59,6 +59,7 @@ def _executor_class() -> Any:
     from triton.runtime.interpreter import GridExecutor, interpreter_builder
 
     _teach_bfloat16(interpreter_builder)
+    _teach_conditions(interpreter_builder)
 
     class Executor(GridExecutor):  # type: ignore[misc]
         """Works on memory in place: Triton's own class copies tensors from and to a device."""
@@ -93,3 +94,16 @@ def _teach_bfloat16(builder: Any) -> None:
 
     builder.cast_impl = cast_impl
     builder.create_dot = lambda a, b, total, *options: dot(widened(a), widened(b), total, *options)
+
+
+def _teach_conditions(builder: Any) -> None:
+    """What Triton's interpreter compares keeps the type of what was compared, so one condition spread over a block
+    turns into numbers, which no load or store takes for a mask."""
+    from triton.runtime.interpreter import TensorHandle, tl
+
+    splat = builder.create_splat
+
+    def create_splat(block: Any, x: Any) -> Any:
+        return splat(block, TensorHandle(x.data, tl.int1) if x.data.dtype == np.bool_ else x)
+
+    builder.create_splat = create_splat

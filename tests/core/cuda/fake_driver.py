@@ -22,7 +22,8 @@ from core.kernels.catalog.cuda.library import LibrarySpec
 from core.kernels.cuda import Binary
 from core.kernels.reference import ReferenceKernel, object_of
 from core.kernels.target import GpuTarget
-from core.runtime.cuda import CudaDevice, Driver
+from core.runtime.cuda import CudaDevice
+from core.runtime.cuda_driver import Driver
 from core.runtime.memory import array_at
 
 ATTRIBUTES = {
@@ -130,6 +131,14 @@ class FakeDriver:
 
     def cuDevicePrimaryCtxRetain(self, dev: int) -> Any:
         return _ok(self._made("context"))
+
+    def cuDevicePrimaryCtxReset(self, dev: int) -> Any:
+        """All that was made in the context is gone with it."""
+        for handle in self.handles:
+            handle.alive = False
+        self.memory.clear()
+        self.pinned.clear()
+        return _ok()
 
     def cuCtxSetCurrent(self, ctx: Handle) -> Any:
         self.context = _alive(ctx, "context")

@@ -32,6 +32,14 @@ def test_windows(attrs: dict[str, Any], layout: str) -> None:
         sweep("AveragePool", f"float32[{shape}]", layout=layout, batches=(2,), count_include_pad=padded, **attrs)
 
 
+def test_images_of_one_pixel() -> None:
+    """Where windows lie is then no block but one number, and so is whether they lie inside."""
+    for attrs in ({"kernel_shape": (3, 2), "pads": (1, 0, 1, 1)}, {"kernel_shape": (1, 1)}):
+        for op in ("MaxPool", "AveragePool"):
+            sweep(op, "float32[n,1,1,4]", layout="NHWC", batches=(1, 20), **attrs)
+            compiles(op, "float32[n,1,1,4]", layout="NHWC", **attrs)
+
+
 def test_one_axis_and_many_channels() -> None:
     sweep("MaxPool", "float32[n,17,70]", layout="NHWC", kernel_shape=(3,), strides=(2,))
 

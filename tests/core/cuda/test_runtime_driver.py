@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import core
-from core.errors import ArtifactError, DeviceError, DeviceMemoryError, FeedError, UnsupportedError
+from core.errors import ArtifactError, DeviceError, DeviceLost, DeviceMemoryError, FeedError, UnsupportedError
 from core.ir.build import Builder
 from core.ir.graph import Graph
 from core.ir.types import DType, TensorType, symbol
 from core.kernels.cuda import Binary
 from core.plan.plan import weight_chunks
 from core.plan.planner import make_plan
-from core.runtime import cuda, devices
+from core.runtime import cuda_driver, devices
 from core.runtime.cuda import CudaDevice
 from core.runtime.device_executable import DeviceExecutable
 from core.runtime.runner import Times
@@ -139,8 +139,8 @@ def test_memory_that_is_not_there_is_refused_at_load_with_figures_and_by_batch_l
 def test_a_failing_call_is_named() -> None:
     driver = FakeDriver()
     executable = loaded(FakeGpu(driver))
-    driver.failing["cuEventSynchronize"] = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
-    with pytest.raises(DeviceError, match=r"^cuEventSynchronize: CUDA_ERROR_ILLEGAL_ADDRESS \(700\)"):
+    driver.failing["cuEventSynchronize"] = CUresult.CUDA_ERROR_INVALID_VALUE
+    with pytest.raises(DeviceError, match=r"^cuEventSynchronize: CUDA_ERROR_INVALID_VALUE \(1\)"):
         executable.run(1, [np.zeros((1, 16), np.float32)])
 
 
@@ -163,17 +163,17 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("libcuda was not found")  # as the bindings do, with a class of their own
 
     graph = two_steps()
-    monkeypatch.setattr(cuda, "_bindings", no_bindings)
+    monkeypatch.setattr(cuda_driver, "_bindings", no_bindings)
     with pytest.raises(UnsupportedError, match="'cuda:0' needs NVIDIA's Python bindings: install the extra 'cuda'"):
         core.compile(graph, device="cuda")
-    monkeypatch.setattr(cuda, "_bindings", lambda: SimpleNamespace(CUresult=CUresult, cuInit=no_driver))
+    monkeypatch.setattr(cuda_driver, "_bindings", lambda: SimpleNamespace(CUresult=CUresult, cuInit=no_driver))
     with pytest.raises(UnsupportedError, match=r"'cuda:1' needs NVIDIA's driver \(libcuda\)"):
         core.compile(graph, device="cuda:1")
     without_gpu = FakeDriver(failing={"cuInit": CUresult.CUDA_ERROR_NO_DEVICE})
-    monkeypatch.setattr(cuda, "_bindings", lambda: without_gpu)
+    monkeypatch.setattr(cuda_driver, "_bindings", lambda: without_gpu)
     with pytest.raises(UnsupportedError, match=r"'cuda:0' needs a GPU .* cuInit: CUDA_ERROR_NO_DEVICE"):
         core.compile(graph, device="cuda")
-    monkeypatch.setattr(cuda, "_bindings", lambda: FakeDriver())
+    monkeypatch.setattr(cuda_driver, "_bindings", lambda: FakeDriver())
     with pytest.raises(UnsupportedError, match="'cuda:7' is not here: the driver knows 1 GPUs"):
         core.compile(graph, device="cuda:7")
 
@@ -213,3 +213,68 @@ def test_peer_access_that_another_library_asked_for_is_as_good() -> None:
         failing = {"cuCtxEnablePeerAccess": CUresult(code)}
         first, second = (FakeGpu(FakeDriver(count=2, failing=failing), index=index) for index in range(2))
         assert first.reaches(first) and first.reaches(second) == reached
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_fault_loses_the_device_and_nothing_more_is_asked_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the driver's manual has it: further work of the context would only give the same error."""
+    driver = FakeDriver()
+    device = FakeGpu(driver)
+    executable, other = loaded(device), loaded(device)
+    driver.failing["cuEventSynchronize"] = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    with pytest.raises(DeviceLost, match=r"cuda:0 was lost: cuEventSynchronize: CUDA_ERROR_ILLEGAL_ADDRESS \(700\)"):
+        assert_runs(executable, 2)
+    driver.failing.clear()
+    driver.calls.clear()
+    with pytest.raises(DeviceLost, match="cuda:0 was lost"):
+        assert_runs(other, 2)
+    executable.close()
+    assert driver.calls == []  # its handles and addresses belong to nobody, or to somebody else
+    monkeypatch.setattr(devices, "_open", {"cuda:0": device})
+    with pytest.raises(DeviceLost, match=r"was lost: .*; sessions that ran there still hold \d+ blocks of memory"):
+        devices.open_device("cuda:0")
+    other.close()
+    assert devices.open_device("cuda:0") is device and not device.lost
+    again = loaded(device)
+    assert_runs(again, 2)
+    again.close()
+    assert driver.alive == Counter()
+
+
+def test_a_device_that_a_new_context_does_not_help_needs_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver(failing={"cuStreamCreate": CUresult.CUDA_ERROR_ILLEGAL_ADDRESS})
+    device = FakeGpu(driver)
+    with pytest.raises(DeviceLost):
+        loaded(device)
+    driver.failing = {"cuMemAlloc": CUresult.CUDA_ERROR_ILLEGAL_ADDRESS}
+    monkeypatch.setattr(devices, "_open", {"cuda:0": device})
+    for _ in range(2):
+        with pytest.raises(DeviceLost, match=r"does not work again in this process \(.*700.*\): restart it"):
+            devices.open_device("cuda:0")
+
+
+def test_other_failures_leave_the_device_as_it_is() -> None:
+    driver = FakeDriver(failing={"cuStreamCreate": CUresult.CUDA_ERROR_INVALID_VALUE})
+    device = FakeGpu(driver)
+    with pytest.raises(DeviceError, match="INVALID_VALUE"):
+        loaded(device)
+    driver.failing.clear()
+    executable = loaded(device)
+    assert_runs(executable, 2)
+    executable.close()
+    assert driver.alive == Counter()
+
+
+def test_a_larger_batch_without_pinned_memory_leaves_the_slot_whole() -> None:
+    driver = FakeDriver()
+    executable = loaded(FakeGpu(driver))
+    driver.failing["cuMemHostAlloc"] = CUresult.CUDA_ERROR_OUT_OF_MEMORY
+    with pytest.raises(FeedError, match="a batch of 64 needs"):
+        assert_runs(executable, 64)
+    driver.failing.clear()
+    for n in (4, 64):
+        assert_runs(executable, n)
+    executable.close()
+    assert driver.alive == Counter()

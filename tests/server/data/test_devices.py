@@ -13,12 +13,13 @@ import pytest
 from typer.testing import CliRunner
 
 from core.children import main as child
+from core.kernels.reference import ReferenceKernel
 from core.runtime.device import MemoryInfo
 from core.runtime.simulated import SimulatedDevice
-from server.backends.base import devices
+from server.backends.base import devices, lost
 from server.backends.graph import GraphBackend
 from server.cli import app
-from server.errors import OutOfMemory
+from server.errors import OutOfMemory, Unavailable
 from tests.server.data.running import infer_request, rows, serving, tensor_of
 from tests.server.data.test_graph_backend import dense
 
@@ -70,6 +71,30 @@ def test_a_device_without_room_refuses_with_the_figure(
     status = child(["compile", str(tmp_path / "ir"), str(tmp_path / "again"), "--device", "simulated:2"])
     assert status == 5
     assert "simulated:2 has 300 free" in json.loads(capsys.readouterr().out)["error"]
+
+
+def test_a_fault_fails_what_runs_and_a_model_loaded_anew_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, artifact = GraphBackend(), compiled(tmp_path, "--device", "simulated:3")
+    model, other = backend.load(artifact, 1), backend.load(artifact, 1)
+    with monkeypatch.context() as broken:
+        broken.setattr(ReferenceKernel, "run", lambda *_: 1 / 0)
+        with pytest.raises(Unavailable, match="simulated:3 was lost: ZeroDivisionError"):
+            model.execute({"x": rows(2)})
+    assert "simulated:3 was lost" in lost(model) and lost(model) == lost(other)
+    model.close()
+    with pytest.raises(Unavailable, match="sessions that ran there still hold"):
+        backend.load(artifact, 1)
+    other.close()
+    again = backend.load(artifact, 1)
+    try:
+        (got,) = again.execute({"x": rows(2)}).values()
+        expected = onnxruntime.InferenceSession(dense()).run(None, {"x": rows(2)})[0]
+        np.testing.assert_allclose(got, expected, atol=1e-6)
+        assert lost(again) == ""
+    finally:
+        again.close()
 
 
 def test_a_server_does_not_start_without_its_device(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from server.errors import ServerError, Unavailable
-from server.repository.lifecycle import State
+from server.repository.lifecycle import State, Status
 from server.repository.store import Origin, Outcome
 from tests.server.repository.disk import CountingFs, FailingFs, ReadOnlyFs
 from tests.server.repository.world import World, copy_by_hand, run, toy, world
@@ -338,3 +338,44 @@ def flip(file: Path, position: int) -> None:
     content = bytearray(file.read_bytes())
     content[position] ^= 0x10
     file.write_bytes(content)
+
+
+def test_models_of_a_lost_device_are_all_let_go_before_they_are_loaded_anew(tmp_path: Path) -> None:
+    """A device is put to use again once nobody holds anything of it: the backend refuses before."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            for name in ("a", "b", "other"):
+                await w.push(toy(3.0), name)
+            before = {name: w.registry.resolve(name) for name in ("a", "b", "other")}
+            for name in ("a", "b"):
+                before[name].model.devices, before[name].model.lost = ("cuda:0",), "cuda:0 was lost"  # type: ignore[attr-defined]
+            w.backend.open_lost = 2
+            loads = len(w.backend.loads)
+            await w.watcher.poll()
+            after = {name: w.registry.resolve(name) for name in before}
+            assert [name for name in before if before[name] is not after[name]] == ["a", "b"]
+            assert len(w.backend.loads) == loads + 2 and w.backend.open_models == 3
+            assert {entry.status.state for entry in w.rollout.index()} == {State.READY}
+            await w.watcher.poll()
+            assert len(w.backend.loads) == loads + 2
+
+    run(scenario())
+
+
+def test_a_device_that_stays_lost_is_said_to_be_and_tried_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(3.0))
+            model = w.registry.resolve("m").model
+            model.devices, model.lost = ("cuda:0",), "cuda:0 was lost"  # type: ignore[attr-defined]
+            w.backend.open_lost = 2  # somebody else holds something of it, too
+            await w.watcher.poll()
+            (entry,) = w.rollout.index()
+            assert entry.status == Status(State.FAILED, "models that ran on the device are not closed")
+            w.backend.open_lost = 0
+            assert w.rollout.forgive_passing() == ["m"]
+            await w.rollout.sync("m")
+            assert w.scale() == 3.0
+
+    run(scenario())

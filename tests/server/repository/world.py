@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from server.backends.base import Needs
-from server.errors import Unprocessable
+from server.errors import Unavailable, Unprocessable
 from server.repository.artifacts import ArtifactCache, BuildOptions
 from server.repository.builder import Builder
 from server.repository.fs import Fs
@@ -58,6 +58,8 @@ class ToyModel:
     delay: float = 0.0  # seconds
     packs: bool = False
     packing_reason: str = ""
+    devices: tuple[str, ...] = ()
+    lost: str = ""  # what a test says has become of them
     executed: int = 0
     closed: Callable[[], None] = lambda: None
 
@@ -85,12 +87,14 @@ class ToyModel:
 
     def close(self) -> None:
         self.backend.open_models -= 1
+        self.backend.open_lost -= bool(self.lost)
         self.closed()
 
 
 @dataclass
 class ToyBackend:
     open_models: int = 0
+    open_lost: int = 0  # of them, on a device that was lost
     refusals: int = 0  # loads still to be refused
     loads: list[Path] = field(default_factory=list)
 
@@ -101,6 +105,8 @@ class ToyBackend:
     def load(self, artifact: Path, threads: int | None, closed: Callable[[], None] = lambda: None) -> ToyModel:
         model = json.loads((artifact / "toy.json").read_text())
         self.loads.append(artifact)
+        if self.open_lost:
+            raise Unavailable("models that ran on the device are not closed")
         if model.get("do") == "refuse to load" or self.refusals:
             self.refusals = max(0, self.refusals - 1)
             raise Unprocessable("the artifact does not load")

@@ -108,6 +108,14 @@ class BrokenOff(Unavailable):
 
     code = "broken_off"
 
+    def __init__(
+        self,
+        message: str = "the execution had not ended when its time was over, and was broken off",
+        *,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message, retry_after=retry_after)
+
 
 class Shed(Unavailable):
     """Waited for too long in a queue that does not empty."""

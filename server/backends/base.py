@@ -137,6 +137,15 @@ def recorded(model: LoadedModel, kernels: list[KernelRun]) -> LoadedModel:
     return model.recorded(kernels) if isinstance(model, RecordingModel) else model
 
 
+@runtime_checkable
+class SeparateModel(LoadedModel, Protocol):
+    """A model that takes many requests at once, but does them one by one."""
+
+    def execute_each(self, requests: list[Tensors]) -> list[Tensors | Exception]:
+        """Return for each request what :meth:`execute` would return or raise; raises BrokenOff for all of them."""
+        ...
+
+
 def endless(model: LoadedModel) -> EndlessModel | None:
     """Return the model as one that may run for ever; None where it does not."""
     return model if isinstance(model, EndlessModel) and model.may_not_end else None

@@ -109,7 +109,7 @@ def _raise_as_the_servers(error: Exception) -> None:
     from core.errors import DeviceLost, FeedError, Interrupted, LatheError
 
     if isinstance(error, Interrupted):
-        raise BrokenOff("the execution had not ended when its time was over, and was broken off") from error
+        raise BrokenOff from error
 
     if isinstance(error, DeviceLost):
         raise Unavailable(str(error)) from error

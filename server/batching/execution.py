@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from server.backends.base import KernelRun, LoadedModel, PackingModel
+from server.backends.base import KernelRun, LoadedModel, PackingModel, SeparateModel
 from server.batching.entry import Outcome
 from server.errors import BrokenOff, Internal, ServerError
 from server.types import Tensors
@@ -83,7 +83,14 @@ def run_packed(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> Ra
 def run_each(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> Ran:
     """Execute requests one after the other: for work that gains nothing from being stacked."""
     started = monotonic()
-    outcomes = [_alone(model, one) for one in inputs]
+    outcomes: list[Outcome]
+    try:
+        if isinstance(model, SeparateModel):
+            outcomes = [_failure(one) if isinstance(one, Exception) else one for one in model.execute_each(inputs)]
+        else:
+            outcomes = [_alone(model, one) for one in inputs]
+    except Exception as error:
+        outcomes = [_failure(error) for _ in inputs]
     ended = monotonic()
     return Ran(outcomes, sum(rows), len(inputs), started, started, ended, ended)
 

@@ -35,13 +35,14 @@ def main(argv: Sequence[str]) -> None:
         _send(out, REFUSED, str(error)[:200].encode())
         return
     _send(out, DONE, b"")
-    while (request := _receive()) is not None:
-        try:
-            answer = _encoded(tokenizer, [*_texts(request)], most, multiple)
-        except BaseException as error:
-            _send(out, FAILED, type(error).__name__.encode())
-        else:
-            _send(out, DONE, answer)
+    while (requests := _receive()) is not None:
+        for request in _parts(requests, "<Q"):
+            try:
+                answer = _encoded(tokenizer, [text.decode() for text in _parts(request, "<I")], most, multiple)
+            except BaseException as error:
+                _send(out, FAILED, type(error).__name__.encode())
+            else:
+                _send(out, DONE, answer)
 
 
 def _parsed(file: int, most: int) -> Tokenizer:
@@ -68,12 +69,13 @@ def _parsed(file: int, most: int) -> Tokenizer:
     return found
 
 
-def _texts(request: bytes) -> Iterator[str]:
-    at = 0
-    while at < len(request):
-        (size,) = struct.unpack_from("<I", request, at)
-        yield request[at + 4 : at + 4 + size].decode()
-        at += 4 + size
+def _parts(whole: bytes, size: str) -> Iterator[bytes]:
+    """Yield what comes one after the other, each with its size, of this format, before it."""
+    at, head = 0, struct.calcsize(size)
+    while at < len(whole):
+        begin = at + head
+        at = begin + struct.unpack_from(size, whole, at)[0]
+        yield whole[begin:at]
 
 
 def _encoded(tokenizer: Tokenizer, texts: list[str], most: int, multiple: int) -> bytes:

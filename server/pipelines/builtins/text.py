@@ -17,8 +17,8 @@ from server.datatypes import pack_strings, to_bytes
 from server.errors import BadRequest
 from server.pipelines.builtins.base import HostStep, Options, Request
 from server.pipelines.definition import BadPipeline
-from server.pipelines.helper import Beyond, Helper, Refused
-from server.types import Tensors, TensorSpec
+from server.pipelines.helper import Answer, Beyond, Helper, Refused
+from server.types import Array, Tensors, TensorSpec
 
 if find_spec("tokenizers") is None:
     raise ModuleNotFoundError("tokenizers", name="tokenizers")
@@ -71,18 +71,36 @@ class Tokenize(HostStep):
         """What the process has in memory."""
         return self._helper.memory_bytes
 
+    may_not_end = True  # at least not while anybody waits for it
+
+    def runs(self) -> dict[int, int]:
+        """Return the run of each thread that the process works for."""
+        return self._helper.runs()
+
+    def interrupt(self, run: int | None = None) -> None:
+        """Have a run end, or all of them."""
+        self._helper.interrupt(run)
+
     def execute(self, inputs: Tensors) -> Tensors:
         """Encode the rows; raises BadRequest naming one that is not UTF-8 or too long, or where they take too long."""
-        texts = inputs["text"]
-        for row, item in enumerate(texts.ravel().tolist()):
-            self._check(row, to_bytes(item))
+        (outcome,) = self.execute_each([inputs])
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def execute_each(self, requests: list[Tensors]) -> list[Tensors | Exception]:
+        """Return what `execute` would for each; the process gets all of them at once."""
+        packed = [self._packed(inputs["text"]) for inputs in requests]
+        answers = iter(self._helper.ask([one for one in packed if isinstance(one, bytes)]))
+        return [one if isinstance(one, Exception) else _read(next(answers)) for one in packed]
+
+    def _packed(self, texts: Array) -> bytes | BadRequest:
         try:
-            answer = self._helper.ask(pack_strings(texts))
-        except Beyond as error:
-            raise BadRequest(f"text: {error} to tokenize") from error
-        rows, length = np.frombuffer(answer, np.int64, 2).tolist()
-        columns = np.frombuffer(answer, np.int64, offset=16).reshape(len(_NAMES), rows, length)
-        return dict(zip(_NAMES, columns, strict=True))
+            for row, item in enumerate(texts.ravel().tolist()):
+                self._check(row, to_bytes(item))
+        except BadRequest as error:
+            return error
+        return pack_strings(texts)
 
     def _check(self, row: int, data: bytes) -> None:
         if len(data) > self._max_bytes:
@@ -95,3 +113,13 @@ class Tokenize(HostStep):
     def close(self) -> None:
         """End the process."""
         self._helper.close()
+
+
+def _read(answer: Answer) -> Tensors | Exception:
+    if isinstance(answer, Beyond):
+        return BadRequest(f"text: {answer} to tokenize")
+    if isinstance(answer, Exception):
+        return answer
+    rows, length = np.frombuffer(answer, np.int64, 2).tolist()
+    columns = np.frombuffer(answer, np.int64, offset=16).reshape(len(_NAMES), rows, length)
+    return dict(zip(_NAMES, columns, strict=True))

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
+from server.batching.admission import Admission
+from server.batching.batcher import Batcher
+from server.batching.entry import Entry, Outcome
+from server.batching.execution import run_each
+from server.batching.signature import Signature
 from server.children import Limits
-from server.errors import BadRequest, Internal
+from server.errors import BadRequest, BrokenOff, Internal
 from server.pipelines import helper
 from server.pipelines.builtins import text
 from server.pipelines.builtins.base import Request
 from server.pipelines.builtins.text import Tokenize
 from server.pipelines.definition import BadPipeline
+from server.scheduling.pool import WorkerPool
+from server.telemetry.statistics import Statistics
+from server.types import ModelRef, Tensors
+from tests.server.data.running import wait_for
 from tests.server.pipelines.test_builtins import column
 
 VOCABULARY = {"[UNK]": 0, "one": 1, "two": 2, "three": 3, "<pad>": 4}
@@ -103,6 +115,111 @@ def test_callers_at_once_get_their_own_texts_answers(step: Tokenize) -> None:
         answers = [*pool.map(lambda row: step.execute({"text": row})["input_ids"][:, 0].tolist(), rows)]
     expected = [[0, 1, 2, 3, 0][index % 5] for index in range(50)]
     assert answers == [[expected[index]] * (index % 5 + 1) for index in range(50)]
+
+
+def ids(outcomes: Sequence[Tensors | Exception]) -> list[Any]:
+    return [one if isinstance(one, Exception) else one["input_ids"][:, 0].tolist() for one in outcomes]
+
+
+def test_what_waits_goes_to_the_process_at_once(step: Tokenize, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request has its own length, and its own fault."""
+    written: list[int] = []
+    write = helper._Child._write
+    monkeypatch.setattr(helper._Child, "_write", lambda child, data: (written.append(len(data)), write(child, data)))
+    texts = [[b"one"], [b"two", b"three one two one two"], [b"\xff"], [], [b"three"]]
+    outcomes = step.execute_each([{"text": column(*each)} for each in texts])
+    assert [one["input_ids"].shape for one in outcomes if not isinstance(one, Exception)] == [
+        (1, 4), (2, 8), (0, 4), (1, 4),
+    ]  # fmt: skip
+    assert isinstance(outcomes[2], BadRequest)
+    assert ids(outcomes[:2]) == [[1], [2, 3]]
+    assert len(written) == 1
+    monkeypatch.setattr(helper, "_AT_ONCE", 20)  # bytes: two of these
+    assert ids(step.execute_each([{"text": column(word)} for word in (b"one", b"two", b"three")])) == [[1], [2], [3]]
+    assert len(written) == 3
+
+
+def test_a_request_that_takes_too_long_harms_none_that_waits_with_it(
+    words: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text, "_ENCODING", Limits(seconds=0.01, memory=1 << 30, patience=1e9))
+    with closing(tokenize(words, max_bytes=1 << 24)) as step:
+        first, slow, last = step.execute_each(
+            [{"text": column(each)} for each in (b"one", b"one " * 1_000_000, b"two")]
+        )
+    assert isinstance(slow, BadRequest)
+    assert ids([first, last]) == [[1], [2]]
+
+
+def test_who_waited_before_a_process_died_is_answered(words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it dies of, again and again: only that request fails."""
+    with closing(tokenize(words)) as step:
+        answer = helper._Child._answer
+
+        def dying(child: Any, watch: Any) -> Any:
+            found = answer(child, watch)
+            if bytes(found[1]).count((3).to_bytes(8, "little")):  # the number of "three"
+                raise helper._Died
+            return found
+
+        monkeypatch.setattr(helper._Child, "_answer", dying)
+        outcomes = step.execute_each([{"text": column(word)} for word in (b"one", b"three", b"two")])
+    assert isinstance(outcomes[1], Internal)
+    assert ids([outcomes[0], outcomes[2]]) == [[1], [2]]
+
+
+@pytest.mark.parametrize("requests", [1, 200], ids=["one that takes long", "many"])
+def test_a_run_that_nobody_waits_for_is_broken_off(words: Path, requests: int) -> None:
+    with closing(tokenize(words, max_bytes=1 << 26)) as step, ThreadPoolExecutor(1) as pool:
+        step._helper._beginning = 0.1
+        before = process_of(step)
+        texts = [{"text": column(b"one " * (2_000_000 // requests))} for _ in range(requests)]
+        running = pool.submit(step.execute_each, texts)
+        while not step.runs():
+            time.sleep(0.001)
+        (run,) = step.runs().values()
+        began = time.monotonic()
+        step.interrupt(run)
+        with pytest.raises(BrokenOff):
+            running.result(60)
+        assert time.monotonic() - began >= 0.09  # a new process costs as much
+        assert not step.runs() and not Path(f"/proc/{before}").exists()
+        assert ids([step.execute({"text": column(b"two")})]) == [[2]]
+        again = pool.submit(step.execute_each, texts[:2])
+        step.interrupt(run)
+        assert len(again.result(60)) == min(requests, 2)
+
+
+def test_a_caller_that_leaves_frees_the_step(words: Path) -> None:
+    """As one whose deadline is over: the queue behind it goes on."""
+    with closing(tokenize(words, max_bytes=1 << 26)) as step:
+        step._helper._beginning = 0.0
+
+        async def scene() -> None:
+            pool = WorkerPool(1)
+            batcher = Batcher(step, Admission(100, 1 << 30), pool, Statistics(ModelRef("t", 1)), 0.0, run_each)
+            signature = Signature(step.inputs, step.outputs, True)
+
+            def ask(given: bytes, timeout: float | None = None) -> tuple[Entry, asyncio.Future[Outcome]]:
+                inputs = {"text": column(given)}
+                future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+                deadline = None if timeout is None else time.monotonic() + timeout
+                entry = Entry(inputs, signature.group_of(inputs), future.set_result, deadline)
+                batcher.submit(entry)
+                return entry, future
+
+            try:
+                late = ask(b"one " * 2_000_000, timeout=0.1)[1]
+                assert isinstance(await asyncio.wait_for(late, 60), BrokenOff)
+                leaving, _ = ask(b"one " * 2_000_000)
+                await asyncio.to_thread(wait_for, lambda: step.runs())
+                batcher.cancel(leaving)
+                answered = await asyncio.wait_for(ask(b"two")[1], 60)
+                assert isinstance(answered, dict) and ids([answered]) == [[2]]
+            finally:
+                pool.close()
+
+        asyncio.run(scene())
 
 
 def test_a_process_that_dies_begins_anew_whatever_became_of_its_folder(tmp_path: Path) -> None:

@@ -356,7 +356,7 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     own = narrow_products(graph)
     wanted = "float32" if options.precision == "tf32" else options.precision
     precision = str(own) if own is not None and wanted == "float32" else wanted
-    passes = PassOptions(precision=precision, integers=here and has_bytes(host()), host=here)
+    passes = PassOptions(precision=precision, integers=not here or has_bytes(host()), host=here)
     graph, reports = (optimize if options.optimize else prepare)(graph, passes)
     if options.devices:
         return split(graph, options, [log_line(report) for report in reports if report.changed])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from core.ir.types import DType
 from core.kernels.catalog.cuda.conv import ConvSpec
+from core.kernels.catalog.cuda.product import I8
 from core.kernels.cuda.image import Reach, Windows
 from core.kernels.cuda.nest import Place, split
 from core.kernels.cuda.product import ProgramTile, cleared, edge_mask, factor, finish, multiply, program_tile
@@ -14,13 +16,19 @@ def generate(spec: ConvSpec, target: GpuTarget) -> Source:
     w = Writer(spec.symbol)
     w.operand("image", spec.image.dtype)
     w.operand("weights", spec.weight)
+    if spec.element is I8:
+        w.operand("offsets", DType.INT32)
     pointers = [w.operand(f"x{i}", dtype) for i, dtype in enumerate(spec.results.extra_dtypes)]
     pointers.append(w.operand("y", spec.results.dtype))
     tile = program_tile(w, spec.tile, spec.rows, spec.columns)
     windows = (Reach if spec.transposed else Windows)(w, spec.image, tile.rows)
-    sums = cleared(w, spec.tile)
+    sums = cleared(w, spec.tile, spec.element)
     with w.block(f"for k in range(0, {spec.depth}, {spec.tile.depth})"):
         _step(w, spec, windows, tile, sums)
+    if spec.element is I8:
+        place = total([scaled(tile.batch, spec.columns) if spec.groups > 1 else None, tile.columns])
+        inside = f", {tile.column_mask}, other=0" if tile.column_mask else ""
+        sums = w.let(f"{sums} + tl.load(offsets + {place}{inside})", "sums")
     _finish(w, spec, tile, pointers, sums)
     return w.source(spec.tile.warps, spec.tile.stages)
 
@@ -48,8 +56,8 @@ def _step(w: Writer, spec: ConvSpec, windows: Reach | Windows, tile: ProgramTile
         at_image.append(f"{tile.batch} * {spec.channels} * {step}")
         at_weights.append(scaled(tile.batch, spec.weight_steps[0]))
     masks = (tile.row_mask, taps.mask, inside[0])
-    left = factor(w, "image", total(at_image), spec.image.dtype, spec.image.dtype, *masks)
-    right = factor(w, "weights", total(at_weights), spec.weight, spec.image.dtype, inside[1], tile.column_mask)
+    left = factor(w, "image", total(at_image), spec.image.dtype, spec.element, *masks, outside=spec.fill)
+    right = factor(w, "weights", total(at_weights), spec.weight, spec.element, inside[1], tile.column_mask)
     multiply(w, sums, left, right, spec.precision)
 
 

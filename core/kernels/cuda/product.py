@@ -61,9 +61,11 @@ def cleared(w: Writer, tile: ProductTile, element: DType = DType.FLOAT32) -> str
     return w.let(f"tl.full(({tile.rows}, {tile.columns}), 0, {kind})", "sums")
 
 
-def factor(w: Writer, pointer: str, offset: str, dtype: DType, element: DType, *masks: str | None) -> str:
-    """A block of factors, 0 outside."""
-    mask, nothing = joined(*masks), "0.0" if dtype.is_float else "0"
+def factor(
+    w: Writer, pointer: str, offset: str, dtype: DType, element: DType, *masks: str | None, outside: int = 0
+) -> str:
+    """A block of factors, and what counts where the masks do not hold."""
+    mask, nothing = joined(*masks), repr(float(outside) if dtype.is_float else outside)
     loaded = w.let(f"tl.load({pointer} + {offset}{f', {mask}, other={nothing}' if mask else ''})", "factors")
     if dtype is DType.UINT8:  # less 128
         return w.let(f"({loaded} ^ 128).to(tl.int8, bitcast=True)", "factors")

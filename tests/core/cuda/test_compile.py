@@ -18,6 +18,7 @@ from core.ir.graph import Graph, State, Value
 from core.ir.types import DType, TensorType, symbol
 from core.runtime import devices
 from core.runtime.session import Session
+from tests.core.passes.test_quantized import network, pair, weight
 from tests.core.random_nets import Net, feeds
 from tests.core.runtime import graphs
 
@@ -126,6 +127,27 @@ def test_random_graphs_agree(kind: str) -> None:
                 assert_agrees(session, graph, (2, 0, 2, 2))
         except Exception as error:
             raise AssertionError(f"the graph of seed {seed}") from error
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_quantized_models_multiply_bytes(kind: str) -> None:
+    """First layers, ordinary and grouped convolutions and dense layers; depthwise ones are of float32."""
+
+    def write(b: Builder, x: Value) -> Value:
+        x = pair(b, x, zero=17)
+        for shape, group in (((8, 3, 3, 3), 1), ((8, 1, 3, 3), 8), ((12, 4, 3, 2), 2)):
+            x = b("Conv", x, weight(b, *shape, axis=0), pads=(1, 1, 1, 1), group=group)
+            x = pair(b, b("Relu", x), 0.05, 0)
+        pooled = pair(b, b("Flatten", b("MaxPool", x, kernel_shape=(2, 2), strides=(2, 2))), 0.05, 0)
+        return b("Gemm", pooled, weight(b, 5, 192, axis=0), b.constant(np.ones(5, np.float32)), transB=1)
+
+    graph = network(write, 3, 8, 7)
+    x = np.random.default_rng(0).standard_normal((3, 3, 8, 7)).astype(np.float32)
+    with core.compile(graph, device=kind, max_batch=4) as session:
+        (got,), (want,) = session.run({"x": x}).values(), core.interpret(graph, {"x": x}).values()
+        np.testing.assert_allclose(got, want, atol=0.01 * np.abs(want).max())  # a quantum here and there
+        explained = session.explain(3)
+    assert "1 parts on" in explained and (explained.count("conv int8"), explained.count("gemm int8")) == (2, 1)
 
 
 def test_two_devices_and_the_cpu_share_a_model() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
+from core.ir.graph import Array
 from core.ir.types import DType
 from tests.core.cuda.gpu_kernel import GpuKernel, compiles, sweep
 from tests.core.kernels.harness import scalar_body, single_node
@@ -18,6 +20,7 @@ ADD_RELU = scalar_body(2, lambda b, x, y: b("Relu", b("Add", x, y)))
 def conv(image: str, weight: Any, *more: Any, **attrs: Any) -> GpuKernel:
     attrs.setdefault("layout", "NHWC")
     attrs.setdefault("pads", (0, 0, 0, 0))
+    attrs.setdefault("rtol", 1e-4)
     return sweep("FusedConv", image, weight, *more, batches=FEW, atol=1e-4, **attrs)
 
 
@@ -86,6 +89,35 @@ def test_depthwise(channels: int) -> None:
     )
     assert kernel.call.spec.family == "depthwise"
     conv(f"float32[n,7,5,{channels}]", floats(channels, 1, 3, 2), strides=(2, 2), dilations=(1, 2), group=channels)
+
+
+def bytes_of(dtype: DType, shape: tuple[int, ...]) -> Array:
+    """All there are, the extremes among them."""
+    info = np.iinfo(dtype.numpy)
+    return np.random.default_rng(0).integers(info.min, info.max, shape, dtype.numpy, endpoint=True)
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {}, {"pads": (1, 1, 1, 1), "pad_value": 131}, {"strides": (2, 1), "pads": (0, 2, 1, 0), "pad_value": 255},
+        {"dilations": (1, 2), "group": 2}, {"group": 32, "pads": (1, 1, 1, 1), "pad_value": 7},
+    ],
+)  # fmt: skip
+def test_bytes(attrs: dict[str, Any]) -> None:
+    """Exact, whatever the padding: tensor cores take int8 alone, so all is shifted, and corrected afterwards."""
+    weight = bytes_of(DType.INT8, (64, 32 // attrs.get("group", 1), 3, 2))
+    kernel = conv("uint8[n,6,5,32]", weight, "int32[64]", sample=bytes_of, rtol=0, **attrs)
+    assert kernel.call.spec.family == "conv" and kernel.call.spec.element is DType.INT8
+
+
+def test_few_bytes_and_their_epilogue() -> None:
+    body = scalar_body(1, lambda b, x: b("Cast", x, to=DType.FLOAT32.onnx_code), DType.INT32)
+    weight, attrs = bytes_of(DType.INT8, (17, 4, 3, 3)), {"pads": (1,) * 4, "pad_value": 120, "epilogue": body}
+    for rank in range(3):
+        conv("uint8[n,7,5,4]", weight, "int32[17]", sample=bytes_of, rank=rank, **attrs)
+    compiles("FusedConv", "uint8[n,7,5,4]", weight, "int32[17]", layout="NHWC", **attrs)
+    compiles("FusedConv", "uint8[n,56,56,64]", bytes_of(DType.INT8, (64, 64, 3, 3)), layout="NHWC", pads=(1,) * 4)
 
 
 TRANSPOSED: list[dict[str, Any]] = [

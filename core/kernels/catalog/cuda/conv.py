@@ -18,7 +18,18 @@ from core.kernels.catalog.attributes import attribute
 from core.kernels.catalog.base import In, KernelCall, KernelSpec, Operand, Out, Packed, Request, covers, offers
 from core.kernels.catalog.conv import extra_indices, inplace_extras, windows_along
 from core.kernels.catalog.cuda.image import Image, has_computable_epilogue, results_of, spatial, walked
-from core.kernels.catalog.cuda.product import F32, FACTORS, HALVES, ProductTile, Results, precisions, ranked_tiles
+from core.kernels.catalog.cuda.product import (
+    F32,
+    FACTORS,
+    HALVES,
+    I8,
+    LEAST_BYTES,
+    SHIFT,
+    ProductTile,
+    Results,
+    precisions,
+    ranked_tiles,
+)
 from core.kernels.catalog.cuda.tiling import blocks
 from core.kernels.catalog.nest import Nest, has_plannable_types, traffic
 from core.kernels.catalog.pool import Window
@@ -36,7 +47,9 @@ class ConvSpec(KernelSpec):
 
     The loops of `pixels` are batch and spatial axes, its operands the extras and Y. `weight_steps` are strides of the
     weights along groups, window places, input and output channels; they lie in memory as `weight`. `transposed`: rows
-    are the places that windows go over, and the image has one pixel for each window.
+    are the places that windows go over, and the image has one pixel for each window. `fill` is what pads the image.
+
+    Bytes: the image is uint8, the weights int8, multiplied and corrected as in `GemmSpec`.
     """
 
     family: ClassVar[str] = "conv"
@@ -51,6 +64,12 @@ class ConvSpec(KernelSpec):
     transposed: bool
     tile: ProductTile
     precision: str
+    fill: int = 0
+
+    @property
+    def element(self) -> DType:
+        """What is multiplied."""
+        return I8 if self.image.dtype is DType.UINT8 else self.image.dtype
 
     @property
     def rows(self) -> Dim:
@@ -69,12 +88,13 @@ class ConvSpec(KernelSpec):
     def summary(self) -> str:
         kernel = "x".join(map(str, self.image.kernel))
         exact = "" if self.precision == "ieee" else f" by {self.precision}"
-        return f"{'transposed ' * self.transposed}conv {self.image.dtype} {kernel} {self.tile}{exact}"
+        return f"{'transposed ' * self.transposed}conv {self.element} {kernel} {self.tile}{exact}"
 
 
 @covers("FusedConv", "Conv", device="cuda")
 def conv(request: Request) -> KernelCall | None:
-    """None for other types, where the size of an image or of a window is not a number, and for depthwise ones."""
+    """None for other types, where the size of an image or of a window is not a number, and for depthwise ones of
+    floats."""
     return next(_convolutions(request), None)
 
 
@@ -95,20 +115,24 @@ def other_tiles_of_transposed(request: Request) -> Iterable[KernelCall]:
 
 def _convolutions(request: Request) -> Iterator[KernelCall]:
     node, (x, w) = request.node, request.node.inputs[:2]
-    if x is None or w is None or not is_covered(node) or is_depthwise(node, w):
+    if x is None or w is None or not (_are_bytes(request) or (is_covered(node) and not is_depthwise(node, w))):
         return
     windows = windows_over(node, x, w)
     if windows is not None:
         groups = int(attribute(node, "group"))
         outputs, channels, *kernel = sizes_of(w)
         outputs, places = outputs // groups, prod(kernel)
-        operand: Operand = In(1)
+        operands: tuple[Operand, ...] = (In(1),)
         dtype, steps = w.dtype, (outputs * channels * places, 1, places, channels * places)
-        if request.constant(1) is not None:
-            operand = Packed(1, f"places{groups}{x.dtype}", partial(_pack, groups=groups, element=x.dtype))
+        if w.dtype is I8:
+            shift = Packed(1, "offsets", _offsets)
+            operands = (Packed(1, "bytes", _pack_bytes), shift)
+            steps = (outputs * places * channels, channels, 1, places * channels)
+        elif request.constant(1) is not None:
+            operands = (Packed(1, f"places{groups}{x.dtype}", partial(_pack, groups=groups, element=x.dtype)),)
             dtype, steps = x.dtype, (places * channels * outputs, channels * outputs, outputs, 1)
         facts = (walked(request, x, windows), groups, channels, outputs, dtype, steps)
-        yield from _calls(request, operand, facts, False)
+        yield from _calls(request, operands, facts, False)
 
 
 def _transposed(request: Request) -> Iterator[KernelCall]:
@@ -122,7 +146,7 @@ def _transposed(request: Request) -> Iterator[KernelCall]:
         channels, places = inputs // groups, prod(kernel)
         steps = (channels * outputs * places, 1, outputs * places, places)
         facts = (walked(request, x, windows), groups, channels, outputs, w.dtype, steps)
-        yield from _calls(request, In(1), facts, True)
+        yield from _calls(request, (In(1),), facts, True)
 
 
 def windows_over(node: Node, x: Value, w: Value) -> tuple[Window, ...] | None:
@@ -147,21 +171,23 @@ def windows_under(node: Node, x: Value, w: Value) -> tuple[Window, ...] | None:
 
 def _calls(
     request: Request,
-    weights: Operand,
+    weights: tuple[Operand, ...],
     facts: tuple[Image, int, int, int, DType, tuple[int, int, int, int]],
     is_transposed: bool,
 ) -> Iterator[KernelCall]:
-    node, (image, groups, channels, columns, *_) = request.node, facts
+    node, (_, groups, channels, columns, *_) = request.node, facts
     pixels, results = results_of(request, extra_indices(node))
     extras = [In(i) for i in extra_indices(node)]
     tile = ProductTile(_LEAST_DEPTH, _LEAST_DEPTH, _LEAST_DEPTH, 1, 1)
-    some = ConvSpec(*facts, pixels, results, is_transposed, tile, "ieee")
-    tiles = ranked_tiles(request.gpu, some.rows, columns, some.depth, groups, image.dtype)
-    for precision in precisions(image.dtype, request.gpu):
-        for tile in islice(dict.fromkeys(_by_channels(tile, channels) for tile in tiles), _OFFERED):
+    fill = int(attribute(node, "pad_value")) if node.op == "FusedConv" else 0
+    some = ConvSpec(*facts, pixels, results, is_transposed, tile, "ieee", fill)
+    least = _LEAST_DEPTH if some.element.itemsize > 1 else LEAST_BYTES
+    tiles = ranked_tiles(request.gpu, some.rows, columns, some.depth, groups, some.element)
+    for precision in precisions(some.element, request.gpu):
+        for tile in islice(dict.fromkeys(_by_channels(tile, channels, least) for tile in tiles), _OFFERED):
             yield KernelCall(
                 replace(some, tile=tile, precision=precision),
-                (In(0), weights, *extras, Out()),
+                (In(0), *weights, *extras, Out()),
                 inplace=inplace_extras(node),
                 strided=(In(0), *extras, Out()),
                 flops=some.rows * (2 * groups * columns * some.depth),
@@ -170,18 +196,33 @@ def _calls(
             )
 
 
-def _by_channels(tile: ProductTile, channels: int) -> ProductTile:
-    """The tile, or one of less depth if that makes its steps stay at one place of the window."""
+def _by_channels(tile: ProductTile, channels: int, least: int) -> ProductTile:
+    """The tile, or one of less depth, but no less than `least`, if that makes its steps stay at one place of the
+    window."""
     common = gcd(channels, tile.depth)
-    return replace(tile, depth=common) if common >= _LEAST_DEPTH else tile
+    return replace(tile, depth=common) if common >= least else tile
 
 
 def is_covered(node: Node) -> bool:
+    """Floats padded by zero."""
     x, w = node.inputs[:2]
-    if x is None or w is None or x.dtype not in FACTORS or len(x.shape) < 3 or attribute(node, "pad_value"):
+    padded = node.op == "FusedConv" and attribute(node, "pad_value")
+    if x is None or w is None or x.dtype not in FACTORS or padded or not _has_known_sizes(node, x, w):
         return False
+    return w.dtype is x.dtype or (x.dtype in HALVES and w.dtype is F32)
+
+
+def _are_bytes(request: Request) -> bool:
+    """Bytes by constant weights, which ConvInteger becomes."""
+    node, (x, w) = request.node, request.node.inputs[:2]
+    if node.op != "FusedConv" or x is None or w is None or (x.dtype, w.dtype) != (DType.UINT8, I8):
+        return False
+    return request.constant(1) is not None and _has_known_sizes(node, x, w)
+
+
+def _has_known_sizes(node: Node, x: Value, w: Value) -> bool:
     known = has_plannable_types(node) and all(isinstance(dim, int) for dim in w.shape)
-    return known and has_computable_epilogue(node) and (w.dtype is x.dtype or (x.dtype in HALVES and w.dtype is F32))
+    return known and len(x.shape) >= 3 and has_computable_epilogue(node)
 
 
 def is_depthwise(node: Node, weight: Value) -> bool:
@@ -199,3 +240,14 @@ def _pack(weight: Array, groups: int, element: DType) -> Array:
     """[O, I/groups, K...] as [groups, K..., I/groups, O/groups]: output channels side by side."""
     apart = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
     return np.ascontiguousarray(apart.transpose(0, 3, 2, 1).astype(element.numpy))
+
+
+def _pack_bytes(weight: Array) -> Array:
+    """[O, I/groups, K...] as [O, K..., I/groups]: bytes that are multiplied with each other are
+    neighbours, as tensor cores want them."""
+    return np.ascontiguousarray(weight.reshape(*weight.shape[:2], -1).transpose(0, 2, 1))
+
+
+def _offsets(weight: Array) -> Array:
+    """What the sums of each output channel lack when the image is smaller by the shift."""
+    return SHIFT * weight.reshape(len(weight), -1).sum(1, dtype=np.int32)

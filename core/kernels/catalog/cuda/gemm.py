@@ -23,6 +23,7 @@ from core.kernels.catalog.cuda.product import (
     FACTORS,
     HALVES,
     I8,
+    SHIFT,
     ProductTile,
     Results,
     parts_of,
@@ -37,7 +38,6 @@ from core.kernels.catalog.matrices import Perm, perm_attribute, unpermuted
 from core.kernels.catalog.nest import Nest, has_plannable_types, traffic
 
 _OFFERED = 4  # tiles
-_SHIFT = 128  # from uint8 to the int8 that tensor cores multiply
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _turned(array: Array, perm: Perm | None) -> Array:
 
 def _offsets(array: Array, perm: Perm | None) -> Array:
     """What the sums lack, column by column, when the left factors are smaller by the shift."""
-    return _SHIFT * _matrix(array, perm).sum(0, dtype=np.int32)
+    return SHIFT * _matrix(array, perm).sum(0, dtype=np.int32)
 
 
 def _matrix(array: Array, perm: Perm | None) -> Array:

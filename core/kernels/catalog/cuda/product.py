@@ -23,7 +23,8 @@ _TYPICAL = 32  # batch
 _MOST_PARTS = 64
 _LEAST_STEPS = 4  # of a piece of the depth
 I8 = DType.INT8
-_LEAST_BYTES = 32  # depth of what tensor cores multiply
+SHIFT = 128  # from uint8 to the int8 that tensor cores multiply
+LEAST_BYTES = 32  # depth of what tensor cores multiply
 _LEAST = 16  # rows, columns and depth of what tensor cores multiply
 
 
@@ -87,7 +88,7 @@ def ranked_tiles(
     best ones for each, then the rest."""
     sizes = [(_at(rows, n), _at(columns, n), _at(batch, n)) for n in _SAMPLES]
     most = [max(_power(max(size[axis] for size in sizes)), _LEAST) for axis in (0, 1)]
-    deepest = max(_power(_at(depth, max(_SAMPLES))), _LEAST if element.itemsize > 1 else _LEAST_BYTES)
+    deepest = max(_power(_at(depth, max(_SAMPLES))), _LEAST if element.itemsize > 1 else LEAST_BYTES)
     fitting = dict.fromkeys(
         replace(tile, depth=min(tile.depth, deepest))
         for tile in _TILES

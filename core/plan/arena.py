@@ -1,5 +1,5 @@
 """Offsets in the arena: greedy by size (Pisarchyk & Lee 2020, "Efficient Memory Management for Deep Neural Net
-Inference").
+Inference"), and again with what reached highest placed first, where that leaves more room unused than it should.
 
 Buffers proportional to the batch size come first; constant-size ones go into gaps that they leave, or behind them. A
 gap between two such buffers grows with `n`, so what fits in it for n = 1 fits for every n: every offset is `a*n + b`.
@@ -7,36 +7,66 @@ gap between two such buffers grows with `n`, so what fits in it for n = 1 fits f
 
 from __future__ import annotations
 
-from core.plan.liveness import Affine, Buffer
+from collections.abc import Sequence
+
+from core.plan.liveness import Affine, Buffer, lower_bound
+
+_NEAR = 1.01  # of the lower bound: good enough
+_TRIES = 24
+_MOST_WORK = 1 << 20  # pairs of buffers that all tries together may look at, the first one apart
 
 
 def place(buffers: list[Buffer]) -> Affine:
     """Give every buffer an offset such that buffers alive together do not overlap for any n >= 1. Returns the size."""
     rows = [buffer for buffer in buffers if buffer.size.a]
     constant = [buffer for buffer in buffers if not buffer.size.a]
-    extent = _place_rows(rows, constant)
-    tail = _place_constant(constant, rows, extent)
-    return Affine(extent, tail)
+    order = _by_size(rows, constant)
+    size = _place(order, constant)
+    enough = lower_bound(buffers, 1) * _NEAR
+    best, found = size, [buffer.offset for buffer in buffers]
+    for _ in range(min(_TRIES, _MOST_WORK // max(len(buffers) ** 2, 1))):
+        if best.at(1) <= enough or not order:
+            break
+        highest = max(order, key=lambda buffer: _span(buffer)[1])
+        if highest is order[0]:
+            break
+        order.remove(highest)
+        order.insert(0, highest)
+        size = _place(order, constant)
+        if size.at(1) < best.at(1) and size.a <= best.a:
+            best, found = size, [buffer.offset for buffer in buffers]
+    for buffer, offset in zip(buffers, found, strict=True):
+        buffer.offset = offset
+    return best
 
 
-def _place_rows(buffers: list[Buffer], constant: list[Buffer]) -> int:
-    """Place the largest first, each at the lowest gap that fits among the placed buffers it lives together with.
+def _place(rows: Sequence[Buffer], constant: Sequence[Buffer]) -> Affine:
+    """Rows in this order, then what does not grow with the batch."""
+    extent = _place_rows(rows)
+    return Affine(extent, _place_constant(constant, rows, extent))
 
-    A buffer counts with the largest constant one that lives beside it: those two have to find room above each other.
-    """
+
+def _by_size(rows: Sequence[Buffer], constant: Sequence[Buffer]) -> list[Buffer]:
+    """The largest first. A buffer counts with the largest constant one that lives beside it: those two have to find
+    room above each other."""
 
     def beside(buffer: Buffer) -> int:
         return max((other.size.b for other in constant if other.overlaps(buffer)), default=0)
 
+    return sorted(rows, key=lambda b: (-b.size.a - beside(b), b.first))
+
+
+def _place_rows(buffers: Sequence[Buffer]) -> int:
+    """Place each at the lowest gap that fits among the placed buffers it lives together with."""
     placed: list[Buffer] = []
-    for buffer in sorted(buffers, key=lambda b: (-b.size.a - beside(b), b.first)):
+    for buffer in buffers:
         taken = sorted(_span(other) for other in placed if other.overlaps(buffer))
         buffer.offset = Affine(a=_lowest_gap(taken, buffer.size.a))
         placed.append(buffer)
     return max((_span(buffer)[1] for buffer in placed), default=0)
 
 
-def _place_constant(buffers: list[Buffer], rows: list[Buffer], extent: int) -> int:
+def _place_constant(buffers: Sequence[Buffer], rows: Sequence[Buffer], extent: int) -> int:
     """Place constant-size buffers, the largest first; returns how far they reach beyond the rows' extent.
 
     Each is anchored at the last end of any row buffer before it. Later buffers have later anchors, so that what is in

@@ -50,6 +50,14 @@ def test_a_gap_between_longer_lived_buffers_is_used() -> None:
     assert place([low, high, first, second]).at(1) == 640 + 576 + 128
 
 
+def test_what_reaches_highest_is_placed_first_where_sizes_alone_mislead() -> None:
+    """By size the third buffer lies above the second, so that the fourth has to go on top of the first and the third."""
+    late, short = Buffer(Affine(a=320), 4, 6), Buffer(Affine(a=320), 1, 1)
+    buffers = [late, short, Buffer(Affine(a=256), 1, 2), Buffer(Affine(a=192), 2, 4)]
+    assert place(buffers).at(1) == 576 == lower_bound(buffers, 1)
+    assert not overlapping(buffers, 3)
+
+
 def test_alignment_counts_the_constant_part_once_per_row() -> None:
     assert aligned(Affine(a=40)) == Affine(a=64)
     assert aligned(Affine(a=64, b=4)) == Affine(a=128)

@@ -25,7 +25,7 @@ _SAMPLE = 200e-6  # seconds: what a sample lasts at least, so that the clock and
 _PATTERN = 1 << 16
 _COLD = 4  # second-level caches that copies of packed weights fill
 
-Shared: TypeAlias = dict[In | Out, NDArray[np.uint8]]
+Shared: TypeAlias = dict[In | Out | Packed, list[NDArray[np.uint8]]]  # what calls take in turn for an operand
 ObjectOf: TypeAlias = Callable[[KernelSpec], bytes]
 
 
@@ -58,10 +58,12 @@ def host_bench(compiled: ObjectOf) -> Bench:
     @contextmanager
     def opened(calls: Sequence[KernelCall], request: Request) -> Iterator[Trials]:
         with Library({call.spec.symbol: compiled(call.spec) for call in calls}) as library:
+            shared: Shared = {}
 
             @contextmanager
             def trials(n: int) -> Iterator[Sequence[Timed]]:
-                shared: Shared = {}
+                for operand in [each for each in shared if not isinstance(each, Packed)]:
+                    del shared[operand]  # made for another batch size
                 yield [Trial(call, request, library.address(call.spec.symbol), n, shared) for call in calls]
 
             yield trials
@@ -77,12 +79,15 @@ class Trial:
     """
 
     def __init__(self, call: KernelCall, request: Request, address: int, n: int, shared: Shared) -> None:
-        """`address` is that of the call's function; what trials of one node have in common is made once in `shared`."""
+        """`address` is that of the call's function; what trials of one node have in common is made once in `shared`:
+        inputs and outputs for a batch size, packed weights for all."""
         self._function = _KERNEL(address)
         for operand in call.operands:
-            if isinstance(operand, In | Out) and operand not in shared:
-                shared[operand] = contents(operand, request, n)
-        self._blocks = [[shared[o]] if isinstance(o, In | Out) else _cold(o, request, n) for o in call.operands]
+            if isinstance(operand, In | Out | Packed) and operand not in shared:
+                shared[operand] = _cold(operand, request, n)
+        self._blocks = [
+            shared[o] if isinstance(o, In | Out | Packed) else [contents(o, request, n)] for o in call.operands
+        ]
         copies = max((len(blocks) for blocks in self._blocks), default=1)
         addresses = [[address_of(block) for block in blocks] for blocks in self._blocks]
         tables = [np.array([each[i % len(each)] for each in addresses], np.int64) for i in range(copies)]

@@ -250,15 +250,19 @@ def words_per_step(depth: int) -> int | None:
 def amx(request: Request) -> KernelCall | None:
     """For products with constant weights where the machine has tiles, unless another algorithm needs so few of them
     that it wins. The second best kernel is the one without."""
-    return None if _needs_few(request) else _call(request)
+    return None if not _has_tiles(request) or _needs_few(request) else _call(request)
 
 
 @offers("FusedConv", "Conv")
 def beside_winograd(request: Request) -> Iterator[KernelCall]:
     """What `amx` leaves to another algorithm."""
-    call = _call(request) if _needs_few(request) else None
+    call = _call(request) if _has_tiles(request) and _needs_few(request) else None
     if call is not None:
         yield call
+
+
+def _has_tiles(request: Request) -> bool:
+    return any(map(request.cpu.has_tiles, (DType.BFLOAT16, DType.FLOAT16, DType.UINT8)))
 
 
 def _needs_few(request: Request) -> bool:
@@ -276,8 +280,6 @@ def _is_f32(node: Node) -> bool:
 
 
 def _call(request: Request) -> KernelCall | None:
-    if not any(request.cpu.has_tiles(element) for element in (DType.BFLOAT16, DType.FLOAT16, DType.UINT8)):
-        return None
     without = replace(request, target=request.cpu.without_tiles)
     plain = select(replace(without, winograd=False, rank=0))
     spec = _spec(plain.spec, request) if plain is not None else None

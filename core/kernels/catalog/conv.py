@@ -19,6 +19,7 @@ from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Packed, R
 from core.kernels.catalog.gemm import GemmSpec
 from core.kernels.catalog.nest import Nest, broadcast_strides, has_plannable_types, row_major, traffic
 from core.kernels.catalog.panels import (
+    SHORT_EPILOGUE,
     Tile,
     choose_tile,
     is_deferred,
@@ -250,6 +251,12 @@ def is_covered(node: Node) -> bool:
     return attribute(node, "layout") == "NHWC" and element_of(_value(node, 0).dtype, _value(node, 1).dtype) is not None
 
 
+def has_long_epilogue(node: Node) -> bool:
+    """Whether what happens to a sum, the bias first, is deferred or staged."""
+    body, bias = node.attrs.get("epilogue"), node.input(2)
+    return (bodies.cost(body) if isinstance(body, Graph) else 0) + (bias is not None) > SHORT_EPILOGUE
+
+
 def is_depthwise(node: Node, weight: Array, windows: tuple[Window, ...]) -> bool:
     """Whether every channel is convolved for itself, over one or two axes: see `core.kernels.catalog.depthwise`."""
     groups = int(attribute(node, "group"))
@@ -263,13 +270,14 @@ def is_winograd(request: Request, weight: Array, windows: tuple[Window, ...]) ->
     """
     node, target = request.node, request.cpu
     columns, channels = weight.shape[:2]
+    if not request.winograd or len(windows) != 2 or _value(node, 0).dtype.is_integer:
+        return False
     strides = ({1}, {2}) if _value(node, 0).dtype in (F32, F16) else ({1},)
     shaped = all((w.kernel, w.dilation) == (3, 1) and w.count >= _WINOGRAD_SIZE for w in windows)
     shaped = shaped and {w.stride for w in windows} in strides
     whole = channels % target.lanes == 0 and columns % target.lanes == 0 and min(channels, columns) >= 32
-    suits = len(windows) == 2 and shaped and whole and int(attribute(node, "group")) == 1
-    narrow = _value(node, 0).dtype.is_integer or finish_of(node).deferred or finish_of(node).staged
-    return request.winograd and suits and is_covered(node) and target.lanes >= 8 and not narrow
+    suits = shaped and whole and int(attribute(node, "group")) == 1 and target.lanes >= 8
+    return suits and is_covered(node) and not has_long_epilogue(node)
 
 
 def is_lined(request: Request, weight: Array, windows: tuple[Window, ...]) -> bool:
@@ -282,7 +290,7 @@ def is_lined(request: Request, weight: Array, windows: tuple[Window, ...]) -> bo
     suits = shaped and whole and int(attribute(node, "group")) == 1 and windows[0].count >= _WINOGRAD_SIZE
     if not (request.winograd and suits and is_covered(node) and target.lanes >= 8):
         return False
-    return _value(node, 0).dtype is F32 and not (finish_of(node).deferred or finish_of(node).staged)
+    return _value(node, 0).dtype is F32 and not has_long_epilogue(node)
 
 
 def is_direct(node: Node, weight: Array) -> bool:
@@ -294,7 +302,7 @@ def is_direct(node: Node, weight: Array) -> bool:
     alike = all(extent == 1 for shape in extras for extent in shape[:-1])
     if _value(node, 0).dtype is not F32 or node.output.dtype is not F32:
         return False
-    return alike and (node.op == "PooledConv" or not finish_of(node).deferred)
+    return alike and (node.op == "PooledConv" or not has_long_epilogue(node))
 
 
 def windows_of(node: Node) -> tuple[Window, ...] | None:

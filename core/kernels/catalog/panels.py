@@ -32,7 +32,7 @@ _ROWS_PLAIN: RowChoices = {1: (8, 6), 2: (5, 4)}
 _REUSES = 4
 _WEIGHTS = 0.5  # of the second-level cache, for weights that stay there
 BLOCK_TILES = 8  # tiles of rows that go through all panels while what they read and write is in the cache
-_SHORT_EPILOGUE = 8  # additions
+SHORT_EPILOGUE = 8  # additions
 _FMA_LATENCY = 4.0  # cycles; two start per cycle, and so do two loads
 _SAMPLE_BATCHES = (1, 2, 8, 32)  # where the cost of a tile is weighed when the row count depends on the batch
 
@@ -125,11 +125,14 @@ def pack_panels(matrix: Array, tile: Tile) -> Array:
     """[..., K, N] as panels, flattened behind the leading axes."""
     *batch, depth, columns = matrix.shape
     flat = matrix.reshape(-1, depth, columns)
-    padded = np.zeros((flat.shape[0], depth, packed_size(1, columns, tile)), matrix.dtype)
-    padded[..., :columns] = flat
-    cuts = range(0, padded.shape[2], tile.columns)
-    pieces = [padded[..., cut : cut + tile.columns].reshape(flat.shape[0], -1) for cut in cuts]
-    return np.concatenate(pieces, axis=1).reshape(*batch, -1)
+    packed = np.empty((flat.shape[0], packed_size(depth, columns, tile)), matrix.dtype)
+    for start in range(0, columns, tile.columns):
+        width = min(tile.columns, columns - start)
+        padded = packed_size(1, width, tile)
+        panel = packed[:, start * depth : (start + padded) * depth].reshape(-1, depth, padded)
+        panel[..., :width] = flat[..., start : start + width]
+        panel[..., width:] = 0
+    return packed.reshape(*batch, -1)
 
 
 def is_deferred(epilogue: Graph | None, dtype: DType, step: int) -> bool:
@@ -146,7 +149,7 @@ def is_staged(epilogue: Graph | None, dtype: DType, step: int) -> bool:
 
 
 def _is_long(epilogue: Graph | None) -> bool:
-    return epilogue is not None and bodies.cost(epilogue) > _SHORT_EPILOGUE
+    return epilogue is not None and bodies.cost(epilogue) > SHORT_EPILOGUE
 
 
 def _holds_sums(epilogue: Graph | None, dtype: DType) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -119,7 +120,9 @@ def strassen(request: Request) -> KernelCall | None:
     """For products of float32 with large constant weights, 1x1 convolutions among them. The second best kernel is the
     one by definition."""
     weight = request.constant(1)
-    if not request.winograd or weight is None:
+    if not request.winograd or weight is None or weight.size < _LEAST_DEPTH * _LEAST_COLUMNS:
+        return None
+    if "Conv" in request.node.op and prod(weight.shape[2:]) != 1:
         return None
     plain = select(replace(request, winograd=False, rank=max(request.rank - 1, 0)))
     spec = _faster(plain.spec, request) if plain is not None else None

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from itertools import product as pairs
 from math import ceil, prod
 from typing import ClassVar, TypeAlias
 
@@ -26,7 +27,7 @@ from core.kernels.catalog.conv import (
     windows_of,
 )
 from core.kernels.catalog.nest import traffic
-from core.kernels.catalog.panels import LINE, Tile, choose_tile, pack_panels
+from core.kernels.catalog.panels import LINE, Tile, choose_tile, pack_panels, packed_size
 from core.kernels.catalog.pool import Window
 from core.kernels.catalog.words import WORD_BYTES, pack_words, per_word, word_dtype
 from core.kernels.target import Target
@@ -362,18 +363,29 @@ def by_definition(request: Request) -> Iterator[KernelCall]:
 
 
 def pack(weight: Array, tile: Tile, form: Form = LARGE, element: DType = DType.FLOAT32) -> Array:
-    """[O, I, 3, 3] as panels of the transformed matrices [parts * I, O], one for every two points."""
+    """[O, I, 3, 3] as panels of the transformed matrices [parts * I, O], one for every two points.
+
+    Panel by panel: what the transform makes of one is still in the cache when it goes to its places.
+    """
     outputs, inputs = weight.shape[:2]
     both = np.kron(form.weight, form.weight)  # the transform of rows and of columns in one product
-    transformed = (both @ weight.reshape(-1, 9).T.astype(np.float64)).astype(np.float32)
-    size = form.line_products
-    matrices = transformed.reshape(size, size, outputs, inputs).swapaxes(2, 3)
-    parts = [matrices[rows, columns].reshape(-1, outputs) for rows in _spans(form) for columns in _spans(form)]
     multiplied = word_dtype(element) if element.is_float and per_word(element) == 1 else element
-    return np.concatenate([pack_panels(pack_words(part, multiplied), tile) for part in parts])
+    spans = list(pairs(_spans(form), repeat=2))
+    depths = [-(-len(rows) * len(columns) * inputs // per_word(multiplied)) for rows, columns in spans]
+    sizes = [packed_size(depth, outputs, tile) for depth in depths]
+    packed = np.empty(sum(sizes), word_dtype(element).numpy)
+    for first in range(0, outputs, tile.columns):
+        panel = weight[first : first + tile.columns].reshape(-1, inputs, 9).transpose(2, 1, 0)
+        transformed = both @ panel.astype(np.float64, order="C").reshape(9, -1)
+        lines = transformed.reshape(form.line_products, form.line_products, *panel.shape[1:])
+        for start, depth, (rows, columns) in zip(accumulate(sizes, initial=0), depths, spans, strict=False):
+            part = lines[rows.start : rows.stop, columns.start : columns.stop].astype(np.float32)
+            words = pack_panels(pack_words(part.reshape(-1, panel.shape[2]), multiplied), tile)
+            packed[start + depth * first :][: words.size] = words
+    return packed
 
 
-def _spans(form: Form) -> list[slice]:
+def _spans(form: Form) -> list[range]:
     """The rows of the transform of weights that belong to each point."""
     starts = [min(i * form.stride, form.line_products) for i in range(form.evaluations + 1)]
-    return [slice(start, stop) for start, stop in pairwise(starts)]
+    return [range(start, stop) for start, stop in pairwise(starts)]

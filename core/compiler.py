@@ -37,7 +37,7 @@ from core.plan.plan import Plan, Planned, weight_chunks
 from core.plan.planner import make_plan
 from core.plan.within import plan_within
 from core.runtime import artifact
-from core.runtime.bundle import MAGIC
+from core.runtime.bundle import MAGIC, Written
 from core.runtime.compiled import Compiled, Split, ready, ready_split
 from core.runtime.devices import open_device
 from core.runtime.executable import Executable
@@ -135,21 +135,21 @@ def kept(store: Store, model: bytes, options: Options, new_shapes: NewShapes, fi
         session = opened(path, options, new_shapes, source)
         store.used(path)
         return session
-    unsaved = saved(store, path, load(model), options, new_shapes)
+    made = saved(store, path, load(model), options, new_shapes)
     give_back(len(model))  # what packing and generating code took
-    return unsaved or opened(path, options, new_shapes, source)
+    return made if isinstance(made, Session) else opened(path, options, new_shapes, source, made)
 
 
-def saved(store: Store, path: Path, graph: Graph, options: Options, new_shapes: NewShapes) -> Session | None:
+def saved(store: Store, path: Path, graph: Graph, options: Options, new_shapes: NewShapes) -> Session | Written:
     """Compile into the store; a session only where the disk is full: what was compiled still runs."""
     description = describe(graph, options)
     content = content_of(graph, description.batching, options)
     try:
-        artifact.save(path, description, options.kept(), content, durable=False)
+        written = artifact.save(path, description, options.kept(), content, durable=False)
         store.added(path)
     except OSError:
         return session_of(description, content, options, new_shapes)
-    return None
+    return written
 
 
 def model_key(model: bytes, options: Options) -> str:
@@ -218,10 +218,16 @@ def load_compiled(
     return opened(Path(path), make_options(threads=threads, cache_dir=cache_dir, tune=tune), new_shapes)
 
 
-def opened(path: Path, options: Options, new_shapes: NewShapes, source: Source | None = None) -> Session:
+def opened(
+    path: Path,
+    options: Options,
+    new_shapes: NewShapes,
+    source: Source | None = None,
+    written: Written | None = None,
+) -> Session:
     """A session from an artifact. Of the options those count that an artifact does not keep. `source` is what it was
-    compiled from, where it is to be tuned in the background."""
-    stored = artifact.load(path, options.threads)
+    compiled from, where it is to be tuned in the background; `written` is what this process has just saved there."""
+    stored = artifact.load(path, options.threads, written)
     mine = {"threads": options.threads, "cache_dir": options.cache_dir}
     chosen = Options(**{**stored.options, **mine, "tune": options.tune, "tune_later": options.tune_later})
     store = open_store(options.cache_dir)
@@ -316,8 +322,8 @@ def _stored(
         return found
     compiled = build(graph(), options, batching, binding)
     with suppress(OSError, ArtifactError):  # a full disk costs memory, and the next process's time
-        _keep(source, description, binding, options, compiled)
-        return artifact.load_executable(path, options.threads)  # mapped, so that other shapes can share its weights
+        written = _keep(source, description, binding, options, compiled)
+        return artifact.load_executable(path, options.threads, written)  # mapped: other shapes can share its weights
     return loaded(compiled, options, batching)
 
 
@@ -330,10 +336,11 @@ def _stored_on_host(
 
 def _keep(
     source: Source, description: Description, binding: Binding, options: Options, compiled: Compiled | Split
-) -> None:
+) -> Written:
     path = source.place(binding, options)
-    artifact.save(path, description, options.kept(), compiled, durable=False)
+    written = artifact.save(path, description, options.kept(), compiled, durable=False)
     source.store.added(path)
+    return written
 
 
 def loaded(

@@ -2,7 +2,7 @@
 
     facts: schema, target, compiler, LLVM, description, options, findings of the tuner, plan and device
     code       object files one after the other
-    weights    the weight block, of which the facts name the large pieces (see sharing.py)
+    weights    the weight block, large pieces of which have digests of their own (see sharing.py)
     fallbacks  graph and constants of nodes that run on the reference
     states     initial values of the model's state
     source     the graph itself, only for models compiled per shape
@@ -29,14 +29,14 @@ from core.ir.text import Weights, parse_graph, print_graph
 from core.ir.types import DType, TensorType, parse_type
 from core.plan.placement import Crossing
 from core.plan.serialize import plan_from_json, plan_to_json
-from core.runtime.bundle import Bundle, Chunks, write_bundle
+from core.runtime.bundle import Bundle, Chunks, Written, write_bundle
 from core.runtime.compiled import Compiled, Split, ready, ready_split
 from core.runtime.device import Device
 from core.runtime.devices import HOST, open_device
 from core.runtime.placed import Wiring
 from core.runtime.runner import Runner
 from core.runtime.session import BatchInfo, Description, PackInfo
-from core.runtime.sharing import Pieces, SharedWeights
+from core.runtime.sharing import SharedWeights
 
 SCHEMA = 6
 
@@ -58,10 +58,10 @@ def save(
     options: dict[str, Any],
     content: Compiled | Split | Graph,
     durable: bool = True,
-) -> None:
+) -> Written:
     """Write an artifact: compiled code, or for a model compiled per shape its graph. Replaces what was there.
 
-    `durable`: see `write_bundle`.
+    `durable`, and the result: see `write_bundle`.
     """
     facts: dict[str, Any] = {
         "schema": SCHEMA,
@@ -83,39 +83,38 @@ def save(
         sections |= _graph_sections("constants", _as_constants(content.wiring.constants))
     else:
         sections |= _graph_sections("source", content)
-    write_bundle(path, facts, sections, durable)
+    return write_bundle(path, facts, sections, durable)
 
 
 def _part_facts(part: Compiled, sections: dict[str, Chunks], prefix: str) -> dict[str, Any]:
-    """What the header says of the code for one device. Adds its `sections`, of whose weights the facts name the large
-    pieces: those show while they are written, which is before the header is."""
-    pieces = Pieces(part.weights())
+    """What the header says of the code for one device. Adds its `sections`."""
     sections |= {
         f"{prefix}code": [part.objects[symbol] for symbol in sorted(part.objects)],
-        f"{prefix}weights": pieces,
+        f"{prefix}weights": part.weights(),
         **_graph_sections(f"{prefix}fallbacks", part.plan.fallbacks),
         **_graph_sections(f"{prefix}states", _as_constants(part.states)),
     }
     made_for = {} if part.device == HOST else {"made_for": open_device(part.device).target.key}
-    facts = {"plan": plan_to_json(part.plan), "code": _places(part.objects), "pieces": pieces.noted}
+    facts = {"plan": plan_to_json(part.plan), "code": _places(part.objects)}
     return {**facts, "device": part.device, **made_for}
 
 
-def load(path: Path, threads: int) -> Stored:
-    """What is in an artifact; code runs with up to `threads` threads, but no more than it was compiled for.
+def load(path: Path, threads: int, written: Written | None = None) -> Stored:
+    """What is in an artifact; code runs with up to `threads` threads, but no more than it was compiled for. `written`
+    spares checking what this process has just saved: see `Bundle`.
 
     ArtifactError when the file is missing, damaged, not this user's, or made for another target or version.
     """
-    with Bundle(path) as bundle:
+    with Bundle(path, written) as bundle:
         _check_origin(bundle)
         description = _description_from_json(bundle.facts["description"])
         content = _runner(bundle, threads, description) or _read_graph(bundle, "source")
         return Stored(description, content, dict(bundle.facts["options"]), bundle.digest)
 
 
-def load_executable(path: Path, threads: int) -> Runner:
+def load_executable(path: Path, threads: int, written: Written | None = None) -> Runner:
     """The code of an artifact without a session around it. ArtifactError as in `load`, and where it holds a graph."""
-    with Bundle(path) as bundle:
+    with Bundle(path, written) as bundle:
         _check_origin(bundle)
         found = _runner(bundle, threads, _description_from_json(bundle.facts["description"]))
         if found is None:
@@ -153,7 +152,7 @@ def _read_part(bundle: Bundle, facts: Mapping[str, Any], prefix: str) -> tuple[C
     code, block = bundle.section(f"{prefix}code"), bundle.section(f"{prefix}weights")
     objects = {symbol: bytes(code[start : start + size]) for symbol, (start, size) in facts["code"].items()}
     states = _read_arrays(bundle, f"{prefix}states")
-    weights = SharedWeights(block, facts["pieces"] if facts["device"] == HOST else ())
+    weights = SharedWeights(block, bundle.spans(f"{prefix}weights") if facts["device"] == HOST else ())
     return Compiled(plan, objects, lambda: [block.data], states, {}, facts["device"]), weights
 
 

@@ -2,11 +2,12 @@
 
     magic (8 bytes), zeros up to 4096
     sections, each from a multiple of 4096 on
-    header: JSON {"facts": ..., "sections": {name: [offset, bytes, SHA-256]}}
+    header: JSON {"facts": ..., "sections": {name: [offset, [[bytes, SHA-256] of every span, one after the other]]}}
     trailer: bytes of the header (64 bits), SHA-256 of the header, magic
 
 A bundle holds native code. It is read only when it belongs to this user or to root, nobody else can write to it, and
-its digests hold. Sections are mapped, not copied: their pages come from the file and are shared between processes.
+its digests hold; those of a file that this process has just written itself are not computed once more. Sections are
+mapped, not copied: their pages come from the file and are shared between processes.
 
 Linux keeps a file in pages as large as what was written at a time, and maps them as such: weights are read from memory
 a quarter faster from pages of 2 MiB than from 4 KiB (14 instead of 11 GB/s), so files are written and read in those.
@@ -22,7 +23,9 @@ import secrets
 import stat
 import struct
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from io import FileIO
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -37,12 +40,37 @@ _TRAILER = struct.Struct("<Q32s8s")
 _PAGE = max(4096, mmap.ALLOCATIONGRANULARITY)
 _HUGE_PAGE = 2 << 20
 _LARGEST_HEADER = 64 << 20
+LARGE = 64 << 10  # bytes of a chunk that makes a span of its own
 
 Bytes: TypeAlias = NDArray[np.uint8]
 Chunks: TypeAlias = Iterable[bytes | memoryview]
 
 
-def write_bundle(path: Path, facts: Mapping[str, Any], sections: Mapping[str, Chunks], durable: bool = True) -> None:
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Tells a file as it was written from every other, and from what becomes of it when somebody writes to it."""
+
+    device: int
+    inode: int
+    nbytes: int
+    modified: int  # nanoseconds
+
+    @classmethod
+    def of(cls, descriptor: int) -> Written:
+        status = os.fstat(descriptor)
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes of a section that have a digest of their own."""
+
+    offset: int  # from the start of the section
+    nbytes: int
+    sha256: str
+
+
+def write_bundle(path: Path, facts: Mapping[str, Any], sections: Mapping[str, Chunks], durable: bool = True) -> Written:
     """Write a bundle; whoever opens `path` meanwhile sees the old file or the new one. Equal contents give equal bytes.
 
     `durable`: on disk when this returns, even if the machine stops then; a cache can do without.
@@ -58,10 +86,12 @@ def write_bundle(path: Path, facts: Mapping[str, Any], sections: Mapping[str, Ch
             file.flush()
             if durable:
                 os.fsync(descriptor)
+            written = Written.of(descriptor)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    return written
 
 
 class _Writer:
@@ -100,25 +130,35 @@ class _Writer:
         self._file.close()
 
 
-def _write_section(file: _Writer, chunks: Chunks) -> tuple[int, int, str]:
-    """Offset, size and digest."""
+def _write_section(file: _Writer, chunks: Chunks) -> tuple[int, list[tuple[int, str]]]:
+    """Offset, and the size and digest of every span: a large chunk, or all small ones between two of those."""
     start = -(-file.tell() // _PAGE) * _PAGE
     file.write(bytes(start - file.tell()))
-    digest = hashlib.sha256()
-    for chunk in chunks:
-        digest.update(chunk)
-        file.write(chunk)
-    return start, file.tell() - start, digest.hexdigest()
+    spans: list[tuple[int, str]] = []
+    for is_large, group in groupby(chunks, lambda chunk: len(chunk) >= LARGE):
+        for together in ([chunk] for chunk in group) if is_large else [group]:
+            begun, digest = file.tell(), hashlib.sha256()
+            for chunk in together:
+                digest.update(chunk)
+                file.write(chunk)
+            if file.tell() > begun:
+                spans.append((file.tell() - begun, digest.hexdigest()))
+    return start, spans
 
 
 class Bundle:
     """An open bundle. `facts` are what its writer noted; sections stay valid as long as their arrays are held."""
 
-    def __init__(self, path: Path) -> None:
-        """ArtifactError when the file is missing, not a whole bundle, or somebody else could have written it."""
+    def __init__(self, path: Path, written: Written | None = None) -> None:
+        """`written` is what `write_bundle` said of a file that this process wrote. As long as that is what lies at
+        `path`, untouched, its sections are taken as they are.
+
+        ArtifactError when the file is missing, not a whole bundle, or somebody else could have written it.
+        """
         self.name = path.name
         self.digest = ""  # of the header, and with it of all sections
         self._descriptor = _open(path)
+        self._is_known = written is not None and Written.of(self._descriptor) == written
         try:
             header = self._header()
             self.facts: dict[str, Any] = dict(header["facts"])
@@ -131,22 +171,31 @@ class Bundle:
             raise
 
     def section(self, name: str) -> Bytes:
-        """The bytes of a section, mapped read-only, after their digest was checked."""
-        try:
-            offset, size, digest = self._sections[name]
-        except (KeyError, ValueError) as error:
-            raise ArtifactError(f"{self.name} has no section '{name}'") from error
-        data = self._map(int(offset), int(size))
-        if hashlib.sha256(data.data).hexdigest() != digest:
-            raise ArtifactError(f"{self.name} is damaged: the digest of its section '{name}' differs from the header")
+        """The bytes of a section, mapped read-only, after their digests were checked."""
+        spans = self.spans(name)
+        data = self._map(int(self._sections[name][0]), sum(span.nbytes for span in spans))
+        for span in [] if self._is_known else spans:
+            content = data[span.offset : span.offset + span.nbytes]
+            if hashlib.sha256(content.data).hexdigest() != span.sha256:
+                place = f"bytes {span.offset} to {span.offset + span.nbytes} of its section '{name}'"
+                raise ArtifactError(f"{self.name} is damaged: the digest of {place} differs from the header")
         return data
+
+    def spans(self, name: str) -> list[Span]:
+        """What a section consists of, from its beginning to its end. ArtifactError when there is none."""
+        spans: list[Span] = []
+        try:
+            at = 0
+            for size, digest in self._sections[name][1]:
+                spans.append(Span(at, int(size), str(digest)))
+                at += int(size)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ArtifactError(f"{self.name} has no section '{name}'") from error
+        return spans
 
     def size(self, name: str) -> int:
         """The bytes of a section, without a look at it. ArtifactError when there is none."""
-        try:
-            return int(self._sections[name][1])
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise ArtifactError(f"{self.name} has no section '{name}'") from error
+        return sum(span.nbytes for span in self.spans(name))
 
     def close(self) -> None:
         """Arrays that were handed out stay valid."""

@@ -1,27 +1,24 @@
 """Weights that are equal are in memory once, whichever executables of the process use them.
 
 The code of a model's shapes, and successive versions of a model, mostly hold the same weights in the same layout, each
-in a file of its own. The file names its large pieces by digest. Who loads a piece that somebody has in memory already
+in a file of its own, which has the digests of its large pieces. Who loads a piece that somebody has in memory already
 computes with that one, and lets go of the pages that checking its own file has brought in.
 """
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from core.runtime.bundle import Bytes, Chunks
+from core.runtime.bundle import LARGE, Bytes, Span
 from core.runtime.memory import address_of
-
-_LARGE = 64 << 10  # bytes of a piece that is worth looking for
 
 _known: WeakValueDictionary[str, Bytes] = (
     WeakValueDictionary()
@@ -29,32 +26,16 @@ _known: WeakValueDictionary[str, Bytes] = (
 _lock = threading.Lock()
 
 
-class Pieces:
-    """The chunks of a weight block as they pass by. `noted` has those that others may have, too, once all have passed:
-    offset, bytes, SHA-256."""
-
-    def __init__(self, chunks: Chunks) -> None:
-        self.noted: list[tuple[int, int, str]] = []
-        self._chunks = chunks
-
-    def __iter__(self) -> Iterator[bytes | memoryview]:
-        at = 0
-        for chunk in self._chunks:
-            if len(chunk) >= _LARGE:
-                self.noted.append((at, len(chunk), hashlib.sha256(chunk).hexdigest()))
-            at += len(chunk)
-            yield chunk
-
-
 class SharedWeights:
     """A block of weights, parts of which lie elsewhere. What the block holds itself stays readable in full."""
 
-    def __init__(self, block: Bytes, pieces: Sequence[tuple[int, int, str]] = ()) -> None:
-        """`pieces` are what `Pieces` noted of this very block, in their order."""
+    def __init__(self, block: Bytes, spans: Iterable[Span] = ()) -> None:
+        """`spans` are those of this very block, in their order; large ones are looked for."""
+        pieces = [span for span in spans if span.nbytes >= LARGE]
         self.block = block
-        self._held = [_shared(block[at : at + size], digest) for at, size, digest in pieces]
-        self._starts = [at for at, _, _ in pieces]
-        self._ends = [at + size for at, size, _ in pieces]
+        self._held = [_shared(block[piece.offset : piece.offset + piece.nbytes], piece.sha256) for piece in pieces]
+        self._starts = [piece.offset for piece in pieces]
+        self._ends = [piece.offset + piece.nbytes for piece in pieces]
         own = address_of(block)
         self._moved = [address_of(held) - own - at for held, at in zip(self._held, self._starts, strict=True)]
         for at, end, moved in zip(self._starts, self._ends, self._moved, strict=True):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from core.errors import ArtifactError
-from core.runtime.bundle import Bundle, is_trusted, write_bundle
+from core.runtime.bundle import LARGE, Bundle, Span, Written, is_trusted, write_bundle
 
 PARTS = {"first": [b"abc", memoryview(b"def")], "none": [], "second": [bytes(range(256)) * 40]}
 
@@ -46,6 +48,41 @@ def test_pieces_longer_than_a_huge_page_come_back_whole(tmp_path: Path) -> None:
     write_bundle(tmp_path / "some.lathe", {}, {"long": pieces})
     with Bundle(tmp_path / "some.lathe") as bundle:
         assert bytes(bundle.section("long")) == b"".join(pieces)
+
+
+def test_a_large_chunk_has_a_digest_of_its_own(tmp_path: Path) -> None:
+    large = [np.random.default_rng(size).bytes(size) for size in (LARGE, LARGE + 1)]
+    write_bundle(tmp_path / "some.lathe", {}, {"mixed": [b"a", b"", b"bc", *large, b"", b"end"], "none": [b""]})
+    parts = [b"abc", *large, b"end"]
+    starts = accumulate(map(len, parts), initial=0)
+    expected = [Span(at, len(part), hashlib.sha256(part).hexdigest()) for at, part in zip(starts, parts, strict=False)]
+    with Bundle(tmp_path / "some.lathe") as bundle:
+        assert bundle.spans("mixed") == expected and bundle.spans("none") == []
+        assert bytes(bundle.section("mixed")) == b"".join(parts) and bundle.size("mixed") == len(b"".join(parts))
+
+
+def test_only_what_this_process_wrote_and_nobody_touched_is_not_checked_again(tmp_path: Path) -> None:
+    path = tmp_path / "some.lathe"
+    written = write_bundle(path, {"answer": 42}, PARTS)
+    good, status = path.read_bytes(), path.stat()
+    damaged = good.replace(b"abcdef", b"abcdeg")
+
+    def seen(known: Written | None) -> bytes:
+        with Bundle(path, known) as bundle:
+            return bytes(bundle.section("first"))
+
+    path.write_bytes(damaged)  # the time of the last change tells
+    with pytest.raises(ArtifactError, match="is damaged: the digest of bytes 0 to 6 of its section 'first'"):
+        seen(written)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert seen(written) == b"abcdeg"  # so it was not computed
+    with pytest.raises(ArtifactError, match="is damaged"):
+        seen(None)
+    (tmp_path / "other").write_bytes(damaged)
+    os.utime(tmp_path / "other", ns=(status.st_atime_ns, status.st_mtime_ns))
+    os.replace(tmp_path / "other", path)  # another file in its place
+    with pytest.raises(ArtifactError, match="is damaged"):
+        seen(written)
 
 
 def test_what_fails_half_way_leaves_the_old_file(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +16,9 @@ from core.ir.build import Builder
 from core.ir.graph import Graph
 from core.ir.types import DType, TensorType, symbol
 from core.runtime import sharing
+from core.runtime.bundle import LARGE, Span
 from core.runtime.memory import address_of
-from core.runtime.sharing import Pieces, SharedWeights
+from core.runtime.sharing import SharedWeights
 from tests.core.runtime.test_artifact import made
 
 WIDTH = 256
@@ -59,23 +59,17 @@ def mapped(name: str) -> int:
     return found
 
 
-def test_large_pieces_are_noted_where_they_lie() -> None:
-    large = np.random.default_rng(0).bytes(100_000)
-    pieces = Pieces([b"small", large, b"", b"end"])
-    assert b"".join(pieces) == b"small" + large + b"end"
-    assert pieces.noted == [(5, 100_000, hashlib.sha256(large).hexdigest())]
-
-
 def test_offsets_lead_to_the_piece_that_was_there_first() -> None:
-    first, second = np.zeros(4096, np.uint8), np.zeros(8192, np.uint8)
-    one = SharedWeights(first, [(64, 1024, "digest of the test")])
-    two = SharedWeights(second, [(2048, 1024, "digest of the test")])
+    first, second = np.zeros(2 * LARGE, np.uint8), np.zeros(2 * LARGE, np.uint8)
+    digest, end = "digest of the test", 2048 + LARGE
+    one = SharedWeights(first, [Span(0, 64, "small"), Span(64, LARGE, digest)])
+    two = SharedWeights(second, [Span(2048, LARGE, digest), Span(end, 64, "small")])
     away = address_of(first) + 64 - address_of(second)
-    assert [one.offset(at) for at in (0, 64, 1087, 1088)] == [0, 64, 1087, 1088]
-    assert [two.offset(at) for at in (2047, 2048, 3071, 3072)] == [2047, away, away + 1023, 3072]
+    assert [one.offset(at) for at in (0, 64, 1087, 64 + LARGE)] == [0, 64, 1087, 64 + LARGE]
+    assert [two.offset(at) for at in (2047, 2048, end - 1, end)] == [2047, away, away + LARGE - 1, end]
     del one, two
     gc.collect()
-    assert "digest of the test" not in sharing._known
+    assert not {digest, "small"} & set(sharing._known)
 
 
 def test_the_shapes_of_a_model_hold_its_weights_once(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from core.ir.graph import Graph, Node, Value, node_reads
 from core.ir.types import DType, TensorType
-from core.kernels.catalog import VIEWS, KernelCall, Request, Selector, select
+from core.kernels.catalog import VIEWS, KernelCall, Request, Selector, has_elements, select
 from core.kernels.target import GPU_ALIGNMENT, GpuTarget, Target
 from core.plan.control import CONTROL, NotNative, PlanBody, control_call
 from core.plan.plan import exact_affine
-from core.plan.probe import has_elements, holds_for_every_batch
+from core.plan.probe import holds_for_every_batch
 from core.plan.windows import Window, Windows
 
 

@@ -39,9 +39,3 @@ def _may_be_declared(node: Node, constants: Mapping[Value, Array]) -> bool:
     """Whether an input that is computed while running decides the shape."""
     indices = registry.get(node.op).params.values()
     return any((value := node.input(index)) is not None and value not in constants for index in indices)
-
-
-def has_elements(node: Node) -> bool:
-    """Whether no operand is empty for every batch size: kernels are written for extents of at least one."""
-    values = [value for value in (*node.inputs, *node.outputs) if value is not None]
-    return all(dim != 0 for value in values for dim in value.tensor.dims)

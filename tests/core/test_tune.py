@@ -139,6 +139,19 @@ def test_equal_nodes_are_one_problem_and_small_ones_none() -> None:
     assert problems(product(8, 8)) == []
 
 
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize(("inputs", "outputs"), [(32, 0), (3, 0), (0, 32)])
+def test_nothing_is_measured_where_there_are_no_channels(inputs: int, outputs: int, kernel: int) -> None:
+    """Kernels are written for extents of at least one; the reference answers."""
+    graph = Graph("empty")
+    b = Builder(graph)
+    x = b.input("x", TensorType(DType.FLOAT32, (symbol("n"), inputs, 8, 8)))
+    graph.outputs = [b("Conv", x, b.constant(np.zeros((outputs, inputs, kernel, kernel), np.float32), "w"))]
+    session = core.compile(graph, threads=1, tune="full")
+    (result,) = session.run({"x": np.ones((2, inputs, 8, 8), np.float32)}).values()
+    np.testing.assert_array_equal(result, np.zeros((2, outputs, 9 - kernel, 9 - kernel), np.float32))
+
+
 @pytest.mark.parametrize("graph", [product(), image()], ids=lambda graph: graph.name)
 def test_every_candidate_computes_the_same(graph: Graph, tmp_path: Path) -> None:
     found = problems(graph)

@@ -46,6 +46,7 @@ from core.kernels.catalog.base import (
     Status,
     candidates,
     covers,
+    has_elements,
     offers,
     select,
 )
@@ -53,7 +54,7 @@ from core.kernels.catalog.base import (
 __all__ = [
     "VIEWS", "Block", "Flag", "In", "KernelCall", "KernelSpec", "Operand", "Out", "Outer", "Packed", "Request",
     "Scratch", "Selector", "Status", "amx", "attention", "candidates", "conv", "conv_batch", "conv_chain", "copy",
-    "covers", "cuda", "depthwise", "direct", "elementwise", "gather", "gemm", "norm", "offers", "pool",
-    "pool_gradient", "recurrent", "reduce", "resize", "scatter", "segment_attention", "segment_reduce", "select",
-    "softmax", "strassen", "tiles", "trees", "winograd", "winograd_lines",
+    "covers", "cuda", "depthwise", "direct", "elementwise", "gather", "gemm", "has_elements", "norm", "offers",
+    "pool", "pool_gradient", "recurrent", "reduce", "resize", "scatter", "segment_attention", "segment_reduce",
+    "select", "softmax", "strassen", "tiles", "trees", "winograd", "winograd_lines",
 ]  # fmt: skip

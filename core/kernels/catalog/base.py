@@ -30,7 +30,7 @@ import numpy as np
 from core.ir.dim import SymDim
 from core.ir.graph import Array, Graph, Node, Value
 from core.ir.text import Weights, print_graph
-from core.ir.types import Dim, DType
+from core.ir.types import Dim, DType, TensorType
 from core.kernels.catalog.nest import broadcast_strides, row_major
 from core.kernels.target import GpuTarget, Target
 from core.ops import registry
@@ -247,11 +247,18 @@ def covered(device: str = "cpu") -> frozenset[str]:
     return frozenset(op for where, op in _SELECTORS if where == device)
 
 
+def has_elements(node: Node) -> bool:
+    """Whether no operand is empty for every batch size: kernels are written for extents of at least one."""
+    types = [value.type for value in (*node.inputs, *node.outputs) if value is not None]
+    return not any(isinstance(type_, TensorType) and 0 in (type_.shape or ()) for type_ in types)
+
+
 def select(request: Request) -> KernelCall | None:
     """The kernel for a node, or None: the node runs on the reference."""
-    if len(request.node.inputs) + len(request.node.outputs) > _MOST_OPERANDS:
+    node = request.node
+    if len(node.inputs) + len(node.outputs) > _MOST_OPERANDS or not has_elements(node):
         return None
-    for selector in _SELECTORS.get((request.target.device, request.node.op), ()):
+    for selector in _SELECTORS.get((request.target.device, node.op), ()):
         call = selector(request)
         if call is not None:
             return call

@@ -178,10 +178,21 @@ def test_states_live_where_they_are_worked_on() -> None:
     grown = b("Add", total, graph.inputs[0])
     graph.states = [State(total, grown, np.zeros(4, np.float32))]
     graph.outputs = [b("CumSum", grown, b.constant(np.array(0)))]
-    for placement in ("first", {"cumsum": "cpu", "add": "cpu"}):
+    for placement in ("first", {"cumsum": "cpu"}, {"cumsum": "cpu", "add": "cpu"}):
         with core.compile(graph, device="simulated", placement=placement, optimize=False) as session:  # type: ignore[arg-type]
             runs = [session.run({"x": np.full(4, k, np.float32)})["cumsum"].tolist() for k in (1, 2, 3)]
             assert runs == [[1, 2, 3, 4], [3, 6, 9, 12], [6, 12, 18, 24]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sums_and_choices_along_a_line_stay_on_the_device(kind: str) -> None:
+    """As a model samples by: the likeliest ones, and how likely they are together."""
+    b, graph = _begin("likeliest", ("batch", 40))
+    values, places = b.emit("TopK", graph.inputs[0], b.constant(np.array([7])), outputs=2, axis=-1)
+    graph.outputs = [b("CumSum", b("Softmax", values, axis=-1), b.constant(np.array(1))), places]
+    with core.compile(graph, device=kind) as session:
+        assert_agrees(session, graph)
+        assert "1 parts on" in session.explain(3)
 
 
 def test_outputs_that_nothing_computes() -> None:

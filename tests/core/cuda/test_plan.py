@@ -103,10 +103,10 @@ def test_plans_say_how_many_rows_kernels_reach() -> None:
 
 def test_what_has_no_kernel_runs_on_the_host_and_values_cross() -> None:
     b, graph, x = builder(N, 8)
-    sums = b("CumSum", b("Exp", x), b.constant(np.array(1)), name="sums")
+    sums = b("CumProd", b("Exp", x), b.constant(np.array(1)), name="sums")
     graph.outputs = [b("Tanh", sums)]
     placement = placed(graph, [device("gpu"), HOST])
-    assert devices_of(placement) == [("gpu", ["Exp"]), ("cpu", ["CumSum"]), ("gpu", ["Tanh"])]
+    assert devices_of(placement) == [("gpu", ["Exp"]), ("cpu", ["CumProd"]), ("gpu", ["Tanh"])]
     crossings = [(c.source, c.target, c.sender, c.receiver, str(c.nbytes)) for c in placement.crossings]
     assert crossings == [("cpu", "gpu", None, 0, "32*n"), ("gpu", "cpu", 0, 1, "32*n"), ("cpu", "gpu", 1, 2, "32*n")]
     for part in placement.parts:
@@ -119,7 +119,7 @@ def test_devices_change_only_where_nothing_else_is_ready() -> None:
     """Branches with a node for the host each: they wait for each other, and cross together."""
     b, graph, x = builder(N, 8)
     axis = b.constant(np.array(1))
-    graph.outputs = [b("Tanh", b("CumSum", b(op, x), axis)) for op in ("Exp", "Relu", "Abs")]
+    graph.outputs = [b("Tanh", b("CumProd", b(op, x), axis)) for op in ("Exp", "Relu", "Abs")]
     placement = placed(graph, [device("gpu"), HOST])
     assert [part.device for part in placement.parts] == ["gpu", "cpu", "gpu"]
 
@@ -140,8 +140,8 @@ def test_pins_go_first_and_must_be_possible() -> None:
     with pytest.raises(UnsupportedError, match="expected one of a, b, cpu"):
         placed(graph, sites, Wishes({"layer0": "c"}))
     b, odd, x = builder(N, 8)
-    odd.outputs = [b("CumSum", x, b.constant(np.array(1)), name="sums")]
-    with pytest.raises(UnsupportedError, match="node 'sums': a has no kernel for CumSum"):
+    odd.outputs = [b("CumProd", x, b.constant(np.array(1)), name="sums")]
+    with pytest.raises(UnsupportedError, match="node 'sums': a has no kernel for CumProd"):
         placed(odd, sites, Wishes({"sums": "a"}))
 
 
@@ -166,7 +166,7 @@ def test_cost_does_not_send_a_value_back_and_forth() -> None:
     """Between large products a node without a kernel: what is cheap beside it stays where it is."""
     b, graph, x = builder(N, 256)
     weight = b.constant(np.ones((256, 256), np.float32))
-    x = b("Relu", b("CumSum", b("Relu", b("MatMul", x, weight)), b.constant(np.array(1))))
+    x = b("Relu", b("CumProd", b("Relu", b("MatMul", x, weight)), b.constant(np.array(1))))
     graph.outputs = [b("MatMul", b("Neg", x), weight)]
     wishes = Wishes(by_cost=True, rows=4096)
     parts = placed(graph, [device("gpu"), HOST], wishes).parts
@@ -177,7 +177,7 @@ def test_states_belong_to_the_part_that_alone_works_on_them() -> None:
     b, graph, x = builder(4)
     total, seen = (Value(name, TensorType(DType.FLOAT32, (4,))) for name in ("total", "seen"))
     grown = b("Add", total, x)
-    sums = b("CumSum", grown, b.constant(np.array(0)))
+    sums = b("CumProd", grown, b.constant(np.array(0)))
     zero = np.zeros(4, np.float32)
     graph.states = [State(total, grown, zero), State(seen, b("Add", seen, sums, name="more"), zero)]
     graph.outputs = [b("Neg", total)]
@@ -197,7 +197,7 @@ def test_states_that_stay_as_they_are_or_begin_anew_stay_with_their_reader() -> 
     graph.outputs = [both]
     (part,) = placed(graph, [device("gpu"), HOST]).parts
     assert [(s.value.name, s.update.name) for s in part.graph.states] == [("held", "held"), ("total", "ones")]
-    b.graph.outputs = [both, b("CumSum", held, b.constant(np.array(0)))]
+    b.graph.outputs = [both, b("CumProd", held, b.constant(np.array(0)))]
     apart = placed(graph, [device("gpu"), HOST])
     assert [state.value.name for state in apart.states] == ["held"]
 

@@ -130,7 +130,7 @@ def test_a_budget_bounds_measuring_over_all_parts(device: SimulatedDevice, monke
     monkeypatch.setattr(tune, "tune", noted)
     graph = product()
     b = Builder(graph)
-    graph.outputs = [b("Exp", b("CumSum", b("Tanh", graph.outputs[0]), b.constant(np.array(1))))]
+    graph.outputs = [b("Exp", b("CumProd", b("Tanh", graph.outputs[0]), b.constant(np.array(1))))]
     core.compile(graph, device=DEVICE, tune=5.0).close()
     assert len(seconds) == 3 and 5.0 == seconds[0] > seconds[1] > seconds[2] > 0
     assert tune.tune([problem_of(device.target)], {}, 0.0, device_bench(device)) == {}

@@ -242,9 +242,9 @@ def test_a_model_that_the_device_lacks_kernels_for_is_refused(made: Make) -> Non
     graph = Graph("sums")
     writer = Writer(graph)
     x = writer.input("x", TensorType(DType.FLOAT32, (symbol("n"), 5)))
-    graph.outputs = [x.op("CumSum", writer.array(np.array(1))).op("MatMul", weight(writer, "w", 5, 3)).value]
+    graph.outputs = [x.op("CumProd", writer.array(np.array(1))).op("MatMul", weight(writer, "w", 5, 3)).value]
     learner, before = made(graph, SGD, device=ON), open_device(ON).memory().free
-    message = r"runs on one device alone, and simulated:0 has no kernel for 'cumsum' \(CumSum\)"
+    message = r"runs on one device alone, and simulated:0 has no kernel for 'cumprod' \(CumProd\)"
     with pytest.raises(UnsupportedError, match=message):
         learner.run({"x": np.ones((2, 5), np.float32), "target": np.zeros(2, np.int64)})
     assert open_device(ON).memory().free == before

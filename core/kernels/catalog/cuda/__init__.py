@@ -5,6 +5,7 @@ from core.kernels.catalog.cuda import (
     conv,
     conv_gradient,
     copy,
+    cumulative,
     depthwise,
     elementwise,
     gather,
@@ -16,9 +17,10 @@ from core.kernels.catalog.cuda import (
     resize,
     scatter,
     softmax,
+    topk,
 )
 
 __all__ = [
-    "attention", "conv", "conv_gradient", "copy", "depthwise", "elementwise", "gather", "gemm", "norm", "pool",
-    "pool_gradient", "reduce", "resize", "scatter", "softmax",
+    "attention", "conv", "conv_gradient", "copy", "cumulative", "depthwise", "elementwise", "gather", "gemm", "norm",
+    "pool", "pool_gradient", "reduce", "resize", "scatter", "softmax", "topk",
 ]  # fmt: skip

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from core.ir.dim import product
-from core.ir.types import Dim
+from core.ir.types import Dim, DType
 from core.kernels.catalog.cuda.tiling import blocks
 from core.kernels.catalog.nest import Nest
 
+NUMBERS = frozenset({
+    DType.FLOAT64, DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.INT64, DType.INT32, DType.INT16, DType.INT8,
+    DType.UINT64, DType.UINT32, DType.UINT16, DType.UINT8,
+})  # fmt: skip
 _WHOLE = 8192  # elements of a line that registers hold
 _BLOCK = 2048  # elements of a program
 _BESIDE = 32  # lines side by side in memory

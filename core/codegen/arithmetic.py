@@ -157,7 +157,7 @@ class Arithmetic:
         return self._arithmetic(x, y, "fsub", "sub", lambda a, c: a - c, right_identity=0)
 
     def mul(self, x: Operand, y: Operand) -> Val:
-        return self._arithmetic(x, y, "fmul", "mul", lambda a, c: a * c, identity=1)
+        return self._arithmetic(x, y, "fmul", "mul", lambda a, c: a * c, identity=1, absorbing=0)
 
     def div(self, x: Operand, y: Operand) -> Val:
         """IEEE division; integers truncate towards zero. By zero gives 0, the least number by -1 itself."""
@@ -328,7 +328,7 @@ class Arithmetic:
 
     def _arithmetic(
         self, x: Operand, y: Operand, float_verb: str, int_verb: str, fold: Callable[[int, int], int],
-        identity: int | None = None, right_identity: int | None = None,
+        identity: int | None = None, right_identity: int | None = None, absorbing: int | None = None,
     ) -> Val:  # fmt: skip
         a, c = self.match(x, y)
         if a.dtype.is_float:
@@ -340,6 +340,8 @@ class Arithmetic:
             return a
         if known_a is not None and known_a == identity:
             return c
+        if absorbing is not None and absorbing in (known_a, known_c):
+            return self.splat(self.const(absorbing, a.dtype), a.lanes)
         return self._wrap(self.b.binary(int_verb, a.ir, c.ir), a)
 
     def _divide(self, a: Val, c: Val, verb: str, by_minus_one: Val) -> Val:

@@ -22,6 +22,7 @@ from core.kernels.catalog.words import WORD_BYTES
 from core.kernels.target import Target
 
 LINE = 16  # words of a cache line
+LINE_BYTES = LINE * WORD_BYTES
 
 RowChoices = dict[int, tuple[int, ...]]
 

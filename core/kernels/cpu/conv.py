@@ -110,6 +110,7 @@ class _Conv:
     def _tile(self, place: _Panel, pixel: Val, height: int, ahead: Ahead | None) -> None:
         k, lanes = self.kernel, self.lanes
         vectors, tail = -(-place.columns // lanes), place.columns % lanes
+        place.results.fetch([self._offsets(pixel + r) for r in range(height)], place.columns)
         grid = zeros(k, height, vectors, lanes, total_dtype(self.spec.element))
         grid = self._gathered(place, grid, pixel) if self.spec.gathers else self._implicit(place, grid, pixel, ahead)
         place.results.store_tile(grid, pixel, self._offsets, k.lane_mask(tail, lanes) if tail else None)

@@ -87,6 +87,7 @@ class _Gemm:
         sources = [a.at((row + r) * self.moves[0]) for r in range(height)]
         if spec.widened_words:
             sources = widened(k, sources, self.rows, spec.depth, lanes)
+        results.fetch([self._offsets(row + r) for r in range(height)], columns)
         grid = zeros(k, height, vectors, lanes, total_dtype(spec.element))
         if spec.packed or spec.repacks:
             step = vectors * lanes

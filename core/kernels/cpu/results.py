@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TypeAlias
 
 from core.codegen.lang import Kernel, Val
 from core.codegen.registers import Pointer
 from core.ir.graph import Graph
+from core.kernels.catalog.panels import LINE_BYTES
 from core.kernels.cpu.microkernel import Grid
 from core.ops.fused import scalar_body
 
@@ -53,6 +55,19 @@ class Results:
         places = self._places(offsets)
         for v in range(width):
             self._finish(sums.load(v * lanes, lanes), places, v * lanes, mask if v == width - 1 else None)
+
+    def fetch(self, rows: Sequence[Sequence[Val]], columns: int) -> None:
+        """Ask for what the extra inputs hold for a tile that is about to be computed: the first term of a residual sum
+        was written several steps ago. `rows`: as for `store`. What is the same in every row, as a bias is, stays near.
+        """
+        if self.deferred or self.stage is not None:
+            return
+        extras, steps = self.operands[:-1], self.steps[:-1]
+        for place, step, *offsets in zip(extras, steps, *(offsets[:-1] for offsets in rows), strict=True):
+            if step != 1 or all(offset.constant is not None for offset in offsets):
+                continue
+            for offset, at in product(offsets, range(0, columns, LINE_BYTES // place.dtype.itemsize)):
+                place.at(offset).prefetch(at)
 
     def store(self, grid: Grid, rows: Sequence[Sequence[Val]], mask: Val | None) -> None:
         """Finish and store a tile. `rows[r]` holds each operand's offset in row r; `mask` guards the last vector."""

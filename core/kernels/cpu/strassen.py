@@ -149,11 +149,14 @@ class _Strassen:
         rows = [left.at(r * spec.pitch) for r in range(self.tile.rows)]
         further = panel if spec.in_turn else PRODUCTS * panel
         ahead = ahead_of(right, further, width, self.tile, number, min(spec.block, spec.tiles), spec.half)
+        lower, column = self._if(p, _LOWER), (pair * 2 + self._if(p, _RIGHT)) * width
+        with k.when(_is_any(p, _FINISHING)):
+            self._fetch(tile, lower, column)
         grid = accumulate(k, self._grid(begin), rows, 1, right, width, spec.half, ahead=ahead)
         with k.when(_is_any(p, _KEEPING)):
             self._keep(_flat(grid), kept.at(self._if(p, (_S3,)) * self.size))
         with k.when(_is_any(p, _FINISHING)):
-            self._emit(grid, tile, self._if(p, _LOWER), (pair * 2 + self._if(p, _RIGHT)) * width)
+            self._emit(grid, tile, lower, column)
         return k.choose(p.equals(_S1), lambda: self._with_u2(_flat(grid), kept), lambda: _flat(grid))
 
     def _with_u2(self, sums: list[Val], kept: Pointer) -> list[Val]:
@@ -179,6 +182,12 @@ class _Strassen:
         return [values[i : i + self.tile.vectors] for i in range(0, len(values), self.tile.vectors)]
 
     # Results
+
+    def _fetch(self, tile: Val, lower: Val, column: Val) -> None:
+        """Ask for what the results of a tile are added to. Rows that are missing at the end do no harm."""
+        first = self._place(tile)[0] + lower * self.spec.first_rows
+        rows = [self._offsets(first + r) for r in range(self.tile.rows)]
+        self.results.at_column(column).fetch(rows, self.tile.columns)
 
     def _emit(self, grid: Grid, tile: Val, lower: Val, column: Val) -> None:
         """A tile of results, on its way to the output."""

@@ -12,6 +12,8 @@ from core.ir.build import Builder
 from core.ir.graph import Array, Value
 from core.ir.types import DType, TensorType, symbol
 from core.kernels.catalog import Request, select
+from core.kernels.catalog.gemm import GemmSpec
+from core.kernels.cpu.gemm import generate
 from core.kernels.target import Target
 from tests.core.kernels.harness import NodeKernel, scalar_body, single_node, vectors
 
@@ -142,3 +144,14 @@ def test_equal_weights_share_their_packed_form_whatever_the_rows() -> None:
     few, many = (NodeKernel("FusedMatMul", tensor(rows, 20), weight) for rows in (1, 500))
     assert few.call.operands[1] == many.call.operands[1]
     assert few.call.spec != many.call.spec
+
+
+def test_what_differs_from_row_to_row_is_fetched_before_a_tile() -> None:
+    add = scalar_body(2, lambda b, x, extra: b("Add", x, extra))
+    fetched = []
+    for extra in (tensor(40), tensor(N, 40)):  # a bias, and the first term of a residual sum
+        kernel = NodeKernel("FusedMatMul", tensor(N, 20), floats(20, 40), extra, epilogue=add)
+        assert isinstance(kernel.call.spec, GemmSpec)
+        fetched.append(generate(kernel.call.spec, vectors()).finish().count("llvm.prefetch"))
+    bias, residual = fetched
+    assert residual > bias

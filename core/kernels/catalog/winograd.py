@@ -222,14 +222,20 @@ class WinogradSpec(KernelSpec):
         return parts * self.depth + (LINE if parts > 1 else 0)
 
     @property
+    def group(self) -> int:
+        """Tiles of a block whose intermediates lie together, [group][matrix][tile]: all of them where an image fills a
+        block, otherwise those of a register tile, so that few images touch little memory."""
+        return self.block if prod(axis.tiles for axis in self.covers) >= self.block else self.tile.rows
+
+    @property
     def input_step(self) -> int:
-        """Words from one matrix of such values to the next: [block][row_words], and a line for the same reason."""
-        return self.block * self.row_words + LINE
+        """Words from one matrix of such values to the next, [group][row_words], and a line for the same reason."""
+        return self.group * self.row_words + LINE
 
     @property
     def output_step(self) -> int:
         """The same for the products."""
-        return self.block * self.columns + LINE
+        return self.group * self.columns + LINE
 
     @property
     def weight_bytes(self) -> int:
@@ -251,7 +257,8 @@ class WinogradSpec(KernelSpec):
     def scratch_words(self) -> int:
         """Both intermediates; the table of places; a pixel of zeros."""
         table = 2 * self.form.input * self.table_lanes  # of int64
-        own = self.matrices * (self.input_step + self.output_step) + table + self.depth
+        groups = self.block // self.group
+        own = groups * self.matrices * (self.input_step + self.output_step) + table + self.depth
         return max(own, self.of_few.scratch_words) if self.of_few is not None else own
 
     @property

@@ -74,8 +74,9 @@ class _Winograd:
         self.image, self.weights = operands[0].computing(F32), operands[1]
         self.results = Results(k, finish.epilogue, tuple(operands[2:]), (*finish.extra_steps, 1))
         self.inputs = k.scratch(len(operands), spec.scratch_words * WORD_BYTES, self.word)
-        self.outputs = self.inputs.at(spec.matrices * spec.input_step).view(F32)
-        self.table = self.outputs.at(spec.matrices * spec.output_step).view(I64)
+        groups = spec.block // spec.group
+        self.outputs = self.inputs.at(groups * spec.matrices * spec.input_step).view(F32)
+        self.table = self.outputs.at(groups * spec.matrices * spec.output_step).view(I64)
         self.zeros = self.table.at(spec.form.input * spec.table_lanes).view(spec.element).computing(F32)
         with k.loop(0, spec.channels, self.lanes) as i:
             self.zeros.store(k.zeros(F32, self.lanes), i)
@@ -159,8 +160,13 @@ class _Winograd:
         kept = F32 if self.word is F32 else spec.element
         inputs, row = self.inputs.view(kept).computing(F32), rows[i == 0, j == 0]
         matrix = (i * form.evaluations + j) * spec.input_step * scale
-        place = inputs.at(row * (spec.row_words * scale) + channel)
+        place = inputs.at(self._row(row, spec.input_step, spec.row_words) * scale + channel)
         place.store(value, matrix + (upper * form.parts(j) + left) * spec.channels)
+
+    def _row(self, number: Val, step: int, words: int) -> Val:
+        """Where row `number` of the first matrix lies among intermediates: `words` to a row, `step` to a matrix."""
+        group = self.spec.group
+        return number // group * (self.spec.matrices * step) + number % group * words
 
     def _fill_table(self, tile: _Tile) -> None:
         """The offsets of the channels at the places of a tile; those of zeros outside the image."""
@@ -219,14 +225,16 @@ class _Winograd:
 
         def tile(row: Val, height: int) -> None:
             grid = zeros(k, height, columns // self.lanes, self.lanes)
-            sources = [matrix.inputs.at((row + r) * spec.row_words) for r in range(height)]
+            first = matrix.inputs.at(self._row(row, spec.input_step, spec.row_words))
+            sources = [first.at(r * spec.row_words) for r in range(height)]
             ahead, number = None, row // spec.tile.rows
             if height == spec.tile.rows:
                 ahead = ahead_of(panel, depth * columns, columns, spec.tile, number, spec.tiles_ahead, depth)
             grid = accumulate(k, grid, sources, 1, panel, columns, depth, element=spec.element, ahead=ahead)
+            results = target.at(self._row(row, spec.output_step, spec.columns))
             for r, values in enumerate(grid):
                 for v, value in enumerate(values):
-                    target.store(value, (row + r) * spec.columns + v * self.lanes)
+                    results.store(value, r * spec.columns + v * self.lanes)
 
         step = spec.tile.rows // 2 if spec.tile.rows % 2 == 0 else 1  # so that two heights of tiles do
         rows = (matrix.rows + (step - 1)) // step * step
@@ -256,7 +264,7 @@ class _Winograd:
         """A vector of the products of the tile at hand for two points."""
         spec = self.spec
         number = i * spec.form.evaluations + j
-        row = self.outputs.at(rows[i == 0, j == 0] * spec.columns + column)
+        row = self.outputs.at(self._row(rows[i == 0, j == 0], spec.output_step, spec.columns) + column)
         return row.load(number * spec.output_step, self.lanes)
 
     @contextmanager

@@ -227,8 +227,8 @@ def test_a_budget_is_a_level_or_seconds(wrong: str | float) -> None:
 def test_what_a_telling_family_loses_counts_for_what_was_not_measured() -> None:
     graph = Graph("products")
     b = Builder(graph)
-    x = b.input("x", TensorType(DType.FLOAT32, (symbol("n"), 128, 256)))
-    w = [b.constant(np.zeros(shape, np.float32)) for shape in ((256, 512), (512, 256))]
+    x = b.input("x", TensorType(DType.FLOAT32, (symbol("n"), 128, 384)))
+    w = [b.constant(np.zeros(shape, np.float32)) for shape in ((384, 512), (512, 384))]
     graph.outputs = [b("MatMul", b("MatMul", x, w[0]), w[1])]
     optimized, _ = optimize(compiler.bind(graph, compiler.describe(graph, make_options(threads=1)).batching, ()))
     known = tune.problems(optimized, host().without_tiles, 1, BATCHES)

@@ -8,7 +8,7 @@ Stability of Numerical Algorithms, 2002, chapter 23).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -31,7 +31,8 @@ from core.kernels.target import Target
 F32 = DType.FLOAT32
 PRODUCTS = 7
 
-_LEAST_DEPTH = 128  # below, starting products and keeping their sums costs what is gained
+_LEAST_DEPTH = 128
+_DEEP = 384  # below, starting products and keeping their sums mostly costs more than is gained
 _LEAST_COLUMNS = 256  # below, the left factors are not used often enough
 _LEAST_ROWS = 64  # of a sample: below, the larger weights pass by too fast
 _LEAST_BLOCK = 4  # tiles that share what is read of the weights
@@ -126,19 +127,22 @@ def strassen(request: Request) -> KernelCall | None:
         return None
     plain = select(replace(request, winograd=False, rank=max(request.rank - 1, 0)))
     spec = _faster(plain.spec, request) if plain is not None else None
-    if plain is None or spec is None:
+    if plain is None or spec is None or spec.depth < _DEEP:
         return None
     return _call(spec, plain, request.node, weight) if request.rank == 0 else plain
 
 
-def at_once(request: Request) -> KernelCall | None:
-    """The same where a tile goes through the seven products at once, though that is not expected to be faster."""
+def unexpected(request: Request) -> Iterator[KernelCall]:
+    """What is not expected to be faster: shallow products, and tiles that go through the seven products at once."""
     weight = request.constant(1)
     plain = select(replace(request, winograd=False))
     spec = _faster(plain.spec, request) if plain is not None and weight is not None and request.winograd else None
-    if plain is None or weight is None or spec is None or not spec.in_turn:
-        return None
-    return _call(replace(spec, in_turn=False), plain, request.node, weight)
+    if plain is None or weight is None or spec is None:
+        return
+    if spec.depth < _DEEP:
+        yield _call(spec, plain, request.node, weight)
+    if spec.in_turn:
+        yield _call(replace(spec, in_turn=False), plain, request.node, weight)
 
 
 def _call(spec: StrassenSpec, plain: KernelCall, node: Node, weight: Array) -> KernelCall:

@@ -22,10 +22,11 @@ from tests.core.kernels.test_gemm import F32, N, floats, tensor
 
 NARROW = replace(vectors(), l1_bytes=1 << 15, l2_bytes=1 << 16)  # panels do not fit: product by product
 WIDE = replace(vectors(), l1_bytes=1 << 20)  # a tile goes through all of them at once
+DEPTH = 384  # the least that prefers seven products
 TARGETS = {"in turn": NARROW, "at once": WIDE, "x86-64-v3": replace(x86_64_v3(), l1_bytes=1 << 20)}
 
 
-def product(rows: int, depth: int = 128, columns: int = 384, *extras: Any, **attrs: Any) -> NodeKernel:
+def product(rows: int, depth: int = DEPTH, columns: int = 384, *extras: Any, **attrs: Any) -> NodeKernel:
     return NodeKernel("FusedMatMul", tensor(N, rows, depth), floats(depth, columns), *extras, **attrs)
 
 
@@ -40,13 +41,13 @@ def test_rows_that_fill_tiles_or_not(target: Target, rows: int) -> None:
     kernel = product(rows, target=target)
     assert spec_of(kernel).in_turn == (target is NARROW)
     for n, threads in ((1, 1), (5, 1), (1, 3), (2, 2), (0, 2)):
-        kernel.check(floats(n, rows, 128), threads=threads, rtol=1e-3, atol=1e-3)
+        kernel.check(floats(n, rows, DEPTH), threads=threads, rtol=1e-3, atol=1e-3)
 
 
 def test_rows_of_one_sample_without_a_batch() -> None:
-    kernel = NodeKernel("MatMul", tensor(70, 256), floats(256, 256))
+    kernel = NodeKernel("MatMul", tensor(70, DEPTH), floats(DEPTH, 256))
     assert spec_of(kernel).samples == 1
-    kernel.check(floats(70, 256), threads=2, rtol=1e-3, atol=1e-3)
+    kernel.check(floats(70, DEPTH), threads=2, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("target", [WIDE, NARROW], ids=["at once", "in turn"])
@@ -55,29 +56,29 @@ def test_epilogues_at_once_and_deferred(target: Target, op: str) -> None:
     def write(b: Builder, x: Value, bias: Value, residual: Value) -> Value:
         return b("Add", b(op, b("Add", x, bias)), residual)
 
-    kernel = product(72, 128, 384, tensor(384), tensor(N, 72, 384), epilogue=scalar_body(3, write), target=target)
+    kernel = product(72, DEPTH, 384, tensor(384), tensor(N, 72, 384), epilogue=scalar_body(3, write), target=target)
     assert spec_of(kernel).finish.deferred == (op == "Gelu")
     assert kernel.call.inplace == (() if op == "Gelu" else (3,))
-    kernel.check(floats(3, 72, 128), floats(384), floats(3, 72, 384), threads=2, rtol=1e-3, atol=1e-3)
+    kernel.check(floats(3, 72, DEPTH), floats(384), floats(3, 72, 384), threads=2, rtol=1e-3, atol=1e-3)
 
 
 def test_transposed_weights_and_a_residual_that_repeats() -> None:
     def write(b: Builder, x: Value, extra: Value) -> Value:
         return b("Add", x, extra)
 
-    a, extra = tensor(N, 66, 128), tensor(66, 256)
+    a, extra = tensor(N, 66, DEPTH), tensor(66, 256)
     kernel = NodeKernel(
-        "FusedMatMul", a, floats(256, 128), extra, perm_b=(1, 0), epilogue=scalar_body(2, write), target=vectors()
+        "FusedMatMul", a, floats(256, DEPTH), extra, perm_b=(1, 0), epilogue=scalar_body(2, write), target=vectors()
     )
     assert spec_of(kernel).finish.pixels.rank == 2
-    kernel.check(floats(2, 66, 128), floats(66, 256), rtol=1e-3, atol=1e-3)
+    kernel.check(floats(2, 66, DEPTH), floats(66, 256), rtol=1e-3, atol=1e-3)
 
 
 def test_transposed_operands_and_output() -> None:
     perms = {"perm_a": (1, 0, 2), "perm_y": (1, 0, 2)}
-    kernel = NodeKernel("FusedMatMul", tensor(66, N, 128), floats(128, 256), **perms)
+    kernel = NodeKernel("FusedMatMul", tensor(66, N, DEPTH), floats(DEPTH, 256), **perms)
     assert spec_of(kernel).source.rank == 2
-    kernel.check(floats(66, 3, 128), rtol=1e-3, atol=1e-3)
+    kernel.check(floats(66, 3, DEPTH), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -85,9 +86,9 @@ def test_pointwise_convolutions(stride: int) -> None:
     add = scalar_body(2, lambda b, x, y: b("Relu", b("Add", x, y)))
     size = (9 * stride, 8 * stride)
     residual = TensorType(F32, (N, 9, 8, 256))
-    kernel = convolution(size, 128, 256, (1, 1), residual, strides=(stride,) * 2, epilogue=add)
+    kernel = convolution(size, DEPTH, 256, (1, 1), residual, strides=(stride,) * 2, epilogue=add)
     assert (spec_of(kernel).rows, kernel.call.inplace) == (72, (3,))
-    kernel.check(floats(2, *size, 128), floats(2, 9, 8, 256), threads=2, rtol=1e-3, atol=1e-3)
+    kernel.check(floats(2, *size, DEPTH), floats(2, 9, 8, 256), threads=2, rtol=1e-3, atol=1e-3)
 
 
 def test_error_is_small_against_the_largest_result() -> None:
@@ -98,17 +99,17 @@ def test_error_is_small_against_the_largest_result() -> None:
 
 
 def test_samples_stay_apart() -> None:
-    kernel, x = product(64), floats(3, 64, 128)
+    kernel, x = product(64), floats(3, 64, DEPTH)
     [alone] = kernel(x[1:2])
     x[0], x[2] = np.nan, np.inf
     np.testing.assert_array_equal(kernel(x)[0][1], alone[0])
 
 
 @pytest.mark.parametrize(
-    "shape", [(64, N, 128), (64 * N, 128), (N, 16, 128)], ids=["batch second", "flattened", "few rows"]
+    "shape", [(64, N, DEPTH), (64 * N, DEPTH), (N, 16, DEPTH)], ids=["batch second", "flattened", "few rows"]
 )
 def test_rows_of_no_certain_sample_or_too_few_stay_plain(shape: tuple[Any, ...]) -> None:
-    kernel = NodeKernel("FusedMatMul", tensor(*shape), floats(128, 384))
+    kernel = NodeKernel("FusedMatMul", tensor(*shape), floats(DEPTH, 384))
     assert kernel.call.spec.family == "gemm"
 
 
@@ -125,6 +126,13 @@ def test_the_tuner_may_take_the_definition_instead() -> None:
     exact = replace(request, winograd=False)
     assert (first.spec.family, second.spec) == ("strassen", select(exact).spec)  # type: ignore[union-attr]
     assert {call.spec.family for call in candidates(exact)} == {"gemm"}
+
+
+def test_shallow_products_are_offered_but_not_preferred() -> None:
+    kernel = product(64, depth=DEPTH - 32)
+    first, *others = candidates(Request(kernel.node, kernel.graph.constants, vectors()))
+    assert first.spec.family == "gemm"
+    assert "strassen" in {call.spec.family for call in others}
 
 
 def test_right_factors() -> None:

@@ -139,6 +139,7 @@ class Codec:
         """Check a request's document, in the form of its JSON, against the model."""
         root = _expect(document, dict, "body")
         parameters = _parameters(root.get("parameters"), "parameters")
+        _refuse_sequences(parameters)
         slots, blob_bytes = _slots(_expect(root.get("inputs"), list, "inputs"), self.signature)
         group = self.signature.group({slot.name: (slot.datatype, slot.shape) for slot in slots})
         binary = parameters.get("binary_data_output", False) is True
@@ -251,6 +252,13 @@ _WORDS = {dict: "an object", list: "a list", str: "a string", int: "an integer",
 
 def _parameters(value: object, name: str) -> dict[str, Any]:
     return {} if value is None else _expect(value, dict, name)
+
+
+def _refuse_sequences(parameters: dict[str, Any]) -> None:
+    """Raise Unsupported for a request that counts on what others of its sequence left behind."""
+    for name in ("sequence_id", "sequence_start", "sequence_end"):
+        if parameters.get(name):  # 0, an empty string and false say that there is none
+            raise Unsupported(f"parameters.{name}: sequences are not supported; each request stands for itself")
 
 
 def _priority(level: object) -> int:

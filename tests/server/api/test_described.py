@@ -49,6 +49,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_no_request_breaks_it_or_is_told_what_is_not_described(served: Service) -> None:
     schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json").include(path_regex="^/api/v1")
     operations = [found.ok() for found in schema.get_all_operations()]

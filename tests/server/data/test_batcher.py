@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -32,6 +33,11 @@ class Bench:
         self.stats = Statistics(ModelRef("m", 1))
         self.batcher = Batcher(model, Admission(items, nbytes), self.pool, self.stats, inline)
         self.signature = Signature(model.inputs, model.outputs, model.batchable)
+
+    @property
+    def timers(self) -> list[Any]:
+        """What the event loop has to do later."""
+        return asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined, no-any-return]
 
     def submit(self, x: np.ndarray, timeout: float | None = None) -> tuple[Entry, asyncio.Future[Outcome]]:
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -543,6 +549,45 @@ def test_ten_thousand_batches_with_poison_and_departures() -> None:
                     assert isinstance(await future, Internal)
 
     play(scene, model, patience=300)
+
+
+def test_ten_thousand_who_leave_leave_nothing() -> None:
+    """While they wait, while they are staged and while they run; with deadlines, whose timers go, too."""
+    model = doubler(max_batch=8)
+    generator = np.random.default_rng(0)
+
+    def entries() -> int:
+        gc.collect()
+        return sum(isinstance(found, Entry) for found in gc.get_objects())
+
+    async def scene(bench: Bench) -> None:
+        before, timers = entries(), len(bench.timers)
+        left = 0
+        while left < 10_000:
+            model.gate.clear()
+            running = [bench.submit(rows(1), timeout=600)[0] for _ in range(4)]
+            await asyncio.sleep(0)
+            waiting = [bench.submit(rows(1), timeout=600)[0] for _ in range(60)]  # of which eight are staged
+            staying = bench.submit(rows(1, start=3))[1]
+            await asyncio.sleep(0)
+            leaving = [*running, *waiting]
+            generator.shuffle(leaving)  # type: ignore[arg-type]
+            for entry in leaving:
+                bench.batcher.cancel(entry)
+            left += len(leaving)
+            model.gate.set()
+            outcome = await staying
+            assert isinstance(outcome, dict)
+            np.testing.assert_array_equal(outcome["y"], rows(1, start=3) * 2)
+            await bench.batcher.drained()
+        del entry, running, waiting, leaving, staying, outcome
+        await asyncio.sleep(0.05)
+        assert bench.stats.cancelled == left
+        assert entries() <= before + 1  # a worker may not have let go of its last one
+        assert len(bench.timers) - timers < 300  # asyncio sweeps once half of them are cancelled
+
+    play(scene, model, patience=100)
+    assert sum(model.batches) < 2_500  # of 10,000: those that had begun
 
 
 def test_whom_a_stall_has_made_late_is_not_run_any_more() -> None:

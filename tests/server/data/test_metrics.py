@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.server.api.service import service
 from tests.server.data.fakes import FakeModel, doubler
 from tests.server.data.running import Running, infer_request, rows, serving
+from tests.server.repository.world import toy
 
 
 class Scrape:
@@ -27,6 +32,7 @@ class Scrape:
 
 def test_tritons_names_and_lathes_histograms() -> None:
     model = doubler()
+    model.function = lambda tensors: (time.sleep(0.02), {"y": tensors["x"]})[1]
     with serving({"doubler": model}) as running:
         for count in (1, 2, 5):
             assert running.ask_raw(infer_request("doubler", rows(count))).status == 200
@@ -38,8 +44,11 @@ def test_tritons_names_and_lathes_histograms() -> None:
     assert scrape.get("nv_inference_count") == 8
     assert scrape.get("nv_inference_exec_count") == 4
     assert scrape.get("nv_inference_pending_request_count") == 0
-    for step in ("request", "queue", "compute_input", "compute_infer", "compute_output"):
-        assert scrape.get(f"nv_inference_{step}_duration_us") >= 0
+    steps = ("queue", "compute_input", "compute_infer", "compute_output")
+    took = [scrape.get(f"nv_inference_{step}_duration_us") for step in steps]
+    assert took[2] >= 60_000  # three executions of 20 ms
+    assert max(took[1], took[3]) < took[2]
+    assert scrape.get("nv_inference_request_duration_us") >= sum(took) - 4  # each is rounded down
     assert scrape.get("lathe_batch_rows_count") == 3
     assert scrape.get("lathe_batch_rows_bucket", le="2") == 2
     assert scrape.get("lathe_batch_rows_sum") == 8
@@ -47,6 +56,15 @@ def test_tritons_names_and_lathes_histograms() -> None:
     assert scrape.get("lathe_batches_released_total", reason="idle") == 4
     assert scrape.get("lathe_model_memory_bytes") == FakeModel.memory_bytes
     assert scrape.get("process_open_fds") > 0
+
+
+def test_how_long_a_model_took_to_load(tmp_path: Path) -> None:
+    with service(tmp_path / "repo") as running, running.client() as client:
+        client.upload("m", toy(2.0))
+        (line,) = [line for line in client.metrics().splitlines() if line.startswith("nv_model_load_duration_secs{")]
+    labels, _, seconds = line.rpartition(" ")
+    assert labels.endswith('{model="m",version="1"}')
+    assert 0 < float(seconds) < 60
 
 
 def test_statistics_outlive_a_reload() -> None:

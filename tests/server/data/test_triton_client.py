@@ -192,6 +192,31 @@ def test_errors_reach_the_client(client: triton.InferenceServerClient, arguments
         client.infer(**{"model_name": "doubler", "inputs": [tensor("x", rows(1), "FP32")], **arguments})
 
 
+@pytest.mark.parametrize("given", [{"sequence_id": 7}, {"sequence_id": "a"}, {"sequence_id": 7, "sequence_end": True}])
+def test_sequences_are_refused_by_name_and_not_ignored(
+    client: triton.InferenceServerClient, given: dict[str, Any]
+) -> None:
+    """Answered as if there were none, each request would lack what the others of its sequence have left behind."""
+    with pytest.raises(
+        InferenceServerException, match=r"parameters.sequence_id: sequences are not supported"
+    ) as caught:
+        client.infer("doubler", [tensor("x", rows(1), "FP32")], **given)
+    assert caught.value.status() == "501"
+    result = client.infer("doubler", [tensor("x", rows(1), "FP32")], sequence_id=0, sequence_start=False)
+    np.testing.assert_array_equal(result.as_numpy("y"), rows(1) * 2)
+
+
+def test_what_does_not_work_is_not_advertised(client: triton.InferenceServerClient) -> None:
+    """Whoever asks for it is told so; what is advertised has its tests above."""
+    assert set(client.get_server_metadata()["extensions"]) == {
+        "binary_tensor_data", "classification", "logging", "model_configuration", "model_repository",
+        "model_repository(unload_dependents)", "parameters", "statistics", "trace",
+    }  # fmt: skip
+    for call in (client.get_system_shared_memory_status, client.get_cuda_shared_memory_status):
+        with pytest.raises(InferenceServerException):
+            call()
+
+
 def test_asyncio_client(server: Running) -> None:
     async def session() -> None:
         async with triton_aio.InferenceServerClient(server.address) as client:

@@ -145,6 +145,12 @@ def test_shared_memory_is_refused_by_name(client: triton.InferenceServerClient) 
         client.infer("doubler", [x])
 
 
+@pytest.mark.parametrize("sequence", [7, "a"])
+def test_sequences_are_refused_by_name(client: triton.InferenceServerClient, sequence: Any) -> None:
+    with pytest.raises(InferenceServerException, match=r"UNIMPLEMENTED.*parameters.sequence_id: sequences are not"):
+        client.infer("doubler", [tensor("x", rows(1))], sequence_id=sequence, sequence_start=True)
+
+
 def test_a_stream_answers_in_order_and_outlives_errors(client: triton.InferenceServerClient) -> None:
     answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
     client.start_stream(lambda result, error: answers.put((result, error)))

@@ -7,7 +7,9 @@ import json
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -165,6 +167,48 @@ def test_what_is_no_job_is_refused_by_field(change: dict[str, Any], status: int,
 @pytest.mark.parametrize("part", ["", "/logs", "/events", "/report", "/model"])
 def test_unknown_jobs_are_not_found(name: str, part: str, served: Service) -> None:
     assert httpx.get(f"{served.url}/api/v1/jobs/{name}{part}").status_code == 404
+
+
+def test_inference_does_not_notice_that_the_database_is_lost_and_back(tmp_path: Path) -> None:
+    """What concerns jobs answers 503 meanwhile, and recovers by itself."""
+    with service(tmp_path / "repo", make_jobs=fake_jobs) as running, running.client() as client:
+        client.upload("m", toy(2.0))
+        job = client.submit_job({"steps": 1}, "digits").id
+        ended(client, job)
+        statuses, over = Counter[int](), threading.Event()
+
+        def infer() -> None:
+            with httpx.Client(base_url=running.url) as caller:
+                while not over.is_set():
+                    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
+                    statuses[caller.post("/v2/models/m/infer", json={"inputs": [tensor]}).status_code] += 1
+
+        def up() -> bool:
+            return "lathe_jobs_up 1.0" in client.metrics()
+
+        (database,) = (tmp_path / "repo").rglob("jobs.db")
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(infer)
+            try:
+                database.unlink()
+                with pytest.raises(ApiError) as refused:
+                    client.submit_job({"steps": 1}, "digits")
+                assert refused.value.status == 503
+                until(up)
+                assert client.job(job).state == "succeeded"
+                ended(client, client.submit_job({"steps": 1}, "digits").id)
+                database.write_bytes(b"no database at all" * 1000)
+                with pytest.raises(ApiError) as refused:  # found out by the first change
+                    client.submit_job({"steps": 1}, "digits")
+                assert refused.value.status == 503
+                assert not up()
+                database.rename(tmp_path / "damaged")
+                until(up)
+                assert client.job(job).state == "succeeded"
+            finally:
+                over.set()
+            asking.result(30)
+        assert set(statuses) == {200} and statuses[200] > 20
 
 
 def test_metrics_tell_of_jobs(client: Client) -> None:

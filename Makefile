@@ -10,6 +10,9 @@ SUM    := $(shell cksum < pyproject.toml | cut -d' ' -f1)
 BIN    := $(VENV)/bin
 stamp   = $(VENV)/.lathe-$(SUM)-$(1)
 
+# Some environments forbid it. Tests and servers start child processes, each of which would compile the sources again.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Their exporters ask for versions that Lathe cannot share, so each has an environment of its own.
 FRAMEWORKS := torch paddle tensorflow
 

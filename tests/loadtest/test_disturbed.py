@@ -3,55 +3,86 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import numpy as np
 import orjson
 import pytest
 
 from loadtest import zoo
+from loadtest.arrivals import Times
 from loadtest.beside import beside
 from loadtest.disturbed import disturbed
-from loadtest.scenario import Options, Report
+from loadtest.scenario import Options, Report, Traffic
+from loadtest.stats import Log, Phase, summarise
 from tests.loadtest.fake import Answer, Call, serving
 
 
 class Server:
-    """Answers after `delay` seconds."""
+    """Counts what it answers with trouble and without."""
 
-    delay = 0.001
+    trouble = False
+
+    def __init__(self) -> None:
+        self.answered: Counter[bool] = Counter()
 
     async def handle(self, call: Call) -> Answer:
         if call.path.endswith("/infer"):
-            await asyncio.sleep(self.delay)
+            self.answered[self.trouble] += 1
             output = {"name": "y", "datatype": "FP32", "shape": [1], "data": [0.0]}
             return 200, orjson.dumps({"model_version": "1", "outputs": [output]})
         if call.path.endswith("/stats"):
             return 200, orjson.dumps({"model_stats": [{"batch_stats": []}]})
         return 200, orjson.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}]})
 
-
-@pytest.mark.parametrize(("delay", "held"), [(0.001, True), (0.2, False)])
-def test_a_disturbance_that_costs_the_others_too_much_is_told(delay: float, held: bool) -> None:
-    server = Server()
-
     @asynccontextmanager
-    async def disturbance() -> AsyncIterator[None]:
-        server.delay = delay
+    async def disturbance(self) -> AsyncIterator[None]:
+        self.trouble = True
         yield
-        server.delay = 0.001
+        self.trouble = False
 
-    async def drive() -> Report:
-        async with serving(server.handle) as url:
-            report = Report("disturbed", {})
-            options = Options(url=url, model="m", connections=16, rate=100.0, seconds=0.3)
-            await disturbed(options, report, "trouble", disturbance, 10.0)
-            return report
+    def measured(self, limit: float) -> Report:
+        """What is reported where the 99th percentile may be `limit` times that without trouble."""
 
-    report = asyncio.run(drive())
+        async def drive() -> Report:
+            async with serving(self.handle) as url:
+                report = Report("disturbed", {})
+                options = Options(url=url, model="m", connections=16, rate=100.0, seconds=0.1)
+                await disturbed(options, report, "trouble", self.disturbance, limit)
+                return report
+
+        return asyncio.run(drive())
+
+
+def test_windows_with_the_disturbance_and_without_take_turns() -> None:
+    server = Server()
+    report = server.measured(limit=math.inf)
     assert [phase.name for phase in report.phases] == ["quiet", "trouble"] * 5
-    assert [verdict.held for verdict in report.verdicts] == [held, True]
+    for name, trouble in (("quiet", False), ("trouble", True)):
+        assert server.answered[trouble] == sum(phase.sent for phase in report.phases if phase.name == name) > 0
+    assert [verdict.held for verdict in report.verdicts] == [True, True]
+
+
+@pytest.mark.parametrize(("ratios", "held"), [((9, 1, 9, 1, 2), True), ((9, 1, 9, 1, 3), False)])
+def test_the_median_ratio_of_neighbours_decides(
+    ratios: tuple[float, ...], held: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much the machine itself changes from one pair of windows to the next."""
+    quiet = (1.0, 50.0, 2.0, 100.0, 5.0)
+    latencies = iter([ms for base, ratio in zip(quiet, ratios, strict=True) for ms in (base, base * ratio)])
+
+    async def scripted(_: Traffic, name: str, due: Times, seconds: float) -> Phase:
+        log = Log.of(np.zeros(1))
+        log.sent[:], log.done[:], log.status[:] = 0.0, next(latencies) / 1e3, 200
+        return summarise(name, log, seconds)
+
+    monkeypatch.setattr(Traffic, "phase", scripted)
+    ratio, failures = Server().measured(limit=2.5).verdicts
+    assert (ratio.held, failures.held) == (held, True)
 
 
 def test_slow_clients_are_there_and_come_again_when_they_are_dropped() -> None:
@@ -71,25 +102,28 @@ def test_slow_clients_are_there_and_come_again_when_they_are_dropped() -> None:
     asyncio.run(drive())
 
 
-def test_half_of_the_slow_clients_say_a_byte_a_second() -> None:
-    said = asyncio.Queue[bytes]()
+def test_half_of_the_slow_clients_say_a_byte_now_and_then() -> None:
+    said: list[bytearray] = []
+    heard = asyncio.Queue[None]()
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        said.put_nowait(await reader.read())
+        said.append(text := bytearray())
+        while data := await reader.read(1 << 10):
+            text += data
+            heard.put_nowait(None)
         writer.close()
 
-    async def drive() -> list[bytes]:
+    async def drive() -> None:
         server = await asyncio.start_server(listen, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with server, asyncio.timeout(60):
-            async with beside("loadtest.slow_clients", url, "m", "4"):
-                await asyncio.sleep(1.6)
-            return [await said.get() for _ in range(4)]
+        async with server, asyncio.timeout(60), beside("loadtest.slow_clients", url, "m", "4"):
+            while sum(text.endswith(b"x-slow: a") for text in said) < 2:
+                await heard.get()
 
-    texts = sorted(asyncio.run(drive()))
+    asyncio.run(drive())
+    texts = sorted(map(bytes, said))
     assert texts[:2] == [b"", b""]
     assert all(text.startswith(b"POST /v2/models/m/infer") and b"\r\n\r\n" not in text for text in texts[2:])
-    assert any(text.endswith(b"x-slow: a") for text in texts)
 
 
 def test_versions_are_uploaded_one_after_the_other(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from server.api.grpc.messages import INFERENCE, message_class
-from server.client import Client
+from server.client import Client, ClientError
 from server.settings import Settings
 from tests.server.data.fakes import doubler
 from tests.server.data.running import serving
@@ -39,6 +39,10 @@ def test_http_over_tls() -> None:
             httpx.get(f"https://127.0.0.1:{running.port}/v2")
         with pytest.raises(httpx.HTTPError):
             httpx.get(f"http://127.0.0.1:{running.port}/v2")
+        for scheme in ("https", "HTTPS"):
+            doubtful = Client(f"{scheme}://127.0.0.1:{running.port}")
+            with doubtful, pytest.raises(ClientError, match="certificate verify failed"):
+                doubtful.ready()
 
 
 def test_a_client_without_a_certificate_is_refused_where_one_is_asked_for() -> None:

@@ -322,7 +322,7 @@ def test_the_smallest_share_is_a_share(tmp_path: Path) -> None:
 def test_copies_do_not_queue_up_before_callers(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with tried(tmp_path, toy(1.0, delay=0.02), weight=0.0, shadow=1.0) as w:
-            await ask_many(w, 200)
+            await ask_many(w, 4 * SHADOWS)
             assert w.registry.resolve("m", "2").in_flight <= SHADOWS + 1
 
     run(scenario())

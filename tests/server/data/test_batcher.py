@@ -353,9 +353,7 @@ def test_a_deadline_that_passes_while_waiting() -> None:
         first = await bench.hold()
         _, late = bench.submit(rows(1), timeout=0.02)
         _, patient = bench.submit(rows(1), timeout=10)
-        began = time.monotonic()
-        assert isinstance(await late, DeadlineExceeded)
-        assert time.monotonic() - began < 0.5
+        assert isinstance(await late, DeadlineExceeded)  # while the model is held
         model.gate.set()
         await first
         assert isinstance(await patient, dict)

@@ -63,8 +63,9 @@ class Endless(FakeModel):
 FOREVER = rows(1, start=7)
 
 
-def test_what_nobody_waits_for_any_more_is_broken_off() -> None:
+def test_what_nobody_waits_for_any_more_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its caller has left, or its deadline is over; neighbours in the batch are not run again for it."""
+    monkeypatch.setattr(batcher, "_LATE", 0.05)
     model = Endless()
 
     async def scene(bench: Bench) -> None:
@@ -80,13 +81,15 @@ def test_what_nobody_waits_for_any_more_is_broken_off() -> None:
     assert model.batches == [1, 1, 1]
 
 
-def test_what_somebody_waits_for_goes_on() -> None:
+def test_what_somebody_waits_for_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batcher, "_LOOK", 0.01)
+    monkeypatch.setattr(batcher, "_LATE", 0.05)
     model = Endless()
 
     async def scene(bench: Bench) -> None:
         future = bench.submit(FOREVER)[1]
         bench.submit(FOREVER, timeout=0.01)
-        await asyncio.sleep(1.6)
+        await asyncio.sleep(0.2)
         assert not future.done()
         model.interrupt()
         assert isinstance(await future, BrokenOff)

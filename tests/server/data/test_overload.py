@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 
@@ -21,13 +21,11 @@ def test_a_full_queue_answers_503_at_once_with_retry_after() -> None:
         first.send(infer_request("doubler", rows(1)) * 3)
         servable = running.registry.resolve("doubler")
         wait_for(lambda: servable.in_flight == 3)
-        began = time.monotonic()
-        for transport in ("", "?asgi"):
+        for transport in ("", "?asgi"):  # answered while the model is held
             answer = running.ask_raw(infer_request("doubler", rows(1), path=f"/v2/models/doubler/infer{transport}"))
             assert answer.status == 503
             assert "3 of 3 requests" in answer.error
             assert int(answer.headers["retry-after"]) >= 1
-        assert time.monotonic() - began < 0.5
         model.gate.set()
         for _ in range(3):
             np.testing.assert_array_equal(tensor_of(first.answer()), rows(1) * 2)
@@ -67,24 +65,29 @@ def test_unfinished_bodies_are_bounded_over_all_connections() -> None:
         wait_for(lambda: hub.held == 0)
 
 
-def test_silent_and_trickling_clients_do_not_slow_the_others() -> None:
-    """Two hundred of each; all are gone after the header deadline."""
-    with serving({"doubler": doubler()}, header_timeout=1) as running:
-        slow = [socket.create_connection(("127.0.0.1", running.port)) for _ in range(400)]
-        for client in slow[::2]:
-            client.send(b"POST /v2/models/doubler/infer HTTP/1.1\r\nHost: a\r\n")
-        with running.connect() as good:
-            times = []
-            for _ in range(200):
-                began = time.monotonic()
-                good.send(infer_request("doubler", rows(1)))
-                assert good.answer().status == 200
-                times.append(time.monotonic() - began)
-        assert sorted(times)[180] < 0.02
-        hub_connections = running.server.server_state.connections
-        wait_for(lambda: len(hub_connections) == 0, seconds=5)
-        for client in slow:
-            client.close()
+@contextmanager
+def slow_clients(running: Running) -> Iterator[None]:
+    """Two hundred connections that say nothing, and as many that stop in the middle of a head."""
+    with ExitStack() as open_ones:
+        for index in range(400):
+            client = open_ones.enter_context(socket.create_connection(("127.0.0.1", running.port)))
+            if index % 2:
+                client.send(b"POST /v2/models/doubler/infer HTTP/1.1\r\nHost: a\r\n")
+        yield
+
+
+def test_others_are_answered_beside_silent_and_trickling_clients() -> None:
+    with serving({"doubler": doubler()}, header_timeout=60) as running, slow_clients(running):
+        assert running.ask_raw(infer_request("doubler", rows(1))).status == 200
+        connections = running.server.server_state.connections
+        wait_for(lambda: len(connections) == 400)
+
+
+def test_silent_and_trickling_clients_are_gone_after_the_header_deadline() -> None:
+    with serving({"doubler": doubler()}, header_timeout=0.2) as running, slow_clients(running):
+        connections = running.server.server_state.connections
+        wait_for(lambda: not connections)
+        assert running.ask_raw(infer_request("doubler", rows(1))).status == 200
 
 
 @contextmanager

@@ -63,6 +63,11 @@ class KernelSpec:
         return hashlib.sha256(self.key.encode()).hexdigest()[:24]
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """The fields by name, for a spec that adds others to them."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @property
     def symbol(self) -> str:
         """The name of the native function."""
         return f"lathe_{self.family}_{self.digest}"

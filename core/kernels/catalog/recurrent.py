@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -30,12 +31,11 @@ _BLOCK = 32  # rows that go through time together: their state and sums stay in 
 
 
 @dataclass(frozen=True)
-class RecurrentSpec(KernelSpec):
+class Recurrence(KernelSpec):
     """`steps` steps of the rows of a batch, each with `hidden` units, in every one of `backwards`' directions.
 
-    Operands: G, one packed weight per stage, then those present of bias, lengths, initial h, initial c and peepholes,
-    Y, the final h, an LSTM's final c, and scratch. `stages` are the gates whose products come before the cell can go
-    on; a tile of accumulators makes as many of them at once as fit the registers beside its rows.
+    Operands: G, packed weights, then those present of bias, lengths, initial h, initial c and peepholes, Y, the final
+    h, an LSTM's final c, and scratch. `stages` are the gates whose products come before the cell can go on.
     """
 
     family: ClassVar[str] = "recurrent"
@@ -52,9 +52,6 @@ class RecurrentSpec(KernelSpec):
     lengths: bool
     initial: tuple[bool, bool]  # h, c
     peepholes: bool
-    lanes: int
-    height: int  # rows of a tile
-    registers: int
 
     @property
     def stages(self) -> tuple[tuple[int, ...], ...]:
@@ -63,6 +60,16 @@ class RecurrentSpec(KernelSpec):
     @property
     def gates(self) -> int:
         return GATES[self.cell]
+
+
+@dataclass(frozen=True)
+class RecurrentSpec(Recurrence):
+    """With one packed weight per stage. A tile of accumulators makes as many of a stage's gates at once as fit the
+    registers beside its rows."""
+
+    lanes: int
+    height: int  # rows of a tile
+    registers: int
 
     def width(self, stage: int, rows: int) -> int:
         """Gates of a stage that a tile of so many rows makes at once: accumulators and a line of weights must fit."""
@@ -113,42 +120,61 @@ def stages_of(cell: str, linear_before_reset: bool) -> tuple[tuple[int, ...], ..
 
 @covers("RecurrentSteps")
 def recurrent(request: Request) -> KernelCall | None:
+    """None as for `recurrence_of`."""
+    facts = recurrence_of(request)
+    if facts is None:
+        return None
+    lanes = request.cpu.lanes
+    spec = RecurrentSpec(
+        **facts.facts,
+        lanes=lanes,
+        height=_HEIGHT if request.cpu.registers >= 32 else _LOW,
+        registers=request.cpu.registers,
+    )
+    weights = [
+        Packed(1, f"gates{stage}x{lanes}", partial(_pack, cell=spec.cell, stage=stage, lanes=lanes))
+        for stage in spec.stages
+    ]
+    return call_of(request, spec, weights, Scratch(spec.scratch_bytes))
+
+
+def call_of(request: Request, spec: Recurrence, weights: Sequence[Operand], scratch: Scratch) -> KernelCall:
+    """What is the same on every device."""
+    node, gates = request.node, _value(request.node, 0)
+    operands: list[Operand] = [
+        In(0),
+        *weights,
+        *(In(i) for i in range(2, 7) if node.input(i) is not None),
+        *(Out(i) for i in range(len(node.outputs))),
+        scratch,
+    ]
+    return KernelCall(spec, tuple(operands), flops=product(gates.shape) * (2 * spec.hidden), bytes=traffic(node))
+
+
+def recurrence_of(request: Request) -> Recurrence | None:
     """None for computed weights, other types, activations that are no operators or differ between the directions."""
     node = request.node
     r, activations = request.constant(1), _activations(node)
     floats = [value for i, value in enumerate(node.inputs) if value is not None and i != 3]
     if r is None or activations is None or not has_plannable_types(node) or any(v.dtype is not F32 for v in floats):
         return None
-    cell, lanes, gates = str(attribute(node, "cell")), request.cpu.lanes, _value(node, 0)
-    before = bool(attribute(node, "linear_before_reset"))
-    stages = stages_of(cell, before)
+    gates = _value(node, 0)
     present = [i for i in range(2, 7) if node.input(i) is not None]
-    spec = RecurrentSpec(
-        cell=cell,
+    return Recurrence(
+        cell=str(attribute(node, "cell")),
         steps=gates.shape[0],
         batch=gates.shape[1],
         hidden=r.shape[2],
         backwards={"forward": (False,), "reverse": (True,)}.get(str(attribute(node, "direction")), (False, True)),
         activations=activations,
         clip=attribute(node, "clip"),
-        linear_before_reset=before,
+        linear_before_reset=bool(attribute(node, "linear_before_reset")),
         input_forget=bool(attribute(node, "input_forget")),
         bias=2 in present,
         lengths=3 in present,
         initial=(4 in present, 5 in present),
         peepholes=6 in present,
-        lanes=lanes,
-        height=_HEIGHT if request.cpu.registers >= 32 else _LOW,
-        registers=request.cpu.registers,
     )
-    operands: list[Operand] = [
-        In(0),
-        *(Packed(1, f"gates{stage}x{lanes}", partial(_pack, cell=cell, stage=stage, lanes=lanes)) for stage in stages),
-        *(In(i) for i in present),
-        *(Out(i) for i in range(len(node.outputs))),
-        Scratch(spec.scratch_bytes),
-    ]
-    return KernelCall(spec, tuple(operands), flops=product(gates.shape) * (2 * r.shape[2]), bytes=traffic(node))
 
 
 def _pack(r: Array, cell: str, stage: tuple[int, ...], lanes: int) -> Array:

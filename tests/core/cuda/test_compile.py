@@ -195,6 +195,22 @@ def test_sums_and_choices_along_a_line_stay_on_the_device(kind: str) -> None:
         assert "1 parts on" in session.explain(3)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("cell", ["RNN", "GRU", "LSTM"])
+def test_recurrent_layers_stay_on_the_device(cell: str, kind: str) -> None:
+    b, graph = _begin("recurrent", (5, "batch", 6))
+    rng, rows = np.random.default_rng(0), 8 * {"RNN": 1, "GRU": 3, "LSTM": 4}[cell]
+    weights = [b.constant((rng.standard_normal((2, rows, size)) / 3).astype(np.float32)) for size in (6, 8)]
+    bias = b.constant(rng.standard_normal((2, 2 * rows)).astype(np.float32))
+    graph.outputs = list(
+        b.emit(cell, graph.inputs[0], *weights, bias, outputs=2, hidden_size=8, direction="bidirectional")
+    )
+    with core.compile(graph, device=kind) as session:
+        assert_agrees(session, graph)
+        explained = session.explain(3)
+    assert "1 parts on" in explained and f"{cell.lower()} steps" in explained
+
+
 def test_outputs_that_nothing_computes() -> None:
     b, graph = _begin("pass", ("batch", 3))
     x = graph.inputs[0]

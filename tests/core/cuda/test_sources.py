@@ -36,6 +36,7 @@ CASES: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("ArgMax", ("float32[n,4,5]",), {"axis": 1}),
     ("CumSum", ("float32[n,4,5]",), {"axis": (1,), "exclusive": 1}),
     ("TopK", ("float32[n,40]",), {"K": (3,)}),
+    ("RecurrentSteps", ("float32[4,n,27]", floats(1, 27, 9)), {"cell": "GRU", "outputs": 2}),
     ("MaxPool", ("float32[n,9,8,5]",), {"kernel_shape": (3, 3), "layout": "NHWC"}),
     ("MaxPoolGradient", ("float32[n,5,8,8]", "float32[n,5,4,4]"), {"kernel_shape": (2, 2), "strides": (2, 2)}),
     ("Transpose", ("int64[n,40,50]",), {"perm": (0, 2, 1)}),

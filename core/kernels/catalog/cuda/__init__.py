@@ -13,6 +13,7 @@ from core.kernels.catalog.cuda import (
     norm,
     pool,
     pool_gradient,
+    recurrent,
     reduce,
     resize,
     scatter,
@@ -22,5 +23,5 @@ from core.kernels.catalog.cuda import (
 
 __all__ = [
     "attention", "conv", "conv_gradient", "copy", "cumulative", "depthwise", "elementwise", "gather", "gemm", "norm",
-    "pool", "pool_gradient", "reduce", "resize", "scatter", "softmax", "topk",
+    "pool", "pool_gradient", "recurrent", "reduce", "resize", "scatter", "softmax", "topk",
 ]  # fmt: skip

@@ -25,7 +25,7 @@ _LEAST_STEPS = 4  # of a piece of the depth
 I8 = DType.INT8
 SHIFT = 128  # from uint8 to the int8 that tensor cores multiply
 LEAST_BYTES = 32  # depth of what tensor cores multiply
-_LEAST = 16  # rows, columns and depth of what tensor cores multiply
+LEAST = 16  # rows, columns and depth of what tensor cores multiply
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,8 @@ def ranked_tiles(
     """Tiles that fit into shared memory: the one that is never far from the best, whatever the batch size, then the
     best ones for each, then the rest."""
     sizes = [(_at(rows, n), _at(columns, n), _at(batch, n)) for n in _SAMPLES]
-    most = [max(_power(max(size[axis] for size in sizes)), _LEAST) for axis in (0, 1)]
-    deepest = max(_power(_at(depth, max(_SAMPLES))), _LEAST if element.itemsize > 1 else LEAST_BYTES)
+    most = [max(_power(max(size[axis] for size in sizes)), LEAST) for axis in (0, 1)]
+    deepest = max(_power(_at(depth, max(_SAMPLES))), LEAST if element.itemsize > 1 else LEAST_BYTES)
     fitting = dict.fromkeys(
         replace(tile, depth=min(tile.depth, deepest))
         for tile in _TILES
@@ -145,7 +145,7 @@ def rounded(array: Array, element: DType) -> Array:
 def padded(size: Dim) -> int:
     """The extent of a block that holds so many rows or columns of a product; the largest of interest where the size
     depends on the batch."""
-    return max(_power(size), _LEAST) if isinstance(size, int) else _LARGE
+    return max(_power(size), LEAST) if isinstance(size, int) else _LARGE
 
 
 def _at(dim: Dim, n: int) -> int:

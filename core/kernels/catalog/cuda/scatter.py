@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from core.ir.dim import product
 from core.ir.types import Dim
@@ -61,7 +60,7 @@ def scatter_elements(request: Request) -> KernelCall | None:
     if call is None or not isinstance(call.spec, on_cpu.ScatterElementsSpec):
         return None
     lines, warps = _LINES
-    spec = ScatterElementsSpec(**_facts(call.spec), lines=lines, warps=warps)
+    spec = ScatterElementsSpec(**call.spec.facts, lines=lines, warps=warps)
     return replace(call, spec=spec, operands=(*call.operands, Flag()), grid=(blocks(spec.outer * spec.inner, lines),))
 
 
@@ -70,11 +69,6 @@ def _rows(request: Request) -> Iterator[KernelCall]:
     if call is None or not isinstance(call.spec, on_cpu.ScatterRowsSpec):
         return
     for rows, columns, warps in _ROW_TILES:
-        spec = ScatterRowsSpec(**_facts(call.spec), rows=rows, columns=columns, warps=warps)
+        spec = ScatterRowsSpec(**call.spec.facts, rows=rows, columns=columns, warps=warps)
         grid = (blocks(spec.height, rows) * blocks(spec.inner, columns),)
         yield replace(call, spec=spec, operands=(*call.operands, Flag()), grid=grid)
-
-
-def _facts(spec: on_cpu.ScatterRowsSpec | on_cpu.ScatterElementsSpec) -> dict[str, Any]:
-    """What is the same on every device."""
-    return {field.name: getattr(spec, field.name) for field in fields(spec)}

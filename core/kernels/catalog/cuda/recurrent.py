@@ -1,0 +1,87 @@
+"""The steps of recurrent layers on a GPU, all of them in one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import product as product_of
+
+import numpy as np
+
+from core.ir.graph import Array
+from core.ir.types import Dim
+from core.kernels.catalog import recurrent as on_cpu
+from core.kernels.catalog.base import KernelCall, Packed, Request, Scratch, covers, offers
+from core.kernels.catalog.cuda.product import F32, LEAST, ProductTile, precisions
+from core.kernels.catalog.cuda.tiling import blocks
+
+_TILES = tuple(
+    ProductTile(*facts) for facts in ((16, 64, 32, 4, 3), (16, 128, 32, 8, 3), (32, 64, 32, 8, 3), (64, 32, 32, 8, 2))
+)
+
+
+@dataclass(frozen=True)
+class RecurrentSpec(on_cpu.Recurrence):
+    """The recurrent weights are one operand, [directions, gates, hidden, hidden], the units that a sum is for last.
+
+    A program takes `tile.rows` rows through time in one direction; `tile.columns` units at a time meet the state of
+    all. What its threads hand on to each other lies in scratch, [buffers, directions, batch, hidden]: the state before
+    and after a step, then an LSTM's cell before and after it, or a GRU's update gate and reset state.
+    """
+
+    tile: ProductTile
+    precision: str
+
+    @property
+    def buffers(self) -> int:
+        return 2 + {"RNN": 0, "GRU": 0 if self.linear_before_reset else 2, "LSTM": 2}[self.cell]
+
+    @property
+    def buffer(self) -> Dim:
+        """Elements of one of them."""
+        return self.batch * (len(self.backwards) * self.hidden)
+
+    @property
+    def summary(self) -> str:
+        exact = "" if self.precision == "ieee" else f" by {self.precision}"
+        return f"{self.cell.lower()} steps {self.tile}{exact}, {len(self.backwards)} direction(s)"
+
+
+@covers("RecurrentSteps", device="cuda")
+def recurrent(request: Request) -> KernelCall | None:
+    """None as on the CPU."""
+    return next(_calls(request), None)
+
+
+@offers("RecurrentSteps", device="cuda")
+def other_tiles(request: Request) -> Iterable[KernelCall]:
+    return _calls(request)
+
+
+def _calls(request: Request) -> Iterator[KernelCall]:
+    """Few rows to a program first: there are seldom as many as a GPU has multiprocessors."""
+    facts = on_cpu.recurrence_of(request)
+    if facts is None:
+        return
+    most = max(LEAST, 1 << (facts.hidden - 1).bit_length())
+    tiles = dict.fromkeys(
+        ProductTile(tile.rows, min(tile.columns, most), min(tile.depth, most), tile.warps, tile.stages)
+        for tile in _TILES
+    )
+    for precision, tile in product_of(precisions(F32, request.gpu), tiles):
+        spec = RecurrentSpec(**facts.facts, tile=tile, precision=precision)
+        scratch = Scratch(spec.buffer * (spec.buffers * F32.itemsize), shared=True)
+        call = on_cpu.call_of(request, spec, [Packed(1, "units", _pack)], scratch)
+        yield KernelCall(
+            spec,
+            call.operands,
+            flops=call.flops,
+            bytes=call.bytes,
+            grid=(blocks(spec.batch, tile.rows), len(spec.backwards)),
+        )
+
+
+def _pack(r: Array) -> Array:
+    """[D, G*H, H] as [D, G, H, H] whose last axis are the units that a gate is of."""
+    directions, _, hidden = r.shape
+    return np.ascontiguousarray(r.reshape(directions, -1, hidden, hidden).transpose(0, 1, 3, 2))

@@ -136,6 +136,15 @@ def test_a_message_larger_than_the_limit_is_refused(service: Any) -> None:
     assert service.ServerLive(pb.ServerLiveRequest()).live
 
 
+def test_a_compressed_bomb_stops_at_the_limit(service: Any) -> None:
+    """A thousandth of what it unpacks to comes over the wire."""
+    bomb = request(np.zeros((2 * LIMIT // 16, 4), np.float32))
+    code, details = refusal(service.ModelInfer, bomb, compression=grpc.Compression.Gzip)
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "Decompressed message larger than max" in details
+    assert service.ServerLive(pb.ServerLiveRequest()).live
+
+
 @pytest.mark.parametrize("kind", ["unary_unary", "stream_stream"])
 def test_a_message_that_is_none_is_refused(service: Any, address: str, kind: str) -> None:
     garbage = b"\xff\xff\xff"

@@ -98,7 +98,7 @@ class _Recurrent:
     def _now(self, length: str | None) -> _Now:
         w, steps = self.w, text_of(self.spec.steps)
         forth, back = "s", f"{steps} - 1 - s"
-        times = {(False,): forth, (True,): back}
+        times: dict[tuple[bool, ...], str] = {(False,): forth, (True,): back}
         time = w.let(times.get(self.spec.backwards, f"tl.where({self.direction} == 0, {forth}, {back})"), "t")
         before = w.let(f"(s % 2) * {self.size}", "before")
         after = w.let(f"{self.size} - {before}", "after")
@@ -172,7 +172,7 @@ class _Recurrent:
         value: Operand = gate
         if self.spec.clip is not None:
             value = self.e.min(self.e.max(gate, -self.spec.clip), self.spec.clip)
-        result: Reg = scalar_body(self.e, self.spec.activations[index], [value])[0]  # type: ignore[assignment]
+        result: Reg = scalar_body(self.e, self.spec.activations[index], [value])[0]
         return result
 
     def _put(self, now: _Now, units: _Units, new: Reg) -> None:

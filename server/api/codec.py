@@ -14,7 +14,7 @@ import orjson
 
 from server.api import jsondata
 from server.api.classification import classify
-from server.api.reply import Reply
+from server.api.reply import Reply, binary_reply
 from server.batching.signature import Group, Shape, Signature, element_count
 from server.datatypes import NUMPY_OF, pack_strings, unpack_strings
 from server.errors import BadRequest, Internal, Unsupported
@@ -96,7 +96,13 @@ class Answer:
 
     json: bytes
     binary: bool  # payloads follow, so the reader must be told where the JSON ends
-    rendered: Reply | None = None  # kept here by the caller: the reply but for its payloads
+    _reply: Reply | None = None
+
+    def reply(self, payloads: list[bytes | memoryview]) -> Reply:
+        """Return the reply but for its payloads, of which only the lengths count: they follow from the JSON."""
+        if self._reply is None:
+            self._reply = binary_reply(self.json, sum(map(len, payloads)))
+        return self._reply
 
 
 class Codec:

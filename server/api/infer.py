@@ -6,13 +6,16 @@ import math
 from collections.abc import Callable
 from time import monotonic
 from typing import TypeAlias
+from weakref import WeakValueDictionary
 
 from server.access.scopes import Scope
 from server.api.callhead import CallHead
 from server.api.codec import Codec, Head
 from server.api.compression import deflate, inflate
 from server.api.lane import LONGEST, Lane
-from server.api.reply import Header, Reply, error_reply, json_reply, render
+from server.api.reply import Header, Reply, binary_kind, error_reply, json_reply, render
+from server.api.round import Repeats
+from server.batching.batcher import Batcher
 from server.batching.entry import DirectEntry, Entry, Outcome
 from server.dataplane import DataPlane
 from server.errors import BadRequest, ServerError, TooLarge
@@ -27,7 +30,19 @@ NOTHING: list[bytes | memoryview] = []  # never added to
 class InferCall:
     """The state of one call. ``deliver(call)`` is called once, on the event loop, when ``reply`` is there."""
 
-    __slots__ = ("address", "codec", "deliver", "entry", "head", "payloads", "reply", "servable", "service", "wire")
+    __slots__ = (
+        "address",
+        "codec",
+        "deliver",
+        "entry",
+        "head",
+        "payloads",
+        "reply",
+        "round",
+        "servable",
+        "service",
+        "wire",
+    )
 
     servable: Servable
     codec: Codec
@@ -41,6 +56,7 @@ class InferCall:
         self.reply: Reply | None = None
         self.payloads: list[bytes | memoryview] = NOTHING  # what follows the reply's text
         self.entry: Entry | None = None
+        self.round: Repeats | None = None  # in which it waits, having no entry yet
 
     def start(self, body: bytes | bytearray) -> None:
         """Read the body and queue the work; whatever is wrong with it becomes the reply."""
@@ -55,6 +71,7 @@ class InferCall:
             head, servable, plane = self.head, lane.servable, self.service.plane
             client = plane.authority.check(head.authorization, Scope.INFER, head.model) or self.address
             if plane.registry.settled(head.model, head.version) is not servable:
+                lane.size = 0  # found out about what has changed
                 self._submit(data[lane.start - (head.json_bytes or 0) :])
                 return
             self.servable, self.codec, self.wire = servable, lane.codec, lane.wire
@@ -68,7 +85,12 @@ class InferCall:
         head = self.head
         if self.entry is None or head.json_bytes is None or head.encoding or len(prefix) > LONGEST:
             return None
-        return Lane(prefix, size, head, self.servable, self.codec, self.wire)
+        lane = self.service.lanes.get(prefix)
+        if lane is None or not lane.size or lane.servable is not self.servable:
+            lane = self.service.lanes[prefix] = Lane(prefix, size, head, self.servable, self.codec, self.wire)
+            if lane.is_plain:
+                lane.round = self.service.round(self.servable)
+        return lane
 
     def refuse(self, error: Exception, path: bytes = b"") -> None:
         """Answer with an error, in the words of the path it was meant for."""
@@ -77,13 +99,15 @@ class InferCall:
 
     def cancel(self) -> None:
         """The caller left."""
-        if self.entry is not None:
+        if self.round is not None:
+            self.round.leave(self)
+        elif self.entry is not None:
             self.servable.cancel(self.entry)
 
     @property
     def is_waiting(self) -> bool:
         """Whether no work has begun, so that nothing is lost by dropping it."""
-        return self.entry.is_waiting if self.entry is not None else self.reply is not None
+        return self.entry.is_waiting if self.entry is not None else self.reply is not None or self.round is not None
 
     def _submit(self, body: bytes | bytearray) -> None:
         head = self.head
@@ -132,10 +156,7 @@ class InferCall:
         if not answer.binary:
             return json_reply(200, answer.json)
         self.payloads = payloads
-        ready = answer.rendered
-        if ready is None:
-            ready = answer.rendered = _binary_head(answer.json, sum(map(len, payloads)))
-        return ready
+        return answer.reply(payloads)
 
     def _compress(self, text: bytes, payloads: list[bytes | memoryview]) -> Reply | None:
         """Compress when the caller asked for just that, or the answer is large enough to gain."""
@@ -146,7 +167,7 @@ class InferCall:
         body = deflate(b"".join([text, *payloads]), coding)
         kind: tuple[Header, ...] = ((b"content-type", b"application/json"),)
         if payloads:
-            kind = _binary_kind(text)
+            kind = binary_kind(text)
         headers = (*kind, (b"content-encoding", coding), (b"content-length", b"%d" % len(body)))
         return Reply(200, headers, body, render(headers, body))
 
@@ -166,25 +187,20 @@ def deadline_of(head: Head) -> float | None:
 Deliver: TypeAlias = Callable[[InferCall], None]
 
 
-def _binary_kind(text: bytes) -> tuple[Header, ...]:
-    return (
-        (b"content-type", b"application/octet-stream"),
-        (b"inference-header-content-length", b"%d" % len(text)),
-    )
-
-
-def _binary_head(text: bytes, payload_bytes: int) -> Reply:
-    headers = (*_binary_kind(text), (b"content-length", b"%d" % (len(text) + payload_bytes)))
-    return Reply(200, headers, text, render(headers, text))
-
-
 class InferService:
     """What every call needs: the data plane and the limits."""
 
     def __init__(self, plane: DataPlane, settings: Settings) -> None:
         self.plane = plane
         self.settings = settings
+        self.lanes: WeakValueDictionary[bytes, Lane] = WeakValueDictionary()  # that connections use, by their beginning
         self._refusals: dict[tuple[str, str, int], Reply] = {}
+
+    def round(self, servable: Servable) -> Repeats | None:
+        """Return where repeated requests for a version come together; None for what has no batches of its own."""
+        if servable.round is None and isinstance(servable.batcher, Batcher):
+            servable.round = Repeats(self.plane, servable, servable.batcher)
+        return servable.round
 
     def check(self, head: CallHead) -> None:
         """Raise Unauthorized or Forbidden before a body is received for nothing."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from server.api.callhead import CallHead
 from server.api.codec import Codec, Head
+from server.api.reply import Reply
+from server.api.round import Repeats
 from server.scheduling.servable import Servable
+from server.types import Tensors
 
 LONGEST = 4096  # bytes of head and JSON that a connection keeps
 
@@ -14,16 +17,43 @@ class Lane:
 
     The head holds the lengths of the body and of its JSON, so equal bytes mean an equal request but for its tensors.
     What may change between two requests is looked at each time: who may run the model, and what answers for its name.
+    Connections that say the same share one.
     """
 
-    __slots__ = ("codec", "head", "prefix", "servable", "size", "start", "wire")
+    __slots__ = (
+        "__weakref__",
+        "codec",
+        "head",
+        "prefix",
+        "round",
+        "rows",
+        "servable",
+        "size",
+        "spans",
+        "start",
+        "wire",
+    )
 
     def __init__(self, prefix: bytes, size: int, head: CallHead, servable: Servable, codec: Codec, wire: Head) -> None:
         """``size``: bytes of the whole request."""
         self.prefix = prefix
         self.start = len(prefix)
-        self.size = size
+        self.size = size  # 0: of no use any more
         self.head = head
         self.servable = servable
         self.codec = codec
         self.wire = wire
+        self.rows = wire.group.rows
+        self.spans = tuple(slice(self.start + slot.start, self.start + slot.start + slot.size) for slot in wire.slots)
+        self.round: Repeats | None = None  # where requests run with what comes at the same time; None: nowhere
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether requests differ in the elements of their rows alone, and so do the answers."""
+        wire = self.wire
+        return bool(self.rows and wire.plain_slots and wire.plain and wire.timeout is None and not self.head.accepts)
+
+    def reply(self, outputs: Tensors) -> Reply:
+        """Return what an answer with these outputs says before their bytes."""
+        answer, payloads = self.codec.encode(self.wire, outputs)
+        return answer.reply(payloads)

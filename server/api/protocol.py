@@ -21,7 +21,6 @@ from server.access.addresses import client_of
 from server.api.callhead import CallHead, call_head, is_infer_path
 from server.api.codec import Head
 from server.api.hosts import check_host
-from server.api.hub import Hub
 from server.api.infer import NOTHING, InferCall
 from server.api.lane import Lane
 from server.api.turns import AsgiTurn, TurnTaking
@@ -143,7 +142,12 @@ class LatheProtocol(TurnTaking):
         hub = self.hub
         self.last_seen = hub.now
         lane = self.lane
-        if lane is not None and len(data) == lane.size and data.startswith(lane.prefix) and self._is_between(hub):
+        if (
+            lane is not None
+            and len(data) == lane.size
+            and data.startswith(lane.prefix)
+            and not (self.missing or self.in_message or hub.infer.plane.turning_away)
+        ):
             self._repeat(lane, data)
             return
         if self.missing:
@@ -154,10 +158,6 @@ class LatheProtocol(TurnTaking):
             self._parse(data)
         if len(self.turns) >= self.hub.settings.max_pipeline:
             self.flow.pause_reading()
-
-    def _is_between(self, hub: Hub) -> bool:
-        """Whether the next byte begins a request, and requests are not being refused."""
-        return not (self.missing or self.in_message or hub.infer.plane.turning_away)
 
     def _take_known(self, data: bytes) -> bytes:
         """Start the requests at the beginning of ``data`` whose heads are remembered; returns what is left."""
@@ -200,8 +200,12 @@ class LatheProtocol(TurnTaking):
 
     def _repeat(self, lane: Lane, data: bytes) -> None:
         """Start a request that says what the one before it said."""
-        call = self._open(lane.head)
-        call.repeat(lane, data)
+        call = InferCall(self.hub.infer, lane.head, self._deliver, self.caller)
+        self.turns.append(call)
+        if lane.round is not None:
+            lane.round.join(call, lane, data)
+        else:
+            call.repeat(lane, data)
         if len(self.turns) >= self.hub.settings.max_pipeline:
             self.flow.pause_reading()
 

@@ -57,6 +57,20 @@ def json_reply(status: int, text: bytes, extra: tuple[Header, ...] = ()) -> Repl
     return Reply(status, headers, text, render(headers, text))
 
 
+def binary_kind(text: bytes) -> tuple[Header, ...]:
+    """Return the headers that say where this JSON ends and binary data begins."""
+    return (
+        (b"content-type", b"application/octet-stream"),
+        (b"inference-header-content-length", b"%d" % len(text)),
+    )
+
+
+def binary_reply(text: bytes, payload_bytes: int) -> Reply:
+    """Return an answer of this JSON but for the binary data that follows it."""
+    headers = (*binary_kind(text), (b"content-length", b"%d" % (len(text) + payload_bytes)))
+    return Reply(200, headers, text, render(headers, text))
+
+
 def error_reply(error: Exception, path: bytes | str = "") -> Reply:
     """Return ``{"error": ...}``, below /api with its ``code``.
 

@@ -74,12 +74,13 @@ class Admission:
         self.nbytes += nbytes
         return True
 
-    def has_room(self, nbytes: int) -> bool:
-        """Whether one more request may enter.
+    def has_room(self, nbytes: int, items: int = 1) -> bool:
+        """Whether so many more requests may enter, which have so many bytes together.
 
         One larger than the whole bound is let in when nothing else is there, so that it is not refused for ever.
         """
-        return self.items < self.max_items and (self.nbytes + nbytes <= self.max_bytes or not self.items)
+        after = self.items + items
+        return after <= self.max_items and (self.nbytes + nbytes <= self.max_bytes or after == 1)
 
     def leave(self, nbytes: int, items: int = 1) -> None:
         """Give places back: those of so many requests, which have so many bytes together."""

@@ -21,6 +21,7 @@ from server.batching.execution import Execute, Ran, run
 from server.batching.forming import Former, Reason, too_late
 from server.batching.policy import BatchPolicy
 from server.batching.queue import Queue
+from server.batching.round import Round
 from server.batching.signature import Group
 from server.batching.split import split
 from server.errors import DeadlineExceeded, Overloaded, ServerError
@@ -70,6 +71,7 @@ class Batcher:
         self._simple = self.policy.takes_all
         self._lonely = 0  # batches in a row that were run here and had one request
         self._ended = 0.0  # monotonic seconds: when the last of them was answered
+        self._round: Round | None = None
         self._drained: asyncio.Event | None = None
 
     def configure(self, policy: BatchPolicy) -> None:
@@ -98,6 +100,16 @@ class Batcher:
         self.queue.push(entry)
         if not self._woken and (self._dispatch.is_idle or self._is_next_full()):
             if self._lonely >= LONELY and entry.at_once and now - self._ended > APART:
+                self._next()
+                return
+            self._woken = True
+            self._loop.call_soon(self._next)
+
+    def bring(self, requests: Round) -> None:
+        """A round begins, which may still grow: run it once the event loop has been round, or queue it."""
+        self._round = requests
+        if not self._woken:
+            if self._lonely >= LONELY and requests.since[0] - self._ended > APART:
                 self._next()
                 return
             self._woken = True
@@ -211,6 +223,8 @@ class Batcher:
 
     def _next(self) -> None:
         """Run the next batch, here if it is expected to be short, else on a worker; or stage it there."""
+        if self._round is not None and self._end_round(self._round):
+            return
         self._woken = False
         dispatch = self._dispatch
         is_idle = dispatch.is_idle
@@ -221,7 +235,7 @@ class Batcher:
         batch = self._former.form(0.0 if is_idle else dispatch.remaining(monotonic()))
         if not batch:
             return
-        if not dispatch.running and self._runs_here(batch):
+        if not dispatch.running and self._runs_here(sum([entry.rows for entry in batch])):
             self._back(dispatch.run(batch))
             self._lonely = self._lonely + 1 if len(batch) == 1 else 0
             self._ended = monotonic()
@@ -234,6 +248,36 @@ class Batcher:
             self._loop.call_later(_LOOK, self._oversee)
         if is_idle:
             self._wake()  # there may be another instance
+
+    def _end_round(self, requests: Round) -> bool:
+        """Run what came together if nothing else is here, and say so; else queue it."""
+        self._round = None
+        self._woken = True  # whatever is queued meanwhile
+        ran = self._run_round(requests)
+        if not ran:
+            requests.queue()
+        self._woken = False
+        return ran
+
+    def _run_round(self, requests: Round) -> bool:
+        rows, count, dispatch = requests.rows, len(requests.since), self._dispatch
+        if len(self.queue) or dispatch.running or not self._simple or self.policy.waits:
+            return False
+        if not 0 < rows <= self._max_rows or not self._runs_here(rows):
+            return False
+        if not self.admission.has_room(requests.nbytes, count) or not requests.is_plain():
+            return False
+        ran = run(self.model, [requests.stack()], [rows])
+        outputs = ran.outcomes[0]
+        if isinstance(outputs, Exception) or any(array.shape[:1] != (rows,) for array in outputs.values()):
+            return False  # who is at fault shows when each runs alone
+        self.stats.released["idle"] += 1
+        self._record(ran, requests.since)
+        requests.answer(outputs)
+        self.admission.drain.add(count, ran.scattered)
+        self._lonely = self._lonely + 1 if count == 1 else 0
+        self._ended = monotonic()
+        return True
 
     def _oversee(self) -> None:
         """What may run for ever is broken off once nobody waits for any of its batch."""
@@ -276,13 +320,13 @@ class Batcher:
         if len(self.queue):
             self._next()
 
-    def _runs_here(self, batch: list[Entry]) -> bool:
+    def _runs_here(self, rows: int) -> bool:
         """Short work is done at once on this thread, unless a worker's run could make it wait for the compute team, or
         it has to be counted."""
         pool = self._pool
         if not self._inline_budget or pool.busy or pool.shared or not self.cost.trusted:
             return False
-        return self.cost.predict(sum([entry.rows for entry in batch])) <= self._inline_budget
+        return self.cost.predict(rows) <= self._inline_budget
 
     # outcomes go back
 
@@ -297,7 +341,8 @@ class Batcher:
         self._leave(finished.batch)
 
     def _answer(self, batch: list[Entry], ran: Ran) -> None:
-        self._record(batch, ran)
+        work = None if self._counts_rows else sum([entry.work for entry in batch])
+        self._record(ran, [entry.since for entry in batch], work)
         for entry, outcome in zip(batch, ran.outcomes, strict=True):
             entry.ran = ran
             try:
@@ -306,7 +351,8 @@ class Batcher:
                 log.exception("an answer could not be delivered")
         self.admission.drain.add(len(batch), ran.scattered)
 
-    def _record(self, batch: list[Entry], ran: Ran) -> None:
+    def _record(self, ran: Ran, since: list[float], work: int | None = None) -> None:
+        """Count a batch whose requests were queued at these times."""
         stats = self.stats
         failed = 0
         for outcome in ran.outcomes:
@@ -315,8 +361,8 @@ class Batcher:
                 stats.failures[outcome.code if isinstance(outcome, ServerError) else "internal"] += 1
                 log.warning("%s: %s", stats.ref, outcome, exc_info=outcome.__cause__)
         stats.last_inference_ms = int(time() * 1000)
-        stats.ran(ran, [ran.started - entry.since for entry in batch], failed)
-        work = ran.rows if self._counts_rows else sum([entry.work for entry in batch])
+        stats.ran(ran, [ran.started - came for came in since], failed)
+        work = ran.rows if work is None else work
         stats.work += work
         if not failed:
             self.cost.add(ran.rows, monotonic() - ran.started, work)  # until now: a busy loop makes callers wait, too

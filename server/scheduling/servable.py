@@ -28,6 +28,7 @@ from server.types import ModelRef
 
 if TYPE_CHECKING:
     from server.api.codec import Codec
+    from server.api.round import Repeats
 
 
 _LAST = 8.0  # seconds the last executions get where they may have no end
@@ -77,8 +78,14 @@ class Servable:
         self.stats = batcher.stats
         self.signature = Signature(model.inputs, model.outputs, model.batchable, packing(model) is not None)
         self.wire: Codec | None = None  # made by the wire layer on first use
+        self.round: Repeats | None = None  # likewise
         self.cache: ResponseCache | None = None
         self.rules = Rules()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all that :meth:`submit` does is to hand requests to the batcher."""
+        return self.cache is None and self.rules.padding is None and self.rules.quotas is None
 
     def submit(self, entry: Entry) -> None:
         """Queue a request, or answer it soon from the cache; raises Overloaded or DeadlineExceeded at the door.

@@ -116,6 +116,9 @@ class Raw:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
         self.socket.close()
 
     def send(self, data: bytes) -> None:

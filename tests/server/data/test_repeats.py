@@ -12,8 +12,8 @@ import pytest
 
 from server.access.quotas import Quota, Quotas
 from server.access.scopes import Scope
-from server.api.infer import InferCall
 from server.api.lane import Lane
+from server.api.protocol import LatheProtocol
 from server.batching.admission import Admission
 from server.batching.batcher import LONELY, Batcher
 from server.batching.entry import DirectEntry, Outcome
@@ -30,13 +30,13 @@ from tests.server.data.running import infer_request, request, rows, serving, ten
 def repeats(monkeypatch: pytest.MonkeyPatch) -> list[Lane]:
     """The lanes of the requests that were taken for repeated ones."""
     found: list[Lane] = []
-    repeat = InferCall.repeat
+    repeat = LatheProtocol._repeat
 
-    def noting(call: InferCall, lane: Lane, data: bytes) -> None:
+    def noting(connection: LatheProtocol, lane: Lane, data: bytes) -> None:
         found.append(lane)
-        repeat(call, lane, data)
+        repeat(connection, lane, data)
 
-    monkeypatch.setattr(InferCall, "repeat", noting)
+    monkeypatch.setattr(LatheProtocol, "_repeat", noting)
     return found
 
 
@@ -90,18 +90,21 @@ def test_a_repeated_request_is_answered_by_what_its_name_stands_for_now(repeats:
         assert ask(5) == [value * 2] * 5
         first, second = registry.found["doubler"][""], registry.found["other"][""]
         registry.found["doubler"][""] = second
-        assert ask(2) == [value * 3] * 2
+        assert ask(5) == [value * 3] * 5
+        assert [lane.servable for lane in repeats] == [first] * 3 + [second] * 2  # the first of five finds it out
         registry.found["doubler"][""] = first
         registry.unloaded.add("doubler")
         assert ask(2) == [503, 503]
         registry.unloaded.clear()
+        assert ask(3) == [value * 2] * 3
+        repeats.clear()
         first.batcher.admission.items = 2
         assert ask() == [503]
         running.engine.plane.turning_away = 0
         assert ask() == [503]
         first.batcher.admission.items = 0
         assert ask(2) == [value * 2] * 2
-    assert len(repeats) >= 6
+    assert [lane.servable for lane in repeats] == [first] * 2  # not while requests are being refused
 
 
 def test_who_may_ask_and_for_how_much_is_decided_anew_each_time(
@@ -184,7 +187,7 @@ def test_a_lonely_request_runs_in_the_call_that_queues_it_and_a_crowd_does_not()
             batcher.submit(kind(x, signature.group_of(x), outcomes.append))
             return len(outcomes)
 
-        batcher._runs_here = lambda batch: True  # type: ignore[method-assign]  # however long the machine takes
+        batcher._runs_here = lambda rows: True  # type: ignore[method-assign]  # however long the machine takes
         for number in range(LONELY):
             assert submit() == number
             await asyncio.sleep(0.001)

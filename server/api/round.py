@@ -1,0 +1,110 @@
+"""Repeated requests for one model that came together: one look at who asks, one batch, one answer's head for all."""
+
+from __future__ import annotations
+
+import logging
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from server.access.scopes import Scope
+from server.api.codec import raw_bytes
+from server.errors import ServerError
+from server.types import Tensors
+
+if TYPE_CHECKING:
+    from server.api.infer import InferCall
+    from server.api.lane import Lane
+    from server.batching.batcher import Batcher
+    from server.dataplane import DataPlane
+    from server.scheduling.servable import Servable
+
+log = logging.getLogger("lathe.api")
+
+
+class Repeats:
+    """A :class:`~server.batching.round.Round` of calls that came by lanes; it is used again and again."""
+
+    __slots__ = ("_batcher", "_calls", "_plane", "_servable", "since")
+
+    def __init__(self, plane: DataPlane, servable: Servable, batcher: Batcher) -> None:
+        self._plane = plane
+        self._servable = servable
+        self._batcher = batcher
+        self._calls: list[tuple[InferCall, Lane, bytes]] = []
+        self.since: list[float] = []
+
+    def join(self, call: InferCall, lane: Lane, data: bytes) -> None:
+        """Let a call take part, whose request ``data`` is as the lane says."""
+        call.round = self
+        calls = self._calls
+        calls.append((call, lane, data))
+        self.since.append(monotonic())
+        if len(calls) == 1:
+            self._batcher.bring(self)
+
+    def leave(self, call: InferCall) -> None:
+        """The caller is gone."""
+        call.round = None
+        place = [one for one, _, _ in self._calls].index(call)
+        del self._calls[place], self.since[place]
+        self._servable.stats.cancelled += 1
+
+    @property
+    def rows(self) -> int:
+        return sum([lane.rows for _, lane, _ in self._calls])
+
+    @property
+    def nbytes(self) -> int:
+        return sum([lane.wire.blob_bytes for _, lane, _ in self._calls])
+
+    def is_plain(self) -> bool:
+        plane, servable = self._plane, self._servable
+        if plane.tracing is not None or plane.quotas is not None or not servable.is_plain:
+            return False
+        try:
+            return all(map(self._is_settled, {lane for _, lane, _ in self._calls}))
+        except ServerError:
+            return False
+
+    def _is_settled(self, lane: Lane) -> bool:
+        head = lane.head
+        self._plane.authority.check(head.authorization, Scope.INFER, head.model)
+        return self._plane.registry.settled(head.model, head.version) is self._servable
+
+    def stack(self) -> Tensors:
+        rows, stacked = self.rows, {}
+        for index, (name, shape, dtype, _) in enumerate(self._calls[0][1].wire.plain_slots):
+            whole = b"".join([data[lane.spans[index]] for _, lane, data in self._calls])
+            stacked[name] = np.ndarray((rows, *shape[1:]), dtype, whole)
+        return stacked
+
+    def answer(self, outputs: Tensors) -> None:
+        rows, first = self.rows, 0
+        whole = {name: raw_bytes(array) for name, array in outputs.items()}
+        latest: Lane | None = None
+        asked: list[tuple[bytes | memoryview, int]] = []  # each output's bytes, and how many of them are a row
+        for call, lane, _ in self._take():
+            end = first + lane.rows
+            if lane is not latest:
+                latest = lane
+                reply = lane.reply({name: array[first:end] for name, array in outputs.items()})
+                asked = [(whole[output.name], len(whole[output.name]) // rows) for output in lane.wire.outputs]
+            call.reply = reply
+            call.payloads = [text[first * size : end * size] for text, size in asked]
+            first = end
+            try:
+                call.deliver(call)
+            except Exception:
+                log.exception("an answer could not be delivered")
+
+    def queue(self) -> None:
+        for call, lane, data in self._take():
+            call.repeat(lane, data)
+
+    def _take(self) -> list[tuple[InferCall, Lane, bytes]]:
+        calls, self._calls, self.since = self._calls, [], []
+        for call, _, _ in calls:
+            call.round = None
+        return calls

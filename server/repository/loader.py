@@ -114,12 +114,14 @@ class Loader:
             await self.ensure(model, version)
         return False
 
-    def let_go(self, model: LiveModel, version: int) -> asyncio.Task[None]:
-        """Take a version out of what answers; its last requests finish, then its memory goes: the end of the task."""
+    def let_go(self, model: LiveModel, version: int, *, at_once: bool = False) -> asyncio.Task[None]:
+        """Take a version out of what answers; its last requests finish, then its memory goes: the end of the task.
+
+        ``at_once``: what may not end is broken off; its time is over already."""
         servable = model.loaded.pop(version)
         model.advance(version, State.DRAINING)
         model.show(model.aliases)
-        return self.spawn(self._retire(model, version, servable))
+        return self.spawn(self._retire(model, version, servable, at_once))
 
     def forget(self, model: LiveModel, version: int) -> None:
         """Let go of a version whose folder is gone, and of what was counted about it."""
@@ -211,8 +213,8 @@ class Loader:
         verify_files(folder, manifest)
         return manifest
 
-    async def _retire(self, model: LiveModel, version: int, servable: Servable) -> None:
-        await servable.retire()
+    async def _retire(self, model: LiveModel, version: int, servable: Servable, at_once: bool) -> None:
+        await (servable.retire(0.0) if at_once else servable.retire())
         if version not in model.loaded:  # else loaded again meanwhile
             self._artifacts.pop(servable.ref, None)
         if model.statuses.get(version) == Status(State.DRAINING):

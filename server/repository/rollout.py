@@ -121,7 +121,7 @@ class Rollout:
             for model in self._models:
                 for version, servable in list(model.loaded.items()):
                     if isinstance(servable.model, Pipeline) == are_pipelines:
-                        self._loader.let_go(model, version)
+                        self._loader.let_go(model, version, at_once=True)  # all had the time that a stop takes
             await self._loader.stop(_PATIENCE)
         await asyncio.to_thread(self._store.close)
 

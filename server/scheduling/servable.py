@@ -144,12 +144,12 @@ class Servable:
         """Requests queued or running."""
         return self.batcher.admission.items
 
-    async def retire(self) -> None:
+    async def retire(self, patience: float = _LAST) -> None:
         """Close the model once its last request ended; the registry must no longer hand it out.
 
-        An execution that may have no end gets ``_LAST`` seconds.
+        An execution that may have no end gets ``patience`` seconds.
         """
-        drained, patience = asyncio.ensure_future(self.batcher.drained()), _LAST
+        drained = asyncio.ensure_future(self.batcher.drained())
         while not (await asyncio.wait([drained], timeout=patience))[0]:
             if (model := endless(self.model)) is not None:
                 model.interrupt()

@@ -6,12 +6,15 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 
+from server.app import create_app
 from server.backends.graph import GraphModel
 from server.batching import batcher
 from server.batching.batcher import Batcher
@@ -20,12 +23,15 @@ from server.batching.policy import BatchPolicy
 from server.errors import BrokenOff
 from server.scheduling import servable as scheduling
 from server.scheduling.servable import Servable
+from server.serve import make_server
+from server.settings import Settings
 from server.types import ModelRef, Tensors
 from tests.core.runtime.test_interrupt import endless
 from tests.server.data.fakes import FakeModel, doubler
 from tests.server.data.running import infer_request, rows, serving, tensor_of, wait_for
 from tests.server.data.test_batcher import Bench, play
 from tests.server.data.test_graph_backend import load
+from tests.server.threaded import in_a_thread, until
 
 
 class Endless(FakeModel):
@@ -259,3 +265,25 @@ def test_a_loop_over_http_ends_with_its_deadline(looping: GraphModel) -> None:
             raw.send(infer_request("doubler", rows(1)))
             np.testing.assert_array_equal(tensor_of(raw.answer()), rows(1) * 2)  # the only worker is free again
         wait_for(lambda: ask(3)[0] == 200)
+
+
+def test_a_server_that_stops_breaks_off_what_has_no_end(tmp_path: Path) -> None:
+    """Its caller is told, once the time that accepted requests get is over."""
+    folder = tmp_path / "repo" / "loop" / "1"
+    folder.mkdir(parents=True)
+    (folder / "model.onnx").write_bytes(endless())
+    settings = Settings(port=0, model_repo=tmp_path / "repo", threads=1, drain_timeout=1)
+    server = make_server(create_app(settings), settings)
+    tensors = [
+        {"name": "m", "shape": [], "datatype": "INT64", "data": [1 << 62]},
+        {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [0, 0, 0, 0]},
+    ]
+    with ThreadPoolExecutor(1) as pool:
+        with in_a_thread(server) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            until(lambda: client.get("/v2/models/loop/ready").status_code == 200)
+            url = f"{client.base_url}/v2/models/loop/infer"
+            asking = pool.submit(httpx.post, url, json={"inputs": tensors}, timeout=60)
+            pending = 'nv_inference_pending_request_count{model="loop",version="1"} 1'
+            until(lambda: pending in client.get("/metrics").text)
+        answer = asking.result(30)
+    assert (answer.status_code, "was broken off" in answer.text) == (503, True)

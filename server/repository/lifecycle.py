@@ -5,7 +5,8 @@
     COMPILING, LOADING -> FAILED -> COMPILING (on a load call, or when the folder changed)
 
 An upload is verified, compiled and loaded before it has a number, so it appears as PUBLISHED and is READY at once; a
-refused one never appears. A version found on disk starts at PUBLISHED.
+refused one never appears. A version found on disk starts at PUBLISHED. So may an upload's: its folder is there a moment
+before it is READY, and who looks at the disk then may load it, fail, or let it go again; it is READY all the same.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ _NEXT: Mapping[State, frozenset[State]] = {
     State.COMPILING: frozenset({State.LOADING, State.FAILED}),
     State.LOADING: frozenset({State.READY, State.FAILED}),
     State.READY: frozenset({State.DRAINING}),
-    State.DRAINING: frozenset({State.UNLOADED, State.COMPILING}),  # wanted again while its last requests finish
-    State.UNLOADED: frozenset({State.COMPILING}),
-    State.FAILED: frozenset({State.COMPILING}),
+    State.DRAINING: frozenset({State.UNLOADED, State.COMPILING, State.READY}),  # wanted before its last requests end
+    State.UNLOADED: frozenset({State.COMPILING, State.READY}),
+    State.FAILED: frozenset({State.COMPILING, State.READY}),
 }
 
 

@@ -103,9 +103,8 @@ class Loader:
         self.spawn(before.retire())
 
     async def enter_or_await(self, model: LiveModel, version: int, built: Built) -> bool:
-        """Make a loaded model answer, and say so; False if another look at the disk saw the version first.
-
-        That one loads it by itself, and notes it if it cannot.
+        """Make a loaded model answer, and say so; False if another look at the disk saw the version first and has it in
+        memory, or is about to: that one notes it if it cannot. What became of an earlier look is of no interest.
         """
         if version not in model.loaded and version not in model.loading:
             self.enter(model, version, built)

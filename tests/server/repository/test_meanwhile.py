@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from server.errors import NotFound, Unavailable
+from server.errors import NotFound, Unavailable, Unprocessable
 from server.repository import builder
 from server.repository.lifecycle import State
 from server.repository.store import Origin, Outcome
@@ -111,5 +112,40 @@ def test_a_version_that_the_watcher_sees_before_its_publisher_is_done_is_publish
             monkeypatch.setattr(w.store, "publish", slow)
             assert (await w.push(toy(2.0))).version == 1
             assert (w.live(), w.scale(), w.backend.open_models) == (1, 2.0, 1)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("seen", [State.FAILED, State.DRAINING, State.UNLOADED])
+def test_what_the_watcher_saw_and_lost_before_its_publisher_was_done_is_published(
+    seen: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could not be loaded twice at a time (for want of memory, say), or was not wanted and left again."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            loop, publish = asyncio.get_running_loop(), w.store.publish
+
+            async def look(version: int) -> None:
+                model = w.model("m")
+                w.backend.refusals = 9 if seen is State.FAILED else 0
+                with contextlib.suppress(Unprocessable):
+                    await w.loader.ensure(model, version)
+                    leaving = w.loader.let_go(model, version)
+                    if seen is State.UNLOADED:
+                        await leaving
+                w.backend.refusals = 0
+                assert model.status(version).state is seen
+
+            def slow(*arguments: Any) -> Outcome:
+                outcome = publish(*arguments)
+                asyncio.run_coroutine_threadsafe(look(outcome.version), loop).result(10)
+                return outcome
+
+            monkeypatch.setattr(w.store, "publish", slow)
+            assert (await w.push(toy(2.0))).version == 1
+            await w.rollout.sync("m")
+            assert (w.live(), w.scale(), w.backend.open_models) == (1, 2.0, 1)
+            assert [(e.version, e.status.state) for e in w.rollout.index()] == [(1, State.READY)]
 
     run(scenario())

@@ -109,7 +109,7 @@ def _raise_as_the_servers(error: Exception) -> None:
     from core.errors import DeviceLost, FeedError, Interrupted, LatheError
 
     if isinstance(error, Interrupted):
-        raise BrokenOff from error
+        raise BrokenOff from None  # where it was says nothing
 
     if isinstance(error, DeviceLost):
         raise Unavailable(str(error)) from error

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import threading
 import time
@@ -115,15 +116,16 @@ class Helper:
             try:
                 for answer in self._child.ask(_together(requests[len(answers) :]), self._watch):
                     answers.append(answer)
-                    self._go_on()
+                    if len(answers) < len(requests):
+                        self._go_on()
                 return
             except _Died:
                 self._let_go()
             except Beyond as error:
-                self._let_go()
+                self._let_go(busy=True)
                 answers.append(error)
             except BaseException:
-                self._let_go()
+                self._let_go(busy=True)
                 raise
             if len(answers) > before:
                 return
@@ -173,8 +175,11 @@ class Helper:
         except (Refused, Beyond) as error:
             raise Internal(f"the step's process did not begin anew: {error}") from error
 
-    def _let_go(self) -> None:
+    def _let_go(self, *, busy: bool = False) -> None:
+        """``busy``: it would not notice that nobody writes to it any more."""
         child, self._child = self._child, None
+        if child is not None and busy:
+            os.kill(child.pid, signal.SIGKILL)
         if child is not None:
             child.end()
 

@@ -190,6 +190,22 @@ def test_a_run_that_nobody_waits_for_is_broken_off(words: Path, requests: int) -
         assert len(again.result(60)) == min(requests, 2)
 
 
+def test_a_run_that_has_all_its_answers_is_not_broken_off(words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would cost a process for nothing."""
+    with closing(tokenize(words)) as step:
+        step._helper._beginning = 0.0
+        before, answer = process_of(step), helper._Child._answer
+
+        def late(child: Any, watch: Any) -> Any:
+            found = answer(child, watch)
+            step.interrupt()
+            return found
+
+        monkeypatch.setattr(helper._Child, "_answer", late)
+        assert ids(step.execute_each([{"text": column(b"two")}])) == [[2]]
+        assert process_of(step) == before
+
+
 def test_a_caller_that_leaves_frees_the_step(words: Path) -> None:
     """As one whose deadline is over: the queue behind it goes on."""
     with closing(tokenize(words, max_bytes=1 << 26)) as step:

@@ -30,6 +30,7 @@ from core.passes.precision import NARROW, Narrow
 from core.passes.quantized import Quantized
 from core.passes.recompose import Recompose
 from core.passes.recurrent import SplitRecurrent
+from core.passes.requantize import Requantize
 from core.passes.simplify import Simplify
 from core.passes.transposed_conv import TransposedConvolutions
 from core.passes.transposes import Transposes
@@ -81,8 +82,21 @@ def passes(options: Options) -> list[Pass]:
     fusion: list[Pass] = [FuseEpilogue(), FuseElementwise(), FuseEpilogue(), FuseAttention(), *pools, *chains]
     narrow: list[Pass] = [Narrow(dtype) for dtype in NARROW if str(dtype) == options.precision]
     bodies = OptimizeBodies(lambda body: _counted(optimize(body, options)))
-    whole: list[Pass] = [Quantized(options.integers), ExpandFitted()]
-    return [*whole, *clean, Widen(), *canonical, *algebra, *products, *images, *clean, *fusion, *narrow, bodies]
+    whole: list[Pass] = [Quantized(options.integers, options.host), ExpandFitted()]
+    return [
+        *whole,
+        *clean,
+        Requantize(),
+        Widen(),
+        *canonical,
+        *algebra,
+        *products,
+        *images,
+        *clean,
+        *fusion,
+        *narrow,
+        bodies,
+    ]
 
 
 def optimize(graph: Graph, options: Options = Options()) -> tuple[Graph, list[PassReport]]:

@@ -6,13 +6,16 @@ with a quantized weight becomes an integer one, and the conversions that remain 
 other passes fuse into the products' epilogues. Activations are unsigned: an int8 one is stored 128 higher.
 
 Sums are exact. A result is within one quantum of ONNX's: scaling by s and dividing by t may round once more or less,
-and division by a constant scale is multiplication by its reciprocal. Where a product has no integer kernel (depthwise
-convolutions, few channels, computed weights) the same graph computes it in float32.
+and division by a constant scale is multiplication by its reciprocal. Where a product has no integer kernel (groups of a
+few channels, computed weights) the same graph computes it in float32.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -26,6 +29,7 @@ from core.passes.scales import Real, dequantized, lower, real_of
 
 _QUAD = 4  # bytes that one word of a product holds
 _OFFSET = 128
+_MOST_TAPS = 512  # of a depthwise window: sums of so many products of bytes are exact in float32, too
 _MOVING = frozenset({
     "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose", "Slice", "DepthToSpace", "SpaceToDepth",
     "MaxPool",
@@ -34,16 +38,18 @@ _MOVING = frozenset({
 
 @dataclass(frozen=True)
 class Quantized:
-    """`integers`: whether the target multiplies bytes faster than floats; otherwise products stay float32."""
+    """`integers`: whether the target multiplies bytes faster than floats; otherwise products stay float32. `depthwise`:
+    whether its kernels convolve every channel of bytes for itself."""
 
     integers: bool = True
+    depthwise: bool = True
     name: str = "quantized"
 
     def run(self, graph: Graph) -> PassResult:
         editor = Editor(graph)
-        steps = [_spell_out, _make_unsigned, _move]
+        steps: list[Callable[[Editor, Node], None]] = [_spell_out, _make_unsigned, _move]
         if self.integers:
-            steps += [_multiply, _normalize]
+            steps += [partial(_multiply, depthwise=self.depthwise), _normalize]
         for step in (*steps, lower):
             for node in editor.nodes():
                 step(editor, node)
@@ -135,19 +141,20 @@ def _cancel(editor: Editor, node: Node) -> None:
 # Products
 
 
-def _multiply(editor: Editor, node: Node) -> None:
+def _multiply(editor: Editor, node: Node, depthwise: bool) -> None:
     """A product of dequantized numbers as that of the integers, times both scales, plus the bias."""
     if node.op not in ("Conv", "MatMul", "Gemm"):
         return
     left = dequantized(editor, node.inputs[0])
     if left is None or left.scale.size != 1 or left.whole.dtype not in (DType.UINT8, DType.INT8):
         return
-    weight = _weight(editor, node)
+    weight = _weight(editor, node, depthwise)
     if weight is None or not _is_matrix(node, left.whole, weight[0]):
         return
     integers, scale = weight
     x, zero = _unsigned(editor, node, left)
-    x, integers = _whole_words(editor, node, x, integers)
+    if not _is_depthwise(node, integers):
+        x, integers = _whole_words(editor, node, x, integers)
     zero_value, right = editor.constant(zero, "zero"), editor.constant(integers, "weight")
     op = "ConvInteger" if node.op == "Conv" else "MatMulInteger"
     attrs = node.attrs if node.op == "Conv" else {}
@@ -198,7 +205,7 @@ def _per_channel(node: Node, values: Any) -> Array:
     return values.reshape(-1, *(1,) * (len(node.output.shape) - 2))
 
 
-def _weight(editor: Editor, node: Node) -> tuple[Array, Array] | None:
+def _weight(editor: Editor, node: Node, depthwise: bool) -> tuple[Array, Array] | None:
     """The right operand as int8 around zero, and its scale: a number or one per output channel. None when integer
     kernels cannot take it."""
     swapped = bool(node.op == "Gemm" and node.attrs.get("transB", 0))
@@ -208,14 +215,23 @@ def _weight(editor: Editor, node: Node) -> tuple[Array, Array] | None:
     if found is None:
         return None
     scale, array, axis = found
-    channel, depth = (0, 1) if node.op == "Conv" else (1, 0)
+    channel, along = (0, 1) if node.op == "Conv" else (1, 0)
     if node.op != "Conv" and array.ndim != 2:
         return None
     if scale.size > 1 and axis != channel:
         return None
-    if array.shape[depth] % _QUAD and (node.op == "Conv" and node.attrs.get("group", 1) != 1):
+    grouped = node.op == "Conv" and node.attrs.get("group", 1) != 1
+    if grouped and array.shape[along] % _QUAD and not (depthwise and _is_depthwise(node, array)):
         return None
     return array, scale if scale.size > 1 else scale.reshape(())
+
+
+def _is_depthwise(node: Node, weight: Array) -> bool:
+    """Whether a convolution takes every channel for itself, in a way that has a kernel for bytes."""
+    groups = node.attrs.get("group", 1)
+    if node.op != "Conv" or groups == 1 or weight.shape[:2] != (groups, 1):
+        return False
+    return weight.ndim <= 4 and prod(weight.shape[2:]) <= _MOST_TAPS
 
 
 def _constant_weight(editor: Editor, value: Value | None, swapped: bool) -> tuple[Array, Array, int] | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from core.codegen.lang import Kernel, Val
-from core.codegen.registers import Pointer
+from core.codegen.registers import Pointer, register_type
 from core.ir.types import DType
 from core.kernels.catalog.depthwise import DepthwiseSpec
 from core.kernels.catalog.pool import Window
@@ -26,7 +26,10 @@ def generate(spec: DepthwiseSpec, target: Target) -> Kernel:
     operands = [k.operand(i, dtype) for i, dtype in enumerate(dtypes)]
     image, weights = operands[0].computing(F32), operands[1]
     results = Results(k, spec.finish.epilogue, tuple(operands[2:]), (*spec.finish.extra_steps, 1))
-    taps = Taps(k, spec.windows, spec.channels, spec.columns, spec.lanes, weights, results)
+    bias = weights.at(spec.taps * spec.channels) if spec.fill else None
+    taps = Taps(
+        k, spec.windows, spec.channels, spec.columns, spec.lanes, weights, results, spec.source, spec.fill, bias
+    )
     lines, columns = spec.windows
     work = columns.count * spec.channels
     steps = grain(work * F32.itemsize, work * lines.kernel * columns.kernel)
@@ -47,7 +50,8 @@ def generate(spec: DepthwiseSpec, target: Target) -> Kernel:
 
 @dataclass(frozen=True)
 class Taps:
-    """Writes the results of depthwise windows, `columns` neighbours of one line at a time."""
+    """Writes the results of depthwise windows, `columns` neighbours of one line at a time. Bytes count from `fill`, and
+    `full` holds what windows full of that add up to."""
 
     kernel: Kernel
     windows: tuple[Window, Window]
@@ -56,6 +60,9 @@ class Taps:
     lanes: int
     weights: Pointer
     results: Results
+    source: DType = F32  # of the image
+    fill: int = 0
+    full: Pointer | None = None
 
     @property
     def line_elements(self) -> int:
@@ -95,9 +102,17 @@ class Taps:
 
         def channels(at: Val, mask: Val | None) -> None:
             sums = self._sums(lambda step: lines(step).at(left + at), inner, at, taps, len(offsets), mask)
-            self.results.at_column(at).store([[value] for value in sums], offsets, mask)
+            self.results.at_column(at).store([[self._total(value)] for value in sums], offsets, mask)
 
         k.strip(self.channels, channels, lanes=self.lanes)
+
+    def _total(self, total: Val) -> Val:
+        """A sum as the epilogue takes it: that of bytes as the integer that it is."""
+        if not self.source.is_integer:
+            return total
+        k = self.kernel
+        whole = k.builder.convert("fptosi", total.ir, register_type(DType.INT32, total.lanes))
+        return Val(k, whole, DType.INT32, total.lanes)
 
     def _inside(self, column: int) -> Sequence[int]:
         """Which columns of the window around a given column lie in the image."""
@@ -110,7 +125,8 @@ class Taps:
     ) -> list[Val]:
         """The results of the vector of channels `at`, line of the window by line."""
         k, window, lanes = self.kernel, self.windows[1], self.lanes
-        with k.fold(*inner, [k.zeros(F32, lanes)] * count) as fold:
+        begin = k.zeros(F32, lanes) if self.full is None else self.full.load(at, lanes, mask)
+        with k.fold(*inner, [begin] * count) as fold:
             line = lines(fold.index)
             kernel = self.weights.at(fold.index * (window.kernel * self.channels) + at)
             factors = {tap: kernel.load(tap * self.channels, lanes, mask) for tap in taps}
@@ -119,7 +135,8 @@ class Taps:
                 for tap in taps:
                     place = c * window.stride + tap * window.dilation
                     if place not in seen:
-                        seen[place] = line.load(place * self.channels, lanes, mask)
+                        value = line.load(place * self.channels, lanes, mask)
+                        seen[place] = value - float(self.fill) if self.fill else value
                     sums[c] = k.ops.fma(seen[place], factors[tap], sums[c])
             fold.values = sums
         return fold.values

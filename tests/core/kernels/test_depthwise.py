@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
-from core.ir.types import TensorType
+from core.ir.types import DType, TensorType
+from core.kernels.catalog import Request, select
 from core.kernels.target import Target
-from tests.core.kernels.harness import scalar_body
+from tests.core.kernels.harness import NodeKernel, scalar_body, single_node, vectors
 from tests.core.kernels.test_conv import F32, TARGETS, N, check, convolution, floats
 
 
@@ -55,6 +57,36 @@ def test_several_outputs_per_channel_run_as_groups() -> None:
     kernel = convolution((5, 6), 4, 8, (3, 3), group=4, pads=(1,) * 4)
     assert kernel.call.spec.family == "conv"
     check(kernel, 2)
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+@pytest.mark.parametrize("fill", [0, 17])
+@pytest.mark.parametrize(
+    ("kernel", "attrs"),
+    [((3, 3), {"pads": (1, 1, 1, 1)}), ((5, 3), {"strides": (2, 2), "pads": (2, 0, 1, 1)}), ((7,), {"pads": (3, 3)})],
+)
+def test_bytes_add_up_exactly(kernel: tuple[int, ...], attrs: dict[str, Any], fill: int, target: Target) -> None:
+    """Beside the largest of all numbers, with what fills the image up, and a bias of integers."""
+    rng = np.random.default_rng(fill)
+    size = (9, 13)[-len(kernel) :]
+    weight, bias = rng.integers(-128, 128, (21, 1, *kernel), np.int8), rng.integers(-(1 << 20), 1 << 20, 21, np.int32)
+    weight[0] = -128
+    made = NodeKernel(
+        "FusedConv", TensorType(DType.UINT8, (N, *size, 21)), weight, bias,
+        layout="NHWC", group=21, pad_value=fill, target=target, **attrs,
+    )  # fmt: skip
+    assert made.call.spec.family == "depthwise"
+    x = rng.integers(0, 256, (3, *size, 21), np.uint8)
+    x[0] = 255
+    made.check(x, threads=2, rtol=0, atol=0)
+
+
+def test_windows_whose_bytes_do_not_fit_a_float_have_no_kernel() -> None:
+    weight = np.zeros((2, 1, 23, 23), np.int8)
+    node = single_node(
+        "FusedConv", TensorType(DType.UINT8, (N, 30, 30, 2)), weight, layout="NHWC", group=2, pads=(0,) * 4
+    )
+    assert select(Request(node.nodes[0], node.constants, vectors())) is None
 
 
 def test_residual_epilogue() -> None:

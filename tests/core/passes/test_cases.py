@@ -23,6 +23,7 @@ from core.passes.layout import ChannelsLast
 from core.passes.pooled_conv import PoolConvolutions
 from core.passes.recompose import Recompose
 from core.passes.recurrent import SplitRecurrent
+from core.passes.requantize import Requantize
 from core.passes.simplify import Simplify
 from core.passes.transposed_conv import TransposedConvolutions
 from core.passes.transposes import Transposes
@@ -38,6 +39,7 @@ PASSES: dict[str, Pass] = {
         CommonSubexpressions(),
         Eliminate(),
         Simplify(),
+        Requantize(),
         FoldAffine(),
         Recompose(),
         Transposes(),

@@ -27,6 +27,12 @@ N = symbol("n")
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.fixture(autouse=True)
+def anew() -> None:
+    """Every test draws the same numbers, whichever ran before it."""
+    RNG.bit_generator.state = np.random.default_rng(0).bit_generator.state
+
+
 def network(write: Callable[[Builder, Value], Value], *shape: int, dtype: DType = F32) -> Graph:
     b = Builder(Graph("net"))
     x = b.input("x", TensorType(dtype, (N, *shape)))
@@ -122,6 +128,22 @@ def test_convolutions(dtype: Any, channels: int, kernel: tuple[int, int], attrs:
     few = attrs.get("group") == channels  # channels of a group: too few for words
     made = "gemm uint8" if kernel == (1, 1) else "conv 3x3" if few else "conv uint8"
     check(network(write, channels, 13, 12), floats(2, channels, 13, 12), 1, made)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+@pytest.mark.parametrize("axis", [None, 0])
+@pytest.mark.parametrize("zero", [0, 17])
+def test_depthwise_convolutions_read_and_write_bytes(dtype: Any, axis: int | None, zero: int) -> None:
+    def write(b: Builder, x: Value) -> Value:
+        x = pair(b, b("Conv", pair(b, x), weight(b, 20, 6, 1, 1, axis=0)), 0.1, zero, dtype)
+        y = b("Conv", x, weight(b, 20, 1, 3, 3, axis=axis), group=20, strides=(2, 1), pads=(1, 1, 1, 1))
+        return quantized(b, y, 0.1, 9, dtype)
+
+    graph = network(write, 6, 9, 11)
+    rewritten, _ = optimize(graph)
+    made = [str(node.output.dtype) for node in rewritten.nodes if node.op == "FusedConv"]
+    assert made == ["uint8", "uint8" if dtype is np.uint8 else "int8"]
+    check(graph, floats(2, 6, 9, 11) * 3, 1, "depthwise uint8 3x3")
 
 
 def test_unsigned_weights_around_the_middle_become_signed() -> None:

@@ -87,6 +87,16 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
+class Seam:
+    """A place between steps that one value of the arena crosses, and nothing else of it."""
+
+    step: int  # the first one behind
+    place: Affine  # of the value in the arena
+    row: int  # bytes of the value for each row of the batch, one after the other
+    arena: Affine  # what the steps behind need, the value included
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """What the arena costs: `peak` as planned, `lower_bound` the most bytes alive at one step, both for n = 1;
     `unshared` is the sum of all buffers."""
@@ -123,6 +133,7 @@ class Plan:
     threads: int = 1  # scratch memory is for so many: no more may take part in a run
     regions: tuple[Region, ...] = ()  # the map of the arena, for people
     most_rows: int | None = None  # that kernels reach; None: any
+    seams: tuple[Seam, ...] = ()  # where a batch may be parted otherwise than before
 
     @property
     def may_not_end(self) -> bool:

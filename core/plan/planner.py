@@ -12,9 +12,10 @@ from core.kernels.target import GpuTarget, Target
 from core.plan.choice import Asked, Choice, choose_kernels, plannable
 from core.plan.liveness import Affine, lower_bound
 from core.plan.order import order
-from core.plan.plan import Address, Memory, Plan, Planned, Region
+from core.plan.plan import Address, Memory, Plan, Planned, Region, Seam
 from core.plan.ports import Ports, ports_of
 from core.plan.reach import ELEMENTS, PROGRAMS, most_rows
+from core.plan.seams import find_seams
 from core.plan.storage import Storage
 from core.plan.tape import Tape
 
@@ -51,6 +52,7 @@ def make_plan(
         threads=threads,
         regions=_regions(storage),
         most_rows=_most_rows(choice) if isinstance(target, GpuTarget) else None,
+        seams=() if isinstance(target, GpuTarget) else _seams(choice, storage),
     )
     specs = {spec.symbol: spec for call in choice.calls.values() for spec in (call.spec, *call.parts)}
     return Planned(plan, specs, storage.weights.items)
@@ -97,6 +99,13 @@ def _regions(storage: Storage) -> tuple[Region, ...]:
         Region(b.offset or Affine(), b.size, b.first, b.last, tuple(value.name for value in b.values))
         for b in storage.buffers
     )
+
+
+def _seams(choice: Choice, storage: Storage) -> tuple[Seam, ...]:
+    """Where a batch may be parted: nowhere if other memory than the arena carries something across."""
+    if choice.reasons or storage.graph.states:
+        return ()
+    return find_seams(storage.buffers, [storage.times[node] for node in choice.nodes if node in choice.calls])
 
 
 def _most_rows(choice: Choice) -> int:

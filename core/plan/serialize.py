@@ -9,9 +9,9 @@ from core.ir.dim import parse_dim
 from core.ir.graph import Graph
 from core.ir.types import TensorType, parse_type
 from core.plan.liveness import Affine
-from core.plan.plan import Address, Fallback, Memory, Plan, Port, Region, Segment, Step
+from core.plan.plan import Address, Fallback, Memory, Plan, Port, Region, Seam, Segment, Step
 
-SCHEMA = 4
+SCHEMA = 5
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
@@ -32,6 +32,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "threads": plan.threads,
         "regions": [_region(region) for region in plan.regions],
         "most_rows": plan.most_rows,
+        "seams": [_seam(seam) for seam in plan.seams],
     }
 
 
@@ -62,6 +63,7 @@ def _plan(data: dict[str, Any], fallbacks: Graph) -> Plan:
         threads=int(data["threads"]),
         regions=tuple(_read_region(item) for item in data["regions"]),
         most_rows=data["most_rows"],
+        seams=tuple(_read_seam(item) for item in data["seams"]),
     )
 
 
@@ -92,6 +94,15 @@ def _region(region: Region) -> list[Any]:
 def _read_region(item: list[Any]) -> Region:
     offset, size, first, last, values = item
     return Region(Affine(*offset), Affine(*size), int(first), int(last), tuple(map(str, values)))
+
+
+def _seam(seam: Seam) -> list[Any]:
+    return [seam.step, _affine(seam.place), seam.row, _affine(seam.arena)]
+
+
+def _read_seam(item: list[Any]) -> Seam:
+    step, place, row, arena = item
+    return Seam(int(step), Affine(*place), int(row), Affine(*arena))
 
 
 def _tensor(text: str) -> TensorType:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter_ns
 from typing import Any
@@ -25,7 +25,7 @@ from core.runtime.explain import explain_plan
 from core.runtime.machine import peaks
 from core.runtime.memory import address_of, aligned_bytes, aligned_words, array_at, give_back
 from core.runtime.native import SPIN_NS, ContextWord
-from core.runtime.pieces import ALL, even_piece, row_steps, rows_of_a_piece
+from core.runtime.pieces import Pieces, pieces_of, row_steps, spans
 from core.runtime.runner import Share, Times
 from core.runtime.sharing import SharedWeights
 from core.runtime.team import team
@@ -57,10 +57,17 @@ class _Context:
     addresses: NDArray[np.int64]
     counters: NDArray[np.int64]
     arena: NDArray[np.uint8]
+    second: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
     # What of these is kept where a run may not end by itself.
     run: int = 0
     thread: int = 0
     interrupted: bool = False
+
+    def behind(self, nbytes: int) -> NDArray[np.uint8]:
+        """The arena of the steps behind a seam, at least so large."""
+        if self.second.nbytes < nbytes:
+            self.second = aligned_bytes(nbytes)
+        return self.second
 
     def check(self) -> None:
         """Raise Interrupted once the run is to end."""
@@ -97,7 +104,7 @@ class Executable:
         self._whole = (0, len(plan.steps))
         self._simple = len(plan.schedule) == 1 and isinstance(plan.schedule[0], Segment) and not plan.copies
         divisible = independent and self._simple and not plan.states
-        self._most = rows_of_a_piece(plan, threads) if divisible else ALL
+        self._pieces = pieces_of(plan, threads) if divisible else Pieces()
         self._loops = [index for index, step in enumerate(plan.steps) if step.may_not_end]
         self.may_not_end = plan.may_not_end
         self._in_flight: set[_Context] = set()  # kept where a run may not end by itself
@@ -141,7 +148,7 @@ class Executable:
         refuses, and for a batch that memory has no room for.
         """
         try:
-            context = self._acquire(n if n <= self._most else even_piece(n, self._most))
+            context = self._acquire(self._pieces.front(n))
             try:
                 if self.plan.states:
                     with self._state_lock:
@@ -199,7 +206,7 @@ class Executable:
             if output is not None:
                 bases[base] = address_of(output)
             base += 1
-        if n > self._most:
+        if n > self._pieces.most:
             self._run_pieces(context, n, times)
             return outputs
         words = context.words
@@ -211,13 +218,34 @@ class Executable:
         return self._run_schedule(context, n, inputs, outputs, times)
 
     def _run_pieces(self, context: _Context, n: int, times: Times | None) -> None:
-        """The tape once per piece."""
-        piece, words, whole = even_piece(n, self._most), context.words, context.bases.copy()
-        for first in range(0, n, piece):
-            rows = min(piece, n - first)
-            context.bases[:] = whole + first * self._row_steps
-            words[_N], words[_THREADS] = rows, self._threads_for(rows)
-            self._enter(context, *self._whole, times)
+        """The tape once per piece; where it has a seam, the rows of several pieces together from there on."""
+        pieces, bases = self._pieces, context.bases.copy()
+        if (seam := pieces.seam) is None:
+            for first, rows in spans(n, pieces.most):
+                self._run_rows(context, bases, first, rows, self._whole, times)
+            return
+        try:
+            for start, count in spans(n, pieces.behind):
+                behind = context.behind(seam.arena.at(count))
+                crossing = behind[seam.place.at(count) :]
+                for first, rows in spans(count, pieces.most):
+                    self._run_rows(context, bases, start + first, rows, (0, seam.step), times)
+                    made = context.arena[seam.place.at(rows) :]
+                    crossing[first * seam.row : (first + rows) * seam.row] = made[: rows * seam.row]
+                moved = bases.copy()
+                moved[ARENA] = address_of(behind)
+                self._run_rows(context, moved, start, count, (seam.step, self._whole[1]), times)
+        finally:
+            context.bases[ARENA] = bases[ARENA]
+
+    def _run_rows(
+        self, context: _Context, bases: NDArray[np.int64], first: int, rows: int, steps: tuple[int, int],
+        times: Times | None,
+    ) -> None:  # fmt: skip
+        """Some steps for some of the rows of a batch whose ports are at `bases`."""
+        context.bases[:] = bases + first * self._row_steps
+        context.words[_N], context.words[_THREADS] = rows, self._threads_for(rows)
+        self._enter(context, *steps, times)
 
     def _threads_for(self, n: int) -> int:
         if self.threads == 1:

@@ -112,3 +112,26 @@ def test_a_reshape_that_only_fits_some_batch_sizes_is_no_view() -> None:
     graph.outputs = [b("Reshape", b("Relu", graph.inputs[0]), shape=(2, 6))]
     plan = plan_of(graph)
     assert [entry.op for entry in plan.schedule if isinstance(entry, Fallback)] == ["Reshape"]
+
+
+def test_a_tape_has_seams_where_one_value_crosses() -> None:
+    b, graph = graph_of((N, 64, 64))
+    first = b("Softmax", graph.inputs[0], axis=1)
+    second = b("Softmax", first, axis=1)
+    total = b("Add", b("Softmax", second, axis=1), second)  # `second` crosses beside what is added to it
+    graph.outputs = [b("Softmax", b("Softmax", total, axis=1), axis=1)]
+    plan = plan_of(graph)
+    assert [step.op for step in plan.steps] == ["Softmax"] * 3 + ["Add"] + ["Softmax"] * 2
+    assert [seam.step for seam in plan.seams] == [1, 2, 4, 5]
+    for seam in plan.seams:
+        written = plan.steps[seam.step - 1].operands
+        assert any((operand.base, operand.offset) == (ARENA, seam.place) for operand in written)
+        assert seam.row == 64 * 64 * 4 and seam.arena.at(1) <= plan.arena.at(1)
+    assert plan_from_json(json.loads(json.dumps(plan_to_json(plan))), Graph()).seams == plan.seams
+
+
+def test_a_value_whose_rows_are_not_the_batch_makes_no_seam() -> None:
+    b, graph = graph_of((N, 4, 16))
+    flat = b("Reshape", graph.inputs[0], b.constant(np.array([-1, 16])))
+    graph.outputs = [b("Softmax", b("Softmax", flat, axis=0), axis=0)]
+    assert plan_of(graph).seams == ()

@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 
 import core
+from core.errors import FeedError
 from core.ir.build import Builder
 from core.ir.graph import Graph
 from core.ir.types import DType, TensorType, symbol
-from core.runtime.pieces import ALL, even_piece, row_bytes
+from core.plan.plan import ARENA
+from core.plan.seams import row_bytes
+from core.runtime.memory import address_of
+from core.runtime.pieces import ALL, even_piece
 from tests.core.runtime import graphs
 
 N = symbol("n")
@@ -24,7 +28,7 @@ def _small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rows_at_once(session: core.Session) -> int:
     assert session._shapes.fixed is not None
-    return session._shapes.fixed._most
+    return session._shapes.fixed._pieces.most
 
 
 def images(rows: int) -> dict[str, np.ndarray[Any, Any]]:
@@ -70,6 +74,59 @@ def test_rows_that_depend_on_each_other_stay_together() -> None:
     x = b.input("x", TensorType(DType.FLOAT32, (N, 10_000)))
     graph.outputs = [b("Sub", b("Softmax", x, axis=0), b("Softmax", x, axis=1))]
     assert rows_at_once(core.compile(graph, threads=1)) == ALL
+
+
+def parted() -> Graph:
+    """Large activations, then a mean of each image, then large weights; what rows of a table say of it is added."""
+    rng = np.random.default_rng(0)
+    graph = Graph("parted")
+    b = Builder(graph)
+    x = b.input("x", TensorType(DType.FLOAT32, (N, 16, 16, 16)))
+    ids = b.input("ids", TensorType(DType.INT64, (N,)))
+    conv = b.constant(rng.standard_normal((32, 16, 3, 3), np.float32) / 12)
+    weights = [b.constant(rng.standard_normal(shape, np.float32) / 8) for shape in ((32, 1000), (1000, 50))]
+    table = b.constant(rng.standard_normal((5, 50), np.float32))
+    image = b("Relu", b("Conv", x, conv, pads=[1, 1, 1, 1]))
+    rows = b("Reshape", b("GlobalAveragePool", image), b.constant(np.array([0, 32])))
+    y = b("MatMul", b("Relu", b("MatMul", rows, weights[0])), weights[1])
+    graph.outputs = [b("Add", y, b("Gather", table, ids, axis=0))]
+    return graph
+
+
+def feeds(rows: int) -> dict[str, np.ndarray[Any, Any]]:
+    x = np.random.default_rng(rows).standard_normal((rows, 16, 16, 16), np.float32)
+    return {"x": x, "ids": np.arange(rows) % 5}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_small_pieces_before_a_seam_and_large_ones_behind_give_what_the_whole_gives(threads: int) -> None:
+    graph = parted()
+    session = core.compile(graph, threads=threads)
+    assert session._shapes.fixed is not None
+    pieces = session._shapes.fixed._pieces
+    assert pieces.seam is not None and 1 < pieces.most < pieces.behind / 2 < 60
+    for rows in (0, 1, pieces.most, pieces.most + 1, pieces.behind, pieces.behind + 1, 2 * pieces.behind + 3):
+        got, want = session.run(feeds(rows)), core.interpret(graph, feeds(rows))
+        for name in want:
+            np.testing.assert_allclose(got[name], want[name], rtol=1e-4, atol=1e-4)
+    (context,) = session._shapes.fixed._pool
+    assert context.arena.nbytes <= session._shapes.fixed.plan.arena.at(pieces.most)
+    assert context.second.nbytes <= pieces.seam.arena.at(pieces.behind)
+
+
+def test_a_run_refused_behind_a_seam_leaves_nothing_behind() -> None:
+    graph = parted()
+    session = core.compile(graph, threads=1)
+    assert session._shapes.fixed is not None
+    most = session._shapes.fixed._pieces.most
+    with pytest.raises(FeedError, match="index"):
+        session.run(feeds(3 * most) | {"ids": np.full(3 * most, 7)})
+    (context,) = session._shapes.fixed._pool
+    assert context.bases[ARENA] == address_of(context.arena)
+    for rows in (most, 3 * most):
+        got, want = session.run(feeds(rows)), core.interpret(graph, feeds(rows))
+        for name in want:
+            np.testing.assert_allclose(got[name], want[name], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def assemble_with(
     datasets.needed = jobs.service.datasets_needed
     routers = [
         models_routes(rollout, settings.max_upload),
-        canary_routes(rollout.trials),
+        canary_routes(rollout.trials, rollout.schedules),
         datasets_routes(datasets, settings.max_dataset),
         jobs_routes(jobs.service, jobs.followers),
     ]

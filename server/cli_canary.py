@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import time
-from typing import TYPE_CHECKING, Annotated
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 
-from server.terminal import DEFAULT_URL, Url, connected, console
+from server.terminal import DEFAULT_URL, Url, connected, console, fail
 
 if TYPE_CHECKING:
     from server.api.canary_schemas import CanaryState
     from server.api.schemas import AuditEntry
 
 app = typer.Typer(help="Try a version on a share of the requests.", no_args_is_help=True)
+
+_STEP = re.compile(r"([0-9.]+)(%?):([0-9.]+)([smhd]?)")
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 Name = Annotated[str, typer.Argument(help="The model's name on the server.")]
 
@@ -24,20 +30,30 @@ Name = Annotated[str, typer.Argument(help="The model's name on the server.")]
 def start(
     name: Name,
     version: Annotated[int, typer.Argument(help="The candidate.", min=1)],
-    weight: Annotated[float, typer.Option(help="Share of the requests that name no version.", min=0, max=0.5)] = 0.1,
+    weight: Annotated[
+        float | None, typer.Option(help="Share of the requests that name no version; 0.1 unless told.", min=0, max=0.5)
+    ] = None,
     shadow: Annotated[float, typer.Option(help="Share of requests it answers unseen, to compare.", min=0, max=1)] = 0.0,
     rtol: Annotated[float, typer.Option(help="Relative tolerance of a comparison.", min=0)] = 1e-3,
     atol: Annotated[float, typer.Option(help="Absolute tolerance of a comparison.", min=0)] = 1e-5,
     tolerated: Annotated[float, typer.Option(help="Share of comparisons that may differ.")] = 0.005,
     promote: Annotated[bool, typer.Option(help="Go live by itself once it has passed.")] = True,
+    step: Annotated[
+        list[str] | None, typer.Option(help="A share and for how long, such as 1%:10m; may be given many times.")
+    ] = None,
+    start_at: Annotated[str | None, typer.Option(help="When to begin, such as 2026-01-31T02:00; local time.")] = None,
     url: Url = DEFAULT_URL,
 ) -> None:
     """Begin a trial; the server promotes the candidate or rolls it back by itself."""
+    asked: dict[str, Any] = {"shadow": shadow, "rtol": rtol, "atol": atol, "tolerated": tolerated, "promote": promote}
+    asked |= {"weight": weight} if weight is not None else {}
+    asked |= {"steps": [read_step(text) for text in step]} if step else {}
+    asked |= {"start_at": read_time(start_at)} if start_at else {}
     with connected(url) as client:
-        state = client.start_canary(
-            name, version, weight=weight, shadow=shadow, rtol=rtol, atol=atol, tolerated=tolerated, promote=promote
-        )
-    console.print(f"{name} version {state.version} is tried against version {state.live}")
+        state = client.start_canary(name, version, **asked)
+    when = f", from {state.start_at} on" if state.step < 0 else ""
+    against = f"against version {state.live}" if state.live else "against the live version"
+    console.print(f"{name} version {state.version} is tried {against}{when}", soft_wrap=True)
 
 
 @app.command()
@@ -53,7 +69,8 @@ def watch(
         state = client.canary(name)
         try:
             while True:
-                display.update(evidence_table(name, state))
+                schedule = [schedule_table(state)] if state.steps else []
+                display.update(Group(*schedule, evidence_table(name, state)))
                 time.sleep(interval)
                 state = client.canary(name)
         except ApiError as error:
@@ -70,6 +87,52 @@ def cancel(name: Name, url: Url = DEFAULT_URL) -> None:
     with connected(url) as client:
         ended = client.cancel_canary(name)
     console.print(f"{name} version {ended.version} is not tried any more")
+
+
+def read_step(text: str) -> dict[str, float]:
+    """Read a step such as 1%:10m, or 0.01:600."""
+    found = _STEP.fullmatch(text.strip())
+    try:
+        if found is None:
+            raise ValueError
+        weight, seconds = float(found[1]) / (100 if found[2] else 1), float(found[3]) * _SECONDS[found[4]]
+    except ValueError:
+        raise fail(f"--step: expected a share and a time such as 1%:10m or 0.01:600, got {text!r}") from None
+    return {"weight": weight, "seconds": seconds}
+
+
+def read_time(text: str) -> str:
+    """Read a time, local where it names no zone."""
+    try:
+        return datetime.fromisoformat(text).astimezone().isoformat()
+    except ValueError:
+        raise fail(f"--start-at: expected a time such as 2026-01-31T02:00, got {text!r}") from None
+
+
+def schedule_table(state: CanaryState) -> Table:
+    """Return the steps of a roll-out, which one it is in, and for how much longer."""
+    begins = f"begins at {state.start_at}, in {_span(state.remaining or 0.0)}" if state.step < 0 else ""
+    title = begins or f"step {state.step + 1} of {len(state.steps)} since {state.since}"
+    table = Table("step", "share", "for", "requests", "state", title=title, title_justify="left")
+    for number, step in enumerate(state.steps):
+        word = "done" if number < state.step else _present(state) if number == state.step else "to come"
+        time, requests = _span(step.seconds) if step.seconds else "", str(step.requests or "")
+        table.add_row(str(number + 1), f"{step.weight * 100:.3g}%", time, requests, word)
+    return table
+
+
+def _present(state: CanaryState) -> str:
+    """What the present step waits for."""
+    if state.remaining:
+        return f"{_span(state.remaining)} left"
+    last = state.step == len(state.steps) - 1
+    return "goes live once it has passed" if last else f"{state.requests} requests so far"
+
+
+def _span(seconds: float) -> str:
+    """Return a time for people: 90 s, 1.5 h."""
+    unit = next((unit for unit in "dhm" if seconds >= 2 * _SECONDS[unit]), "s")
+    return f"{seconds / _SECONDS[unit]:.3g} {unit if unit != 'm' else 'min'}"
 
 
 def _ends(entry: AuditEntry) -> bool:

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from server.cli_canary import evidence_table
+from server.cli_canary import evidence_table, schedule_table
 from server.cli_top import Look, Page, activity, read
 from server.terminal import DEFAULT_URL, Interval, Rounds, Url, connected, console, looks
 
@@ -68,6 +68,8 @@ def look(client: Client, name: str) -> Rollout:
 def view(now: Rollout, before: Look) -> Group:
     """Return what is shown of a model, and what its versions did since the look before."""
     parts = [_versions(now, before)]
+    if now.trial is not None and now.trial.steps:
+        parts.append(schedule_table(now.trial))
     if now.trial is not None:
         parts.append(evidence_table(now.model.name, now.trial))
     if now.changes:
@@ -96,7 +98,7 @@ def _names(now: Rollout, version: VersionState) -> str:
     names = [alias for alias, number in sorted(answering.items()) if number == version.version]
     names += [f"{alias} (soon)" for alias in sorted(version.aliases) if answering.get(alias) != version.version]
     if now.trial is not None and now.trial.version == version.version:
-        names.append(f"candidate for {now.trial.weight:.0%}")
+        names.append(f"candidate for {now.trial.weight * 100:.3g}%" if now.trial.step >= 0 else "candidate (soon)")
     return ", ".join(names)
 
 

@@ -176,7 +176,7 @@ class Client:
 
     # candidates
 
-    def start_canary(self, model: str, version: int, *, key: str | None = None, **options: float | bool) -> CanaryState:
+    def start_canary(self, model: str, version: int, *, key: str | None = None, **options: Any) -> CanaryState:
         """Try a version on a share of the requests; ``options`` are the fields of the API's body."""
         asked = {"version": version, **options}
         return _one(CanaryState, self._call("POST", _path(model, "canary"), json=asked, headers=_key(key)))

@@ -156,7 +156,7 @@ class AuditEntry(Answer):
     generation: int
     time: str
     action: str = Field(
-        description="publish, adopt, alias, rollback, delete, canary, promoted, rolled_back, cancelled or void."
+        description="publish, adopt, alias, rollback, delete, canary, step, promoted, rolled_back, cancelled or void."
     )
     version: int
     alias: str | None

@@ -62,7 +62,7 @@ class Guard:
     def __init__(self, weight: float, tolerated: float = 0.005, compares: bool = False, most: int = 50_000) -> None:
         """``tolerated``: share of compared requests that may differ; ``most``: requests of the candidate after which
         the stable version stays if nothing is decided."""
-        ratio = max(1, round(min((1 - weight) / weight, 50.0))) if weight else 1
+        ratio = _ratio(weight)
         self.failing = TwoRates(HARM, ratio)
         self.not_finite = TwoRates(HARM, ratio)
         self.slow = {quantile: TwoRates(HARM_BULK if quantile == 0.90 else HARM, ratio) for quantile in SLACK}
@@ -72,6 +72,12 @@ class Guard:
         self._latencies: deque[float] = deque(maxlen=WINDOW)
         self._since_renewed = 0
         self._limits: dict[float, float] = {}  # seconds beyond which a request is slow, once known
+
+    def follow(self, weight: float) -> None:
+        """Go on with another share of the requests. What was learnt stays: blocks that come are as large as they are
+        to be now, which no answer had a say in, so each still has a mean of at most 1 (see ``evidence``)."""
+        for test in (self.failing, self.not_finite, *self.slow.values()):
+            test.ratio = _ratio(weight)
 
     def stable(self, seen: Observation) -> None:
         """Take in an answer of the stable version."""
@@ -140,6 +146,11 @@ class Guard:
         last = len(ordered) - 1
         self._limits = {quantile: slack * ordered[int(quantile * last)] for quantile, slack in SLACK.items()}
         self._since_renewed = 0
+
+
+def _ratio(weight: float) -> int:
+    """How many answers of the stable version there are for one of the candidate, about."""
+    return max(1, round(min((1 - weight) / weight, 50.0))) if weight else 1
 
 
 def _observed(events: int, trials: int) -> float:

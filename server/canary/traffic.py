@@ -39,6 +39,7 @@ class Trial:
         self.candidate = candidate
         self.guard = Guard(plan.weight, plan.tolerated, compares=plan.shadow > 0)
         self.verdict, self.reason = Verdict.UNDECIDED, ""
+        self._held = plan.holds
         self._decided = decided
         self._stable_arm = Arm(stable, self._stable_answered)
         self._candidate_arm = Arm(candidate, self._candidate_answered)
@@ -52,6 +53,18 @@ class Trial:
             return self._candidate_arm if _point(key, self.plan.generation) < self.plan.weight else self._stable_arm
         self._walk = (self._walk + _GOLDEN) % 1.0
         return self._candidate_arm if self._walk < self.plan.weight else self._stable_arm
+
+    def follow(self, plan: CanaryPlan) -> None:
+        """Go on as the plan says now: in another step of its schedule."""
+        self.plan = plan
+        self.guard.follow(plan.weight)
+
+    def release(self) -> None:
+        """The last step's time is over: the candidate goes live once it has passed, if it has at once."""
+        if self._held:
+            self._held = False
+            self.verdict, self.reason = Verdict.UNDECIDED, ""
+            self._judge()
 
     def _stable_answered(self, inputs: Tensors, outcome: Outcome, seconds: float) -> None:
         self.guard.stable(observe(outcome, seconds))
@@ -84,12 +97,15 @@ class Trial:
 
     def _judge(self) -> None:
         """Decide once; a candidate that has passed and stays one may still fail later."""
-        if self.verdict is Verdict.ROLL_BACK or (self.verdict is Verdict.PROMOTE and self.plan.promote):
+        passed = self.verdict is Verdict.PROMOTE and self.plan.promote and not self._held
+        if self.verdict is Verdict.ROLL_BACK or passed:
             return
         verdict, reason = self.guard.verdict()
         if verdict in (self.verdict, Verdict.UNDECIDED):
             return
         self.verdict, self.reason = verdict, reason
+        if self._held and verdict is Verdict.PROMOTE:
+            return
         log.warning("canary %s: %s: %s", self.candidate.ref, verdict.value, reason)
         self._decided(self.plan, verdict, reason)
 

@@ -122,6 +122,10 @@ class Aliases:
         """Return the aliases with another candidate, or none."""
         return replace(self, canary=plan and replace(plan, generation=self.generation + 1))
 
+    def stepped(self, plan: CanaryPlan) -> Aliases:
+        """Return the aliases with the trial under way in another step."""
+        return replace(self, canary=plan)
+
     def _with(self, name: str, alias: Alias) -> Aliases:
         stays = name != names.LIVE or alias.version == self.version(name)
         return replace(self, aliases=_frozen({**self.aliases, name: alias}), canary=self.canary if stays else None)

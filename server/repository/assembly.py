@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -46,13 +45,13 @@ class Control:
         """
         await self.rollout.open()
         await asyncio.to_thread(self.cache.open)
-        watching = asyncio.create_task(self._load_and_watch(loaded))
+        tasks = [asyncio.create_task(self._load_and_watch(loaded)), asyncio.create_task(self.rollout.schedules.run())]
         try:
             yield
         finally:
-            watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watching
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self.rollout.stop()
 
     async def _load_and_watch(self, loaded: Callable[[], None]) -> None:

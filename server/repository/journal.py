@@ -40,8 +40,8 @@ REMEMBERED = 2_000  # changes per model that are told of; an idempotency key is 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One change of a model: publish, adopt, alias, rollback, delete, canary (a trial begins), promoted, rolled_back or
-    cancelled (how it ended), or void (the undoing of a change half done)."""
+    """One change of a model: publish, adopt, alias, rollback, delete, canary (a trial begins), step (of its
+    schedule), promoted, rolled_back or cancelled (how it ended), or void (the undoing of a change half done)."""
 
     time: str  # RFC 3339, UTC
     action: str

@@ -129,15 +129,21 @@ class LiveModel:
     def _current_trial(self) -> Trial | None:
         """Return the trial that the aliases ask for: the one under way, unless one of its versions is another now."""
         plan, live = self.aliases.canary, self.answering().get(LIVE)
-        if plan is None or live is None or live == plan.version or plan.version not in self.loaded:
+        if plan is None or live is None or not plan.begun or not self.can_try(plan):
             return None
-        if self.signature(live) != self.signature(plan.version):
-            return None  # an older version stands in for the live one
         stable, candidate = self.loaded[live], self.loaded[plan.version]
         trial = self.trial
-        if trial is not None and (trial.plan, trial.stable, trial.candidate) == (plan, stable, candidate):
+        if trial is not None and plan.is_trial(trial.plan) and (trial.stable, trial.candidate) == (stable, candidate):
+            trial.follow(plan)
             return trial
         return Trial(plan, stable, candidate, self._tell)
+
+    def can_try(self, plan: CanaryPlan) -> bool:
+        """Whether both versions of a trial are in memory, and no older one stands in for the live one."""
+        live = self.answering().get(LIVE)
+        if live is None or live == plan.version or plan.version not in self.loaded:
+            return False
+        return self.signature(live) == self.signature(plan.version)
 
     def _tell(self, plan: CanaryPlan, verdict: Verdict, reason: str) -> None:
         if self.decided is not None:

@@ -32,6 +32,7 @@ from server.repository.live import LiveModel, LiveModels
 from server.repository.loader import Loader
 from server.repository.manifest import Manifest, Signature
 from server.repository.names import LIVE
+from server.repository.schedules import Schedules
 from server.repository.store import Change, Origin, Outcome, Store, now
 from server.repository.trials import Trials
 
@@ -100,6 +101,7 @@ class Rollout:
         self._limits = limits
         self.catalog = Catalog(store, models, self._disk)
         self.trials = Trials(store, models, loader, housekeeping)
+        self.schedules = Schedules(models, self.trials)
 
     # life
 

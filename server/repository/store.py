@@ -222,7 +222,8 @@ class Store:
     def try_out(
         self, model: str, action: str, version: int, change: Change, origin: Origin, reason: str = ""
     ) -> Outcome:
-        """Begin or end the trial of ``version`` (``action``: canary, promoted, rolled_back or cancelled)."""
+        """Begin or end the trial of ``version`` (``action``: canary, promoted, rolled_back or cancelled), or move it on
+        (step)."""
 
         def build(state: Aliases) -> Record:
             changed = change(state)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import replace
 
 from server.canary.guard import Verdict
 from server.canary.plan import CanaryPlan
+from server.canary.schedule import written
 from server.canary.traffic import Trial
 from server.errors import Conflict, NotFound, ServerError
 from server.repository.aliases import Aliases
@@ -49,7 +51,7 @@ class Trials:
         """Give a version its share of the requests; raises NotFound, Conflict, or why it cannot be loaded."""
         model = self._models.changeable(self._models.known(name))
         origin = replace(origin, fingerprint=f"canary {plan.checked().to_json()}")
-        return await self._loader.to_the_end(self._start(model, plan, origin))
+        return await self._loader.to_the_end(self._start(model, plan.asked(), origin))
 
     async def cancel(self, name: str, origin: Origin) -> Outcome:
         """End a trial; the live version answers everything again. Raises NotFound."""
@@ -60,6 +62,20 @@ class Trials:
         plan, _ = self.current(name)
         return await self._loader.to_the_end(self._end(model, plan, "cancelled", "", origin))
 
+    async def advance(self, model: LiveModel, plan: CanaryPlan, since: str, origin: Origin) -> Outcome:
+        """Begin a trial's next step at this time; raises Conflict where that has happened, or the trial has ended."""
+        number = plan.step + 1
+
+        def change(state: Aliases) -> Aliases:
+            if not plan.is_trial(state.canary) or state.canary != plan:
+                raise Conflict(
+                    f"step {number + 1} of the trial of version {plan.version} has begun, or the trial ended"
+                )
+            return state.stepped(plan.at(number, since))
+
+        reason = f"step {number + 1} of {len(plan.steps)}: {plan.steps[number].describe()}"
+        return await self._loader.to_the_end(self._change(model, "step", plan.version, change, origin, reason))
+
     async def _start(self, model: LiveModel, plan: CanaryPlan, origin: Origin) -> Outcome:
         if (live := model.aliases.version(LIVE)) is not None:
             await self._loader.ensure(model, live)  # else nothing is known of what it takes
@@ -69,7 +85,7 @@ class Trials:
 
             def change(state: Aliases) -> Aliases:
                 self._check(model, plan, state, signature)
-                return state.trying(plan)
+                return state.trying(replace(plan, since=written(time.time())) if plan.steps else plan)
 
             return await self._change(model, "canary", plan.version, change, origin)
 
@@ -92,7 +108,7 @@ class Trials:
 
     async def _end(self, model: LiveModel, plan: CanaryPlan, action: str, reason: str, origin: Origin) -> Outcome:
         def change(state: Aliases) -> Aliases:
-            if state.canary != plan:
+            if not plan.is_trial(state.canary):
                 raise Conflict(f"the trial of version {plan.version} has ended")
             return state.moved(LIVE, plan.version) if action == "promoted" else state.trying(None)
 
@@ -114,7 +130,7 @@ class Trials:
             self._loader.spawn(self._end_by_verdict(model, plan, action, reason))
 
     async def _end_by_verdict(self, model: LiveModel, plan: CanaryPlan, action: str, reason: str) -> None:
-        while model.aliases.canary == plan:
+        while plan.is_trial(model.aliases.canary):
             try:
                 await self._end(model, plan, action, reason, GUARD)
             except Conflict as error:

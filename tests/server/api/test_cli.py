@@ -230,6 +230,41 @@ def test_a_canary_from_start_to_verdict(tmp_path: Path, monkeypatch: pytest.Monk
         assert "m version 2: rolled_back: not finite: 100.00% of" in shown
 
 
+def test_a_roll_out_in_steps_is_asked_for_and_watched(tmp_path: Path) -> None:
+    with service(tmp_path / "repo") as running, running.client() as client:
+        client.upload("m", toy(2.0))
+        client.upload("m", toy(3.0))
+        where = ("--url", running.url)
+        start = ("canary", "start", "m", "2", *where)
+        assert "--step: expected a share and a time" in lathe(*start, "--step", "1%", fails=True)
+        assert "--start-at: expected a time" in lathe(*start, "--start-at", "tomorrow", fails=True)
+        assert "weight: expected none beside steps" in lathe(*start, "--weight", "0.2", "--step", "1%:10m", fails=True)
+        assert "steps[1].weight: expected at least 0.1" in lathe(
+            *start, "--step", "10%:1h", "--step", "1%:1h", fails=True
+        )
+
+        steps = ("--step", "1%:10m", "--step", "0.1:1800", "--step", "50%:1h")
+        assert "is tried against version 1" in lathe(*start, *steps)
+        state = client.canary("m")
+        assert [(step.weight, step.seconds) for step in state.steps] == [(0.01, 600), (0.1, 1800), (0.5, 3600)]
+        assert (state.step, state.weight) == (0, 0.01) and state.remaining is not None and 500 < state.remaining <= 600
+        shown = lathe("rollout", "watch", "m", "--rounds", "1", "--interval", "0.05", *where)
+        assert "step 1 of 3 since" in shown and "candidate for 1%" in shown
+        rows = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in shown.splitlines() if "│" in line]
+        assert [row[:3] for row in rows if row[0] in "123" and "%" in row[1]] == [
+            ["1", "1%", "10 min"],
+            ["2", "10%", "30 min"],
+            ["3", "50%", "60 min"],
+        ]
+        lathe("canary", "cancel", "m", *where)
+
+        said = lathe(*start, "--start-at", "2100-01-31T02:00:00+00:00")
+        assert "version 2 is tried against the live version, from 2100-01-31T02:00:00.000Z on" in said
+        shown = lathe("rollout", "watch", "m", "--rounds", "1", "--interval", "0.05", *where)
+        assert "begins at 2100-01-31T02:00:00.000Z, in" in shown and "candidate (soon)" in shown
+        assert client.canary("m").live is None
+
+
 def test_a_rollout_is_watched(tmp_path: Path) -> None:
     with service(tmp_path / "repo") as running, running.client() as client:
         where = ("--url", running.url)
@@ -239,7 +274,7 @@ def test_a_rollout_is_watched(tmp_path: Path) -> None:
         before = read(client.metrics(), 1.0)
         for _ in range(6):
             client.infer("m", {"x": np.ones((1, 4), np.float32)})
-        client.start_canary("m", 2, weight=0.25)
+        client.start_canary("m", 2, weight=0.15)
         now = look(client, "m")
         console = Console(width=200)
         with console.capture() as capture:
@@ -248,8 +283,8 @@ def test_a_rollout_is_watched(tmp_path: Path) -> None:
         cells = [[cell.strip() for cell in line] for line in shown]
         assert [row[:5] for row in cells[:2]] == [
             ["1", "ready", "live", "3", "0"],
-            ["2", "ready", "candidate for 25%", "0", "0"],
+            ["2", "ready", "candidate for 15%", "0", "0"],
         ]
         assert [row[1:3] for row in cells[-3:]] == [["canary", "2"], ["publish", "2"], ["publish", "1"]]
         assert "m: version 2 against 1" in capture.get()
-        assert "candidate for 25%" in lathe("rollout", "watch", "m", "--rounds", "1", "--interval", "0.05", *where)
+        assert "candidate for 15%" in lathe("rollout", "watch", "m", "--rounds", "1", "--interval", "0.05", *where)

@@ -430,14 +430,14 @@ def _noting(work: Any, errors: list[Any]) -> Any:
 def test_a_candidate_is_tried_watched_and_cancelled(client: Client) -> None:
     client.upload("m", toy(2.0))
     client.upload("m", toy(3.0))
-    begun = client.start_canary("m", 2, weight=0.5, shadow=0.1, key="try-it")
+    begun = client.start_canary("m", 2, weight=0.5, shadow=0.05, key="try-it")
     assert (begun.version, begun.live, begun.verdict, begun.requests) == (2, 1, "undecided", 0)
-    assert client.start_canary("m", 2, weight=0.5, shadow=0.1, key="try-it").generation == begun.generation
+    assert client.start_canary("m", 2, weight=0.5, shadow=0.05, key="try-it").generation == begun.generation
 
     answers = [client.infer("m", {"x": ROW}) for _ in range(40)]
     assert {(answer.version, float(answer.outputs["y"][0, 0])) for answer in answers} == {(1, 2.0), (2, 3.0)}
     state = client.canary("m")
-    assert state.requests == sum(answer.version == 2 for answer in answers) > 10
+    assert state.requests == sum(answer.version == 2 for answer in answers) == 8  # at first a fifth
     questions = {found.question: found for found in state.evidence}
     slow = {"slow (p90)", "slow (p99)", "slow (worst)"}
     assert questions.keys() == {"failing", "not finite", *slow, "differing"}

@@ -11,6 +11,7 @@ import pytest
 
 from server.canary.evidence import OneRate, TwoRates
 from server.canary.guard import FALSE_ALARM, Guard, Observation, Verdict
+from server.canary.plan import CanaryPlan
 
 Draw = Callable[[random.Random], Observation]
 SOUND = Observation(failed=False, finite=True, seconds=0.0)
@@ -52,12 +53,33 @@ class Run:
     requests: int
 
 
+@dataclass(frozen=True)
+class Ramp:
+    """Shares that grow: each for so many of the candidate's requests, and the last one from then on."""
+
+    weights: tuple[float, ...]
+    requests: int
+
+    def at(self, number: int) -> float:
+        return self.weights[min(number // self.requests, len(self.weights) - 1)]
+
+
+def asked(weight: float) -> Ramp:
+    """What a trial does of which only the share was asked."""
+    steps = CanaryPlan(2, weight=weight).asked().steps
+    return Ramp(tuple(step.weight for step in steps) or (weight,), steps[0].requests if steps else 1)
+
+
 def simulate(
-    seed: int, stable: Draw, candidate: Draw, weight: float, differing: float | None = None, most: int = 50_000
+    seed: int, stable: Draw, candidate: Draw, share: float | Ramp, differing: float | None = None, most: int = 50_000
 ) -> Run:
+    """Go on until a verdict."""
     rng = random.Random(seed)
-    guard = Guard(weight, compares=differing is not None, most=most)
+    ramp = share if isinstance(share, Ramp) else Ramp((share,), 1)
+    guard = Guard(weight := ramp.at(0), compares=differing is not None, most=most)
     while True:
+        if ramp.at(guard.requests) != weight:
+            guard.follow(weight := ramp.at(guard.requests))
         if rng.random() >= weight:
             guard.stable(stable(rng))
             continue
@@ -69,8 +91,8 @@ def simulate(
             return Run(verdict, reason, guard.requests)
 
 
-def wrongly_rolled_back(runs: int, stable: Draw, weight: float) -> int:
-    seen = [simulate(seed, stable, stable, weight, differing=0.0) for seed in range(runs)]
+def wrongly_rolled_back(runs: int, stable: Draw, share: float | Ramp) -> int:
+    seen = [simulate(seed, stable, stable, share, differing=0.0) for seed in range(runs)]
     return sum(run.verdict is not Verdict.PROMOTE for run in seen)
 
 
@@ -80,12 +102,29 @@ def test_an_equal_version_is_promoted(stable: Draw) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stable", "weight"), [(lognormal, 0.1), (failing_now_and_then, 0.3), (mostly_quick, 0.5)])
-def test_an_equal_version_is_rolled_back_in_one_run_of_a_hundred_at_most(stable: Draw, weight: float) -> None:
-    assert wrongly_rolled_back(1_000, stable, weight) <= 1_000 * FALSE_ALARM
+@pytest.mark.parametrize(
+    ("stable", "share"),
+    [
+        (lognormal, 0.1),
+        (failing_now_and_then, 0.3),
+        (mostly_quick, 0.5),
+        (failing_now_and_then, asked(0.5)),
+        (mostly_quick, asked(0.5)),
+        (failing_now_and_then, Ramp((0.01, 0.1, 0.5), 200)),
+    ],
+)
+def test_an_equal_version_is_rolled_back_in_one_run_of_a_hundred_at_most(stable: Draw, share: float | Ramp) -> None:
+    assert wrongly_rolled_back(1_000, stable, share) <= 1_000 * FALSE_ALARM
 
 
-@pytest.mark.parametrize("weight", [0.05, 0.2])
+def test_a_version_that_turns_out_worse_in_a_later_step_is_rolled_back() -> None:
+    ramp = Ramp((0.01, 0.2, 0.3), 100)
+    runs = [simulate(seed, lognormal, failing_in_two_percent, ramp) for seed in range(25)]
+    assert {run.verdict for run in runs} == {Verdict.ROLL_BACK}
+    assert max(run.requests for run in runs) <= 1_000
+
+
+@pytest.mark.parametrize("weight", [0.05, 0.2, 0.3, 0.5])
 @pytest.mark.parametrize(
     ("stable", "candidate", "name"),
     [
@@ -98,7 +137,7 @@ def test_an_equal_version_is_rolled_back_in_one_run_of_a_hundred_at_most(stable:
 def test_a_worse_version_is_rolled_back_within_a_thousand_requests(
     stable: Draw, candidate: Draw, name: str, weight: float
 ) -> None:
-    runs = [simulate(seed, stable, candidate, weight) for seed in range(25)]
+    runs = [simulate(seed, stable, candidate, asked(weight)) for seed in range(25)]
     assert {run.verdict for run in runs} == {Verdict.ROLL_BACK}
     assert all(run.reason.startswith(name) for run in runs)
     assert max(run.requests for run in runs) <= 1_000
@@ -126,9 +165,18 @@ def test_the_evidence_against_equal_rates_is_an_e_value() -> None:
             assert _mean_evidence(TwoRates(0.1, ratio), rate, blocks=3) <= 1 + 1e-9
 
 
-def _mean_evidence(test: TwoRates, rate: float, blocks: int) -> float:
+@pytest.mark.parametrize("ratios", [(3, 1, 2), (1, 4, 1), (1, 2, 3)])
+def test_the_evidence_stays_an_e_value_when_the_shares_change(ratios: tuple[int, ...]) -> None:
+    """A block may be as large as it likes, as long as what is in it has no say in that."""
+    for rate in (0.01, 0.3, 0.9):
+        assert _mean_evidence(TwoRates(0.1, ratios[0]), rate, blocks=3, ratios=ratios) <= 1 + 1e-9
+
+
+def _mean_evidence(test: TwoRates, rate: float, blocks: int, ratios: tuple[int, ...] = ()) -> float:
     if blocks == 0:
         return math.exp(test.against)
+    if ratios:
+        test.ratio = ratios[len(ratios) - blocks]
     total = 0.0
     for outcome in range(2 ** (test.ratio + 1)):
         bits = [bool(outcome >> i & 1) for i in range(test.ratio + 1)]
@@ -137,7 +185,7 @@ def _mean_evidence(test: TwoRates, rate: float, blocks: int) -> float:
             branch.add_stable(bad)
         branch.add_candidate(bits[0])
         chance = math.prod(rate if bad else 1 - rate for bad in bits)
-        total += chance * _mean_evidence(branch, rate, blocks - 1)
+        total += chance * _mean_evidence(branch, rate, blocks - 1, ratios)
     return total
 
 

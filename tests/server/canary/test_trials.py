@@ -95,7 +95,7 @@ def test_equal_keys_go_the_same_way(tmp_path: Path) -> None:
             keys = [f"user {i}" for i in range(200)]
             first = [(await ask(w, key)).ref.version for key in keys]
             assert first == [(await ask(w, key)).ref.version for key in keys]
-            assert 70 <= first.count(2) <= 130
+            assert 25 <= first.count(2) <= 55  # a large share begins as a fifth
 
     run(scenario())
 
@@ -164,7 +164,7 @@ def test_a_passed_candidate_waits_for_somebody_where_it_is_not_to_go_live_by_its
                 await ask_many(w, 100)
             seen = await ask_many(w, 100)
             assert (trial(w).verdict.value, w.live()) == ("promote", 1)
-            assert 45 <= seen[2] <= 55
+            assert 18 <= seen[2] <= 22
 
     run(scenario())
 
@@ -228,7 +228,7 @@ def test_a_trial_goes_on_after_a_restart_and_is_seen_by_other_servers(tmp_path: 
             plan = trial(w).plan
         async with world(tmp_path) as w, world(tmp_path) as other:
             assert trial(w).plan == trial(other).plan == plan
-            assert (await ask_many(other, 20))[2] == 10
+            assert (await ask_many(other, 20))[2] == 4
             await w.rollout.trials.cancel("m", NOBODY)
             await other.rollout.sync("m")
             assert other.rollout.trials.find("m") is None

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from server.canary.plan import CanaryPlan
+from server.canary.schedule import Step
 from server.errors import ServerError
 from server.repository.aliases import Aliases
 from server.repository.fs import Fs
@@ -18,6 +20,7 @@ from server.repository.store import Origin, Outcome, Store
 from tests.server.repository.disk import CountingFs, KillingFs, killed_in_a_process
 
 MODEL = "m"
+PLAN, SINCE = CanaryPlan(1, steps=(Step(0.1, 60.0), Step(0.5, 60.0))), "2026-01-31T02:00:00.000Z"
 Operation = Callable[[Store], Outcome]
 
 
@@ -52,6 +55,8 @@ OPERATIONS: dict[str, Operation] = {
     "rollback": lambda store: store.move(MODEL, "rollback", "live", lambda s: s.rolled_back("live", None), Origin()),
     "delete": lambda store: store.delete(MODEL, 1, Origin()),
     "adopt": adopt,
+    "trial": lambda store: store.try_out(MODEL, "canary", 1, lambda s: s.trying(PLAN.at(0, SINCE)), Origin()),
+    "step of a trial": lambda store: store.try_out(MODEL, "step", 1, lambda s: s.stepped(PLAN.at(1, SINCE)), Origin()),
 }
 
 
@@ -76,7 +81,7 @@ def seen(store: Store) -> tuple[object, ...]:
     state = store.state(MODEL)
     taken = [version for version in store.versions(MODEL) if store.manifest(MODEL, version) is not None]
     known = store.find_key(MODEL, Origin("", "key", "f")) is not None
-    return tuple(taken), dict(state.aliases), known, [(r.action, r.version) for r in store.audit(MODEL)]
+    return tuple(taken), dict(state.aliases), state.canary, known, [(r.action, r.version) for r in store.audit(MODEL)]
 
 
 def steps_and_ends(operation: Operation, root: Path) -> tuple[int, tuple[object, ...], tuple[object, ...]]:

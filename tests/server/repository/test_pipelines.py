@@ -248,12 +248,12 @@ def test_a_pipeline_is_tried_as_a_canary_and_follows_the_canaries_of_its_models(
         async with world(tmp_path) as repo:
             await with_models(repo)
             await repo.push(toy(4.0), "three")
-            await repo.rollout.trials.start("three", CanaryPlan(2, weight=0.5, promote=False), Origin("test"))
-            assert sorted([await ask(repo, "chain") for _ in range(4)]) == [6.0, 6.0, 8.0, 8.0]
+            await repo.rollout.trials.start("three", CanaryPlan(2, weight=0.2, promote=False), Origin("test"))
+            assert sorted([await ask(repo, "chain") for _ in range(10)]) == [*[6.0] * 8, 8.0, 8.0]
             await repo.rollout.trials.cancel("three", Origin("test"))
             await repo.push(packed(CHAIN.replace('model = "three"', 'model = "two"')), "chain")
-            await repo.rollout.trials.start("chain", CanaryPlan(2, weight=0.5, promote=False), Origin("test"))
-            assert sorted([await ask(repo, "chain") for _ in range(4)]) == [4.0, 4.0, 6.0, 6.0]
+            await repo.rollout.trials.start("chain", CanaryPlan(2, weight=0.2, promote=False), Origin("test"))
+            assert sorted([await ask(repo, "chain") for _ in range(10)]) == [4.0, 4.0, *[6.0] * 8]
 
     run(scenario())
 

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from core.runtime.cpus import available_cpus
 from server.access.authority import Authority
 from server.access.quotas import Quota, Quotas
+from server.api.accessed import Accessed
 from server.api.asgi import HeadAsGet
 from server.api.authorize import Authorize
 from server.api.canary import canary_routes
@@ -23,7 +24,7 @@ from server.api.described import Application
 from server.api.errors import install_error_handlers
 from server.api.health import health_routes
 from server.api.hub import Hub
-from server.api.infer import InferService
+from server.api.infer import InferService, LoggedInferService
 from server.api.jobs import jobs_routes
 from server.api.modelinfo import VERSION
 from server.api.models import models_routes
@@ -45,6 +46,7 @@ from server.repository.registry import Registry
 from server.scheduling.pool import WorkerPool
 from server.scheduling.servable import ServableFactory
 from server.settings import Settings
+from server.telemetry.access import AccessLog
 from server.telemetry.gpus import GpuMetrics
 from server.telemetry.metrics import CONTENT_TYPE, Metrics
 from server.telemetry.statistics import StatsBook
@@ -147,10 +149,11 @@ def assemble(
 ) -> FastAPI:
     """Return the application; ``running`` is entered before the first request and left after the last."""
     settings, plane = engine.settings, engine.plane
-    infer = InferService(plane, settings)
+    access = AccessLog(settings.access_log, settings.access_log_share, settings.access_log_rate)
+    infer = (LoggedInferService if access.every else InferService)(plane, settings, access)
     hub = Hub(settings, infer)
     logs = LogSettings()
-    endpoint = _grpc_endpoint(engine, control, logs)
+    endpoint = _grpc_endpoint(engine, control, logs, access)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[dict[str, Any]]:
@@ -172,6 +175,7 @@ def assemble(
     app = Application(title="Lathe", version=VERSION, lifespan=lifespan, redirect_slashes=False)
     app.add_middleware(Authorize, authority=plane.authority)
     app.add_middleware(HeadAsGet)
+    app.add_middleware(Accessed, access=access)
     app.state.plane, app.state.grpc = plane, endpoint
     install_error_handlers(app)
     app.include_router(health_routes(plane))
@@ -182,13 +186,15 @@ def assemble(
     return app
 
 
-def _grpc_endpoint(engine: Engine, control: RepositoryControl, logs: LogSettings) -> GrpcEndpoint | None:
+def _grpc_endpoint(
+    engine: Engine, control: RepositoryControl, logs: LogSettings, access: AccessLog
+) -> GrpcEndpoint | None:
     if engine.settings.grpc_port is None:
         return None
     from server.api.grpc.endpoint import GrpcEndpoint  # only now: the extra that brings grpcio may be absent
     from server.api.grpc.service import Parts
 
-    return GrpcEndpoint(Parts(engine.settings, engine.plane, engine.book, control, logs))
+    return GrpcEndpoint(Parts(engine.settings, engine.plane, engine.book, control, logs, access))
 
 
 def _metrics_routes(metrics: Metrics) -> APIRouter:

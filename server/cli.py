@@ -42,6 +42,7 @@ def serve(
     from server.app import create_app
     from server.serve import HEAPS, make_server
     from server.settings import Settings
+    from server.telemetry.logs import configure
 
     share_heaps(HEAPS)
     given: dict[str, Any] = {"model_repo": model_repo, "host": host, "port": port, "threads": threads}
@@ -54,6 +55,7 @@ def serve(
         find_device(settings.device)
     except UnsupportedError as error:
         raise fail(str(error)) from error
+    configure(settings.log_format, settings.log_level)
     if not settings.model_repo.is_dir():
         raise fail(f"model repository {settings.model_repo}: no such folder")
     try:

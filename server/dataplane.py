@@ -116,7 +116,7 @@ class DataPlane:
         requested = signature.requested(request.outputs)
         if any(output.classes for output in requested):
             raise BadRequest("outputs: classification belongs to the wire protocol")
-        outputs = await self.execute(servable, request.inputs, group, request.deadline, request.priority)
+        outputs = await self.execute(servable, request.inputs, group, request.deadline, request.priority, id=request.id)
         return InferResult(servable.ref, {output.name: outputs[output.name] for output in requested}, request.id)
 
     def submit(self, servable: Servable, entry: Entry, traceparent: str) -> None:
@@ -151,8 +151,10 @@ class DataPlane:
         priority: int = 0,
         traceparent: str = "",
         client: str = "",
+        id: str = "",
     ) -> Tensors:
-        """Queue checked inputs and return all outputs; ``deadline`` in monotonic seconds. Cancelling works as above."""
+        """Queue checked inputs and return all outputs; ``deadline`` in monotonic seconds, ``id``: the caller's name
+        for the request. Cancelling works as above."""
         answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
         def answer(outcome: Outcome) -> None:
@@ -160,7 +162,7 @@ class DataPlane:
                 answered.set_result(outcome)
 
         entry = Entry(inputs, group, answer, deadline, priority)
-        entry.client = client
+        entry.client, entry.id = client, id
         self.submit(servable, entry, traceparent)
         try:
             outcome = await answered

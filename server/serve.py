@@ -76,7 +76,8 @@ def make_server(app: FastAPI, settings: Settings, connection: type[HttpToolsProt
         ws="none",
         lifespan="on",
         interface="asgi3",
-        access_log=settings.access_log,
+        access_log=False,  # Lathe writes its own
+        log_config=None,
         server_header=False,
         proxy_headers=False,
         ssl_certfile=settings.tls_cert,

@@ -8,6 +8,9 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from server.telemetry.access import Choice
+from server.telemetry.logs import Form
+
 Device = Annotated[str, Field(pattern=r"^(cpu|(cuda|simulated|interpreted)(:[0-9]{1,3})?)$")]
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -137,7 +140,21 @@ class Settings(BaseSettings):
     trace_share: float = Field(
         0.01, ge=0, le=1, description="Share of the requests without a `traceparent` header whose traces are recorded."
     )
-    access_log: bool = Field(False, description="Log one line per request that is not an inference.")
+    log_format: Form = Field(
+        "auto", description="Of the log, on stderr: `json`, one object per line; `text`; `auto`: text on a terminal."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="The least important lines that are logged."
+    )
+    access_log: Choice = Field(
+        "errors", description="Which requests have a line in the log: `off`, `errors` (status 400 and more), `all`."
+    )
+    access_log_share: float = Field(
+        1.0, gt=0, le=1, description="Of the requests that went well, with `all`: the share that has a line."
+    )
+    access_log_rate: float = Field(
+        100.0, ge=1, description="Lines per second for requests at most; the next line says how many were left out."
+    )
 
     # datasets and jobs
     max_dataset: int = Field(4 * GIB, ge=1, description="Largest dataset that may be uploaded.")

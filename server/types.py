@@ -24,6 +24,11 @@ class ModelRef:
     def __str__(self) -> str:
         return f"{self.name}:{self.version}"
 
+    @property
+    def fields(self) -> dict[str, str | int]:
+        """Return it as a log line has it."""
+        return {"model": self.name, "version": self.version}
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:

@@ -27,6 +27,7 @@ class CallHead:
     content_length: int = -1  # -1: chunked
     traceparent: str = ""  # W3C trace context
     authorization: str = ""  # the header as it came
+    request_id: str = ""  # as the caller, or a proxy, names this call
     sticky_key: str = ""  # which callers stay with one version while a candidate is tried
 
 
@@ -54,6 +55,7 @@ def call_head(path: bytes, headers: Iterable[tuple[bytes, bytes]]) -> CallHead:
         content_length=-1 if length is None else length,
         traceparent=found.get(b"traceparent", b"").decode("latin-1"),
         authorization=found.get(b"authorization", b"").decode("latin-1"),
+        request_id=found.get(b"x-request-id", b"").decode("latin-1"),
         sticky_key=found.get(STICKY_KEY.encode(), b"").decode("latin-1"),
     )
 

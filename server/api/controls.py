@@ -6,12 +6,11 @@ import logging
 from typing import Any
 
 from server.errors import BadRequest, Unsupported
-
-LOG = logging.getLogger("lathe")
+from server.telemetry.logs import set_level
 
 
 class LogSettings:
-    """Triton's log switches on the ``lathe`` logger. Levels are ordered, so a lower one includes the higher."""
+    """Triton's log switches, for all of the server's lines. Levels are ordered, so a lower one includes the higher."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {
@@ -28,7 +27,7 @@ class LogSettings:
         for name, value in changes.items():
             self._check(name, value)
         self.values |= changes
-        LOG.setLevel(self._level())
+        set_level(self._level())
         return self.values
 
     def _check(self, name: str, value: object) -> None:

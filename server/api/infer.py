@@ -18,9 +18,11 @@ from server.api.round import Repeats
 from server.batching.batcher import Batcher
 from server.batching.entry import DirectEntry, Entry, Outcome
 from server.dataplane import DataPlane
-from server.errors import BadRequest, ServerError, TooLarge
+from server.errors import BadRequest, Internal, ServerError, TooLarge
 from server.scheduling.servable import Servable
 from server.settings import Settings
+from server.telemetry.access import AccessLog, Served
+from server.telemetry.logs import trace_of
 from server.types import Tensors
 
 REFUSALS = 256  # ready answers to those who are refused
@@ -94,6 +96,7 @@ class InferCall:
 
     def refuse(self, error: Exception, path: bytes = b"") -> None:
         """Answer with an error, in the words of the path it was meant for."""
+        self.service.failed(self, error, path)
         self.reply, self.entry = error_reply(error, path), None
         self.deliver(self)
 
@@ -131,6 +134,7 @@ class InferCall:
         wire = self.wire
         entry = self.entry = DirectEntry(tensors, wire.group, self._finish, deadline_of(wire), wire.priority)
         entry.client = client
+        entry.id = wire.id or self.head.request_id
         self.service.plane.submit(self.servable, entry, self.head.traceparent)
 
     def _check_json(self, size: int) -> None:
@@ -140,11 +144,18 @@ class InferCall:
             raise TooLarge(f"body: expected at most {limit} bytes of JSON, got {size}; send tensors as binary data")
 
     def _finish(self, outcome: Outcome) -> None:
-        try:
-            self.reply = error_reply(outcome) if isinstance(outcome, Exception) else self._encode(outcome)
-        except Exception as error:
-            self.reply, self.payloads = error_reply(error), NOTHING
+        if isinstance(outcome, Exception):
+            self._fail(outcome)
+        else:
+            try:
+                self.reply = self._encode(outcome)
+            except Exception as error:
+                self._fail(error)
         self.deliver(self)
+
+    def _fail(self, error: Exception) -> None:
+        self.service.failed(self, error)
+        self.reply, self.payloads = error_reply(error), NOTHING
 
     def _encode(self, outputs: Tensors) -> Reply:
         """Return the reply but for its payloads, which are noted."""
@@ -190,10 +201,11 @@ Deliver: TypeAlias = Callable[[InferCall], None]
 class InferService:
     """What every call needs: the data plane and the limits."""
 
-    def __init__(self, plane: DataPlane, settings: Settings) -> None:
+    def __init__(self, plane: DataPlane, settings: Settings, access: AccessLog | None = None) -> None:
         self.plane = plane
         self.settings = settings
         self.lanes: WeakValueDictionary[bytes, Lane] = WeakValueDictionary()  # that connections use, by their beginning
+        self.access = access or AccessLog("off")
         self._refusals: dict[tuple[str, str, int], Reply] = {}
 
     def round(self, servable: Servable) -> Repeats | None:
@@ -223,7 +235,23 @@ class InferService:
         if servable is None or wire is None:
             return None
         error = servable.turn_away(wire.group, wire.blob_bytes, wire.timeout)
-        return None if error is None else self._refusal(error)
+        if error is None:
+            return None
+        if self.access.wants(ok=False):
+            self.access.write(_served(head, error, servable=servable, id=wire.id))
+        return self._refusal(error)
+
+    def failed(self, call: InferCall, error: Exception, path: bytes = b"") -> None:
+        """A call is answered with an error."""
+        if not self.access.wants(ok=False):
+            return
+        entry, servable = call.entry, getattr(call, "servable", None)
+        served = _served(call.head, error, path, servable, entry.id if entry is not None else "")
+        served.client = entry.client if entry is not None else call.address
+        served.trace_id = (entry.trace if entry is not None else "") or served.trace_id
+        if entry is not None and entry.since:
+            served.seconds = monotonic() - entry.since
+        self.access.write(served)
 
     def _refusal(self, error: ServerError) -> Reply:
         key = (error.code, error.message, math.ceil(error.retry_after or 0))
@@ -237,3 +265,49 @@ class InferService:
     def call(self, head: CallHead, deliver: Deliver, address: str) -> InferCall:
         """Begin a call from this address; hand it the whole body with :meth:`InferCall.start`."""
         return InferCall(self, head, deliver, address)
+
+
+class _LoggedCall(InferCall):
+    """One that begins where every call does: requests by lanes, and those that run together, would not be told of."""
+
+    __slots__ = ()
+
+    def lane(self, prefix: bytes, size: int) -> Lane | None:
+        return None
+
+
+class LoggedInferService(InferService):
+    """One that also writes down what went well. A class of its own, so that the other one has nothing to ask."""
+
+    def call(self, head: CallHead, deliver: Deliver, address: str) -> InferCall:
+        began = monotonic()
+
+        def told(call: InferCall) -> None:
+            deliver(call)
+            entry = call.entry
+            if entry is not None and call.reply is not None and call.reply.status < 400 and self.access.wants(ok=True):
+                trace = entry.trace or trace_of(head.traceparent)
+                path, ref = _path(head), call.servable.ref
+                served = Served("POST", path, call.reply.status, True, monotonic() - began, entry.id, trace)
+                served.model, served.version, served.client = ref.name, ref.version, entry.client
+                self.access.write(served)
+
+        return _LoggedCall(self, head, told, address)
+
+
+def _served(
+    head: CallHead, error: Exception, path: bytes = b"", servable: Servable | None = None, id: str = ""
+) -> Served:
+    known = error if isinstance(error, ServerError) else Internal(type(error).__name__)
+    shown = path.partition(b"?")[0].decode("latin-1") or _path(head)
+    version = servable.ref.version if servable is not None else head.version
+    fault = known.http_status == 500
+    request_id, trace = id or head.request_id, trace_of(head.traceparent)
+    served = Served("POST", shown, known.http_status, False, None, request_id, trace, head.model, version)
+    served.code, served.error, served.fault = known.code, known.message, fault
+    return served
+
+
+def _path(head: CallHead) -> str:
+    version = f"/versions/{head.version}" if head.version else ""
+    return f"/v2/models/{head.model}{version}/infer"

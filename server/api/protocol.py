@@ -336,8 +336,8 @@ class LatheProtocol(TurnTaking):
             self.final = call
         elif self.expect_100_continue:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        elif head.content_length >= 0 and len(self.raw_head) > 4 and not head.traceparent:  # which never comes twice
-            self.hub.remember(self.raw_head, head)
+        elif head.content_length >= 0 and len(self.raw_head) > 4 and not (head.traceparent or head.request_id):
+            self.hub.remember(self.raw_head, head)  # others never come twice
 
     def _begin_asgi(self) -> None:
         settings = self.hub.settings

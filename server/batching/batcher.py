@@ -26,6 +26,7 @@ from server.batching.signature import Group
 from server.batching.split import split
 from server.errors import DeadlineExceeded, Overloaded, ServerError
 from server.scheduling.pool import WorkerPool
+from server.telemetry.logs import about
 from server.telemetry.statistics import Statistics
 
 log = logging.getLogger("lathe.batching")
@@ -345,6 +346,8 @@ class Batcher:
         self._record(ran, [entry.since for entry in batch], work)
         for entry, outcome in zip(batch, ran.outcomes, strict=True):
             entry.ran = ran
+            if isinstance(outcome, Exception):
+                self._complain(entry, outcome)
             try:
                 entry.finish(outcome)
             except Exception:
@@ -358,8 +361,7 @@ class Batcher:
         for outcome in ran.outcomes:
             if isinstance(outcome, Exception):
                 failed += 1
-                stats.failures[outcome.code if isinstance(outcome, ServerError) else "internal"] += 1
-                log.warning("%s: %s", stats.ref, outcome, exc_info=outcome.__cause__)
+                stats.failures[_code(outcome)] += 1
         stats.last_inference_ms = int(time() * 1000)
         stats.ran(ran, [ran.started - came for came in since], failed)
         work = ran.rows if work is None else work
@@ -367,11 +369,20 @@ class Batcher:
         if not failed:
             self.cost.add(ran.rows, monotonic() - ran.started, work)  # until now: a busy loop makes callers wait, too
 
+    def _complain(self, entry: Entry, error: Exception) -> None:
+        ref = self.stats.ref
+        fields = about(**ref.fields, request_id=entry.id, trace_id=entry.trace, code=_code(error))
+        log.warning("%s: %s", ref, error, exc_info=error.__cause__, extra=fields)
+
     def _leave(self, entries: list[Entry]) -> None:
         self.admission.leave(sum([entry.nbytes for entry in entries]), len(entries))
         if self._drained is not None and not self.admission.items:
             self._drained.set()
             self._drained = None
+
+
+def _code(error: Exception) -> str:
+    return error.code if isinstance(error, ServerError) else "internal"
 
 
 def _is_given_up(entry: Entry, past: float) -> bool:

@@ -133,8 +133,9 @@ class Dispatch:
         traced = False
         for entry in entries:
             entry.start()
-            traced = traced or entry.traced
-        execute = self._execute if not traced else self._execute_recorded
+            if entry.trace:
+                traced = True
+        execute = self._execute_recorded if traced else self._execute
         return Finished(batch, entries, late, execute(self._model, tensors, [entry.rows for entry in entries]))
 
     def _execute_recorded(self, model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> Ran:

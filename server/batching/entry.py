@@ -42,6 +42,7 @@ class Entry:
         "deadline",
         "done",
         "group",
+        "id",
         "inputs",
         "nbytes",
         "parts",
@@ -51,7 +52,7 @@ class Entry:
         "since",
         "state",
         "timer",
-        "traced",
+        "trace",
         "work",
     )
 
@@ -71,7 +72,8 @@ class Entry:
         self.state = WAITING
         self.ran: Ran | None = None  # the batch it was part of, once that has ended
         self.timer: TimerHandle | None = None
-        self.traced = False  # somebody wants to know what its batch consists of
+        self.id = ""  # as its caller names it
+        self.trace = ""  # the id of its trace, where that is recorded: then its batch tells what it consists of
         self.parts: list[Entry] = []  # queued in place of a request too large for one batch
 
     @property

@@ -20,6 +20,7 @@ from server.canary.guard import Guard, Observation, Verdict
 from server.canary.plan import CanaryPlan
 from server.errors import ServerError, Unavailable
 from server.scheduling.servable import Servable
+from server.telemetry.logs import about
 from server.types import Array, Tensors
 
 log = logging.getLogger(__name__)
@@ -106,7 +107,8 @@ class Trial:
         self.verdict, self.reason = verdict, reason
         if self._held and verdict is Verdict.PROMOTE:
             return
-        log.warning("canary %s: %s: %s", self.candidate.ref, verdict.value, reason)
+        fields = about(**self.candidate.ref.fields)
+        log.warning("canary %s: %s: %s", self.candidate.ref, verdict.value, reason, extra=fields)
         self._decided(self.plan, verdict, reason)
 
 

@@ -32,7 +32,7 @@ class StepEntry(Entry):
 
     def __init__(self, step: str, servable: Servable, inputs: Tensors, group: Group, done: Done, whole: Entry) -> None:
         super().__init__(inputs, group, done, whole.deadline, whole.priority)
-        self.client, self.traced = whole.client, whole.traced
+        self.client, self.id, self.trace = whole.client, whole.id, whole.trace
         self.since = monotonic()  # until it is queued, which an answer from a cache never is
         self.step = step
         self.ref: ModelRef = servable.ref

@@ -18,6 +18,7 @@ from server.repository.loader import Loader, as_server_error
 from server.repository.manifest import FileEntry, Manifest, describe_folder
 from server.repository.modelconfig import CONFIG, BadConfig, ModelConfig, read_config
 from server.repository.store import Store, now
+from server.telemetry.logs import about
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class DiskSide:
         try:
             await self._follow(model, settled)
         except DamagedDocument as error:
-            log.error("model %s: %s", name, error)
+            log.error("%s", error, extra=about(model=name))
             model.show(model.aliases)
         await self._housekeeping.tidy(model)
 
@@ -62,7 +63,7 @@ class DiskSide:
         except (BadConfig, OSError) as error:
             reason = str(error) if isinstance(error, BadConfig) else f"{CONFIG}: {error.strerror}"
             if reason != model.config_error:
-                log.error("model %s: %s", model.name, reason)
+                log.error("%s", reason, extra=about(model=model.name))
             model.config_error = reason
         else:
             if config != model.config or model.config_error:
@@ -77,7 +78,7 @@ class DiskSide:
                 await self._loader.rebuild(model, version)
             except ServerError as error:
                 model.config_error = f"{CONFIG}: compile: version {version}: {error.message}"
-                log.error("model %s: %s", model.name, model.config_error)
+                log.error("%s", model.config_error, extra=about(model=model.name))
 
     def manifest(self, model: LiveModel, version: int) -> Manifest | None:
         """Return a version's manifest, None where it has none or a damaged one."""

@@ -11,6 +11,7 @@ from server.repository.artifacts import ArtifactCache
 from server.repository.live import LiveModel
 from server.repository.loader import Loader
 from server.repository.store import Origin, Outcome, Store
+from server.telemetry.logs import about
 
 log = logging.getLogger(__name__)
 
@@ -73,4 +74,5 @@ class Housekeeping:
         try:
             await self.delete(model, version, Origin("retention"))
         except ServerError as error:
-            log.warning("%s:%d is not needed any more, but stays: %s", model.name, version, error.message)
+            fields = about(model=model.name, version=version, code=error.code)
+            log.warning("not needed any more, but it stays: %s", error.message, extra=fields)

@@ -18,6 +18,7 @@ from server.repository.live import LiveModel, LiveModels
 from server.repository.manifest import MODEL_FILE, CorruptVersion, Manifest, verify_files
 from server.repository.pipelines import PipelineBuilder
 from server.repository.store import Store, storage_error
+from server.telemetry.logs import about
 from server.types import ModelRef
 
 if TYPE_CHECKING:
@@ -173,7 +174,8 @@ class Loader:
             built = await self._build_version(model, version, folder, manifest.digest)
         except Exception as error:  # whatever it is, the version that answers now goes on
             failure = as_server_error(error)
-            log.warning("%s:%d cannot be loaded: %s", model.name, version, failure.message)
+            fields = about(model=model.name, version=version, code=failure.code)
+            log.warning("%s:%d cannot be loaded: %s", model.name, version, failure.message, extra=fields)
             if version in model.statuses:
                 model.fail(version, failure)
                 model.show(model.aliases)

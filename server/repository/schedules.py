@@ -21,6 +21,7 @@ from server.errors import Conflict, ServerError
 from server.repository.live import LiveModel, LiveModels
 from server.repository.store import Origin
 from server.repository.trials import RETRY, Trials
+from server.telemetry.logs import about
 
 log = logging.getLogger(__name__)
 
@@ -101,10 +102,11 @@ class Schedules:
         try:
             await self._trials.advance(model, plan, written(self._clocks.wall()), SCHEDULE)
         except Conflict as error:
-            log.info("%s: %s", model.name, error.message)  # another server, or somebody, was first
+            log.info("%s", error.message, extra=about(model=model.name, version=plan.version))  # another was first
         except ServerError as error:
             timer.not_before = now + RETRY
-            log.error("%s: step %d could not begin: %s", model.name, plan.step + 2, error.message)
+            fields = about(model=model.name, version=plan.version, code=error.code)
+            log.error("step %d could not begin: %s", plan.step + 2, error.message, extra=fields)
 
 
 def _may_move(model: LiveModel, plan: CanaryPlan) -> bool:

@@ -19,6 +19,7 @@ from server.repository.loader import Loader
 from server.repository.manifest import Signature
 from server.repository.names import LIVE
 from server.repository.store import Change, Origin, Outcome, Store
+from server.telemetry.logs import about
 
 log = logging.getLogger(__name__)
 
@@ -134,8 +135,10 @@ class Trials:
             try:
                 await self._end(model, plan, action, reason, GUARD)
             except Conflict as error:
-                log.info("%s: %s", model.name, error.message)  # another server, or somebody, was first
+                fields = about(model=model.name, version=plan.version)
+                log.info("%s", error.message, extra=fields)  # another server, or somebody, was first
                 return
             except ServerError as error:
-                log.error("%s: version %d could not be %s: %s", model.name, plan.version, action, error.message)
+                fields = about(model=model.name, version=plan.version, code=error.code)
+                log.error("version %d could not be %s: %s", plan.version, action, error.message, extra=fields)
                 await asyncio.sleep(RETRY)

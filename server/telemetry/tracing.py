@@ -78,7 +78,7 @@ class Tracing:
 
         if span.is_recording():
             entry.done = done
-            entry.traced = True
+            entry.trace = f"{span.get_span_context().trace_id:032x}"
         return ended
 
     def close(self) -> None:

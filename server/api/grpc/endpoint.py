@@ -14,12 +14,14 @@ from google.protobuf.message import DecodeError
 
 from server.access.authority import Authority
 from server.access.scopes import CALLS, Need, Scope
+from server.api.grpc.accessed import Accessed
 from server.api.grpc.health import HealthService
 from server.api.grpc.messages import HEALTH, INFERENCE, Message, message_class
 from server.api.grpc.service import InferenceService, Parts
 from server.api.grpc.status import errors_as_status
 from server.errors import BadRequest
 from server.settings import Settings
+from server.telemetry.access import AccessLog
 
 Read: TypeAlias = Callable[[bytes], Message]
 Permit: TypeAlias = Callable[[Any, Any], None]  # of a message and its call's context; raises
@@ -52,7 +54,10 @@ class GrpcEndpoint:
         inference = InferenceService(self._parts, self._stopping)
         health = HealthService(self._parts.plane, self._stopping)
         self._server.add_generic_rpc_handlers(
-            (_handlers(INFERENCE, inference, authority), _handlers(HEALTH, health, authority))
+            tuple(
+                _handlers(file, methods, authority, self._parts.access)
+                for file, methods in ((INFERENCE, inference), (HEALTH, health))
+            )
         )
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         credentials, address = _credentials(settings), f"{host}:{settings.grpc_port}"
@@ -80,11 +85,14 @@ def _credentials(settings: Settings) -> Any:
     return grpc.ssl_server_credentials([pair], clients, clients is not None)
 
 
-def _handlers(file: FileDescriptor, methods: object, authority: Authority) -> Any:
+def _handlers(file: FileDescriptor, methods: object, authority: Authority, access: AccessLog) -> Any:
     """Connect the file's one service with the methods of the same names."""
     (service,) = file.services_by_name.values()
+    accessed = Accessed(access) if access.errors else None
     found = {
-        method.name: _handler(method, getattr(methods, method.name), _permission(CALLS[method.name], authority))
+        method.name: _handler(
+            method, getattr(methods, method.name), _permission(CALLS[method.name], authority), accessed
+        )
         for method in service.methods
     }
     return grpc.method_handlers_generic_handler(service.full_name, found)
@@ -102,16 +110,20 @@ def _permission(need: Need, authority: Authority) -> Permit:
     return permit
 
 
-def _handler(method: Any, call: Callable[..., Any], permit: Permit) -> Any:
+def _handler(method: Any, call: Callable[..., Any], permit: Permit, accessed: Accessed | None) -> Any:
     """Wrap a method; messages are read in here, so that what is none is refused like any other bad request."""
     write = message_class(method.output_type).SerializeToString
-    read = _reader(message_class(method.input_type))
+    read, path = _reader(message_class(method.input_type)), f"/{method.containing_service.full_name}/{method.name}"
     if not method.server_streaming:
-        return grpc.unary_unary_rpc_method_handler(_unary(read, call, permit), None, write)
-    if not method.client_streaming:
-        return grpc.unary_stream_rpc_method_handler(_streaming(read, call, permit), None, write)
-    each = functools.partial(_each, read)
-    return grpc.stream_stream_rpc_method_handler(_streaming(each, call, permit), None, write)
+        answer = _unary(read, call, permit)
+        if accessed is not None:
+            answer = accessed.unary(answer, path, read, CALLS[method.name] is not Scope.INFER)
+        return grpc.unary_unary_rpc_method_handler(answer, None, write)
+    stream = _streaming(functools.partial(_each, read) if method.client_streaming else read, call, permit)
+    if accessed is not None:
+        stream = accessed.streaming(stream, path)
+    kind = grpc.stream_stream_rpc_method_handler if method.client_streaming else grpc.unary_stream_rpc_method_handler
+    return kind(stream, None, write)
 
 
 def _reader(kind: Any) -> Read:

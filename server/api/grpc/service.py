@@ -18,6 +18,7 @@ from server.api import modelinfo
 from server.api.callhead import STICKY_KEY
 from server.api.controls import TRACE_SETTINGS, LogSettings, update_trace
 from server.api.grpc import tensors
+from server.api.grpc.accessed import REQUEST_ID
 from server.api.grpc.messages import INFERENCE, Message, message_class
 from server.api.grpc.status import known
 from server.api.infer import codec_of, deadline_of
@@ -25,6 +26,7 @@ from server.api.v2 import RepositoryControl
 from server.dataplane import DataPlane
 from server.errors import BadRequest, NotFound, Unavailable, Unsupported
 from server.settings import Settings
+from server.telemetry.access import AccessLog
 from server.telemetry.statistics import StatsBook
 
 Metadata: TypeAlias = dict[str, Any]
@@ -39,6 +41,7 @@ class Parts:
     book: StatsBook
     control: RepositoryControl
     logs: LogSettings
+    access: AccessLog
 
 
 _PEER = ":peer"  # no caller's own metadata: those begin with a letter
@@ -80,7 +83,8 @@ class InferenceService:
         wanted = [at for at in (deadline, deadline_of(head)) if at is not None]
         deadline = min(wanted, default=None)
         trace = metadata.get("traceparent", "")
-        outputs = await self._plane.execute(servable, inputs, head.group, deadline, head.priority, trace, client)
+        name = head.id or metadata.get(REQUEST_ID, "")
+        outputs = await self._plane.execute(servable, inputs, head.group, deadline, head.priority, trace, client, name)
         return tensors.encode(codec, head, outputs)
 
     # the server and its models

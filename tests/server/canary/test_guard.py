@@ -102,6 +102,7 @@ def test_an_equal_version_is_promoted(stable: Draw) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("stable", "share"),
     [

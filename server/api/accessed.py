@@ -1,0 +1,52 @@
+"""What is not inference: whose request it is, known to every line logged for it, and a line of its own."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.api.asgi import client_address
+from server.api.callhead import is_infer_path
+from server.telemetry.access import AccessLog, Served
+from server.telemetry.logs import CALLER, Caller, trace_of
+
+
+class Accessed:
+    """Middleware, the outermost. Inference has its lines from :class:`server.api.infer.InferService`."""
+
+    def __init__(self, app: ASGIApp, access: AccessLog) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on; tell what became of it."""
+        if scope["type"] != "http" or is_infer_path(scope["raw_path"]):
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        caller = Caller(
+            headers.get(b"x-request-id", b"").decode("latin-1"),
+            trace_of(headers.get(b"traceparent", b"").decode("latin-1")),
+        )
+        began, status = monotonic(), 0
+
+        async def sent(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        token = CALLER.set(caller)
+        try:
+            await self._app(scope, receive, sent)
+        finally:
+            CALLER.reset(token)
+            self._tell(scope, status, monotonic() - began, caller)
+
+    def _tell(self, scope: Scope, status: int, seconds: float, caller: Caller) -> None:
+        ok = 0 < status < 400
+        if self._access.wants(ok):
+            served = Served(scope["method"], scope["path"], status, ok, seconds, *caller)
+            served.client, served.fault = client_address(scope), status in (0, 500)
+            self._access.write(served)

@@ -1,11 +1,13 @@
 """The wire format of one inference: JSON, optionally followed by raw tensors, both ways. Knows nothing of HTTP.
 
-A request's JSON says little that changes between calls of one client when its tensors are binary. So a head that was
-read and checked once is remembered by its bytes, together with the answer's JSON for each shape of the outputs.
+But for its tensors, a request's JSON says little that changes between calls of one client. So a head that was read and
+checked once is remembered by its bytes without the tensors' data, together with the answer's JSON for each shape of the
+outputs where those are binary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +29,8 @@ _SMALL = 4096  # bytes below which a copy costs less than a view
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where one input's elements are: ``size`` bytes at ``start`` after the JSON, or ``data`` inside it."""
+    """Where one input's elements are: ``size`` bytes at ``start`` after the JSON, or inside it: ``data`` then is their
+    number among what :func:`jsondata.take_data` takes out."""
 
     name: str
     datatype: str
@@ -35,17 +38,17 @@ class Slot:
     dtype: np.dtype[Any]
     start: int
     size: int
-    data: object = None
+    data: int | None = None
 
     @property
     def is_view(self) -> bool:
         """Whether the body has its elements as they are."""
         return self.data is None and self.datatype not in ("BYTES", "BOOL") and self.size > 0
 
-    def tensor(self, body: bytes | bytearray, base: int) -> Array:
-        """Return the input, from a body in which binary data begins at ``base``."""
+    def tensor(self, body: bytes | bytearray, base: int, taken: Sequence[object] = ()) -> Array:
+        """Return the input, from a body in which binary data begins at ``base``, or what was taken out of its JSON."""
         if self.data is not None:
-            return jsondata.to_array(self.data, self.datatype, self.shape, f"input {self.name!r}")
+            return jsondata.to_array(taken[self.data], self.datatype, self.shape, f"input {self.name!r}")
         at = base + self.start
         if self.datatype == "BYTES":
             view = memoryview(body)[at : at + self.size]
@@ -72,12 +75,17 @@ class Head:
     answers: dict[tuple[Shape, ...], Answer] = field(default_factory=dict)
     plain_slots: tuple[tuple[str, Shape, np.dtype[Any], int], ...] = ()  # of inputs that are all mere views
 
+    @property
+    def inlined(self) -> bool:
+        """Whether inputs are inside the JSON."""
+        return any(slot.data is not None for slot in self.slots)
+
     def __post_init__(self) -> None:
         if all(slot.is_view for slot in self.slots):
             self.plain_slots = tuple((slot.name, slot.shape, slot.dtype, slot.start) for slot in self.slots)
 
-    def tensors(self, body: bytes | bytearray, json_bytes: int) -> Tensors:
-        """Return views into the body (copies only for JSON and BYTES data)."""
+    def tensors(self, body: bytes | bytearray, json_bytes: int, taken: Sequence[object] = ()) -> Tensors:
+        """Return views into the body (copies only for BYTES and for what was taken out of the JSON)."""
         if len(body) - json_bytes != self.blob_bytes:
             raise BadRequest(
                 f"body: expected {self.blob_bytes} bytes of binary data after {json_bytes} bytes of JSON, "
@@ -87,7 +95,7 @@ class Head:
             return {
                 name: np.ndarray(shape, dtype, body, json_bytes + at) for name, shape, dtype, at in self.plain_slots
             }
-        return {slot.name: slot.tensor(body, json_bytes) for slot in self.slots}
+        return {slot.name: slot.tensor(body, json_bytes, taken) for slot in self.slots}
 
 
 @dataclass(slots=True)
@@ -111,7 +119,8 @@ class Codec:
     def __init__(self, ref: ModelRef, signature: Signature) -> None:
         self.ref = ref
         self.signature = signature
-        self._memo: dict[bytes, Head] = {}
+        self._memo: dict[bytes, Head] = {}  # by JSON that has no data inside
+        self._shells: dict[bytes, Head] = {}  # by JSON that had, written without
 
     # requests
 
@@ -119,30 +128,33 @@ class Codec:
         """Read a body of which the first ``json_bytes`` are JSON; None: all of it, 0: one raw tensor."""
         if json_bytes is None:
             json_bytes = len(body)
+        taken: Sequence[object] = ()
         if json_bytes == 0 and len(body):
             head = self._raw_head(len(body))
         else:
-            head = self.head(bytes(body[:json_bytes]))
-        return head, head.tensors(body, json_bytes)
+            head, taken = self.head(bytes(body[:json_bytes]))
+        return head, head.tensors(body, json_bytes, taken)
 
     def known(self, text: bytes) -> Head | None:
         """Return the checked head for this JSON if it is remembered."""
         return self._memo.get(text)
 
-    def head(self, text: bytes) -> Head:
-        """Return the checked head for this JSON."""
-        known = self._memo.get(text)
+    def head(self, text: bytes) -> tuple[Head, Sequence[object]]:
+        """Return the checked head for this JSON, and the data of inputs that are inside it."""
+        known = self._memo.get(text) if len(text) <= MEMO_BYTES else None
         if known is not None:
-            return known
-        head = self.read(jsondata.parse(text, "body"))
-        if len(text) <= MEMO_BYTES and all(slot.data is None for slot in head.slots):
-            if len(self._memo) >= MEMO_ENTRIES:
-                del self._memo[next(iter(self._memo))]
-            self._memo[text] = head
-        return head
+            return known, ()
+        document, strict = jsondata.parse(text, "body")
+        taken = jsondata.take_data(document)
+        if not taken:
+            return _remember(self._memo, text, self.read(document)), ()
+        if not strict:
+            return self.read(document), taken
+        shell = orjson.dumps(document)
+        return self._shells.get(shell) or _remember(self._shells, shell, self.read(document)), taken
 
     def read(self, document: object) -> Head:
-        """Check a request's document, in the form of its JSON, against the model."""
+        """Check a request's document, in the form of its JSON without data, against the model."""
         root = _expect(document, dict, "body")
         parameters = _parameters(root.get("parameters"), "parameters")
         _refuse_sequences(parameters)
@@ -228,6 +240,14 @@ class Codec:
         if output.classes:
             return "BYTES", classify(array, output.classes, self.signature.batchable)
         return spec.datatype, array
+
+
+def _remember(memo: dict[bytes, Head], text: bytes, head: Head) -> Head:
+    if len(text) <= MEMO_BYTES:
+        if len(memo) >= MEMO_ENTRIES:
+            del memo[next(iter(memo))]
+        memo[text] = head
+    return head
 
 
 def payload(datatype: str, array: Array) -> bytes | memoryview:

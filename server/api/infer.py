@@ -85,7 +85,7 @@ class InferCall:
         """Return what helps with further requests that begin with these bytes, this one's head and JSON; None where
         nothing does."""
         head = self.head
-        if self.entry is None or head.json_bytes is None or head.encoding or len(prefix) > LONGEST:
+        if self.entry is None or head.json_bytes is None or head.encoding or len(prefix) > LONGEST or self.wire.inlined:
             return None
         lane = self.service.lanes.get(prefix)
         if lane is None or not lane.size or lane.servable is not self.servable:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from array import array
 from itertools import chain
-from typing import Any
+from struct import pack
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -26,14 +26,21 @@ _TAKES: dict[str, frozenset[type]] = {
 _NAMES = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", type(None): "null", list: "a list"}
 
 
-def parse(text: bytes | bytearray | memoryview, field: str) -> Any:
+class Parsed(NamedTuple):
+    """A document, and whether the JSON was strict, so that written again it says the same."""
+
+    document: Any
+    strict: bool
+
+
+def parse(text: bytes | bytearray | memoryview, field: str) -> Parsed:
     """Parse JSON; NaN and Infinity are taken as Python's and RapidJSON's writers spell them."""
     try:
-        return orjson.loads(text)
+        return Parsed(orjson.loads(text), True)
     except orjson.JSONDecodeError as error:
         raw = bytes(text)
         if b"NaN" in raw or b"Infinity" in raw:
-            return _parse_lenient(raw, field)
+            return Parsed(_parse_lenient(raw, field), False)
         raise BadRequest(f"{field}: expected JSON, got something else: {error}") from None
 
 
@@ -44,6 +51,17 @@ def _parse_lenient(raw: bytes, field: str) -> Any:
         raise BadRequest(f"{field}: expected JSON, got something else: {error}") from None
 
 
+def take_data(document: Any) -> list[object]:
+    """Take the data out of a request's inputs, in order; what is left has each one's number in its place."""
+    taken: list[object] = []
+    inputs = document.get("inputs") if isinstance(document, dict) else None
+    for item in inputs if isinstance(inputs, list) else ():
+        if isinstance(item, dict) and item.get("data") is not None:
+            taken.append(item["data"])
+            item["data"] = len(taken) - 1
+    return taken
+
+
 def to_array(data: object, datatype: str, shape: tuple[int, ...], field: str) -> Array:
     """Turn flat or nested JSON lists into an array; raises BadRequest naming what was expected and what came."""
     if datatype in BINARY_ONLY:
@@ -51,18 +69,24 @@ def to_array(data: object, datatype: str, shape: tuple[int, ...], field: str) ->
     flat = _flatten(data, shape, field)
     if len(flat) != math.prod(shape):
         raise BadRequest(f"{field}.data: expected {math.prod(shape)} elements for shape {list(shape)}, got {len(flat)}")
-    kinds = set(map(type, flat)) - _TAKES[datatype]
+    kinds = _kinds(flat) - _TAKES[datatype]
     if kinds:
         got = ", ".join(sorted(_NAMES.get(kind, kind.__name__) for kind in kinds))
         raise BadRequest(f"{field}.data: expected {datatype} values, got {got}")
     if datatype == "BYTES":
         return object_array(map(to_bytes, flat), shape)
     try:
-        if datatype in _FLOATS:  # array.array reads Python floats twice as fast as NumPy
-            return np.frombuffer(array("d", flat), np.float64).astype(NUMPY_OF[datatype]).reshape(shape)
+        if datatype in _FLOATS:  # struct reads Python floats three times as fast as NumPy or array.array
+            return np.frombuffer(pack(f"{len(flat)}d", *flat), np.float64).astype(NUMPY_OF[datatype]).reshape(shape)
         return np.array(flat, dtype=NUMPY_OF[datatype]).reshape(shape)
     except OverflowError:
         raise BadRequest(f"{field}.data: a value is out of the range of {datatype}") from None
+
+
+def _kinds(flat: list[Any]) -> set[type]:
+    """Return the elements' types. Most often there is one, which counting tells sooner than a set."""
+    kinds = list(map(type, flat))
+    return {kinds[0]} if kinds and kinds.count(kinds[0]) == len(kinds) else set(kinds)
 
 
 def _flatten(data: object, shape: tuple[int, ...], field: str) -> list[Any]:

@@ -61,7 +61,7 @@ def json_response(value: object) -> Response:
 async def read_json(request: Request, limit: int) -> dict[str, Any]:
     """Return the body's object, an empty one for an empty body; clients send it without a content type."""
     body = await read_body(request.receive, limit)
-    value = jsondata.parse(body, "body") if body.strip() else {}
+    value = jsondata.parse(body, "body").document if body.strip() else {}
     if not isinstance(value, dict):
         raise BadRequest(f"body: expected an object, got {type(value).__name__}")
     return value

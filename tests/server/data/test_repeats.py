@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import socket
 import struct
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +25,7 @@ from server.errors import Forbidden, Unauthorized
 from server.scheduling.pool import WorkerPool
 from server.telemetry.statistics import Statistics
 from server.types import ModelRef
-from tests.server.data.fakes import doubler
+from tests.server.data.fakes import adder, doubler
 from tests.server.data.running import infer_request, request, rows, serving, tensor_of, wait_for
 
 
@@ -138,6 +141,49 @@ def test_who_may_ask_and_for_how_much_is_decided_anew_each_time(
         assert [ask() for _ in range(4)] == [200, 200, 429, 429]
         assert set(quotas._full_at) == {"its id"}
     assert len(repeats) >= 8
+
+
+def test_json_that_was_checked_without_its_data_is_checked_no_less() -> None:
+    """What Python takes for equal is not equal JSON."""
+    sound = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
+    others: list[dict[str, Any]] = [
+        {"shape": [True, 4]},
+        {"shape": [1.0, 4]},
+        {"data": 0},
+        {"data": [[1, 2, 3]]},
+        {"data": [1, 2, 3, True]},
+        {"data": [1, 2, 3, None]},
+        {"data": None},
+        {"parameters": {"binary_data_size": 16}},
+    ]
+    with serving({"doubler": doubler()}) as running:
+        for start in range(3):
+            values = [start, 0.5, float("inf"), 4]
+            answer = running.infer("doubler", {"inputs": [{**sound, "data": values}]})
+            assert answer.status == 200
+            assert answer.json["outputs"][0]["data"] == [2 * value for value in values]
+        for other in others:
+            for _ in range(2):
+                assert running.infer("doubler", {"inputs": [{**sound, **other}]}).status == 400, other
+        assert running.infer("doubler", {"inputs": [sound], "parameters": {"timeout": None}}).status == 200
+        assert running.infer("doubler", {"inputs": [sound], "parameters": {"timeout": math.nan}}).status == 400
+        assert running.infer("doubler", {"inputs": [sound]}).json["outputs"][0]["data"] == [2, 4, 6, 8]
+
+
+def test_data_in_json_beside_binary_data_is_read_each_time(repeats: list[Lane]) -> None:
+    """Equal bytes before binary data hold the same data, too, but no lane may be made of them."""
+    inside = {"name": "a", "datatype": "INT32", "shape": [1, 16], "data": list(range(16))}
+    outside = {"name": "b", "datatype": "INT32", "shape": [1, 16], "parameters": {"binary_data_size": 64}}
+    head = json.dumps({"inputs": [inside, outside], "parameters": {"binary_data_output": True}}).encode()
+    with serving({"adder": adder()}) as running, running.connect() as raw:
+        for start in range(6):
+            values = np.full((1, 16), start, np.int32)
+            fields = {"Inference-Header-Content-Length": str(len(head))}
+            raw.send(request("POST", "/v2/models/adder/infer", head + values.tobytes(), fields))
+            answer = raw.answer()
+            assert answer.status == 200
+            assert np.frombuffer(answer.body[-128:-64], np.int32).tolist() == [start + value for value in range(16)]
+    assert not repeats
 
 
 def test_refused_requests_of_a_client_that_leaves_leave_nothing() -> None:

@@ -7,6 +7,9 @@
                                                               one shape of a model (a file), into the cache: for
                                                               sessions that compile in the background
 
+    python -m core.children kernels JOBS CACHE ARCH
+                                                              kernels for GPUs into the cache, see cuda_kernels.py
+
 With --while-stdin before the stage, the process ends when its standard input does: with the one that started it.
 
 Exit status 0, or 2 with {"error": ...} on standard output when the model is at fault, 5 with the same when a device has
@@ -35,6 +38,7 @@ from core.ir.types import TensorType
 from core.ir.verify import verify
 from core.ops.inference import infer_graph
 from core.options import Options, with_placement
+from core.runtime.cuda_kernels import compile_jobs
 
 COMPILED = "model.lathe"
 _MODEL_AT_FAULT, _NO_ROOM = 2, 5
@@ -126,7 +130,11 @@ def specialise_stage(arguments: argparse.Namespace) -> None:
     compiler.specialise(arguments.model, arguments.origin, binding, options)
 
 
-_STAGES = {"parse": parse_stage, "compile": compile_stage, "specialise": specialise_stage}
+def kernels_stage(arguments: argparse.Namespace) -> None:
+    compile_jobs(arguments.jobs, arguments.folder, arguments.arch)
+
+
+_STAGES = {"parse": parse_stage, "compile": compile_stage, "specialise": specialise_stage, "kernels": kernels_stage}
 
 
 def _end_with_stdin() -> None:
@@ -170,6 +178,10 @@ def _parser() -> argparse.ArgumentParser:
     specialising.add_argument("model", type=Path)
     for name in ("origin", "binding", "options"):
         specialising.add_argument(name)
+    kernels = stages.add_parser("kernels")
+    kernels.add_argument("jobs", type=Path)
+    kernels.add_argument("folder", type=Path)
+    kernels.add_argument("arch", type=int)
     return parser
 
 

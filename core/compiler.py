@@ -117,8 +117,6 @@ def compile(
 
 def _here_and_now(options: Options) -> Options:
     """UnsupportedError for options that need a file and a cache."""
-    if options.tune_later and options.devices:
-        raise UnsupportedError('tune="background" is for the CPU alone')
     if options.tune_later:
         raise UnsupportedError('tune="background" needs the path of a file, and a cache folder that can be written')
     return options
@@ -126,7 +124,7 @@ def _here_and_now(options: Options) -> Options:
 
 def kept(store: Store, model: bytes, options: Options, new_shapes: NewShapes, file: Path | None = None) -> Session:
     """A session from the compiled model in the store, which is made and put there when it is missing or of no use."""
-    if file is None or options.devices:
+    if file is None:
         options = _here_and_now(options)
     key = model_key(model, options)
     path = store.model(key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -24,7 +24,7 @@ from core.runtime.placed import Wiring
 from core.runtime.room import room_of
 from core.runtime.store import Store, open_store
 from core.runtime.trial import Bench, host_bench
-from core.tune import Choices, Record, choices
+from core.tune import Choices, Prepare, Record, choices
 
 _NO_TIME = 1e-9  # seconds: what is known still counts
 _MARGIN = 0.95  # of what a try asks for, once one has shown how a plan compares with what placing counted
@@ -55,12 +55,16 @@ class Tuning:
         target = _target(part.device, options)
         record = Record(self._store.tuning, target) if self._store else None
         started = time.perf_counter()
-        found = choices(part.graph, target, options, record, self._bench(part.device))
+        found = choices(part.graph, target, options, record, self._bench(part.device), self._prepare(part.device))
         if options.tune:
             left = options.tune - (time.perf_counter() - started)
             self._options = replace(self._options, tune=max(left, _NO_TIME))
         self._known[part.device] = tuple(found.findings.items())
         return found
+
+    def _prepare(self, name: str) -> Prepare | None:
+        cache = self._store.objects if self._store else None
+        return None if name == HOST else lambda specs: open_device(name).prepare(specs, cache)
 
     def _bench(self, name: str) -> Bench | None:
         cache = self._store.objects if self._store else None
@@ -119,7 +123,11 @@ def _target(name: str, options: Options) -> Target | GpuTarget:
 def _compiled(part: Part, planned: Planned, choices: Choices, store: Store | None, log: tuple[str, ...]) -> Compiled:
     """The objects of a part, by the generators of its device."""
     cache = store.objects if store else None
-    code = partial(object_for, target=host()) if part.device == HOST else open_device(part.device).code
+    code: Callable[..., bytes] = partial(object_for, target=host())
+    if part.device != HOST:
+        device = open_device(part.device)
+        device.prepare(planned.specs.values(), cache)
+        code = device.code
     objects = {symbol: code(spec, cache=cache) for symbol, spec in planned.specs.items()}
     states = {state.value.name: state.initial for state in part.graph.states}
     plan = replace(planned.plan, log=log)

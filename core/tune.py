@@ -19,7 +19,7 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -31,7 +31,7 @@ from typing import TypeAlias
 from core.codegen.jit import generator_version, llvm_version
 from core.errors import ArtifactError, DeviceMemoryError
 from core.ir.graph import Graph, Node
-from core.kernels.catalog import KernelCall, Request, candidates, select
+from core.kernels.catalog import KernelCall, KernelSpec, Request, candidates, select
 from core.kernels.cuda import triton_version
 from core.kernels.target import GpuTarget, Target
 from core.options import Options
@@ -40,6 +40,7 @@ from core.plan.plan import affine_of
 from core.runtime.bundle import Bundle
 from core.runtime.trial import Bench, Timed
 
+Prepare: TypeAlias = Callable[[Iterable[KernelSpec]], None]
 Findings: TypeAlias = dict[str, str]  # problem -> the kernel to use, as `KernelSpec.finding` names it
 
 _FEW = 3  # candidates tried when time is short
@@ -132,12 +133,17 @@ class Choices:
 
 
 def choices(
-    graph: Graph, target: Target | GpuTarget, options: Options, record: Record | None, bench: Bench | None
+    graph: Graph,
+    target: Target | GpuTarget,
+    options: Options,
+    record: Record | None,
+    bench: Bench | None,
+    prepare: Prepare | None = None,
 ) -> Choices:
     """What is known of a graph's nodes, after as much measuring as the options allow.
 
     Without tuning only the findings that the options bring count, so that the result depends on nothing else. So it is
-    without a bench, where the record counts, too.
+    without a bench, where the record counts, too. `prepare`: see `tune`.
     """
     batches = batches_of(target, options.max_batch)
     findings = dict(options.findings)
@@ -145,7 +151,8 @@ def choices(
     if options.tune:
         findings = {**(record.read() if record else {}), **findings}
         by_node = problems(graph, target, options.threads, batches, options.winograd)
-        new = tune(worthwhile(by_node.values()), findings, options.tune, bench) if bench is not None else {}
+        todo = worthwhile(by_node.values()) if bench is not None else []
+        new = tune(todo, findings, options.tune, bench, prepare) if bench is not None else {}
         if new and record:
             record.add(new)
         findings |= new
@@ -196,10 +203,19 @@ def worthwhile(given: Iterable[Problem]) -> list[Problem]:
     return [found[key] for key in dict.fromkeys((*first, *keys))]
 
 
-def tune(todo: Iterable[Problem], known: Mapping[str, str], seconds: float, bench: Bench) -> Findings:
-    """Findings for problems that are not `known`, as many as fit into `seconds`; infinity: all candidates of all. What
-    a device has no room to try is left as it is."""
+def tune(
+    todo: Iterable[Problem],
+    known: Mapping[str, str],
+    seconds: float,
+    bench: Bench,
+    prepare: Prepare | None = None,
+) -> Findings:
+    """Findings for problems that are not `known`, as many as fit into `seconds`; infinity: all candidates of all, which
+    `prepare` may compile at once before. What a device has no room to try is left as it is."""
     findings: Findings = {}
+    if seconds == inf and prepare is not None:
+        todo = [problem for problem in todo if problem.key not in known]
+        prepare(call.spec for problem in todo for call in problem.calls)
     end = time.perf_counter() + seconds
     longest = 0.0
     for full in todo:

@@ -8,7 +8,7 @@ itself compiles.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,7 @@ from core.kernels.cuda import Binary, binary_for
 from core.kernels.target import GpuTarget
 from core.runtime.cublaslt import Library, Product, opened
 from core.runtime.cuda_driver import Driver, load_driver
+from core.runtime.cuda_kernels import compile_ahead
 from core.runtime.device import Device, Event, Graph, Grid, HostBytes, MemoryInfo, Module, Stream
 from core.runtime.machine import Peaks
 from core.runtime.memory import address_of, array_at
@@ -168,6 +169,10 @@ class CudaDevice:
 
     def code(self, spec: KernelSpec, cache: ObjectCache | None = None) -> bytes:
         return spec.to_bytes() if isinstance(spec, LibrarySpec) else binary_for(spec, self.target, cache).to_bytes()
+
+    def prepare(self, specs: Iterable[KernelSpec], cache: ObjectCache | None) -> None:
+        if cache is not None:
+            compile_ahead(specs, self.target, cache)
 
     def load(self, objects: Mapping[str, bytes]) -> Module:
         return _Module(self, objects)

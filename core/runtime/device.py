@@ -9,7 +9,7 @@ but `synchronize` may return before the work is done.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -183,6 +183,11 @@ class Device(Protocol):
     def code(self, spec: KernelSpec, cache: ObjectCache | None = None) -> bytes:
         """The object of a kernel for this device, from the cache where it is there. UnsupportedError without the
         compiler that it takes."""
+        ...
+
+    def prepare(self, specs: Iterable[KernelSpec], cache: ObjectCache | None) -> None:
+        """Have the objects of kernels in the cache, many at a time where that is faster; what fails is left to
+        `code`."""
         ...
 
     def load(self, objects: Mapping[str, bytes]) -> Module:

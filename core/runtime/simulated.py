@@ -12,7 +12,7 @@ import random
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Literal, Protocol, TypeAlias
@@ -199,6 +199,9 @@ class SimulatedDevice:
 
     def code(self, spec: KernelSpec, cache: ObjectCache | None = None) -> bytes:
         return self._backend.code(spec)
+
+    def prepare(self, specs: Iterable[KernelSpec], cache: ObjectCache | None) -> None:
+        """There is nothing to compile."""
 
     def load(self, objects: Mapping[str, bytes]) -> _Module:
         return _Module({symbol: self._backend.load(data) for symbol, data in objects.items()})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
@@ -339,6 +339,9 @@ class FakeGpu(CudaDevice):
     def _target(self) -> GpuTarget:
         found = super()._target()
         return replace(found, device="simulated", arch=self._arch or found.arch)
+
+    def prepare(self, specs: Iterable[KernelSpec], cache: ObjectCache | None) -> None:
+        """References need no compiler."""
 
     def code(self, spec: KernelSpec, cache: ObjectCache | None = None) -> bytes:
         if isinstance(spec, LibrarySpec):

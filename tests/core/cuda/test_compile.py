@@ -263,6 +263,25 @@ def test_compiled_models_are_kept_and_load_without_compiling(tmp_path: Path, mon
         core.load_compiled(damaged)
 
 
+def test_tuning_in_the_background_takes_the_place_of_what_runs(tmp_path: Path) -> None:
+    """A child compiles for the same devices; the session frees what it had there."""
+    graph, pair = perceptron(), ("simulated:6", "simulated:7")
+    file = tmp_path / "model.onnx"
+    file.write_bytes(core.export(graph))
+    placement = {"softmax": pair[1]}
+    options = {"device": pair, "cache_dir": tmp_path / "cache", "tune": "background", "placement": placement}
+    with core.compile(file, **options) as session:  # type: ignore[arg-type]
+        assert "compiled without measuring" in session.explain(3)
+        taken = [devices.open_device(name).memory().free for name in pair]
+        assert_agrees(session, graph)
+        assert session.settle(60)
+        explained = session.explain(3)
+        assert "tuned" in explained and "2 parts on simulated:6, simulated:7" in explained
+        assert_agrees(session, graph)
+        assert [devices.open_device(name).memory().free for name in pair] == taken
+    assert all(devices.open_device(name).memory().free == devices.open_device(name).memory().total for name in pair)
+
+
 def test_what_is_not_supported_is_named() -> None:
     graph = perceptron()
     with pytest.raises(UnsupportedError, match="device 'tpu' is not supported, expected 'cpu', 'cuda'"):
@@ -273,7 +292,7 @@ def test_what_is_not_supported_is_named() -> None:
         core.compile(graph, device="simulated", device_memory={"cpu": 1})
     with pytest.raises(ValueError, match="placement is 'luck', expected 'first', 'cost'"):
         core.compile(graph, device="simulated", placement="luck")  # type: ignore[arg-type]
-    with pytest.raises(UnsupportedError, match='tune="background" is for the CPU alone'):
+    with pytest.raises(UnsupportedError, match='tune="background" needs the path of a file'):
         core.compile(graph, device="simulated", tune="background")
     with pytest.raises(UnsupportedError, match="packed sequences run on the CPU alone, not on simulated:0"):
         core.compile(graph, device="simulated", packing=8)

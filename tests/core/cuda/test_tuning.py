@@ -21,7 +21,7 @@ from core.errors import DeviceError, DeviceMemoryError
 from core.ir.build import Builder
 from core.ir.graph import Graph
 from core.ir.types import DType, TensorType, symbol
-from core.kernels.catalog import KernelCall
+from core.kernels.catalog import KernelCall, KernelSpec
 from core.kernels.target import GpuTarget
 from core.options import make_options
 from core.passes.pipeline import Options, optimize
@@ -123,7 +123,7 @@ def test_without_a_clock_and_without_tuning_nothing_is_measured(device: Simulate
 def test_a_budget_bounds_measuring_over_all_parts(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds: list[float] = []
 
-    def noted(todo: Any, known: Any, left: float, bench: Any) -> dict[str, str]:
+    def noted(todo: Any, known: Any, left: float, bench: Any, prepare: Any = None) -> dict[str, str]:
         seconds.append(left)
         return {}
 
@@ -134,6 +134,17 @@ def test_a_budget_bounds_measuring_over_all_parts(device: SimulatedDevice, monke
     core.compile(graph, device=DEVICE, tune=5.0).close()
     assert len(seconds) == 3 and 5.0 == seconds[0] > seconds[1] > seconds[2] > 0
     assert tune.tune([problem_of(device.target)], {}, 0.0, device_bench(device)) == {}
+
+
+def test_full_tuning_compiles_all_candidates_at_once(device: SimulatedDevice) -> None:
+    """Those of problems that are known are not among them, and a budget lets each wait for its turn."""
+    known, new = problem_of(device.target), problem_of(device.target, (1, 4))
+    prepared: list[KernelSpec] = []
+    bench = device_bench(device)
+    findings = tune.tune([known, new], {known.key: ""}, inf, bench, prepared.extend)
+    assert prepared == [call.spec for call in new.calls] and list(findings) == [new.key]
+    tune.tune([new], {}, 5.0, bench, prepared.extend)
+    assert len(prepared) == len(new.calls)
 
 
 def test_records_and_artifacts_of_other_gpus_are_ignored(device: SimulatedDevice, tmp_path: Path) -> None:

@@ -55,6 +55,14 @@ class TwoRates:
     _waiting_stable: deque[bool] = field(default_factory=lambda: deque(maxlen=PENDING))
     _waiting_candidate: deque[bool] = field(default_factory=lambda: deque(maxlen=PENDING))
 
+    def follow(self, ratio: int) -> None:
+        """Form the blocks that come with so many outcomes of the stable version. Those that wait are dropped: there are
+        too many of one side now, and who is compared should have run at the same time."""
+        if ratio != self.ratio:
+            self.ratio = ratio
+            self._waiting_stable.clear()
+            self._waiting_candidate.clear()
+
     def add_stable(self, bad: bool) -> None:
         """Take in one outcome of the stable version."""
         self._waiting_stable.append(bad)

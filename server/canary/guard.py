@@ -77,7 +77,7 @@ class Guard:
         """Go on with another share of the requests. What was learnt stays: blocks that come are as large as they are
         to be now, which no answer had a say in, so each still has a mean of at most 1 (see ``evidence``)."""
         for test in (self.failing, self.not_finite, *self.slow.values()):
-            test.ratio = _ratio(weight)
+            test.follow(_ratio(weight))
 
     def stable(self, seen: Observation) -> None:
         """Take in an answer of the stable version."""

@@ -173,11 +173,23 @@ def test_the_evidence_stays_an_e_value_when_the_shares_change(ratios: tuple[int,
         assert _mean_evidence(TwoRates(0.1, ratios[0]), rate, blocks=3, ratios=ratios) <= 1 + 1e-9
 
 
+def test_what_ran_in_another_step_is_not_compared_with() -> None:
+    """At 1% the stable version's outcomes pile up; at 50% those of minutes ago would stand against each new one."""
+    guard = Guard(0.01)
+    for _ in range(2_000):
+        guard.stable(replace(SOUND, failed=True))
+    guard.follow(0.5)
+    guard.candidate(SOUND)
+    assert guard.failing.stable.trials == 0
+    guard.stable(SOUND)
+    assert (guard.failing.stable.trials, guard.failing.stable.events, guard.failing.candidate.trials) == (1, 0, 1)
+
+
 def _mean_evidence(test: TwoRates, rate: float, blocks: int, ratios: tuple[int, ...] = ()) -> float:
     if blocks == 0:
         return math.exp(test.against)
     if ratios:
-        test.ratio = ratios[len(ratios) - blocks]
+        test.follow(ratios[len(ratios) - blocks])
     total = 0.0
     for outcome in range(2 ** (test.ratio + 1)):
         bits = [bool(outcome >> i & 1) for i in range(test.ratio + 1)]

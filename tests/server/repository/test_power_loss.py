@@ -7,6 +7,7 @@ as after a reboot, and what had been acknowledged must be there, what had not mu
 from __future__ import annotations
 
 import ast
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import pytest
 import server.repository
 from server.repository import journal
 from server.repository.aliases import Alias, Aliases, DamagedDocument
+from server.repository.fs import Fs
 from server.repository.journal import Record, _is_record
 from server.repository.manifest import CorruptVersion, Manifest, describe_folder, verify_files
 from server.repository.store import Origin, Outcome, Store
@@ -221,6 +223,18 @@ def _is_broken(world: World, tree: Tree, step: int, folder: Path) -> bool:
         return world.violation(tree, step, folder) is not None
     except (CorruptVersion, DamagedDocument, FileNotFoundError):
         return True
+
+
+def test_what_counts_as_durable_is_asked_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: asked.append(os.fstat(descriptor).st_ino))
+    fs, path = Fs(), tmp_path / "file"
+    descriptor = fs.create(path)
+    fs.sync(descriptor)
+    fs.close(descriptor)
+    fs.sync_dir(tmp_path)
+
+    assert asked == [path.stat().st_ino, tmp_path.stat().st_ino]
 
 
 def test_all_syncs_are_found_and_run(tmp_path: Path) -> None:

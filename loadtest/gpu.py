@@ -54,7 +54,8 @@ PRECISIONS = ("float32", "tf32", "bfloat16", "float16")
 MOST_OVERHEAD = 15.0  # microseconds
 PRODUCT, COPY = 8192, 1 << 28  # rows of a square matrix, elements of a copy: far beyond any cache
 ROUNDS, SLICE = 7, 0.3
-SANITIZER = "compute-sanitizer"
+SANITIZER, TOOLKIT = "compute-sanitizer", "/usr/local/cuda/bin"
+CASES_AT_ONCE = 8  # of speed, within the limit of one part: PyTorch compiles each for minutes
 
 
 # -- 1, 2: the right numbers ------------------------------------------------------------------------------------------
@@ -98,7 +99,7 @@ def _devices(session: Session) -> list[str]:
 
 def sanitizer(report: Report, device: str, out: Path) -> None:
     """No error of memory, nor a race for shared memory: by processes of their own, since the tool makes all slow."""
-    tool = shutil.which(SANITIZER)
+    tool = shutil.which(SANITIZER) or shutil.which(SANITIZER, path=TOOLKIT)
     if tool is None or not device.startswith("cuda"):
         report.conclude(f"{SANITIZER}: not installed, or no GPU", None)
         return
@@ -106,12 +107,16 @@ def sanitizer(report: Report, device: str, out: Path) -> None:
         for part, models in (("agreement", SMALL), ("training-agreement", SMALL_TRAINING)):
             script = [sys.executable, "-m", "loadtest.gpu", "--device", device, "--out", f"{out}.{check}"]
             command = [tool, "--tool", check, "--error-exitcode", "9", *script, "--only", part]
-            done = subprocess.run(
-                [*command, "--models", ",".join(models)], capture_output=True, text=True, timeout=SANITIZER_SECONDS
-            )
+            what = f"{SANITIZER} {check}, {part} of {', '.join(models)}"
+            try:
+                done = subprocess.run(
+                    [*command, "--models", ",".join(models)], capture_output=True, text=True, timeout=SANITIZER_SECONDS
+                )
+            except subprocess.TimeoutExpired:
+                report.conclude(f"{what}: not done in {SANITIZER_SECONDS} s", None)
+                continue
             report.line(done.stdout[-2000:] + done.stderr[-2000:])
-            text = f"{SANITIZER} {check}: exit status {done.returncode}, {part} of {', '.join(models)}"
-            report.conclude(text, done.returncode == 0)
+            report.conclude(f"{what}: exit status {done.returncode}", done.returncode == 0)
 
 
 # -- 3: the host's part -----------------------------------------------------------------------------------------------
@@ -208,6 +213,9 @@ class Case:
     batch: int
     precision: str
 
+    def __str__(self) -> str:
+        return f"{self.model}, batch {self.batch}, {self.precision}"
+
 
 def speed(
     report: Report, device: str, cases: Sequence[Case], most: dict[str, Peaks], seconds: float, tune: str = "off"
@@ -223,16 +231,21 @@ def speed(
 
         def measure(case: Case = case) -> None:
             ms, ahead = _compare(report, case, device, most, seconds, tune)
-            ratios.extend([ahead] if ahead is not None else [])
+            if ahead is not None:
+                ratios.append(ahead)
+                _conclude_ahead(report, ratios)
             times = [f"{ms[e]:9.3f}" if e in ms else f"{'-':>9s}" for e in ("lathe", "eager", "compiled")]
             last = f"x{ahead:.2f}" if ahead is not None else "-"
             report.line(f"{case.model:10s} {case.batch:5d} {case.precision:10s} {' '.join(times)} {last:>6s}")
 
-        report.attempt(f"speed of {case.model}, batch {case.batch}, {case.precision}", measure)
-    if ratios:
-        mean = statistics.geometric_mean(ratios)
-        text = f"ahead of PyTorch's best by x{mean:.2f} in the geometric mean, worst x{min(ratios):.2f}"
-        report.conclude(f"{text}, over {len(ratios)} cases", mean >= 1.0)
+        report.attempt(f"speed of {case}", measure)
+
+
+def _conclude_ahead(report: Report, ratios: Sequence[float]) -> None:
+    """After every case, over those that there are."""
+    mean = statistics.geometric_mean(ratios)
+    text = f"ahead of PyTorch's best by x{mean:.2f} in the geometric mean, worst x{min(ratios):.2f}"
+    report.conclude(f"{text}, over {len(ratios)} cases", mean >= 1.0, about="ahead")
 
 
 def _compare(
@@ -245,7 +258,7 @@ def _compare(
     data = model.SerializeToString()
     with core.compile(data, device=device, precision=precision, max_batch=case.batch, tune=tune) as session:
         runs: dict[str, Callable[[], Any]] = {"lathe": lambda: session.run({"x": x})["y"]}
-        runs |= _peers(case, model, x) if device.startswith("cuda") else {}
+        runs |= _peers(report, case, model, x) if device.startswith("cuda") else {}
         _agree(report, case, {engine: np.asarray(run()) for engine, run in runs.items()})
         for run in runs.values():
             slice_ms(run, seconds)
@@ -258,12 +271,19 @@ def _compare(
     return ms, statistics.median(ahead) if ahead else None
 
 
-def _peers(case: Case, model: onnx.ModelProto, x: NDArray[Any]) -> dict[str, Callable[[], Any]]:
+def _peers(report: Report, case: Case, model: onnx.ModelProto, x: NDArray[Any]) -> dict[str, Callable[[], Any]]:
+    """Those that run here: a PyTorch without CUDA, or that does not compile a model, costs only its own figure."""
     if find_spec("torch") is None:
         return {}
-    from loadtest.gpu_torch import peers
+    made: dict[str, Callable[[], Any]] = {}
 
-    return peers(case.model, model, x, case.precision)
+    def load() -> None:
+        from loadtest.gpu_torch import peers
+
+        made.update(peers(case.model, model, x, case.precision))
+
+    report.try_peer(f"PyTorch, {case}", load)
+    return {engine: run for engine, run in made.items() if report.try_peer(f"{engine}, {case}", run)}
 
 
 def _agree(report: Report, case: Case, results: dict[str, NDArray[Any]]) -> None:
@@ -279,8 +299,7 @@ def _kernels(report: Report, case: Case, session: Session, x: NDArray[Any], most
     nodes = session.profile({"x": x}).nodes
     total = sum(node.nanoseconds for node in nodes)
     least = sum(most.seconds(node.flops, node.bytes) for node in nodes) * 1e9
-    what = f"{case.model}, batch {case.batch}, {case.precision}"
-    report.line(f"  {what}: steps {total / 1e6:.3f} ms, {least / total:.0%} of the ceilings")
+    report.line(f"  {case}: steps {total / 1e6:.3f} ms, {least / total:.0%} of the ceilings")
     for node in sorted(nodes, key=lambda node: -node.nanoseconds)[:15]:
         share = most.seconds(node.flops, node.bytes) * 1e9 / node.nanoseconds
         bound = most.limit(node.flops, node.bytes)
@@ -291,6 +310,7 @@ def _kernels(report: Report, case: Case, session: Session, x: NDArray[Any], most
 
 
 PARTS = ("agreement", "training", "sanitizer", "overhead", "ceilings", "speed")
+DEVICE = "device"  # what is measured: said by a process of its own, as GPUs may be for one process at a time
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -299,7 +319,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(prog="python -m loadtest.gpu", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--only", choices=(*PARTS, "training-agreement"), help="one part, in this process")
+    parser.add_argument("--only", choices=(DEVICE, *PARTS, "training-agreement"), help="one part, in this process")
     parser.add_argument("--models", type=names, help="of the zoo for agreement, of loadtest.training for training")
     parser.add_argument("--large", type=names, default=list(gpu_models.LARGE))
     parser.add_argument("--batches", type=lambda text: [int(b) for b in text.split(",")], default=[1, 8, 32, 128])
@@ -325,6 +345,9 @@ def run_part(part: str, chosen: argparse.Namespace, report: Report) -> None:
     trained = [name for name in chosen.models or training.MODELS if name in training.MODELS]
     zoo_models = [name for name in chosen.models or zoo.ZOO if name != "heavy" and name in zoo.ZOO]
     match part:
+        case "device":
+            here = open_device(device)
+            report.conclude(f"{here.name}: {here.target}, {here.memory().total / 2**30:.0f} GiB", None)
         case "agreement":
             agreement(report, device, zoo_models)
         case "training" | "training-agreement":
@@ -339,6 +362,8 @@ def run_part(part: str, chosen: argparse.Namespace, report: Report) -> None:
             found = ceilings(report, device, chosen.product, chosen.copy)
             _ceilings_at(chosen.out).write_text(json.dumps({name: astuple(peaks) for name, peaks in found.items()}))
         case "speed":
+            if not _ceilings_at(chosen.out).exists():
+                run_part("ceilings", chosen, report)
             known = json.loads(_ceilings_at(chosen.out).read_text())
             most_by_precision = {name: Peaks(*facts) for name, facts in known.items()}
             speed(report, device, list(cases_of(chosen)), most_by_precision, chosen.slice, chosen.tune)
@@ -348,29 +373,47 @@ def main(arguments: Sequence[str] | None = None, run: Run | None = None) -> int:
     """`run` runs a part; by default in a process of its own."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     chosen = parse(given)
-    try:
-        device = open_device(chosen.device)
-    except UnsupportedError as error:
-        print(f"no GPU to measure: {error}", file=sys.stderr)
+    chosen.out.parent.mkdir(parents=True, exist_ok=True)
+    if chosen.only is not None and not _is_here(chosen.device):
         return 2
     chosen.out.write_text("")
     report = Report(chosen.out)
-    report.line(f"{device.name}: {device.target}, {device.memory().total / 2**30:.0f} GiB")
     if chosen.only is not None:
         report.attempt(chosen.only, lambda: run_part(chosen.only, chosen, report))
         report.save()
-    else:
-        _all(report, chosen, run or InProcesses("loadtest.gpu", given, chosen.limit))
+    elif not _all(report, chosen, run or _in_processes(given, chosen)):
+        return 2
     report.line("\n".join(["", *report.summary]))
     return 1 if report.broken else 0
 
 
-def _all(report: Report, chosen: argparse.Namespace, run: Run) -> None:
-    for part in PARTS:
+def _is_here(device: str) -> bool:
+    try:
+        open_device(device)
+    except UnsupportedError as error:
+        print(f"no GPU to measure: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def _in_processes(given: Sequence[str], chosen: argparse.Namespace) -> InProcesses:
+    """The sanitizer runs four times, and there may be many cases of speed."""
+    times = {"sanitizer": 4.0, "speed": max(1.0, len(list(cases_of(chosen))) / CASES_AT_ONCE)}
+    return InProcesses("loadtest.gpu", given, chosen.limit, times)
+
+
+def _all(report: Report, chosen: argparse.Namespace, run: Run) -> bool:
+    """Whether there was a device to measure."""
+    _ceilings_at(chosen.out).unlink(missing_ok=True)
+    for part in (DEVICE, *PARTS):
         out = chosen.out.with_name(f"{chosen.out.name}.{part}")
         for old in (out, summary_of(out)):
             old.unlink(missing_ok=True)
-        report.take(part, out, run(part, out))
+        status = run(part, out)
+        if part == DEVICE and status == 2:
+            return False
+        report.take(part, out, status)
+    return True
 
 
 def _ceilings_at(out: Path) -> Path:

@@ -70,6 +70,17 @@ def _after_steps(name: str, device: str, precision: Any) -> tuple[list[float], M
         learner.close()
 
 
+def _peer(report: Report, who: str, name: str, narrow: bool) -> dict[str, training.Step]:
+    """Its step by its name; nothing where it does not run."""
+    made: dict[str, training.Step] = {}
+
+    def run() -> None:
+        made[who] = training.pytorch(name, 1, who.endswith("compiled"), narrow, "cuda")
+        made[who]()
+
+    return made if report.try_peer(f"{who}, training {name}", run) else {}
+
+
 def speed(report: Report, device: str, names: Sequence[str], seconds: float) -> None:
     """Median milliseconds of a step of 64 rows with Adam, host to host."""
     peers = training.PEERS if device.startswith("cuda") and find_spec("torch") is not None else ()
@@ -80,12 +91,12 @@ def speed(report: Report, device: str, names: Sequence[str], seconds: float) -> 
             def measure(name: str = name, narrow: bool = narrow) -> None:
                 steps = {"lathe": training.lathe(name, 1, narrow, device)}
                 for who in peers:
-                    steps[who] = training.pytorch(name, 1, who.endswith("compiled"), narrow, "cuda")
+                    steps |= _peer(report, who, name, narrow)
                 found = training.rounds(steps, _ROUNDS, seconds)
                 times = "  ".join(f"{who} {statistics.median(each):.3f} ms" for who, each in found.items())
                 report.line(f"training {name:12s} {'bfloat16' if narrow else 'float32':10s} {times}")
-                if peers:
-                    rounds = zip(found["lathe"], *(found[who] for who in peers), strict=True)
+                if len(steps) > 1:
+                    rounds = zip(found["lathe"], *(found[who] for who in steps if who != "lathe"), strict=True)
                     ratios.append(statistics.median(min(others) / mine for mine, *others in rounds))
 
             report.attempt(f"speed of training {name}", measure)

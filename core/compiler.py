@@ -108,11 +108,12 @@ def compile(
     options = with_placement(options, placement, device_memory)
     if isinstance(model, Graph):
         return unkept(model, _here_and_now(options), new_shapes)
-    data = model if isinstance(model, bytes) else Path(model).read_bytes()
     store = open_store(options.cache_dir)
     if store is None:
-        return unkept(load(data), _here_and_now(options), new_shapes)
-    return kept(store, data, options, new_shapes, None if isinstance(model, bytes) else Path(model))
+        return unkept(load(model), _here_and_now(options), new_shapes)
+    if isinstance(model, bytes):
+        return kept(store, model, options, new_shapes)
+    return kept(store, Path(model), options, new_shapes, Path(model))
 
 
 def _here_and_now(options: Options) -> Options:
@@ -122,8 +123,11 @@ def _here_and_now(options: Options) -> Options:
     return options
 
 
-def kept(store: Store, model: bytes, options: Options, new_shapes: NewShapes, file: Path | None = None) -> Session:
-    """A session from the compiled model in the store, which is made and put there when it is missing or of no use."""
+def kept(
+    store: Store, model: bytes | Path, options: Options, new_shapes: NewShapes, file: Path | None = None
+) -> Session:
+    """A session from the compiled model in the store, which is made and put there when it is missing or of no use.
+    `file`: where the model lies."""
     if file is None:
         options = _here_and_now(options)
     key = model_key(model, options)
@@ -133,8 +137,13 @@ def kept(store: Store, model: bytes, options: Options, new_shapes: NewShapes, fi
         session = opened(path, options, new_shapes, source)
         store.used(path)
         return session
-    made = saved(store, path, load(model), options, new_shapes)
-    give_back(len(model))  # what packing and generating code took
+    if isinstance(model, Path):  # by now it may be another file than the one that was looked for
+        return kept(store, model.read_bytes(), options, new_shapes, file)
+    graph, size = load(model), len(model)
+    del model  # its memory is of use to what follows
+    made = saved(store, path, graph, options, new_shapes)
+    del graph
+    give_back(size)  # what packing and generating code took
     return made if isinstance(made, Session) else opened(path, options, new_shapes, source, made)
 
 
@@ -150,10 +159,10 @@ def saved(store: Store, path: Path, graph: Graph, options: Options, new_shapes: 
     return written
 
 
-def model_key(model: bytes, options: Options) -> str:
-    """A digest of everything that compiling depends on."""
+def model_key(model: bytes | Path, options: Options) -> str:
+    """A digest of everything that compiling depends on. A file is not in memory as a whole meanwhile."""
     parts = (
-        hashlib.sha256(model).hexdigest(),
+        _file_digest(model) if isinstance(model, Path) else hashlib.sha256(model).hexdigest(),
         options.key,
         host().key,
         compiler_version(),
@@ -162,6 +171,11 @@ def model_key(model: bytes, options: Options) -> str:
         *(f"{name} {open_device(name).target.key}" for name in options.devices),
     )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def unkept(graph: Graph, options: Options, new_shapes: NewShapes = "default") -> Session:

@@ -120,6 +120,28 @@ def test_a_second_compile_of_a_file_loads_what_the_first_one_made(
     assert len(builds) == 2
 
 
+def test_a_file_that_changes_while_it_is_looked_for_is_kept_as_what_it_has_become(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, before, after = tmp_path / "model.onnx", export(graphs.mlp()), export(graphs.mlp(seed=1))
+    path.write_bytes(before)
+    digest = compiler._file_digest
+
+    def changing(file: Path) -> str:
+        found = digest(file)
+        file.write_bytes(after)
+        return found
+
+    monkeypatch.setattr(compiler, "_file_digest", changing)
+    with core.compile(path, threads=1, cache_dir=tmp_path / "cache", tune="off") as session:
+        x = {"x": np.random.default_rng(0).standard_normal((5, 20), np.float32)}
+        want = core.interpret(core.load(after), x)["add_2"]
+        np.testing.assert_allclose(session.run(x)["add_2"], want, rtol=2e-5, atol=2e-5)
+    (kept,) = (tmp_path / "cache" / "models").iterdir()
+    options = compiler.make_options(threads=1)
+    assert kept.stem == compiler.model_key(after, options) != compiler.model_key(before, options)
+
+
 def test_a_full_disk_only_costs_the_second_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")

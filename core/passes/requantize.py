@@ -5,7 +5,7 @@ Rounding and saturating without ever making the integer gives the same numbers i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, prod
 
@@ -23,6 +23,7 @@ _BOUNDS: dict[str, Callable[[Sequence[float]], float]] = {
     "Cast": max, "Relu": max, "Max": max, "Min": max, "Round": lambda each: each[0] + 1, "Add": sum, "Sub": sum,
     "Mul": prod,
 }  # fmt: skip
+_PRODUCTS = ("ConvInteger", "MatMulInteger")
 _DEPTH = 16
 _FINITE = 1e38  # below, no sum or product that went into a value was infinite, so none is NaN
 
@@ -33,21 +34,51 @@ class Requantize:
 
     def run(self, graph: Graph) -> PassResult:
         editor = Editor(graph)
+        order = {node: number for number, node in enumerate(graph.nodes)}
         for node in editor.nodes():
-            if node.op == "Cast":
-                _stay_float(editor, node)
+            there = _producer(node.input(0), "Cast") if node.op == "Cast" and node.output.dtype is F32 else None
+            if there is not None and _is_quantized_only_for(editor, there, node) and _adds_up(editor, node, order):
+                _stay_float(editor, there, node)
         return editor.finish()
 
 
-def _stay_float(editor: Editor, back: Node) -> None:
-    """What is rounded, saturated as an integer and converted back is bounded as a float instead."""
-    there = _producer(back.inputs[0], "Cast")
-    rounded = there.inputs[0] if there is not None else None
-    if back.output.dtype is not F32 or there is None or rounded is None or there.output.dtype not in _SMALL:
-        return
-    if editor.only_reader(there.output) is back and _is_whole(editor, rounded) and _bound(editor, rounded) < _FINITE:
-        low, high = (editor.constant(np.array(limit, np.float32), "limit") for limit in _limits(there.output.dtype))
-        editor.replace(back.output, editor.emit(back, "Min", editor.emit(back, "Max", rounded, low), high))
+def _is_quantized_only_for(editor: Editor, there: Node, back: Node) -> bool:
+    """Whether a conversion rounds and saturates finite numbers that nothing but a conversion back reads."""
+    rounded, dtype = there.inputs[0], there.output.dtype
+    if rounded is None or dtype not in _SMALL or editor.only_reader(there.output) is not back:
+        return False
+    return _is_whole(editor, rounded) and _bound(editor, rounded) < _FINITE
+
+
+def _adds_up(editor: Editor, node: Node, order: Mapping[Node, int]) -> bool:
+    """Whether what a number becomes part of is computed with it: of two products that are added the first one does so,
+    see `core.passes.epilogue`, and the other goes through memory, best as small integers."""
+    value, reader = node.output, editor.only_reader(node.output)
+    while reader is not None and reader.op in ("Add", "Sub", "Mul"):
+        other = next((x for x in reader.inputs if x is not value and x is not None and editor.array(x) is None), None)
+        if other is not None:
+            mine, theirs = _product_of(editor, node.output), _product_of(editor, other)
+            return mine is None or theirs is None or order[mine] < order[theirs]
+        value, reader = reader.output, editor.only_reader(reader.output)
+    return True
+
+
+def _product_of(editor: Editor, value: Value) -> Node | None:
+    """The product of integers that a value is made of, where nothing else reads what lies between."""
+    node: Node | None = None
+    while editor.only_reader(value) is not None and (node := value.producer) is not None and node.op in _BOUNDS:
+        varying = [x for x in node.inputs if x is not None and editor.array(x) is None]
+        if len(varying) != 1:
+            return None
+        value = varying[0]
+    return node if node is not None and node.op in _PRODUCTS else None
+
+
+def _stay_float(editor: Editor, there: Node, back: Node) -> None:
+    """Bound the numbers where they would saturate as integers."""
+    low, high = (editor.constant(np.array(limit, np.float32), "limit") for limit in _limits(there.output.dtype))
+    above = editor.emit(back, "Max", there.inputs[0], low)
+    editor.replace(back.output, editor.emit(back, "Min", above, high))
 
 
 def _bound(editor: Editor, value: Value | None, depth: int = _DEPTH) -> float:

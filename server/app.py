@@ -24,8 +24,9 @@ from server.api.described import Application
 from server.api.errors import install_error_handlers
 from server.api.health import health_routes
 from server.api.hub import Hub
-from server.api.infer import InferService, LoggedInferService
+from server.api.infer import InferService
 from server.api.jobs import jobs_routes
+from server.api.logged import LoggedInferService
 from server.api.modelinfo import VERSION
 from server.api.models import models_routes
 from server.api.repository import ProtocolControl

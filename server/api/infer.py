@@ -15,14 +15,14 @@ from server.api.compression import deflate, inflate
 from server.api.lane import LONGEST, Lane
 from server.api.reply import Header, Reply, binary_kind, error_reply, json_reply, render
 from server.api.round import Repeats
+from server.api.served import line_of
 from server.batching.batcher import Batcher
 from server.batching.entry import DirectEntry, Entry, Outcome
 from server.dataplane import DataPlane
-from server.errors import BadRequest, Internal, ServerError, TooLarge
+from server.errors import BadRequest, ServerError, TooLarge
 from server.scheduling.servable import Servable
 from server.settings import Settings
-from server.telemetry.access import AccessLog, Served
-from server.telemetry.logs import trace_of
+from server.telemetry.access import AccessLog
 from server.types import Tensors
 
 REFUSALS = 256  # ready answers to those who are refused
@@ -238,7 +238,7 @@ class InferService:
         if error is None:
             return None
         if self.access.wants(ok=False):
-            self.access.write(_served(head, error, servable=servable, id=wire.id))
+            self.access.write(line_of(head, error, servable=servable, id=wire.id))
         return self._refusal(error)
 
     def failed(self, call: InferCall, error: Exception, path: bytes = b"") -> None:
@@ -246,7 +246,7 @@ class InferService:
         if not self.access.wants(ok=False):
             return
         entry, servable = call.entry, getattr(call, "servable", None)
-        served = _served(call.head, error, path, servable, entry.id if entry is not None else "")
+        served = line_of(call.head, error, path, servable, entry.id if entry is not None else "")
         served.client = entry.client if entry is not None else call.address
         served.trace_id = (entry.trace if entry is not None else "") or served.trace_id
         if entry is not None and entry.since:
@@ -265,49 +265,3 @@ class InferService:
     def call(self, head: CallHead, deliver: Deliver, address: str) -> InferCall:
         """Begin a call from this address; hand it the whole body with :meth:`InferCall.start`."""
         return InferCall(self, head, deliver, address)
-
-
-class _LoggedCall(InferCall):
-    """One that begins where every call does: requests by lanes, and those that run together, would not be told of."""
-
-    __slots__ = ()
-
-    def lane(self, prefix: bytes, size: int) -> Lane | None:
-        return None
-
-
-class LoggedInferService(InferService):
-    """One that also writes down what went well. A class of its own, so that the other one has nothing to ask."""
-
-    def call(self, head: CallHead, deliver: Deliver, address: str) -> InferCall:
-        began = monotonic()
-
-        def told(call: InferCall) -> None:
-            deliver(call)
-            entry = call.entry
-            if entry is not None and call.reply is not None and call.reply.status < 400 and self.access.wants(ok=True):
-                trace = entry.trace or trace_of(head.traceparent)
-                path, ref = _path(head), call.servable.ref
-                served = Served("POST", path, call.reply.status, True, monotonic() - began, entry.id, trace)
-                served.model, served.version, served.client = ref.name, ref.version, entry.client
-                self.access.write(served)
-
-        return _LoggedCall(self, head, told, address)
-
-
-def _served(
-    head: CallHead, error: Exception, path: bytes = b"", servable: Servable | None = None, id: str = ""
-) -> Served:
-    known = error if isinstance(error, ServerError) else Internal(type(error).__name__)
-    shown = path.partition(b"?")[0].decode("latin-1") or _path(head)
-    version = servable.ref.version if servable is not None else head.version
-    fault = known.http_status == 500
-    request_id, trace = id or head.request_id, trace_of(head.traceparent)
-    served = Served("POST", shown, known.http_status, False, None, request_id, trace, head.model, version)
-    served.code, served.error, served.fault = known.code, known.message, fault
-    return served
-
-
-def _path(head: CallHead) -> str:
-    version = f"/versions/{head.version}" if head.version else ""
-    return f"/v2/models/{head.model}{version}/infer"

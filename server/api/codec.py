@@ -7,9 +7,9 @@ outputs where those are binary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import orjson
@@ -25,6 +25,11 @@ from server.types import Array, ModelRef, Parameters, RequestedOutput, Tensors
 MEMO_ENTRIES, MEMO_BYTES = 512, 4096  # heads remembered per version, and the longest of them
 _MAX_DIM = 1 << 40
 _SMALL = 4096  # bytes below which a copy costs less than a view
+
+# What a request says but for its tensors' data: its JSON written without, or a message's bytes without and the lengths
+# of what is left out.
+Shell: TypeAlias = bytes | tuple[bytes, tuple[int, ...]]
+Key = TypeVar("Key", bytes, Shell)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +125,7 @@ class Codec:
         self.ref = ref
         self.signature = signature
         self._memo: dict[bytes, Head] = {}  # by JSON that has no data inside
-        self._shells: dict[bytes, Head] = {}  # by JSON that had, written without
+        self._shells: dict[Shell, Head] = {}
 
     # requests
 
@@ -150,8 +155,12 @@ class Codec:
             return _remember(self._memo, text, self.read(document)), ()
         if not strict:
             return self.read(document), taken
-        shell = orjson.dumps(document)
-        return self._shells.get(shell) or _remember(self._shells, shell, self.read(document)), taken
+        return self.shell(orjson.dumps(document), lambda: document), taken
+
+    def shell(self, shell: Shell, document: Callable[[], object]) -> Head:
+        """Return the checked head of a request that says this; ``document`` is asked for where it was not seen yet."""
+        head = self._shells.get(shell)
+        return head if head is not None else _remember(self._shells, shell, self.read(document()))
 
     def read(self, document: object) -> Head:
         """Check a request's document, in the form of its JSON without data, against the model."""
@@ -242,11 +251,11 @@ class Codec:
         return spec.datatype, array
 
 
-def _remember(memo: dict[bytes, Head], text: bytes, head: Head) -> Head:
-    if len(text) <= MEMO_BYTES:
+def _remember(memo: dict[Key, Head], key: Key, head: Head) -> Head:
+    if len(key if isinstance(key, bytes) else key[0]) <= MEMO_BYTES:
         if len(memo) >= MEMO_ENTRIES:
             del memo[next(iter(memo))]
-        memo[text] = head
+        memo[key] = head
     return head
 
 

@@ -28,16 +28,25 @@ _LISTS = {
 
 def decode(codec: Codec, request: Message) -> tuple[Head, Tensors]:
     """Return the checked head and its tensors, views into the message's raw contents."""
-    raws = _raw_contents(request)
-    document = {
+    raws = list(request.raw_input_contents)
+    if raws:
+        request.ClearField("raw_input_contents")
+        shell = request.SerializeToString(), tuple(map(len, raws))
+        head = codec.shell(shell, lambda: _document(request, _checked(request, raws)))
+    else:
+        raws = _typed_contents(request)
+        head = codec.read(_document(request, raws))
+    named = {item.name: raw for item, raw in zip(request.inputs, raws, strict=True)}
+    return head, {slot.name: slot.tensor(named[slot.name], -slot.start) for slot in head.slots}
+
+
+def _document(request: Message, raws: list[bytes]) -> dict[str, Any]:
+    return {
         "id": request.id,
         "parameters": {**parameters(request.parameters, "parameters"), "binary_data_output": True},
         "inputs": [_input(item, len(raw)) for item, raw in zip(request.inputs, raws, strict=True)],
         "outputs": [_output(item) for item in request.outputs],
     }
-    head = codec.read(document)
-    named = {item.name: raw for item, raw in zip(request.inputs, raws, strict=True)}
-    return head, {slot.name: slot.tensor(named[slot.name], -slot.start) for slot in head.slots}
 
 
 def encode(codec: Codec, head: Head, outputs: Tensors) -> Message:
@@ -61,19 +70,26 @@ def parameters(entries: Message, place: str) -> dict[str, Any]:
     return found
 
 
-def _raw_contents(request: Message) -> list[bytes]:
-    """Return the bytes of each input, in order, whichever way they were sent."""
-    for item in request.inputs:
-        refuse_shared_memory(item.parameters, f"input {item.name!r}")
+def _typed_contents(request: Message) -> list[bytes]:
+    """Return the bytes of each input, in order, that came as lists of values."""
+    _refuse_shared_memory(request)
+    return [_packed(item) for item in request.inputs]
+
+
+def _checked(request: Message, raws: list[bytes]) -> list[bytes]:
+    """Return the bytes that came beside the inputs, one for each of them."""
+    _refuse_shared_memory(request)
     typed = [item.name for item in request.inputs if item.HasField("contents")]
-    raws = request.raw_input_contents
-    if not raws:
-        return [_packed(item) for item in request.inputs]
     if typed:
         raise BadRequest(f"raw_input_contents: expected none beside the typed contents of {typed}, got {len(raws)}")
     if len(raws) != len(request.inputs):
         raise BadRequest(f"raw_input_contents: expected {len(request.inputs)}, one per input, got {len(raws)}")
-    return list(raws)
+    return raws
+
+
+def _refuse_shared_memory(request: Message) -> None:
+    for item in request.inputs:
+        refuse_shared_memory(item.parameters, f"input {item.name!r}")
 
 
 def _packed(item: Message) -> bytes:

@@ -53,6 +53,18 @@ def typed(kind: str, shape: list[int], **contents: Any) -> Any:
     return pb.ModelInferRequest(model_name="doubler" if kind == "FP32" else f"echo_{kind}", inputs=[item])
 
 
+def test_what_was_sound_is_checked_again_when_it_is_not(service: Any) -> None:
+    """Messages that are equal but for their raw contents are known; other lengths make another message."""
+    for start in range(3):
+        answer = service.ModelInfer(request(rows(1, start=start)))
+        assert answer.raw_output_contents[0] == (rows(1, start=start) * 2).tobytes()
+    for contents, said in (([b"\0" * 15], "expected 16"), ([b"\0" * 16] * 2, "one per input, got 2")):
+        for _ in range(2):
+            status, message = refusal(service.ModelInfer, request(rows(1), raw_input_contents=contents))
+            assert status is INVALID
+            assert said in message
+
+
 def with_parameter(**choice: Any) -> Any:
     whole = request(rows(1))
     whole.parameters["timeout"].CopyFrom(pb.InferParameter(**choice))

@@ -21,11 +21,6 @@ from core.ops.registry import Call, Infer, NodeView, OpDef, Required, get, regis
 from core.ops.scalar import Operand, ScalarOps
 
 
-def body_dtypes(body: Graph) -> list[ValueType]:
-    """The types of a body's outputs."""
-    return [value.type for value in body.outputs]
-
-
 def apply_epilogue(c: Call, result: Array, extras: Sequence[Array]) -> Array:
     """`result` after the node's epilogue, if it has one."""
     body = c.attr("epilogue")

@@ -10,8 +10,6 @@ from core.train import losses, optimizers, schedules
 from core.train.schedules import Schedule
 from core.train.section import Part, Section, either, part
 
-_DECAY = Field(ge=0, lt=1)
-
 _LOSS = {
     "label_smoothing": Field(ge=0, lt=1, description="Share of the target that all classes divide evenly."),
     "delta": Field(gt=0, description="Distance up to which the loss is quadratic."),

@@ -119,11 +119,6 @@ class Job:
         """The job's name in every path and route."""
         return self.order.id
 
-    @property
-    def needs_data(self) -> bool:
-        """Whether its dataset must not go."""
-        return not self.state.is_final
-
     def start(self, now: float) -> Job:
         """Return it with a process about to run."""
         started = self.started if self.started is not None else now

@@ -9,9 +9,9 @@ import pytest
 from server.batching.delay import ControlledDelay
 from server.batching.policy import BatchPolicy
 from server.errors import Shed
+from tests.server.data.bench import Bench, play
 from tests.server.data.fakes import doubler
 from tests.server.data.running import rows
-from tests.server.data.test_batcher import Bench, play
 
 
 def test_a_queue_stands_once_it_was_not_empty_for_an_interval() -> None:

@@ -27,9 +27,9 @@ from server.serve import make_server
 from server.settings import Settings
 from server.types import ModelRef, Tensors
 from tests.core.runtime.test_interrupt import endless
+from tests.server.data.bench import Bench, play
 from tests.server.data.fakes import FakeModel, doubler
 from tests.server.data.running import infer_request, rows, serving, tensor_of, wait_for
-from tests.server.data.test_batcher import Bench, play
 from tests.server.data.test_graph_backend import load
 from tests.server.threaded import in_a_thread, until
 

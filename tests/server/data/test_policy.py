@@ -12,9 +12,9 @@ from server.batching.entry import Entry, Outcome
 from server.batching.policy import BatchPolicy
 from server.errors import Overloaded
 from server.types import Tensors
+from tests.server.data.bench import Bench, Scene, play
 from tests.server.data.fakes import FakeModel, doubler
 from tests.server.data.running import rows
-from tests.server.data.test_batcher import Bench, Scene, play
 
 LONG = 5.0  # seconds nobody waits for in these tests
 

@@ -11,9 +11,9 @@ from server.batching.policy import BatchPolicy
 from server.batching.signature import Signature
 from server.errors import DeadlineExceeded
 from server.types import TensorSpec
+from tests.server.data.bench import Bench, play
 from tests.server.data.fakes import adder, doubler, echo
 from tests.server.data.running import infer_request, rows, serving
-from tests.server.data.test_batcher import Bench, play
 from tests.server.data.test_metrics import Scrape
 
 PIXELS = TensorSpec("image", "UINT8", (-1, -1, -1, 3))

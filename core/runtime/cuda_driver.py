@@ -8,7 +8,7 @@ from typing import Any
 from core.errors import DeviceError, DeviceLost, DeviceMemoryError, UnsupportedError
 
 # After these the driver refuses all further work of the context; its manual asks for a new process.
-_FATAL = frozenset(
+FATAL = frozenset(
     f"CUDA_ERROR_{name}"
     for name in (
         "ECC_UNCORRECTABLE", "NVLINK_UNCORRECTABLE", "ILLEGAL_ADDRESS", "LAUNCH_TIMEOUT", "CONTEXT_IS_DESTROYED",
@@ -41,7 +41,7 @@ class Driver:
 
     def _error(self, name: str, code: Any) -> DeviceError:
         label, text = (_text(find(code)[1]) for find in (self.module.cuGetErrorName, self.module.cuGetErrorString))
-        kind = DeviceMemoryError if code == self._full else DeviceLost if label in _FATAL else DeviceError
+        kind = DeviceMemoryError if code == self._full else DeviceLost if label in FATAL else DeviceError
         return kind(f"{name}: {label or 'unknown error'} ({int(code)}): {text or 'the driver says no more'}")
 
     def attribute(self, name: str, device: Any) -> int:

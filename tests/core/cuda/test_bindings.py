@@ -6,6 +6,7 @@ import inspect
 
 from cuda.bindings import driver
 
+from core.runtime.cuda_driver import FATAL
 from tests.core.cuda.fake_driver import ATTRIBUTES, CUfunction_attribute, CUresult, CUstreamCaptureMode, FakeDriver
 
 
@@ -15,6 +16,10 @@ def test_functions_have_the_parameters_of_the_bindings() -> None:
     for name in names:
         fake = list(inspect.signature(getattr(FakeDriver, name)).parameters)[1:]
         assert fake == list(inspect.signature(getattr(driver, name)).parameters), name
+
+
+def test_the_errors_that_nothing_survives_are_known_there() -> None:
+    assert not [name for name in FATAL if not hasattr(driver.CUresult, name)]
 
 
 def test_constants_have_the_names_and_values_of_the_bindings() -> None:

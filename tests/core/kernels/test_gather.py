@@ -45,12 +45,6 @@ def test_index_out_of_range_is_refused(target: Target, index: int) -> None:
     np.testing.assert_array_equal(y[[0, 2]], table[[3, -1]])
 
 
-def test_nothing_to_pick_from() -> None:
-    compiled = kernel("Gather", "float32[0,4]", "int64[n]")
-    compiled(np.empty((0, 4), np.float32), np.array([0]))
-    assert compiled.status == Status.INDEX_OUT_OF_RANGE
-
-
 def test_many_rows_are_shared_out() -> None:
     compiled = kernel("Gather", "float32[1000,384]", "int64[n]")
     picks = np.random.default_rng(0).integers(0, 1000, 3000)

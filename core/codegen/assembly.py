@@ -309,6 +309,10 @@ class Builder:
         self.block.lines.append(phi)
         return phi
 
+    def hidden(self, a: Value) -> Value:
+        """The same integer, of which LLVM knows nothing any more; no instruction comes of it."""
+        return self._put(a.type, f'call {a.type.text} asm "", "=r,0"({a.typed})')
+
     def call(self, name: str, result: Type, arguments: Sequence[Value]) -> Value:
         """Call a function, declaring it when it is new. What a void one gives must not be used."""
         self.module.declare(name, result, [argument.type for argument in arguments])

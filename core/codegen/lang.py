@@ -190,6 +190,11 @@ class Kernel:
             return []
         return self.choose(rest > 0, lambda: list(body(full, mask, *values) or []), lambda: values)
 
+    def hidden(self, value: Val) -> Val:
+        """An integer that LLVM does not trace back to the loop it counts. Where many addresses depend on a loop that is
+        not the innermost, weighing the ways to step each of them takes longer than all else that LLVM does."""
+        return Val(self, self.builder.hidden(value.ir), value.dtype)
+
     # Sharing work among the threads of a run
 
     @contextmanager

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import product
 from typing import TypeAlias
 
-from core.codegen.lang import Kernel, Val
+from core.codegen.lang import Index, Kernel, Val
 from core.codegen.registers import Pointer
 from core.ir.dim import symbol
 from core.ir.types import DType
@@ -92,11 +92,17 @@ class _Winograd:
         with k.tasks((tiles + block - 1) // block) as task:
             start = task * block
             stop = k.ops.min(start + block, tiles)
-            with k.loop(start, stop) as tile:
+            with self._loop(start, stop) as tile:
                 self._transform_image(self._tile(tile), self._rows(start, tile))
             self._multiply(self._rows(start, stop))
-            with k.loop(start, stop) as tile:
+            with self._loop(start, stop) as tile:
                 self._transform_results(self._tile(tile), self._rows(start, tile))
+
+    @contextmanager
+    def _loop(self, start: Index, stop: Index, step: Index = 1) -> Iterator[Val]:
+        """A loop around dozens of addresses: see `Kernel.hidden`."""
+        with self.kernel.loop(start, stop, step) as index:
+            yield self.kernel.hidden(index)
 
     # Tiles
 
@@ -141,7 +147,7 @@ class _Winograd:
         k, form = self.kernel, self.spec.form
         self._fill_table(tile)
         parts = [range(part, form.input, form.stride) for part in range(form.stride)]
-        with k.loop(0, self.spec.channels, self.lanes) as c:
+        with self._loop(0, self.spec.channels, self.lanes) as c:
             for (upper, lines), (left, columns) in product(enumerate(parts), repeat=2):
                 grid = [[self._place(i, j).load(c, self.lanes) for j in columns] for i in lines]
                 values = _two_sided(partial(image_line, k, form), grid)
@@ -188,9 +194,9 @@ class _Winograd:
         """[tiles, depth] by [depth, columns], once for every two points, panel by panel."""
         k, spec = self.kernel, self.spec
         full, rest = divmod(spec.columns, spec.tile.columns)
-        with k.loop(0, spec.matrices) as number:
+        with self._loop(0, spec.matrices) as number:
             matrix = self._matrix(number, rows)
-            with k.loop(0, full * spec.tile.columns, spec.tile.columns) as first:
+            with self._loop(0, full * spec.tile.columns, spec.tile.columns) as first:
                 self._panel(matrix, first, spec.tile.columns)
             if rest:
                 self._panel(matrix, k.index(full * spec.tile.columns), rest)
@@ -223,7 +229,8 @@ class _Winograd:
         target, depth = matrix.outputs.at(first), matrix.depth
         panel = matrix.weights.at(first * depth)
 
-        def tile(row: Val, height: int) -> None:
+        def tile(at: Val, height: int) -> None:
+            row = k.hidden(at)
             grid = zeros(k, height, columns // self.lanes, self.lanes)
             first = matrix.inputs.at(self._row(row, spec.input_step, spec.row_words))
             sources = [first.at(r * spec.row_words) for r in range(height)]
@@ -250,7 +257,7 @@ class _Winograd:
         pixel = (tile.image * lines.count + line) * columns.count + column
         places = range(form.output)
         offsets = [[offsets_of(k, spec.finish.pixels, pixel + (i * columns.count + j)) for j in places] for i in places]
-        with k.loop(0, spec.columns, self.lanes) as c:
+        with self._loop(0, spec.columns, self.lanes) as c:
             sums = [[self._product(c, i, j, rows) for j in range(form.evaluations)] for i in range(form.evaluations)]
             values = _two_sided(partial(result_line, k, form), sums)
             results = self.results.at_column(c)

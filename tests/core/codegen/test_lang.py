@@ -69,6 +69,21 @@ def test_parallel_gives_every_coordinate_to_exactly_one_thread() -> None:
     np.testing.assert_array_equal(seen, a * 100 + b * 10 + c)
 
 
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+def test_a_hidden_integer_is_the_same_number(target: Target) -> None:
+    seen = np.zeros(40, np.int64)
+
+    def write(k: Kernel) -> None:
+        out = k.operand(0, DType.INT64)
+        with k.loop(0, k.n, 4) as index:
+            at = k.hidden(index)
+            for i in range(4):
+                out.store(at + k.hidden(k.index(i)) * 100, at + i)
+
+    run(write, [seen], n=40, target=target)
+    np.testing.assert_array_equal(seen, np.arange(40) // 4 * 4 + np.arange(40) % 4 * 100)
+
+
 def test_gather_when_and_status() -> None:
     table, indices, y = np.arange(10, dtype=np.float32) * 10, np.array([3, 0, 9, 12], np.int64), np.zeros(4, np.float32)
 

@@ -30,7 +30,9 @@ BODY: dict[str, Any] = {
 def logged(form: logs.Form = "json", level: str = "info") -> Iterator[io.StringIO]:
     """Catch what the process logs, as the server writes it."""
     root, stream = logging.getLogger(), io.StringIO()
-    before = root.handlers[:], root.level, {name: logging.getLogger(name).level for name in logs.LOGGERS}
+    named = (*logs.LOGGERS, "uvicorn.error")  # the latter has a level of its own once a server ran in a thread
+    before = root.handlers[:], root.level, {name: logging.getLogger(name).level for name in named}
+    logging.getLogger("uvicorn.error").setLevel(logging.NOTSET)
     configure(form, level, stream)
     try:
         yield stream

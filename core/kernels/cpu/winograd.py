@@ -60,6 +60,14 @@ class _Matrix:
     depth: int | Val
 
 
+@dataclass(frozen=True)
+class _Columns:
+    """The results from `start` to `stop` of every pixel: whole panels."""
+
+    start: Val
+    stop: Val
+
+
 class _Winograd:
     """Writes what one form does."""
 
@@ -83,20 +91,26 @@ class _Winograd:
         self._tasks()
 
     def _tasks(self) -> None:
-        """A task is a block of tiles, a smaller one when there are too few for all threads."""
-        k, spec = self.kernel, self.spec
-        tiles = k.dim(spec.tiles)
-        share = (tiles + k.threads - 1) // k.threads
-        height = spec.tile.rows
+        """A task is a block of tiles with some panels of the weights: all of them, unless there are too few blocks for
+        all threads. Then every thread reads its part of the weights and transforms the image again, which takes less.
+        """
+        k, spec, width = self.kernel, self.spec, self.spec.tile.columns
+        tiles, panels = k.dim(spec.tiles), -(-spec.columns // width)
+        blocks = (tiles + (spec.block - 1)) // spec.block
+        groups = k.ops.select(blocks < k.threads, k.ops.min(k.threads, panels), 1)
+        share, height = k.ops.select(groups > 1, tiles, (tiles + k.threads - 1) // k.threads), spec.tile.rows
         block = k.ops.max(k.ops.min((share + (height - 1)) // height * height, spec.block), 1)
-        with k.tasks((tiles + block - 1) // block) as task:
-            start = task * block
+        each = (groups + (panels - 1)) // groups
+        columns = each * width
+        with k.parallel((tiles + block - 1) // block, (each + (panels - 1)) // each) as (number, group):
+            start, first = number * block, group * columns
             stop = k.ops.min(start + block, tiles)
+            span = _Columns(first, k.ops.min(first + columns, spec.columns))
             with self._loop(start, stop) as tile:
                 self._transform_image(self._tile(tile), self._rows(start, tile))
-            self._multiply(self._rows(start, stop))
+            self._multiply(self._rows(start, stop), span)
             with self._loop(start, stop) as tile:
-                self._transform_results(self._tile(tile), self._rows(start, tile))
+                self._transform_results(self._tile(tile), self._rows(start, tile), span)
 
     @contextmanager
     def _loop(self, start: Index, stop: Index, step: Index = 1) -> Iterator[Val]:
@@ -190,16 +204,18 @@ class _Winograd:
 
     # Products
 
-    def _multiply(self, rows: Rows) -> None:
+    def _multiply(self, rows: Rows, span: _Columns) -> None:
         """[tiles, depth] by [depth, columns], once for every two points, panel by panel."""
         k, spec = self.kernel, self.spec
-        full, rest = divmod(spec.columns, spec.tile.columns)
+        rest = spec.columns % spec.tile.columns
+        full = spec.columns - rest
         with self._loop(0, spec.matrices) as number:
             matrix = self._matrix(number, rows)
-            with self._loop(0, full * spec.tile.columns, spec.tile.columns) as first:
-                self._panel(matrix, first, spec.tile.columns)
+            with self._loop(span.start, k.ops.min(span.stop, full), spec.tile.columns) as first:
+                self._panel(matrix, first, spec.tile.columns, span)
             if rest:
-                self._panel(matrix, k.index(full * spec.tile.columns), rest)
+                with k.when(span.stop > full):
+                    self._panel(matrix, k.index(full), rest, span)
 
     def _matrix(self, number: Val, rows: Rows) -> _Matrix:
         k, spec, form = self.kernel, self.spec, self.spec.form
@@ -223,11 +239,16 @@ class _Winograd:
         line, column = (k.ops.select(at < len(form.points), at, form.infinity) for at in (i, j))
         return line * form.whole.line_products + column
 
-    def _panel(self, matrix: _Matrix, first: Val, columns: int) -> None:
-        """The columns of a product from `first` on. The rows that fill the last tile up hold any numbers."""
+    def _panel(self, matrix: _Matrix, first: Val, columns: int, span: _Columns) -> None:
+        """The columns of a product from `first` on. The rows that fill the last tile up hold any numbers.
+
+        What is fetched meanwhile is the next panel of the span: behind the last one, the first one of the next product.
+        """
         k, spec = self.kernel, self.spec
         target, depth = matrix.outputs.at(first), matrix.depth
         panel = matrix.weights.at(first * depth)
+        around = packed_size(1, spec.columns, spec.tile) - first + span.start
+        further = k.ops.select(first + columns < span.stop, k.index(columns), around) * depth
 
         def tile(at: Val, height: int) -> None:
             row = k.hidden(at)
@@ -236,7 +257,7 @@ class _Winograd:
             sources = [first.at(r * spec.row_words) for r in range(height)]
             ahead, number = None, row // spec.tile.rows
             if height == spec.tile.rows:
-                ahead = ahead_of(panel, depth * columns, columns, spec.tile, number, spec.tiles_ahead, depth)
+                ahead = ahead_of(panel, further, columns, spec.tile, number, spec.tiles_ahead, depth)
             grid = accumulate(k, grid, sources, 1, panel, columns, depth, element=spec.element, ahead=ahead)
             results = target.at(self._row(row, spec.output_step, spec.columns))
             for r, values in enumerate(grid):
@@ -249,7 +270,7 @@ class _Winograd:
 
     # Results
 
-    def _transform_results(self, tile: _Tile, rows: Rows) -> None:
+    def _transform_results(self, tile: _Tile, rows: Rows, span: _Columns) -> None:
         """The results of a tile per vector of channels, as far as they lie in the result."""
         k, spec, form = self.kernel, self.spec, self.spec.form
         lines, columns = spec.windows
@@ -257,7 +278,7 @@ class _Winograd:
         pixel = (tile.image * lines.count + line) * columns.count + column
         places = range(form.output)
         offsets = [[offsets_of(k, spec.finish.pixels, pixel + (i * columns.count + j)) for j in places] for i in places]
-        with self._loop(0, spec.columns, self.lanes) as c:
+        with self._loop(span.start, span.stop, self.lanes) as c:
             sums = [[self._product(c, i, j, rows) for j in range(form.evaluations)] for i in range(form.evaluations)]
             values = _two_sided(partial(result_line, k, form), sums)
             results = self.results.at_column(c)

@@ -86,6 +86,23 @@ def test_residual_epilogue_in_place() -> None:
     kernel.check(floats(2, 14, 13, 32), floats(2, 14, 13, 32), threads=2, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("outputs", [32, 112, 208])
+@pytest.mark.parametrize("size", [14, 26])
+def test_threads_with_few_tiles_share_the_weights(size: int, outputs: int, stride: int) -> None:
+    add = scalar_body(2, lambda b, x, y: b("Relu", b("Add", x, y)))
+    count = size // stride
+    residual = TensorType(F32, (N, count, count, outputs))
+    kernel = convolution(
+        (size, size), 32, outputs, (3, 3), residual, pads=(1,) * 4, strides=(stride, stride), epilogue=add
+    )
+    assert kernel.call.spec.family == "winograd"
+    for n in (1, 2, 5):
+        for threads in (1, 2, 3, 5):
+            feeds = floats(n, size, size, 32), floats(n, count, count, outputs)
+            kernel.check(*feeds, threads=threads, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("size", "channels", "kernel", "attrs"),
     [

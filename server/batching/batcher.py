@@ -12,7 +12,7 @@ import logging
 import math
 from time import monotonic, time
 
-from server.backends.base import LoadedModel, endless
+from server.backends.base import LoadedModel, PlacedModel, endless
 from server.batching.admission import Admission
 from server.batching.cost import CostModel
 from server.batching.dispatch import Dispatch, Finished
@@ -54,6 +54,10 @@ class Batcher:
         self.model = model
         self.admission = admission
         self.cost = CostModel()
+        # What batches would take here: a worker that waits for the interpreter of a busy event loop, time after time,
+        # would else make small models seem large, and so wait on.
+        self._cost_here = CostModel()
+        self._is_host_only = isinstance(model, PlacedModel) and not model.devices
         self.stats = stats
         self.queue = Queue()
         self.policy = BatchPolicy()
@@ -325,9 +329,9 @@ class Batcher:
         """Short work is done at once on this thread, unless a worker's run could make it wait for the compute team, or
         it has to be counted."""
         pool = self._pool
-        if not self._inline_budget or pool.busy or pool.shared or not self.cost.trusted:
+        if not self._inline_budget or pool.busy or pool.shared or not self._cost_here.trusted:
             return False
-        return self.cost.predict(rows) <= self._inline_budget
+        return self._cost_here.predict(rows) <= self._inline_budget
 
     # outcomes go back
 
@@ -367,7 +371,10 @@ class Batcher:
         work = ran.rows if work is None else work
         stats.work += work
         if not failed:
-            self.cost.add(ran.rows, monotonic() - ran.started, work)  # until now: a busy loop makes callers wait, too
+            seconds = monotonic() - ran.started  # until now: a busy loop makes callers wait, too
+            self.cost.add(ran.rows, seconds, work)
+            if self._inline_budget:
+                self._cost_here.add(ran.rows, min(seconds, ran.busy) if self._is_host_only else seconds)
 
     def _complain(self, entry: Entry, error: Exception) -> None:
         ref = self.stats.ref

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from time import monotonic
+from time import monotonic, thread_time
 from typing import TypeAlias
 
 import numpy as np
@@ -36,6 +37,7 @@ class Ran:
     scattered: float
     tokens: int = 0  # that ran packed
     kernels: Kernels | None = None  # None: nobody asked
+    busy: float = math.inf  # seconds that the thread was at work, not counting what it waited; inf: not known
 
 
 Execute: TypeAlias = Callable[[LoadedModel, list[Tensors], list[int]], Ran]  # inputs and rows of each request
@@ -43,7 +45,7 @@ Execute: TypeAlias = Callable[[LoadedModel, list[Tensors], list[int]], Ran]  # i
 
 def run(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> Ran:
     """Execute requests together; when that fails, each alone, so that only those at fault fail."""
-    started = monotonic()
+    started, working = monotonic(), thread_time()
     executions = 1
     try:
         stacked = inputs[0] if len(inputs) == 1 else gather(inputs)
@@ -58,7 +60,8 @@ def run(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> Ran:
         executions += len(inputs) if len(inputs) > 1 else 0
         outcomes = [_failure(error)] if len(inputs) == 1 else [_alone(model, one) for one in inputs]
         gathered, executed = started, monotonic()
-    return Ran(outcomes, sum(rows), executions, started, gathered, executed, monotonic())
+    busy = thread_time() - working
+    return Ran(outcomes, sum(rows), executions, started, gathered, executed, monotonic(), busy=busy)
 
 
 def run_packed(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> Ran:

@@ -7,6 +7,7 @@ import json
 import math
 import socket
 import struct
+import threading
 import time
 from typing import Any
 
@@ -24,7 +25,7 @@ from server.batching.signature import Signature
 from server.errors import Forbidden, Unauthorized
 from server.scheduling.pool import WorkerPool
 from server.telemetry.statistics import Statistics
-from server.types import ModelRef
+from server.types import ModelRef, Tensors
 from tests.server.data.fakes import adder, doubler
 from tests.server.data.running import infer_request, request, rows, serving, tensor_of, wait_for
 
@@ -246,6 +247,34 @@ def test_a_lonely_request_runs_in_the_call_that_queues_it_and_a_crowd_does_not()
         assert submit() == LONELY + 4  # not before it is seen that requests come one by one again
 
     with_batcher(scene, model, inline=1.0)
+
+
+@pytest.mark.parametrize(("devices", "here"), [((), True), (("cuda:0",), False), (None, False)])
+def test_waiting_for_the_interpreter_does_not_keep_a_small_model_on_a_worker(
+    devices: tuple[str, ...] | None, here: bool
+) -> None:
+    """Of what computes on this host's processor alone, the thread's own time says what it takes."""
+    model, threads = doubler(), []
+
+    def late(tensors: Tensors) -> Tensors:
+        threads.append(threading.get_ident())
+        time.sleep(0.02)  # as if another thread had the interpreter
+        return {"y": tensors["x"] * 2}
+
+    model.function = late
+    if devices is not None:
+        model.devices, model.lost = devices, ""  # type: ignore[attr-defined]
+
+    async def scene(batcher: Batcher, signature: Signature) -> None:
+        for _ in range(8):
+            outcomes: list[Outcome] = []
+            x = {"x": rows(1)}
+            batcher.submit(DirectEntry(x, signature.group_of(x), outcomes.append))
+            await asyncio.to_thread(wait_for, lambda: outcomes and not batcher._pool.busy)  # noqa: B023 (waited for)
+
+    with_batcher(scene, model, inline=0.01)
+    assert threads[0] != threading.get_ident()  # nothing was known then
+    assert (threads[-1] == threading.get_ident()) is here
 
 
 def with_batcher(scene, model, inline: float = 0.0) -> Batcher:  # type: ignore[no-untyped-def]

@@ -34,9 +34,9 @@ log = logging.getLogger("lathe.batching")
 _LOOK = 0.2  # seconds between two looks at what workers run
 _LATE = 1.0  # seconds that a request's deadline has passed when what runs for it is broken off
 
-# A request runs without a look at what else has come, if so many before it ran alone, and nobody followed the last one
-# within the time in which the event loop goes from one connection that is ready to the next.
-LONELY, APART = 8, 15e-6  # batches, seconds
+# A request runs without a look at what else has come, if so many batches before it were of one, and the event loop has
+# been round since the last: those of one turn belong together, however long reading each of them takes.
+LONELY = 8
 
 
 class Batcher:
@@ -75,7 +75,7 @@ class Batcher:
         self._woken = False
         self._simple = self.policy.takes_all
         self._lonely = 0  # batches in a row that were run here and had one request
-        self._ended = 0.0  # monotonic seconds: when the last of them was answered
+        self._turned = True  # the event loop has been round since
         self._round: Round | None = None
         self._drained: asyncio.Event | None = None
 
@@ -104,7 +104,7 @@ class Batcher:
             self.admission.enter(entry.nbytes)
         self.queue.push(entry)
         if not self._woken and (self._dispatch.is_idle or self._is_next_full()):
-            if self._lonely >= LONELY and entry.at_once and now - self._ended > APART:
+            if self._lonely >= LONELY and entry.at_once and self._turned:
                 self._next()
                 return
             self._woken = True
@@ -114,7 +114,7 @@ class Batcher:
         """A round begins, which may still grow: run it once the event loop has been round, or queue it."""
         self._round = requests
         if not self._woken:
-            if self._lonely >= LONELY and requests.since[0] - self._ended > APART:
+            if self._lonely >= LONELY and self._turned:
                 self._next()
                 return
             self._woken = True
@@ -242,8 +242,7 @@ class Batcher:
             return
         if not dispatch.running and self._runs_here(sum([entry.rows for entry in batch])):
             self._back(dispatch.run(batch))
-            self._lonely = self._lonely + 1 if len(batch) == 1 else 0
-            self._ended = monotonic()
+            self._note_size(len(batch))
             self._wake()
             return
         self._lonely = 0
@@ -280,9 +279,18 @@ class Batcher:
         self._record(ran, requests.since)
         requests.answer(outputs)
         self.admission.drain.add(count, ran.scattered)
-        self._lonely = self._lonely + 1 if count == 1 else 0
-        self._ended = monotonic()
+        self._note_size(count)
         return True
+
+    def _note_size(self, requests: int) -> None:
+        """A batch of so many ran here."""
+        self._lonely = self._lonely + 1 if requests == 1 else 0
+        if self._lonely >= LONELY and self._turned:
+            self._turned = False
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turned = True
 
     def _oversee(self) -> None:
         """What may run for ever is broken off once nobody waits for any of its batch."""

@@ -220,15 +220,16 @@ class Executable:
     def _run_pieces(self, context: _Context, n: int, times: Times | None) -> None:
         """The tape once per piece; where it has a seam, the rows of several pieces together from there on."""
         pieces, bases = self._pieces, context.bases.copy()
+        most = pieces.front(n)  # the arena is for so many: what is left at the end must not be cut into larger ones
         if (seam := pieces.seam) is None:
-            for first, rows in spans(n, pieces.most):
+            for first, rows in spans(n, most):
                 self._run_rows(context, bases, first, rows, self._whole, times)
             return
         try:
             for start, count in spans(n, pieces.behind):
                 behind = context.behind(seam.arena.at(count))
                 crossing = behind[seam.place.at(count) :]
-                for first, rows in spans(count, pieces.most):
+                for first, rows in spans(count, most):
                     self._run_rows(context, bases, start + first, rows, (0, seam.step), times)
                     made = context.arena[seam.place.at(rows) :]
                     crossing[first * seam.row : (first + rows) * seam.row] = made[: rows * seam.row]

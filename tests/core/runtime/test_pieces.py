@@ -14,6 +14,7 @@ from core.ir.graph import Graph
 from core.ir.types import DType, TensorType, symbol
 from core.plan.plan import ARENA
 from core.plan.seams import row_bytes
+from core.runtime.executable import Executable
 from core.runtime.memory import address_of
 from core.runtime.pieces import ALL, even_piece
 from tests.core.runtime import graphs
@@ -112,6 +113,28 @@ def test_small_pieces_before_a_seam_and_large_ones_behind_give_what_the_whole_gi
     (context,) = session._shapes.fixed._pool
     assert context.arena.nbytes <= session._shapes.fixed.plan.arena.at(pieces.most)
     assert context.second.nbytes <= pieces.seam.arena.at(pieces.behind)
+
+
+def test_the_arena_has_room_for_each_piece_of_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left behind the seam for the last time is fewer rows, which may be cut into fewer pieces before it."""
+    session = core.compile(parted(), threads=1)
+    executable = session._shapes.fixed
+    assert isinstance(executable, Executable) and executable._pieces.seam is not None
+    run, behind = executable._run_rows, executable._pieces.seam.arena
+    short: list[tuple[int, int, int]] = []
+
+    def watched(context: Any, bases: Any, first: int, rows: int, steps: tuple[int, int], times: Any) -> None:
+        there, size = (context.arena, executable.plan.arena) if steps[0] == 0 else (context.second, behind)
+        if there.nbytes < size.at(rows):
+            short.append((rows, there.nbytes, size.at(rows)))
+        else:
+            run(context, bases, first, rows, steps, times)
+
+    monkeypatch.setattr(executable, "_run_rows", watched)
+    monkeypatch.setattr(executable, "_release", lambda context: executable._land())  # every run has an arena of its own
+    for rows in range(executable._pieces.most + 1, 3 * executable._pieces.behind):
+        session.run(feeds(rows))
+    assert not short
 
 
 def test_a_run_refused_behind_a_seam_leaves_nothing_behind() -> None:

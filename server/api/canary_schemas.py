@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated
 
-from pydantic import AwareDatetime, Field, model_validator
+from pydantic import AwareDatetime, Field, field_validator, model_validator
 
 from server.api.schemas import Answer, Asked, Version
 from server.canary.guard import Finding
@@ -51,6 +52,14 @@ class CanaryAsked(Asked):
         default=[], max_length=MOST_STEPS, description="Shares that grow with time, in place of `weight`."
     )
     start_at: AwareDatetime | None = Field(default=None, description="When it begins; at once without it.")
+
+    @field_validator("start_at")
+    @classmethod
+    def _within_utc(cls, at: datetime | None) -> datetime | None:
+        try:
+            return at and at.astimezone(UTC)
+        except OverflowError:
+            raise ValueError(f"expected a time from year 1 to 9999 in UTC, got {at}") from None
 
     @model_validator(mode="after")
     def _one_of_weight_and_steps(self) -> CanaryAsked:

@@ -24,6 +24,7 @@ from server.types import Array, ModelRef, Parameters, RequestedOutput, Tensors
 
 MEMO_ENTRIES, MEMO_BYTES = 512, 4096  # heads remembered per version, and the longest of them
 _MAX_DIM = 1 << 40
+_LONGEST = (1 << 64) - 1  # microseconds: Triton's own type; JSON that is read leniently may have any integer
 _SMALL = 4096  # bytes below which a copy costs less than a view
 
 # What a request says but for its tensors' data: its JSON written without, or a message's bytes without and the lengths
@@ -155,7 +156,11 @@ class Codec:
             return _remember(self._memo, text, self.read(document)), ()
         if not strict:
             return self.read(document), taken
-        return self.shell(orjson.dumps(document), lambda: document), taken
+        try:
+            shell = orjson.dumps(document)
+        except orjson.JSONEncodeError:  # it reads what is nested deeper than it writes
+            return self.read(document), taken
+        return self.shell(shell, lambda: document), taken
 
     def shell(self, shell: Shell, document: Callable[[], object]) -> Head:
         """Return the checked head of a request that says this; ``document`` is asked for where it was not seen yet."""
@@ -311,6 +316,8 @@ def _timeout(microseconds: object) -> float | None:
     value = _expect(microseconds, int, "parameters.timeout")
     if value < 0:
         raise BadRequest(f"parameters.timeout: expected microseconds, 0 or more, got {value}")
+    if value > _LONGEST:
+        raise BadRequest(f"parameters.timeout: expected microseconds, at most {_LONGEST}, got more")
     return float(value) / 1e6
 
 

@@ -97,7 +97,7 @@ class InferCall:
     def refuse(self, error: Exception, path: bytes = b"") -> None:
         """Answer with an error, in the words of the path it was meant for."""
         self.service.failed(self, error, path)
-        self.reply, self.entry = error_reply(error, path), None
+        self.reply, self.payloads, self.entry = error_reply(error, path), NOTHING, None
         self.deliver(self)
 
     def cancel(self) -> None:

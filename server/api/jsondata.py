@@ -46,7 +46,10 @@ def parse(text: bytes | bytearray | memoryview, field: str) -> Parsed:
 
 def _parse_lenient(raw: bytes, field: str) -> Any:
     try:
-        return json.loads(raw)
+        document = json.loads(raw.decode())
+        if b"\\u" in raw:  # half of a surrogate pair is no text: nothing that quotes it could be written
+            json.dumps(document, ensure_ascii=False).encode()
+        return document
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"{field}: expected JSON, got something else: {error}") from None
 

@@ -81,19 +81,14 @@ class Repeats:
         return stacked
 
     def answer(self, outputs: Tensors) -> None:
-        rows, first = self.rows, 0
-        whole = {name: raw_bytes(array) for name, array in outputs.items()}
-        latest: Lane | None = None
-        asked: list[tuple[bytes | memoryview, int]] = []  # each output's bytes, and how many of them are a row
-        for call, lane, _ in self._take():
-            end = first + lane.rows
-            if lane is not latest:
-                latest = lane
-                reply = lane.reply({name: array[first:end] for name, array in outputs.items()})
-                asked = [(whole[output.name], len(whole[output.name]) // rows) for output in lane.wire.outputs]
-            call.reply = reply
-            call.payloads = [text[first * size : end * size] for text, size in asked]
-            first = end
+        calls = self._take()
+        try:
+            _fill(calls, outputs)
+        except Exception as error:  # nobody is answered yet
+            for call, _, _ in calls:
+                call.refuse(error)
+            return
+        for call, _, _ in calls:
             try:
                 call.deliver(call)
             except Exception:
@@ -108,3 +103,20 @@ class Repeats:
         for call, _, _ in calls:
             call.round = None
         return calls
+
+
+def _fill(calls: list[tuple[InferCall, Lane, bytes]], outputs: Tensors) -> None:
+    """Give each call its reply, by its rows of the outputs."""
+    rows, first = sum([lane.rows for _, lane, _ in calls]), 0
+    whole = {name: raw_bytes(array) for name, array in outputs.items()}
+    latest: Lane | None = None
+    asked: list[tuple[bytes | memoryview, int]] = []  # each output's bytes, and how many of them are a row
+    for call, lane, _ in calls:
+        end = first + lane.rows
+        if lane is not latest:
+            latest = lane
+            reply = lane.reply({name: array[first:end] for name, array in outputs.items()})
+            asked = [(whole[output.name], len(whole[output.name]) // rows) for output in lane.wire.outputs]
+        call.reply = reply
+        call.payloads = [text[first * size : end * size] for text, size in asked]
+        first = end

@@ -257,10 +257,12 @@ class Batcher:
         """Run what came together if nothing else is here, and say so; else queue it."""
         self._round = None
         self._woken = True  # whatever is queued meanwhile
-        ran = self._run_round(requests)
-        if not ran:
-            requests.queue()
-        self._woken = False
+        try:
+            ran = self._run_round(requests)
+            if not ran:
+                requests.queue()
+        finally:
+            self._woken = False
         return ran
 
     def _run_round(self, requests: Round) -> bool:
@@ -271,7 +273,11 @@ class Batcher:
             return False
         if not self.admission.has_room(requests.nbytes, count) or not requests.is_plain():
             return False
-        ran = run(self.model, [requests.stack()], [rows])
+        try:
+            stacked = requests.stack()
+        except MemoryError:
+            return False  # for all of them at once
+        ran = run(self.model, [stacked], [rows])
         outputs = ran.outcomes[0]
         if isinstance(outputs, Exception) or any(array.shape[:1] != (rows,) for array in outputs.values()):
             return False  # who is at fault shows when each runs alone

@@ -64,7 +64,8 @@ class Trial:
         """The last step's time is over: the candidate goes live once it has passed, if it has at once."""
         if self._held:
             self._held = False
-            self.verdict, self.reason = Verdict.UNDECIDED, ""
+            if self.verdict is not Verdict.ROLL_BACK:  # that is final
+                self.verdict, self.reason = Verdict.UNDECIDED, ""
             self._judge()
 
     def _stable_answered(self, inputs: Tensors, outcome: Outcome, seconds: float) -> None:

@@ -57,10 +57,7 @@ class Schedules:
     async def run(self) -> None:
         """Look again and again, until cancelled."""
         while True:
-            try:
-                await self.look()
-            except Exception:  # the others' roll-outs go on
-                log.exception("a roll-out could not be moved on")
+            await self.look()
             await asyncio.sleep(LOOK)
 
     async def look(self) -> None:
@@ -69,9 +66,15 @@ class Schedules:
         for name in self._timers.keys() - scheduled.keys():
             del self._timers[name]
         for model in scheduled.values():
-            plan = model.aliases.canary
-            if plan is not None and self.left(model.name, plan) <= 0.0:
-                await self._due(model, plan)
+            try:
+                await self._look_at(model)
+            except Exception:  # the others' roll-outs go on
+                log.exception("a roll-out could not be moved on", extra=about(model=model.name))
+
+    async def _look_at(self, model: LiveModel) -> None:
+        plan = model.aliases.canary
+        if plan is not None and plan.steps and self.left(model.name, plan) <= 0.0:
+            await self._due(model, plan)
 
     def left(self, name: str, plan: CanaryPlan) -> float:
         """Return the seconds until the present step of a model's trial ends, or its first one begins."""

@@ -150,10 +150,10 @@ class Servable:
         An execution that may have no end gets ``patience`` seconds.
         """
         drained = asyncio.ensure_future(self.batcher.drained())
-        while not (await asyncio.wait([drained], timeout=patience))[0]:
-            if (model := endless(self.model)) is not None:
-                model.interrupt()
-                patience = _AGAIN
+        while (model := endless(self.model)) and not (await asyncio.wait([drained], timeout=patience))[0]:
+            model.interrupt()
+            patience = _AGAIN
+        await drained
         self.batcher.close()
         self.cache = None  # a connection may remember this for a while yet, see api/lane.py
         await asyncio.to_thread(self.model.close)

@@ -135,6 +135,8 @@ class Tracing:
     # kernels: there may be hundreds, and the event loop has requests to answer
 
     def _write_later(self, runs: list[KernelRun], above: Context, clock: Clock) -> None:
+        if len(self._kernels) + len(runs) > _KEPT:
+            return  # they come faster than they can be sent
         if runs and not self._kernels:
             asyncio.get_running_loop().call_soon(self._write_some)
         self._kernels.extend(_Kernel(run, above, clock) for run in runs)

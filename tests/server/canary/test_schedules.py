@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from server.api.canary_schemas import CanaryAsked
+from server.canary.guard import Verdict
 from server.canary.plan import SCHEDULED, CanaryPlan
 from server.canary.schedule import Step, written
 from server.errors import BadRequest, Conflict, StorageFull
+from server.repository.live import LiveModel
 from server.repository.schedules import Clocks, Schedules
 from server.repository.store import Outcome
 from tests.server.canary.test_trials import NOBODY, ask, ask_many, trial
@@ -138,6 +142,57 @@ def test_a_bad_candidate_is_rolled_back_in_any_step(tmp_path: Path, time: Time) 
             assert s.plan is None
 
     run(scenario())
+
+
+def test_a_rejected_candidate_stays_rejected_when_its_last_step_ends(
+    tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The verdict is final, though it cannot be written down yet, and whatever the evidence says later."""
+    told: list[Verdict] = []
+
+    async def scenario() -> None:
+        async with server(tmp_path, time) as s:
+            await begin(s, steps=(Step(0.5, 600.0),))
+            s.world.rollout._models.decided = lambda model, plan, verdict, reason: told.append(verdict)
+            model = s.world.registry.resolve("m", "2").model
+            assert isinstance(model, ToyModel)
+            model.fails_every = 1
+            while not told:
+                await ask_many(s.world, 10)
+            monkeypatch.setattr(trial(s.world).guard, "verdict", lambda: (Verdict.UNDECIDED, ""))
+            time.pass_by(600.0)
+            await s.schedules.look()
+            assert trial(s.world).verdict is Verdict.ROLL_BACK
+            assert (await ask_many(s.world, 20)) == {1: 20}
+            assert told == [Verdict.ROLL_BACK]
+
+    run(scenario())
+
+
+def test_one_roll_out_that_cannot_be_moved_on_holds_up_no_other(
+    tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with server(tmp_path, time) as s:
+            for name in ("a", "m"):
+                await s.world.push(toy(1.0), name)
+                await s.world.push(toy(1.0), name)
+                await s.world.rollout.trials.start(name, CanaryPlan(2, steps=STEPS), NOBODY)
+            advance = s.world.rollout.trials.advance
+
+            async def failing(model: LiveModel, *more: Any) -> Outcome:
+                if model.name == "a":
+                    raise RuntimeError("unforeseen")
+                return await advance(model, *more)
+
+            monkeypatch.setattr(s.world.rollout.trials, "advance", failing)
+            await s.schedules.look()
+            time.pass_by(600.0)
+            await s.schedules.look()
+            assert s.step == 1
+
+    run(scenario())
+    assert "a roll-out could not be moved on" in caplog.text
 
 
 def test_evidence_and_keys_stay_from_step_to_step(tmp_path: Path, time: Time) -> None:
@@ -342,6 +397,13 @@ def test_no_step_begins_without_both_versions(tmp_path: Path, time: Time) -> Non
 def test_what_is_no_schedule_is_refused(plan: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         CanaryPlan(2, **plan).asked()
+
+
+@pytest.mark.parametrize("time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+def test_a_time_to_start_is_within_the_years_of_utc(time: str) -> None:
+    with pytest.raises(ValidationError, match="start_at") as refused:
+        CanaryAsked.model_validate({"version": 2, "start_at": time})
+    assert "expected a time from year 1 to 9999 in UTC" in str(refused.value)
 
 
 def test_a_plan_reads_as_it_was_written() -> None:

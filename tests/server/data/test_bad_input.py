@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -36,6 +37,14 @@ def tensor(**changes: Any) -> dict[str, Any]:
 
 def blob(**changes: Any) -> dict[str, Any]:
     return tensor(data=None, parameters={"binary_data_size": 16}, **changes)
+
+
+def deep(levels: int) -> list[Any]:
+    """Lists within lists: more than orjson writes, fewer than it reads."""
+    found: list[Any] = []
+    for _ in range(levels):
+        found = [found]
+    return found
 
 
 BAD_TENSORS = [
@@ -92,6 +101,11 @@ BAD_DOCUMENTS = [
     ({"inputs": [tensor()], "parameters": {"timeout": "1"}}, "parameters.timeout: expected an integer, got str"),
     ({"inputs": [tensor()], "parameters": {"timeout": -1}}, "expected microseconds, 0 or more, got -1"),
     ({"inputs": [tensor()], "outputs": {}}, "outputs: expected a list, got dict"),
+    ({"inputs": [tensor()], "id": deep(300)}, "id: expected a string, got list"),
+    (
+        {"inputs": [tensor(data=[math.nan] * 4)], "parameters": {"timeout": 10**400}},
+        "parameters.timeout: expected microseconds, at most 18446744073709551615, got more",
+    ),
     ({"inputs": [tensor()], "outputs": [{"name": "z"}]}, "outputs: expected some of ['y'], got 'z'"),
     ({"inputs": [tensor()], "outputs": [{"name": "y"}, {"name": "y"}]}, "outputs: 'y' is asked for twice"),
     (
@@ -120,6 +134,8 @@ def test_documents(server: Running, document: Any, message: str) -> None:
         (b'\xff\xfe{"inputs": []}', "body: expected JSON"),
         (b'{"id": "\xc3\x28", "inputs": []}', "body: expected JSON"),
         (b'{"id": "\\ud800", "inputs": []}', "body: expected JSON"),
+        (b'{"id": "\\uD800", "inputs": [NaN]}', "body: expected JSON"),
+        (b'{"id": "\xed\xa0\x80", "inputs": [NaN]}', "body: expected JSON"),
         (b"[" * 10_000 + b"]" * 10_000, "body: expected JSON"),
         (b"[NaN," + b"[" * 50_000 + b"]" * 50_001, "body: expected JSON"),
         (b'{"inputs":' + b'{"a":' * 10_000 + b"1" + b"}" * 10_001, "body: expected JSON"),
@@ -129,6 +145,12 @@ def test_documents(server: Running, document: Any, message: str) -> None:
 def test_bodies_that_are_no_json(server: Running, body: bytes, message: str) -> None:
     answer = server.ask("POST", "/v2/models/doubler/infer", body)
     assert (answer.status, message in answer.error) == (400, True), answer.error
+
+
+def test_what_nobody_asked_for_may_be_as_deep_as_it_likes(server: Running) -> None:
+    for _ in range(2):
+        answer = server.infer("doubler", {"inputs": [tensor()], "parameters": {"note": deep(300)}})
+        assert answer.json["outputs"][0]["data"] == [2, 4, 6, 8]
 
 
 def send_blob(server: Running, blobs: bytes, **headers: str) -> Answer:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -21,7 +22,6 @@ from server.batching.batcher import Batcher
 from server.batching.execution import Execute, gather, run, run_packed
 from server.batching.policy import BatchPolicy
 from server.errors import BrokenOff
-from server.scheduling import servable as scheduling
 from server.scheduling.servable import Servable
 from server.serve import make_server
 from server.settings import Settings
@@ -215,17 +215,42 @@ def test_neighbours_are_not_run_again_for_what_was_broken_off(execute: Execute) 
     assert calls == [2]
 
 
-def test_a_model_is_let_go_though_an_execution_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduling, "_LAST", 0.1)
+def test_a_model_is_let_go_though_an_execution_has_no_end() -> None:
     model = Endless()
 
     async def scene(bench: Bench) -> None:
         waiting = [bench.submit(FOREVER)[1] for _ in range(3)]
-        await asyncio.wait_for(Servable(ModelRef("m", 1), model, bench.batcher).retire(), 15)
+        await asyncio.wait_for(Servable(ModelRef("m", 1), model, bench.batcher).retire(0.1), 15)
         assert [type(outcome) for outcome in await asyncio.gather(*waiting)] == [BrokenOff] * 3
 
     play(scene, model)
     assert model.closed
+
+
+def test_letting_go_waits_for_a_model_that_ends_without_looking_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = doubler()
+    looks: list[Any] = []
+    wait = asyncio.wait
+
+    def counted(*waited: Any, **options: Any) -> Any:
+        looks.append(options)
+        return wait(*waited, **options)
+
+    async def scene(bench: Bench) -> None:
+        running = await bench.hold()
+        monkeypatch.setattr(asyncio, "wait", counted)
+        retiring = asyncio.ensure_future(Servable(ModelRef("m", 1), model, bench.batcher).retire(0.0))
+        await asyncio.sleep(0.1)
+        assert not retiring.done()
+        model.gate.set()
+        await retiring
+        assert isinstance(running.result(), dict)
+
+    play(scene, model)
+    assert model.closed
+    assert len(looks) <= 2
 
 
 @pytest.fixture

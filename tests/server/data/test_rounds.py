@@ -13,6 +13,7 @@ from server.access.quotas import Quota, Quotas
 from server.access.scopes import Scope
 from server.api.infer import InferCall
 from server.api.lane import Lane
+from server.api.reply import Reply
 from server.api.round import Repeats
 from server.batching.entry import Entry
 from server.batching.queue import Queue
@@ -170,6 +171,37 @@ def test_only_those_at_fault_fail() -> None:
         assert here.raws[1].answer().status == 500
         here.expect(2, 20)
         assert here.running.registry.resolve("doubler").stats.failures["internal"] == 1
+
+
+def test_without_the_memory_to_run_together_they_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stack(repeats: Repeats) -> Tensors:
+        raise MemoryError
+
+    with crowd([1, 1, 1]) as here:
+        monkeypatch.setattr(Repeats, "stack", stack)
+        for start in (10, 50):
+            with here.together():
+                here.ask(1, start + 1)
+                here.ask(2, start + 2)
+            here.expect(0, 0)
+            here.expect(1, start + 1)
+            here.expect(2, start + 2)
+
+
+def test_answers_that_cannot_be_made_are_told_and_the_model_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reply(lane: Lane, outputs: Tensors) -> Reply:
+        raise MemoryError
+
+    with crowd([1, 1, 1]) as here:
+        with here.together(), monkeypatch.context() as patch:
+            patch.setattr(Lane, "reply", reply)
+            here.ask(1, 10)
+            here.ask(2, 20)
+            here.model.gate.set()
+            assert [here.raws[index].answer().status for index in range(3)] == [500] * 3
+        for index in range(3):
+            here.ask(index, 30)
+            here.expect(index, 30)
 
 
 def test_outputs_without_the_rows_are_an_error_for_each() -> None:

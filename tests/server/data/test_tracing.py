@@ -129,6 +129,21 @@ def test_kernels_are_not_asked_for_when_nobody_is_recorded() -> None:
     assert (found, model.asked, model.batches) == ({}, 0, [1])
 
 
+def test_kernels_that_come_faster_than_they_are_written_are_left_out_by_whole_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("server.telemetry.tracing._KEPT", 700)
+    monkeypatch.setattr(Tracing, "_write_some", lambda tracing: None)  # the event loop has other things to do
+    model, exporter = stamping(), InMemorySpanExporter()
+    with serving({"m": model}) as running:
+        tracing = running.engine.plane.tracing = Tracing("", 0.0, exporter)
+        for _ in range(5):
+            ask(running, f"00-{TRACE}-{CALLER}-01")
+        flush(running, tracing)
+        assert len(tracing._kernels) == 600
+        assert sum(span.name == "batch" for span in exporter.get_finished_spans()) == 5
+
+
 def test_the_kernels_of_a_batch_are_written_once_and_linked_to() -> None:
     model, exporter = stamping(), InMemorySpanExporter()
     with serving({"m": model}) as running, running.connect() as raw:

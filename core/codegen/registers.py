@@ -185,6 +185,10 @@ class Pointer:
 
     def store(self, value: Val, offset: Val | int = 0, mask: Val | None = None) -> None:
         """Write all lanes of `value`, or those where `mask` is true."""
+        if mask is not None and (lane := _only_lane(mask)) is not None:
+            # LLVM 22 merges narrowing with such a store, and writes the wide number, over the neighbours.
+            self.at(offset).store(value.lane(lane), lane)
+            return
         address = self.at(offset).ir
         raw = self._to_memory(value)
         if mask is None:
@@ -239,6 +243,12 @@ class Pointer:
         if self.dtype is DType.FLOAT16:
             return self.kernel.builder.convert("bitcast", value.ir, memory_type(self.dtype, value.lanes))
         return value.ir
+
+
+def _only_lane(mask: Val) -> int | None:
+    """The lane that a mask which is known lets pass, if it is one of several."""
+    known = mask.ir.known if isinstance(mask.ir, Constant) else None
+    return known.index(True) if isinstance(known, tuple) and sum(known) == 1 else None
 
 
 def _all_true(lanes: int) -> Constant:

@@ -55,6 +55,33 @@ def test_strip_carries_values_through_full_vectors_and_tail(target: Target, size
     np.testing.assert_allclose(y, [x.sum(), x.sum()], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+@pytest.mark.parametrize("count", [1, 2, 7])
+@pytest.mark.parametrize(
+    ("source", "goal"),
+    [(DType.INT32, DType.UINT8), (DType.INT32, DType.INT16), (DType.INT64, DType.INT32), (DType.INT64, DType.INT8),
+     (F32, DType.UINT8), (F32, DType.FLOAT16), (F32, DType.BFLOAT16), (DType.FLOAT64, F32), (DType.UINT8, DType.INT32),
+     (DType.UINT8, DType.BOOL)],
+    ids=str,
+)  # fmt: skip
+def test_a_tail_in_another_type_leaves_its_neighbours_alone(
+    source: DType, goal: DType, count: int, target: Target
+) -> None:
+    x = np.arange(1, 33).astype(source.numpy)
+    before = np.arange(99, 131).astype(goal.numpy)
+    y = before.copy()
+
+    def write(k: Kernel) -> None:
+        a, out = k.operand(0, source), k.operand(1, goal)
+        mask = k.lane_mask(count, k.lanes)
+        out.store(a.load(0, k.lanes, mask).cast(goal), 3, mask)
+
+    run(write, [x, y], target=target)
+    written = min(count, target.lanes)
+    np.testing.assert_array_equal(y[3 : 3 + written], x[:written].astype(goal.numpy))
+    np.testing.assert_array_equal(np.delete(y, range(3, 3 + written)), np.delete(before, range(3, 3 + written)))
+
+
 def test_parallel_gives_every_coordinate_to_exactly_one_thread() -> None:
     seen = np.zeros((5, 7, 3), np.int64)
 

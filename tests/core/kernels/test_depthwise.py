@@ -81,6 +81,18 @@ def test_bytes_add_up_exactly(kernel: tuple[int, ...], attrs: dict[str, Any], fi
     made.check(x, threads=2, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+def test_bytes_of_one_channel_more_than_a_vector_leave_the_next_pixel_alone(target: Target) -> None:
+    rng = np.random.default_rng(0)
+    channels = target.lanes + 1
+    whole = scalar_body(1, lambda b, x: b("Cast", x, to=DType.UINT8.onnx_code), DType.INT32)
+    made = NodeKernel(
+        "FusedConv", TensorType(DType.UINT8, (N, 5, 7, channels)), rng.integers(0, 2, (channels, 1, 1, 1), np.int8),
+        layout="NHWC", group=channels, pads=(0,) * 4, epilogue=whole, target=target,
+    )  # fmt: skip
+    made.check(rng.integers(0, 256, (2, 5, 7, channels), np.uint8), rtol=0, atol=0)
+
+
 def test_windows_whose_bytes_do_not_fit_a_float_have_no_kernel() -> None:
     weight = np.zeros((2, 1, 23, 23), np.int8)
     node = single_node(

@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 READY = 60.0  # seconds for a process to begin
+ENDING = 60.0  # and to end what it has begun, once asked to
 
 
 @dataclass
@@ -28,22 +29,25 @@ class Beside:
 
 @asynccontextmanager
 async def beside(module: str, *arguments: str) -> AsyncIterator[Beside]:
-    """Run a module meanwhile, which says by its first line that it has begun; RuntimeError when it ends by itself."""
+    """Run a module meanwhile, which says by its first line that it has begun; RuntimeError when it ends by itself.
+
+    It is then told to end (SIGTERM) and may end what it is at, so that none of its work falls into what comes after.
+    """
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", module, *arguments, stdout=PIPE, stderr=PIPE)
     _idle(process.pid)
     assert process.stdout is not None
     work = Beside()
     try:
-        if await asyncio.wait_for(process.stdout.readline(), READY):
-            counting = asyncio.create_task(_count(process.stdout, work))
-            try:
+        begun = await asyncio.wait_for(process.stdout.readline(), READY)
+        counting = asyncio.create_task(_count(process.stdout, work))
+        try:
+            if begun:
                 yield work
-            finally:
-                counting.cancel()
-        else:
-            work.ended.set()
-        if work.ended.is_set():
-            raise RuntimeError(f"{module} ended by itself: {await _complaint(process)}")
+            if not begun or work.ended.is_set():
+                raise RuntimeError(f"{module} ended by itself: {await _complaint(process)}")
+            await _end(process, counting)
+        finally:
+            counting.cancel()
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
@@ -54,6 +58,16 @@ async def _count(lines: asyncio.StreamReader, work: Beside) -> None:
     while await lines.readline():
         work.done += 1
     work.ended.set()
+
+
+async def _end(process: Process, counting: asyncio.Task[None]) -> None:
+    """Tell it to end, and wait until it has written its last line."""
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        await asyncio.wait_for(counting, ENDING)
+    except TimeoutError:
+        raise RuntimeError(f"a process beside the traffic did not end within {ENDING:g} s") from None
 
 
 async def _complaint(process: Process) -> str:

@@ -36,6 +36,8 @@ async def disturbed(options: Options, report: Report, what: str, disturbance: Di
         report.phases += [quiet, loud]
         ratios.append(loud.latency.p99 / quiet.latency.p99)
     measured = f"{statistics.median(ratios):.2f} ({', '.join(f'{ratio:.2f}' for ratio in ratios)}) at {rate:.0f}/s"
+    late = max(phase.lateness_p99_ms for phase in report.phases)
+    measured += f", the generator itself late by at most {late:.1f} ms in a window's p99"
     report.promise(f"p99 with {what} at most {limit:g} of that without", statistics.median(ratios) <= limit, measured)
     report.promise_no_failures()
 

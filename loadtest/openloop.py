@@ -80,6 +80,7 @@ class OpenLoop:
         if self.pacer.stopped.is_set():
             return
         self.fired = last
+        self.log.taken[first:last] = time.monotonic() - self.pacer.start_time
         self.backlog.extend(range(first, last))
         while self.backlog and self.idle:
             self._next(self.idle.pop())

@@ -19,10 +19,12 @@ WRONG = -1  # the status of an accepted answer that the scenario's check refused
 class Log:
     """One row per request; times in seconds of the monotonic clock, from the start of the run.
 
-    `due` is when the request had to leave, `sent` when it did, `done` when its answer was complete (NaN: never).
+    `due` is when the request had to leave, `taken` when the generator turned to it, `sent` when it left over a free
+    connection, `done` when its answer was complete (NaN: never).
     """
 
     due: Floats
+    taken: Floats
     sent: Floats
     done: Floats
     status: NDArray[np.int32]
@@ -31,10 +33,12 @@ class Log:
     @staticmethod
     def of(due: Floats) -> Log:
         blank = np.full(len(due), np.nan)
-        return Log(due, blank.copy(), blank.copy(), np.full(len(due), UNANSWERED, np.int32))
+        return Log(due, blank.copy(), blank.copy(), blank.copy(), np.full(len(due), UNANSWERED, np.int32))
 
     def only(self, rows: NDArray[np.bool_]) -> Log:
-        return Log(self.due[rows], self.sent[rows], self.done[rows], self.status[rows], self.complaints)
+        return Log(
+            self.due[rows], self.taken[rows], self.sent[rows], self.done[rows], self.status[rows], self.complaints
+        )
 
     @property
     def latency_ms(self) -> Floats:
@@ -89,6 +93,7 @@ class Phase:
     latency: Latency  # of accepted requests
     rejection: Latency  # how long a refusal took
     lateness_p99_ms: float  # how late the generator itself was: its own quality
+    unconnected_p99_ms: float  # how long requests then waited for a free connection: the server's doing
     batches: dict[int, int]  # batch size -> executions, as the server counted them
     curve: list[tuple[float, float]]  # (percentile, ms), for the plot
     timeline: list[tuple[float, float, float]]  # (second, answers/s, p99 ms)
@@ -134,7 +139,7 @@ def summarise(name: str, log: Log, seconds: float, batches: dict[int, int] | Non
     # a backlog is answered after the last arrival: throughput is over the time it really took
     span = max(seconds, float(np.nanmax(log.done, initial=0.0)))
     sent = ~np.isnan(log.sent)
-    lateness = (log.sent - log.due)[sent] * 1e3
+    lateness, unconnected = (log.taken - log.due)[sent] * 1e3, (log.sent - log.taken)[sent] * 1e3
     return Phase(
         name=name,
         offered=len(log.due) / seconds,
@@ -147,6 +152,7 @@ def summarise(name: str, log: Log, seconds: float, batches: dict[int, int] | Non
         latency=Latency.of(latency[accepted]),
         rejection=Latency.of(latency[rejected]),
         lateness_p99_ms=percentile(lateness, 99) if len(lateness) else math.nan,
+        unconnected_p99_ms=percentile(unconnected, 99) if len(unconnected) else math.nan,
         batches=batches or {},
         curve=curve(latency[accepted]),
         timeline=timeline(log, seconds),

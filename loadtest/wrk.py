@@ -89,6 +89,7 @@ def as_phase(measured: dict[str, float], connections: int, batches: dict[int, in
         latency=latency,
         rejection=Latency.none(),
         lateness_p99_ms=math.nan,
+        unconnected_p99_ms=math.nan,
         batches=batches,
         curve=[],
         timeline=[],

@@ -77,7 +77,7 @@ def test_the_median_ratio_of_neighbours_decides(
 
     async def scripted(_: Traffic, name: str, due: Times, seconds: float) -> Phase:
         log = Log.of(np.zeros(1))
-        log.sent[:], log.done[:], log.status[:] = 0.0, next(latencies) / 1e3, 200
+        log.taken[:], log.sent[:], log.done[:], log.status[:] = 0.0, 0.0, next(latencies) / 1e3, 200
         return summarise(name, log, seconds)
 
     monkeypatch.setattr(Traffic, "phase", scripted)
@@ -142,6 +142,26 @@ def test_versions_are_uploaded_one_after_the_other(tmp_path: Path) -> None:
     (first, second, _), live = asyncio.run(drive())
     assert first != second
     assert live >= 1
+
+
+def test_the_upload_under_way_ends_before_the_next_window(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(zoo.model("mlp").SerializeToString())
+    begun, ended = asyncio.Event(), Counter[str]()
+
+    async def handle(_: Call) -> Answer:
+        begun.set()
+        await asyncio.sleep(0.3)
+        ended["uploads"] += 1
+        return 200, b"{}"
+
+    async def drive() -> int:
+        file = str(tmp_path / "model.onnx")
+        async with asyncio.timeout(60), serving(handle) as url:
+            async with beside("loadtest.uploads", url, "m", file) as work:
+                await begun.wait()
+            return ended["uploads"] if work.done == ended["uploads"] else -1
+
+    assert asyncio.run(drive()) >= 1
 
 
 def test_what_ends_beside_the_traffic_is_told() -> None:

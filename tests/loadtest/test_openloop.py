@@ -9,7 +9,7 @@ import pytest
 from loadtest.arrivals import constant
 from loadtest.connection import Target
 from loadtest.openloop import Check, OpenLoop, capacity
-from loadtest.stats import Log
+from loadtest.stats import Log, summarise
 from loadtest.wire import Response, http_request
 from tests.loadtest.fake import Answer, Call, Handler, serving
 
@@ -60,6 +60,9 @@ def test_a_stalled_server_does_not_slow_the_arrivals_and_the_wait_is_measured() 
     assert len(log.due) == 40
     assert late.sum() >= 20
     assert log.latency_ms.max() == pytest.approx(300, abs=60)
+    phase = summarise("stalled", log, 0.4)
+    assert phase.unconnected_p99_ms > 200, "they waited for the connection, which is not the generator's lateness"
+    assert phase.lateness_p99_ms < 100
 
 
 def test_a_broken_connection_fails_one_request_and_is_replaced() -> None:

@@ -23,7 +23,7 @@ from loadtest.wrk import as_phase, lua_headers, parse_wrk
 @pytest.fixture
 def report() -> Report:
     log = Log.of(np.linspace(0, 2.9, 300))
-    log.sent[:] = log.due
+    log.taken[:] = log.sent[:] = log.due
     log.done[:] = log.due + np.linspace(0.001, 0.02, 300)
     log.status[:] = 200
     made = Report("steady", {"url": "http://h:1", "rate": 100.0, "seconds": None})

@@ -33,7 +33,7 @@ def test_latency_of_nothing_is_not_a_number() -> None:
 
 def log(due: list[float], done: list[float], status: list[int]) -> Log:
     made = Log.of(np.array(due))
-    made.sent[:] = made.due
+    made.taken[:] = made.sent[:] = made.due
     made.done[:] = done
     made.status[:] = status
     return made
@@ -41,10 +41,11 @@ def log(due: list[float], done: list[float], status: list[int]) -> Log:
 
 def test_a_late_generator_counts_into_the_latency() -> None:
     made = log([0.0], [0.5], [200])
-    made.sent[0] = 0.4  # sent late: the caller would have waited since 0.0
+    made.taken[0], made.sent[0] = 0.3, 0.4  # sent late: the caller would have waited since 0.0
     phase = summarise("late", made, 1.0)
     assert phase.latency.p50 == pytest.approx(500)
-    assert phase.lateness_p99_ms == pytest.approx(400)
+    assert phase.lateness_p99_ms == pytest.approx(300)
+    assert phase.unconnected_p99_ms == pytest.approx(100)
 
 
 def test_refusals_are_not_failures_and_do_not_hide_in_the_latency() -> None:

@@ -21,7 +21,7 @@ _SMALL = (DType.UINT8, DType.INT8, DType.UINT16, DType.INT16)  # every such inte
 _INTEGERS = (*_SMALL, DType.INT32)
 _BOUNDS: dict[str, Callable[[Sequence[float]], float]] = {
     "Cast": max, "Relu": max, "Max": max, "Min": max, "Round": lambda each: each[0] + 1, "Add": sum, "Sub": sum,
-    "Mul": prod,
+    "Mul": lambda each: prod(each) if inf not in each else inf,  # infinity times zero is NaN
 }  # fmt: skip
 _PRODUCTS = ("ConvInteger", "MatMulInteger")
 _DEPTH = 16

@@ -233,7 +233,7 @@ def test_keys_are_made_listed_and_revoked_on_the_command_line(tmp_path: Path) ->
     assert read_keys(file).find(shown, key.created + 1) == key
     assert (key.name, key.scopes, key.models) == ("ci", {Scope.WRITE, Scope.PROMOTE}, ("digits*",))
     assert key.expires == key.created + 90 * 86_400
-    assert shown.rpartition("_")[2] not in file.read_text()
+    assert shown.split("_", 2)[2] not in file.read_text()  # a secret may have underscores, too
     assert os.stat(file).st_mode & 0o077 == 0
     assert {"promote", "write"} <= set(lathe("list").output.split())  # in one line of a cell or in two
     assert "there is none of that id" in lathe("revoke", "0" * 12).output

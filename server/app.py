@@ -184,6 +184,7 @@ def assemble(
     app.include_router(_metrics_routes(Metrics(engine.book, plane.registry.servables, collectors)))
     for router in routers:
         app.include_router(router)
+    app.ready_routes()
     return app
 
 

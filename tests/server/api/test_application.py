@@ -1,14 +1,19 @@
-"""Nobody waits for the description of the API but those who ask for it."""
+"""Nobody waits for the description of the API but those who ask for it, and nobody for its routes."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 from typing import Any
 
 import httpx
+import pydantic
+import pytest
 
 from server.api.described import Application
+from server.app import create_app
+from server.settings import Settings
 
 
 class Watched(Application):
@@ -33,3 +38,29 @@ def test_the_description_is_made_once_and_off_the_event_loop() -> None:
     assert all("/thing" in answer.json()["paths"] for answer in answers)
     assert len(app.made_on) == 1
     assert app.made_on[0] != threading.get_ident()
+
+
+def test_no_request_waits_for_routes_to_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a route's types need of pydantic is made with the application: later it would stop all others."""
+    made = []
+    make = pydantic.TypeAdapter.__init__
+
+    def counted(self: Any, *arguments: Any, **named: Any) -> None:
+        made.append(self)
+        make(self, *arguments, **named)
+
+    monkeypatch.setattr(pydantic.TypeAdapter, "__init__", counted)
+    (tmp_path / "models").mkdir()
+    folders: dict[str, Any] = {"model_repo": tmp_path / "models", "state_dir": tmp_path / "state"}
+    app = create_app(Settings(**folders))
+    assert made
+    made.clear()
+
+    async def ask() -> list[int]:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            paths = ("/v2", "/api/v1/nothing", "/nothing")
+            return [(await client.get(path)).status_code for path in paths]
+
+    assert asyncio.run(ask()) == [200, 404, 404]
+    assert made == []

@@ -218,7 +218,7 @@ class InferService:
         """Raise Unauthorized or Forbidden before a body is received for nothing."""
         self.plane.authority.check(head.authorization, Scope.INFER, head.model)
 
-    def turn_away(self, head: CallHead, data: bytes, start: int) -> Reply | None:
+    def turn_away(self, head: CallHead, data: bytes, start: int, address: str) -> Reply | None:
         """Refuse a request whose body begins at ``data[start]``, by its JSON alone; None: it is to be read.
 
         Under overload most requests end here. So nothing is made of them but a look into what was known already, and
@@ -238,7 +238,9 @@ class InferService:
         if error is None:
             return None
         if self.access.wants(ok=False):
-            self.access.write(line_of(head, error, servable=servable, id=wire.id))
+            served = line_of(head, error, servable=servable, id=wire.id)
+            served.client = address
+            self.access.write(served)
         return self._refusal(error)
 
     def failed(self, call: InferCall, error: Exception, path: bytes = b"") -> None:

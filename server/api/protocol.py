@@ -211,7 +211,7 @@ class LatheProtocol(TurnTaking):
 
     def _turn_away(self, head: CallHead, data: bytes, end: int) -> bool:
         """Answer a request by its heads if it is to be refused; say so. What still comes of it is not kept."""
-        reply = None if self.stopping else self.hub.infer.turn_away(head, data, end)
+        reply = None if self.stopping else self.hub.infer.turn_away(head, data, end, self.caller)
         if reply is None:
             return False
         self.server_state.total_requests += 1

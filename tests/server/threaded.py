@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,8 +18,9 @@ def in_a_thread(server: LatheServer, patience: float = 20) -> Iterator[int]:
 
     Fails the test when the server takes longer than ``patience`` seconds to stop.
     """
-    server.config.log_level = "error"
-    server.config.configure_logging()
+    log = logging.getLogger("uvicorn.error")
+    level = log.level
+    log.setLevel(logging.ERROR)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     until(lambda: server.started)
@@ -27,6 +29,7 @@ def in_a_thread(server: LatheServer, patience: float = 20) -> Iterator[int]:
     finally:
         server.should_exit = True
         thread.join(patience)
+        log.setLevel(level)
         assert not thread.is_alive()
 
 

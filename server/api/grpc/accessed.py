@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from server.access.addresses import client_of_peer
 from server.api.grpc.messages import Message
 from server.errors import ServerError
 from server.telemetry.access import AccessLog, Served
@@ -71,7 +72,8 @@ class Accessed:
         served.request_id = getattr(message, "id", "") or caller.request_id
         served.model = getattr(message, "model_name", "") or getattr(message, "name", "")
         served.version = getattr(message, "model_version", "") or getattr(message, "version", "")
-        served.client, served.error, served.fault = context.peer(), context.details() or "", code in _FAULTS
+        served.client = client_of_peer(context.peer())
+        served.error, served.fault = context.details() or "", code in _FAULTS
         self._access.write(served)
 
 

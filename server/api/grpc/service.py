@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import Any, TypeAlias
-from urllib.parse import unquote
 
 from google.protobuf.json_format import ParseDict
 
-from server.access.addresses import client_of
+from server.access.addresses import client_of_peer
 from server.api import modelinfo
 from server.api.callhead import STICKY_KEY
 from server.api.controls import TRACE_SETTINGS, LogSettings, update_trace
@@ -163,13 +162,7 @@ class InferenceService:
 
 def _metadata(context: Any) -> Metadata:
     """What headers are over HTTP, and the caller's address."""
-    return {**dict(context.invocation_metadata() or ()), _PEER: _address(context.peer())}
-
-
-def _address(peer: str) -> str:
-    """Return whose address is in gRPC's "ipv4:127.0.0.1:53412" or "ipv6:%5B::1%5D:53412"."""
-    kind, _, rest = unquote(peer).partition(":")
-    return client_of(rest.rpartition(":")[0].strip("[]")) if kind in ("ipv4", "ipv6") else ""
+    return {**dict(context.invocation_metadata() or ()), _PEER: client_of_peer(context.peer())}
 
 
 class _Stream:

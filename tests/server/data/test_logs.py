@@ -211,6 +211,7 @@ def test_a_request_refused_before_it_is_read_has_its_line() -> None:
         running.registry.resolve("m").batcher.admission.items = 0
         found = told(stream, 3)
     assert [(line["status"], line["code"], line["model"]) for line in found] == [(503, "overloaded", "m")] * 3
+    assert [line.get("client") for line in found] == ["127.0.0.1"] * 3
 
 
 def test_what_is_no_request_has_its_line() -> None:

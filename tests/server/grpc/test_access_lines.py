@@ -23,6 +23,7 @@ def test_what_went_wrong_has_a_line() -> None:
     assert infer["path"] == "/inference.GRPCInferenceService/ModelInfer"
     assert (infer["request_id"], infer["trace_id"], infer["model"]) == ("call 7", TRACE, "doubler")
     assert "KeyError" in infer["error"] and infer["duration_ms"] > 0
+    assert infer["client"] == metadata["client"] == "127.0.0.1"  # as over HTTP, without the port
     assert (metadata["status"], metadata["request_id"], metadata["model"]) == ("NOT_FOUND", "r-1", "none")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -88,7 +89,8 @@ class CudaDevice:
         """A function that destroys what the driver made; what a lost device had is gone already, and its addresses and
         handles may be those of others by now."""
         if not self.lost:
-            self.call(name, handle)
+            with suppress(DeviceLost):  # a fault may show here first
+                self.call(name, handle)
 
     def renew(self) -> None:
         held = len(self._taken) + len(self._pinned)

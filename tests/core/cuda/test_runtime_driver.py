@@ -243,6 +243,27 @@ def test_a_fault_loses_the_device_and_nothing_more_is_asked_of_it(monkeypatch: p
     assert driver.alive == Counter()
 
 
+@pytest.mark.parametrize(
+    "call", ["cuMemFree", "cuMemFreeHost", "cuModuleUnload", "cuEventDestroy", "cuGraphExecDestroy", "cuStreamDestroy"]
+)
+def test_a_fault_that_shows_while_a_session_is_closed_does_not_keep_the_device_from_use(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """A fault shows in whichever call comes next. Closing goes on, and leaves nothing behind."""
+    driver = FakeDriver()
+    device = FakeGpu(driver)
+    executable = loaded(device)
+    assert_runs(executable, 2)
+    assert_runs(executable, 2)  # whose graph is captured
+    assert executable.settle(10)
+    driver.failing[call] = CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    executable.close()
+    assert device.lost.startswith(f"cuda:0 was lost: {call}: CUDA_ERROR_ILLEGAL_ADDRESS (700)")
+    driver.failing.clear()
+    monkeypatch.setattr(devices, "_open", {"cuda:0": device})
+    assert devices.open_device("cuda:0") is device and not device.lost
+
+
 def test_a_device_that_a_new_context_does_not_help_needs_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = FakeDriver(failing={"cuStreamCreate": CUresult.CUDA_ERROR_ILLEGAL_ADDRESS})
     device = FakeGpu(driver)

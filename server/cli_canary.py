@@ -76,7 +76,7 @@ def watch(
         except ApiError as error:
             if error.status != 404:
                 raise
-        ended = next(entry for entry in client.audit(name) if entry.generation > state.generation and _ends(entry))
+        ended = _end_of(state, client.audit(name))
     reason = f": {ended.reason}" if ended.reason else ""
     console.print(f"{name} version {state.version}: {ended.action}{reason}", soft_wrap=True)
 
@@ -135,9 +135,17 @@ def _span(seconds: float) -> str:
     return f"{seconds / _SECONDS[unit]:.3g} {unit if unit != 'm' else 'min'}"
 
 
-def _ends(entry: AuditEntry) -> bool:
-    return (
-        entry.action in {"promoted", "rolled_back", "cancelled"} or entry.alias == "live" or entry.action == "publish"
+def _end_of(state: CanaryState, changes: list[AuditEntry]) -> AuditEntry:
+    """Return the change that ended a trial: a verdict, or whatever moved the live alias."""
+    began = next(entry for entry in changes if entry.generation == state.generation)
+    return next(
+        entry
+        for entry in changes
+        if entry.generation > began.generation
+        and (
+            entry.action in {"promoted", "rolled_back", "cancelled"}
+            or entry.aliases.get("live") != began.aliases.get("live")
+        )
     )
 
 

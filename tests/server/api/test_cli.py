@@ -200,7 +200,7 @@ def test_killed_while_it_receives_it_is_ready_again_within_five_seconds(repo: Pa
 
 def ask_until_decided(client: Client, watched: threading.Event) -> None:
     assert watched.wait(60)
-    while client.audit("m")[-1].action == "canary":
+    while client.audit("m")[-1].action in ("canary", "publish"):
         client.infer("m", {"x": np.ones((1, 4), np.float32)})
 
 
@@ -221,6 +221,7 @@ def test_a_canary_from_start_to_verdict(tmp_path: Path, monkeypatch: pytest.Monk
         assert "no candidate on trial" in lathe("canary", "watch", "m", *where, fails=True)
 
         lathe("canary", "start", "m", "2", "--weight", "0.2", *where)
+        client.upload("m", toy(3.0))  # which ends nothing
         monkeypatch.setattr(Client, "canary", canary)
         asking = threading.Thread(target=ask_until_decided, args=(client, watched))
         asking.start()

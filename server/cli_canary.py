@@ -105,7 +105,7 @@ def read_time(text: str) -> str:
     """Read a time, local where it names no zone."""
     try:
         return datetime.fromisoformat(text).astimezone().isoformat()
-    except ValueError:
+    except (ValueError, OverflowError):
         raise fail(f"--start-at: expected a time such as 2026-01-31T02:00, got {text!r}") from None
 
 

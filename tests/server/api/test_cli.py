@@ -239,6 +239,8 @@ def test_a_roll_out_in_steps_is_asked_for_and_watched(tmp_path: Path) -> None:
         start = ("canary", "start", "m", "2", *where)
         assert "--step: expected a share and a time" in lathe(*start, "--step", "1%", fails=True)
         assert "--start-at: expected a time" in lathe(*start, "--start-at", "tomorrow", fails=True)
+        # past the calendar in UTC
+        assert "got '9999-12-31T23:59:59-12:00'" in lathe(*start, "--start-at", "9999-12-31T23:59:59-12:00", fails=True)
         assert "weight: expected none beside steps" in lathe(*start, "--weight", "0.2", "--step", "1%:10m", fails=True)
         assert "steps[1].weight: expected at least 0.1" in lathe(
             *start, "--step", "10%:1h", "--step", "1%:1h", fails=True

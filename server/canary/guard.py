@@ -25,6 +25,7 @@ HARM_DIFFERING = 0.02
 SLACK = {0.90: 1.25, 0.99: 1.5, 1.0: 1.25}  # slower than this quantile by this factor counts as slow
 WINDOW, RENEWED = 1_000, 100  # latencies of the stable version that quantiles come from, and how often they do
 LEAST = 200  # latencies needed before any is called slow
+FIRST = 20  # answers of the candidate whose latency says nothing: caches and the batcher get to know it by them
 
 
 class Verdict(Enum):
@@ -97,7 +98,7 @@ class Guard:
         self.requests += 1
         self.failing.add_candidate(seen.failed)
         self.not_finite.add_candidate(not seen.finite)
-        if not seen.failed:
+        if not seen.failed and self.requests > FIRST:
             for quantile, limit in self._limits.items():
                 self.slow[quantile].add_candidate(seen.seconds > limit)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from server.canary.evidence import OneRate, TwoRates
-from server.canary.guard import FALSE_ALARM, Guard, Observation, Verdict
+from server.canary.guard import FALSE_ALARM, FIRST, Guard, Observation, Verdict
 from server.canary.plan import CanaryPlan
 
 Draw = Callable[[random.Random], Observation]
@@ -211,3 +211,18 @@ def test_a_tolerated_rate_is_no_evidence() -> None:
         highest = max(highest, test.against)
     assert highest < math.log(500)
     assert test.in_favour > math.log(200)
+
+
+def test_the_first_answers_of_a_candidate_say_nothing_of_its_latency() -> None:
+    """The batcher does not know yet where they run best, and their weights come from memory."""
+    guard = Guard(0.1)
+    for _ in range(1_000):
+        guard.stable(SOUND)
+    slow = replace(SOUND, seconds=1.0)
+    for _ in range(FIRST):
+        guard.candidate(slow)
+    assert guard.verdict()[0] is Verdict.UNDECIDED
+    assert all(finding.against <= 0 for finding in guard.findings())
+    for _ in range(100):
+        guard.candidate(slow)
+    assert guard.verdict()[0] is Verdict.ROLL_BACK

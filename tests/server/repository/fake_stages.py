@@ -26,13 +26,13 @@ def parse(source: Path, out: Path) -> int:
         print(json.dumps({"error": f"{source} needs more than cuda:0 has"}))
         return 5
     _misbehave(model.get("do", ""))
-    out.mkdir(parents=True)
+    out.mkdir(parents=True, exist_ok=True)  # as the real stages: an attempt before it may have been broken off
     (out / "graph.json").write_text(json.dumps(model))
     return 0
 
 
 def compile_(source: Path, out: Path) -> int:
-    out.mkdir()
+    out.mkdir(exist_ok=True)
     shutil.copy(source / "graph.json", out / "toy.json")
     (out / "weights.bin").write_bytes(bytes(range(64)))
     return 0

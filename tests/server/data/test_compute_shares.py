@@ -167,48 +167,32 @@ def test_a_batch_that_waited_for_its_code_is_not_paid_for_in_full() -> None:
     assert tenant is a and behind == MOST
 
 
+async def part_of_the_small_one(workers: int, inline_us: int, seconds: float, share: float) -> float:
+    """Of the executions of two models that both want more than there is: those of the one with that compute share."""
+    pool = WorkerPool(workers)
+    factory = ServableFactory(Settings(inline_budget_us=inline_us), pool, StatsBook())
+    models = {name: slow(seconds, max_batch=1) for name in ("small", "large")}
+    servables = {name: factory.make(ModelRef(name, 1), model) for name, model in models.items()}
+    servables["small"].configure(BatchPolicy(compute_share=share))
+    enough = asyncio.Event()
+    for servable in servables.values():
+        for index in range(400):
+            last = index == 360 and servable is servables["large"]
+            submit(servable, done=(lambda outcome: enough.set()) if last else None)
+    await asyncio.wait_for(enough.wait(), 60)
+    done = {name: len(model.batches) for name, model in models.items()}
+    await finish(servables, pool)
+    return done["small"] / sum(done.values())
+
+
 def test_on_real_threads_a_small_share_leaves_the_rest_to_others() -> None:
     """Two workers, so that each model could have its own; the ratio of executions is that of the shares."""
-
-    async def scenario() -> None:
-        pool = WorkerPool(2)
-        factory = ServableFactory(Settings(inline_budget_us=0), pool, StatsBook())
-        models = {name: slow(0.004, max_batch=1) for name in ("small", "large")}
-        servables = {name: factory.make(ModelRef(name, 1), model) for name, model in models.items()}
-        servables["small"].configure(BatchPolicy(compute_share=0.2))
-        enough = asyncio.Event()
-        for servable in servables.values():
-            for index in range(400):
-                last = index == 360 and servable is servables["large"]
-                submit(servable, done=(lambda outcome: enough.set()) if last else None)
-        await asyncio.wait_for(enough.wait(), 60)
-        done = {name: len(model.batches) for name, model in models.items()}
-        assert 0.15 < done["small"] / sum(done.values()) < 0.25, done
-        await finish(servables, pool)
-
-    asyncio.run(scenario())
+    assert 0.15 < asyncio.run(part_of_the_small_one(2, 0, 0.004, 0.2)) < 0.25
 
 
 def test_models_too_small_for_a_worker_are_counted_once_shares_are_promised() -> None:
     """Else they would run on the event loop, where they take turns whatever was promised."""
-
-    async def scenario() -> None:
-        pool = WorkerPool(1)
-        factory = ServableFactory(Settings(inline_budget_us=100_000), pool, StatsBook())
-        models = {name: slow(0.002, max_batch=1) for name in ("small", "large")}
-        servables = {name: factory.make(ModelRef(name, 1), model) for name, model in models.items()}
-        servables["small"].configure(BatchPolicy(compute_share=0.25))
-        enough = asyncio.Event()
-        for servable in servables.values():
-            for index in range(400):
-                last = index == 360 and servable is servables["large"]
-                submit(servable, done=(lambda outcome: enough.set()) if last else None)
-        await asyncio.wait_for(enough.wait(), 60)
-        done = {name: len(model.batches) for name, model in models.items()}
-        assert 0.2 < done["small"] / sum(done.values()) < 0.3, done
-        await finish(servables, pool)
-
-    asyncio.run(scenario())
+    assert 0.2 < asyncio.run(part_of_the_small_one(1, 100_000, 0.002, 0.25)) < 0.3
 
 
 def test_a_share_ends_with_its_model() -> None:

@@ -37,8 +37,9 @@ conformance: $(call stamp,test)  ## the whole backend suite of ONNX: compiled, a
 test-exporters: $(call stamp,test) $(FRAMEWORKS:%=.lathe/exporters/%/.ready)  ## export from PyTorch, Paddle, TensorFlow (gigabytes)
 	LATHE_EXPORTERS=.lathe/exporters $(BIN)/python -m pytest -q tests/exporters $(ARGS)
 
-test-cuda: .lathe/cuda/.ready  ## kernels for GPUs, compiled and interpreted by Triton; needs no GPU (a gigabyte)
+test-cuda: .lathe/cuda/.ready .lathe/cuda-oldest/.ready  ## kernels for GPUs, compiled and interpreted by Triton; needs no GPU (two gigabytes)
 	.lathe/cuda/bin/python -m pytest -q tests/core/cuda $(ARGS)
+	.lathe/cuda-oldest/bin/python -m pytest -q tests/core/cuda tests/loadtest/test_gpu.py $(ARGS)
 
 fuzz: $(call stamp,test)  ## 50,000 damaged models against the importer; ARGS="--seed 7" for others
 	$(BIN)/python -m tests.fuzz.campaign --jobs $(JOBS) $(ARGS)
@@ -66,7 +67,13 @@ clean:  ## remove the environment, caches and the working copy of the models
 
 .lathe/cuda/.ready: pyproject.toml
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[test,cuda]"
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[test,cuda]" "triton==3.9.*"
+	touch $@
+
+# the oldest Triton that kernels are compiled with, where there is one on the newest Python that it is found with
+.lathe/cuda-oldest/.ready: pyproject.toml
+	$(shell command -v python3.12 || echo $(PYTHON)) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[test,cuda]" "triton==3.6.0"
 	touch $@
 
 # The server writes into its repository, so it gets a copy and the checkout stays clean.

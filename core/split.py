@@ -105,12 +105,12 @@ def _taken(placement: Placement, planned: Sequence[Planned], rows: int) -> Count
 
 
 def _site(name: str, options: Options) -> Site:
-    if name == HOST:
-        most = peaks()
-        return Site(HOST, host(), None, most.flops * options.threads, most.bandwidth * options.threads)
-    device = open_device(name)
-    most = device.peaks()
-    return Site(name, _target(name, options), None, most.flops, most.bandwidth)
+    """`peaks` is only asked where costs decide: on the host it compiles code and measures."""
+    target = _target(name, options)
+    if not options.by_cost:
+        return Site(name, target)
+    most, threads = (peaks(), options.threads) if name == HOST else (open_device(name).peaks(), 1)
+    return Site(name, target, None, most.flops * threads, most.bandwidth * threads)
 
 
 def _target(name: str, options: Options) -> Target | GpuTarget:

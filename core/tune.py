@@ -143,7 +143,8 @@ def choices(
     """What is known of a graph's nodes, after as much measuring as the options allow.
 
     Without tuning only the findings that the options bring count, so that the result depends on nothing else. So it is
-    without a bench, where the record counts, too. `prepare`: see `tune`.
+    without a bench, where the record counts, too: nothing is measured then, but `prepare` has the candidates that would
+    be, for a GPU elsewhere to find them compiled. See `tune`.
     """
     batches = batches_of(target, options.max_batch)
     findings = dict(options.findings)
@@ -151,8 +152,11 @@ def choices(
     if options.tune:
         findings = {**(record.read() if record else {}), **findings}
         by_node = problems(graph, target, options.threads, batches, options.winograd)
-        todo = worthwhile(by_node.values()) if bench is not None else []
+        todo = worthwhile(by_node.values()) if bench is not None or prepare is not None else []
         new = tune(todo, findings, options.tune, bench, prepare) if bench is not None else {}
+        if bench is None and prepare is not None:
+            tried = todo if options.tune == inf else [problem.few for problem in todo]
+            prepare(call.spec for problem in tried for call in problem.calls)
         if new and record:
             record.add(new)
         findings |= new

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from server import cli_canary, cli_datasets, cli_jobs, cli_keys, cli_model, cli_rollout, cli_top, cli_train
+from server import cli_canary, cli_datasets, cli_jobs, cli_kernels, cli_keys, cli_model, cli_rollout, cli_top, cli_train
 from server.cli_model import Threads
 from server.terminal import DEFAULT_URL, Url, connected, console, fail, transfer
 
@@ -19,7 +19,15 @@ app.add_typer(cli_keys.app, name="keys")
 app.add_typer(cli_rollout.app, name="rollout")
 app.command()(cli_top.top)
 app.command()(cli_train.train)
-for command in (cli_model.compile, cli_model.run, cli_model.inspect, cli_model.profile, cli_model.bench):
+for command in (
+    cli_model.compile,
+    cli_model.run,
+    cli_model.inspect,
+    cli_model.profile,
+    cli_model.bench,
+    cli_kernels.kernels,
+    cli_kernels.load_kernels,
+):
     app.command()(command)
 
 

@@ -62,6 +62,10 @@ class ObjectCache:
         if self._quota is not None:
             self._quota.added(_DIGEST_BYTES + len(data))
 
+    def names(self) -> list[str]:
+        """The keys of all objects that are there, sorted."""
+        return sorted(path.stem for path in self.folder.glob("*.o"))
+
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.o"
 

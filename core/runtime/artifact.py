@@ -8,7 +8,7 @@
     source     the graph itself, only for models compiled per shape
 
 Where nodes are spread over devices, every part has a plan and sections of its own ("0.code", "1.code"), and the facts
-say how values get from one to the other. The code of a GPU's part are binaries, each with its PTX.
+say how values get from one to the other. The code of a GPU's part are binaries, up to sm_89 each with its PTX.
 
 An artifact is used only on the kind of machine, and by the version of the compiler, that it was made for.
 """
@@ -161,7 +161,7 @@ def _read_arrays(bundle: Bundle, name: str) -> dict[str, Array]:
 
 
 def _check_device(bundle: Bundle, made_for: str, device: Device) -> None:
-    """Binaries run on their own architecture; the PTX beside them, on every later one."""
+    """Binaries run on their own generation; the PTX beside them, where there is some, on every later one."""
     mine = device.target.key
     later = made_for.startswith("sm_") and mine.startswith("sm_") and int(made_for[3:]) <= int(mine[3:])
     if made_for != mine and not later:

@@ -259,12 +259,13 @@ class _Module:
         return _Function(handle, binary.warps * _WARP, binary.shared_bytes)
 
     def _image(self, binary: Binary) -> bytes:
-        """The binary where this GPU runs it: of its own generation, and no later; else PTX, which the driver compiles.
-        ArtifactError for a GPU that is older than both."""
+        """The machine code where this GPU runs it: of its own generation, and no later; else PTX, which the driver
+        compiles. ArtifactError for a GPU that can run neither."""
         mine = self._device.target.arch
-        if binary.arch > mine:
+        same = binary.arch // 10 == mine // 10
+        if binary.arch > mine or not (same or binary.ptx):
             raise ArtifactError(f"a kernel was compiled for sm_{binary.arch}, {self._device.name} is sm_{mine}")
-        return binary.cubin if binary.arch // 10 == mine // 10 else binary.ptx.encode() + b"\0"
+        return binary.cubin if same else binary.ptx.encode() + b"\0"
 
 
 @dataclass(eq=False)
@@ -344,7 +345,8 @@ class _Stream:
         try:
             work()
         except BaseException:
-            call("cuGraphDestroy", call("cuStreamEndCapture", self.handle))
+            with suppress(DeviceError):  # a capture that failed says so again, and would hide why
+                call("cuGraphDestroy", call("cuStreamEndCapture", self.handle))
             raise
         graph = call("cuStreamEndCapture", self.handle)
         try:

@@ -14,7 +14,7 @@ from pathlib import Path
 from core.codegen.cache import ObjectCache
 from core.kernels.catalog import KernelSpec
 from core.kernels.catalog.cuda.library import LibrarySpec
-from core.kernels.cuda import Source, binary_for, binary_key, generate, triton_version
+from core.kernels.cuda import Source, binary_for, binary_key, cached, generate, triton_version
 from core.kernels.target import GpuTarget
 from core.runtime.cpus import available_cpus
 
@@ -30,7 +30,7 @@ def compile_ahead(
     What does not compile is left to whoever asks for it, who meets the error where it belongs.
     """
     made = {binary_key(spec, target): spec for spec in specs if not isinstance(spec, LibrarySpec)}
-    missing = {key: spec for key, spec in made.items() if cache.get(key) is None}
+    missing = {key: spec for key, spec in made.items() if cached(spec, target, cache) is None}
     count = min(workers or available_cpus(), len(missing) // _EACH)
     if count < 2 or not triton_version():
         return

@@ -23,6 +23,7 @@ import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ from core.plan.plan import ARENA, FLAG_BYTES, WEIGHTS, Plan
 from core.runtime.background import Background
 from core.runtime.device import Device, Event, Stream
 from core.runtime.device_states import DeviceStates
+from core.runtime.device_timing import nanoseconds_each
 from core.runtime.explain import explain_plan
 from core.runtime.resident import Held, Resident
 from core.runtime.room import SLOTS, Block, Form, Ports, Slot, Way, joined, room_of
@@ -190,6 +192,7 @@ class DeviceExecutable:
             if at not in across:
                 place[...] = inputs[at]
         form.flags[...] = Status.OK
+        alone = self._nanoseconds_alone(slot, n) if times is not None else []
         whole = times is None and not across and all(at in fetched for at in range(len(form.outputs)))
         with self._order:
             self._fit_arena(self.plan.arena.at(max(n, 1)))
@@ -202,7 +205,9 @@ class DeviceExecutable:
         if form.flags.size:
             self._refuse_what_kernels_refused(form.flags)
         if times is not None:
-            taken = np.array([stamp.since(stamps[0]) for stamp in stamps], np.int64)
+            gaps = np.diff([stamp.since(stamps[0]) for stamp in stamps])
+            steps = [gap if each is None else each for gap, each in zip(gaps, alone, strict=True)]
+            taken = np.cumsum([0, *steps], dtype=np.int64)
             times.lap(0, taken + (perf_counter_ns() - int(taken[-1])))  # by the host's clock, which saw the end
             for stamp in stamps:
                 stamp.close()
@@ -285,6 +290,34 @@ class DeviceExecutable:
             return
         with self._order:
             self._graphs.add(key, graph, generations)
+
+    def nanoseconds(self, n: int, replays: int = 20) -> int:
+        """What all steps of a batch of `n` take on the device, without copies and the host: the mean over `replays` of
+        them, one behind the other. ValueError for a plan with states, which they would change."""
+        if self.plan.states:
+            raise ValueError("the steps of a plan with states cannot be repeated to be timed")
+        slot = self._take()
+        try:
+            with self._order:
+                self._fit_arena(self.plan.arena.at(max(n, 1)))
+                slot.form(n)
+                tape = self._tape(slot, n)
+                return nanoseconds_each(self.device, self._work, lambda: play(tape, self._work), replays)
+        finally:
+            self._give(slot)
+
+    def _nanoseconds_alone(self, slot: Slot, n: int) -> list[int | None]:
+        """What every step takes by itself, repeated before the run that counts; None for one that touches a state,
+        which must not change more than once."""
+        with self._order:
+            self._fit_arena(self.plan.arena.at(max(n, 1)))
+            tape, states = self._tape(slot, n), self._states.bases
+            return [
+                None
+                if any(operand.base in states for operand in step.operands)
+                else nanoseconds_each(self.device, self._work, partial(launch_one, launch, n, self._work))
+                for step, launch in zip(self.plan.steps, tape.launches, strict=True)
+            ]
 
     def _timed(self, tape: Tape) -> list[Event]:
         """Launch with an event before and after every step."""

@@ -4,6 +4,7 @@ cpu            the host, which has no such object
 cuda:K         the K-th GPU of NVIDIA's driver ("cuda" is the first); needs the extra `cuda`
 simulated:K    host memory, with references for kernels: to try plans and placements anywhere
 interpreted:K  the same, with the GPU's kernels in Triton's interpreter; needs Triton
+sm_90          a GPU that is not here, by its description: compiles for it and runs nothing (core/runtime/absent.py)
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import threading
 from importlib.util import find_spec
 
 from core.errors import UnsupportedError
+from core.runtime.absent import PREFIX, AbsentDevice, described
 from core.runtime.device import Device
 
 HOST = "cpu"
@@ -25,6 +27,9 @@ def canonical(name: str) -> str:
     """The name with its index. UnsupportedError for what is no device."""
     kind, _, index = name.partition(":")
     if name == HOST:
+        return name
+    if name.startswith(PREFIX):
+        described(name)
         return name
     if kind not in KINDS or not (index or "0").isdecimal():
         expected = ", ".join(repr(known) for known in (HOST, *KINDS))
@@ -58,6 +63,8 @@ def find_device(name: str) -> None:
 
 
 def _opened(name: str) -> Device:
+    if name.startswith(PREFIX):
+        return AbsentDevice(name)
     kind, _, index = name.partition(":")
     if kind == "cuda":
         from core.runtime.cuda import CudaDevice

@@ -26,7 +26,7 @@ LAYERS = [
     ["core.split"],
     ["core.specialise", "core.packing"],
     ["core.compiler"],
-    ["core.custom"],
+    ["core.custom", "core.ahead"],
     ["core.nn"],
     ["core.train"],
     ["core.children", "core.onnx_backend"],

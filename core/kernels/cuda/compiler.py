@@ -8,22 +8,21 @@ from typing import Any
 
 from core.kernels.cuda.binary import Binary
 from core.kernels.cuda.source import Source
-from core.kernels.cuda.toolchain import LOCK, function_of, module
+from core.kernels.cuda.toolchain import LOCK, function_of, module, triton_version
 from core.kernels.target import GPU_ALIGNMENT, GpuTarget
 
 _KEPT = 4  # kernels as Triton gives them
 _WARP = 32
-_OWN = 90  # from here on Triton uses instructions that only one architecture has
-_PORTABLE = 80  # whose PTX every later one can take
+_OWN = 90  # from here on Triton writes PTX with instructions that only one architecture has
 
 
 def compile_source(source: Source, target: GpuTarget) -> Binary:
-    """Machine code for `target`, and PTX for what comes after it. UnsupportedError without Triton; RuntimeError when
-    Triton does not take the text."""
+    """Machine code for `target`, with the PTX where later architectures can run that. UnsupportedError without Triton;
+    RuntimeError when Triton refuses the text."""
     kernel = _compiled(source, target.arch)
-    portable = kernel if target.arch < _OWN else _compiled(source, _PORTABLE)
-    shared = max(kernel.metadata.shared, portable.metadata.shared)
-    return Binary(source.symbol, target.arch, source.warps, shared, kernel.asm["cubin"], portable.asm["ptx"])
+    ptx = kernel.asm["ptx"] if target.arch < _OWN else ""
+    facts = (source.symbol, target.arch, source.warps, kernel.metadata.shared)
+    return Binary(*facts, kernel.asm["cubin"], ptx, f"triton {triton_version()}")
 
 
 @lru_cache(_KEPT)

@@ -58,7 +58,7 @@ def _step(w: Writer, spec: ConvSpec, windows: Reach | Windows, tile: ProgramTile
     masks = (tile.row_mask, taps.mask, inside[0])
     left = factor(w, "image", total(at_image), spec.image.dtype, spec.element, *masks, outside=spec.fill)
     right = factor(w, "weights", total(at_weights), spec.weight, spec.element, inside[1], tile.column_mask)
-    multiply(w, sums, left, right, spec.precision)
+    multiply(w, sums, left, right, spec.precision, spec.element)
 
 
 def _finish(w: Writer, spec: ConvSpec, tile: ProgramTile, pointers: list[str], sums: str) -> None:

@@ -61,4 +61,4 @@ def _step(
     y_at = total([b, scaled(down, spec.b_steps[0]), scaled(columns, spec.b_steps[1])])
     x = factor(w, "a", x_at, spec.factors[0], spec.element, masks[0], left)
     y = factor(w, "b", y_at, spec.factors[1], spec.element, masks[1], right)
-    multiply(w, sums, x, y, spec.precision)
+    multiply(w, sums, x, y, spec.precision, spec.element)

@@ -10,9 +10,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from core.errors import UnsupportedError
 from core.ir.graph import Array
 from core.kernels.cuda.source import Source
-from core.kernels.cuda.toolchain import LOCK, function_of, module
+from core.kernels.cuda.toolchain import INTERPRETER, LOCK, function_of, module, triton_version
 
 
 class _Pointer:
@@ -33,6 +34,8 @@ def run(source: Source, grid: Sequence[int], arrays: Sequence[Array | int], n: i
     if 0 in grid:
         return
     module()
+    if not triton_version().startswith(INTERPRETER):
+        raise UnsupportedError(f"the interpreter of kernels needs Triton {INTERPRETER}x, found {triton_version()}")
     pointers = [_Pointer(_address(a), element) for a, element in zip(arrays, source.operands, strict=True)]
     with LOCK, np.errstate(all="ignore"):  # as on a GPU: infinities and wrapped integers raise nothing
         _executor(function_of(source), tuple(grid))(*pointers, n)

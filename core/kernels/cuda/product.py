@@ -72,8 +72,11 @@ def factor(
     return loaded if dtype is element else w.let(f"{loaded}.to({type_name(element)})", "factors")
 
 
-def multiply(w: Writer, sums: str, left: str, right: str, precision: str) -> None:
-    w.line(f'{sums} = tl.dot({left}, {right}, {sums}, input_precision="{precision}")')
+def multiply(w: Writer, sums: str, left: str, right: str, precision: str, element: DType = DType.FLOAT32) -> None:
+    """Add the products of two blocks of `element` to `sums`, as `cleared` begins them. The type of the sums is written
+    out for integers: Triton 3.6 assumes float32 there."""
+    kind = "" if element.is_float else ", out_dtype=tl.int32"
+    w.line(f'{sums} = tl.dot({left}, {right}, {sums}, input_precision="{precision}"{kind})')
 
 
 def depth_range(w: Writer, depth: Dim, step: int, parts: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import threading
 from functools import lru_cache
+from importlib import metadata
 from types import FunctionType
 from typing import Any
 
@@ -13,6 +14,9 @@ from core.kernels.cuda.source import Source
 
 # Triton's interpreter replaces what its language is made of while it runs, so nothing may compile at that time.
 LOCK = threading.RLock()
+
+TESTED = ("3.9.0", "3.6.0")  # every kernel is compiled with each of these in the tests; the newest one first
+INTERPRETER = "3.9."  # the versions whose insides the interpreter of kernels reads
 
 _KEPT = 256  # functions
 
@@ -24,6 +28,14 @@ def module() -> Any:
     except ImportError as error:
         raise UnsupportedError("kernels for GPUs need Triton, which is in the extra 'cuda' of lathe") from error
     return triton
+
+
+def triton_version() -> str:
+    """The version of Triton that is installed; "" for none."""
+    try:
+        return metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 @lru_cache(_KEPT)

@@ -184,6 +184,19 @@ def test_states_live_where_they_are_worked_on() -> None:
             assert runs == [[1, 2, 3, 4], [3, 6, 9, 12], [6, 12, 18, 24]]
 
 
+def test_a_profile_changes_states_as_often_as_it_runs() -> None:
+    """Other steps are repeated to be timed."""
+    b, graph = _begin("running", (4,))
+    total = Value("total", TensorType(DType.FLOAT32, (4,)))
+    grown = b("Add", total, graph.inputs[0])
+    graph.states = [State(total, grown, np.zeros(4, np.float32))]
+    graph.outputs = [b("Neg", grown), b("Softmax", graph.inputs[0], axis=-1)]
+    with core.compile(graph, device="simulated", optimize=False) as session:
+        ones = {"x": np.ones(4, np.float32)}
+        session.profile(ones, runs=3)  # after a run that does not count
+        assert session.run(ones)["neg"].tolist() == [-5] * 4
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_sums_and_choices_along_a_line_stay_on_the_device(kind: str) -> None:
     """As a model samples by: the likeliest ones, and how likely they are together."""

@@ -98,11 +98,13 @@ def test_copies_have_streams_of_their_own_and_wait_for_each_other() -> None:
     assert len({into[3], out, *streams}) == 3
 
 
-def test_the_time_of_every_step_comes_from_events() -> None:
+def test_the_time_of_a_step_is_that_of_a_graph_of_its_launches() -> None:
+    """Between two events lie one launch of the graph and one record, 2 us by the fake's clock, for 50 launches."""
     executable = loaded(FakeGpu(FakeDriver()))
     times = Times(executable.plan)
     executable.run(2, [np.zeros((2, 16), np.float32)], [times])
-    assert times.steps.tolist() == [2000, 2000]  # a launch and a record each, by the fake's clock
+    assert times.steps.tolist() == [40, 40]
+    assert executable.nanoseconds(2, replays=10) == 200
 
 
 def test_facts_of_the_gpu_become_the_target() -> None:
@@ -125,6 +127,22 @@ def test_older_gpus_are_refused() -> None:
     binary = Binary("lathe_x", 80, 4, 0, b"machine code", "ptx")
     with pytest.raises(ArtifactError, match="compiled for sm_80, cuda:0 is sm_75"):
         FakeGpu(FakeDriver(), 75).load({"lathe_x": binary.to_bytes()})
+
+
+def test_machine_code_without_ptx_is_refused_on_later_generations() -> None:
+    binary = Binary("lathe_x", 90, 4, 0, b"machine code", "")
+    with pytest.raises(ArtifactError, match="compiled for sm_90, cuda:0 is sm_100"):
+        FakeGpu(FakeDriver(), 100).load({"lathe_x": binary.to_bytes()})
+
+
+def test_what_fails_in_a_capture_is_said_not_that_the_capture_failed() -> None:
+    stream = FakeGpu(FakeDriver(failing={"cuStreamEndCapture": CUresult.CUDA_ERROR_INVALID_VALUE})).stream()
+    with pytest.raises(DeviceError, match="the launch was refused"):
+        stream.capture(_refused)
+
+
+def _refused() -> None:
+    raise DeviceError("the launch was refused")
 
 
 def test_memory_that_is_not_there_is_refused_at_load_with_figures_and_by_batch_later() -> None:

@@ -1,0 +1,36 @@
+"""Compiling the kernels of a model for a GPU that is not here: `lathe kernels`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from core.compiler import build, describe, other_symbols
+from core.errors import ModelError
+from core.ir.graph import Graph
+from core.options import make_options
+
+
+def compile_kernels(
+    graph: Graph,
+    target: str,
+    cache_dir: str | os.PathLike[str],
+    precision: str = "float32",
+    max_batch: int = 32,
+    tune: str | float = "off",
+    sizes: Mapping[str, int] | None = None,
+) -> None:
+    """Put all kernels that `core.compile(graph, device="cuda", ...)` needs on such a GPU into the cache.
+
+    `target`: a description of the GPU, see core/runtime/absent.py. `tune` other than "off" also compiles the
+    candidates that the tuner would measure there ("full": all of them). `sizes`: numbers for the symbolic dimensions
+    other than the batch size. UnsupportedError for a target or precision that is none, ModelError for a size that is
+    missing or names no dimension.
+    """
+    options = make_options(target, precision, max_batch=max_batch, cache_dir=cache_dir, tune=tune)
+    batching = describe(graph, options).batching
+    wanted, given = other_symbols(graph, batching), dict(sizes or {})
+    for name in sorted({*wanted} ^ {*given}):
+        problem = "has no size" if name in wanted else f"is none of the model's ({', '.join(wanted) or 'none'})"
+        raise ModelError(f"dimension '{name}' {problem}", where="sizes")
+    build(graph, options, batching, tuple(sorted(given.items())))

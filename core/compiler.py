@@ -371,12 +371,7 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     # 1. the batch size becomes `n`, every other symbol a number
     graph = bind(graph, batching, binding)
     # 2. rewrite: fold, fuse, lay out
-    here = not options.devices
-    own = narrow_products(graph)
-    wanted = "float32" if options.precision == "tf32" else options.precision
-    precision = str(own) if own is not None and wanted == "float32" else wanted
-    passes = PassOptions(precision=precision, integers=not here or has_bytes(host()), host=here)
-    graph, reports = (optimize if options.optimize else prepare)(graph, passes)
+    graph, reports = rewritten(graph, options)
     if options.devices:
         return split(graph, options, [log_line(report) for report in reports if report.changed])
     # 3. measure alternatives, as far as the options allow
@@ -394,6 +389,16 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     plan = replace(planned.plan, log=tuple(log))
     states = {state.value.name: state.initial for state in graph.states}
     return Compiled(plan, objects, lambda: weight_chunks(planned), states, choose.used)
+
+
+def rewritten(graph: Graph, options: Options) -> tuple[Graph, list[PassReport]]:
+    """A graph whose shapes are known, as the passes leave it for what the options name."""
+    here = not options.devices
+    own = narrow_products(graph)
+    wanted = "float32" if options.precision == "tf32" else options.precision
+    precision = str(own) if own is not None and wanted == "float32" else wanted
+    passes = PassOptions(precision=precision, integers=not here or has_bytes(host()), host=here)
+    return (optimize if options.optimize else prepare)(graph, passes)
 
 
 def target_of(options: Options) -> Target:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -52,7 +52,7 @@ class Tuning:
     def choices(self, part: Part) -> Choices:
         """What was found for one part is there for those that come later, on the same device."""
         options = replace(self._options, findings=self._known.get(part.device, self._options.findings))
-        target = _target(part.device, options)
+        target = target_on(part.device, options)
         record = Record(self._store.tuning, target) if self._store else None
         started = time.perf_counter()
         found = choices(part.graph, target, options, record, self._bench(part.device), self._prepare(part.device))
@@ -77,11 +77,9 @@ class Tuning:
 def _within_limits(graph: Graph, options: Options, tuning: Tuning) -> tuple[Placement, list[tuple[Planned, Choices]]]:
     """A placement whose plans keep to the limits. What a device takes is only known once its parts are planned: where
     that is too much, it gets less. With nothing left to it, all runs on the host."""
-    sites = [_site(name, options) for name in (*options.devices, HOST)]
-    wishes = Wishes(dict(options.pins), options.by_cost, options.max_batch)
     goals = dict(options.limits)
     while True:
-        placement = placed(graph, [replace(site, memory=goals.get(site.name)) for site in sites], wishes)
+        placement = placement_of(graph, options, goals)
         planned = [_planned(part, options, tuning.choices(part)) for part in placement.parts]
         taken = _taken(placement, [plan for plan, _ in planned], options.max_batch)
         over = {name: limit / taken[name] for name, limit in options.limits if taken.get(name, 0) > limit}
@@ -90,9 +88,16 @@ def _within_limits(graph: Graph, options: Options, tuning: Tuning) -> tuple[Plac
         goals |= {name: int(goals[name] * ratio * _MARGIN) for name, ratio in over.items()}
 
 
+def placement_of(graph: Graph, options: Options, limits: Mapping[str, int]) -> Placement:
+    """Which of the options' devices runs each node, within `limits` of bytes, by device."""
+    sites = [_site(name, options) for name in (*options.devices, HOST)]
+    wishes = Wishes(dict(options.pins), options.by_cost, options.max_batch)
+    return placed(graph, [replace(site, memory=limits.get(site.name)) for site in sites], wishes)
+
+
 def _planned(part: Part, options: Options, choose: Choices) -> tuple[Planned, Choices]:
     threads = options.threads if part.device == HOST else 1
-    plan = make_plan(part.graph, _target(part.device, options), threads, choose, options.winograd)
+    plan = make_plan(part.graph, target_on(part.device, options), threads, choose, options.winograd)
     return plan, choose
 
 
@@ -106,14 +111,15 @@ def _taken(placement: Placement, planned: Sequence[Planned], rows: int) -> Count
 
 def _site(name: str, options: Options) -> Site:
     """`peaks` is only asked where costs decide: on the host it compiles code and measures."""
-    target = _target(name, options)
+    target = target_on(name, options)
     if not options.by_cost:
         return Site(name, target)
     most, threads = (peaks(), options.threads) if name == HOST else (open_device(name).peaks(), 1)
     return Site(name, target, None, most.flops * threads, most.bandwidth * threads)
 
 
-def _target(name: str, options: Options) -> Target | GpuTarget:
+def target_on(name: str, options: Options) -> Target | GpuTarget:
+    """What kernels for a device are chosen for."""
     if name == HOST:
         return host()
     device, chooses = open_device(name), options.tune or options.findings

@@ -15,8 +15,9 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from loadtest import engine, footprint, gpu, packing, report_docs
+from loadtest import engine, footprint, packing, report_docs
 from loadtest.admin import CallFailed
+from loadtest.gpu import run as gpu
 from loadtest.output import save, show
 from loadtest.scenario import Options, Report
 from loadtest.scenarios import SCENARIOS

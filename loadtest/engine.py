@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from rich.table import Table
 from loadtest import zoo
 from loadtest.build import Feeds
 from loadtest.models import OTHERS
+from loadtest.timing import relative_error, slice_ms
 
 Array = NDArray[np.float32]
 Run = Callable[[], Array]
@@ -79,24 +79,6 @@ class Row:
     @property
     def wrong(self) -> list[str]:
         return [engine for engine, error in self.error.items() if not error <= TOLERANCE]
-
-
-def slice_ms(run: Run, seconds: float) -> float:
-    """The median call of a slice."""
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while not times or time.perf_counter() < end:
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times) * 1e3
-
-
-def relative_error(got: Array, want: Array) -> float:
-    """Largest difference over largest output; infinite where the shapes differ."""
-    if got.shape != want.shape:
-        return float("inf")
-    return float(np.abs(got - want).max() / np.abs(want).max())
 
 
 def ahead(rounds: Sequence[Mapping[str, float]]) -> float | None:

@@ -76,7 +76,7 @@ def pytorch(name: str, threads: int, compiled: bool, narrow: bool, device: str =
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    model = _MODULES[name]().train().to(device)
+    model = module(name).train().to(device)
     x, target = torch.from_numpy(sample(name)), torch.from_numpy(targets())
     optimizer = torch.optim.Adam(model.parameters(), RATE, foreach=True)
 
@@ -159,6 +159,11 @@ _MODULES: dict[str, Callable[[], Any]] = {
     "resnet": _resnet,
     "transformer": _transformer,
 }
+
+
+def module(name: str) -> Any:
+    """The model in PyTorch."""
+    return _MODULES[name]()
 
 
 def targets() -> Any:

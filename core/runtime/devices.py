@@ -10,9 +10,9 @@ sm_90          a GPU that is not here, by its description: compiles for it and r
 from __future__ import annotations
 
 import threading
-from importlib.util import find_spec
 
 from core.errors import UnsupportedError
+from core.kernels.cuda.toolchain import interprets, triton_version
 from core.runtime.absent import PREFIX, AbsentDevice, described
 from core.runtime.device import Device
 
@@ -72,6 +72,7 @@ def _opened(name: str) -> Device:
         return CudaDevice.open(int(index))
     from core.runtime.simulated import INTERPRETER, REFERENCES, SimulatedDevice
 
-    if kind == "interpreted" and find_spec("triton") is None:
-        raise UnsupportedError(f"device '{name}' needs Triton: install the extra 'cuda'")
+    if kind == "interpreted" and not interprets():
+        found = triton_version() or "none"
+        raise UnsupportedError(f"device '{name}' needs Triton {INTERPRETER}x, found {found}: install the extra 'cuda'")
     return SimulatedDevice(name, INTERPRETER if kind == "interpreted" else REFERENCES)

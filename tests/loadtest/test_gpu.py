@@ -1,9 +1,14 @@
-"""The measurement of GPUs, tried on a simulated one: what it finds wrong it says, and without a GPU it refuses."""
+"""The measuring run on a GPU, tried on a simulated one: what it finds is kept whatever ends it, and continued later."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,179 +17,327 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from core.errors import UnsupportedError
-from core.runtime import devices
-from core.runtime.machine import Peaks
-from loadtest import gpu, gpu_models, gpu_training
-from loadtest.gpu_report import InProcesses, Report
-from tests.core.cuda.fake_driver import FakeDriver, FakeGpu
+from core.errors import DeviceLost
+from core.kernels.catalog import base
+from core.runtime.store import Store
+from loadtest.gpu import __main__ as front
+from loadtest.gpu import families, models, peers, run, worker
+from loadtest.gpu.case import Bench, Case, Finding, Options
+from loadtest.gpu.parts import CASES, MEASURES, PARTS, SHARES, sanitizer, speed
+from loadtest.gpu.results import Results
+from loadtest.gpu.run import Clock, Line, Run, Start
+
+ROOT = Path(__file__).resolve().parents[2]
+# What Lathe's service and its load tests need, and an image for GPUs does not have.
+ABSENT = (
+    "orjson,httptools,uvloop,pydantic,pydantic_settings,fastapi,uvicorn,sqlalchemy,prometheus_client,typer,rich,httpx"
+)
+SMALL = replace(run._SMALL, device="simulated")
 
 
-def test_agreement_is_reported_by_model_and_precision(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--device", "simulated", "--only", "agreement", "--models", "mlp,gru", "--out", str(tmp_path / "full")]
-    assert gpu.main(arguments) == 0
-    printed = capsys.readouterr().out
-    assert printed == (tmp_path / "full").read_text()
-    assert json.loads((tmp_path / "full.json").read_text())["broken"] == []
-    assert "simulated:0, cpu" not in printed and "ok      agreement in bfloat16" in printed
+def started(arguments: Sequence[str], tmp_path: Path, blocked: str = ABSENT) -> subprocess.CompletedProcess[str]:
+    """The run in a process of its own, and its workers in others, where packages are missing."""
+    site = tmp_path / "site"
+    site.mkdir(exist_ok=True)
+    (site / "sitecustomize.py").write_text(
+        "import os\nif os.environ.get('LATHE_TEST_BLOCKED'):\n"
+        "    from tests.loadtest.blocked import block\n    block(os.environ['LATHE_TEST_BLOCKED'])\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(site), str(ROOT))), "LATHE_TEST_BLOCKED": blocked}
+    command = [sys.executable, "-m", "loadtest.gpu", *arguments]
+    return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=540)
 
 
-def test_what_does_not_agree_breaks_the_promise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(gpu, "TOLERANCES", {"float32": 1e-12})
-    arguments = ["--device", "simulated", "--only", "agreement", "--models", "mlp", "--out", str(tmp_path / "full")]
-    assert gpu.main(arguments) == 1
-    assert "BROKEN  agreement in float32" in capsys.readouterr().out
+def test_the_whole_path_runs_without_the_packages_of_the_service(tmp_path: Path) -> None:
+    """And again from its file: then nothing is measured that is known."""
+    arguments = ["--device", "simulated", "--small", "--minutes", "8", "--out", "found.jsonl"]
+    done = started(arguments, tmp_path)
+    log = (tmp_path / "found.jsonl.log").read_text()
+    assert done.returncode == 0, done.stdout + done.stderr + log
+    results = Results(tmp_path / "found.jsonl")
+    [begun] = [record for record in results.records if record["kind"] == "run"]
+    found = results.cases(begun["code"])
+    assert list(found) == [case.key for part in PARTS for case in CASES[part](SMALL)]
+    assert all(record["ended"] == "" and record["ok"] is not False for record in found.values())
+    assert found["speed/small/float32/2"]["figures"]["whole"]["lathe"] > 0
+    again = started(arguments, tmp_path)
+    assert again.returncode == 0 and "probe      26 of 26 cases, 0 broken, 0 lost, 0 not reached" in again.stdout
+    assert len(Results(tmp_path / "found.jsonl").records) == len(results.records) + 1
 
 
-def test_without_a_gpu_it_refuses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def none(name: str) -> Any:
-        raise UnsupportedError(f"device '{name}' needs NVIDIA's driver")
-
-    monkeypatch.setattr(gpu, "open_device", none)
-    monkeypatch.chdir(tmp_path)
-    assert gpu.main([], here()) == 2 and gpu.main(["--only", "speed"]) == 2
-    assert "no GPU to measure: device 'cuda' needs NVIDIA's driver" in capsys.readouterr().err
+def test_missing_packages_are_named(tmp_path: Path) -> None:
+    done = started([], tmp_path, "llvmlite,ml_dtypes")
+    assert done.returncode == 2
+    assert "needs numpy, onnx, protobuf, llvmlite, ml-dtypes; missing: llvmlite, ml-dtypes" in done.stderr
+    assert front.missing() == []
 
 
-def test_speed_overhead_and_ceilings_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a model of one layer: the large ones take a simulated device seconds."""
-    monkeypatch.setitem(gpu_models.LARGE, "small", gpu_models.Large(_small, (3, 8, 8), (2,)))
-    report = Report(tmp_path / "full")
-    gpu.overhead(report, "simulated")
-    most = gpu.ceilings(report, "simulated", 32, 4096)
-    gpu.speed(report, "simulated", [gpu.Case("small", 2, "bfloat16")], most, 0.01)
-    assert report.broken == [] and len(report.summary) >= 4
-    assert "FusedConv" in report.out.read_text()
+def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
+    done = started(["--small", "--out", "found.jsonl", "--minutes", "2"], tmp_path, f"{ABSENT},cuda")
+    assert done.returncode == 2 and "device 'cuda:0' needs" in done.stdout
+    assert {record.get("part") for record in Results(tmp_path / "found.jsonl").records} == {None, "probe"}
 
 
-def _small(b: gpu_models.Writer, x: Any) -> Any:
-    return b.pool_and_classify(b.relu(b.conv(x, 3, 4, 3)), 4, 2)
+# -- workers that a test makes -----------------------------------------------------------------------------------------
 
 
-def here(*arguments: str) -> gpu.Run:
-    """Parts in this process, which is how a fake driver can be what they run on."""
+class Script:
+    """Workers that do what is said for a case: give a finding, die, or hang. `time` goes on as they work."""
 
-    def run(part: str, out: Path) -> int:
-        return gpu.main([*arguments, "--only", part, "--out", str(out)])
+    def __init__(self, **by_name: Any) -> None:
+        self.by_name, self.time = by_name, 0.0
+        self.began: list[str] = []
 
-    return run
+    def now(self) -> float:
+        return self.time
+
+    def __call__(self, cases: Sequence[Case], bench: Bench) -> Iterator[Line | None]:
+        for case in cases:
+            self.began.append(case.name)
+            yield {"begin": case.key}
+            does = self.by_name.get(case.name, 1.0)
+            if does == "dies":
+                yield {"status": -11}
+                return
+            while does == "hangs":
+                self.time += 1
+                yield None
+            self.time += does
+            yield {"case": case.key, "ok": True, "text": case.name, "figures": {"took": does}, "seconds": does}
+        yield {"status": 0}
 
 
-@pytest.mark.parametrize("broken", [False, True], ids=["whole", "with a driver that fails"])
-def test_everything_in_one_call_on_a_fake_driver(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], broken: bool
-) -> None:
-    """What fails is said, and what does not fail is measured all the same."""
-    driver = FakeDriver(total=1 << 28)
-    monkeypatch.setitem(devices._open, "cuda:0", FakeGpu(driver))
-    monkeypatch.setitem(gpu_models.LARGE, "small", gpu_models.Large(_small, (3, 8, 8), (2,)))
-    monkeypatch.setattr(gpu, "find_spec", lambda name: None)  # no PyTorch, wherever this runs
-    monkeypatch.setattr(gpu_training, "find_spec", lambda name: None)
-    monkeypatch.setattr(gpu, "MOST_OVERHEAD", 1e6)  # of a driver in Python
-    if broken:
-        monkeypatch.setattr(gpu, "_step_seconds", lambda *_: 1 / 0)
-    arguments = [
-        "--models", "mlp", "--large", "small", "--batches", "2", "--precisions", "tf32", "--product", "32",
-        "--copy", "4096", "--slice", "0.01",
+def run_of(tmp_path: Path, script: Start, options: Options = SMALL) -> Run:
+    store = tmp_path / "store"
+    store.mkdir(exist_ok=True)
+    return Run(Results(tmp_path / "found.jsonl"), options, Store(store), script)
+
+
+@pytest.fixture
+def three(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A part of three cases."""
+    names = ["a", "b", "c"]
+    monkeypatch.setitem(run.CASES, "tiles", lambda _: [Case("tiles", name, 30.0) for name in names])  # type: ignore[index]
+    return names
+
+
+def endings(made: Run) -> dict[str, str]:
+    return {record["name"]: record["ended"] for record in made.results.cases(made.code).values()}
+
+
+def test_a_case_that_kills_its_process_costs_no_other(tmp_path: Path, three: list[str]) -> None:
+    script = Script(b="dies")
+    made = run_of(tmp_path, script)
+    made.go(["tiles"], Clock(100, script.now))
+    assert endings(made) == {"a": "", "b": "exit status -11", "c": ""}
+
+
+def test_a_case_that_hangs_is_ended_and_tried_last_the_next_time(tmp_path: Path, three: list[str]) -> None:
+    script = Script(a="hangs")
+    made = run_of(tmp_path, script)
+    made.go(["tiles"], Clock(100, script.now))
+    assert endings(made) == {"a": "timeout after 30 s", "b": "", "c": ""} and 30 <= script.time < 40
+    three.append("d")
+    again = Script()
+    made = run_of(tmp_path, again)
+    made.go(["tiles"], Clock(100, again.now))
+    assert again.began == ["d", "a"] and set(endings(made).values()) == {""}
+
+
+def test_when_time_is_up_what_is_missing_is_left_to_the_next_run(tmp_path: Path, three: list[str]) -> None:
+    script = Script(a=4.0, b="hangs")
+    made = run_of(tmp_path, script)
+    made.go(["tiles"], Clock(10, script.now))
+    assert endings(made) == {"a": ""} and script.time <= 11
+
+
+def test_every_part_has_its_share_and_what_others_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for part in PARTS:
+        cases = [Case(part, str(index)) for index in range(1000)]
+        monkeypatch.setitem(run.CASES, part, lambda _, cases=cases: cases)  # type: ignore[index]
+    monkeypatch.setattr(Run, "has_device", lambda self: True)
+    script = Script()
+    made = run_of(tmp_path, script)
+    made.go(PARTS, Clock(1000, script.now))
+    counts = {part: sum(key.startswith(f"{part}/") for key in made.results.cases(made.code)) for part in PARTS}
+    for part in PARTS:
+        assert abs(counts[part] - 1000 * SHARES[part] / sum(SHARES.values())) <= 2
+    assert 0.99 < sum(SHARES.values()) <= 1.01
+
+
+def test_findings_of_other_code_do_not_count(tmp_path: Path, three: list[str]) -> None:
+    first = Script()
+    made = run_of(tmp_path, first)
+    made.code = "of another commit"
+    made.go(["tiles"], Clock(100, first.now))
+    second = Script()
+    run_of(tmp_path, second).go(["tiles"], Clock(100, second.now))
+    assert second.began == three
+
+
+def test_errors_are_findings_and_a_lost_device_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(case: Case, bench: Bench) -> Finding:
+        if case.name == "bad":
+            raise ValueError("no such thing")
+        if case.name == "lost":
+            raise DeviceLost("gone")
+        return Finding("fine", True)
+
+    monkeypatch.setitem(MEASURES, "tiles", measure)  # type: ignore[index]
+    said: list[Any] = []
+    cases = [Case("tiles", name) for name in ("good", "bad", "lost", "never")]
+    worker.work(cases, Bench(SMALL), said.append)
+    assert [(line["ok"], line["text"]) for line in said if "case" in line] == [
+        (True, "fine"), (False, "ValueError: no such thing"), (False, "DeviceLost: gone")
     ]  # fmt: skip
-    out = tmp_path / "report.txt"
-    assert gpu.main([*arguments, "--out", str(out)], here(*arguments)) == int(broken)
-    printed = capsys.readouterr().out
-    table = printed[printed.rindex("agreement in float32") - 8 :].splitlines()
-    assert [line.split()[0] for line in table if line.startswith("BROKEN")] == ["BROKEN"] * (2 if broken else 0)
-    assert any("training agrees in bfloat16" in line and line.startswith("ok") for line in table)
-    assert any("host overhead per run" in line for line in table)
-    assert "cuda:0: GpuTarget(arch=86" in printed
-    if broken:
-        assert any("ceilings: ZeroDivisionError" in line for line in table)
-    else:
-        assert any("copy" in line for line in table) and "small, batch 2, tf32: steps" in out.read_text()
 
 
-def test_parts_that_die_or_take_too_long_are_said_to_be_lost(tmp_path: Path) -> None:
-    script = tmp_path / "dying.py"
-    script.write_text("import os, sys, time\ntime.sleep(60) if 'slow' in sys.argv else os.abort()\n")
-    report = Report(tmp_path / "report.txt")
-    for part, status in (("dead", -6), ("slow", 124)):
-        run = InProcesses("dying", (), limit=0.5)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYTHONPATH", str(tmp_path))
-            found = run(part, tmp_path / part)
-        assert found == status
-        report.take(part, tmp_path / part, found)
-    assert report.broken == [
-        "dead: ended with status -6 and no conclusions", "slow: ended with status 124 and no conclusions"
-    ]  # fmt: skip
+def test_a_real_worker_that_hangs_is_killed(tmp_path: Path) -> None:
+    """By its process, with a pipe that stays open."""
+    start = run.in_process(tmp_path, tmp_path / "log")
+    lines = start([Case("sanitizer", "memcheck/kernels")], Bench(SMALL))
+    began = time.monotonic()
+    assert any(line and "begin" in line for line in lines)
+    lines.close()  # type: ignore[attr-defined]
+    assert time.monotonic() - began < 60
 
 
-def test_what_a_part_has_found_before_it_dies_is_kept(tmp_path: Path) -> None:
-    """As the mean over cases, of which there is one for all that were measured by then."""
-    part = Report(tmp_path / "part")
-    part.conclude("a product", None)
-    for cases, ahead in ((1, 0.5), (2, 1.25)):
-        part.conclude(f"ahead by {ahead} over {cases} cases", ahead > 1, about="ahead")
-    report = Report(tmp_path / "report.txt")
-    report.take("speed", tmp_path / "part", 124)
-    assert [line.split(maxsplit=1)[1] for line in report.summary[:2]] == ["a product", "ahead by 1.25 over 2 cases"]
-    assert report.broken == ["speed: ended with status 124 before its end"]
+# -- the file ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_peer_that_does_not_run_costs_its_own_figure_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A PyTorch without CUDA raises when it is asked for a GPU, and one whose compiler fails has its eager figure."""
-
-    def peers(*_: Any) -> dict[str, Any]:
-        return {"eager": lambda: np.ones((2, 2), np.float32), "compiled": lambda: 1 / 0}
-
-    monkeypatch.setitem(sys.modules, "loadtest.gpu_torch", SimpleNamespace(peers=peers))
-    monkeypatch.setattr(gpu, "find_spec", lambda name: name)
-    monkeypatch.setitem(gpu_models.LARGE, "small", gpu_models.Large(_small, (3, 8, 8), (2,)))
-    monkeypatch.setitem(devices._open, "cuda:0", FakeGpu(FakeDriver(total=1 << 28)))
-    report, case = Report(tmp_path / "full"), gpu.Case("small", 2, "bfloat16")
-    gpu.speed(report, "cuda", [case], {"bfloat16": Peaks(1e12, 1e11)}, 0.01)
-    assert any(f"compiled, {case}: ZeroDivisionError" in line for line in report.summary)
-    assert any("ahead of PyTorch's best" in line and "over 1 cases" in line for line in report.summary)
+def test_a_line_that_was_cut_off_is_dropped_and_the_file_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "found.jsonl"
+    results = Results(path)
+    results.add("case", part="tiles", name="a", code="x", ended="")
+    with path.open("ab") as file:
+        file.write(b'{"kind": "case", "par')
+    results = Results(path)
+    results.add("case", part="tiles", name="b", code="x", ended="")
+    assert list(Results(path).cases("x")) == ["tiles/a", "tiles/b"]
 
 
-def test_a_sanitizer_that_takes_too_long_leaves_the_others_their_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_caches_travel_in_the_file_as_far_as_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadtest.gpu.results.MOST_BYTES", 4000)
+    results = Results(tmp_path / "found.jsonl")
+    noise = np.random.default_rng(0).bytes(2000)
+    assert results.carry("objects/a.o", noise) and results.carry("objects/a.o", noise)
+    assert not results.carry("objects/b.o", noise)
+    again = Results(tmp_path / "found.jsonl")
+    assert list(again.carried()) == [("objects/a.o", noise)] and again.without_cache() == ""
+
+
+def test_another_file_is_refused_and_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("notes\n")
+    assert run.main(["--out", str(path)]) == 2
+    assert "is no result of loadtest.gpu" in capsys.readouterr().err and path.read_text() == "notes\n"
+    assert run.main(["--only", "luck", "--out", str(tmp_path / "new")]) == 2
+    assert "--only luck: expected probe, agreement" in capsys.readouterr().err
+
+
+# -- what is measured --------------------------------------------------------------------------------------------------
+
+
+def test_every_family_of_kernels_is_probed() -> None:
+    """All operators but the elementwise ones, and those that differ in an attribute from one that is there."""
+    from core.kernels.catalog.cuda import elementwise
+    from core.kernels.catalog.reduce import KINDS
+
+    like = {
+        *elementwise.OPS, *base.VIEWS, *KINDS, "MatMul", "Conv", "LogSoftmax", "RMSNormalization", "GroupNormalization",
+        "InstanceNormalization", "BatchNormalization", "ArgMin", "AveragePool", "DepthToSpace", "SpaceToDepth",
+        "Expand", "Tile", "Slice", "Split", "Pad",
+    }  # fmt: skip
+    assert base.covered("cuda") <= like | {op for op, *_ in families.FAMILIES}
+
+
+def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from core.kernels import reference
+    from core.ops.activation import Relu
+    from loadtest.gpu.parts import probe
+
+    graph = families.graph_of("Relu", ("float32[n,8]",), {})
+    assert probe._kernel(graph, "simulated").ok is True
+    right = reference.ReferenceKernel.run
+
+    def wrong(self: Any, grid: Any, addresses: Sequence[int], n: int, view: Any) -> None:
+        right(self, grid, addresses, n, view)
+        view(addresses[-1], 4)[...] = 7
+
+    monkeypatch.setattr(reference.ReferenceKernel, "run", wrong)
+    assert Relu is not None and probe._kernel(graph, "simulated").ok is False
+
+
+def test_a_peer_that_does_not_run_costs_its_own_figure_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is called compiled that was not."""
+    import loadtest.gpu.versus as versus
+
+    def right(name: str, model: Any, x: Any, precision: str) -> peers.Engine:
+        result = np.ones((2, 2), np.float32)
+        return peers.Engine(lambda: result, lambda: time.sleep(1e-3), lambda: 1e-3)
+
+    def refused(*_: Any) -> peers.Engine:
+        raise RuntimeError("PyTorch compiled 3 graphs with 2 breaks, expected one without")
+
+    monkeypatch.setattr(versus, "torch_is_usable", lambda device: True)
+    found = versus.compare("small", "float32", 2, {"eager": right, "compiled": refused}, Bench(SMALL))
+    assert set(found.figures["whole"]) == {"lathe", "eager", "ahead"}
+    assert found.figures["refused"] == {
+        "compiled": "RuntimeError: PyTorch compiled 3 graphs with 2 breaks, expected one without"
+    }
+    assert found.ok is False and "off from ['eager']" in found.text  # ones are not what the model gives
+
+
+def test_one_graph_means_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    from collections import Counter
+
+    counters = {"stats": Counter(unique_graphs=1), "graph_break": Counter()}
+    utilities = SimpleNamespace(counters=counters)
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utilities)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch._dynamo", SimpleNamespace(utils=utilities))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(_dynamo=None))  # type: ignore[arg-type]
+    peers.one_graph()
+    counters["graph_break"]["a print"] = 1
+    with pytest.raises(RuntimeError, match="1 graphs with 1 breaks"):
+        peers.one_graph()
+
+
+def test_a_sanitizer_that_finds_something_or_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "compute-sanitizer"
-    tool.write_text("#!/bin/sh\ncase $2 in memcheck) sleep 30;; esac\n")
+    tool.write_text("#!/bin/sh\ncase $2 in memcheck) exit 9;; racecheck) exec sleep 30;; esac\n")
     tool.chmod(0o755)
-    monkeypatch.setattr(gpu, "TOOLKIT", str(tmp_path))
-    monkeypatch.setattr(gpu.shutil, "which", lambda name, path=None: path and str(tool))
-    monkeypatch.setattr(gpu, "SANITIZER_SECONDS", 0.5)
-    report = Report(tmp_path / "full")
-    gpu.sanitizer(report, "cuda", tmp_path / "out")
-    marks = [(line.split()[0], line.split()[2].rstrip(",")) for line in report.summary]
-    assert marks == [("-", "memcheck")] * 2 + [("ok", "racecheck")] * 2
+    monkeypatch.setattr(sanitizer, "TOOLKIT", str(tmp_path))
+    monkeypatch.setattr(sanitizer.shutil, "which", lambda name, path=None: path and str(tool))
+    monkeypatch.setattr(sanitizer, "_LIMIT", 0.5)
+    bench = Bench(replace(SMALL, device="cuda"))
+    memory = sanitizer.measure(Case("sanitizer", "memcheck/kernels"), bench)
+    race = sanitizer.measure(Case("sanitizer", "racecheck/training"), bench)
+    assert (memory.ok, memory.text) == (False, "memcheck of kernels: exit status 9")
+    assert (race.ok, race.text) == (None, "racecheck of training: not done in 0 s")
 
 
-def test_speed_alone_measures_the_ceilings_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(gpu_models.LARGE, "small", gpu_models.Large(_small, (3, 8, 8), (2,)))
-    arguments = ["--device", "simulated", "--only", "speed", "--large", "small", "--batches", "2", "--precisions",
-                 "tf32", "--product", "32", "--copy", "4096", "--slice", "0.01", "--tune", "off"]  # fmt: skip
-    assert gpu.main([*arguments, "--out", str(tmp_path / "new" / "full")]) == 0
-    assert "small, batch 2, tf32: steps" in (tmp_path / "new" / "full").read_text()
-
-
-def test_one_model_that_fails_loses_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_training, "TOLERANCES", {"float32": 1e-4})
-    report = Report(tmp_path / "full")
-    gpu_training.agreement(report, "simulated", ["nothing", "mlp"])
-    assert report.broken == ["training nothing in float32: KeyError: 'nothing'"]
-    assert "mlp                  float32" in report.out.read_text()
+def test_cases_are_named_once_and_those_that_matter_come_first() -> None:
+    for part in PARTS:
+        keys = [case.key for case in CASES[part](Options())]
+        assert len(keys) == len(set(keys)) > 0
+    assert speed.cases(Options())[0].name == "resnet50/bfloat16/1"
+    assert PARTS[0] == "probe" and PARTS[-1] == "sanitizer"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet50", "minilm"])
 def test_the_large_models_are_what_onnx_runtime_takes_them_for(name: str) -> None:
-    model = gpu_models.onnx_of(name)
-    x = np.random.default_rng(0).standard_normal((2, *gpu_models.LARGE[name].shape)).astype(np.float32)
+    model = models.onnx_of(name)
+    x = np.random.default_rng(0).standard_normal((2, *models.LARGE[name].shape)).astype(np.float32)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     (result,) = session.run(None, {"x": x})
-    assert result.shape == (2, *gpu_models.LARGE[name].output) and np.isfinite(result).all() and result.std() > 0
+    assert result.shape == (2, *models.LARGE[name].output) and np.isfinite(result).all() and result.std() > 0
+
+
+def test_what_was_measured_can_be_shown_without_the_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = Results(tmp_path / "found.jsonl")
+    results.add("case", part="tiles", name="a", code="x", ended="")
+    results.carry("objects/a.o", b"1234")
+    assert run.main(["--show", "--out", str(tmp_path / "found.jsonl")]) == 0
+    [line] = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["name"] == "a"

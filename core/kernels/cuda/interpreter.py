@@ -13,7 +13,7 @@ import numpy as np
 from core.errors import UnsupportedError
 from core.ir.graph import Array
 from core.kernels.cuda.source import Source
-from core.kernels.cuda.toolchain import INTERPRETER, LOCK, function_of, module, triton_version
+from core.kernels.cuda.toolchain import INTERPRETER, LOCK, function_of, interprets, module, triton_version
 
 
 class _Pointer:
@@ -34,7 +34,7 @@ def run(source: Source, grid: Sequence[int], arrays: Sequence[Array | int], n: i
     if 0 in grid:
         return
     module()
-    if not triton_version().startswith(INTERPRETER):
+    if not interprets():
         raise UnsupportedError(f"the interpreter of kernels needs Triton {INTERPRETER}x, found {triton_version()}")
     pointers = [_Pointer(_address(a), element) for a, element in zip(arrays, source.operands, strict=True)]
     with LOCK, np.errstate(all="ignore"):  # as on a GPU: infinities and wrapped integers raise nothing

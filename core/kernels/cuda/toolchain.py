@@ -38,6 +38,11 @@ def triton_version() -> str:
         return ""
 
 
+def interprets() -> bool:
+    """Whether the installed Triton is one whose interpreter can run kernels."""
+    return triton_version().startswith(INTERPRETER)
+
+
 @lru_cache(_KEPT)
 def function_of(source: Source) -> FunctionType:
     """The function that a source defines, as plain Python. Triton reads its text back by way of `linecache`."""

@@ -5,17 +5,15 @@ from __future__ import annotations
 
 import pytest
 
-from core.kernels.cuda.toolchain import INTERPRETER, triton_version
+from core.kernels.cuda.toolchain import interprets, triton_version
 
 if not triton_version():
     collect_ignore_glob = ["test_kernels*.py", "test_bindings.py"]  # tests/conftest.py says so at the end of the run
 
-_INTERPRETED = ("test_kernels_", "interpreted")
-
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where Triton's interpreter is another one, only what compiles kernels; pytest counts the rest as deselected."""
-    if not triton_version() or triton_version().startswith(INTERPRETER):
+    if not triton_version() or interprets():
         return
     left = [item for item in items if _interprets(item)]
     config.hook.pytest_deselected(items=left)
@@ -24,4 +22,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _interprets(item: pytest.Item) -> bool:
     name = item.nodeid.rpartition("/")[2]
-    return any(part in name for part in _INTERPRETED) and "compil" not in name
+    return name.startswith("test_kernels_") and "compil" not in name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +15,14 @@ from core.ir.build import Builder
 from core.ir.dim import evaluate
 from core.ir.graph import Graph, State, Value
 from core.ir.types import DType, TensorType, symbol
+from core.kernels.cuda.toolchain import interprets
 from core.runtime import devices
 from core.runtime.session import Session
 from tests.core.passes.test_quantized import network, pair, weight
 from tests.core.random_nets import Net, feeds
 from tests.core.runtime import graphs
 
-KINDS = ["simulated", *(["interpreted"] if find_spec("triton") else [])]  # the second one with `make test-cuda`
+KINDS = ["simulated", *(["interpreted"] if interprets() else [])]  # the second one with `make test-cuda`
 PAIR = ("simulated:0", "simulated:1")
 N = symbol("n")
 

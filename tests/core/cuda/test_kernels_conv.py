@@ -117,6 +117,9 @@ def test_few_bytes_and_their_epilogue() -> None:
     for rank in range(3):
         conv("uint8[n,7,5,4]", weight, "int32[17]", sample=bytes_of, rank=rank, **attrs)
     compiles("FusedConv", "uint8[n,7,5,4]", weight, "int32[17]", layout="NHWC", **attrs)
+
+
+def test_convolutions_of_bytes_compile() -> None:
     compiles("FusedConv", "uint8[n,56,56,64]", bytes_of(DType.INT8, (64, 64, 3, 3)), layout="NHWC", pads=(1,) * 4)
 
 

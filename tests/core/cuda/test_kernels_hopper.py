@@ -13,7 +13,8 @@ from core.kernels.cuda import generate
 from core.kernels.cuda.compiler import compile_source
 from core.kernels.cuda.toolchain import TESTED, triton_version
 from core.runtime.absent import described
-from tests.core.cuda.test_sources import CASES, IMAGE, request
+from loadtest.gpu.families import IMAGE
+from tests.core.cuda.test_sources import CASES, request
 from tests.core.kernels.sweep import floats
 
 H200 = described("sm_90/132/232448/62914560")

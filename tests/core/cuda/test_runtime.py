@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from importlib.util import find_spec
 from time import perf_counter_ns
 from typing import Any
 
@@ -17,6 +16,7 @@ from core.errors import DeviceError, DeviceMemoryError, FeedError, SessionClosed
 from core.ir.build import Builder
 from core.ir.graph import Graph, State, Value
 from core.ir.types import DType, TensorType, symbol
+from core.kernels.cuda.toolchain import interprets
 from core.plan.plan import weight_chunks
 from core.plan.planner import make_plan
 from core.runtime import device_executable, devices, simulated
@@ -29,7 +29,7 @@ from core.runtime.simulated import INTERPRETER, REFERENCES, Backend, Schedule, S
 from core.runtime.tape import Key
 
 N = symbol("n")
-BACKENDS = [REFERENCES, *([INTERPRETER] if find_spec("triton") else [])]  # the second one with `make test-cuda`
+BACKENDS = [REFERENCES, *([INTERPRETER] if interprets() else [])]  # the second one with `make test-cuda`
 
 
 def chain(width: int = 16) -> Graph:

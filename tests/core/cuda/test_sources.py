@@ -14,38 +14,12 @@ from core.kernels.catalog import VIEWS, KernelCall, Request, base, candidates, s
 from core.kernels.catalog.cuda import elementwise
 from core.kernels.catalog.reduce import KINDS
 from core.kernels.target import GpuTarget
-from tests.core.kernels.harness import scalar_body, single_node
+from loadtest.gpu.families import FAMILIES
+from tests.core.kernels.harness import single_node
 from tests.core.kernels.sweep import floats, tensor
 
 TARGET = GpuTarget()
-ADD = scalar_body(2, lambda b, x, y: b("Add", x, y))
-IMAGE = {"layout": "NHWC", "pads": (1, 1, 1, 1)}
-CASES: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
-    ("Gelu", ("float32[n,7]",), {}),
-    ("Where", ("bool[n,1]", "float16[n,7]", "float16[7]"), {}),
-    ("FusedMatMul", ("float32[n,9]", floats(9, 5), "float32[n,5]"), {"epilogue": ADD}),
-    ("FusedConv", ("float32[n,5,6,16]", floats(8, 16, 3, 3), floats(8)), IMAGE),
-    ("FusedConv", ("bfloat16[n,5,6,16]", floats(16, 1, 3, 3)), {**IMAGE, "group": 16}),
-    ("FusedConv", ("uint8[n,5,6,8]", np.ones((8, 4, 3, 3), np.int8)), {**IMAGE, "group": 2, "pad_value": 9}),
-    ("ConvTranspose", ("float32[n,6,4,5]", "float32[6,4,3,2]"), {"strides": (2, 2)}),
-    ("ConvWeightGradient", ("float32[n,4,9,8]", "float32[n,6,7,6]"), {"kernel_shape": (3, 3)}),
-    ("FusedAttention", ("float32[n,3,20,8]", "float32[n,3,8,30]", "float32[n,3,30,8]"), {}),
-    ("Softmax", ("float32[n,9000]",), {}),
-    ("LayerNormalization", ("float32[n,33]", floats(33), floats(33)), {}),
-    ("ReduceMean", ("float32[n,4,5]",), {"axes": (0, 1)}),
-    ("ArgMax", ("float32[n,4,5]",), {"axis": 1}),
-    ("CumSum", ("float32[n,4,5]",), {"axis": (1,), "exclusive": 1}),
-    ("TopK", ("float32[n,40]",), {"K": (3,)}),
-    ("RecurrentSteps", ("float32[4,n,27]", floats(1, 27, 9)), {"cell": "GRU", "outputs": 2}),
-    ("MaxPool", ("float32[n,9,8,5]",), {"kernel_shape": (3, 3), "layout": "NHWC"}),
-    ("MaxPoolGradient", ("float32[n,5,8,8]", "float32[n,5,4,4]"), {"kernel_shape": (2, 2), "strides": (2, 2)}),
-    ("Transpose", ("int64[n,40,50]",), {"perm": (0, 2, 1)}),
-    ("Concat", ("float32[n,3]", "float32[n,4]"), {"axis": 1}),
-    ("Gather", (floats(11, 7), "int64[n,3]"), {}),
-    ("ScatterND", ("float32[70,5]", "int64[n,1]", "float32[n,5]"), {"reduction": "add"}),
-    ("ScatterElements", ("float32[7,5]", "int64[3,5]", "float32[3,5]"), {}),
-    ("Resize", ("float32[n,3,7,20]",), {"mode": "linear", "scales": (1.0, 1.0, 2.0, 3.0)}),
-]  # fmt: skip
+CASES = FAMILIES
 
 
 def request(op: str, inputs: tuple[Any, ...], attrs: dict[str, Any], target: GpuTarget = TARGET) -> Request:

@@ -1,4 +1,4 @@
-"""ResNet-50 and MiniLM, written once: a builder makes ONNX of them, or runs them in PyTorch (gpu_torch.py)."""
+"""ResNet-50 and MiniLM, written once: a builder makes ONNX of them, or runs them in PyTorch (peers.py)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,13 @@ class Large:
     output: tuple[int, ...]
 
 
+def small(b: Writer, x: Any) -> Any:
+    """One layer, to try the run itself."""
+    return b.pool_and_classify(b.relu(b.conv(x, 3, 4, 3)), 4, 2)
+
+
 LARGE = {
+    "small": Large(small, (3, 8, 8), (2,)),
     "resnet50": Large(resnet50, (3, 224, 224), (1000,)),
     "minilm": Large(minilm, (LENGTH, WIDTH), (LENGTH, WIDTH)),
 }

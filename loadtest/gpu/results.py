@@ -1,0 +1,84 @@
+"""One file for everything that a run finds: lines of JSON, each written and synced at once.
+
+    {"kind": "run", ...}      a run begins: when, with which code, on which device
+    {"kind": "case", ...}     what a case found: part, name, code, ok, text, figures, seconds, and `ended`: "", or what
+                              ended it too early ("timeout after 60 s", "exit status -11")
+    {"kind": "cache", ...}    a kernel or findings of the tuner, compressed, as core/runtime/carried.py names them
+
+A run that is killed loses the case it was at, and a line that was not written whole. The next run continues the file.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import lzma
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+MOST_BYTES = 15 << 20  # of a file: what a device's machine sends back is often limited to 16 MiB
+
+
+class Results:
+    """Such a file, read when it is there."""
+
+    def __init__(self, path: Path) -> None:
+        """Cuts off a last line that was not written whole. ValueError for a file that is something else."""
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = path.read_bytes() if path.exists() else b""
+        whole = data[: data.rfind(b"\n") + 1]
+        self.records = [_record(line, path) for line in whole.splitlines()]
+        if len(whole) < len(data):
+            os.truncate(path, len(whole))
+        self._size = len(whole)
+        self._carried = {record["name"] for record in self.records if record["kind"] == "cache"}
+
+    def add(self, kind: str, **facts: Any) -> None:
+        """Append a record; it is on the disk when this returns."""
+        record = {"kind": kind, **facts}
+        line = json.dumps(record).encode() + b"\n"
+        with self.path.open("ab") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        self.records.append(record)
+        self._size += len(line)
+
+    def cases(self, code: str) -> dict[str, Mapping[str, Any]]:
+        """What this code has found, by the keys of cases; the latest of each."""
+        return {f"{each['part']}/{each['name']}": each for each in self.records
+                if each["kind"] == "case" and each["code"] == code}  # fmt: skip
+
+    def carry(self, name: str, data: bytes) -> bool:
+        """Append a file of the cache, once; whether there was room."""
+        if name in self._carried:
+            return True
+        text = base64.b85encode(lzma.compress(data, preset=3)).decode()
+        if self._size + len(text) > MOST_BYTES:
+            return False
+        self._carried.add(name)
+        self.add("cache", name=name, data=text)
+        return True
+
+    def carried(self) -> Iterator[tuple[str, bytes]]:
+        """The files of the cache."""
+        for record in self.records:
+            if record["kind"] == "cache":
+                yield record["name"], lzma.decompress(base64.b85decode(record["data"]))
+
+    def without_cache(self) -> str:
+        """The file's text as people read and keep it."""
+        return "".join(f"{json.dumps(record)}\n" for record in self.records if record["kind"] != "cache")
+
+
+def _record(line: bytes, path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict) or record.get("kind") not in ("run", "case", "cache"):
+        raise ValueError(f"{path} is no result of loadtest.gpu: a line begins with {line[:40]!r}")
+    return record

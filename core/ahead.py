@@ -28,9 +28,13 @@ def compile_kernels(
     missing or names no dimension.
     """
     options = make_options(target, precision, max_batch=max_batch, cache_dir=cache_dir, tune=tune)
-    batching = describe(graph, options).batching
-    wanted, given = other_symbols(graph, batching), dict(sizes or {})
+    wanted, given = dimensions(graph), dict(sizes or {})
     for name in sorted({*wanted} ^ {*given}):
         problem = "has no size" if name in wanted else f"is none of the model's ({', '.join(wanted) or 'none'})"
         raise ModelError(f"dimension '{name}' {problem}", where="sizes")
-    build(graph, options, batching, tuple(sorted(given.items())))
+    build(graph, options, describe(graph, options).batching, tuple(sorted(given.items())))
+
+
+def dimensions(graph: Graph) -> list[str]:
+    """The symbolic dimensions other than the batch size, whose sizes `compile_kernels` needs."""
+    return other_symbols(graph, describe(graph, make_options()).batching)

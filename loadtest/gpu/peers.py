@@ -97,7 +97,7 @@ def compiled(name: str, model: onnx.ModelProto, x: NDArray[Any], precision: str,
     RuntimeError where PyTorch made several graphs, or none: that would be eager code under another name."""
     import torch
 
-    torch._dynamo.reset()  # what other cases compiled counts against a limit, and makes dimensions dynamic
+    forget_compiled()
     torch._inductor.config.freezing = True
     network = network_of(name, model, precision, x.ndim)
     made = torch.compile(network, mode=mode, dynamic=False, fullgraph=True)
@@ -109,8 +109,17 @@ def compiled(name: str, model: onnx.ModelProto, x: NDArray[Any], precision: str,
     return _engine(made, x, precision, given)
 
 
+def forget_compiled() -> None:
+    """What other cases compiled counts against PyTorch's limit, makes dimensions dynamic, and stays in its counters."""
+    import torch
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+
+
 def one_graph() -> None:
-    """RuntimeError unless PyTorch compiled exactly one graph since it was reset."""
+    """RuntimeError unless PyTorch compiled exactly one graph since `forget_compiled`."""
     from torch._dynamo.utils import counters
 
     graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import Any
 from onnx import ModelProto
 
 import core
-from core.ahead import compile_kernels
-from core.errors import UnsupportedError
+from core.ahead import compile_kernels, dimensions
+from core.errors import LatheError, UnsupportedError
 from core.ir.graph import Graph
 from core.runtime import carried
 from core.runtime.store import Store
@@ -22,7 +23,7 @@ from loadtest import build, training, zoo
 from loadtest.gpu import families, models
 from loadtest.gpu.case import Options
 from loadtest.gpu.lathe import elementwise
-from loadtest.gpu.parts import agreement
+from loadtest.gpu.parts import agreement, probe
 from loadtest.gpu.parts import training as trained
 
 
@@ -34,8 +35,10 @@ def prepare(target: str, options: Options, path: Path) -> int:
         if path.exists():
             carried.read_tar(path, store)
         for work in _work(target, options, folder):
-            with suppress(RuntimeError):  # the run meets it where it belongs
+            try:
                 work()
+            except (LatheError, RuntimeError) as error:  # the run meets it where it belongs
+                print(f"not compiled ahead: {str(error).splitlines()[0]}", file=sys.stderr)
             carried.write_tar(path, store)
         return carried.write_tar(path, store)
 
@@ -47,8 +50,8 @@ def _work(target: str, options: Options, folder: str) -> list[Callable[[], None]
     }
     most, tune = max(options.batches), "off" if options.tune == "off" else "default"
     ahead = partial(_ahead, target=target, folder=folder, max_batch=most)
-    nodes = [partial(families.graph_of, *family) for family in families.FAMILIES]
-    made: list[Callable[[], None]] = [partial(ahead, graph) for graph in (*nodes, partial(elementwise, 64))]
+    made: list[Callable[[], None]] = [partial(_family, index, ahead) for index in range(len(families.FAMILIES))]
+    made.append(partial(ahead, partial(elementwise, 64)))
     for case in agreement.cases(options):
         name, precision = case.words
         made.append(partial(ahead, partial(_graph, onnx[name]), precision=precision))
@@ -64,9 +67,17 @@ def _work(target: str, options: Options, folder: str) -> list[Callable[[], None]
 
 
 def _ahead(
-    graph: Callable[[], Graph], target: str, folder: str, max_batch: int, precision: str = "float32", tune: str = "off"
-) -> None:
-    compile_kernels(graph(), target, folder, precision, max_batch, tune)
+    graph: Callable[[], Graph], target: str, folder: str, max_batch: int, precision: str = "float32", tune: str = "off",
+    sizes: Mapping[str, int] | None = None,
+) -> None:  # fmt: skip
+    compile_kernels(graph(), target, folder, precision, max_batch, tune, sizes)
+
+
+def _family(index: int, ahead: Callable[..., None]) -> None:
+    """Where `n` is not the batch size, a node is compiled for each of the sizes that are probed."""
+    graph = partial(families.graph_of, *families.FAMILIES[index])
+    for sizes in [{"n": n} for n in probe.BATCHES] if dimensions(graph()) else [None]:
+        ahead(graph, sizes=sizes)
 
 
 def _graph(model: Callable[[], ModelProto]) -> Graph:

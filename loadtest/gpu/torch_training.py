@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from loadtest import training
-from loadtest.gpu.peers import one_graph
+from loadtest.gpu.peers import forget_compiled, one_graph
 
 _WARM_UPS = 5
 
@@ -34,7 +34,7 @@ def _captured(name: str, narrow: bool, compiled: bool) -> training.Step:
     import torch
     import torch.nn.functional as F
 
-    torch._dynamo.reset()
+    forget_compiled()
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
     model = training.module(name).train().to("cuda")

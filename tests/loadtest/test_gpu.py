@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -299,6 +300,24 @@ def test_one_graph_means_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     peers.one_graph()
     counters["graph_break"]["a print"] = 1
     with pytest.raises(RuntimeError, match="1 graphs with 1 breaks"):
+        peers.one_graph()
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed: make test-cuda does not need it")
+def test_the_models_of_pytorch_are_those_of_the_files_and_compile_to_one_graph_each() -> None:
+    """On the processor. The second model is compiled in the process of the first one."""
+    import torch
+
+    for name, rows in (("small", 2), ("minilm", 1), ("small", 3)):
+        file = models.onnx_of(name)
+        x = np.random.default_rng(0).standard_normal((rows, *models.LARGE[name].shape)).astype(np.float32)
+        (want,) = ort.InferenceSession(file.SerializeToString()).run(None, {"x": x})
+        network = peers.network_of(name, file, "float32", x.ndim, "cpu")
+        peers.forget_compiled()
+        made = torch.compile(network, dynamic=False, fullgraph=True, backend="aot_eager")
+        with torch.inference_mode():
+            for _ in range(2):
+                assert np.abs(made(torch.from_numpy(x)).numpy() - want).max() < 1e-4 * np.abs(want).max()
         peers.one_graph()
 
 

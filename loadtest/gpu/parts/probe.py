@@ -19,7 +19,7 @@ from loadtest.gpu.case import Bench, Case, Finding, Options
 
 SHARE = 0.12
 _PACKAGES = ("numpy", "onnx", "protobuf", "llvmlite", "ml-dtypes", "triton", "torch", "cuda-bindings", "nvidia-cublas")
-_BATCHES = (1, 3, 17)
+BATCHES = (1, 3, 17)
 TOLERANCES = {
     "float32": 1e-4,
     "bfloat16": 1e-2,
@@ -66,9 +66,9 @@ def _device(name: str) -> Finding:
 def _kernel(graph: Graph, device: str) -> Finding:
     """The largest error over some batch sizes, launched and by a graph."""
     worst, tolerance = 0.0, max(TOLERANCES.get(str(value.dtype), 0.0) for value in (*graph.inputs, *graph.outputs))
-    with core.compile(graph, device=device, tune="off", max_batch=max(_BATCHES)) as session:
-        kernel = session.profile(families.feeds_of(graph, _BATCHES[0]), runs=1).nodes[-1].kernel
-        for n in _BATCHES:
+    with core.compile(graph, device=device, tune="off", max_batch=max(BATCHES)) as session:
+        kernel = session.profile(families.feeds_of(graph, BATCHES[0]), runs=1).nodes[-1].kernel
+        for n in BATCHES:
             feeds = families.feeds_of(graph, n)
             want = core.interpret(graph, feeds)
             for _ in range(2):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import core
 from core.ahead import compile_kernels
@@ -23,6 +24,7 @@ from core.runtime import carried, devices
 from core.runtime.cuda import CudaDevice
 from core.runtime.cuda_driver import Driver
 from core.runtime.store import Store
+from server.cli import app
 from tests.core.cuda.fake_driver import FakeDriver
 from tests.core.cuda.test_compile import perceptron
 
@@ -134,3 +136,43 @@ def _begin(name: str, shape: tuple[str | int, ...]) -> tuple[Builder, Graph]:
     b = Builder(graph)
     b.input("x", TensorType(DType.FLOAT32, tuple(symbol(d) if isinstance(d, str) else d for d in shape)))
     return b, graph
+
+
+def test_the_command_line_compiles_into_a_file_and_loads_it(
+    tmp_path: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LATHE_CACHE", str(tmp_path / "cache"))
+    model, tar = tmp_path / "model.onnx", tmp_path / "cache.tar.xz"
+    model.write_bytes(core.export(perceptron()))
+    command = ["kernels", "--target", FAKE, "--model", str(model), "-o", str(tar)]
+    seen: list[str] = []
+    for precisions in (("float32",), ("float32", "bfloat16")):
+        compiled.clear()
+        chosen = [word for precision in precisions for word in ("--precision", precision)]
+        done = CliRunner().invoke(app, [*command, *chosen])
+        assert done.exit_code == 0, done.output
+        assert compiled and not set(compiled) & set(seen)  # what the file has already is not compiled again
+        seen += compiled
+    with tarfile.open(tar) as file:
+        assert len(file.getnames()) == len(seen)
+    done = CliRunner().invoke(app, ["load-kernels", str(tar)])
+    assert done.exit_code == 0 and "files put into" in done.output
+    assert len(list(carried.contents(Store(tmp_path / "cache")))) == len(seen)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--target", "sm_9x"], "target 'sm_9x' is no description of a GPU"),
+        (["--target", "sm_90", "--size", "length"], "expected NAME=SIZE"),
+        (["--target", "sm_90", "--size", "length=7"], "dimension 'length' is none of the model's (none)"),
+        (["--target", "sm_90", "--precision", "int4"], "precision 'int4' is not supported"),
+    ],
+)
+def test_the_command_line_says_what_is_wrong(
+    tmp_path: Path, compiled: list[str], arguments: list[str], says: str
+) -> None:
+    model, tar = tmp_path / "model.onnx", tmp_path / "cache.tar"
+    model.write_bytes(core.export(perceptron()))
+    done = CliRunner().invoke(app, ["kernels", "--model", str(model), "-o", str(tar), *arguments])
+    assert done.exit_code == 1 and says in done.output.replace("\n", " ") and not tar.exists()

@@ -1,6 +1,7 @@
 # Each target sets up what it needs in $(VENV) and remembers it in a stamp named after pyproject.toml's checksum, so the
 # second call starts at once and a changed dependency list is noticed. Needs only Python 3.11 (with pip) and make.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PYTHON312 ?= $(shell python3.12 -c "" 2>/dev/null && echo python3.12 || echo $(PYTHON))
 VENV   ?= .venv
 HOST   ?= 127.0.0.1
 PORT   ?= 8080
@@ -70,9 +71,9 @@ clean:  ## remove the environment, caches and the working copy of the models
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[test,cuda]" "triton==3.9.*"
 	touch $@
 
-# the oldest Triton that kernels are compiled with, where there is one on the newest Python that it is found with
+# The oldest Triton that kernels are compiled with, on Python 3.12 where that is installed, as images for GPUs have it.
 .lathe/cuda-oldest/.ready: pyproject.toml
-	$(shell command -v python3.12 || echo $(PYTHON)) -m venv $(@D)
+	$(PYTHON312) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[test,cuda]" "triton==3.6.0"
 	touch $@
 

@@ -86,6 +86,22 @@ class Choice:
             else:
                 return value
 
+    def may_overwrite(self, node: Node, index: int) -> bool:
+        """Whether the kernel of `node` may write its result to the memory of input `index`, as far as its own reads
+        matter. The caller has to know that no other node reads that memory later.
+
+        The kernel must allow it (`KernelCall.inplace`), and no other operand may lie in that memory: neither a view or
+        a part of the same tensor, nor what a body captures. The same value once more is harmless where the kernel is
+        pointwise, since it then reads every element before it writes the one in its place.
+        """
+        call, source = self.calls.get(node), node.input(index)
+        if call is None or source is None or index not in call.inplace or source in self.windows:
+            return False
+        reads = list(node_reads(node))
+        reads.remove(source)
+        others = [value for value in reads if self.root(value) is self.root(source)]
+        return all(value is source and call.pointwise for value in others)
+
 
 def choose_kernels(graph: Graph, nodes: Sequence[Node], asked: Asked) -> Choice:
     """A kernel for every node that has one. Values live inside others where all their kernels can."""

@@ -141,7 +141,7 @@ class Storage:
             return None
         for index in call.inplace:
             source = node.input(index)
-            if source is None or source in self.choice.windows or source not in self.places:
+            if source is None or source not in self.places or not self.choice.may_overwrite(node, index):
                 continue
             buffer = self.places[self.choice.root(source)].buffer
             if buffer is None or source.tensor.nbytes != value.tensor.nbytes:
@@ -185,7 +185,7 @@ def _in_ports(graph: Graph, choice: Choice, ports: Ports) -> dict[Value, Place]:
             places[root] = Place(base)
             taken.add(root)
     bases = dict(ports.of_states)
-    for value, state in updated_in_place(graph, choice.nodes, choice.calls, choice.root).items():
+    for value, state in updated_in_place(graph, choice).items():
         places[value] = Place(bases[state])
     return places
 

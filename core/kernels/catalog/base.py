@@ -159,9 +159,9 @@ class KernelCall:
 
     spec: KernelSpec
     operands: tuple[Operand, ...]
-    inplace: tuple[int, ...] = ()  # inputs whose buffer output 0 may take over, elementwise-safe, best first
+    inplace: tuple[int, ...] = ()  # inputs whose memory output 0 may take over, as long as no other operand is there
     strided: tuple[In | Out, ...] = ()  # operands that may lie inside other tensors: `Request.strides` was honoured
-    pointwise: bool = False  # other outputs may take over these buffers, too
+    pointwise: bool = False  # reads each element of `inplace` before it writes there: any output may take its memory
     flops: Dim = 0
     bytes: Dim = 0  # least memory traffic: inputs read once, outputs written once
     parts: tuple[KernelSpec, ...] = ()  # further kernels, which this one calls

@@ -378,14 +378,11 @@ def with_bias(body: Graph | None, dtype: DType) -> Graph:
 
 def inplace_extras(node: Node) -> tuple[int, ...]:
     """Extras that have the output's shape: each element is read right before the result takes its place."""
-    y, read_elsewhere = node.output, node.inputs[:2]
+    y = node.output
     return tuple(
         i
         for i in extra_indices(node)
-        if i > 2
-        and (value := _value(node, i)).shape == y.shape
-        and value.dtype.itemsize == y.dtype.itemsize
-        and not any(value is other for other in read_elsewhere)
+        if i > 2 and (value := _value(node, i)).shape == y.shape and value.dtype.itemsize == y.dtype.itemsize
     )
 
 

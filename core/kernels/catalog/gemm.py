@@ -217,7 +217,6 @@ def rows_last(nest: Nest) -> Nest:
 
 
 def can_be_replaced(node: Node, index: int) -> bool:
-    """Whether the output may take over the buffer of an extra: it has room, and nothing else reads it here."""
-    value, y = node.inputs[index], node.output
-    read_elsewhere = any(value is other for i, other in enumerate(node.inputs) if i != index)
-    return value is not None and value.dtype.itemsize == y.dtype.itemsize and not read_elsewhere
+    """Whether an element of the output has the room of one of this extra."""
+    value = node.inputs[index]
+    return value is not None and value.dtype.itemsize == node.output.dtype.itemsize

@@ -16,7 +16,7 @@ from core.codegen.jit import compiler_version, llvm_version
 from core.codegen.target import has_bytes, host
 from core.errors import ArtifactError, ModelError, UnsupportedError
 from core.frontends.onnx import load
-from core.ir.dim import Dim, SymDim, symbol
+from core.ir.dim import Dim, SymDim, symbol, symbols
 from core.ir.graph import Graph
 from core.ir.types import TensorType
 from core.ir.verify import verify
@@ -25,6 +25,7 @@ from core.kernels.cpu import object_for
 from core.kernels.target import Target
 from core.ops.inference import infer_graph
 from core.ops.registry import may_not_end, revisions
+from core.ops.supposed import suppositions
 from core.options import Options, with_placement
 from core.options import make_options as make_options
 from core.packing import pack_info, packed_maker
@@ -193,8 +194,10 @@ def compile_to(path: Path, graph: Graph, options: Options) -> None:
 
 
 def content_of(graph: Graph, batching: BatchInfo, options: Options) -> Compiled | Split | Graph:
-    """Compiled code; or the graph itself where other dimensions than the batch size show only in a run."""
-    return graph if other_symbols(graph, batching) else build(graph, options, batching, ())
+    """Compiled code; or the graph itself where there is no one code for everything: where other dimensions than the
+    batch size show only in a run, or some batch sizes need code of their own. State belongs to one code."""
+    several = other_symbols(graph, batching) or (batching.supposed and not graph.states)
+    return graph if several else build(graph, options, batching, ())
 
 
 def session_of(
@@ -288,7 +291,8 @@ def _graph_in(path: Path) -> Graph:
 def describe(graph: Graph, options: Options) -> Description:
     """What can be said of a model before its shapes are known."""
     proof = rows(graph)
-    batching = BatchInfo(proof.batchable, proof.reason, proof.symbol or leading_symbol(graph))
+    symbol = proof.symbol or leading_symbol(graph)
+    batching = BatchInfo(proof.batchable, proof.reason, symbol, supposed_of(graph, symbol))
     inputs = {value.name: value.type for value in graph.inputs}
     outputs = {value.name: value.type for value in graph.outputs}
     packing = pack_info(graph, options) if options.packing else None
@@ -363,7 +367,7 @@ def loaded(
         return ready_split(
             compiled, lambda part: ready(part, options.threads, options.max_batch, independent=False, adopted=adopted)
         )
-    return ready(compiled, options.threads, options.max_batch, batching.batchable)
+    return ready(compiled, options.threads, options.max_batch, batching.divisible)
 
 
 def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding) -> Compiled | Split:
@@ -437,9 +441,10 @@ def log_line(report: PassReport) -> str:
 
 
 def bind(graph: Graph, batching: BatchInfo, binding: Binding) -> Graph:
-    """A copy of the graph with the batch symbol renamed to `n` and the symbols of `binding` replaced by numbers."""
+    """A copy of the graph with the symbols of `binding` replaced by numbers, and the batch symbol renamed to `n` unless
+    it is one of those."""
     env: dict[str, Dim] = dict(binding)
-    if batching.symbol is not None:
+    if batching.symbol is not None and batching.symbol not in env:
         env[batching.symbol] = symbol("n")
     bound = graph.clone(env)
     infer_graph(bound)
@@ -454,6 +459,15 @@ def leading_symbol(graph: Graph) -> str | None:
         if shape and isinstance(shape[0], SymDim) and str(shape[0]).isidentifier():
             return str(shape[0])
     return None
+
+
+def supposed_of(graph: Graph, batch: str | None) -> tuple[Dim, ...]:
+    """What the code for all sizes of the batch symbol supposes."""
+    if batch is None:
+        return ()
+    copy = graph.clone()
+    given = {name for value in copy.inputs if isinstance(value.type, TensorType) for name in value.type.symbols}
+    return tuple(dim for dim in suppositions(copy, infer_graph(copy), given) if batch in symbols(dim))
 
 
 def other_symbols(graph: Graph, batching: BatchInfo) -> list[str]:

@@ -134,6 +134,18 @@ def evaluate(dim: Dim, env: Mapping[str, int]) -> int:
     raise KeyError(f"no value for {', '.join(sorted(symbols(value)))} in {value}")
 
 
+def is_never_negative(dim: Dim) -> bool:
+    """Whether `dim` is provably 0 or more for every value of its symbols; False where that is not known."""
+    if isinstance(dim, int):
+        return dim >= 0
+    return all(value >= 0 and all(map(_is_count, atoms)) for atoms, value in dim.terms)
+
+
+def _is_count(atom: Atom) -> bool:
+    """Whether an atom is never negative: symbols are not, and no quotient of two numbers that are not."""
+    return isinstance(atom, str) or (is_never_negative(atom.numerator) and is_never_negative(atom.denominator))
+
+
 def substitute(dim: Dim, env: Mapping[str, Dim]) -> Dim:
     """`dim` with every symbol named in `env` replaced."""
     if isinstance(dim, int):

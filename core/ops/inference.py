@@ -38,6 +38,9 @@ def infer_node(node: Node, known: dict[Value, Array]) -> None:
         raise ModelError(message, where=registry.describe(node))
     for output, inferred in zip(node.outputs, types, strict=False):
         output.type = _declared(output.type, inferred)
+        if isinstance(inferred, TensorType) and any(isinstance(dim, int) and dim < 0 for dim in inferred.shape or ()):
+            message = f"its output would be {inferred}, expected extents of 0 or more"
+            raise ModelError(message, where=registry.describe(node))
     if op.shape_arithmetic:
         _infer_values(op, node, known)
 

@@ -198,6 +198,10 @@ class OpDef:
         """Types of the outputs. ModelError (through `c.fail`) when inputs do not fit."""
         raise NotImplementedError(f"{self.name} has no type inference")
 
+    def supposes(self, c: Infer) -> Sequence[Dim]:
+        """Dimensions that must not be negative for the types of `infer` to be right, besides those in the types."""
+        return ()
+
     def known(self, c: Infer) -> Array | None:
         """The output's elements where the types of the inputs alone give them, as Shape's do."""
         return None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from core.errors import UnsupportedError
-from core.ir.dim import Dim, floor_div
+from core.ir.dim import Dim, floor_div, is_never_negative
 from core.ir.graph import Array
 from core.ir.types import TensorType, ValueType
 from core.ops.backward import Backward, scatter_along
@@ -25,8 +26,9 @@ _Range = tuple[Any, Any, int]
 class Slice(OpDef):
     """Python's slicing along `axes` (the first ones when absent), clamped to the input.
 
-    The length of a slice of a symbolic extent supposes that its bounds lie within the extent. Where the end is a
-    number counted from the start, which is how models clamp a length, the result gets a symbol of its own.
+    Where the extent or a bound is symbolic, the type may suppose that the bounds lie within the extent (`supposes`).
+    Where the end is a number counted from the start, which is how models clamp a length, the result gets a symbol of
+    its own.
     """
 
     inputs = "data, starts, ends, axes?, steps?"
@@ -64,6 +66,14 @@ class Slice(OpDef):
             dims[axis] = c.fresh_dim(f"d{axis}") if length is None else length
         return [TensorType(type_.dtype, tuple(dims))]
 
+    def supposes(self, c: Infer) -> Sequence[Dim]:
+        shape = c.shape(0)
+        ranges = None if shape is None else self.ranges(c, len(shape))
+        if shape is None or ranges is None:
+            return ()
+        cuts = (_cut(shape[axis], *bounds) for axis, bounds in ranges.items())
+        return [dim for cut in cuts if cut is not None for dim in cut.supposed]
+
     def reference(self, c: Call, x: Array, *_: Runtime) -> Array:
         ranges = self.ranges(c, x.ndim) or {}
         return x[tuple(slice(*ranges[axis]) if axis in ranges else slice(None) for axis in range(x.ndim))]
@@ -90,33 +100,67 @@ class Slice(OpDef):
         return [dx.pad(widths)]
 
 
+def takes_all(c: Infer) -> bool:
+    """Whether a Slice gives its input as it is."""
+    shape = c.shape(0)
+    ranges = None if shape is None else Slice().ranges(c, len(shape))
+    return shape is not None and ranges is not None and all(_is_whole(shape[k], *cut) for k, cut in ranges.items())
+
+
 def slice_length(extent: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
-    """How many elements a slice takes, or None when it cannot be said for every value of the symbols."""
-    if isinstance(extent, int) and isinstance(start, int) and isinstance(end, int):
-        return len(range(*slice(start, end, step).indices(extent)))
-    if _is_whole(extent, start, end, step):
-        return extent
-    positive_start = isinstance(start, int) and 0 <= start < _FAR
-    first, last = start if positive_start else _bound(extent, start), _bound(extent, end)
-    if step < 0 or first is None or last is None:
-        return None
-    length = last - first
-    return floor_div(length + (step - 1), step) if not isinstance(length, int) or length > 0 else 0
+    """How many elements a slice takes, if no supposition of `_cut` is broken; None when it cannot be said."""
+    cut = _cut(extent, start, end, step)
+    return None if cut is None else cut.length
 
 
 def _is_whole(extent: Dim, start: Dim, end: Dim, step: int) -> bool:
-    return step == 1 and start == 0 and (end == extent or (isinstance(end, int) and end >= _FAR))
+    """Whether a slice takes all of an axis in its order, whatever the symbols stand for."""
+    return step == 1 and start == 0 and (is_never_negative(end - extent) or (isinstance(end, int) and end >= _FAR))
 
 
-def _bound(extent: Dim, bound: Dim) -> Dim | None:
-    """A bound of a slice with a positive step, counted from the start; None where it might be clamped."""
-    if not isinstance(bound, int):
-        return bound
-    if bound >= _FAR:
-        return extent
-    if isinstance(extent, int):
-        return max(0, min(bound if bound >= 0 else bound + extent, extent))
-    return extent + bound if bound < 0 else (0 if bound == 0 else None)
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """How many elements a slice takes, and the dimensions that must not be negative for that."""
+
+    length: Dim
+    supposed: tuple[Dim, ...] = ()
+
+
+def _cut(extent: Dim, start: Dim, end: Dim, step: int) -> _Cut | None:
+    """What a slice takes. Bounds are clamped as far as their order is known, and else supposed to lie within the
+    extent. None where even that says nothing."""
+    if isinstance(extent, int) and isinstance(start, int) and isinstance(end, int):
+        return _Cut(len(range(*slice(start, end, step).indices(extent))))
+    if _is_whole(extent, start, end, step):
+        return _Cut(extent)
+    if step < 0 or _clamps(extent, end):
+        return None
+    (first, first_supposed), (last, last_supposed) = _bound(extent, start), _bound(extent, end)
+    if is_never_negative(first - last):
+        return _Cut(0, (*first_supposed, *last_supposed))
+    length = floor_div(last - first + (step - 1), step)
+    return _Cut(length, (*first_supposed, *last_supposed, last - first))
+
+
+def _clamps(extent: Dim, end: Dim) -> bool:
+    """Whether a slice of a symbolic extent ends at a number counted from the start: so models clamp a length."""
+    return isinstance(end, int) and 0 < end < _FAR and not isinstance(extent, int)
+
+
+def _bound(extent: Dim, bound: Dim) -> tuple[Dim, tuple[Dim, ...]]:
+    """A bound of a slice with a positive step, counted from the start, and what is supposed not to be negative."""
+    if isinstance(bound, int) and bound >= _FAR:
+        return extent, ()
+    if isinstance(bound, int) and bound <= -_FAR:
+        return 0, ()
+    if isinstance(bound, int) and bound < 0:
+        bound = extent + bound
+        if isinstance(bound, int):
+            return max(0, bound), ()
+        return bound, (bound,)
+    if is_never_negative(bound - extent):
+        return extent, ()
+    return bound, (bound, extent - bound)
 
 
 @register
@@ -157,6 +201,8 @@ class Pad(OpDef):
 
     def reference(self, c: Call, x: Array, *_: Runtime) -> Array:
         widths = self.widths(c, x.ndim) or []
+        if any(size + before + after < 0 for (before, after), size in zip(widths, x.shape, strict=True)):
+            raise ValueError(f"pads {widths} crop more than there is of shape {list(x.shape)}")
         crop = tuple(slice(max(0, -a), size - max(0, -b)) for (a, b), size in zip(widths, x.shape, strict=True))
         grow = [(max(0, a), max(0, b)) for a, b in widths]
         if c.attr("mode") == "constant":
@@ -269,10 +315,9 @@ def _first(c: Infer, extent: Dim, start: Dim, end: Dim, step: int) -> Dim:
     """Where a slice begins, counted from the start."""
     if isinstance(extent, int) and isinstance(start, int) and isinstance(end, int):
         return slice(start, end, step).indices(extent)[0]
-    first = start if isinstance(start, int) and 0 <= start < _FAR else _bound(extent, start)
-    if step < 0 or first is None:
+    if step < 0:
         c.unsupported(f"where a slice of extent {extent} from {start} in steps of {step} begins must be known")
-    return first
+    return _bound(extent, start)[0]
 
 
 def _folded(dy: Term, shape: Shape, widths: Sequence[tuple[Any, Any]], mode: str) -> Term:

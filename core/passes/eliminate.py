@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from core.ir.graph import Array, Graph, Node, Value
+from core.ops import registry
+from core.ops.slicing import takes_all
 from core.passes.base import PassResult, same_type
 from core.passes.edit import Editor
 from core.passes.pattern import is_constant
@@ -106,10 +108,9 @@ def _no_bounds(editor: Editor, node: Node) -> Value | None:
 
 @_no_op("Slice")
 def _slice_all(editor: Editor, node: Node) -> Value | None:
-    """With steps of 1 a slice of the same shape is the whole."""
-    steps = node.attrs.get("steps")
-    known = len(node.inputs) == 1
-    return node.inputs[0] if known and all(step == 1 for step in _flat(steps)) else None
+    """A slice of the same shape is the whole where it takes all of every axis. That its type is the same does not show
+    it: the type may suppose that nothing is clamped."""
+    return node.inputs[0] if takes_all(registry.Infer(registry.get(node.op), node, {})) else None
 
 
 @_no_op("Pad")

@@ -131,7 +131,7 @@ def _check_origin(bundle: Bundle) -> None:
 
 def _runner(bundle: Bundle, threads: int, description: Description) -> Runner | None:
     """The code in a bundle, ready to run; None where it holds a graph."""
-    facts, independent, max_batch = bundle.facts, description.batching.batchable, description.max_batch
+    facts, independent, max_batch = bundle.facts, description.batching.divisible, description.max_batch
     if "plan" in facts:
         part, weights = _read_part(bundle, facts, "")
         return ready(part, threads, max_batch, independent, weights)
@@ -221,7 +221,7 @@ def _description_to_json(description: Description) -> dict[str, Any]:
         "name": description.name,
         "inputs": {name: str(type_) for name, type_ in description.inputs.items()},
         "outputs": {name: str(type_) for name, type_ in description.outputs.items()},
-        "batching": [batching.batchable, batching.reason, batching.symbol],
+        "batching": [batching.batchable, batching.reason, batching.symbol, list(map(str, batching.supposed))],
         "max_batch": description.max_batch,
         "may_not_end": description.may_not_end,
         "packing": astuple(description.packing) if description.packing is not None else None,
@@ -230,11 +230,12 @@ def _description_to_json(description: Description) -> dict[str, Any]:
 
 def _description_from_json(data: dict[str, Any]) -> Description:
     try:
+        batchable, reason, symbol, supposed = data["batching"]
         return Description(
             name=str(data["name"]),
             inputs={name: parse_type(text) for name, text in data["inputs"].items()},
             outputs={name: parse_type(text) for name, text in data["outputs"].items()},
-            batching=BatchInfo(*data["batching"]),
+            batching=BatchInfo(batchable, reason, symbol, tuple(map(parse_dim, supposed))),
             max_batch=int(data["max_batch"]),
             may_not_end=bool(data["may_not_end"]),
             packing=PackInfo(*data["packing"]) if data["packing"] is not None else None,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from core.codegen.jit import Library
 from core.errors import FeedError, Interrupted, SessionClosed
-from core.ir.dim import affine
+from core.ir.dim import affine, is_never_negative
 from core.ir.graph import Graph, Node, Value, node_reads
 from core.ir.types import TensorType
 from core.kernels.catalog import Status
@@ -405,11 +405,16 @@ class Executable:
 class _Shape:
     """The shape of an output for every n: per dimension a*n + b."""
 
+    name: str
     dims: tuple[tuple[int, int], ...]
     dtype: np.dtype[Any]
+    may_shrink: bool  # a dimension may be negative for some n
 
     def allocate(self, n: int) -> NDArray[Any]:
-        return np.empty([a * n + b for a, b in self.dims], self.dtype)
+        shape = [a * n + b for a, b in self.dims]
+        if self.may_shrink and min(shape) < 0:
+            raise FeedError(f"a batch of {n} does not fit the model: output '{self.name}' would have shape {shape}")
+        return np.empty(shape, self.dtype)
 
 
 def _shape_of(port: Port) -> _Shape | None:
@@ -417,8 +422,11 @@ def _shape_of(port: Port) -> _Shape | None:
     type_ = port.type
     if not isinstance(type_, TensorType) or type_.shape is None:
         return None
-    dims = [affine(dim, "n") for dim in type_.shape]
-    return None if None in dims else _Shape(tuple(dim for dim in dims if dim is not None), type_.dtype.numpy)
+    dims = tuple(parts for dim in type_.shape if (parts := affine(dim, "n")) is not None)
+    if len(dims) < len(type_.shape):
+        return None
+    may_shrink = not all(map(is_never_negative, type_.shape))
+    return _Shape(port.name, dims, type_.dtype.numpy, may_shrink)
 
 
 def _reads(node: Node, graph: Graph) -> list[Value]:

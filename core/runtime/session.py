@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from core.errors import FeedError, SessionClosed, UnsupportedError
-from core.ir.dim import SymDim, affine, symbols
+from core.errors import FeedError, ModelError, SessionClosed, UnsupportedError
+from core.ir.dim import Dim, SymDim, affine, evaluate, symbols
 from core.ir.types import TensorType, ValueType
 from core.plan.plan import Memory
 from core.runtime.devices import HOST, loss_of
@@ -20,7 +20,7 @@ from core.runtime.packed import Feed, LazyPacked, MakePacked, items_of
 from core.runtime.profile import Profile, profile
 from core.runtime.record import Record, run_recorded
 from core.runtime.runner import Runner, memory_of
-from core.runtime.shapes import Binding, Made, Maker, Shapes
+from core.runtime.shapes import Binding, Made, Maker, Shape, Shapes
 
 # Shapes beyond the batch size get an executable each; the ones not used for longest are dropped.
 _SPECIALISATIONS = 8
@@ -28,11 +28,26 @@ _SPECIALISATIONS = 8
 
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
-    """Whether rows of different callers may share a run, and why (not)."""
+    """Whether rows of different callers may share a run, and why (not).
+
+    `supposed`: the code for all batch sizes is right as long as none of these dimensions is negative. Others get code
+    for just that size.
+    """
 
     batchable: bool
     reason: str
     symbol: str | None = None
+    supposed: tuple[Dim, ...] = ()
+
+    @property
+    def divisible(self) -> bool:
+        """Whether a batch may run in pieces of any size."""
+        return self.batchable and not self.supposed
+
+    def broken(self, values: Mapping[str, int]) -> str:
+        """Which supposition these values of the symbols break; empty where they break none."""
+        found = ((dim, evaluate(dim, values)) for dim in self.supposed)
+        return next((f"a dimension {dim} would be {value}" for dim, value in found if value < 0), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +95,9 @@ class Session:
         self._packed = LazyPacked(packed) if packed is not None else None
         self._closed = False
         self._checks = [_Check.of(name, type_, description.batching.symbol) for name, type_ in self.inputs.items()]
-        self._quick = fixed is not None and all(check is not None for check in self._checks)
+        self._is_fixed = fixed is not None
+        plain = all(check is not None for check in self._checks) and not description.batching.supposed
+        self._quick = fixed is not None and plain
         self._output_names = tuple(description.outputs)
         # Of a model with one set of shapes its code knows best: loops may have been unrolled.
         self.may_not_end = description.may_not_end if fixed is None else any(_endless(fixed.executable))
@@ -167,7 +184,7 @@ class Session:
 
     def _run(self, n: int, arrays: list[NDArray[Any]], binding: Binding, record: Record | None) -> list[Any]:
         """By the code of this shape, or by the general version while that is being made, which records nothing."""
-        with self._shapes.enter(binding) as shape:
+        with self._entered(binding) as shape:
             results = self._shapes.meanwhile(shape, arrays)
             if results is not None:
                 return results
@@ -281,12 +298,34 @@ class Session:
             if name not in feeds:
                 raise FeedError(f"input '{name}' is missing; expected {type_}")
             arrays.append(_checked(name, type_, feeds[name], values))
+        if reason := self.batching.broken(values):
+            return self._alone(values, reason), arrays, tuple(sorted(values.items()))
         n = values.pop(self.batching.symbol, 1) if self.batching.symbol else 1
         return n, arrays, tuple(sorted(values.items()))
 
+    def _alone(self, values: Mapping[str, int], reason: str) -> int:
+        """The batch size of a run that needs code of its own, where the batch symbol is one of those that are bound.
+        FeedError where there is none but the one code."""
+        n = values[self.batching.symbol or ""]
+        if self._is_fixed or self._packed is not None:
+            raise FeedError(f"a batch of {n} does not fit the model: {reason}")
+        return n
+
+    @contextmanager
+    def _entered(self, binding: Binding) -> Iterator[Shape]:
+        """As `Shapes.enter`. FeedError where a batch size gets code of its own, and the model turns out not to fit."""
+        try:
+            with self._shapes.enter(binding) as shape:
+                yield shape
+        except ModelError as error:
+            rows = dict(binding).get(self.batching.symbol or "")
+            if rows is None:
+                raise
+            raise FeedError(f"a batch of {rows} does not fit the model: {error}") from error
+
     @contextmanager
     def _executable(self, binding: Binding) -> Iterator[Runner]:
-        with self._shapes.enter(binding) as shape, self._shapes.executable(shape) as executable:
+        with self._entered(binding) as shape, self._shapes.executable(shape) as executable:
             yield executable
 
 

@@ -1,0 +1,97 @@
+"""Models that cut a batch: what they give for batches that are smaller, or larger, than what they cut off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import core
+from core.compiler import compile_to, make_options
+from core.errors import FeedError
+from core.ir.dim import Dim, evaluate, symbol
+from core.ops.slicing import slice_length
+from tests.core.small_models import assert_like_onnx_runtime, model, normal
+
+N = symbol("n")
+NUMBERS = ", ".join(f"int64[1] c{i} = {{{i}}}" for i in range(9))
+CONSTANTS = f"{NUMBERS}, int64[1] m1 = {{-1}}, int64[1] m3 = {{-3}}, int64[1] far = {{9223372036854775807}}"
+TABLE = f"{CONSTANTS}, float[5,4] table = {{{', '.join(str(i / 4) for i in range(20))}}}"
+ROWS = "s = Shape <start = 0, end = 1> (x)"
+
+# The rows that are taken of x [n, 4], or of a table of five rows.
+SLICES = {
+    "x[2:]": "y = Slice(x, c2, far, c0)",
+    "x[:-1]": "y = Slice(x, c0, m1, c0)",
+    "x[3:-1]": "y = Slice(x, c3, m1, c0)",
+    "x[-3:]": "y = Slice(x, m3, far, c0)",
+    "x[1:n+1]": f"{ROWS} e = Add(s, c1) y = Slice(x, c1, e, c0)",
+    "x[0:2n]": f"{ROWS} e = Mul(s, c2) y = Slice(x, c0, e, c0)",
+    "x[n:2n]": f"{ROWS} e = Mul(s, c2) y = Slice(x, s, e, c0)",
+    "x[1:-1:2]": "y = Slice(x, c1, m1, c0, c2)",
+    "x[-n:]": f"{ROWS} e = Neg(s) y = Slice(x, e, far, c0)",
+    "table[0:n]": f"{ROWS} y = Slice(table, c0, s, c0)",
+    "table[n:]": f"{ROWS} y = Slice(table, s, far, c0)",
+    "x[2:] and a step behind": "a = Slice(x, c2, far, c0) b = Exp(a) y = ReduceSum(b, c1)",
+    "x[1:] - x[:-1]": "a = Slice(x, c1, far, c0) b = Slice(x, c0, m1, c0) y = Sub(a, b)",
+    "the shape of x[-3:]": "a = Slice(x, m3, far, c0) t = Shape(a) y = ConstantOfShape(t)",
+}
+
+
+@pytest.mark.parametrize("body", SLICES.values(), ids=SLICES)
+def test_bounds_are_clamped(body: str) -> None:
+    width = "M, K" if "Sum" in body else "M, 4"
+    data = model(f"float[n,4] x => float[{width}] y", body, TABLE)
+    assert_like_onnx_runtime(data, *({"x": normal(n, 4)} for n in (5, 1, 2, 3, 4, 0, 7, 41)))
+
+
+def test_from_an_artifact(tmp_path: Path) -> None:
+    """What the code supposes is kept with it."""
+    data = model("float[n,4] x => float[m,4] y", SLICES["x[2:]"], TABLE)
+    path = tmp_path / "model.lathe"
+    compile_to(path, core.load(data), make_options(cache_dir=tmp_path, tune="off"))
+    with core.load_compiled(path, cache_dir=tmp_path) as session:
+        for n in (1, 0, 4, 2):
+            assert session.run({"x": normal(n, 4)})["y"].shape == (max(n - 2, 0), 4)
+
+
+def test_a_part_of_a_batch_is_not_the_batch() -> None:
+    """x[1:n+1] has other rows than x: requests do not share a batch."""
+    data = model("float[n,4] x => float[m,4] y", SLICES["x[1:n+1]"], TABLE)
+    with core.compile(data, tune="off") as session:
+        assert not session.batching.batchable
+        assert session.run({"x": normal(5, 4)})["y"].shape == (4, 4)
+
+
+REFUSED = {
+    "Split": f"{ROWS} r = Sub(c8, s) z = Concat <axis = 0> (s, r) a, y = Split <axis = 1> (w, z)",
+    "Pad": "p = Constant <value_ints = [-2, 0, 0, 0]> () y = Pad(x, p)",
+}
+
+
+@pytest.mark.parametrize("op", REFUSED)
+def test_what_cannot_be_computed_is_refused_by_the_name_of_the_node(op: str) -> None:
+    """A Split into parts of n and 8 - n, and a Pad by -2."""
+    data = model("float[n,4] x, float[2,8] w => float[k,m] y", REFUSED[op], CONSTANTS)
+    fits, refused = (3, 9) if op == "Split" else (3, 1)
+    with core.compile(data, tune="off") as session:
+        session.run({"x": normal(fits, 4), "w": normal(2, 8)})
+        with pytest.raises(FeedError, match=rf"a batch of {refused} does not fit.*\({op}\)"):
+            session.run({"x": normal(refused, 4), "w": normal(2, 8)})
+        session.run({"x": normal(fits, 4), "w": normal(2, 8)})
+
+
+BOUNDS: list[tuple[Dim, Dim]] = [
+    (0, N), (1, N + 1), (0, N * 2), (N, N * 2), (2, 2**31), (-3, 2**31), (0, -1), (-(2**63), N),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("start", "end"), BOUNDS)
+def test_lengths(start: Dim, end: Dim) -> None:
+    """Where no supposition is broken, a slice has the length that Python says."""
+    length = slice_length(N, start, end, 1)
+    assert length is not None
+    for n in range(4, 9):
+        a, b = (evaluate(bound, {"n": n}) for bound in (start, end))
+        assert evaluate(length, {"n": n}) == len(np.arange(n)[a:b])

@@ -139,6 +139,7 @@ class Celu(Activation):
 class Gelu(Activation):
     """`approximate` is "none" (by erf) or "tanh"."""
 
+    rounds_freely = True
     attrs = {"approximate": "none"}
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
@@ -171,6 +172,7 @@ class Gelu(Activation):
 class Swish(Activation):
     """x * sigmoid(alpha * x); SiLU with alpha 1."""
 
+    rounds_freely = True
     attrs = {"alpha": 1.0}
 
     def formula(self, c: NodeView, x: Array) -> Array:
@@ -187,6 +189,8 @@ class Swish(Activation):
 
 @register
 class Mish(Activation):
+    rounds_freely = True
+
     def formula(self, c: NodeView, x: Array) -> Array:
         return x * np.tanh(np.logaddexp(0, x))
 
@@ -229,6 +233,8 @@ class HardSwish(Activation):
 
 @register
 class Sigmoid(Activation):
+    rounds_freely = True
+
     def formula(self, c: NodeView, x: Array) -> Array:
         return sigmoid(x)
 
@@ -242,6 +248,8 @@ class Sigmoid(Activation):
 
 @register
 class Softplus(Activation):
+    rounds_freely = True
+
     def formula(self, c: NodeView, x: Array) -> Array:
         return np.logaddexp(0, x)
 
@@ -266,6 +274,7 @@ class Softsign(Activation):
 
 @register
 class ThresholdedRelu(Activation):
+    jumps = True
     attrs = {"alpha": 1.0}
 
     def formula(self, c: NodeView, x: Array) -> Array:
@@ -282,6 +291,7 @@ class ThresholdedRelu(Activation):
 class Shrink(Unary):
     """Zero within `lambd` of zero, moved towards it by `bias` outside. Integers too."""
 
+    jumps = True
     attrs = {"lambd": 0.5, "bias": 0.0}
 
     def reference(self, c: Call, x: Array) -> Array:

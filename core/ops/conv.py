@@ -43,6 +43,7 @@ _FEW_CHANNELS, _FEW_OUTPUTS, _LONGEST_LINE = 4, 8, 11  # at most
 class Conv(OpDef):
     """Cross-correlation of X (N, C, D1..) with W (M, C/group, K1..), plus B (M)."""
 
+    rounds_freely = True
     inputs = "X, W, B?"
     outputs = "Y"
     attrs = {**WINDOW_ATTRS, "group": 1, "layout": "NCHW"}
@@ -172,6 +173,7 @@ class ConvChain(OpDef):
 class ConvTranspose(OpDef):
     """The transpose of a convolution: X (N, C, D1..), W (C, M/group, K1..), B (M)."""
 
+    rounds_freely = True
     inputs = "X, W, B?"
     outputs = "Y"
     attrs = {**Conv.attrs, "output_padding": None, "output_shape": None}

@@ -24,6 +24,7 @@ Label: TypeAlias = str | int
 class Einsum(OpDef):
     """`equation` as NumPy's einsum reads it, with or without an arrow and ellipses."""
 
+    rounds_freely = True
     inputs = "*Inputs"
     outputs = "Output"
     attrs = {"equation": Required("text")}

@@ -142,6 +142,7 @@ class Div(Binary):
 class Mod(Binary):
     """The remainder has the sign of the divisor, or with `fmod=1` that of the dividend."""
 
+    jumps = True
     attrs = {"fmod": 0}
 
     def reference(self, c: Call, a: Array, b: Array) -> Array:
@@ -323,6 +324,7 @@ class Reciprocal(FloatUnary):
 
 @register
 class Exp(FloatUnary):
+    rounds_freely = True
     ufunc = np.exp
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
@@ -334,6 +336,7 @@ class Exp(FloatUnary):
 
 @register
 class Log(FloatUnary):
+    rounds_freely = True
     ufunc = np.log
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
@@ -345,6 +348,7 @@ class Log(FloatUnary):
 
 @register
 class Erf(FloatUnary):
+    rounds_freely = True
     ufunc = staticmethod(erf)
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
@@ -387,6 +391,7 @@ class Round(FloatUnary):
 
 @register
 class Sin(FloatUnary):
+    rounds_freely = True
     ufunc = np.sin
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
@@ -398,6 +403,7 @@ class Sin(FloatUnary):
 
 @register
 class Cos(FloatUnary):
+    rounds_freely = True
     ufunc = np.cos
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
@@ -409,6 +415,7 @@ class Cos(FloatUnary):
 
 @register
 class Tan(FloatUnary):
+    rounds_freely = True
     ufunc = np.tan
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
@@ -475,6 +482,7 @@ class Cosh(FloatUnary):
 
 @register
 class Tanh(FloatUnary):
+    rounds_freely = True
     ufunc = np.tanh
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:

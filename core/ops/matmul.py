@@ -19,6 +19,7 @@ from core.ops.terms import Term
 class MatMul(OpDef):
     """NumPy's matmul: the last two axes are matrices, the others broadcast; a vector is a row or a column."""
 
+    rounds_freely = True
     inputs = "A, B"
     outputs = "Y"
 
@@ -111,6 +112,7 @@ def _from_end(axis: RowAxis, shape: Shape) -> RowAxis:
 class Gemm(OpDef):
     """alpha * op(A) @ op(B) + beta * C for matrices, where op transposes if asked; C broadcasts to the product."""
 
+    rounds_freely = True
     inputs = "A, B, C?"
     outputs = "Y"
     attrs = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}

@@ -23,6 +23,7 @@ _EPSILON = 9.999999747378752e-06  # 1e-5 as float32, the default of the ONNX sch
 class BatchNormalization(OpDef):
     """(X - mean) / sqrt(var + epsilon) * scale + B per channel; in training mode with the batch's own statistics."""
 
+    rounds_freely = True
     inputs = "X, scale, B, input_mean, input_var"
     outputs = "Y, running_mean, running_var"
     attrs = {"epsilon": _EPSILON, "momentum": 0.8999999761581421, "training_mode": 0, "layout": "NCHW"}
@@ -69,6 +70,7 @@ class BatchNormalization(OpDef):
 class InstanceNormalization(OpDef):
     """Every channel of every row normalized over its spatial axes."""
 
+    rounds_freely = True
     inputs = "input, scale, B"
     outputs = "output"
     attrs = {"epsilon": _EPSILON, "layout": "NCHW"}
@@ -97,6 +99,7 @@ class InstanceNormalization(OpDef):
 class GroupNormalization(OpDef):
     """Each group of channels of every row normalized over its channels and spatial axes."""
 
+    rounds_freely = True
     inputs = "X, scale, bias"
     outputs = "Y"
     attrs = {"num_groups": Required("int"), "epsilon": _EPSILON, "stash_type": 1, "layout": "NCHW"}
@@ -134,6 +137,7 @@ class GroupNormalization(OpDef):
 class TrailingNormalization(OpDef):
     """Family base: the axes from `axis` to the last are normalized together; scale and bias broadcast to the input."""
 
+    rounds_freely = True
     attrs = {"axis": -1, "epsilon": _EPSILON, "stash_type": 1}
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
@@ -206,6 +210,7 @@ class RMSNormalization(TrailingNormalization):
 class MeanVarianceNormalization(OpDef):
     """(X - mean) / (deviation + 1e-9) over the given axes."""
 
+    rounds_freely = True
     inputs = "X"
     outputs = "Y"
     attrs = {"axes": (0, 2, 3)}

@@ -72,6 +72,7 @@ class Cell:
 class Recurrent(OpDef):
     """Family base: `step` is one time step of one direction."""
 
+    rounds_freely = True
     inputs = "X, W, R, B?, sequence_lens?, initial_h?"
     outputs = "Y, Y_h"
     attrs = {

@@ -191,6 +191,10 @@ class OpDef:
     commutative: ClassVar[bool] = False
     open_ended: ClassVar[bool] = False  # data, and not their shapes, decide how long it takes; see `may_not_end`
     kernel_dtypes: ClassVar[Collection[DType]] = (DType.FLOAT32,)  # element types that `write_kernel` knows
+    rounds_freely: ClassVar[bool] = (
+        False  # ONNX leaves last bits open: sums in any order, functions nobody rounds exactly
+    )
+    jumps: ClassVar[bool] = False  # it has slopes or a gradient, and yet places where a small change changes much
     zero_gradient: ClassVar[str] = ""  # why small changes of the inputs do not change the outputs
     no_gradient: ClassVar[str] = ""  # why there is no gradient although there could be one
 

@@ -45,6 +45,8 @@ class AlongAxis(OpDef):
 
 @register
 class Softmax(AlongAxis):
+    rounds_freely = True
+
     def along(self, x: Array, axis: int) -> Array:
         powers = np.exp(x - x.max(axis, keepdims=True))
         return powers / powers.sum(axis, keepdims=True)
@@ -56,6 +58,8 @@ class Softmax(AlongAxis):
 
 @register
 class LogSoftmax(AlongAxis):
+    rounds_freely = True
+
     def along(self, x: Array, axis: int) -> Array:
         shifted = x - x.max(axis, keepdims=True)
         return shifted - np.log(np.exp(shifted).sum(axis, keepdims=True))

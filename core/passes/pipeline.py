@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from core.errors import VerifyError
 from core.ir.graph import Graph
@@ -42,13 +42,14 @@ class Options:
     """`channels_last`: whether images are laid out N, D1.., C. `fold_limit_bytes`: see `FoldConstants`. `precision`:
     the type of what products multiply, "float32", "bfloat16" or "float16". `integers`: whether the target multiplies
     bytes faster than floats, so that products of quantized numbers are worth integer kernels. `host`: whether a CPU
-    runs what comes out, for whose kernels some forms are made."""
+    runs what comes out, for whose kernels some forms are made. `inside`: whether the graph is the body of a node."""
 
     channels_last: bool = True
     fold_limit_bytes: int = 1 << 26
     precision: str = "float32"
     integers: bool = True
     host: bool = True
+    inside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,8 @@ def preparation(options: Options) -> list[Pass]:
 def passes(options: Options) -> list[Pass]:
     """The whole pipeline, in order."""
     clean = preparation(options)
-    canonical: list[Pass] = [Simplify(), *clean]
-    algebra: list[Pass] = [Recompose(), FoldAffine(), Simplify()]
+    canonical: list[Pass] = [Simplify(options.inside), *clean]
+    algebra: list[Pass] = [Recompose(), FoldAffine(), Simplify(options.inside)]
     products: list[Pass] = [Transposes(), SplitRecurrent(), FuseMatMul()]
     learning: list[Pass] = [BatchLast()] if options.host else []
     pools: list[Pass] = [PoolConvolutions()] if options.host else []
@@ -81,7 +82,7 @@ def passes(options: Options) -> list[Pass]:
     images = last if options.channels_last else []
     fusion: list[Pass] = [FuseEpilogue(), FuseElementwise(), FuseEpilogue(), FuseAttention(), *pools, *chains]
     narrow: list[Pass] = [Narrow(dtype) for dtype in NARROW if str(dtype) == options.precision]
-    bodies = OptimizeBodies(lambda body: _counted(optimize(body, options)))
+    bodies = OptimizeBodies(lambda body: _counted(optimize(body, replace(options, inside=True))))
     whole: list[Pass] = [Quantized(options.integers, options.host), ExpandFitted()]
     return [
         *whole,

@@ -1,5 +1,7 @@
 """Algebraic rules, as data. Each is exact, or rounds once more or once less than the original.
 
+A rule that rounds otherwise is not applied where a step may see it (core/passes/steps.py).
+
 Nothing here assumes that numbers are finite: no rule turns x*0 into 0 or x-x into 0. Most rules bring equal things to
 one form (division by a constant is multiplication, views are Reshape), so that later passes know fewer forms.
 """
@@ -7,7 +9,7 @@ one form (division by a constant is multiplication, views are Reshape), so that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,15 +19,19 @@ from core.ir.types import Dim
 from core.passes.base import PassResult, input_symbols, is_elementwise, is_view_node, shape_of, view_origin
 from core.passes.edit import Editor
 from core.passes.pattern import Match, Rewrite, Rule, apply, const, is_constant, op, var
+from core.passes.steps import decides
 
 
 @dataclass(frozen=True)
 class Simplify:
+    """`inside`: the graph is the body of a node, and others, which are not known, read its outputs."""
+
+    inside: bool = False
     name: str = "simplify"
 
     def run(self, graph: Graph) -> PassResult:
         editor = Editor(graph)
-        apply(editor, RULES)
+        apply(editor, [*EXACT, *(_unseen(rule, self.inside) for rule in ROUNDING)])
         for node in editor.nodes():
             _view_as_reshape(editor, node)
             _read_before_expand(editor, node)
@@ -53,6 +59,20 @@ def _moderate(array: Array) -> bool:
 
 def _is_one(array: Array) -> bool:
     return _is_float(array) and is_constant(1)(array)
+
+
+def _is_power(array: Array) -> bool:
+    """Whether multiplying by it is exact, since all of it are powers of two."""
+    return _is_float(array) and bool(np.all(np.abs(np.frexp(array)[0]) == 0.5))
+
+
+def _unseen(rule: Rule, inside: bool) -> Rule:
+    """The rule where no step sees its result."""
+
+    def rewrite(e: Editor, m: Match) -> Value | None:
+        return None if decides(e, m.root.output, inside) else rule.rewrite(e, m)
+
+    return replace(rule, rewrite=rewrite)
 
 
 def _as(operator: str) -> Rewrite:
@@ -99,16 +119,19 @@ def _relu(e: Editor, m: Match) -> Value | None:
 
 _X = var("x")
 
-RULES: list[Rule] = [
+ROUNDING: list[Rule] = [
     Rule("x/c -> x*(1/c)", op("Div", _X, const("c", _invertible)), _times_inverse),
-    Rule("x-c -> x+(-c)", op("Sub", _X, const("c", _is_float)), _plus_negative),
     Rule("(x*c)*d -> x*(c*d)", op("Mul", op("Mul", _X, const("c", _moderate)), const("d", _moderate)), _merge_factors),
-    Rule("1/x", op("Div", const("", lambda a: a.shape == () and _is_one(a)), _X), _as("Reciprocal")),
     Rule(
         "x*(1/y) -> x/y",
         op("Mul", _X, op("Reciprocal", var("y"))),
         lambda e, m: e.emit(m.root, "Div", m["x"], m["y"]),
     ),
+]
+EXACT: list[Rule] = [
+    Rule("x/2^k -> x*2^-k", op("Div", _X, const("c", lambda a: _invertible(a) and _is_power(a))), _times_inverse),
+    Rule("x-c -> x+(-c)", op("Sub", _X, const("c", _is_float)), _plus_negative),
+    Rule("1/x", op("Div", const("", lambda a: a.shape == () and _is_one(a)), _X), _as("Reciprocal")),
     Rule("x^2 -> x*x", op("Pow", _X, const("", is_constant(2))), _square),
     Rule("cast like -> cast", op("CastLike", _X, var("like")), _cast),
     Rule("-(-x)", op("Neg", op("Neg", _X)), _keep("x")),

@@ -55,6 +55,7 @@ class ConstantOfShape(OpDef):
     outputs = "output"
     attrs = {"value": None}
     params = {"shape": 0}
+    symbolic = ("shape",)
     shape_arithmetic = True
     zero_gradient = "it depends on a shape only"
 

@@ -288,6 +288,7 @@ class OneHot(OpDef):
     outputs = "output"
     attrs = {"axis": -1}
     params = {"depth": 1}
+    symbolic = ("depth",)
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         check_kind(c, 0, NUMBER)

@@ -95,6 +95,7 @@ class Reshape(SameElements):
     inputs = "data, shape"
     attrs = {"allowzero": 0}
     params = {"shape": 1}
+    symbolic = ("shape",)
 
     def target(self, c: Infer | Call, shape: Shape) -> Shape | None:
         wanted = c.param("shape")
@@ -280,6 +281,7 @@ class Split(OpDef):
     outputs = "*outputs"
     attrs = {"axis": 0, "num_outputs": None}
     params = {"split": 1}
+    symbolic = ("split",)
     shape_arithmetic = True
 
     def sizes(self, c: Infer | Call, extent: Dim) -> list[Dim] | None:
@@ -331,6 +333,7 @@ class Expand(OpDef):
     inputs = "input, shape"
     outputs = "output"
     params = {"shape": 1}
+    symbolic = ("shape",)
     shape_arithmetic = True
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
@@ -369,6 +372,7 @@ class Tile(OpDef):
     inputs = "input, repeats"
     outputs = "output"
     params = {"repeats": 1}
+    symbolic = ("repeats",)
     shape_arithmetic = True
 
     def infer(self, c: Infer) -> Sequence[ValueType]:

@@ -101,6 +101,7 @@ class TopK(OpDef):
     outputs = "Values, Indices"
     attrs = {"axis": -1, "largest": 1, "sorted": 1}
     params = {"K": 1}
+    symbolic = ("K",)
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         dtype, shape, given = check_kind(c, 0, NUMBER), c.shape(0), c.param("K")

@@ -25,6 +25,7 @@ class Col2Im(OpDef):
     outputs = "output"
     attrs = {"dilations": None, "pads": None, "strides": None}
     params = {"image_shape": 1, "block_shape": 2}
+    symbolic = ("image_shape",)
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         x, image, block = c.tensor(0), c.param("image_shape"), c.param("block_shape")
@@ -79,6 +80,7 @@ class MaxUnpool(OpDef):
     outputs = "output"
     attrs = {"kernel_shape": Required("ints"), "pads": None, "strides": None}
     params = {"output_shape": 2}
+    symbolic = ("output_shape",)
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         x = c.tensor(0)

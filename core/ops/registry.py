@@ -8,8 +8,9 @@ oracle of every test, folds constants, and runs what has no compiled kernel.
 Conventions
 - Names, inputs and attributes are those of the newest ONNX opset; the importer brings older forms to it.
 - `params` names inputs that hold parameters, not data (Reshape's shape, ReduceSum's axes). When their value is known
-  at compile time the pipeline moves it into the attribute of that name, and the input is dropped; values may then be
-  symbolic dimensions. `Infer.param` and `Call.param` read either place.
+  at compile time the pipeline moves it into the attribute of that name, and the input is dropped. `Infer.param` and
+  `Call.param` read either place. Only those that `symbolic` lists are ever symbolic dimensions there: another one that
+  holds a symbol counts as not known, and stays an input.
 - Every operator says how it is differentiated: `slopes`, `gradient` or `definition`, or why not: `zero_gradient`,
   `no_gradient`. What they return is graph, never arrays, so gradients can be differentiated again.
 - `shape_arithmetic = True`: the reference also works on object arrays of dimensions, so the value of a shape
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, TypeVar
 import numpy as np
 
 from core.errors import ModelError, UnsupportedError
+from core.ir.dim import SymDim, evaluate, symbol
 from core.ir.graph import Array, Graph, Node, Value
 from core.ir.types import Dim, DType, OptionalType, SequenceType, TensorType, ValueType
 from core.ops.scalar import Operand, ScalarOps
@@ -119,7 +121,7 @@ class Infer(NodeView):
         if self.node.attrs.get(name) is not None:
             return _flat(self.node.attrs[name])
         value = self.value(self.op.params[name])
-        return None if value is None else _flat(value)
+        return None if value is None else self.op.param_of(name, value)
 
     def has_param(self, name: str) -> bool:
         """Whether the parameter was given at all, known or not."""
@@ -127,8 +129,6 @@ class Infer(NodeView):
 
     def fresh_dim(self, label: str) -> Dim:
         """A new symbol for a dimension that depends on data; the same one each time this node is inferred."""
-        from core.ir.dim import symbol
-
         return symbol(f"{_identifier(self.node.outputs[0].name)}_{label}")
 
 
@@ -154,8 +154,6 @@ class Call(NodeView):
     def param(self, name: str) -> tuple[int, ...] | None:
         """A parameter as a flat tuple of numbers; None when it was not given."""
         if self.node.attrs.get(name) is not None:
-            from core.ir.dim import SymDim, evaluate
-
             flat = _flat(self.node.attrs[name])
             return tuple(evaluate(v, self._symbols) if isinstance(v, SymDim) and self._symbols else v for v in flat)
         index = self.op.params[name]
@@ -185,6 +183,7 @@ class OpDef:
     outputs: ClassVar[str] = "y"
     attrs: ClassVar[Mapping[str, Any]] = {}  # attribute -> default, or Required()
     params: ClassVar[Mapping[str, int]] = {}  # parameter inputs: attribute name -> input index
+    symbolic: ClassVar[Collection[str]] = ()  # those of `params` that are extents, or places along an axis
     domain: ClassVar[str] = ""  # ONNX domain; "lathe" for operators that only passes make
     shape_arithmetic: ClassVar[bool] = False
     pure: ClassVar[bool] = True  # False: not to be folded, merged or reordered (random numbers)
@@ -248,6 +247,11 @@ class OpDef:
     def definition(self, g: Rewrite) -> Sequence[Term]:
         """The outputs in terms of other operators, whose gradients then make this one's."""
         raise NotImplementedError(f"{self.name} has no definition")
+
+    def param_of(self, name: str, value: Array) -> tuple[Any, ...] | None:
+        """The known value of an input as the parameter `name`; None where symbols make it one that only a run shows."""
+        flat = _flat(value)
+        return flat if name in self.symbolic or not any(isinstance(item, SymDim) for item in flat) else None
 
     @property
     def differentiation(self) -> str:

@@ -64,6 +64,7 @@ class Resize(OpDef):
         "nearest_mode": "round_prefer_floor", "layout": "NCHW",
     }  # fmt: skip
     params = {"roi": 1, "scales": 2, "sizes": 3}
+    symbolic = ("sizes",)
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         x = c.tensor(0)

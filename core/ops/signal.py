@@ -27,6 +27,7 @@ class DFT(OpDef):
     outputs = "output"
     attrs = {"inverse": 0, "onesided": 0}
     params = {"dft_length": 1, "axis": 2}
+    symbolic = ("dft_length",)
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         dtype, shape = check_kind(c, 0, FLOAT), c.shape(0)
@@ -100,6 +101,7 @@ class STFT(OpDef):
     outputs = "output"
     attrs = {"onesided": 1}
     params = {"frame_step": 1, "frame_length": 3}
+    symbolic = ("frame_length",)
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         dtype, shape = check_kind(c, 0, FLOAT), c.shape(0)
@@ -161,6 +163,7 @@ class MelWeightMatrix(OpDef):
     outputs = "output"
     attrs = {"output_datatype": 1}
     params = {name.strip(): index for index, name in enumerate(inputs.split(","))}
+    symbolic = ("num_mel_bins", "dft_length")
     zero_gradient = "it depends on parameters only"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:

@@ -34,6 +34,7 @@ class Slice(OpDef):
     inputs = "data, starts, ends, axes?, steps?"
     outputs = "output"
     params = {"starts": 1, "ends": 2, "axes": 3, "steps": 4}
+    symbolic = ("starts", "ends")
     shape_arithmetic = True
 
     def ranges(self, c: Infer | Call, rank: int) -> dict[int, _Range] | None:
@@ -171,6 +172,7 @@ class Pad(OpDef):
     outputs = "output"
     attrs = {"mode": "constant"}
     params = {"pads": 1, "constant_value": 2, "axes": 3}
+    symbolic = ("pads",)
 
     def widths(self, c: Infer | Call, rank: int) -> list[tuple[Any, Any]] | None:
         """Elements to add before and after, per axis; None when they are not known."""

@@ -1,4 +1,4 @@
-"""Known parameters (Reshape's shape, ReduceSum's axes) become attributes; their values may be symbolic dimensions."""
+"""Known parameters (Reshape's shape, ReduceSum's axes) become attributes; those that are extents may be symbolic."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BindParams:
 def _bind(node: Node, known: dict[Value, Array], free: frozenset[str]) -> int:
     """Move what is known of one node's parameters; returns how many."""
     params = registry.get(node.op).params
-    found = {name: _known_param(node, index, known, free) for name, index in params.items()}
+    found = {name: _known_param(node, name, known, free) for name in params}
     bound = {name: attr for name, attr in found.items() if attr is not None}
     for name, attr in bound.items():
         node.attrs[name] = attr
@@ -36,10 +36,11 @@ def _bind(node: Node, known: dict[Value, Array], free: frozenset[str]) -> int:
     return len(bound)
 
 
-def _known_param(node: Node, index: int, known: dict[Value, Array], free: frozenset[str]) -> Attr:
+def _known_param(node: Node, name: str, known: dict[Value, Array], free: frozenset[str]) -> Attr:
     """The value as a flat tuple; None when it is absent, unknown, or has a symbol that only running tells."""
-    value = node.input(index)
-    if value is None or value not in known:
+    op = registry.get(node.op)
+    value = node.input(op.params[name])
+    items = op.param_of(name, known[value]) if value is not None and value in known else None
+    if items is None:
         return None
-    items = tuple(known[value].ravel().tolist())
     return items if all(symbols(item) <= free for item in items if isinstance(item, SymDim)) else None

@@ -23,6 +23,14 @@ def model(signature: str, body: str, constants: str = "", opset: int = OPSET) ->
     return bytes(onnx.parser.parse_model(text).SerializeToString())
 
 
+def untyped(data: bytes) -> bytes:
+    """The model without declared types of its outputs."""
+    proto = onnx.load_from_string(data)
+    for value in proto.graph.output:
+        value.ClearField("type")
+    return bytes(proto.SerializeToString())
+
+
 def theirs(data: bytes, feeds: Mapping[str, Any]) -> dict[str, Any]:
     """What ONNX Runtime computes, by name."""
     options = ort.SessionOptions()

@@ -23,6 +23,10 @@ class ModelError(LatheError):
         self.notes = tuple(notes)
 
 
+class ShapeWarning(UserWarning):
+    """A model declares another shape for an output than its nodes make; the one that they make counts."""
+
+
 class UnsupportedError(ModelError):
     """A valid model that needs an operator, dtype or feature Lathe does not have."""
 

@@ -8,6 +8,7 @@ only operators of `core.ops` in their newest form, and has been verified.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from core.errors import ModelError, UnsupportedError
+from core.errors import ModelError, ShapeWarning, UnsupportedError
 from core.frontends import contrib, ml, opsets  # noqa: F401  (ml adds adapters to opsets)
 from core.frontends.attributes import attribute_value, check_kinds, check_known
 from core.frontends.declared import agree, value_type
@@ -137,14 +138,19 @@ class _Importer:
         frame.emitter.graph.inputs.append(value)
 
     def _model_output(self, info: onnx.ValueInfoProto, frame: Frame) -> Value:
-        """An output of the model; ModelError when its declared type contradicts the inferred one."""
+        """An output of the model. Where only a declared shape contradicts the inferred one, that is a warning: nothing
+        depends on it. ModelError when the types contradict each other."""
         value = _present(info.name, frame, "output")
         if info.type.WhichOneof("value") is not None:
             declared = value_type(info.type, self.session.symbols, info.name)
-            if not agree(value.type, declared) and not _is_misdeclared(value.type, declared, frame):
+            if not agree(value.type, declared):
                 message = f"is declared {declared}, its nodes make it {value.type}"
                 notes = [f"  {line}" for line in history(value, frame.emitter)]
-                raise ModelError(message, where=f"output '{info.name}'", notes=notes)
+                error = ModelError(message, where=f"output '{info.name}'", notes=notes)
+                if not _only_shapes_differ(value.type, declared):
+                    raise error
+                if ML_DOMAIN not in frame.opsets:  # scikit-learn's converter declares one column for several targets
+                    warnings.warn(str(error), ShapeWarning, stacklevel=2)
         return value
 
     # Nodes
@@ -337,12 +343,8 @@ def _argument_types(proto: onnx.NodeProto, inputs: Inputs) -> list[ValueType]:
     return open_
 
 
-def _is_misdeclared(inferred: ValueType, declared: ValueType, frame: Frame) -> bool:
-    """Whether only a shape differs in a model of ai.onnx.ml: scikit-learn's converter declares one column for several
-    targets, so the shape that the nodes make counts."""
-    if not isinstance(inferred, TensorType) or not isinstance(declared, TensorType):
-        return False
-    return inferred.dtype is declared.dtype and ML_DOMAIN in frame.opsets
+def _only_shapes_differ(inferred: ValueType, declared: ValueType) -> bool:
+    return isinstance(inferred, TensorType) and isinstance(declared, TensorType) and inferred.dtype is declared.dtype
 
 
 def _fill_in(value: Value, declared: ValueType) -> None:

@@ -123,7 +123,8 @@ class Gemm(OpDef):
         (m, k), (k2, n) = (self._matrix(c, 0, "transA"), self._matrix(c, 1, "transB"))
         if isinstance(k, int) and isinstance(k2, int) and k != k2:
             c.fail(f"cannot multiply {c.tensor(0)} by {c.tensor(1)}: inner extents {k} and {k2} differ")
-        if c.has_input(2) and c.shape(2) is not None and broadcast_shapes(c, [(m, n), c.shape(2)]) != (m, n):
+        bias = c.shape(2) if c.has_input(2) else None
+        if bias is not None and not _may_fit(bias, (m, n)):
             c.fail(f"C is {c.tensor(2)}, which does not broadcast to [{m},{n}]")
         return [TensorType(dtype, (m, n))]
 
@@ -142,6 +143,8 @@ class Gemm(OpDef):
             result = result * c.attr("alpha")
         if bias is not None:
             scaled = wide(bias) if c.attr("beta") == 1 else wide(bias) * c.attr("beta")
+            if np.broadcast_shapes(result.shape, scaled.shape) != result.shape:
+                raise ValueError(f"C of {list(scaled.shape)} does not broadcast to {list(result.shape)}")
             result = result + scaled
         return result.astype(a.dtype)
 
@@ -165,6 +168,13 @@ class Gemm(OpDef):
         da = right @ scaled.swap() if g.attr("transA") else scaled @ right.swap()
         db = scaled.swap() @ left if g.attr("transB") else left.swap() @ scaled
         return [da, db, g.dy() * g.attr("beta")]
+
+
+def _may_fit(bias: Shape, product: Shape) -> bool:
+    """Whether C can broadcast to the product; where a symbol stands against another extent, a run decides."""
+    pairs = zip(reversed(bias), reversed(product), strict=False)
+    open_ = (dim in (1, extent) or not (isinstance(dim, int) and isinstance(extent, int)) for dim, extent in pairs)
+    return len(bias) <= len(product) and all(open_)
 
 
 def _bias_fits(c: Infer, axis: RowAxis, along: int) -> bool:

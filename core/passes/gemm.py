@@ -45,7 +45,7 @@ def _from_gemm(editor: Editor, node: Node) -> None:
     """alpha and beta go into constants where there are any, else into the epilogue."""
     a, b, c = node.inputs[0], node.inputs[1], node.input(2)
     alpha, beta = (float(node.attrs.get(name, 1.0)) for name in ("alpha", "beta"))  # type: ignore[arg-type]
-    if a is None or b is None or not a.dtype.is_float or not _contracts(node, a, b):
+    if a is None or b is None or not a.dtype.is_float or not _contracts(node, a, b) or not _broadcasts(node):
         return
     perm_a, perm_b = (_SWAP if node.attrs.get(name, 0) else None for name in ("transA", "transB"))
     if alpha != 1.0 and (weight := editor.array(b)) is not None:
@@ -66,6 +66,14 @@ def _contracts(node: Node, a: Value, b: Value) -> bool:
     if left is None or right is None:
         return False
     return left[0 if node.attrs.get("transA", 0) else 1] == right[1 if node.attrs.get("transB", 0) else 0]
+
+
+def _broadcasts(node: Node) -> bool:
+    """Whether C provably broadcasts to the product, not only at run time."""
+    bias, product = shape_of(node.input(2)), shape_of(node.output)
+    if node.input(2) is None or bias is None or product is None:
+        return node.input(2) is None
+    return all(dim in (1, extent) for dim, extent in zip(reversed(bias), reversed(product), strict=False))
 
 
 def _gemm_body(editor: Editor, dtype: DType, alpha: float, beta: float, c: Value | None) -> Body | None:

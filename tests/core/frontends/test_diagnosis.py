@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 from core.errors import ModelError, UnsupportedError
 from core.frontends.onnx import load
@@ -92,11 +92,11 @@ def test_inside_a_body() -> None:
 
 def test_a_declared_output_that_its_nodes_contradict() -> None:
     proto = model([N("Relu", ["x"], ["y"], name="act")], {"x": [2, 3]})
-    proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", 1, [2, 4]))
+    proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.INT32, [2, 3]))
     assert (
         printed(proto)
         == """\
-output 'y': is declared float32[2,4], its nodes make it float32[2,3]
+output 'y': is declared int32[2,3], its nodes make it float32[2,3]
   %y : float32[2,3] = Relu(%x) "act"
   %x : float32[2,3], an input of graph 'g'"""
     )

@@ -41,10 +41,10 @@ def _ratio(above: tuple[float, ...], below: tuple[float, ...], x: NDArray[np.flo
 
 
 def truncated_div(a: Array, b: Array) -> Array:
-    """Integer division that rounds towards zero, as C's."""
+    """Integer division that rounds towards zero, as C's; by zero it gives 0."""
     quotient: Any = np.floor_divide(a, b)
     inexact = np.not_equal(np.multiply(quotient, b), a)
-    opposite = np.not_equal(np.less(a, 0), np.less(b, 0))
+    opposite = np.not_equal(np.less(a, 0), np.less(b, 0)) & np.not_equal(b, 0)
     return np.add(quotient, np.logical_and(inexact, opposite), dtype=np.result_type(a, b))
 
 

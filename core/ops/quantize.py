@@ -116,7 +116,8 @@ class DequantizeLinear(OpDef):
 def saturated(rounded: Any, point: Any, dtype: DType) -> Array:
     """Whole numbers of float64 plus a zero point, clamped to the range of an integer type; NaN becomes 0."""
     low, high = integer_range(dtype)
-    return np.clip(np.nan_to_num(rounded, posinf=2.0**40, neginf=-(2.0**40)) + point, low, high).astype(dtype.numpy)
+    found = np.clip(np.nan_to_num(rounded, posinf=2.0**40, neginf=-(2.0**40)) + point, low, high)
+    return np.where(np.isnan(rounded), 0, found).astype(dtype.numpy)
 
 
 def integer_range(dtype: DType) -> tuple[int, int]:

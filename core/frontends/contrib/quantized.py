@@ -120,12 +120,20 @@ def _product(
     return last(e, node, "Add", e("Mul", *scales), bias)
 
 
+@lowers("DynamicQuantizeLinear", domain="")
+def _dynamic(e: Emitter, node: OnnxNode) -> Sequence[Value]:
+    values = dynamically_quantized(e, node, node.required(0))
+    return [e.emit("Identity", [value], {}, [name])[0] for value, name in zip(values, node.outputs, strict=False)]
+
+
 def dynamically_quantized(e: Emitter, node: OnnxNode, x: Value) -> tuple[Value, Value, Value]:
-    """x as uint8, its scale, its zero point: DynamicQuantizeLinear, of which ONNX gives this definition."""
+    """x as uint8, its scale, its zero point: DynamicQuantizeLinear as ONNX's reference computes it, which takes a range
+    of 1 where all of x is zero. (The function body that ONNX has for it would divide by zero.)"""
     zero = e.constant(0.0, dtype=DType.FLOAT32)
     low = e("Min", e("ReduceMin", x, keepdims=0), zero)
     high = e("Max", e("ReduceMax", x, keepdims=0), zero)
-    scale = e("Div", e("Sub", high, low), e.constant(255.0, dtype=DType.FLOAT32))
+    span = e("Where", e("Equal", high, low), e.constant(1.0, dtype=DType.FLOAT32), e("Sub", high, low))
+    scale = e("Div", span, e.constant(255.0, dtype=DType.FLOAT32))
     offset = e("Round", e("Div", e("Sub", zero, low), scale))
     point = e("Cast", e("Clip", offset, zero, e.constant(255.0, dtype=DType.FLOAT32)), to=DType.UINT8.onnx_code)
     return e("QuantizeLinear", x, scale, point), scale, point

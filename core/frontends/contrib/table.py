@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import onnx
+
 from core.errors import UnsupportedError
 from core.frontends.opsets import OnnxNode
 from core.frontends.scope import Emitter
@@ -23,12 +25,13 @@ def find_lowering(domain: str, op: str) -> Lowering | None:
 
 
 def lowered() -> list[str]:
-    """The contributed operators that have a lowering, sorted; a few stand in the default domain."""
-    return sorted(op for domain, op in _LOWERINGS if domain in (DOMAIN, ""))
+    """The contributed operators that have a lowering, sorted; a few that ONNX lacks stand in its own domain."""
+    return sorted(op for domain, op in _LOWERINGS if domain == DOMAIN or (domain == "" and not onnx.defs.has(op)))
 
 
 def lowers(*ops: str, domain: str = DOMAIN) -> Callable[[Lowering], Lowering]:
-    """Decorator: the lowering of these operators. A few stand in the default domain, where ONNX has none of them."""
+    """Decorator: the lowering of these operators. Those of the default domain are operators that ONNX lacks, or for
+    which the function body that it has will not do."""
 
     def add(lowering: Lowering) -> Lowering:
         _LOWERINGS.update({(domain, op): lowering for op in ops})

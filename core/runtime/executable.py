@@ -41,7 +41,7 @@ _FIRST_PORT = WEIGHTS + 1  # bases of inputs, then states, then outputs: the ord
 
 # Plain integers: a member of an IntEnum costs a lookup each time, and a run of a tiny model takes microseconds.
 _N, _FIRST, _LAST = int(ContextWord.N), int(ContextWord.FIRST), int(ContextWord.LAST)
-_THREADS, _TIMES = int(ContextWord.THREADS), int(ContextWord.TIMES)
+_THREADS, _TIMES, _CLEARED = int(ContextWord.THREADS), int(ContextWord.TIMES), int(ContextWord.CLEARED)
 
 
 _NUMBERS = count(1)  # of runs; a thread's next one is never taken for the one before
@@ -258,8 +258,12 @@ class Executable:
         return self.threads if in_a_row or work > _ALONE_BELOW else 1
 
     def _enter(self, context: _Context, first: int, last: int, times: Times | None = None) -> None:
-        context.check()
         words = context.words
+        if self.may_not_end:
+            # Before the check, and not by the driver: an interrupt that comes after the check finds its mark kept.
+            context.counters[8 * first : 8 * last] = 0
+            words[_CLEARED] = 1
+        context.check()
         words[_FIRST] = first
         words[_LAST] = last
         words[_TIMES] = 0 if times is None else address_of(times.stamps)

@@ -53,6 +53,7 @@ class ContextWord(IntEnum):
     SLOT_COUNT = 10
     BASES = 11
     MEETS = 12  # -> per step, 1 where a barrier stands behind it
+    CLEARED = 13  # 1 where the counters of the steps are zero already
     ARRIVED = 16
     PHASE = 24
     BARRIER_SLEEPERS = 32
@@ -297,8 +298,12 @@ entry:
   %last = load i64, ptr %lastp
   %cp = getelementptr i64, ptr %context, i64 {ContextWord.COUNTERS}
   %counters = load ptr, ptr %cp
+  %clearedp = getelementptr i64, ptr %context, i64 {ContextWord.CLEARED}
+  %cleared = load i64, ptr %clearedp
+  %isclear = icmp ne i64 %cleared, 0
   %count = sub i64 %last, %first
-  %bytes = mul i64 %count, 64
+  %uncleared = mul i64 %count, 64
+  %bytes = select i1 %isclear, i64 0, i64 %uncleared
   %first8 = mul i64 %first, 8
   %zero = getelementptr i64, ptr %counters, i64 %first8
   call void @llvm.memset.p0.i64(ptr align 8 %zero, i8 0, i64 %bytes, i1 false)

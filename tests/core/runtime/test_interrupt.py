@@ -161,3 +161,21 @@ def test_a_long_match_is_broken_off() -> None:
         assert session.may_not_end
         np.testing.assert_array_equal(session.run({"x": np.array(["ab", "a"], object)})["y"], [True, False])
         breaks_off(session, pool.submit(session.run, {"x": np.array(["a" * 4000] * 10, object)}), pool)
+
+
+def test_an_interrupt_that_comes_just_before_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asks twice: the run of many rounds ends all the same."""
+    with core.compile(endless(), threads=1, tune="off") as session:
+        session.run(FEEDS | {"m": np.array(3)})
+        team = session._endless()[0]._team
+        enter = team.enter
+
+        def late(context: int) -> int:
+            session.interrupt()
+            return enter(context)
+
+        monkeypatch.setattr(team, "enter", late)
+        with pytest.raises(Interrupted):
+            session.run(FEEDS | {"m": np.array(1000)})
+        monkeypatch.undo()
+        session.run(FEW)

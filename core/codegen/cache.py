@@ -29,9 +29,7 @@ class ObjectCache:
         """
         self.folder = folder
         self._quota = Quota(folder, "*.o", max_bytes) if max_bytes is not None else None
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _only_ours(os.lstat(folder), stat.S_ISDIR):
-            raise ArtifactError(f"cache folder {folder} can be written by other users; make it yours, mode 700")
+        own_folder(folder)
 
     def get(self, key: str) -> bytes | None:
         """The object of this key, or None when there is none that can be trusted."""
@@ -104,6 +102,13 @@ def _usage(path: Path) -> tuple[float, int, Path]:
     except OSError:
         return 0.0, 0, path
     return status.st_mtime, status.st_size, path
+
+
+def own_folder(folder: Path) -> None:
+    """Create a folder that only this user can write to. ArtifactError when one is there that others can."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _only_ours(os.lstat(folder), stat.S_ISDIR):
+        raise ArtifactError(f"cache folder {folder} can be written by other users; make it yours, mode 700")
 
 
 def _only_ours(status: os.stat_result, is_kind: object) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from core.codegen.cache import ObjectCache, Quota
+from core.codegen.cache import ObjectCache, Quota, own_folder
 from core.errors import ArtifactError
 
 _OBJECT_BYTES = 1 << 30
@@ -30,7 +30,7 @@ class Store:
         self.root = root
         self.objects = ObjectCache(root / "objects", _OBJECT_BYTES)
         self._models = root / "models"
-        self._models.mkdir(mode=0o700, exist_ok=True)
+        own_folder(self._models)
         self._quota = Quota(self._models, "*.lathe", _MODEL_BYTES)
 
     def model(self, key: str) -> Path:

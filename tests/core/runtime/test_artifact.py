@@ -13,6 +13,7 @@ from core.errors import ArtifactError
 from core.frontends.export import export
 from core.runtime import artifact
 from core.runtime.bundle import Bundle, write_bundle
+from core.runtime.store import open_store
 from tests.core.runtime import graphs
 
 
@@ -169,3 +170,11 @@ def test_no_more_threads_take_part_than_the_plan_has_scratch_for(tmp_path: Path)
         assert session.profile(x).threads == 1
         for name, want in core.interpret(graph, x).items():
             np.testing.assert_allclose(session.run(x)[name], want, rtol=1e-3, atol=1e-3)
+
+
+def test_a_folder_of_models_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    models.chmod(0o777)
+    with pytest.raises(ArtifactError, match="models can be written by other users"):
+        open_store(str(tmp_path))

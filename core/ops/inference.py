@@ -7,7 +7,7 @@ import numpy as np
 from core.errors import ModelError
 from core.ir.dim import SymDim
 from core.ir.graph import Array, Graph, Node, Value
-from core.ir.types import DType, TensorType, ValueType
+from core.ir.types import Dim, DType, TensorType, ValueType
 from core.ops import registry
 
 # Shape arithmetic concerns vectors as long as a rank; larger tensors are data and would only slow the analysis down.
@@ -36,13 +36,23 @@ def infer_node(node: Node, known: dict[Value, Array]) -> None:
     if len(types) < len(node.outputs):
         message = f"has {len(node.outputs)} outputs, expected at most {len(types)}"
         raise ModelError(message, where=registry.describe(node))
-    for output, inferred in zip(node.outputs, types, strict=False):
-        output.type = _declared(output.type, inferred)
-        if isinstance(inferred, TensorType) and any(isinstance(dim, int) and dim < 0 for dim in inferred.shape or ()):
-            message = f"its output would be {inferred}, expected extents of 0 or more"
-            raise ModelError(message, where=registry.describe(node))
+    for index, (output, inferred) in enumerate(zip(node.outputs, types, strict=False)):
+        output.type = _declared(output.type, _possible(view, index, inferred))
     if op.shape_arithmetic:
         _infer_values(op, node, known)
+
+
+def _possible(view: registry.Infer, index: int, inferred: ValueType) -> ValueType:
+    """The inferred type of output `index`; extents below 0 become unknown ones. Such a node cannot run, but it may
+    stand in a branch that is not taken. Where it is reached, its reference refuses its data."""
+    if not isinstance(inferred, TensorType) or inferred.shape is None:
+        return inferred
+    dims = (view.fresh_dim(f"{index}_d{axis}") if _is_negative(dim) else dim for axis, dim in enumerate(inferred.shape))
+    return TensorType(inferred.dtype, tuple(dims)) if any(map(_is_negative, inferred.shape)) else inferred
+
+
+def _is_negative(dim: Dim) -> bool:
+    return isinstance(dim, int) and dim < 0
 
 
 def _declared(before: ValueType, inferred: ValueType) -> ValueType:

@@ -315,6 +315,8 @@ class Split(OpDef):
     def reference(self, c: Call, x: Array, *_: Runtime) -> tuple[Array, ...]:
         axis = normalize_axis(c, c.attr("axis"), x.ndim)
         sizes: Any = self.sizes(c, x.shape[axis])
+        if any(size < 0 for size in sizes):
+            raise ValueError(f"an extent of {x.shape[axis]} does not split into {_text(sizes)}")
         return tuple(np.split(x, np.cumsum(sizes)[:-1], axis))
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:

@@ -12,7 +12,7 @@ from core.compiler import compile_to, make_options
 from core.errors import FeedError
 from core.ir.dim import Dim, evaluate, symbol
 from core.ops.slicing import slice_length
-from tests.core.small_models import assert_like_onnx_runtime, model, normal
+from tests.core.small_models import assert_like_onnx_runtime, model, normal, untyped
 
 N = symbol("n")
 NUMBERS = ", ".join(f"int64[1] c{i} = {{{i}}}" for i in range(9))
@@ -95,3 +95,15 @@ def test_lengths(start: Dim, end: Dim) -> None:
     for n in range(4, 9):
         a, b = (evaluate(bound, {"n": n}) for bound in (start, end))
         assert evaluate(length, {"n": n}) == len(np.arange(n)[a:b])
+
+
+def test_a_part_that_would_be_less_than_nothing_is_refused_where_it_is_reached() -> None:
+    """Four even parts of five columns: two, two, two, and none left for one. Only one branch splits."""
+    split = "then_branch = g () => (float[n,k] r) { a, b, c, r = Split <axis = 1, num_outputs = 4> (x) }"
+    other = "else_branch = h () => (float[n,j] r) { r = Neg(x) }"
+    data = untyped(model("float[n,5] x, bool t => float[n,m] y", f"y = If(t) <{split}, {other}>"))
+    with core.compile(data, tune="off") as session:
+        x = normal(2, 5)
+        np.testing.assert_array_equal(session.run({"x": x, "t": np.array(False)})["y"], -x)
+        with pytest.raises(FeedError, match=r"\(Split\): an extent of 5 does not split into \[2, ?2, ?2, ?-1\]"):
+            session.run({"x": x, "t": np.array(True)})

@@ -39,6 +39,11 @@ class VerifyError(ModelError):
     """A graph that breaks an invariant of the IR; from inside the compiler this is a bug of a pass."""
 
 
+class PlanError(LatheError):
+    """A plan that breaks an invariant, such as a step that reads what another one has overwritten; from inside the
+    compiler this is a bug of the planner."""
+
+
 class FeedError(LatheError):
     """Arrays given to `Session.run` that do not fit the model's inputs."""
 

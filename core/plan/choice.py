@@ -10,7 +10,7 @@ from core.ir.types import DType, TensorType
 from core.kernels.catalog import VIEWS, KernelCall, Request, Selector, has_elements, select
 from core.kernels.target import GPU_ALIGNMENT, GpuTarget, Target
 from core.plan.control import CONTROL, NotNative, PlanBody, control_call
-from core.plan.plan import exact_affine
+from core.plan.plan import Planned, exact_affine
 from core.plan.probe import holds_for_every_batch
 from core.plan.windows import Window, Windows
 
@@ -66,12 +66,14 @@ class Asked:
 @dataclass
 class Choice:
     """How each node of a graph runs: by a kernel (`calls`), or on the reference for one of the `reasons`. Views have
-    neither, and no more have the nodes that `windows` left nothing to do."""
+    neither, and no more have the nodes that `windows` left nothing to do. `bodies`: the plans of what control flow has
+    inside."""
 
     nodes: Sequence[Node]
     calls: dict[Node, KernelCall] = field(default_factory=dict)
     reasons: dict[Node, str] = field(default_factory=dict)
     windows: Mapping[Value, Window] = field(default_factory=dict)
+    bodies: dict[Node, tuple[Planned, ...]] = field(default_factory=dict)
 
     def is_view(self, node: Node) -> bool:
         return node not in self.reasons and is_view(node)
@@ -115,7 +117,7 @@ def choose_kernels(graph: Graph, nodes: Sequence[Node], asked: Asked) -> Choice:
         if awkward is not None:
             choice.reasons[node] = awkward
         elif not is_view(node):
-            found = _kernel(request(node), asked)
+            found = _kernel(request(node), asked, choice.bodies)
             if isinstance(found, str):
                 choice.reasons[node] = found
             else:
@@ -130,14 +132,22 @@ def choose_kernels(graph: Graph, nodes: Sequence[Node], asked: Asked) -> Choice:
     return choice
 
 
-def _kernel(request: Request, asked: Asked) -> KernelCall | str:
-    """Loops and branches are one kernel when all of their bodies have kernels."""
+def _kernel(request: Request, asked: Asked, bodies: dict[Node, tuple[Planned, ...]]) -> KernelCall | str:
+    """Loops and branches are one kernel when all of their bodies have kernels; `bodies` receives the plans of those."""
     if request.node.op not in CONTROL or not isinstance(asked.target, Target) or not has_elements(request.node):
         return kernel_of(request, asked.choose)
+    planned: list[Planned] = []
+
+    def plan_body(body: Graph) -> Planned:
+        planned.append(asked.plan_body(body))
+        return planned[-1]
+
     try:
-        return control_call(request, asked.plan_body)
+        call = control_call(request, plan_body)
     except NotNative as reason:
         return str(reason)
+    bodies[request.node] = tuple(planned)
+    return call
 
 
 def _types(node: Node) -> list[str]:

@@ -5,7 +5,7 @@ A plan is plain data: it can be printed, stored beside its object code, and exec
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from core.ir.dim import affine, evaluate, symbols
 from core.ir.graph import Array, Graph
 from core.ir.types import Dim, TensorType, ValueType
-from core.kernels.catalog.base import KernelSpec
+from core.kernels.catalog.base import KernelCall, KernelSpec
 from core.ops.registry import may_not_end
 from core.plan.liveness import Affine
 
@@ -170,11 +170,18 @@ class WeightItem:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The plan, what code it needs, and the parts of its weight block."""
+    """The plan, what code it needs, and the parts of its weight block.
+
+    `calls` names for every step the node that it runs, by its place in `Graph.nodes`, and the call that the step was
+    made of. `bodies` holds the plans of the bodies of a control-flow node that is one step, by the node's place. Both
+    only serve to check the plan.
+    """
 
     plan: Plan
     specs: dict[str, KernelSpec]
     weights: tuple[WeightItem, ...]
+    calls: tuple[tuple[int, KernelCall], ...] = ()
+    bodies: Mapping[int, tuple[Planned, ...]] = field(default_factory=dict)
 
 
 def weight_chunks(planned: Planned) -> Iterator[memoryview]:

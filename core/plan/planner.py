@@ -5,6 +5,7 @@ order -> choose a kernel per node, and values inside others -> storage -> tape
 
 from __future__ import annotations
 
+from core.check.plans import check_plan, is_on
 from core.ir.graph import Graph, Value, node_reads
 from core.ir.types import TensorType
 from core.kernels.catalog import Selector, select
@@ -26,11 +27,17 @@ def make_plan(
     """Plan a graph whose only symbol (apart from dimensions that depend on data) is the batch size `n`.
 
     `choose` picks the kernel of a node among what the catalog has for its request (`winograd`: see Request); None where
-    the node has to run on the reference.
+    the node has to run on the reference. PlanError where the plan is checked, and is wrong: see `core.check`.
     """
+    planned = _plan(graph, target, threads, choose, winograd)
+    if is_on():
+        check_plan(graph, planned, target, winograd)
+    return planned
 
+
+def _plan(graph: Graph, target: Target | GpuTarget, threads: int, choose: Selector, winograd: bool) -> Planned:
     def plan_body(body: Graph) -> Planned:
-        return make_plan(body, target, 1, choose, winograd)
+        return _plan(body, target, 1, choose, winograd)
 
     choice = choose_kernels(graph, order(graph), Asked(target, threads, choose, winograd, plan_body))
     ports = ports_of(graph)
@@ -55,7 +62,10 @@ def make_plan(
         seams=() if isinstance(target, GpuTarget) else _seams(choice, storage),
     )
     specs = {spec.symbol: spec for call in choice.calls.values() for spec in (call.spec, *call.parts)}
-    return Planned(plan, specs, storage.weights.items)
+    place = {node: index for index, node in enumerate(graph.nodes)}
+    calls = tuple((place[node], choice.calls[node]) for node in choice.nodes if node in choice.calls)
+    bodies = {place[node]: planned for node, planned in choice.bodies.items()}
+    return Planned(plan, specs, storage.weights.items, calls, bodies)
 
 
 def _fallback_graph(graph: Graph, choice: Choice) -> Graph:

@@ -17,7 +17,7 @@ LAYERS = [
     ["core.ops"],
     ["core.frontends", "core.passes", "core.autodiff", "core.reference"],
     ["core.kernels.target", "core.kernels.catalog"],
-    ["core.plan"],
+    ["core.plan", "core.check"],
     ["core.codegen"],
     ["core.kernels.cpu", "core.kernels.cuda", "core.kernels.reference"],
     ["core.runtime"],

@@ -1,0 +1,61 @@
+"""The checker's entry: a plan against its graph."""
+
+from __future__ import annotations
+
+import os
+
+from core.check.control import bodies_of, check_body, check_frame
+from core.check.facts import Facts, Sizes, facts_of
+from core.check.identity import Identities
+from core.check.run import Run
+from core.check.strides import check_walks
+from core.check.weights import Weights
+from core.ir.graph import Graph
+from core.kernels.target import GpuTarget, Target
+from core.plan.plan import Planned
+
+SWITCH = "LATHE_CHECK_PLANS"
+
+_SIZES = (0, 1, 2, 7)
+_MOST = 1 << 20  # rows, where all that is looked at is in one piece
+_MANY = 32  # rows, where values lie apart: each row is a piece of its own
+
+
+def is_on() -> bool:
+    """Whether every plan is to be checked."""
+    return os.environ.get(SWITCH) == "1"
+
+
+def check_plan(graph: Graph, planned: Planned, target: Target | GpuTarget, winograd: bool = True) -> None:
+    """PlanError where the plan does not run the graph: where a step reads what is not there or is overwritten, writes
+    where another one still reads, or goes beyond its memory; for batches of 0, 1, 2, 7 and many rows.
+
+    `target` and `winograd` are what the plan was made for. The graph's shapes may depend on `n` alone, or on data.
+    """
+    _check(Facts(graph, planned, target, winograd))
+
+
+def _check(facts: Facts) -> None:
+    facts = facts_of(facts)
+    weights, bodies = Weights(facts), list(bodies_of(facts))
+    check_walks(facts)
+    for body in bodies:
+        check_body(facts, body)
+    for n in _sizes(facts):
+        sizes = Sizes(n)
+        Run(facts, sizes, Identities(facts, sizes), weights).check()
+        for body in bodies:
+            check_frame(facts, body, sizes)
+    for body in bodies:
+        _check(Facts(body.closed.graph, body.planned, facts.target, facts.winograd, alone=False))
+
+
+def _sizes(facts: Facts) -> list[int]:
+    if not facts.depends_on_batch:
+        return [1]
+    same = Identities(facts, Sizes(2))
+    boxes = [same.box(value) for each in facts.steps for value in each.values if value is not None]
+    largest = _MOST if all(box is None or box.is_dense for box in boxes) else _MANY
+    if facts.plan.most_rows is not None:
+        largest = min(largest, facts.plan.most_rows)
+    return [*_SIZES, *([largest] if largest > _SIZES[-1] else [])]

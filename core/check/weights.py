@@ -1,0 +1,79 @@
+"""The weight block of a plan: every constant that a step reads must be there, as it is or in the kernel's layout."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import pairwise
+
+import numpy as np
+
+from core.check.boxes import Box
+from core.check.facts import Facts, StepFacts
+from core.errors import PlanError
+from core.ir.graph import Array
+from core.kernels.catalog.base import Block, Flag, Operand, Packed
+from core.plan.plan import FLAG_BYTES, WEIGHTS, Address
+
+
+class Weights:
+    """What lies where in the weight block. What was found right once is not looked at again."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._items = sorted(facts.planned.weights, key=lambda item: item.offset)
+        self._starts = [item.offset for item in self._items]
+        self._right: set[tuple[object, ...]] = set()
+        for before, after in pairwise(self._items):
+            if before.offset + before.data.nbytes > after.offset:
+                raise PlanError(f"weights at {before.offset} reach beyond {after.offset}, where the next ones begin")
+        end = max((item.offset + item.data.nbytes for item in self._items), default=0)
+        if min(self._starts, default=0) < 0 or end > facts.plan.weights:
+            raise PlanError(f"weights lie up to byte {end}, expected from 0 to {facts.plan.weights}")
+
+    def check_operand(self, each: StepFacts, index: int, address: Address) -> None:
+        """An operand that is no value: packed weights, a block of the node's own, or a flag. None of them moves with
+        the batch."""
+        if (each.index, index) in self._right:
+            return
+        operand = each.call.operands[index]
+        where = f"{each}, operand {index}"
+        if isinstance(operand, Flag):
+            expected = Address(self._facts.plan.flags_base, type(address.offset)(b=(each.step.flag or 0) * FLAG_BYTES))
+            if each.step.flag is None or address != expected:
+                raise PlanError(f"{where}: the flag is at {address}, expected {expected}")
+        else:
+            expected_data = self._expected(each, operand)
+            if address.offset.a or address.base != WEIGHTS or not self._holds(address.offset.b, expected_data):
+                raise PlanError(f"{where}: {operand} should lie at {address}, where other weights are")
+        self._right.add((each.index, index))
+
+    def check_constant(self, where: object, index: int | None, box: Box, base: int, at: int) -> None:
+        """A constant, or part of one, that is read at an address."""
+        if (box.home, base, at - box.start) in self._right:
+            return
+        if base != WEIGHTS or not self._holds(at - box.start, self._facts.graph.constants[box.home]):
+            operand = f", operand {index}" if index is not None else ""
+            raise PlanError(
+                f"{where}{operand}: constant %{box.home.name} is not at byte {at - box.start} of base {base}"
+            )
+        self._right.add((box.home, base, at - box.start))
+
+    def _expected(self, each: StepFacts, operand: Operand) -> Array:
+        if isinstance(operand, Block):
+            return operand.data
+        value = each.node.input(operand.index) if isinstance(operand, Packed) else None
+        if not isinstance(operand, Packed) or value is None or value not in self._facts.graph.constants:
+            raise PlanError(f"{each} has operand {operand}, which is no constant of its node")
+        return operand.pack(self._facts.graph.constants[value])
+
+    def _holds(self, offset: int, expected: Array) -> bool:
+        """Whether this array begins at an offset."""
+        index = bisect_right(self._starts, offset) - 1
+        if expected.nbytes == 0:
+            return True
+        if index < 0 or self._starts[index] != offset:
+            return False
+        data = self._items[index].data
+        if data is expected:
+            return True
+        return data.nbytes == expected.nbytes and data.tobytes() == np.ascontiguousarray(expected).tobytes()

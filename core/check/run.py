@@ -283,7 +283,7 @@ class Run:
         box = self.same.box(value)
         if box is None:
             raise PlanError(f"{where}: %{value.name} is {value.type}, which has no place in memory")
-        if box.home in self.facts.graph.constants:
+        if box.home in self.facts.graph.constants and address.base == WEIGHTS:
             self.weights.check_constant(where, None, box, address.base, self.sizes.at(address))
             return
         self._find(value, address.base, box, self.sizes.at(address), where)

@@ -13,6 +13,8 @@ from hypothesis import settings
 for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
+os.environ.setdefault("LATHE_CHECK_PLANS", "1")  # every plan that is made here is checked; child processes inherit it
+
 settings.register_profile("lathe", deadline=None, derandomize=True, database=None)
 settings.load_profile("lathe")
 

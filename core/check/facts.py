@@ -30,8 +30,7 @@ class StepFacts:
 
 @dataclass
 class Facts:
-    """A plan and its graph. `alone`: whether the plan is of a whole model, no body: then the runtime keeps inputs and
-    what fallbacks compute at hand besides the plan's memory."""
+    """A plan and its graph. `alone`: whether the plan is no body of another one."""
 
     graph: Graph
     planned: Planned
@@ -45,6 +44,11 @@ class Facts:
     @property
     def plan(self) -> Plan:
         return self.planned.plan
+
+    @property
+    def keeps_values(self) -> bool:
+        """Whether the runtime has inputs and results of fallbacks at hand, besides the memory of the plan."""
+        return self.alone and isinstance(self.target, Target)
 
     @property
     def alignment(self) -> int:

@@ -266,7 +266,7 @@ class Run:
 
     def _find_whole(self, value: Value, where: str) -> None:
         """A value that the runtime reads must be kept by it, or lie where the plan says."""
-        if value.name in self._kept and self.facts.alone:
+        if value.name in self._kept and self.facts.keeps_values:
             return
         self._find_at(value, self._location(value, where), where)
 

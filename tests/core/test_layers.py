@@ -67,6 +67,16 @@ def test_imports_only_from_lower_layers(path: Path) -> None:
         assert rank is None or rank <= own, f"{name} imports {imported}, which lies above it"
 
 
+def test_the_checker_of_plans_shares_no_code_with_the_planner() -> None:
+    """Of the planner it knows the data of a plan, and nothing that makes one."""
+    for path in (CORE / "check").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            planners = {module for module in modules if module.startswith("core.plan")} - {"core.plan.plan"}
+            assert not planners, f"{path} imports {planners}"
+
+
 def test_product_code_imports_no_peer() -> None:
     peers = {"onnxruntime", "openvino", "torch", "tritonclient", "sklearn"}
     for path in [*CORE.rglob("*.py"), *(CORE.parent / "server").rglob("*.py")]:

@@ -148,7 +148,7 @@ class Run:
             self._check_alone(accesses)
         if len(made) > 1:
             self._check_beside(made)
-        for access in (access for accesses in made for access in accesses if access.writes):
+        for access in (each for accesses in made for each in accesses if each.writes and each.spans.starts):
             self.memory[access.base].write(access.spans, access.shift)
 
     def _accesses(self, each: StepFacts) -> Iterator[Access]:

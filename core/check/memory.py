@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from core.check.boxes import Spans
 
 _FEW = 16  # ranges that are put in one by one: each moves what lies behind it
+
+
+class Ranges(NamedTuple):
+    """Byte ranges in ascending order, without overlap, and a number for each."""
+
+    low: NDArray[np.int64]
+    high: NDArray[np.int64]
+    kind: NDArray[np.int64]
 
 
 class Memory:
@@ -46,7 +58,10 @@ class Memory:
 
     def lacks(self, spans: Spans, shift: int) -> tuple[int, int] | None:
         """The first of these ranges that does not hold what the shift says as a whole; None where all do."""
-        for start in spans.starts:
+        starts: Iterable[int] = spans.starts
+        if len(spans.starts) > _FEW:
+            starts = self._outside(spans)  # what lies in no one run at all; of the others, one for each run is enough
+        for start in starts:
             i = bisect_right(self._low, start) - 1
             if i < 0 or self._shift[i] != shift or self._high[i] < start + spans.length:
                 return start, start + spans.length
@@ -80,9 +95,30 @@ class Memory:
     def _put_all(self, spans: Spans, shift: int) -> None:
         low, high = spans.hull
         i, j = bisect_left(self._high, low), bisect_right(self._low, high)  # what touches them, too
-        new = [(start, start + spans.length, shift) for start in spans.starts]
-        old = zip(self._low[i:j], self._high[i:j], self._shift[i:j], strict=True)
-        self._replace(i, j, _joined(sorted([*new, *_without(list(old), spans)])))
+        kinds = list(dict.fromkeys([shift, *self._shift[i:j]]))  # shifts are too large for NumPy's integers
+        number = {kind: index for index, kind in enumerate(kinds)}
+        old = Ranges(
+            np.array(self._low[i:j], np.int64),
+            np.array(self._high[i:j], np.int64),
+            np.array([number[kind] for kind in self._shift[i:j]], np.int64),
+        )
+        starts = np.asarray(spans.starts, np.int64)
+        new = Ranges(starts, starts + spans.length, np.zeros(len(starts), np.int64))
+        both = _laid_over(old, new)
+        found = zip(both.low.tolist(), both.high.tolist(), (kinds[k] for k in both.kind.tolist()), strict=True)
+        self._replace(i, j, list(found))
+
+    def _outside(self, spans: Spans) -> list[int]:
+        """The ranges that do not lie inside one run, and the first one of each run that others lie in."""
+        low, high = spans.hull
+        first, end = max(bisect_right(self._low, low) - 1, 0), bisect_left(self._low, high)
+        if first >= end:
+            return list(spans.starts)
+        starts, ends = np.asarray(spans.starts), np.asarray(self._high[first:end])
+        run = np.searchsorted(np.asarray(self._low[first:end]), starts, "right") - 1
+        apart = (run < 0) | (ends[run] < starts + spans.length)
+        apart[0], apart[1:] = True, apart[1:] | (run[1:] != run[:-1])
+        return starts[apart].tolist()
 
     def _replace(self, i: int, j: int, runs: list[tuple[int, int, int]]) -> None:
         self._low[i:j] = [low for low, _, _ in runs]
@@ -101,14 +137,20 @@ def _joined(runs: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     return found
 
 
-def _without(runs: list[tuple[int, int, int]], spans: Spans) -> Iterator[tuple[int, int, int]]:
-    """What of the runs lies outside the spans."""
-    for low, high, shift in runs:
-        at = low
-        first = max(bisect_right(spans.starts, low) - 1, 0)
-        for start in spans.starts[first : bisect_left(spans.starts, high)]:
-            if start > at:
-                yield at, start, shift
-            at = max(at, start + spans.length)
-        if at < high:
-            yield at, high, shift
+def _laid_over(old: Ranges, new: Ranges) -> Ranges:
+    """The new ranges, and of the old ones what lies outside them; neighbours of one kind as one."""
+    edges = np.sort(np.concatenate([old.low, old.high, new.low, new.high]))
+    edges = edges[np.append(True, edges[1:] != edges[:-1])]
+    low, high = edges[:-1], edges[1:]
+    kind = np.full(len(low), -1)
+    for ranges in (old, new):
+        at = np.searchsorted(ranges.low, low, "right") - 1
+        inside = at >= 0
+        inside[inside] = low[inside] < ranges.high[at[inside]]
+        kind[inside] = ranges.kind[at[inside]]
+    begins = np.ones(len(low), bool)
+    begins[1:] = kind[1:] != kind[:-1]
+    first = np.flatnonzero(begins)
+    last = np.append(first[1:], len(low)) - 1
+    held = kind[first] >= 0
+    return Ranges(low[first[held]], high[last[held]], kind[first[held]])

@@ -18,7 +18,8 @@ SWITCH = "LATHE_CHECK_PLANS"
 
 _SIZES = (0, 1, 2, 7)
 _MOST = 1 << 20  # rows, where all that is looked at is in one piece
-_MANY = 32  # rows, where values lie apart: each row is a piece of its own
+_MANY = 32  # rows, where values lie in pieces: each row has some of its own
+_MOST_PIECES = 1 << 14  # of such an operand, beyond the 8 rows that are always tried
 
 
 def is_on() -> bool:
@@ -28,7 +29,8 @@ def is_on() -> bool:
 
 def check_plan(graph: Graph, planned: Planned, target: Target | GpuTarget, winograd: bool = True) -> None:
     """PlanError where the plan does not run the graph: where a step reads what is not there or is overwritten, writes
-    where another one still reads, or goes beyond its memory; for batches of 0, 1, 2, 7 and many rows.
+    where another one still reads, or goes beyond its memory; for batches of 0, 1, 2, 7 and many rows
+    (a million; where values lie in pieces inside others, 32, or 8 where each row has many).
 
     `target` and `winograd` are what the plan was made for. The graph's shapes may depend on `n` alone, or on data.
     """
@@ -53,9 +55,15 @@ def _check(facts: Facts) -> None:
 def _sizes(facts: Facts) -> list[int]:
     if not facts.depends_on_batch:
         return [1]
-    same = Identities(facts, Sizes(2))
-    boxes = [same.box(value) for each in facts.steps for value in each.values if value is not None]
-    largest = _MOST if all(box is None or box.is_dense for box in boxes) else _MANY
+    pieces = _pieces(facts)
+    largest = _MOST if pieces == 0 else max(_SIZES[-1] + 1, min(_MANY, 2 * _MOST_PIECES // pieces))
     if facts.plan.most_rows is not None:
         largest = min(largest, facts.plan.most_rows)
     return [*_SIZES, *([largest] if largest > _SIZES[-1] else [])]
+
+
+def _pieces(facts: Facts) -> int:
+    """The most pieces that an operand consists of for a batch of two; 0 where every operand lies in one piece."""
+    same = Identities(facts, Sizes(2))
+    boxes = {box for each in facts.steps for v in each.values if v is not None and (box := same.box(v)) is not None}
+    return max((len(box.spans().starts) for box in boxes if not box.is_dense), default=0)

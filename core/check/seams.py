@@ -3,7 +3,11 @@ arena of their own, into which one value is copied row by row."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from math import prod
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from core.errors import PlanError
 from core.ir.graph import Value
@@ -11,6 +15,8 @@ from core.plan.plan import ARENA, Seam
 
 if TYPE_CHECKING:
     from core.check.run import Run
+
+Offsets: TypeAlias = NDArray[np.int64]
 
 
 def cross(run: Run, seam: Seam) -> int:
@@ -25,28 +31,29 @@ def cross(run: Run, seam: Seam) -> int:
         raise PlanError(f"the seam before step {seam.step} has {seam}, which is not inside the arena, for n = {run.n}")
     memory = run.memory[ARENA]
     memory.keep_only(place, place + nbytes)
-    for low, high, shift in list(memory.runs(place, place + nbytes)):
-        home, byte = run.origin(low, shift)
-        if not isinstance(home, Value) or not _keeps_rows(run, home, byte, low - place, high - low, seam.row):
-            memory.wipe(low, high)
+    by_shift: dict[int, list[tuple[int, int]]] = {}
+    for low, high, shift in memory.runs(place, place + nbytes):
+        by_shift.setdefault(shift, []).append((low, high))
+    for shift, runs in by_shift.items():
+        home, byte = run.origin(runs[0][0], shift)
+        low, high = np.array(runs).T
+        stays = _keeps_rows(run, home, byte + low - low[0], low - place, high - low, seam.row)
+        for first, end in zip(low[~stays].tolist(), high[~stays].tolist(), strict=True):
+            memory.wipe(first, end)
     return extent
 
 
-def _keeps_rows(run: Run, home: Value, byte: int, at: int, length: int, row: int) -> bool:
-    """Whether `length` bytes of a tensor from `byte` on, which lie `at` bytes into what is copied, belong to the same
-    rows there."""
-    box = run.same.box(home)
+def _keeps_rows(
+    run: Run, home: Value | str, byte: Offsets, at: Offsets, length: Offsets, row: int
+) -> NDArray[np.bool_]:
+    """Which ranges of a tensor belong to the same rows where they are copied to. They have `length` bytes, from `byte`
+    of the tensor on, and lie `at` bytes into what is copied."""
+    box = run.same.box(home) if isinstance(home, Value) else None
     if box is None or not box.shape or box.shape[0] != run.n:
-        return False
-    size = box.strides[0] if run.n > 1 else box.itemsize * _count(box.shape)
+        return np.zeros(len(at), np.bool_)
+    size = prod(box.shape[1:]) * box.itemsize
     if size == row:
         return byte == at
     last = length - 1
-    return byte // size == at // row and (byte + last) // size == (at + last) // row and at // row == (at + last) // row
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for extent in shape:
-        count *= extent
-    return count
+    ours, theirs = (byte // size, (byte + last) // size), (at // row, (at + last) // row)
+    return (ours[0] == theirs[0]) & (ours[1] == theirs[1]) & (theirs[0] == theirs[1])

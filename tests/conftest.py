@@ -1,10 +1,13 @@
-"""What every test shares: one thread per numeric library, reproducible hypothesis runs, where the project is."""
+"""What every test shares: one thread per numeric library, reproducible hypothesis runs, where the project is; and every
+session that says so is asked whether the rows of a batch stay apart (`tests.batching`)."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -18,14 +21,59 @@ os.environ.setdefault("LATHE_CHECK_PLANS", "1")  # every plan that is made here 
 settings.register_profile("lathe", deadline=None, derandomize=True, database=None)
 settings.load_profile("lathe")
 
+_BATCHING = "lathe_batching"  # the key under which a test process sends its tally to the one that reports
+_TALLY: pytest.StashKey[Any] = pytest.StashKey()
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+
+def pytest_configure(config: pytest.Config) -> None:
+    from tests.batching import Tally  # here, as it imports NumPy
+
+    config.stash[_TALLY] = Tally()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Say what was left out, and how to run it."""
+    for line in config.stash[_TALLY].lines():
+        terminalreporter.write_line(line)
     if "LATHE_EXPORTERS" not in os.environ:
         left_out = "the exporters of PyTorch, Paddle and TensorFlow (make test-exporters)"
         terminalreporter.write_line(f"left out: {left_out}")
     if find_spec("triton") is None:
         terminalreporter.write_line("left out: kernels for GPUs, compiled and interpreted (make test-cuda)")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process of pytest-xdist hands its tally to the one that reports."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output[_BATCHING] = session.config.stash[_TALLY].plain()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """The tally of a process of pytest-xdist; one that crashed has none."""
+    plain = getattr(node, "workeroutput", {}).get(_BATCHING)
+    if plain is not None:
+        node.config.stash[_TALLY].add(plain)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _rows_stay_apart(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Every session whose model is declared batchable is checked at its first run."""
+    from tests.batching import install
+
+    uninstall = install(pytestconfig.stash[_TALLY])
+    yield
+    uninstall()
+
+
+@pytest.fixture(autouse=True)
+def _no_rows_have_met(pytestconfig: pytest.Config) -> Iterator[None]:
+    """A test fails with its batches also where it, or a thread of it, has caught the error."""
+    failures = pytestconfig.stash[_TALLY].failures
+    before = len(failures)
+    yield
+    assert failures[before:] == []
 
 
 @pytest.fixture(scope="session")

@@ -212,7 +212,12 @@ def _circular(e: Arithmetic, x: Val, quarter: int, library: str) -> Val:
     quadrant = integer + quarter
     value = e.select(e.eq(e.bit_and(quadrant, 1), 0), sine, cosine)
     signed = e.bitcast(e.bit_xor(e.bitcast(value, I32_), e.shift_left(e.bit_and(quadrant, 2), 30)), F32)
-    return e.kernel.choose(e.any(beyond), lambda: [c_library(e, f"{library}f", x)], lambda: [signed])[0]
+
+    def far() -> list[Val]:
+        """Only what is beyond takes the library's digits: no result depends on what else is in its vector."""
+        return [e.select(beyond, c_library(e, f"{library}f", x), signed)]
+
+    return e.kernel.choose(e.any(beyond), far, lambda: [signed])[0]
 
 
 def _reduced_angle(e: Arithmetic, x: Val) -> tuple[Val, Val]:

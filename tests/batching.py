@@ -71,7 +71,7 @@ class Tally:
         yield f"batching: the rows of {self.checked} sessions were checked in {self.seconds:.1f} s"
         for reason, count in sorted((+self.left_out).items()):
             yield f"batching: {count} not checked: {reason}"
-        yield from (f"batching: FAILED {failure}" for failure in self.failures)
+        yield from (f"batching: FAILED {failure}" for failure in dict.fromkeys(self.failures))
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,8 @@ def check_batching(
     `feeds` are such that `session.run(feeds)` answers; `answers`, if given, are what it has answered. A row at the same
     place of a batch of the same size must be equal bit by bit, whatever the other rows are.
     """
+    if answers is None:
+        answers = _run(session, feeds)  # before anything is timed: it may have to be compiled
     if reason := _not_checkable(session, feeds):
         return reason
     check = _Check(session, {name: np.asarray(feeds[name]) for name in session.inputs}, np.random.default_rng(seed))
@@ -132,14 +134,14 @@ class _Check:
         self.wildness = 0 if session.may_not_end else len(_STRANGERS) - 1  # with these very rows it has ended
         self.stop = time.perf_counter() + BUDGET_S
 
-    def run(self, answers: Mapping[str, Any] | None) -> str:
+    def run(self, answers: Mapping[str, Any]) -> str:
         began = time.perf_counter()
         alone = {self.kept[0]: self._answer((self.kept[0],))}
         if time.perf_counter() - began > SLOW_S:
             return f"a row takes more than {1000 * SLOW_S:.0f} ms"
         alone |= {row: self._answer((row,)) for row in self.kept[1:]}
-        if answers is not None:
-            self._compare(Company("the rows of the feeds", tuple(range(self.rows))), answers, alone)
+        everyone = Company("the rows of the feeds", tuple(range(self.rows)))
+        self._compare(everyone, self._with_rows(answers, self.rows), alone)
         for company in self._companies():
             if time.perf_counter() > self.stop:
                 return f"broken off after {BUDGET_S} s"
@@ -162,7 +164,7 @@ class _Check:
                 places[place] = row
             yield Company("among random rows", tuple(places))
 
-    def _compare(self, company: Company, answers: Mapping[str, Any], alone: Mapping[int, Arrays]) -> None:
+    def _compare(self, company: Company, answers: Mapping[str, Any], alone: Mapping[int, Mapping[str, Any]]) -> None:
         """Each row against what it gives alone, up to rounding."""
         for place, row in enumerate(company.places):
             for name, expected in alone[row].items() if row in alone else ():
@@ -174,14 +176,16 @@ class _Check:
             for name, expected in before.items():
                 self._same(name, answers[name][place], expected[place], company, place, 0.0)
 
-    def _answer(self, places: Sequence[int | None]) -> Arrays:
-        """The outputs for a batch; each must have one row for each of its rows."""
-        answers = self._run(places)
+    def _answer(self, places: Sequence[int | None]) -> Mapping[str, Any]:
+        """The outputs for a batch."""
+        return self._with_rows(self._run(places), len(places))
+
+    def _with_rows(self, answers: Mapping[str, Any], rows: int) -> Mapping[str, Any]:
+        """The outputs, each of which must have as many rows as the batch."""
         for name, answer in answers.items():
-            if np.shape(answer)[:1] != (len(places),):
-                raise RowsMeet(
-                    f"{self.session.description.name}: output '{name}' of {len(places)} rows is {np.shape(answer)}"
-                )
+            if np.shape(answer)[:1] != (rows,):
+                shape = list(np.shape(answer))
+                raise RowsMeet(f"{self.session.description.name}: output '{name}' of {rows} rows has shape {shape}")
         return answers
 
     def _run(self, places: Sequence[int | None]) -> Arrays:
@@ -221,8 +225,8 @@ def _distance(a: NDArray[Any], b: NDArray[Any]) -> float:
     finite = np.isfinite(x) & np.isfinite(y)
     if not np.array_equal(x[~finite], y[~finite], equal_nan=True):
         return float("inf")
-    gap = np.abs(x - y, where=finite, out=np.zeros_like(x)).max(initial=0.0)
-    scale = np.abs(y, where=finite, out=np.zeros_like(y)).max(initial=0.0)
+    gap = np.abs(x[finite] - y[finite]).max(initial=0.0)
+    scale = np.abs(y[finite]).max(initial=0.0)
     return float(gap / scale) if scale else float(gap)
 
 

@@ -114,19 +114,20 @@ def unknown_shape(c: Infer, lengths: Shape | None) -> Shape | None:
 def broadcast_rows(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
     """Rows stay apart in an elementwise operator when, counted from the right, they lie along one axis of all inputs
     that have them, and every other input has extent 1 there or lacks the axis."""
-    shapes = [c.shape(i) if c.has_input(i) else () for i in range(len(axes))]
-    rank = max(len(shape) for shape in shapes if shape is not None)
-    pairs = list(zip(axes, shapes, strict=True))
-    found = {axis - len(shape) for axis, shape in pairs if axis is not None and shape is not None}
-    if not found:
+    if all(axis is None for axis in axes):
         return [None] * len(c.node.outputs)
+    shapes = [c.shape(i) if c.has_input(i) else () for i in range(len(axes))]
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) < len(shapes):
+        return Mixes("the rank of an input is not known")
+    pairs = list(zip(axes, known, strict=True))
+    found = {axis - len(shape) for axis, shape in pairs if axis is not None}
     if len(found) > 1:
         return Mixes("its inputs have their rows along different axes")
     back = found.pop()
-    for axis, shape in pairs:
-        if axis is None and shape is not None and len(shape) >= -back and shape[back] != 1:
-            return Mixes("an input without rows varies along the row axis")
-    return [rank + back] * len(c.node.outputs)
+    if any(axis is None and len(shape) >= -back and shape[back] != 1 for axis, shape in pairs):
+        return Mixes("an input without rows varies along the row axis")
+    return [max(map(len, known)) + back] * len(c.node.outputs)
 
 
 def rows_beside(c: Infer, axes: Sequence[RowAxis], touched: Collection[int]) -> Sequence[RowAxis] | Mixes:

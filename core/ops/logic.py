@@ -43,7 +43,7 @@ class Equal(Predicate):
     commutative = True
 
     def reference(self, c: Call, *x: Array) -> Array:
-        if x[0].dtype == object and _symbolic(*x):
+        if any(array.dtype == object for array in x) and _symbolic(*x):
             return np.vectorize(dims_equal, otypes=[bool])(*x)
         return np.equal(*x)
 

@@ -11,7 +11,7 @@ from core.ir.dim import product
 from core.ir.graph import Array
 from core.ir.types import Dim, DType, TensorType, ValueType
 from core.ops.backward import Rewrite
-from core.ops.common import mean_over, normalize_axis
+from core.ops.common import broadcast_rows, mean_over, normalize_axis
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required, RowAxis, register
 from core.ops.spatial import batch_rows, channels_last, first_shape, to_first, to_layout, wide
 from core.ops.terms import Term
@@ -148,7 +148,7 @@ class TrailingNormalization(OpDef):
         rank = c.tensor(0).rank
         if axes[0] >= c.attr("axis") % rank:
             return Mixes("it normalizes over the row axis")
-        return [axes[0]] * len(c.node.outputs)
+        return broadcast_rows(c, axes)
 
 
 @register

@@ -89,8 +89,8 @@ class Resize(OpDef):
         if channels_last(c) and axes[0] != 0:
             return Mixes("its rows do not lie along the batch axis")
         roi_moves = c.attr("coordinate_transformation_mode") == "tf_crop_and_resize"
-        position = _resized_axes(c, c.tensor(0).rank)
-        if axes[0] in position and (roi_moves or not _is_kept(c, axes[0], position.index(axes[0]))):
+        position = resized_axes(c, c.tensor(0).rank)
+        if axes[0] in position and (roi_moves or not is_kept(c, axes[0], position.index(axes[0]))):
             return Mixes("it resizes the row axis")
         return [axes[0]]
 
@@ -98,8 +98,8 @@ class Resize(OpDef):
         """Each axis is multiplied by the matrix of its weights. Those that stay as they are may be of any size."""
         y = g.x()
         unknown = [axis for axis, size in enumerate(y.shape) if not isinstance(size, int)]
-        named = _resized_axes(g, y.rank)
-        if channels_last(g) or any(axis in named and not _is_kept(g, axis, named.index(axis)) for axis in unknown):
+        named = resized_axes(g, y.rank)
+        if channels_last(g) or any(axis in named and not is_kept(g, axis, named.index(axis)) for axis in unknown):
             g.unsupported(
                 f"only images with their channels first and of known size are differentiated, X is {g.tensor(0)}"
             )
@@ -142,13 +142,14 @@ def _check(c: Infer) -> None:
         c.fail("neither scales nor sizes are given, expected one of them")
 
 
-def _resized_axes(c: NodeView, rank: int) -> list[int]:
+def resized_axes(c: NodeView, rank: int) -> list[int]:
     """The axes that scales, sizes and roi speak of, in their order."""
     named = c.attr("axes")
     return list(range(rank)) if named is None else [normalize_axis(c, axis, rank) for axis in named]
 
 
-def _is_kept(c: Infer, axis: int, position: int) -> bool:
+def is_kept(c: Infer, axis: int, position: int) -> bool:
+    """Whether an axis, the one at `position` of the resized ones, keeps its size for every value of its symbols."""
     scales, sizes = c.param("scales"), c.param("sizes")
     if scales:
         return bool(scales[position] == 1)
@@ -157,7 +158,7 @@ def _is_kept(c: Infer, axis: int, position: int) -> bool:
 
 def _resized_shape(c: Infer, shape: Sequence[Dim]) -> tuple[Dim, ...]:
     out = list(shape)
-    axes = _resized_axes(c, len(shape))
+    axes = resized_axes(c, len(shape))
     scales, sizes = c.param("scales"), c.param("sizes")
     for name, values in (("scales", scales), ("sizes", sizes)):
         if values and len(values) != len(axes):
@@ -200,7 +201,7 @@ def _common_scale(c: NodeView, dims: Sequence[int], sizes: Params) -> float:
 
 def _axes(c: Call, shape: tuple[int, ...]) -> list[Axis]:
     """What happens to each axis of an input of this shape."""
-    axes, roi = _resized_axes(c, len(shape)), c.param("roi") or ()
+    axes, roi = resized_axes(c, len(shape)), c.param("roi") or ()
     scales, sizes = c.param("scales"), c.param("sizes")
     if not scales and not sizes:
         c.fail("neither scales nor sizes are given, expected one of them")

@@ -16,7 +16,8 @@ from core.ir.verify import verify
 from core.ops.inference import infer_graph
 from core.passes.base import shape_of
 from core.passes.pipeline import Options, preparation, run_passes
-from core.passes.rows import BatchInfo, Mixed, rows
+from core.passes.row_counts import Mixed
+from core.passes.rows import BatchInfo, rows
 from core.passes.simplify import Simplify
 from core.passes.token_flow import OFFSETS, POSITIONS, STARTS, TOKENS, Flow, TokenFlow
 from core.passes.transposes import Transposes

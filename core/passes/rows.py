@@ -1,8 +1,19 @@
 """Are the rows of a batch independent? A proof by data flow, from every input to every output.
 
 Batching puts the requests of several callers one after the other along the leading axis. That is right only if no
-output row depends on another caller's rows, nor on how many there are. Every operator has a rule (`OpDef.rows`); what
-has no rule, or breaks one, makes the answer no, and the reason names the node.
+output row depends on another caller's rows, nor on how many there are. The proof goes through the graph once and notes
+for every value that it is one of these, n being the number of rows:
+
+| | its dimensions |
+|---|---|
+| the same for all callers | none holds n |
+| a *count*: elements that are known, as dimensions | none holds n |
+| `k` steps for each row, one row after the other, along one axis | this axis has k*n, no other dimension holds n |
+
+It rests on four things. Every operator has a rule for rows (`OpDef.rows`). A count may be used only as the table of
+`row_counts` says. The dimensions are checked of every value, whatever a rule said. Rows of several inputs of a node
+have as many steps in each. What has no rule, breaks one, or has no known rank makes the answer no, and the reason
+names the node.
 """
 
 from __future__ import annotations
@@ -10,13 +21,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from core.ir.dim import SymDim, symbol, symbols
-from core.ir.graph import Array, Graph, Node, Value, node_reads
+from core.errors import ModelError
+from core.ir.dim import symbol
+from core.ir.graph import Array, Graph, Node, Value, captures
+from core.ir.types import TensorType
 from core.ops import registry
 from core.ops.inference import infer_graph
 from core.ops.registry import Mixes, RowAxis, describe
 from core.passes.base import shape_of
 from core.passes.pipeline import Options, preparation, run_passes
+from core.passes.row_counts import Counts, Mixed, depends, steps_per_row
 from core.passes.simplify import Simplify
 from core.passes.transposes import Transposes
 
@@ -28,10 +42,6 @@ class BatchInfo:
     batchable: bool
     reason: str
     symbol: str | None = None
-
-
-class Mixed(Exception):
-    """The proof failed; the message says where."""
 
 
 def rows(graph: Graph) -> BatchInfo:
@@ -69,7 +79,7 @@ def _leading_symbol(graph: Graph) -> str:
         raise Mixed(f"the inputs lead with different dimensions: {', '.join(sorted(leading))}")
     batch = leading.pop()
     for value in graph.inputs:
-        if any(batch in symbols(dim) for dim in value.shape[1:]):
+        if any(depends(dim, batch) for dim in value.shape[1:]):
             raise Mixed(f"input '{value.name}' has dimension '{batch}' more than once")
     return batch
 
@@ -82,7 +92,7 @@ def _leading(value: Value) -> str:
 
 
 def _flow(graph: Graph, batch: str) -> dict[Value, RowAxis]:
-    """The axis along which rows lie, for every value; None where the value is the same for all callers."""
+    """The axis along which rows lie, for every value; None where the value has none."""
     known = infer_graph(graph)
     axes: dict[Value, RowAxis] = dict.fromkeys(graph.constants, None)
     axes.update(dict.fromkeys(graph.inputs, 0))
@@ -92,36 +102,37 @@ def _flow(graph: Graph, batch: str) -> dict[Value, RowAxis]:
 
 def _walk(graph: Graph, axes: dict[Value, RowAxis], known: dict[Value, Array], batch: str) -> None:
     """Note the axes of what the nodes of a graph compute."""
-    counts = {value for value, array in known.items() if counts_rows(array, batch)}
+    counts = Counts(known, batch)
     for node in graph.nodes:
-        check_counts(node, counts, known)
-        axes.update(zip(node.outputs, _node_rows(node, axes, known, batch), strict=False))
+        counts.check(node)
+        _check_steps(node, axes)
+        for value, axis in zip(node.outputs, _node_rows(node, axes, known, batch), strict=False):
+            _check_dims(describe(node), value, axis, batch)
+            axes[value] = axis
 
 
-def counts_rows(array: Array, batch: str) -> bool:
-    """Whether a known value says how many rows there are."""
-    items = array.ravel().tolist() if array.dtype == object else []
-    return any(batch in symbols(item) for item in items if isinstance(item, SymDim))
+def _check_steps(node: Node, axes: dict[Value, RowAxis]) -> None:
+    """A row must be as many steps in one input as in another: 1 and 2 would broadcast where there is one row."""
+    given = [(value, axes.get(value)) for value in node.inputs if value is not None]
+    extents = {shape_of(value)[axis] for value, axis in given if axis is not None}  # type: ignore[index]
+    if len(extents) > 1 and not node.subgraphs:
+        raise Mixed(f"{describe(node)}: its inputs have {' and '.join(map(str, extents))} steps for their rows")
 
 
-def check_counts(node: Node, counts: set[Value], known: dict[Value, Array], rows: str = "rows") -> None:
-    """The number of rows, or what they are called, may serve to compute shapes, and as a parameter, never as data."""
-    params = registry.get(node.op).params.values()
-    for index, value in enumerate(node.inputs):
-        if value in counts and index not in params and not _stays_known(node, known):
-            raise Mixed(f"{describe(node)}: computes with the number of {rows}")
-    if any(value in counts for body in node.subgraphs for value in node_reads_of(body)):
-        raise Mixed(f"{describe(node)}: computes with the number of {rows}")
-
-
-def _stays_known(node: Node, known: dict[Value, Array]) -> bool:
-    """Shape arithmetic whose own result is known: it is checked where it is used."""
-    return registry.get(node.op).shape_arithmetic and all(value in known for value in node.outputs)
-
-
-def node_reads_of(body: Graph) -> list[Value]:
-    """Every value that the nodes of a nested graph read."""
-    return [value for node in body.nodes for value in node_reads(node)]
+def _check_dims(where: str, value: Value, axis: RowAxis, batch: str) -> None:
+    """The number of rows stands in no dimension but that of the row axis, and there as a whole number of steps each."""
+    if not isinstance(value.type, TensorType):
+        if axis is not None:
+            raise Mixed(f"{where}: '{value.name}' has rows, but is {value.type}")
+        return
+    shape = value.type.shape
+    if shape is None:
+        raise Mixed(f"{where}: the rank of '{value.name}' is not known")
+    along = [i for i, dim in enumerate(shape) if depends(dim, batch)]
+    if along != ([] if axis is None else [axis]):
+        raise Mixed(f"{where}: its size depends on the number of rows ('{value.name}' is {value.type})")
+    if axis is not None and steps_per_row(shape[axis], batch) is None:
+        raise Mixed(f"{where}: '{value.name}' ({value.type}) has no whole number of steps for each row")
 
 
 def _node_rows(node: Node, axes: dict[Value, RowAxis], known: dict[Value, Array], batch: str) -> Sequence[RowAxis]:
@@ -130,9 +141,10 @@ def _node_rows(node: Node, axes: dict[Value, RowAxis], known: dict[Value, Array]
     if node.op in ("Shape", "Size"):
         return [None]
     if node.op in _CONTROL:
-        return _CONTROL[node.op](node, given, lambda body, inputs: _body_rows(body, inputs, axes, known, batch))
-    if any(axes.get(value) is not None for body in node.subgraphs for value in node_reads_of(body)):
-        raise Mixed(f"{describe(node)}: its nested graph reads values that differ from row to row")
+        return _CONTROL[node.op](node, given, lambda body, inputs: _body_rows(node, body, inputs, axes, known, batch))
+    counts = Counts(known, batch)
+    if any(axes.get(value) is not None or value in counts for body in node.subgraphs for value in captures(body)):
+        raise Mixed(f"{describe(node)}: its nested graph reads values that differ from row to row, or their number")
     if all(axis is None for axis in given):
         return [_repeated(node, value, batch) for value in node.outputs]
     answer = op.rows(registry.Infer(op, node, known, batch), given)
@@ -145,10 +157,22 @@ Inside = Callable[[Graph, Sequence[RowAxis]], list[RowAxis]]  # the axes of a bo
 
 
 def _body_rows(
-    body: Graph, inputs: Sequence[RowAxis], axes: dict[Value, RowAxis], known: dict[Value, Array], batch: str
+    node: Node,
+    body: Graph,
+    inputs: Sequence[RowAxis],
+    axes: dict[Value, RowAxis],
+    known: dict[Value, Array],
+    batch: str,
 ) -> list[RowAxis]:
     inner = {**axes, **dict.fromkeys(body.constants, None), **dict(zip(body.inputs, inputs, strict=True))}
-    _walk(body, inner, infer_graph(body, dict(known)), batch)
+    try:
+        inside = infer_graph(body, dict(known))
+    except ModelError as error:  # a branch for values of another rank is never taken, and need not fit
+        raise Mixed(f"{describe(node)}: its nested graph does not fit: {error}") from error
+    for value in body.inputs:
+        _check_dims(describe(node), value, inner[value], batch)
+    _walk(body, inner, inside, batch)
+    Counts(inside, batch).check_body(body, node)
     return [inner.get(value) for value in body.outputs]
 
 
@@ -208,17 +232,15 @@ _CONTROL: dict[str, Callable[[Node, Sequence[RowAxis], Inside], Sequence[RowAxis
 
 
 def _repeated(node: Node, value: Value, batch: str) -> RowAxis:
-    """The axis of a value that is one constant row for each of the callers' rows."""
+    """The axis of a value that is one constant row for each of the callers' rows; None where it has none."""
     dims = shape_of(value) or ()
-    along = [axis for axis, dim in enumerate(dims) if batch in symbols(dim)]
-    if not along:
+    along = [axis for axis, dim in enumerate(dims) if depends(dim, batch)]
+    if len(along) != 1 or node.op not in ("ConstantOfShape", "Expand"):
         return None
-    if len(along) == 1 and dims[along[0]] == symbol(batch) and node.op in ("ConstantOfShape", "Expand"):
-        source = shape_of(node.inputs[0]) if node.op == "Expand" and node.inputs else ()
-        back = along[0] - len(dims)
-        if source is not None and (len(source) < -back or source[back] == 1):
-            return along[0]
-    raise Mixed(f"{describe(node)}: its size depends on the number of rows")
+    source = shape_of(node.inputs[0]) if node.op == "Expand" else ()
+    back = along[0] - len(dims)
+    repeats = source is not None and (len(source) < -back or source[back] == 1)
+    return along[0] if repeats else None
 
 
 def _check_outputs(graph: Graph, axes: dict[Value, RowAxis], batch: str) -> None:

@@ -32,7 +32,7 @@ from core.ops.registry import Mixes, describe
 from core.ops.slicing import Slice
 from core.passes.base import is_elementwise, shape_of
 from core.passes.edit import Editor
-from core.passes.rows import Mixed, check_counts, counts_rows
+from core.passes.row_counts import Counts, Mixed
 
 TOKENS = "n"
 N = symbol(TOKENS)
@@ -72,7 +72,7 @@ class TokenFlow:
         self.known = infer_graph(graph)
         self.pools: dict[str, Value] = {}  # what became one row per sequence: by the name that it had
         self._flows = {**dict.fromkeys(graph.constants, SAME), **inputs}
-        self._counts = {value for value, array in self.known.items() if counts_rows(array, TOKENS)}
+        self._counts = Counts(self.known, TOKENS, "tokens")
 
     def run(self) -> None:
         for node in self.editor.nodes():
@@ -85,6 +85,7 @@ class TokenFlow:
 
     def _visit(self, node: Node) -> None:
         if node.op in ("Shape", "Size"):
+            self._counts.check(node)
             return
         given = [self.of(value) if value is not None else SAME for value in node.inputs]
         if node.subgraphs and any(self.of(value) != SAME for value in node_reads(node)):
@@ -95,7 +96,7 @@ class TokenFlow:
         rewritten = self._rewrite(node, given)
         if rewritten is not None:
             return
-        check_counts(node, self._counts, self.known, "tokens")
+        self._counts.check(node)
         flows = self._flows_of(node, given)
         for value, flow in zip(node.outputs, flows, strict=False):
             self._note(node, value, flow)

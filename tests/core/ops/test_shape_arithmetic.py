@@ -65,6 +65,7 @@ def test_what_depends_on_a_symbol_is_not_known() -> None:
     shape = w.build("Shape", w.x)
     for value in (
         w.build("Equal", shape, w.c(2, 3)),
+        w.build("Equal", w.c(2, 3), shape),
         w.build("Greater", shape, w.c(1)),
         w.build("Max", shape, w.c(2)),
         w.build("Cast", shape, to=DType.FLOAT32),

@@ -229,7 +229,8 @@ class OpDef:
         """How rows of independent callers move through the operator.
 
         `axes[i]` is the axis of input i along which callers' rows lie, None where the input is the same for all.
-        Answers the axis per output, or `Mixes`. The default is safe: nothing row-wise may enter.
+        Answers the axis per output, or `Mixes`. The default is safe: nothing row-wise may enter. Parameters that are
+        computed from the number of rows, sizes and ranks need no thought: `core.passes.rows` looks at those itself.
         """
         if all(axis is None for axis in axes):
             return [None] * len(c.node.outputs)

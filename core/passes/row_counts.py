@@ -36,30 +36,32 @@ def steps_per_row(dim: Dim, rows: str) -> Dim | None:
     if not depends(dim, rows):
         return None
     quotient = floor_div(dim, symbol(rows))
-    return quotient if quotient * symbol(rows) == dim and not depends(quotient, rows) else None
+    if quotient * symbol(rows) != dim or depends(quotient, rows) or (isinstance(quotient, int) and quotient < 1):
+        return None
+    return quotient
 
 
 class Counts:
     """The counts of a graph, and the check of their uses. `rows` is the symbol; `label` is what messages call them."""
 
     def __init__(self, known: Mapping[Value, Array], rows: str, label: str = "rows") -> None:
-        self._known, self._rows, self._label = known, rows, label
+        self.known, self.rows, self._label = known, rows, label
 
     def __contains__(self, value: Value | None) -> bool:
-        array = self._known.get(value) if value is not None else None
-        return array is not None and array.dtype == object and any(depends(x, self._rows) for x in array.ravel())
+        array = self.known.get(value) if value is not None else None
+        return array is not None and array.dtype == object and any(depends(x, self.rows) for x in array.ravel())
 
     def check(self, node: Node) -> None:
         """Mixed where the node uses a count otherwise than `_USES` allows, or measures what has no known shape."""
         op = registry.get(node.op)
-        if op.shape_arithmetic and all(output in self._known for output in node.outputs):
+        if op.shape_arithmetic and all(output in self.known for output in node.outputs):
             return  # what it computes is a count again, or the same for every number of rows
         if node.op in ("Shape", "Size"):
             raise Mixed(f"{describe(node)}: the shape of its input is not known")
-        view = Infer(op, node, self._known, self._rows)
+        view = Infer(op, node, self.known, self.rows)
         for name, label in self._used(op, node):
             use = _USES.get((node.op, name))
-            if use is None or not use(view, lambda dim: depends(dim, self._rows)):
+            if use is None or not use(view, lambda dim: depends(dim, self.rows)):
                 raise Mixed(f"{describe(node)}: computes with the number of {self._label} ({label})")
 
     def _used(self, op: OpDef, node: Node) -> Iterator[tuple[str, str]]:
@@ -69,7 +71,7 @@ class Counts:
             if value in self:
                 yield names.get(index, ""), f"input {index}, {op.input_name(index)}"
         for name, attr in node.attrs.items():
-            if any(depends(item, self._rows) for item in _items(attr)):
+            if any(depends(item, self.rows) for item in _items(attr)):
                 yield name, f"attribute {name}"
 
     def check_body(self, body: Graph, node: Node) -> None:

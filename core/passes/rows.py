@@ -106,7 +106,7 @@ def _walk(graph: Graph, axes: dict[Value, RowAxis], known: dict[Value, Array], b
     for node in graph.nodes:
         counts.check(node)
         _check_steps(node, axes)
-        for value, axis in zip(node.outputs, _node_rows(node, axes, known, batch), strict=False):
+        for value, axis in zip(node.outputs, _node_rows(node, axes, counts), strict=False):
             _check_dims(describe(node), value, axis, batch)
             axes[value] = axis
 
@@ -114,9 +114,9 @@ def _walk(graph: Graph, axes: dict[Value, RowAxis], known: dict[Value, Array], b
 def _check_steps(node: Node, axes: dict[Value, RowAxis]) -> None:
     """A row must be as many steps in one input as in another: 1 and 2 would broadcast where there is one row."""
     given = [(value, axes.get(value)) for value in node.inputs if value is not None]
-    extents = {shape_of(value)[axis] for value, axis in given if axis is not None}  # type: ignore[index]
+    extents = {value.shape[axis] for value, axis in given if axis is not None}
     if len(extents) > 1 and not node.subgraphs:
-        raise Mixed(f"{describe(node)}: its inputs have {' and '.join(map(str, extents))} steps for their rows")
+        raise Mixed(f"{describe(node)}: its inputs have {' and '.join(sorted(map(str, extents)))} steps for their rows")
 
 
 def _check_dims(where: str, value: Value, axis: RowAxis, batch: str) -> None:
@@ -135,21 +135,22 @@ def _check_dims(where: str, value: Value, axis: RowAxis, batch: str) -> None:
         raise Mixed(f"{where}: '{value.name}' ({value.type}) has no whole number of steps for each row")
 
 
-def _node_rows(node: Node, axes: dict[Value, RowAxis], known: dict[Value, Array], batch: str) -> Sequence[RowAxis]:
+def _node_rows(node: Node, axes: dict[Value, RowAxis], counts: Counts) -> Sequence[RowAxis]:
     op = registry.get(node.op)
     given = [axes.get(value) if value is not None else None for value in node.inputs]
     if node.op in ("Shape", "Size"):
         return [None]
     if node.op in _CONTROL:
-        return _CONTROL[node.op](node, given, lambda body, inputs: _body_rows(node, body, inputs, axes, known, batch))
-    counts = Counts(known, batch)
+        return _CONTROL[node.op](node, given, lambda body, inputs: _body_rows(node, body, inputs, axes, counts))
     if any(axes.get(value) is not None or value in counts for body in node.subgraphs for value in captures(body)):
         raise Mixed(f"{describe(node)}: its nested graph reads values that differ from row to row, or their number")
     if all(axis is None for axis in given):
-        return [_repeated(node, value, batch) for value in node.outputs]
-    answer = op.rows(registry.Infer(op, node, known, batch), given)
+        return [_repeated(node, value, counts.rows) for value in node.outputs]
+    answer = op.rows(registry.Infer(op, node, counts.known, counts.rows), given)
     if isinstance(answer, Mixes):
         raise Mixed(f"{describe(node)}: {answer.reason}")
+    if len(answer) < len(node.outputs):
+        raise Mixed(f"{describe(node)}: its rule knows {len(answer)} of {len(node.outputs)} outputs")
     return answer
 
 
@@ -157,22 +158,17 @@ Inside = Callable[[Graph, Sequence[RowAxis]], list[RowAxis]]  # the axes of a bo
 
 
 def _body_rows(
-    node: Node,
-    body: Graph,
-    inputs: Sequence[RowAxis],
-    axes: dict[Value, RowAxis],
-    known: dict[Value, Array],
-    batch: str,
+    node: Node, body: Graph, inputs: Sequence[RowAxis], axes: dict[Value, RowAxis], outside: Counts
 ) -> list[RowAxis]:
     inner = {**axes, **dict.fromkeys(body.constants, None), **dict(zip(body.inputs, inputs, strict=True))}
     try:
-        inside = infer_graph(body, dict(known))
+        known = infer_graph(body, dict(outside.known))
     except ModelError as error:  # a branch for values of another rank is never taken, and need not fit
         raise Mixed(f"{describe(node)}: its nested graph does not fit: {error}") from error
     for value in body.inputs:
-        _check_dims(describe(node), value, inner[value], batch)
-    _walk(body, inner, inside, batch)
-    Counts(inside, batch).check_body(body, node)
+        _check_dims(describe(node), value, inner[value], outside.rows)
+    _walk(body, inner, known, outside.rows)
+    Counts(known, outside.rows).check_body(body, node)
     return [inner.get(value) for value in body.outputs]
 
 

@@ -88,8 +88,8 @@ class TokenFlow:
             self._counts.check(node)
             return
         given = [self.of(value) if value is not None else SAME for value in node.inputs]
-        if node.subgraphs and any(self.of(value) != SAME for value in node_reads(node)):
-            refuse(node, "what its nested graphs do with tokens is not followed")
+        if node.subgraphs and any(self.of(value) != SAME or value in self._counts for value in node_reads(node)):
+            refuse(node, "what its nested graphs do with tokens, or their number, is not followed")
         if any(flow.pooled for flow in given):
             self._flows.update(dict.fromkeys(node.outputs, self._pooled(node, given)))
             return
@@ -154,6 +154,8 @@ class TokenFlow:
         answer = op.rows(registry.Infer(op, node, self.known, TOKENS), axes)
         if isinstance(answer, Mixes):
             refuse(node, answer.reason.replace("row", "token"))
+        if len(answer) < len(node.outputs):
+            refuse(node, f"its rule knows {len(answer)} of {len(node.outputs)} outputs")
         return answer
 
     def _grown(self, node: Node) -> set[int]:
@@ -181,6 +183,9 @@ class TokenFlow:
         }
         if len(axes) > 2:
             refuse(node, "combines more than pairs of tokens")
+        for shape in (shape_of(value) for value in node.inputs if value is not None):
+            if shape is None or any(shape[axis - rank] not in (1, N) for axis in axes if axis >= rank - len(shape)):
+                refuse(node, "an input varies along the tokens that has none")
         return Flow(tuple(sorted(axes)), self._keeps_blocks(node, given))
 
     def _keeps_blocks(self, node: Node, given: Sequence[Flow]) -> bool:

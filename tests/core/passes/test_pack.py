@@ -165,10 +165,32 @@ def backwards(p: Program, x: Value, y: Value) -> Value:
     return p.b("Slice", x, p.axes(-1), p.axes(-(2**40)), p.axes(1), p.axes(-1))
 
 
+def chosen(p: Program, x: Value, y: Value) -> Value:
+    """x plus what a table says of the length."""
+    length = p.b("Unsqueeze", p.length, p.axes(0))
+    return p.b("Add", x, p.b("Slice", p.weight(40, WIDTH), length, p.b("Add", length, p.axes(1)), p.axes(0)))
+
+
+def cut(p: Program, x: Value, y: Value) -> Value:
+    """x times a triangle of weights that begins at the length."""
+    return p.b("MatMul", x, p.b("Trilu", p.weight(WIDTH, WIDTH), p.length, upper=0))
+
+
 SAFE: list[Callable[..., Value]] = [
     linear, normalized, gated, attended, attended_causally, attended_near, in_heads, placed, from_a_table, counted,
 ]  # fmt: skip
-UNSAFE: list[Callable[..., Value]] = [centred, weighed, shifted, correlated, unmasked, folded, scaled, backwards]
+UNSAFE: list[Callable[..., Value]] = [
+    centred,
+    weighed,
+    shifted,
+    correlated,
+    unmasked,
+    folded,
+    scaled,
+    backwards,
+    chosen,
+    cut,
+]
 
 
 def pooled(p: Program, x: Value, kind: str) -> Value:
@@ -221,6 +243,8 @@ REFUSED = {
     "weights between sequences": (unmasked, "pairs of tokens otherwise than attention does"),
     "tokens in another order": (folded, "Reshape spreads or joins tokens"),
     "the length as a number": (scaled, "computes with the number of tokens"),
+    "a table by the length": (chosen, "computes with the number of tokens (attribute starts)"),
+    "a triangle by the length": (cut, "computes with the number of tokens (attribute k)"),
     "the last token first": (backwards, "Slice works along the token axis"),
 }
 
@@ -265,6 +289,32 @@ OTHERS = {
         %y : float32[*] = MatMul(%s, %x)
         output %y""",
         "input 'bias'",
+    ),
+    "a branch that computes with the length": (
+        """input %x : float32[batch,sequence,4]
+        %r : float32[*] = RandomNormal() {shape = [1]}
+        %b : bool[*] = IsNaN(%r)
+        %n : int64[*] = Shape(%x) {start = 1, end = 2}
+        %t : float32[*] = If(%b) {else_branch = graph @e {
+          %u : float32[*] = Cast(%n) {to = 1}
+          output %u
+        }, then_branch = graph @t {
+          const %v : float32[1] = [1.0]
+          output %v
+        }}
+        %y : float32[*] = Add(%x, %t)
+        output %y""",
+        "its nested graphs do with tokens, or their number",
+    ),
+    "numbers that happen to be as many as there are tokens": (
+        """input %x : float32[batch,sequence,4]
+        %r : float32[*] = RandomNormal() {shape = [9]}
+        %z : int64[*] = NonZero(%r)
+        %f : float32[*] = Cast(%z) {to = 1}
+        %t : float32[*] = Transpose(%f) {perm = [1, 0]}
+        %y : float32[*] = Add(%x, %t)
+        output %y""",
+        "an input varies along the tokens that has none",
     ),
     "a table of pairs": (
         """input %x : float32[batch,sequence,4]

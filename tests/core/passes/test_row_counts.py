@@ -14,6 +14,7 @@ from core.ir.dim import parse_dim
 from core.ir.graph import Graph
 from core.ir.text import parse_graph
 from core.ops.common import broadcast_rows
+from core.ops.movement import Split
 from core.ops.registry import Infer, Mixes, RowAxis
 from core.passes import row_counts, rows
 from core.passes.row_counts import Counts, steps_per_row
@@ -325,7 +326,17 @@ def test_a_right_use_is_proven_and_true(body: str) -> None:
 
 @pytest.mark.parametrize(
     ("dim", "steps"),
-    [("n", 1), ("3*n", 3), ("n*s", "s"), ("n + 1", None), ("n*n", None), ("n//2", None), ("s", None), ("4", None)],
+    [
+        ("n", 1),
+        ("3*n", 3),
+        ("n*s", "s"),
+        ("n + 1", None),
+        ("n*n", None),
+        ("n//2", None),
+        ("-n", None),
+        ("s", None),
+        ("4", None),
+    ],
 )
 def test_the_steps_of_a_row_are_a_whole_factor(dim: str, steps: int | str | None) -> None:
     expected = parse_dim(steps) if isinstance(steps, str) else steps
@@ -350,6 +361,14 @@ def test_a_scale_for_each_place_of_a_row_ends_the_proof() -> None:
     assert (
         "node 'norm' (LayerNormalization): an input without rows varies along the row axis" in proof(model(body)).reason
     )
+
+
+def test_a_rule_that_forgets_an_output_ends_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = """
+        %y : float32[*], %z : float32[*] = Split(%x) {axis = 1} "halves" """
+    assert proof(model(body)).batchable
+    monkeypatch.setattr(Split, "rows", lambda self, c, axes: [0])
+    assert "node 'halves' (Split): its rule knows 1 of 2 outputs" in proof(model(body)).reason
 
 
 def test_a_branch_that_does_not_fit_is_no_error() -> None:

@@ -160,7 +160,8 @@ class _Check:
         others = [row for row in range(self.rows) if row not in self.kept]
         order = self.rng.permutation([*self.kept, *others][:8])
         yield Company("the rows of the feeds, in another order", tuple(order.tolist()))
-        for size in SIZES:
+        most = max(self.session.max_batch, len(self.kept))  # a device takes memory for larger ones when they come
+        for size in dict.fromkeys(min(size, most) for size in SIZES):
             places: list[int | None] = [None] * size
             for row, place in zip(self.kept, self.rng.choice(size, len(self.kept), replace=False), strict=True):
                 places[place] = row

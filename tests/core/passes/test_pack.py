@@ -244,7 +244,7 @@ REFUSED = {
     "tokens in another order": (folded, "Reshape spreads or joins tokens"),
     "the length as a number": (scaled, "computes with the number of tokens"),
     "a table by the length": (chosen, "computes with the number of tokens (attribute starts)"),
-    "a triangle by the length": (cut, "computes with the number of tokens (attribute k)"),
+    "a triangle by the length": (cut, "computes with the number of tokens (input 1, k)"),
     "the last token first": (backwards, "Slice works along the token axis"),
 }
 

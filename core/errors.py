@@ -52,6 +52,10 @@ class ArtifactError(LatheError):
     """A compiled artifact that is missing, damaged, or made for another machine or version."""
 
 
+class TargetError(LatheError):
+    """A CPU named in `LATHE_TARGET` that is unknown, or has instructions that this machine lacks."""
+
+
 class DeviceError(LatheError):
     """A call of a device's driver that failed: the call, the driver's code and what it says."""
 

@@ -35,11 +35,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Say what was left out, and how to run it."""
     for line in config.stash[_TALLY].lines():
         terminalreporter.write_line(line)
+    from tests.core.targets import left_out  # imports NumPy
+
+    lines = left_out()
     if "LATHE_EXPORTERS" not in os.environ:
-        left_out = "the exporters of PyTorch, Paddle and TensorFlow (make test-exporters)"
-        terminalreporter.write_line(f"left out: {left_out}")
+        lines.append("the exporters of PyTorch, Paddle and TensorFlow (make test-exporters)")
     if find_spec("triton") is None:
-        terminalreporter.write_line("left out: kernels for GPUs, compiled and interpreted (make test-cuda)")
+        lines.append("kernels for GPUs, compiled and interpreted (make test-cuda)")
+    for line in lines:
+        terminalreporter.write_line(f"left out: {line}")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

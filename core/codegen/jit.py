@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import llvmlite
 import llvmlite.binding as llvm
 
 from core.codegen.lang import Kernel
-from core.codegen.target import initialize, target_machine
+from core.codegen.target import host, initialize, listed, target_machine
 from core.errors import ArtifactError
 from core.kernels.catalog.base import KernelSpec
 from core.kernels.target import Target
@@ -19,6 +20,8 @@ from core.kernels.target import Target
 # Kernels are written unrolled, in vectors and registers. What is left to do is to share subexpressions and turn loops;
 # LLVM's -O3 takes five times as long for code that runs no faster (its loop passes undo some of the tiling).
 _PASSES = ("sroa", "simplify_cfg", "instruction_combine", "new_gvn", "loop_rotate", "simplify_cfg")
+
+_NEEDS = b"lathe needs: "  # begins the text in an object file that lists instruction sets
 
 
 def compile_kernel(kernel: Kernel) -> bytes:
@@ -30,9 +33,18 @@ def compile_kernel(kernel: Kernel) -> bytes:
 
 
 def compile_text(text: str, target: Target) -> bytes:
-    """The object file of a module given as LLVM assembly."""
+    """The object file of a module given as LLVM assembly. It says which instruction sets it needs."""
     machine = target_machine(target)
-    return bytes(machine.emit_object(_optimized(text, machine)))
+    return bytes(machine.emit_object(_optimized(text + _note(target), machine)))
+
+
+def needs_of(data: bytes) -> frozenset[str] | None:
+    """LLVM's names of the instruction sets that an object file may use; None where it does not say."""
+    start = data.find(_NEEDS)
+    end = data.find(b"\0", start)
+    if start < 0 or end < 0:
+        return None
+    return frozenset(filter(None, data[start + len(_NEEDS) : end].decode("ascii", "replace").split(",")))
 
 
 def assembly_of(kernel: Kernel) -> str:
@@ -54,8 +66,11 @@ class Library:
         """`objects` maps each symbol to the object file that defines it; `further` names
         more symbols of the same files.
 
-        ArtifactError when one of them cannot be linked: damaged, or made for another kind of machine.
+        ArtifactError when one of them cannot be linked, or has instructions that the host lacks: damaged, or made for
+        another kind of machine.
         """
+        for symbol, data in objects.items():
+            _check_runs_here(symbol, data)
         builder = llvm.JITLibraryBuilder().add_current_process()
         for symbol, data in objects.items():
             builder.add_object_img(data).export_symbol(symbol)
@@ -111,6 +126,27 @@ def _source_digest(folders: tuple[str, ...]) -> str:
 
 def llvm_version() -> str:
     return f"{llvmlite.__version__}/{'.'.join(map(str, llvm.llvm_version_info))}"
+
+
+def _note(target: Target) -> str:
+    """A constant that nothing refers to: it is in the object file, whatever that file's format."""
+    text = _NEEDS.decode() + ",".join(sorted(target.needs))
+    return f'\n@lathe_needs = internal constant [{len(text) + 1} x i8] c"{text}\\00"\n'
+
+
+def _check_runs_here(symbol: str, data: bytes) -> None:
+    needs = needs_of(data)
+    if needs is None:
+        raise ArtifactError(f"compiled code could not be linked: {symbol} does not say which instructions it needs")
+    if lacking := needs - host().needs:
+        raise ArtifactError(
+            f"compiled code was made for another machine: {symbol} needs {listed(lacking)}, which {_here()} lacks"
+        )
+
+
+def _here() -> str:
+    name = os.environ.get("LATHE_TARGET")
+    return f"LATHE_TARGET={name}" if name else "this machine"
 
 
 def _linker() -> llvm.LLJIT:

@@ -12,6 +12,8 @@ from typing import TypedDict
 
 import llvmlite.binding as llvm
 
+from core.codegen import cpus
+from core.errors import TargetError
 from core.kernels.target import Target
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -34,32 +36,59 @@ def initialize() -> None:
 
 @functools.cache
 def host() -> Target:
-    """This machine, with every vector extension it has. `LATHE_TARGET` names another one of this module."""
-    named = {"avx512": avx512, "x86-64-v3": x86_64_v3, "plain": plain}
-    choice = os.environ.get("LATHE_TARGET", "")
-    if choice:
-        if choice not in named:
-            raise ValueError(f"LATHE_TARGET is {choice!r}, expected one of {', '.join(named)}")
-        return named[choice]()
-    return _detect()
+    """This machine with every vector extension it has, or the one below it that `LATHE_TARGET` names.
+
+    TargetError when that name is unknown, or when this machine cannot execute code for it.
+    """
+    machine, name = detected(), os.environ.get("LATHE_TARGET", "")
+    if not name:
+        return machine
+    chosen = named(name)
+    if lacking := chosen.needs - machine.needs:
+        message = f"LATHE_TARGET is {name!r}, whose code this machine cannot run: it lacks {listed(lacking)}"
+        raise TargetError(f"{message}; expected one of {', '.join(runnable(machine))}")
+    return chosen
+
+
+def named(name: str) -> Target:
+    """The CPU that LLVM or the psABI calls `name`; "plain" is the least of this kind of machine.
+
+    TargetError when there is none of that name.
+    """
+    if name == "plain":
+        return plain()
+    if name not in _names():
+        raise TargetError(f"LATHE_TARGET is {name!r}, expected one of {', '.join(_names())}")
+    return _x86(name, cpus.FEATURES[name])
+
+
+def runnable(machine: Target) -> list[str]:
+    """The names that `LATHE_TARGET` may have on a machine."""
+    return [name for name in _names() if named(name).needs <= machine.needs]
+
+
+def listed(features: Collection[str]) -> str:
+    """Features as a message names them."""
+    return ", ".join(sorted(features))
 
 
 def avx512() -> Target:
     """Any x86-64 server core with AVX-512 (x86-64-v4)."""
-    return Target("avx512", _triple(), "x86-64-v4", "-prefer-256-bit", vector_bytes=64, registers=32, **_cache_sizes())
+    return _x86("x86-64-v4", cpus.LEVEL_4)
 
 
 def x86_64_v3() -> Target:
     """Any x86-64 core with AVX2 and FMA."""
-    return Target("avx2", _triple(), "x86-64-v3", "", vector_bytes=32, registers=16, **_cache_sizes())
+    return _x86("x86-64-v3", cpus.LEVEL_3)
 
 
 def plain() -> Target:
     """The least this kind of machine has: SSE2 on x86-64, NEON on aarch64, without fused multiply-add on x86-64."""
     if _machine() == "aarch64":
         return Target("neon", _triple(), "generic", "+neon", vector_bytes=16, registers=32, **_cache_sizes())
-    cpu = "x86-64" if _machine() in _X86 else "generic"
-    return Target("plain", _triple(), cpu, "", vector_bytes=16, registers=16, **_cache_sizes())
+    if _machine() in _X86:
+        return _x86("x86-64", cpus.BASE)
+    return Target("plain", _triple(), "generic", "", vector_bytes=16, registers=16, **_cache_sizes())
 
 
 def has_fma(target: Target) -> bool:
@@ -101,31 +130,51 @@ def target_machine(target: Target) -> llvm.TargetMachine:
     )
 
 
-def _detect() -> Target:
+@functools.cache
+def detected() -> Target:
+    """This machine as it describes itself."""
     initialize()
-    found = dict(llvm.get_host_cpu_features())
-    detected = llvm.get_host_cpu_name()
-    cpu = cpu_name(detected, [name for name, present in found.items() if present])
+    available = frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
     if not _may_use_tiles():
-        found = {name: present and not name.startswith("amx-") for name, present in found.items()}
-    available = {name for name, present in found.items() if present}
-    stated = sorted(available if cpu == detected else found)
-    features = ",".join(f"{'+' if name in available else '-'}{name}" for name in stated)
-    if {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= available:
+        available = frozenset(name for name in available if not name.startswith("amx-"))
+    cpu = cpu_name(llvm.get_host_cpu_name(), available)
+    if _machine() in _X86 and available >= cpus.AVX2:
+        return _x86(cpu, cpus.usable(available))
+    if "neon" in available:
+        features = ",".join(f"+{name}" for name in sorted(available))
+        return Target("neon", _triple(), cpu, features, vector_bytes=16, registers=32, **_cache_sizes())
+    return plain()
+
+
+def _x86(cpu: str, available: frozenset[str]) -> Target:
+    """A CPU that has exactly these features; LLVM takes no more than its timings from the name."""
+    initialize()
+    features = _stated(available)
+    if available >= cpus.AVX512:
         # LLVM prefers half-wide vectors on some cores for the sake of mixed code; kernels are not mixed code.
         features += ",-prefer-256-bit"
         return Target("avx512", _triple(), cpu, features, vector_bytes=64, registers=32, **_cache_sizes())
-    if {"avx2", "fma"} <= available:
+    if available >= cpus.AVX2:
         return Target("avx2", _triple(), cpu, features, vector_bytes=32, registers=16, **_cache_sizes())
-    if "neon" in available:
-        return Target("neon", _triple(), cpu, features, vector_bytes=16, registers=32, **_cache_sizes())
-    return plain()
+    return Target("plain", _triple(), cpu, features, vector_bytes=16, registers=16, **_cache_sizes())
+
+
+def _stated(available: frozenset[str]) -> str:
+    """Every feature that LLVM knows, as present or absent: what is not stated would follow from the CPU's name, which
+    a hypervisor shows even where it hides instructions. Absent ones come last, for a present one brings with it those
+    that it builds upon."""
+    known = {*llvm.get_host_cpu_features(), *available} if _machine() in _X86 else available
+    return ",".join([f"+{name}" for name in sorted(available)] + [f"-{name}" for name in sorted(known - available)])
+
+
+def _names() -> list[str]:
+    return ["plain", *(cpus.FEATURES if _machine() in _X86 else ())]
 
 
 @functools.cache
 def _may_use_tiles() -> bool:
     """Whether this process, with all its threads, may use matrix tiles: their state is large, so Linux wants to be
-    asked first. Asked by whoever wants to know the host, and so before any code for it is loaded."""
+    asked first. It is asked when the host is detected, and so before any code is loaded."""
     if platform.system() != "Linux" or _machine() not in _X86:
         return False
     return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA) == 0

@@ -18,7 +18,7 @@ class Target:
     name: str  # "avx512", "avx2", "neon", "plain"
     triple: str  # LLVM target triple
     cpu: str  # LLVM CPU name
-    features: str  # LLVM feature string, sorted
+    features: str  # LLVM feature string: every instruction set that code may use with "+", every other one with "-"
     vector_bytes: int  # width of one vector register
     registers: int  # number of vector registers
     l1_bytes: int = 32 * 1024
@@ -42,13 +42,31 @@ class Target:
     @property
     def without_tiles(self) -> Target:
         """The same machine as if it had vectors only."""
-        features = (name for name in self.features.split(",") if not name.startswith("+amx"))
-        return replace(self, features=",".join(features))
+        features = self.features.split(",")
+        return replace(
+            self, features=",".join(f"-{each[1:]}" if each.startswith("+amx") else each for each in features)
+        )
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """LLVM's names of the instruction sets that code for this target may use."""
+        return frozenset(each[1:] for each in self.features.split(",") if each.startswith("+"))
 
     @property
     def key(self) -> str:
         """Text that identifies the code generated for this target."""
         return f"{self.triple}/{self.cpu}/{self.features}/{self.vector_bytes}"
+
+    def differs_from(self, key: str) -> str:
+        """How the target with this key differs, in short: a key lists every feature of a CPU."""
+        try:
+            _, cpu, features, _ = key.split("/")
+        except ValueError:
+            return f"target {key!r}, this is {self.cpu!r}"
+        stated = {each[1:] for each in features.split(",") if each.startswith("+")}
+        more, fewer = ", ".join(sorted(stated - self.needs)), ", ".join(sorted(self.needs - stated))
+        added = " ".join([f"with {more}"] * bool(more) + [f"without {fewer}"] * bool(fewer))
+        return f"target {cpu!r}{added and ' '}{added}, this is {self.cpu!r}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,8 @@ def load_executable(path: Path, threads: int, written: Written | None = None) ->
 def _check_origin(bundle: Bundle) -> None:
     for name, expected in (("schema", SCHEMA), ("target", host().key), ("compiler", compiler_version())):
         found = bundle.facts.get(name)
+        if found != expected and name == "target":
+            raise ArtifactError(f"{bundle.name} was made for {host().differs_from(str(found))}; compile it again")
         if found != expected:
             raise ArtifactError(f"{bundle.name} was made for {name} {found!r}, this is {expected!r}; compile it again")
 

@@ -59,8 +59,9 @@ def compiler_at_start() -> str:
 
 
 def compiler_now() -> str:
-    """Identify the compiler on disk by its sources and LLVM, and the processor by what it can do."""
-    seen = hashlib.sha256(f"{platform.machine()} {metadata.version('llvmlite')} {_processor()}".encode())
+    """Identify the compiler on disk by its sources and LLVM, and the processor by what code may use of it."""
+    machine = f"{platform.machine()} {_processor()} {os.environ.get('LATHE_TARGET', '')}"
+    seen = hashlib.sha256(f"{machine} {metadata.version('llvmlite')}".encode())
     package = Path(__file__).parents[2] / "core"
     for source in sorted(package.rglob("*.py")):
         seen.update(source.read_bytes())

@@ -114,7 +114,7 @@ def test_damaged_objects_are_refused(data: bytes) -> None:
 
 
 def test_the_key_covers_spec_and_target() -> None:
-    specs, machines = (DemoSpec("a"), DemoSpec("b")), (targets.host(), targets.x86_64_v3(), targets.plain())
+    specs, machines = (DemoSpec("a"), DemoSpec("b")), (targets.avx512(), targets.x86_64_v3(), targets.plain())
     assert len({object_key(spec, machine) for spec in specs for machine in machines}) == 6
 
 
@@ -128,24 +128,6 @@ def test_wide_registers_are_used_where_the_target_has_them() -> None:
     widths = [("zmm", targets.avx512()), ("ymm", targets.x86_64_v3()), ("xmm", targets.plain())]
     for register, target in widths if "x86" in targets.host().triple else []:
         assert register in text(target)
-
-
-def test_a_cpu_behind_a_wrong_model_number_is_known_by_what_it_can_do() -> None:
-    assert targets.cpu_name("rocketlake", {"avx512f", "amx-bf16"}) == "sapphirerapids"
-    assert targets.cpu_name("graniterapids", {"avx512f", "amx-bf16"}) == "graniterapids"
-    assert targets.cpu_name("znver5", {"avx512f"}) == "znver5"
-
-
-def test_a_named_target_replaces_the_detected_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LATHE_TARGET", "plain")
-    targets.host.cache_clear()
-    assert targets.host() == targets.plain()
-    monkeypatch.setenv("LATHE_TARGET", "pdp11")
-    targets.host.cache_clear()
-    with pytest.raises(ValueError, match="expected one of avx512"):
-        targets.host()
-    monkeypatch.undo()
-    targets.host.cache_clear()
 
 
 class TestObjectCache:

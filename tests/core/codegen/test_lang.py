@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from core.codegen.lang import Kernel
-from core.codegen.target import host, plain, x86_64_v3
+from core.codegen.target import host
 from core.ir.types import DType, symbol
 from core.kernels.catalog.base import Status
 from core.kernels.target import Target
 from tests.core.codegen.demo import DemoSpec, run
+from tests.core.targets import each_target
 
 F32 = DType.FLOAT32
 N = symbol("n")
-TARGETS = {"host": host(), "x86-64-v3": x86_64_v3(), "plain": plain()}
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+@each_target
 @pytest.mark.parametrize(("n", "threads"), [(1, 1), (5, 1), (16, 2), (1000, 3)])
 def test_elementwise_over_any_n(target: Target, n: int, threads: int) -> None:
     x = np.arange(3 * n + 1, dtype=np.float32)
@@ -39,7 +39,7 @@ def test_elementwise_over_any_n(target: Target, n: int, threads: int) -> None:
     assert y[-1] == -7
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+@each_target
 @pytest.mark.parametrize("size", [1, 7, 16, 100])
 def test_strip_carries_values_through_full_vectors_and_tail(target: Target, size: int) -> None:
     x = np.random.default_rng(0).standard_normal(size).astype(np.float32)
@@ -55,7 +55,7 @@ def test_strip_carries_values_through_full_vectors_and_tail(target: Target, size
     np.testing.assert_allclose(y, [x.sum(), x.sum()], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+@each_target
 @pytest.mark.parametrize("count", [1, 2, 7])
 @pytest.mark.parametrize(
     ("source", "goal"),
@@ -96,7 +96,7 @@ def test_parallel_gives_every_coordinate_to_exactly_one_thread() -> None:
     np.testing.assert_array_equal(seen, a * 100 + b * 10 + c)
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+@each_target
 def test_a_hidden_integer_is_the_same_number(target: Target) -> None:
     seen = np.zeros(40, np.int64)
 

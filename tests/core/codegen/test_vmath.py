@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from core.codegen.lang import Kernel
-from core.codegen.target import host, plain, x86_64_v3
+from core.codegen.target import host
 from core.codegen.vmath import exp_of_nonpositive
 from core.ir.types import DType
 from core.kernels.target import Target
 from tests.core.codegen.demo import run
+from tests.core.targets import each_target
 
 F32 = DType.FLOAT32
-TARGETS = {"host": host(), "x86-64-v3": x86_64_v3(), "plain": plain()}
 SPECIAL = np.array(
     [
         0.0,
@@ -80,7 +80,7 @@ def ulps(actual: Any, exact: Any) -> Any:
     return np.where(same, 0, np.abs(actual.astype(np.float64) - exact) / unit)
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+@each_target
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_error_bound(name: str, target: Target) -> None:
     exact, bound = FUNCTIONS[name]
@@ -91,7 +91,7 @@ def test_error_bound(name: str, target: Target) -> None:
     assert error[worst] <= bound, f"{name}({x[worst]!r}) is off by {error[worst]} ulp"
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+@each_target
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_result_depends_on_its_own_element_alone(name: str, target: Target) -> None:
     """What else is in its vector may belong to another caller."""
@@ -101,7 +101,7 @@ def test_a_result_depends_on_its_own_element_alone(name: str, target: Target) ->
     np.testing.assert_array_equal(apply(name, [other], target)[1::2], apply(name, [x], target)[1::2])
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+@each_target
 def test_exp_of_nonpositive(target: Target) -> None:
     x = np.concatenate([-np.logspace(-40, 2.2, 5000), [0.0, -0.0, -87.6, -88.0, -np.inf, np.nan]]).astype(np.float32)
     y, exact = np.empty_like(x), np.exp(x.astype(np.float64))
@@ -117,7 +117,7 @@ def test_exp_of_nonpositive(target: Target) -> None:
     assert (y[x < -87.7] == 0).all()
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+@each_target
 def test_sigmoid(target: Target) -> None:
     x = every_magnitude(20_000)
     with np.errstate(all="ignore"):

@@ -21,7 +21,6 @@ import numpy as np
 
 from core.codegen.jit import Library
 from core.codegen.lang import symbol_of
-from core.codegen.target import host
 from core.ir.build import Builder
 from core.ir.dim import evaluate
 from core.ir.graph import Array, Graph, Value
@@ -30,6 +29,7 @@ from core.kernels.catalog import Block, In, KernelCall, Out, Packed, Request, Sc
 from core.kernels.cpu import object_for
 from core.kernels.target import Target
 from core.reference import bind_symbols, interpret
+from tests.core.targets import vectors
 
 _PAGE = mmap.PAGESIZE
 _CANARY = 64
@@ -113,11 +113,6 @@ class NodeKernel:
         for thread in team:
             thread.join()
         self.status = int(counter[1])
-
-
-def vectors() -> Target:
-    """The host as if it had no matrix tiles, which have tests of their own."""
-    return host().without_tiles
 
 
 def scalar_body(inputs: int, write: Callable[..., Value], dtype: DType = DType.FLOAT32) -> Graph:

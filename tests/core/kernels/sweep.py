@@ -13,9 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-import pytest
 
-from core.codegen.target import host, plain, x86_64_v3
 from core.ir.graph import Array
 from core.ir.types import DType, TensorType
 from core.ir.types import parse_type as parse
@@ -23,15 +21,6 @@ from core.kernels.target import Target
 from tests.core.kernels.harness import NodeKernel
 
 Sample: TypeAlias = Callable[[DType, tuple[int, ...]], Array]
-
-
-def _targets() -> list[Target]:
-    """Every instruction set that this machine runs: its own, the common one below it, and the least."""
-    below = [x86_64_v3()] if host().name == "avx512" else []
-    return [host(), *below, *([plain()] if host().name != plain().name else [])]
-
-
-each_target = pytest.mark.parametrize("target", _targets(), ids=lambda target: target.name)
 
 
 def kernel(op: str, *inputs: str | Array | None, **keywords: Any) -> NodeKernel:

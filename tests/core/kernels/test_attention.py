@@ -12,7 +12,8 @@ from core.ir.graph import Graph
 from core.kernels.catalog import Request, select
 from core.kernels.target import Target
 from tests.core.kernels.harness import scalar_body, single_node
-from tests.core.kernels.sweep import each_target, floats, kernel, sweep, tensor
+from tests.core.kernels.sweep import floats, kernel, sweep, tensor
+from tests.core.targets import each_target
 
 HEADS: dict[str, Any] = {"perm_q": (0, 2, 1, 3), "perm_k": (0, 2, 3, 1), "perm_v": (0, 2, 1, 3), "perm_y": (0, 2, 1, 3)}
 

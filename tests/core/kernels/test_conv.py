@@ -7,17 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.codegen.target import plain, x86_64_v3
 from core.ir.build import Builder
 from core.ir.graph import Array, Value
 from core.ir.types import DType, TensorType, symbol
 from core.kernels.catalog import Request, select
 from core.kernels.target import Target
-from tests.core.kernels.harness import NodeKernel, scalar_body, single_node, vectors
+from tests.core.kernels.harness import NodeKernel, scalar_body, single_node
+from tests.core.targets import each_target, vectors
 
 F32 = DType.FLOAT32
 N = symbol("n")
-TARGETS = {"host": vectors(), "x86-64-v3": x86_64_v3(), "plain": plain()}
 
 
 def floats(*shape: int) -> Array:
@@ -75,14 +74,14 @@ def test_windows(channels: int, kernel: tuple[int, ...], attrs: dict[str, Any]) 
     check(convolution((9, 8), channels, 10, kernel, **attrs), 2)
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+@each_target
 @pytest.mark.parametrize("channels", [2, 17])
 def test_targets_and_threads(target: Target, channels: int) -> None:
     kernel = convolution((6, 7), channels, 19, (3, 3), pads=(1, 1, 1, 1), target=target)
     check(kernel, 1, 3, threads=3)
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+@each_target
 @pytest.mark.parametrize("channels", [2, 4, 8])
 def test_groups_narrower_than_a_vector(channels: int, target: Target) -> None:
     strides = {"pads": (1, 1, 1, 1), "strides": (2, 1)}

@@ -12,8 +12,8 @@ from core.ir.types import DType, TensorType
 from core.kernels.catalog import Request, select
 from core.kernels.target import Target
 from core.ops.terms import Writer
-from tests.core.kernels.harness import NodeKernel, single_node, vectors
-from tests.core.kernels.sweep import each_target
+from tests.core.kernels.harness import NodeKernel, single_node
+from tests.core.targets import each_target, vectors
 
 F32 = DType.FLOAT32
 WINDOWS: list[dict[str, Any]] = [

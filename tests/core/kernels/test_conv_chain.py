@@ -17,7 +17,8 @@ from core.kernels.catalog.conv_chain import ConvChainSpec
 from core.kernels.target import Target
 from core.passes.conv_chain import ChainConvolutions
 from tests.core.kernels.harness import NodeKernel, scalar_body
-from tests.core.kernels.test_conv import TARGETS, N, check, floats
+from tests.core.kernels.test_conv import N, check, floats
+from tests.core.targets import each_target
 
 SMALL = dataclasses.replace(host(), l2_bytes=1 << 13)  # of which a few lines are all that fits
 RELU = scalar_body(1, lambda b, x: b("Relu", x))
@@ -105,7 +106,7 @@ def test_residual_and_long_epilogues(target: Target) -> None:
     check(chain((10, 8), 6, 24, 6, 3, target, residual=True, activation=SILU, pads=(1, 1, 1, 1)), 1, 3, threads=2)
 
 
-@pytest.mark.parametrize("target", list(TARGETS.values()), ids=list(TARGETS))
+@each_target
 def test_targets(target: Target) -> None:
     check(chain((9, 10), 6, 20, 9, target=target, pads=(1, 1, 1, 1)), 2)
 

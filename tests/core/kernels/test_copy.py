@@ -13,7 +13,8 @@ import pytest
 from core.kernels.catalog import Request, select
 from core.kernels.target import Target
 from tests.core.kernels.harness import guarded, single_node
-from tests.core.kernels.sweep import each_target, floats, kernel, normal, sweep, tensor
+from tests.core.kernels.sweep import floats, kernel, normal, sweep, tensor
+from tests.core.targets import each_target
 
 WIDTHS = ("uint8", "int16", "float32", "int64")
 each_width = pytest.mark.parametrize("dtype", WIDTHS)

@@ -10,8 +10,9 @@ import pytest
 from core.ir.types import DType, TensorType
 from core.kernels.catalog import Request, select
 from core.kernels.target import Target
-from tests.core.kernels.harness import NodeKernel, scalar_body, single_node, vectors
-from tests.core.kernels.test_conv import F32, TARGETS, N, check, convolution, floats
+from tests.core.kernels.harness import NodeKernel, scalar_body, single_node
+from tests.core.kernels.test_conv import F32, N, check, convolution, floats
+from tests.core.targets import each_target, vectors
 
 
 @pytest.mark.parametrize("channels", [2, 7, 16, 33])
@@ -38,7 +39,7 @@ def test_windows(kernel: tuple[int, int], attrs: dict[str, Any]) -> None:
     check(convolution((9, 11), 20, 20, kernel, group=20, **attrs), 2)
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+@each_target
 def test_targets(target: Target) -> None:
     check(convolution((6, 13), 21, 21, (3, 3), group=21, pads=(1, 1, 1, 1), target=target), 1, 2, threads=3)
 
@@ -59,7 +60,7 @@ def test_several_outputs_per_channel_run_as_groups() -> None:
     check(kernel, 2)
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+@each_target
 @pytest.mark.parametrize("fill", [0, 17])
 @pytest.mark.parametrize(
     ("kernel", "attrs"),
@@ -81,7 +82,7 @@ def test_bytes_add_up_exactly(kernel: tuple[int, ...], attrs: dict[str, Any], fi
     made.check(x, threads=2, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+@each_target
 def test_bytes_of_one_channel_more_than_a_vector_leave_the_next_pixel_alone(target: Target) -> None:
     rng = np.random.default_rng(0)
     channels = target.lanes + 1

@@ -8,7 +8,8 @@ import pytest
 
 from core.kernels.target import Target
 from tests.core.kernels.harness import NodeKernel, scalar_body
-from tests.core.kernels.test_conv import TARGETS, check, convolution, floats, image
+from tests.core.kernels.test_conv import check, convolution, floats, image
+from tests.core.targets import each_target
 
 RELU = scalar_body(1, lambda b, x: b("Relu", x))
 
@@ -59,7 +60,7 @@ def test_pooling(size: tuple[int, int], pool: str) -> None:
     check(pooled(size, 6, pool), 1, 3, threads=2)
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+@each_target
 def test_targets(target: Target) -> None:
     check(convolution((6, 13), 2, 7, (3, 3), pads=(1, 1, 1, 1), target=target), 1, 2, threads=3)
     check(pooled((6, 13), 7, target=target), 1, 2, threads=3)

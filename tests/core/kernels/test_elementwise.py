@@ -16,7 +16,8 @@ from core.kernels.catalog import VIEWS, In, Out, Request, select
 from core.kernels.target import Target
 from core.ops import registry
 from tests.core.kernels.harness import single_node
-from tests.core.kernels.sweep import each_target, floats, kernel, normal, positive, sweep, tensor
+from tests.core.kernels.sweep import floats, kernel, normal, positive, sweep, tensor
+from tests.core.targets import each_target
 
 DTYPES = ("float32", "float64", "int32", "int64", "uint8", "int8", "bool")
 NEEDED: dict[str, dict[str, Any]] = {"Cast": {"to": DType.INT32}, "BitShift": {"direction": "RIGHT"}}

@@ -9,7 +9,8 @@ from core.ir.graph import Array
 from core.ir.types import DType
 from core.kernels.catalog import Status
 from core.kernels.target import Target
-from tests.core.kernels.sweep import each_target, floats, kernel, normal, sweep
+from tests.core.kernels.sweep import floats, kernel, normal, sweep
+from tests.core.targets import each_target
 
 ROWS = 20
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.codegen.target import plain, x86_64_v3
 from core.ir.build import Builder
 from core.ir.graph import Array, Value
 from core.ir.types import DType, TensorType, symbol
@@ -16,11 +15,11 @@ from core.kernels.catalog.gemm import GemmSpec
 from core.kernels.cpu.gemm import generate
 from core.kernels.target import Target
 from core.plan.choice import Choice
-from tests.core.kernels.harness import NodeKernel, scalar_body, single_node, vectors
+from tests.core.kernels.harness import NodeKernel, scalar_body, single_node
+from tests.core.targets import each_target, vectors
 
 F32 = DType.FLOAT32
 N = symbol("n")
-TARGETS = {"host": vectors(), "x86-64-v3": x86_64_v3(), "plain": plain()}
 
 
 def floats(*shape: int) -> Array:
@@ -39,7 +38,7 @@ def test_every_tail_of_rows_and_columns(depth: int, columns: int) -> None:
         kernel.check(floats(n, depth))
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+@each_target
 @pytest.mark.parametrize("columns", [3, 21, 130])
 def test_targets_and_threads(target: Target, columns: int) -> None:
     kernel = NodeKernel("FusedMatMul", tensor(N, 19), floats(19, columns), target=target)
@@ -47,7 +46,7 @@ def test_targets_and_threads(target: Target, columns: int) -> None:
         kernel.check(floats(n, 19), threads=threads)
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+@each_target
 @pytest.mark.parametrize("columns", [10, 84, 120])
 def test_every_count_of_rows_below_two_tiles(target: Target, columns: int) -> None:
     kernel = NodeKernel("FusedMatMul", tensor(N, 8), floats(8, columns), target=target)
@@ -82,7 +81,7 @@ def test_batches_of_constant_matrices_are_packed() -> None:
     kernel.check(floats(2, 3, 5, 9))
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+@each_target
 @pytest.mark.parametrize(("time", "size"), [(33, 8), (16, 17), (5, 3)])
 def test_attention_scores_and_values(target: Target, time: int, size: int) -> None:
     heads = tensor(N, time, 2, size)

@@ -10,7 +10,8 @@ from core.kernels.catalog import Request, select
 from core.kernels.catalog.pool import Window
 from core.kernels.target import Target
 from tests.core.kernels.harness import single_node
-from tests.core.kernels.sweep import each_target, floats, kernel, sweep, tensor
+from tests.core.kernels.sweep import floats, kernel, sweep, tensor
+from tests.core.targets import each_target
 
 WINDOWS: list[dict[str, Any]] = [
     {"kernel_shape": (2, 2), "strides": (2, 2)},

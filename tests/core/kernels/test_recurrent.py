@@ -12,8 +12,9 @@ from onnx import numpy_helper
 import core
 from core.ir.graph import Array
 from core.kernels.target import Target
-from tests.core.kernels.sweep import each_target, floats, kernel, sweep
+from tests.core.kernels.sweep import floats, kernel, sweep
 from tests.core.one_node import one_node_model, onnx_run
+from tests.core.targets import each_target
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 STATES = {"RNN": 1, "GRU": 1, "LSTM": 2}

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from core.kernels.target import Target
-from tests.core.kernels.sweep import each_target, floats, kernel, positive, sweep
+from tests.core.kernels.sweep import floats, kernel, positive, sweep
+from tests.core.targets import each_target
 
 KINDS = ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "SumSquare", "LogSum", "LogSumExp")
 AXES = ((1,), (3,), (1, 2), (2, 3), (1, 3), (0, 2), None)

@@ -10,7 +10,8 @@ import pytest
 from core.kernels.catalog import Request, select
 from core.kernels.target import Target
 from tests.core.kernels.harness import single_node
-from tests.core.kernels.sweep import each_target, kernel, sweep, tensor
+from tests.core.kernels.sweep import kernel, sweep, tensor
+from tests.core.targets import each_target
 
 WAYS: list[dict[str, Any]] = [
     {"mode": "nearest", "scales": (1.0, 1.0, 2.0, 2.0), "coordinate_transformation_mode": "asymmetric"},

@@ -11,7 +11,8 @@ from core.ir.types import DType, TensorType
 from core.kernels.catalog import Status
 from core.kernels.target import Target
 from tests.core.kernels.harness import NodeKernel
-from tests.core.kernels.sweep import each_target, floats, kernel
+from tests.core.kernels.sweep import floats, kernel
+from tests.core.targets import each_target
 
 ROWS = 20
 

@@ -12,7 +12,8 @@ from core.errors import ModelError
 from core.ir.graph import Graph
 from core.kernels.target import Target
 from tests.core.kernels.harness import scalar_body
-from tests.core.kernels.sweep import each_target, floats, kernel
+from tests.core.kernels.sweep import floats, kernel
+from tests.core.targets import each_target
 
 HEADS: dict[str, Any] = {"perm_q": (0, 2, 1, 3), "perm_k": (0, 2, 3, 1), "perm_v": (0, 2, 1, 3), "perm_y": (0, 2, 1, 3)}
 LENGTHS = [(1,), (16,), (17, 1, 33), (3, 64, 7, 130), (1,) * 20, (65, 48)]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from core.kernels.target import Target
-from tests.core.kernels.sweep import each_target, floats, kernel, sweep
+from tests.core.kernels.sweep import floats, kernel, sweep
+from tests.core.targets import each_target
 
 
 @each_target

@@ -16,9 +16,10 @@ from core.kernels.catalog import Request, candidates, select
 from core.kernels.catalog.panels import Tile
 from core.kernels.catalog.strassen import PRODUCTS, StrassenSpec, pack
 from core.kernels.target import Target
-from tests.core.kernels.harness import NodeKernel, scalar_body, vectors
+from tests.core.kernels.harness import NodeKernel, scalar_body
 from tests.core.kernels.test_conv import convolution
 from tests.core.kernels.test_gemm import F32, N, floats, tensor
+from tests.core.targets import each, vectors
 
 NARROW = replace(vectors(), l1_bytes=1 << 15, l2_bytes=1 << 16)  # panels do not fit: product by product
 WIDE = replace(vectors(), l1_bytes=1 << 20)  # a tile goes through all of them at once
@@ -35,7 +36,7 @@ def spec_of(kernel: NodeKernel) -> StrassenSpec:
     return kernel.call.spec
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS.keys())
+@each(TARGETS)
 @pytest.mark.parametrize("rows", [64, 83, 128])
 def test_rows_that_fill_tiles_or_not(target: Target, rows: int) -> None:
     kernel = product(rows, target=target)

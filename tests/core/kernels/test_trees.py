@@ -13,7 +13,7 @@ from core.ir.types import DType, TensorType
 from core.kernels.catalog import Request, select
 from core.kernels.target import Target
 from tests.core.kernels.harness import NodeKernel, single_node
-from tests.core.kernels.sweep import each_target
+from tests.core.targets import each_target
 
 FEATURES = 5
 X = TensorType(DType.FLOAT32, (symbol("n"), FEATURES))

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from core.codegen.target import x86_64_v3
 from core.ir.types import TensorType
 from core.kernels.catalog import Request, candidates
 from core.kernels.catalog.panels import choose_tile
 from core.kernels.catalog.winograd_lines import pack
 from core.kernels.target import Target
-from tests.core.kernels.harness import scalar_body, vectors
+from tests.core.kernels.harness import scalar_body
 from tests.core.kernels.test_conv import F32, N, check, convolution, floats
+from tests.core.targets import each_wide, vectors
 
 
-@pytest.mark.parametrize("target", [vectors(), x86_64_v3()], ids=["host", "x86-64-v3"])
+@each_wide
 @pytest.mark.parametrize(
     ("size", "channels", "outputs", "pads"),
     [

@@ -16,14 +16,19 @@ from core.kernels.catalog import Request, select
 from core.kernels.catalog.words import in_words, pack_words
 from core.kernels.target import Target
 from tests.core.kernels.harness import NodeKernel, scalar_body, single_node
+from tests.core.targets import each, each_wide, vectors
 
 F32, BF16, F16, U8 = DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16, DType.UINT8
 N = symbol("n")
-TARGETS = {"host": host(), "avx512": avx512(), "x86-64-v3": x86_64_v3(), "plain": plain()}
-if host().has_tiles(BF16):
-    TARGETS["host without tiles"] = host().without_tiles
+TARGETS = {
+    "host": host(),
+    "host without tiles": vectors(),
+    "avx512": avx512(),
+    "x86-64-v3": x86_64_v3(),
+    "plain": plain(),
+}
 each_narrow = pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
-each_target = pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+each_target = each(TARGETS)
 
 
 def floats(*shape: int) -> Array:
@@ -123,7 +128,7 @@ def test_convolutions_of_narrow_floats(
         node.check(halves(n, 7, 9, channels, dtype=dtype), threads=threads, atol=1e-4)
 
 
-@pytest.mark.parametrize("target", [host().without_tiles, x86_64_v3()], ids=["host", "x86-64-v3"])
+@each_wide
 @pytest.mark.parametrize("stride", [1, 2])
 def test_winograd_of_float16_computes_in_float32(target: Target, stride: int) -> None:
     image, weight = TensorType(F16, (N, 14, 13, 32)), halves(48, 32, 3, 3, dtype=F16).astype(np.float32)
@@ -133,7 +138,7 @@ def test_winograd_of_float16_computes_in_float32(target: Target, stride: int) ->
     kernel.check(halves(2, 14, 13, 32, dtype=F16), threads=2, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("target", [host().without_tiles, x86_64_v3()], ids=["host", "x86-64-v3"])
+@each_wide
 def test_winograd_of_bfloat16_loses_little(target: Target) -> None:
     image = TensorType(BF16, (N, 14, 13, 32))
     kernel = NodeKernel("FusedConv", image, floats(48, 32, 3, 3), pads=(1,) * 4, layout="NHWC", target=target)
@@ -179,7 +184,7 @@ def test_convolutions_of_bytes_are_exact_around_their_zero(target: Target, attrs
     kernel.check(unsigned(2, 13, 14, 16), threads=2, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("target", [host(), x86_64_v3()], ids=["host", "x86-64-v3"])
+@each_wide
 @each_narrow
 def test_other_kernels_pass_narrow_floats_on(target: Target, dtype: DType) -> None:
     image = TensorType(dtype, (N, 9, 8, 20))
@@ -194,7 +199,7 @@ def test_other_kernels_pass_narrow_floats_on(target: Target, dtype: DType) -> No
         kernel.check(x, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("target", [host(), x86_64_v3()], ids=["host", "x86-64-v3"])
+@each_wide
 @each_narrow
 @pytest.mark.parametrize("depth", [16, 7])
 def test_attention_of_narrow_floats(target: Target, dtype: DType, depth: int) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import core
-from core.codegen.target import host, plain, x86_64_v3
 from core.frontends.export import export
 from core.ir.build import Builder
 from core.ir.graph import Graph
@@ -22,6 +21,7 @@ from core.runtime.explain import explain_plan
 from core.runtime.machine import Peaks
 from core.runtime.profile import REFERENCE
 from tests.core.runtime import graphs
+from tests.core.targets import each_target
 
 PEAKS = Peaks(flops=100e9, bandwidth=10e9)
 
@@ -100,7 +100,7 @@ def test_a_share_of_the_peak_stands_beside_every_time(monkeypatch: pytest.Monkey
     assert f"{profile.roofline:.1%}" in profile.table().splitlines()[-1]
 
 
-@pytest.mark.parametrize("target", [host(), x86_64_v3(), plain()], ids=lambda target: target.name)
+@each_target
 def test_measured_peaks_are_believable(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_BUFFER", 24 << 20)
     found = machine.measure(target)

@@ -38,8 +38,9 @@ _MOVING = frozenset({
 
 @dataclass(frozen=True)
 class Quantized:
-    """`integers`: whether the target multiplies bytes faster than floats; otherwise products stay float32. `depthwise`:
-    whether its kernels convolve every channel of bytes for itself."""
+    """`integers`: whether the target multiplies bytes faster than floats; otherwise products of dequantized numbers stay
+    float32. Operators that are products of integers by definition get integer kernels either way. `depthwise`: whether
+    the target's kernels convolve every channel of bytes for itself."""
 
     integers: bool = True
     depthwise: bool = True
@@ -49,8 +50,8 @@ class Quantized:
         editor = Editor(graph)
         steps: list[Callable[[Editor, Node], None]] = [_spell_out, _make_unsigned, _move]
         if self.integers:
-            steps += [partial(_multiply, depthwise=self.depthwise), _normalize]
-        for step in (*steps, lower):
+            steps.append(partial(_multiply, depthwise=self.depthwise))
+        for step in (*steps, _normalize, lower):
             for node in editor.nodes():
                 step(editor, node)
         integers = sum(node.op in ("ConvInteger", "MatMulInteger") for node in editor.nodes())

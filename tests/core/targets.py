@@ -29,6 +29,11 @@ def vectors() -> Target:
     return host().without_tiles
 
 
+def runs_here(target: Target) -> bool:
+    """Whether the host has every instruction that code for `target` may use."""
+    return target.needs <= host().needs
+
+
 def each(targets: Mapping[str, Target]) -> pytest.MarkDecorator:
     """Parametrize a test that runs code with `target`. Those that this machine cannot run are skipped, which
     `left_out` tells at the end of a run; their code is compiled and decoded in test_instructions.py."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.codegen.target import plain, x86_64_v3
+from core.codegen.target import avx512, plain, x86_64_v3
 from core.ir.build import Builder
 from core.ir.graph import Value
 from core.ir.types import DType, TensorType
@@ -19,15 +19,22 @@ from core.kernels.target import Target
 from tests.core.kernels.harness import NodeKernel, scalar_body
 from tests.core.kernels.test_conv import convolution
 from tests.core.kernels.test_gemm import F32, N, floats, tensor
-from tests.core.targets import each, vectors
+from tests.core.targets import each, runs_here
 
-NARROW = replace(vectors(), l1_bytes=1 << 15, l2_bytes=1 << 16)  # panels do not fit: product by product
-WIDE = replace(vectors(), l1_bytes=1 << 20)  # a tile goes through all of them at once
+WIDE = replace(x86_64_v3(), l1_bytes=1 << 20)  # a tile goes through all panels at once
+NARROW = replace(x86_64_v3(), l1_bytes=1 << 15, l2_bytes=1 << 16)  # panels do not fit: product by product
 DEPTH = 384  # the least that prefers seven products
-TARGETS = {"in turn": NARROW, "at once": WIDE, "x86-64-v3": replace(x86_64_v3(), l1_bytes=1 << 20)}
+TARGETS = {
+    "in turn": NARROW,
+    "at once": WIDE,
+    "avx512, in turn": replace(avx512(), l1_bytes=1 << 15, l2_bytes=1 << 16),
+    "avx512, at once": replace(avx512(), l1_bytes=1 << 20),
+}
+pytestmark = pytest.mark.skipif(not runs_here(WIDE), reason="this machine lacks AVX2")
 
 
 def product(rows: int, depth: int = DEPTH, columns: int = 384, *extras: Any, **attrs: Any) -> NodeKernel:
+    attrs.setdefault("target", WIDE)
     return NodeKernel("FusedMatMul", tensor(N, rows, depth), floats(depth, columns), *extras, **attrs)
 
 
@@ -40,18 +47,18 @@ def spec_of(kernel: NodeKernel) -> StrassenSpec:
 @pytest.mark.parametrize("rows", [64, 83, 128])
 def test_rows_that_fill_tiles_or_not(target: Target, rows: int) -> None:
     kernel = product(rows, target=target)
-    assert spec_of(kernel).in_turn == (target is NARROW)
+    assert spec_of(kernel).in_turn == (target.l1_bytes == NARROW.l1_bytes)
     for n, threads in ((1, 1), (5, 1), (1, 3), (2, 2), (0, 2)):
         kernel.check(floats(n, rows, DEPTH), threads=threads, rtol=1e-3, atol=1e-3)
 
 
 def test_rows_of_one_sample_without_a_batch() -> None:
-    kernel = NodeKernel("MatMul", tensor(70, DEPTH), floats(DEPTH, 256))
+    kernel = NodeKernel("MatMul", tensor(70, DEPTH), floats(DEPTH, 384), target=WIDE)
     assert spec_of(kernel).samples == 1
     kernel.check(floats(70, DEPTH), threads=2, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("target", [WIDE, NARROW], ids=["at once", "in turn"])
+@each({name: TARGETS[name] for name in ("at once", "in turn")})
 @pytest.mark.parametrize("op", ["Relu", "Gelu"])
 def test_epilogues_at_once_and_deferred(target: Target, op: str) -> None:
     def write(b: Builder, x: Value, bias: Value, residual: Value) -> Value:
@@ -67,29 +74,30 @@ def test_transposed_weights_and_a_residual_that_repeats() -> None:
     def write(b: Builder, x: Value, extra: Value) -> Value:
         return b("Add", x, extra)
 
-    a, extra = tensor(N, 66, DEPTH), tensor(66, 256)
+    a, extra = tensor(N, 70, DEPTH), tensor(70, 384)
     kernel = NodeKernel(
-        "FusedMatMul", a, floats(256, DEPTH), extra, perm_b=(1, 0), epilogue=scalar_body(2, write), target=vectors()
+        "FusedMatMul", a, floats(384, DEPTH), extra, perm_b=(1, 0), epilogue=scalar_body(2, write), target=WIDE
     )
     assert spec_of(kernel).finish.pixels.rank == 2
-    kernel.check(floats(2, 66, DEPTH), floats(66, 256), rtol=1e-3, atol=1e-3)
+    kernel.check(floats(2, 70, DEPTH), floats(70, 384), rtol=1e-3, atol=1e-3)
 
 
 def test_transposed_operands_and_output() -> None:
     perms = {"perm_a": (1, 0, 2), "perm_y": (1, 0, 2)}
-    kernel = NodeKernel("FusedMatMul", tensor(66, N, DEPTH), floats(DEPTH, 256), **perms)
+    kernel = NodeKernel("FusedMatMul", tensor(70, N, DEPTH), floats(DEPTH, 384), target=WIDE, **perms)
     assert spec_of(kernel).source.rank == 2
-    kernel.check(floats(66, 3, DEPTH), rtol=1e-3, atol=1e-3)
+    kernel.check(floats(70, 3, DEPTH), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_pointwise_convolutions(stride: int) -> None:
     add = scalar_body(2, lambda b, x, y: b("Relu", b("Add", x, y)))
     size = (9 * stride, 8 * stride)
-    residual = TensorType(F32, (N, 9, 8, 256))
-    kernel = convolution(size, DEPTH, 256, (1, 1), residual, strides=(stride,) * 2, epilogue=add)
+    residual = TensorType(F32, (N, 9, 8, 384))
+    attrs = {"strides": (stride,) * 2, "epilogue": add}
+    kernel = convolution(size, DEPTH, 384, (1, 1), residual, target=WIDE, **attrs)
     assert (spec_of(kernel).rows, kernel.call.inplace) == (72, (3,))
-    kernel.check(floats(2, *size, DEPTH), floats(2, 9, 8, 256), threads=2, rtol=1e-3, atol=1e-3)
+    kernel.check(floats(2, *size, DEPTH), floats(2, 9, 8, 384), threads=2, rtol=1e-3, atol=1e-3)
 
 
 def test_error_is_small_against_the_largest_result() -> None:
@@ -110,7 +118,7 @@ def test_samples_stay_apart() -> None:
     "shape", [(64, N, DEPTH), (64 * N, DEPTH), (N, 16, DEPTH)], ids=["batch second", "flattened", "few rows"]
 )
 def test_rows_of_no_certain_sample_or_too_few_stay_plain(shape: tuple[Any, ...]) -> None:
-    kernel = NodeKernel("FusedMatMul", tensor(*shape), floats(DEPTH, 384))
+    kernel = NodeKernel("FusedMatMul", tensor(*shape), floats(DEPTH, 384), target=WIDE)
     assert kernel.call.spec.family == "gemm"
 
 
@@ -122,7 +130,7 @@ def test_narrow_targets_and_small_products_stay_plain() -> None:
 
 def test_the_tuner_may_take_the_definition_instead() -> None:
     kernel = product(64)
-    request = Request(kernel.node, kernel.graph.constants, vectors())
+    request = Request(kernel.node, kernel.graph.constants, WIDE)
     first, second, *_ = candidates(request)
     exact = replace(request, winograd=False)
     assert (first.spec.family, second.spec) == ("strassen", select(exact).spec)  # type: ignore[union-attr]
@@ -131,7 +139,7 @@ def test_the_tuner_may_take_the_definition_instead() -> None:
 
 def test_shallow_products_are_offered_but_not_preferred() -> None:
     kernel = product(64, depth=DEPTH - 32)
-    first, *others = candidates(Request(kernel.node, kernel.graph.constants, vectors()))
+    first, *others = candidates(Request(kernel.node, kernel.graph.constants, WIDE))
     assert first.spec.family == "gemm"
     assert "strassen" in {call.spec.family for call in others}
 

@@ -24,6 +24,8 @@ settings.load_profile("lathe")
 _BATCHING = "lathe_batching"  # the key under which a test process sends its tally to the one that reports
 _TALLY: pytest.StashKey[Any] = pytest.StashKey()
 
+_died: list[str] = []  # workers of this run
+
 
 def pytest_configure(config: pytest.Config) -> None:
     from tests.batching import Tally  # here, as it imports NumPy
@@ -31,12 +33,25 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_TALLY] = Tally()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Take the tally of a worker; note one that died. pytest-xdist ends the run then, and what was left to that worker
+    is not run."""
+    if error:
+        _died.append(f"worker {node.gateway.id} died ({error})")
+    plain = getattr(node, "workeroutput", {}).get(_BATCHING)
+    if plain is not None:
+        node.config.stash[_TALLY].add(plain)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say what was left out, and how to run it."""
-    for line in config.stash[_TALLY].lines():
-        terminalreporter.write_line(line)
+    """Say what was checked and what was left out, and how to run it."""
     from tests.core.targets import left_out  # imports NumPy
 
+    for line in _died:
+        terminalreporter.write_line(f"ERROR: {line}: the run is not complete", red=True)
+    for line in config.stash[_TALLY].lines():
+        terminalreporter.write_line(line)
     lines = left_out()
     if "LATHE_EXPORTERS" not in os.environ:
         lines.append("the exporters of PyTorch, Paddle and TensorFlow (make test-exporters)")
@@ -47,18 +62,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A process of pytest-xdist hands its tally to the one that reports."""
+    """A run in which a worker died is no success, whatever was running in it. A worker hands its tally on."""
+    if _died:
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output[_BATCHING] = session.config.stash[_TALLY].plain()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any, error: object) -> None:
-    """The tally of a process of pytest-xdist; one that crashed has none."""
-    plain = getattr(node, "workeroutput", {}).get(_BATCHING)
-    if plain is not None:
-        node.config.stash[_TALLY].add(plain)
 
 
 @pytest.fixture(scope="session", autouse=True)

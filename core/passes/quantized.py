@@ -38,9 +38,9 @@ _MOVING = frozenset({
 
 @dataclass(frozen=True)
 class Quantized:
-    """`integers`: whether the target multiplies bytes faster than floats; otherwise products of dequantized numbers stay
-    float32. Operators that are products of integers by definition get integer kernels either way. `depthwise`: whether
-    the target's kernels convolve every channel of bytes for itself."""
+    """`integers`: whether the target multiplies bytes faster than floats; otherwise products of dequantized numbers
+    stay float32. Operators that are products of integers by definition get integer kernels either way. `depthwise`:
+    whether the target's kernels convolve every channel of bytes for itself."""
 
     integers: bool = True
     depthwise: bool = True

@@ -1,0 +1,46 @@
+"""A worker of the test run that dies ends the run with an error."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+DIES = """
+import os, pytest
+@pytest.mark.parametrize("number", range(3))
+def test_one(number):
+    if number == 1:
+        os.kill(os.getpid(), {signal})
+"""
+WAITS = """
+import time
+def test_other():
+    time.sleep(0.2)
+"""
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("signal", [4, 9], ids=["illegal instruction", "killed"])
+def test_it_ends_the_run_with_an_error(project: Path, tmp_path: Path, signal: int, jobs: str) -> None:
+    """By the settings and hooks of this project, on a few tests of its own."""
+    for file in ("pyproject.toml", "tests/conftest.py", "tests/core/targets.py"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(project / file, tmp_path / file)
+    (tmp_path / "tests" / "test_a.py").write_text(DIES.format(signal=signal))
+    for letter in "bcdef":
+        (tmp_path / "tests" / f"test_{letter}.py").write_text(WAITS)
+    command = [sys.executable, "-m", "pytest", "-q", "-n", jobs, "--dist", "loadfile", "-p", "no:cacheprovider"]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    environment["PYTHONPATH"] = str(project)
+    start = time.monotonic()
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+    assert time.monotonic() - start < 60
+    assert done.returncode == pytest.ExitCode.INTERNAL_ERROR, done.stdout
+    assert "ERROR: worker gw0 died" in done.stdout and "the run is not complete" in done.stdout
+    assert done.stdout.count("crashed while running 'tests/test_a.py::test_one[1]'") == 1

@@ -130,7 +130,7 @@ class _Conv:
                 rows = self._side_by_side(carried, sources, panel)
             else:
                 sources = self._widened(sources, spec.run)
-                rows = accumulate(k, carried, sources, 1, panel, width, spec.run, element=spec.element, ahead=part)
+                rows = self._accumulate(carried, sources, panel, width, spec.run, ahead=part)
             fold.values = _flat(rows)
         return _regrid(fold.values, grid)
 
@@ -148,6 +148,15 @@ class _Conv:
             spread = [lane // size * size + channel for lane in range(lanes)]
             sums = [k.ops.fma(shuffle(k, x, x, spread), weights, total) for x, total in zip(images, sums, strict=True)]
         return [[total] for total in sums]
+
+    def _accumulate(
+        self, grid: Grid, sources: Sequence[Pointer], panel: Pointer, width: int, depth: int, ahead: Ahead | None = None
+    ) -> Grid:
+        spec = self.spec
+        return accumulate(
+            self.kernel, grid, sources, 1, panel, width, depth,
+            element=spec.element, ahead=ahead, panel_vectors=spec.tile.vectors,
+        )  # fmt: skip
 
     def _source(self, image: Pointer, run: Val, row: int) -> Pointer:
         return image.at(self.table.load(run * self.entries + row))
@@ -215,7 +224,7 @@ class _Conv:
             line = corner.at(fold.index * (sum(w.dilation for w in outer) * inner.size * spec.channels))
             sources = self._widened([line.at(r * inner.stride * spec.channels) for r in range(len(grid))], spec.row)
             panel, carried = place.weights.at(fold.index * (spec.row * width)), _regrid(fold.values, grid)
-            fold.values = _flat(accumulate(k, carried, sources, 1, panel, width, spec.row, element=spec.element))
+            fold.values = _flat(self._accumulate(carried, sources, panel, width, spec.row))
         return _regrid(fold.values, grid)
 
     def _copied(self, place: _Panel, grid: Grid, pixel: Val) -> Grid:
@@ -224,7 +233,7 @@ class _Conv:
             self._gather_window(place.image, self.rows.at(r * spec.row_elements), pixel + r)
         sources = [self.rows.at(r * spec.row_elements) for r in range(len(grid))]
         width = len(grid[0]) * self.lanes
-        return accumulate(k, grid, sources, 1, place.weights, width, spec.depth, element=spec.element)
+        return self._accumulate(grid, sources, place.weights, width, spec.depth)
 
     def _gather_window(self, image: Pointer, row: Pointer, pixel: Val) -> None:
         """Copy one window, run by run; what lies outside the image is filled."""

@@ -194,7 +194,9 @@ class _Chain:
             def emit(row: Val, height: int) -> None:
                 sources = [source.at((row + r) * product.depth) for r in range(height)]
                 grid = zeros(k, height, vectors, tile.lanes)
-                grid = accumulate(k, grid, sources, 1, part, vectors * tile.lanes, product.depth)
+                grid = accumulate(
+                    k, grid, sources, 1, part, vectors * tile.lanes, product.depth, panel_vectors=tile.vectors
+                )
                 here.store_tile(grid, row, offsets, mask if columns == rest else None)
 
             each_tile(k, k.index(0), rows, count, tile.rows, emit)

@@ -91,7 +91,12 @@ class _Gemm:
         grid = zeros(k, height, vectors, lanes, total_dtype(spec.element))
         if spec.packed or spec.repacks:
             step = vectors * lanes
-            grid = accumulate(k, grid, sources, spec.a_step, b, step, spec.depth, element=spec.element, ahead=ahead)
+            grid = accumulate(
+                k, grid, sources, spec.a_step, b, step, spec.depth,
+                element=spec.element, ahead=ahead, panel_vectors=spec.tile.vectors,
+            )  # fmt: skip
         else:
-            grid = accumulate(k, grid, sources, spec.a_step, b, spec.b_steps[0], spec.depth, mask)
+            grid = accumulate(
+                k, grid, sources, spec.a_step, b, spec.b_steps[0], spec.depth, mask, panel_vectors=spec.tile.vectors
+            )
         results.store_tile(grid, row, self._offsets, mask)

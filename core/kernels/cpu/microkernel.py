@@ -55,15 +55,20 @@ def accumulate(
     mask: Val | None = None,
     element: DType = DType.FLOAT32,
     ahead: Ahead | None = None,
+    panel_vectors: int = 0,
 ) -> Grid:
     """grid[r][v] + the sum over `depth` of rows[r][i * row_step] * panel[i * panel_step + vector v].
 
     `mask` guards the last vector of a panel that is not padded. `element` is what the words behind `rows` hold (see
     `core.codegen.dot`). `ahead`: what to fetch meanwhile, see `ahead_of`. Small tiles run several chains of sums, so
     that one product need not wait for the one before.
+
+    `panel_vectors`: how wide the widest panel of the product is, where this may be its last, narrower one. Both add up
+    in the same order then, so that equal columns give equal results wherever they stand.
     """
     height, width, lanes = len(grid), len(grid[0]), grid[0][0].lanes
-    chains, unroll = _chains(height * width, depth), _unrolled(height * width, depth)
+    chains = _chains(height * max(width, panel_vectors), depth)
+    unroll = _unrolled(height * width, chains)
     flat = [value for row in grid for value in row]
     init = flat + [k.zeros(flat[0].dtype, lanes) for _ in range((chains - 1) * len(flat))]
 
@@ -102,9 +107,8 @@ def _chains(products: int, depth: int | Val) -> int:
     return max(1, min(_BUSY // products, depth if isinstance(depth, int) else _BUSY))
 
 
-def _unrolled(products: int, depth: int | Val) -> int:
+def _unrolled(products: int, chains: int) -> int:
     """Steps in the loop's body."""
-    chains = _chains(products, depth)
     return max(chains, min(max(_BODY // products, 1), 8) // chains * chains)
 
 
@@ -192,8 +196,8 @@ def ahead_of(
     The first `tiles` of a panel share that evenly: memory is slower than the products, and as busy all the time.
     `first` says whether a panel is new to this thread: what is in the cache is not asked for again.
     """
-    k = panel.kernel
-    pace = max(-(-columns // tiles), LINE // _unrolled(tile.rows * tile.vectors, depth))
+    k, products = panel.kernel, tile.rows * tile.vectors
+    pace = max(-(-columns // tiles), LINE // _unrolled(products, _chains(products, depth)))
     pace = min(pace, _MOST_AHEAD)
     wanted = number * pace < columns
     wanted = wanted if first is None else wanted & first

@@ -258,7 +258,10 @@ class _Winograd:
             ahead, number = None, row // spec.tile.rows
             if height == spec.tile.rows:
                 ahead = ahead_of(panel, further, columns, spec.tile, number, spec.tiles_ahead, depth)
-            grid = accumulate(k, grid, sources, 1, panel, columns, depth, element=spec.element, ahead=ahead)
+            grid = accumulate(
+                k, grid, sources, 1, panel, columns, depth,
+                element=spec.element, ahead=ahead, panel_vectors=spec.tile.vectors,
+            )  # fmt: skip
             results = target.at(self._row(row, spec.output_step, spec.columns))
             for r, values in enumerate(grid):
                 for v, value in enumerate(values):

@@ -107,7 +107,7 @@ class _WinogradLines:
             weights = panel.at(fold.index * (spec.depth * width * self.lanes))
             sums = accumulate(
                 k, _regrid(fold.values, width), [line.at(r * step) for r in range(len(grid))], 1, weights,
-                width * self.lanes, spec.depth,
+                width * self.lanes, spec.depth, panel_vectors=spec.tile.vectors,
             )  # fmt: skip
             fold.values = [value for row in sums for value in row]
         return _regrid(fold.values, width)

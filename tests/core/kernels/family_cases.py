@@ -1,0 +1,120 @@
+"""One node or a few for every family of CPU kernels, in the element types that have instructions of their own."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from core.ir.build import Builder
+from core.ir.graph import Array, Graph
+from core.ir.types import DType, TensorType
+from core.kernels import cpu
+from core.kernels.catalog import KernelSpec, Request, candidates
+from core.kernels.target import Target
+from core.passes.conv_chain import ChainConvolutions
+from tests.core.kernels.harness import scalar_body, single_node
+from tests.core.kernels.sweep import floats, normal, tensor
+from tests.core.kernels.test_trees import grown
+
+OWN = {"custom": "the definition of a custom operator writes its kernel itself"}  # families without a case here
+
+_HEADS = {"perm_q": (0, 2, 1, 3), "perm_k": (0, 2, 3, 1), "perm_v": (0, 2, 1, 3), "perm_y": (0, 2, 1, 3)}
+_IMAGE: dict[str, Any] = {"pads": (1,) * 4, "layout": "NHWC"}
+_BATCH: dict[str, Any] = {"pads": (1,) * 4, "layout": "CHWN"}
+_SIGNED = normal(DType.INT8, (64, 48))
+
+
+def specs(target: Target) -> dict[str, KernelSpec]:
+    """Every kernel that the catalog offers for the cases on `target`, by key."""
+    found: dict[str, KernelSpec] = {}
+    for graph in graphs():
+        for call in candidates(Request(graph.nodes[0], graph.constants, target)):
+            found[call.spec.key] = call.spec
+    return found
+
+
+def families() -> set[str]:
+    """The names of all modules that generate kernels."""
+    names = (module.name for module in pkgutil.iter_modules(cpu.__path__))
+    return {name for name in names if hasattr(importlib.import_module(f"core.kernels.cpu.{name}"), "generate")}
+
+
+def graphs() -> Iterator[Graph]:
+    """Graphs of one node, in order of the families that cover them."""
+    summed = scalar_body(1, lambda b, x: b("Mul", x, b.constant(np.float32(0.3))))
+    for op in ("Exp", "Tanh", "Erf", "Log", "Sin", "Sqrt", "Round", "Sign"):
+        yield _node(op, "float32[n,37]")
+    for op, dtype in (("Pow", "float32"), ("Div", "int32"), ("Mul", "int64"), ("Max", "uint8"), ("Less", "float64")):
+        yield _node(op, f"{dtype}[n,37]", f"{dtype}[n,37]")
+    for source in ("float32", "float16", "bfloat16", "uint8", "int64", "bool"):
+        for to in (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.INT8, DType.FLOAT64):
+            yield _node("Cast", f"{source}[n,37]", to=to.onnx_code)
+    for dtype in ("float32", "bfloat16", "float16"):
+        yield _node("FusedMatMul", f"{dtype}[n,64]", floats(64, 48))
+        yield _node("FusedMatMul", f"{dtype}[n,9,64]", f"{dtype}[n,64,20]")
+        yield _node("FusedConv", f"{dtype}[n,14,14,32]", floats(32, 32, 3, 3), floats(32), **_IMAGE)
+        yield _node("FusedConv", f"{dtype}[n,14,14,32]", floats(48, 32, 3, 3), strides=(2, 2), **_IMAGE)
+        yield _node("FusedAttention", *[f"{dtype}[n,7,2,16]"] * 3, epilogue=summed, **_HEADS)
+        yield _node("MaxPool", f"{dtype}[n,9,9,20]", kernel_shape=(3, 3), **_IMAGE)
+        yield _node("LayerNormalization", f"{dtype}[n,9,20]", floats(20), floats(20))
+    yield _node("FusedMatMul", "uint8[n,64]", _SIGNED)
+    yield _node("FusedConv", "uint8[n,9,9,16]", normal(DType.INT8, (32, 16, 3, 3)), pad_value=7, **_IMAGE)
+    yield _node("FusedMatMul", "float32[n,70,384]", floats(384, 384))
+    yield _node("FusedConv", "float32[n,9,7,20]", floats(20, 1, 3, 3), floats(20), group=20, **_IMAGE)
+    yield _node("FusedConv", "float32[n,20,22,3]", floats(64, 3, 7, 7), layout="NHWC", pads=(3,) * 4, strides=(2, 2))
+    yield _node("FusedConv", "float32[n,3,28,28]", floats(16, 3, 5, 5), floats(16), layout="NCHW")
+    yield _node("FusedConv", "float32[n,1,28,28]", floats(6, 1, 5, 5), floats(6), layout="NCHW", output_layout="NHWC")
+    yield _node("FusedConv", "float32[3,7,9,64]", "float32[6,3,3,2]", "float32[6]", **_BATCH)
+    yield _node("ConvWeightGradient", "float32[3,7,9,64]", "float32[6,7,10,64]", kernel_shape=(3, 2), **_BATCH)
+    yield _node("ConvTranspose", "float32[7,6,7,41]", "float32[7,3,3,2]", "float32[3]", **_BATCH)
+    for layout in ("NHWC", "CHWN"):
+        window = {"kernel_shape": (2, 2), "strides": (2, 2), "layout": layout}
+        x, dy = ("[8,9,8,16]", "[8,4,4,16]") if layout == "NHWC" else ("[3,8,8,16]", "[3,4,4,16]")
+        yield _node("MaxPoolGradient", f"float32{x}", f"float32{dy}", **window)
+        yield _node("AveragePool", f"float32{x}", **window)
+    yield _node("Softmax", "float32[n,37]", axis=-1)
+    yield _node("LogSoftmax", "float32[n,37,5]", axis=1)
+    yield _node("GroupNormalization", "float32[n,8,6,6]", floats(8), floats(8), num_groups=4)
+    yield _node("ArgMax", "float32[n,37]", axis=1, keepdims=0)
+    for op, dtype in (("ReduceSum", "float32"), ("ReduceMax", "int8"), ("ReduceMean", "bfloat16")):
+        yield _node(op, f"{dtype}[n,9,37]", axes=(2,), keepdims=0)
+    yield _node("Transpose", "float32[n,33,17]", perm=(0, 2, 1))
+    yield _node("Transpose", "uint8[n,33,17]", perm=(0, 2, 1))
+    yield _node("Concat", "float32[n,3]", "float32[n,5]", axis=1)
+    yield _node("Gather", "float32[n,9]", "int64[4]", axis=1)
+    yield _node("GatherElements", "float32[n,9]", "int64[n,4]", axis=1)
+    yield _node("ScatterElements", "float32[n,9]", "int64[n,4]", "float32[n,4]", axis=1)
+    yield _node("ScatterND", "float32[9,n]", "int64[4,1]", "float32[4,n]", reduction="add")
+    yield _node("Resize", "float32[n,3,7,20]", mode="linear", scales=(1.0, 1.0, 2.0, 3.0))
+    yield _node("Resize", "float32[n,7,5,19]", mode="cubic", scales=(1.0, 1.0, 1.5, 0.8), layout="NHWC")
+    yield single_node("RecurrentSteps", *_recurrent(), outputs=3, cell="LSTM", direction="forward")
+    yield _node("SegmentAttention", *["float32[1,n,2,16]"] * 3, "int64[n+1]", epilogue=summed, **_HEADS)
+    yield _node("SegmentReduce", "float32[n,8]", "int64[n+1]", axis=0, mode="mean")
+    yield single_node("TreeEnsembleRegressor", tensor("float32[n,5]"), **grown(0, trees=6, targets=2))
+    yield _chain()
+
+
+def _node(op: str, *inputs: str | Array, **attrs: Any) -> Graph:
+    return single_node(op, *(tensor(value) if isinstance(value, str) else value for value in inputs), **attrs)
+
+
+def _recurrent() -> list[TensorType | Array | None]:
+    state = tensor("float32[1,n,20]")
+    return [tensor("float32[4,n,80]"), floats(1, 80, 20), floats(1, 80), None, state, state, floats(1, 60)]
+
+
+def _chain() -> Graph:
+    """Convolutions that widen, go channel by channel, and narrow, as one node."""
+    graph, relu = Graph("chain"), scalar_body(1, lambda b, x: b("Relu", x))
+    b = Builder(graph)
+    y = b.input("x", tensor("float32[n,12,12,8]"))
+    for shape, attrs in (((48, 8, 1, 1), {}), ((48, 1, 3, 3), {"group": 48, "pads": (1,) * 4}), ((8, 48, 1, 1), {})):
+        y = b("FusedConv", y, b.constant(floats(*shape)), b.constant(floats(shape[0])), layout="NHWC",
+              **attrs, **({} if shape[0] == 8 else {"epilogue": relu}))  # fmt: skip
+    graph.outputs = [y]
+    assert ChainConvolutions(least_bytes=0, worthwhile=0).run(graph).changed == 1
+    return graph

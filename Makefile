@@ -6,6 +6,7 @@ VENV   ?= .venv
 HOST   ?= 127.0.0.1
 PORT   ?= 8080
 JOBS   ?= 2
+EVERY  ?= 7
 MODELS ?= .lathe/models
 SUM    := $(shell cksum < pyproject.toml | cut -d' ' -f1)
 BIN    := $(VENV)/bin
@@ -17,7 +18,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Their exporters ask for versions that Lathe cannot share, so each has an environment of its own.
 FRAMEWORKS := torch paddle tensorflow
 
-.PHONY: help serve test test-all conformance test-exporters test-cuda fuzz lint bench bench-docs docs clean
+.PHONY: help serve test test-all conformance test-exporters test-cuda test-haswell fuzz lint bench bench-docs docs clean
 .DELETE_ON_ERROR:
 
 help:  ## show the targets
@@ -37,6 +38,13 @@ conformance: $(call stamp,test)  ## the whole backend suite of ONNX: compiled, a
 
 test-exporters: $(call stamp,test) $(FRAMEWORKS:%=.lathe/exporters/%/.ready)  ## export from PyTorch, Paddle, TensorFlow (gigabytes)
 	LATHE_EXPORTERS=.lathe/exporters $(BIN)/python -m pytest -q tests/exporters $(ARGS)
+
+# Every Nth test of what generates and runs code, on an emulated CPU that has AVX2 and no more. Child processes would run
+# on the real CPU and clocks mean nothing there, so tests of those are left out.
+test-haswell: $(call stamp,test)  ## a part of the tests on an emulated CPU with AVX2 alone; needs qemu-x86_64
+	qemu-x86_64 -cpu Haswell $(BIN)/python -m pytest -q -m "not slow" --every $(EVERY) -o timeout=600 -p no:cacheprovider \
+	  -k "not child and not process and not peaks and not fork" \
+	  tests/core/codegen tests/core/kernels tests/core/runtime tests/core/passes/test_quantized.py $(ARGS)
 
 test-cuda: .lathe/cuda/.ready .lathe/cuda-oldest/.ready  ## kernels for GPUs, compiled and interpreted by Triton; needs no GPU (two gigabytes)
 	.lathe/cuda/bin/python -m pytest -q tests/core/cuda $(ARGS)

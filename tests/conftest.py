@@ -24,6 +24,18 @@ settings.load_profile("lathe")
 _BATCHING = "lathe_batching"  # the key under which a test process sends its tally to the one that reports
 _TALLY: pytest.StashKey[Any] = pytest.StashKey()
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--every", type=int, default=1, metavar="N", help="run every Nth of the tests that are selected")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep a part of the tests that is spread over all files, the same each time."""
+    stride = config.getoption("--every")
+    config.hook.pytest_deselected(items=[item for place, item in enumerate(items) if place % stride])
+    items[:] = items[::stride]
+
+
 _died: list[str] = []  # workers of this run
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from core.codegen.cpus import FEATURES
 from server.repository.modelconfig import ModelConfig
 from server.settings import Settings
 from tools import make_coverage, make_walkthrough
@@ -29,6 +30,18 @@ out of range stops the server before it listens.
 |---|---|---|
 """
 
+COMPILER = """
+The compiler reads one variable of its own, in every process:
+
+| Variable | Default | Meaning |
+|---|---|---|
+| `LATHE_TARGET` | - | {target} |
+"""
+TARGET = (
+    "The CPU to compile for, where that is less than this machine: {names}. A machine that lacks one of its "
+    "instructions refuses it, as it refuses code that was compiled for another CPU."
+)
+
 MODEL_HEAD = """
 ## One model
 
@@ -48,7 +61,8 @@ def configuration() -> str:
     prefix = Settings.model_config["env_prefix"]
     rows = (row(f"{prefix}{name}".upper(), field) for name, field in Settings.model_fields.items())
     keys = (model_row(name, field) for name, field in model_keys(ModelConfig))
-    return HEAD + "".join(rows) + MODEL_HEAD + "".join(keys)
+    names = ", ".join(f"`{name}`" for name in ("plain", *FEATURES))
+    return HEAD + "".join(rows) + COMPILER.format(target=TARGET.format(names=names)) + MODEL_HEAD + "".join(keys)
 
 
 def model_keys(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:

@@ -13,8 +13,9 @@ from tests.core.ops.cases import F16, F32, F64, I8, I32, I64, U8, Case, case, fl
 
 def _quantized() -> list[Case]:
     x, image = floats(3, 4, low=-40, high=40), ints(1, 2, 5, 5, dtype=U8, low=0, high=255)
-    a, b = ints(3, 4, dtype=U8, low=0, high=255), ints(4, 5, dtype=I8, low=-128, high=127)
-    kernel, points = ints(4, 2, 3, 3, dtype=I8, low=-128, high=127), vector(3, 1, 4, 1, dtype=I8)
+    # weights of 7 bits: without products of bytes in hardware, ONNX Runtime adds up pairs in 16 bits, which saturate
+    a, b = ints(3, 4, dtype=U8, low=0, high=255), ints(4, 5, dtype=I8, low=-64, high=64)
+    kernel, points = ints(4, 2, 3, 3, dtype=I8, low=-64, high=64), vector(3, 1, 4, 1, dtype=I8)
     scales = vector(0.5, 0.25, 2.0, 1.5, dtype=F32)
     halves = vector(0.5, 1.5, 2.5, -0.5, -1.5, 1e9, -1e9, dtype=F32)
     return [

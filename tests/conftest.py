@@ -24,6 +24,7 @@ settings.load_profile("lathe")
 _BATCHING = "lathe_batching"  # the key under which a test process sends its tally to the one that reports
 _TALLY: pytest.StashKey[Any] = pytest.StashKey()
 
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--every", type=int, default=1, metavar="N", help="run every Nth of the tests that are selected")
 

@@ -1,0 +1,55 @@
+"""Rows of a model that says its rows are independent: alone, in another order, and among others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import core
+from tests.fuzz.graphs.generate import Case
+from tests.fuzz.graphs.values import FLOATS, Array
+
+
+class Differs(Exception):
+    """A row that is not what it was. `kind` says under what."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+def check_batching(
+    session: core.Session, cases: Sequence[Case], tolerance: Callable[[Array, Array], Array | float]
+) -> None:
+    """Raise Differs where a row of a batch depends on the other rows, or on how many there are."""
+    for case in cases:
+        feeds = {name: case.feeds[name] for name in session.inputs}
+        whole = session.run(feeds)
+        allowed = {name: tolerance(array, case.shadows[name]) for name, array in whole.items()}
+        order = np.random.default_rng(case.rows).permutation(case.rows)
+        _compare("in another order", session.run(_taken(feeds, order)), _taken(whole, order), allowed)
+        for row in {0, case.rows // 2, case.rows - 1}:
+            alone = np.array([row])
+            _compare("alone", session.run(_taken(feeds, alone)), _taken(whole, alone), allowed)
+            others = np.array([*range(case.rows), row, row])
+            got = _taken(session.run(_taken(feeds, others)), np.array([case.rows + 1]))
+            _compare("among more", got, _taken(whole, alone), allowed)
+
+
+def _taken(arrays: dict[str, Any], rows: Array) -> dict[str, Any]:
+    return {name: np.ascontiguousarray(array[rows]) for name, array in arrays.items()}
+
+
+def _compare(kind: str, got: dict[str, Any], want: dict[str, Any], allowed: dict[str, Any]) -> None:
+    for name, array in want.items():
+        if got[name].shape != array.shape:
+            raise Differs(kind, f"{name}: {got[name].shape}, expected {array.shape}")
+        if array.dtype not in FLOATS:
+            if not np.array_equal(got[name], array):
+                raise Differs(kind, f"{name}: {got[name].ravel()[:5]}, expected {array.ravel()[:5]}")
+            continue
+        off = np.abs(got[name].astype(np.float64) - array.astype(np.float64))
+        if not (off <= allowed[name]).all():
+            raise Differs(kind, f"{name}: off by {off.max():.3g}, allowed {np.max(allowed[name]):.3g}")

@@ -1,0 +1,271 @@
+"""Rules for If, Loop, Scan, functions and sequences: graphs inside of graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from tests.fuzz.graphs.evaluate import LOCAL, tensor_type
+from tests.fuzz.graphs.facts import words
+from tests.fuzz.graphs.grower import Grower, live
+from tests.fuzz.graphs.rules import RULES, rule
+from tests.fuzz.graphs.values import F32, FLOATS, I64, NUMBERS, Item, Unfit, same_shape
+
+_INSIDE = tuple(
+    sorted(
+        words(
+            """
+            Add Sub Mul Relu Tanh Neg Abs Sigmoid MatMul Transpose Slice Gather Concat Reshape Where Clip
+            ReduceMax ReduceSum Softmax Unsqueeze Expand Split Max Min Cast ScatterElements Identity Shape Conv
+            Pad
+            """
+        )
+    )
+)
+
+
+def condition(f: Grower) -> Item:
+    """A truth value of rank 0: from the number of rows, from data, or a constant."""
+    kind = f.kind(count=2, data=2, constant=0.7)
+    if kind == "constant" or f.opset < 9:
+        return f.constant(f.often(0.5), bool)
+    if kind == "count":
+        return f.one("Greater", f.extent(scalar=True), f.constant(f.choose(8), np.int64))
+    x = f.pick((F32,), where=lambda v: v.exact and all(v.at(case).size for case in f.alive))
+    flat = f.one("Reshape", x, f.vector([-1]))
+    first = f.one("Gather", flat, f.constant(0, np.int64), axis=0)
+    return f.one("Greater", first, f.constant(0, np.float32))
+
+
+def _grow(inner: Grower, steps: int) -> None:
+    """Some nodes, as in any graph."""
+    rules = [each for each in RULES if each.op in _INSIDE and each.since <= inner.opset <= each.until]
+    for _ in range(steps):
+        try:
+            with inner.attempt():
+                inner.of(rules).build(inner)
+        except Unfit:
+            continue
+
+
+def _formal(inner: Grower, item: Item) -> Item:
+    """An input of a body that holds what a value does: a name of its own."""
+    made = Item(inner.world.name("i"), item.arrays, item.shadows, steps=item.steps, counted=item.counted)
+    made.rankless = item.rankless
+    inner.known[made.name] = made
+    inner.items.append(made)
+    return made
+
+
+def _body(inner: Grower, inputs: Sequence[Item], outputs: Sequence[Item]) -> onnx.GraphProto:
+    nodes = live(inner.nodes, [item.name for item in outputs])
+    info = lambda item: helper.make_tensor_value_info(item.name, tensor_type(next(iter(item.arrays.values()))), None)  # noqa: E731
+    return helper.make_graph(
+        nodes, inner.world.name("body"), [*map(info, inputs)], [*map(info, outputs)], inner.constants
+    )
+
+
+def _own(inner: Grower, item: Item) -> Item:
+    """An output of a body has to be a value of its nodes: another's goes through Identity."""
+    made = {name for node in inner.nodes for name in node.output}
+    return item if item.name in made and not item.static else inner.one("Identity", item)
+
+
+def _merge(f: Grower, inner: Grower) -> None:
+    f.kinds.update(inner.kinds)
+
+
+@rule("If", weight=2.5)
+def _if(f: Grower) -> None:
+    flag = condition(f)
+    x = f.pick(FLOATS if f.often(0.8) else NUMBERS)
+    kind = f.kind(same=2, rank=2, shape=1)
+    branches, results = [], []
+    for side in range(2):
+        inner = Grower(f.world, f)
+        y = x
+        if f.often(0.7):
+            _grow(inner, f.choose(3))
+            fits = [v for v in inner.items if v.dtype == x.dtype and (kind != "same" or same_shape(v, x, f.alive))]
+            y = inner.of(fits) if fits else inner.one(f.of(("Neg", "Abs")), x) if x.dtype in FLOATS else x
+        if side and kind == "rank":
+            y = _other_rank(inner, x)
+        branches.append((inner, _own(inner, y)))
+    for inner, result in branches:
+        results.append(_body(inner, [], [result]))
+    if kind == "same" and not same_shape(branches[0][1], branches[1][1], f.alive):
+        raise Unfit("branches differ")
+    made = f.emit("If", [flag], then_branch=results[0], else_branch=results[1])[0]
+    ranks = [branch[1].rank(f.alive) for branch in branches]
+    made.rankless = ranks[0] != ranks[1] or None in ranks or any(branch[1].rankless for branch in branches)
+    for inner, _ in branches:
+        _merge(f, inner)
+
+
+def _other_rank(f: Grower, x: Item) -> Item:
+    if f.often(0.5) or not x.rank(f.alive):
+        return f.one("Unsqueeze", x, axes=[0]) if f.opset < 13 else f.one("Unsqueeze", x, f.vector([0]))
+    if x.dtype in FLOATS and f.opset < 18:
+        return f.one("ReduceMax", x, axes=[0], keepdims=0)
+    return f.one("Reshape", x, f.vector([-1]))
+
+
+@rule("If", weight=1.5)
+def _rankless(f: Grower) -> None:
+    """A value that is taken as it is, but whose rank nobody can tell before; and something computed with it."""
+    x = f.pick((F32,), (1, 2, 3))
+    kind = f.kind(constant=2, count=1, data=1)
+    flag = f.constant(True, bool) if kind == "constant" else condition(f)
+    if kind == "constant" and f.opset >= 9:  # a constant that folding does not see through
+        flag = f.one("Greater", f.one("Size", x), f.constant(-1, np.int64))
+    then, other = Grower(f.world, f), Grower(f.world, f)
+    ends = [then.one("Identity", x), other.one("Reshape", x, other.vector([-1]))]
+    made = f.emit("If", [flag], then_branch=_body(then, [], ends[:1]), else_branch=_body(other, [], ends[1:]))[0]
+    made.rankless = True
+    use = f.kind(reduce=2, shape=1, size=1, add=2)
+    if use == "reduce":
+        total = f.one("ReduceSum", made, keepdims=0)
+        f.one("Add", f.pick((F32,)), f.one("Tanh", total))
+    elif use == "shape":
+        f.one("Add", f.one("Cast", f.one("Size", made), to=1), f.constant(0, np.float32))
+    elif use == "size":
+        number = f.one("Mul", f.one("Cast", f.one("Size", made), to=1), f.constant(0.01, np.float32))
+        f.one("Add", f.pick((F32,)), number)
+    else:
+        f.one("Add", made, f.like(made))
+
+
+@rule("Loop", weight=2)
+def _loop(f: Grower) -> None:
+    carried = [f.pick(NUMBERS if f.often(0.2) else FLOATS) for _ in range(1 + f.choose(2))]
+    inner = Grower(f.world, f)
+    cases = range(len(f.world.cases))
+    step = Item(f.world.name("i"), dict.fromkeys(cases, np.array(0, np.int64)), {})
+    going = Item(f.world.name("i"), dict.fromkeys(cases, np.array(True)), {})
+    for item in (step, going):
+        item.shadows = item.arrays
+        inner.known[item.name] = item
+    inner.items.append(step)
+    formal = [_formal(inner, item) for item in carried]
+    _grow(inner, 1 + f.choose(4))
+    after = [_own(inner, _again(inner, item)) for item in formal]
+    scanned = [_own(inner, inner.of(inner.items))] if f.often(0.5) else []
+    if f.opset >= 9 and f.often(0.3):
+        test = inner.one("Less", step, inner.constant(f.choose(4), np.int64), keep=False)
+    else:
+        test = inner.one("Identity", going, keep=False)
+    inputs = [step, going, *formal]
+    results = [test, *after, *scanned]
+    if len({item.name for item in results}) < len(results):
+        raise Unfit("one value twice")
+    body = _body(inner, inputs, results)
+    most = f.whole(0, 3, scalar=True)
+    first = f.constant(True, bool) if f.often(0.7) else None
+    f.emit("Loop", [most, first, *carried], outputs=len(after) + len(scanned), body=body)
+    _merge(f, inner)
+
+
+def _again(inner: Grower, item: Item) -> Item:
+    """Another value of the same type and shape, for the next iteration."""
+    found = [v for v in inner.items if v is not item and v.dtype == item.dtype and same_shape(v, item, inner.alive)]
+    if item.dtype not in FLOATS:
+        return inner.of([*found, item])
+    with inner.attempt():
+        x = inner.of(found) if found else item
+        y = inner.one(inner.of(("Add", "Mul", "Sub")), x, inner.like(x))
+        if not same_shape(y, item, inner.alive):
+            raise Unfit("another shape")
+        return inner.one("Tanh", y)
+
+
+@rule("Scan", since=9, weight=2)
+def _scan(f: Grower) -> None:
+    x = f.pick((F32,), (2, 3, 4))
+    axis = f.choose(x.rank(f.alive) or 1)
+    if min(x.extents(axis, f.alive)) < 1:
+        raise Unfit("no steps")  # ONNX Runtime divides by zero there
+    inner = Grower(f.world, f)
+    arrays = {case: np.take(array, 0, axis) for case, array in x.arrays.items() if array.shape[axis : axis + 1] != (0,)}
+    shadows = {case: np.take(x.shadows[case], 0, axis) for case in arrays}
+    piece = Item(f.world.name("i"), arrays, shadows, steps=x.steps)
+    if any(case not in arrays for case in f.alive):
+        raise Unfit("no steps")
+    inner.known[piece.name] = piece
+    inner.items.append(piece)
+    shapes = {array.shape for array in arrays.values()}
+    state = None
+    if f.often(0.7) and len(shapes) == 1:
+        state = f.fit(F32, next(iter(shapes)), x)
+    formal = [_formal(inner, state)] if state is not None else []
+    _grow(inner, 1 + f.choose(3))
+    after = [_own(inner, _again(inner, item)) for item in formal]
+    scanned = _own(inner, inner.of(inner.items[-3:]))
+    results = [*after, scanned]
+    if len({item.name for item in results}) < len(results):
+        raise Unfit("one value twice")
+    body = _body(inner, [*formal, piece], results)
+    attrs: dict[str, Any] = {"scan_input_axes": [axis]}
+    if f.often(0.3):
+        attrs["scan_input_directions"] = [1]
+    if f.often(0.3) and scanned.rank(f.alive):
+        attrs["scan_output_axes"] = [1]
+    inputs = [*([state] if state is not None else []), x]
+    f.emit("Scan", inputs, outputs=len(results), body=body, num_scan_inputs=1, **attrs)
+    _merge(f, inner)
+
+
+@rule("function", since=8, weight=2)
+def _function(f: Grower) -> None:
+    """A function of the model, called once or twice."""
+    inputs = [f.pick((F32,)) for _ in range(1 + f.choose(2))]
+    inner = Grower(f.world, f, closed=True)
+    formal = [_formal(inner, item) for item in inputs]
+    _grow(inner, 1 + f.choose(4))
+    made = [item for item in inner.items if item not in formal] or [inner.one("Neg", formal[0])]
+    results = list({item.name: _own(inner, item) for item in (made[-1], inner.of(made))}.values())
+    name = f.world.name("F")
+    nodes = live(inner.nodes, [item.name for item in results])
+    f.world.functions.append(
+        helper.make_function(
+            LOCAL,
+            name,
+            [item.name for item in formal],
+            [item.name for item in results],
+            nodes,
+            [helper.make_opsetid("", f.opset), helper.make_opsetid(LOCAL, 1)],
+        )
+    )
+    f.emit(name, inputs, outputs=len(results), domain=LOCAL)
+    _merge(f, inner)
+    if f.often(0.3):
+        f.emit(name, [inputs[0]] * len(inputs), outputs=len(results), domain=LOCAL)
+
+
+@rule("SequenceConstruct", since=11, weight=0.8)
+def _sequence(f: Grower) -> None:
+    """Values put into a sequence and taken out again; the sequence itself is no array, so one node cannot show it."""
+    x = f.pick((F32, I64), (1, 2, 3))
+    parts = [x, *(f.pick((x.dtype,), (x.rank(f.alive) or 1,)) for _ in range(1 + f.choose(2)))]
+    inner = Grower(f.world, f)
+    flag = f.constant(True, bool)
+    names = [f.world.name() for _ in range(2)]
+    place = f.constant(f.choose(len(parts)), np.int64)
+    nodes = [helper.make_node("SequenceConstruct", [part.name for part in parts], names[:1])]
+    if f.often(0.5):
+        nodes.append(helper.make_node("SequenceAt", [names[0], place.name], names[1:]))
+    else:
+        nodes.append(helper.make_node("ConcatFromSequence", names[:1], names[1:], axis=0))
+    info = helper.make_tensor_value_info(names[1], tensor_type(x.at(f.alive[0])), None)
+    graph = helper.make_graph(nodes, f.world.name("body"), [], [info])
+    other = helper.make_graph(
+        [helper.make_node("Identity", [x.name], [f"{names[1]}e"])],
+        f.world.name("body"),
+        [],
+        [helper.make_tensor_value_info(f"{names[1]}e", tensor_type(x.at(f.alive[0])), None)],
+    )
+    del inner
+    f.emit("If", [flag], then_branch=graph, else_branch=other)

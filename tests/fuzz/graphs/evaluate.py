@@ -1,0 +1,161 @@
+"""What one node computes, by ONNX Runtime, or by ONNX's reference evaluator where ONNX Runtime has no kernel."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.capi import onnxruntime_pybind11_state as _state
+
+from tests.fuzz.graphs.values import BF16, Array, Unfit
+
+REFUSALS = (
+    _state.Fail,
+    _state.RuntimeException,
+    _state.NotImplemented,
+    _state.InvalidArgument,
+    _state.InvalidGraph,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+LOCAL = "local"  # the domain of functions
+_MOST_BYTES = 1 << 22
+
+
+def ir_version(opset: int) -> int:
+    """The oldest that a file of the opset may have; functions need 8."""
+    return max(8, helper.find_min_ir_version_for([helper.make_opsetid("", opset)]))
+
+
+def opset_ids(opset: int) -> list[onnx.OperatorSetIdProto]:
+    return [helper.make_opsetid("", opset), helper.make_opsetid(LOCAL, 1)]
+
+
+def tensor_type(array: Array) -> int:
+    if array.dtype == object:
+        return int(TensorProto.STRING)
+    return int(helper.np_dtype_to_tensor_dtype(array.dtype))
+
+
+def tensor(array: Array, name: str) -> onnx.TensorProto:
+    if array.dtype == object:
+        return helper.make_tensor(name, TensorProto.STRING, array.shape, [str(item) for item in array.ravel()])
+    return numpy_helper.from_array(np.asarray(array, order="C"), name)
+
+
+def ort_session(model: onnx.ModelProto) -> ort.InferenceSession:
+    """ONNX Runtime without optimizations, on one thread."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.enable_mem_pattern = False
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+class Evaluator:
+    """Evaluates nodes of one opset, with the functions of one model. `engines` counts who answered."""
+
+    def __init__(self, opset: int, functions: Sequence[onnx.FunctionProto]) -> None:
+        self.opset, self.functions = opset, functions
+        self.engines: dict[str, int] = {"ort": 0, "reference": 0}
+
+    def node(
+        self, node: onnx.NodeProto, constants: Mapping[str, Array], feeds: Sequence[Mapping[str, Array]]
+    ) -> list[list[Array] | None]:
+        """The outputs for each feed, None where the feed is refused. Unfit where the node is."""
+        model = self._model(node, constants, feeds[0])
+        narrow = [array for array in (*constants.values(), *feeds[0].values()) if array.dtype == BF16]
+        if not narrow:
+            try:
+                return self._by_ort(model, feeds)
+            except _state.NotImplemented:
+                pass
+            except REFUSALS as error:
+                if "bfloat16" not in str(error).lower():
+                    raise Unfit(str(error)) from None
+        return self._by_reference(model, feeds)
+
+    def _model(
+        self, node: onnx.NodeProto, constants: Mapping[str, Array], feed: Mapping[str, Array]
+    ) -> onnx.ModelProto:
+        graph = helper.make_graph(
+            [node],
+            "one",
+            [helper.make_tensor_value_info(name, tensor_type(array), None) for name, array in feed.items()],
+            [onnx.ValueInfoProto(name=name) for name in node.output if name],
+            [tensor(array, name) for name, array in constants.items()],
+        )
+        model = helper.make_model(graph, opset_imports=opset_ids(self.opset), ir_version=ir_version(self.opset))
+        model.functions.extend(self.functions)
+        return model
+
+    def _by_ort(self, model: onnx.ModelProto, feeds: Sequence[Mapping[str, Array]]) -> list[list[Array] | None]:
+        session = ort_session(model)
+        results: list[list[Array] | None] = []
+        for feed in feeds:
+            try:
+                results.append(_arrays(session.run(None, dict(feed))))
+            except _state.NotImplemented:
+                raise
+            except REFUSALS as error:
+                if "bfloat16" in str(error).lower():
+                    raise
+                results.append(None)
+        self.engines["ort"] += 1
+        return results
+
+    def _by_reference(self, model: onnx.ModelProto, feeds: Sequence[Mapping[str, Array]]) -> list[list[Array] | None]:
+        from onnx.reference import ReferenceEvaluator
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                evaluator = ReferenceEvaluator(model)
+            except Exception as error:  # it raises all kinds of errors for what it does not know
+                raise Unfit(str(error)) from None
+            results: list[list[Array] | None] = []
+            for feed in feeds:
+                try:
+                    results.append(_arrays(evaluator.run(None, dict(feed))))
+                except Exception:
+                    results.append(None)
+        self.engines["reference"] += 1
+        return results
+
+
+def _arrays(results: Sequence[Any]) -> list[Array]:
+    arrays = [np.asarray(result) for result in results]
+    if any(array.nbytes > _MOST_BYTES for array in arrays):
+        raise Unfit("large")
+    return arrays
+
+
+def captured(graph: onnx.GraphProto) -> list[str]:
+    """Names that a nested graph reads from outside, each once."""
+    inside = {value.name for value in (*graph.input, *graph.initializer)}
+    found: dict[str, None] = {}
+    for node in graph.node:
+        names = [name for name in node.input if name]
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                names += captured(attribute.g)
+        found.update(dict.fromkeys(name for name in names if name not in inside))
+        inside.update(node.output)
+    found.update(dict.fromkeys(value.name for value in graph.output if value.name not in inside))
+    return list(found)
+
+
+def reads(node: onnx.NodeProto) -> list[str]:
+    """Names that a node reads: its inputs, and what its nested graphs capture."""
+    names = [name for name in node.input if name]
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            names += captured(attribute.g)
+    return list(dict.fromkeys(names))

@@ -1,0 +1,34 @@
+"""What is not counted as a disagreement, class by class, each with its reason."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import onnx
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """`kind` and `text` are patterns of an outcome; `operator`, if given, is in the model."""
+
+    reason: str
+    kind: str = ""
+    text: str = ""
+    operator: str = ""
+
+
+EXCLUSIONS: tuple[Exclusion, ...] = ()
+
+
+def exclusion(kind: str, text: str, model: onnx.ModelProto) -> str:
+    """Why an outcome is not counted; "" where it is."""
+    operators = {node.op_type for node in model.graph.node}
+    for each in EXCLUSIONS:
+        if (
+            re.search(each.kind, kind)
+            and re.search(each.text, text)
+            and (not each.operator or each.operator in operators)
+        ):
+            return each.reason
+    return ""

@@ -1,0 +1,223 @@
+"""A random model of a seed, with what to feed it and what comes out."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from tests.fuzz.graphs import control, elementwise, layers, movement  # noqa: F401  (they fill the table)
+from tests.fuzz.graphs.config import Config, drawn
+from tests.fuzz.graphs.evaluate import ir_version, opset_ids, tensor_type
+from tests.fuzz.graphs.grower import MOST_ELEMENTS, Grower, World, live, random_array
+from tests.fuzz.graphs.rules import RULES, Rule
+from tests.fuzz.graphs.values import (
+    ALL,
+    BF16,
+    BOOL,
+    F16,
+    F32,
+    F64,
+    FLOATS,
+    I8,
+    I32,
+    I64,
+    STRING,
+    U8,
+    Array,
+    Item,
+    Unfit,
+)
+
+OPSETS = range(7, onnx.defs.onnx_opset_version() + 1)
+ROWS, LENGTH = "N", "M"
+_TRIES = 12  # for each step
+_MOST_OUTPUTS = 8
+
+
+@dataclass
+class Case:
+    """The feeds of one run, what comes out, and how far each output may be off."""
+
+    rows: int
+    feeds: dict[str, Array]
+    expected: dict[str, Array]
+    shadows: dict[str, Array]
+
+
+@dataclass
+class Made:
+    """A model of a seed."""
+
+    seed: int
+    model: onnx.ModelProto
+    cases: list[Case]
+    config: Config
+    kinds: Counter[tuple[str, int, str]]  # operator, input position, kind of operand
+    engines: dict[str, int] = field(default_factory=dict)
+    nodes: int = 0
+
+
+def make(seed: int) -> Made:
+    """The model of a seed: always the same one."""
+    rng = random.Random(f"graph {seed}")
+    opset = rng.choice(OPSETS)
+    lengths = rng.random() < 0.12
+    cases = [{ROWS: rows, LENGTH: 5 if rows == 1 else 3} for rows in (2, 7, 1, 0)]
+    world = World(rng, np.random.default_rng(rng.randrange(2**32)), opset, cases)
+    grower = Grower(world)
+    inputs = _inputs(grower, lengths)
+    _grow(grower, 5 + rng.randrange(36))
+    outputs = _outputs(grower, inputs)
+    config = drawn(rng, lengths)
+    return _finished(seed, grower, inputs, outputs, config)
+
+
+def _grow(f: Grower, nodes: int) -> None:
+    """Steps until there are so many nodes; sometimes a node again, with the same inputs."""
+    rules = [each for each in RULES if each.since <= f.opset <= each.until]
+    operators = Counter(each.op for each in rules)
+    weights = [each.weight / operators[each.op] ** 0.5 for each in rules]
+    for _ in range(3 * nodes):
+        if len(f.nodes) >= nodes:
+            break
+        for _ in range(_TRIES):
+            try:
+                with f.attempt():
+                    if f.nodes and f.often(0.04):
+                        _again(f)
+                    else:
+                        f.world.rng.choices(rules, weights)[0].build(f)
+                break
+            except Unfit as reason:
+                f.world.refused[str(reason)[:60]] += 1
+
+
+def _again(f: Grower) -> None:
+    node = f.of(f.nodes)
+    if node.op_type in ("Constant", "If", "Loop", "Scan"):
+        raise Unfit("not again")
+    attrs = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    inputs = [f.find(name) if name else None for name in node.input]
+    f.emit(node.op_type, inputs, outputs=len(node.output), domain=node.domain, **attrs)
+
+
+# -- inputs ------------------------------------------------------------------------------------------------------------
+
+_SHAPES: tuple[tuple[Any, ...], ...] = (
+    (ROWS, 3, 6, 5), (ROWS, 4, 4, 4), (ROWS, 5, 8), (ROWS, 4, 16), (ROWS, 6), (ROWS, 33), (ROWS, 1), (ROWS,),
+    (ROWS, 8, 1),
+)  # fmt: skip
+_OTHERS: tuple[tuple[Any, ...], ...] = ((), (4,), (2, 3), (3, 1, 5), (2, ROWS), (ROWS, 0, 3), (3, ROWS, 4))
+
+
+def _inputs(f: Grower, lengths: bool) -> dict[str, tuple[Any, ...]]:
+    """The inputs and their shapes. Of most models every input leads with the number of rows."""
+    together = f.often(0.75)
+    shapes: dict[str, tuple[Any, ...]] = {}
+    for index in range(2 + f.choose(3)):
+        shape = f.of(_SHAPES) if together or f.often(0.5) else f.of(_OTHERS)
+        if lengths and index < 2:
+            shape = f.of(((ROWS, LENGTH), (ROWS, LENGTH, 8)))
+        kinds = [F32] * 12 + [F64, F16, I32, I64, I64, BOOL, U8, I8, *ALL]
+        dtype = F32 if index == 0 else f.of([kind for kind in kinds if kind not in (STRING, BF16) or f.often(0.3)])
+        name = f"x{index}"
+        whole = dtype in FLOATS and f.often(0.15)
+        arrays = {}
+        for case, sizes in enumerate(f.world.cases):
+            extents = [sizes.get(extent, extent) for extent in shape]
+            array = random_array(f.world.numbers, dtype, extents, -2.0, 2.0)
+            arrays[case] = f.world.numbers.integers(-90, 120, extents).astype(dtype) if whole else array
+        item = Item(name, arrays, arrays)
+        f.known[name] = item
+        f.items.append(item)
+        shapes[name] = shape
+    return shapes
+
+
+# -- outputs -----------------------------------------------------------------------------------------------------------
+
+
+def _outputs(f: Grower, inputs: dict[str, tuple[Any, ...]]) -> list[Item]:
+    """Ends of the graph, or values from its midst; now and then an input, or a constant."""
+    found = [item for item in f.items if item.name not in inputs and all(case in item.arrays for case in f.alive)]
+    read = {name for node in f.nodes for name in node.input}
+    ends = [item for item in found if item.name not in read]
+    if not found:
+        return [f.one("Identity", f.items[0])]
+    if f.often(0.6) and ends:
+        chosen = ends[-_MOST_OUTPUTS:]
+    else:
+        chosen = [found[-1], *(f.of(found) for _ in range(f.choose(3)))]
+    if f.often(0.08):
+        chosen.append(f.known[f.of(list(inputs))])
+    if f.often(0.08) and f.constants:
+        chosen.append(f.known[f.of(f.constants).name])
+    return list({item.name: item for item in chosen}.values())
+
+
+def _declared(f: Grower, item: Item) -> onnx.ValueInfoProto:
+    """The type of an output, sometimes with its rank, and the extents that are the same in all cases."""
+    rank = item.rank(f.alive)
+    kind = tensor_type(item.at(f.alive[0]))
+    if rank is None or item.rankless or f.often(0.7):
+        return helper.make_tensor_value_info(item.name, kind, None)
+    shape = []
+    for axis in range(rank):
+        rows = item.extents(axis, f.alive) == [f.world.cases[case][ROWS] for case in f.alive]
+        shape.append(ROWS if rows and axis == 0 else None)
+    return helper.make_tensor_value_info(item.name, kind, shape)
+
+
+def _finished(seed: int, f: Grower, inputs: dict[str, tuple[Any, ...]], outputs: list[Item], config: Config) -> Made:
+    names = [item.name for item in outputs]
+    nodes = live(f.nodes, names)
+    dead = [node for node in f.nodes if f.often(0.1)]  # some that no output needs stay
+    kept = [node for node in f.nodes if node in nodes or (node in dead)]
+    kept = live(f.nodes, [*names, *(name for node in kept for name in node.output if name)])
+    used = {name for node in kept for name in _all_reads(node)} | set(names)
+    infos = [
+        helper.make_tensor_value_info(name, tensor_type(f.known[name].at(0)), shape) for name, shape in inputs.items()
+    ]
+    constants = [constant for constant in f.constants if constant.name in used]
+    graph = helper.make_graph(kept, "random", infos, [_declared(f, item) for item in outputs], constants)
+    model = helper.make_model(graph, opset_imports=opset_ids(f.opset), ir_version=ir_version(f.opset))
+    model.functions.extend(f.world.functions)
+    cases = [
+        Case(
+            f.world.cases[case][ROWS],
+            {name: f.known[name].at(case) for name in inputs},
+            {item.name: item.at(case) for item in outputs},
+            {item.name: item.shadows[case] for item in outputs},
+        )
+        for case in f.alive
+    ]
+    kinds: Counter[tuple[str, int, str]] = Counter()
+    alive = {name for node in nodes for name in _all_made(node)}
+    for first, found in f.kinds.items():
+        if first in alive:
+            kinds.update((op, index, kind) for op, index, names_ in found for kind in names_)
+    return Made(seed, model, cases, config, kinds, dict(f.world.evaluator.engines), len(nodes))
+
+
+def _all_reads(node: onnx.NodeProto) -> list[str]:
+    from tests.fuzz.graphs.evaluate import reads
+
+    return reads(node)
+
+
+def _all_made(node: onnx.NodeProto) -> list[str]:
+    """The results of a node, and of those inside it."""
+    names = list(node.output)
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            names += [name for each in attribute.g.node for name in _all_made(each)]
+    return names
+
+
+__all__ = ["MOST_ELEMENTS", "Case", "Made", "Rule", "make"]

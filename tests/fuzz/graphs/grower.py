@@ -1,0 +1,548 @@
+"""Grows graphs node by node. Every node is computed at once for every case, so shapes and numbers are always known.
+
+A rule asks for operands, and the grower decides what they are: a constant, a value of the graph, the same value again,
+a part of it, something computed from an extent, something of unknown rank. What an oracle refuses, what is not finite,
+and what small changes of the inputs turn into something else is not kept (`Unfit`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from tests.fuzz.graphs.evaluate import LOCAL, Evaluator, reads, tensor, tensor_type
+from tests.fuzz.graphs.facts import CARRIES, EXACT, FIXES_RANK, JOINS, MANY_ROUNDINGS, ONE_ROUNDING, VIEWS, WINDOWS
+from tests.fuzz.graphs.values import F32, FLOATS, I64, ROUNDING, STRING, Array, Item, Unfit, broadcast
+
+T = TypeVar("T")
+MOST_ELEMENTS = 3000
+MOST_SIZE = 200.0  # of floating-point numbers: products of larger ones leave the range in which rounding is small
+_MOST_CHANGE = 2e-3  # of a value under its shadow, relative to its largest number
+KINDS = ("plain", "constant", "alias", "window", "part", "count", "unknown rank")
+
+
+@dataclass
+class World:
+    """What all graphs of one model share."""
+
+    rng: random.Random
+    numbers: np.random.Generator
+    opset: int
+    cases: list[dict[str, int]]
+    functions: list[onnx.FunctionProto] = field(default_factory=list)
+    count: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.alive = list(range(len(self.cases)))
+        self.evaluator = Evaluator(self.opset, self.functions)
+
+    def name(self, prefix: str = "v") -> str:
+        self.count += 1
+        return f"{prefix}{self.count}"
+
+
+class Grower:
+    """One graph, or the body of one; a body may read the values of the graphs around it."""
+
+    def __init__(self, world: World, outer: Grower | None = None, closed: bool = False) -> None:
+        """`closed`: the body of a function, which has no constants of its own but nodes, and reads nothing outside."""
+        self.world, self.outer, self.closed = world, outer, closed
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
+        self.items: list[Item] = []
+        self.known: dict[str, Item] = {}
+        self.kinds: dict[str, list[tuple[str, int, tuple[str, ...]]]] = {}  # by the first output of a node
+
+    # -- choices ------------------------------------------------------------------------------------------------------
+
+    @property
+    def opset(self) -> int:
+        return self.world.opset
+
+    @property
+    def alive(self) -> list[int]:
+        return self.world.alive
+
+    def of(self, options: Sequence[T]) -> T:
+        return options[self.world.rng.randrange(len(options))]
+
+    def choose(self, below: int) -> int:
+        return self.world.rng.randrange(below)
+
+    def often(self, chance: float) -> bool:
+        return self.world.rng.random() < chance
+
+    def kind(self, **weights: float) -> str:
+        return self.world.rng.choices(list(weights), list(weights.values()))[0]
+
+    # -- nodes --------------------------------------------------------------------------------------------------------
+
+    def emit(
+        self, op: str, inputs: Sequence[Item | None], outputs: int = 1, domain: str = "", keep: bool = True,
+        names: Sequence[str] | None = None, **attrs: Any,
+    ) -> list[Item]:  # fmt: skip
+        """A node and its results. Unfit where it is not valid, or its results are of no use."""
+        given = [item.name if item is not None else "" for item in inputs]
+        while given and not given[-1]:
+            given.pop()
+        made = list(names) if names is not None else [self.world.name() for _ in range(outputs)]
+        node = helper.make_node(op, given, made, domain=domain, **attrs)
+        sources = [self.find(name) for name in reads(node)]
+        results, shadows, steps = self._computed(node, sources)
+        flows = op in ("Shape", "Size") or any(item.counted for item in self._carriers(op, domain, inputs, sources))
+        items = []
+        for index, name in enumerate(made):
+            if not name:
+                continue
+            arrays = {case: results[case][index] for case in results}
+            item = Item(name, arrays, {case: shadows[case][index] for case in shadows}, steps=steps)
+            item.counted = flows and len({array.tobytes() for array in arrays.values() if array.dtype != STRING}) > 1
+            first = inputs[0] if inputs else None
+            if first is not None and op in (*VIEWS, *WINDOWS) and not first.static:
+                item.root = first.root
+                item.window = first.window or (op in WINDOWS and item.shapes(self.alive) != first.shapes(self.alive))
+            loses = op in FIXES_RANK
+            item.rankless = not loses and any(each is not None and each.rankless for each in inputs[: _ranked(op)])
+            items.append(item)
+        self._note(node, inputs)
+        self.nodes.append(node)
+        self.known.update({item.name: item for item in items})
+        if keep:
+            self.items += items
+        return items
+
+    def one(self, op: str, *inputs: Item | None, **attrs: Any) -> Item:
+        return self.emit(op, inputs, **attrs)[0]
+
+    def _computed(
+        self, node: onnx.NodeProto, sources: Sequence[Item]
+    ) -> tuple[dict[int, list[Array]], dict[int, list[Array]], int]:
+        """The results by case, those of the shadows, and how many roundings are behind them."""
+        world, cases = self.world, list(self.alive)
+        constants = {item.name: item.at(cases[0]) for item in sources if item.static}
+        moving = [item for item in sources if not item.static]
+        feeds = [{item.name: item.at(case) for item in moving} for case in cases]
+        shaken = any(item.steps for item in moving)
+        if shaken:
+            feeds += [{item.name: item.shadows[case] for item in moving} for case in cases]
+        answers = world.evaluator.node(node, constants, feeds)
+        lost = [case for index, case in enumerate(cases) if any(a is None for a in answers[index :: len(cases)])]
+        left = [case for case in cases if case not in lost]
+        if lost and (len(left) < 2 or not (set(lost) == {len(world.cases) - 1} or self.often(0.15))):
+            raise Unfit("refused for some rows")
+        steps = self._steps(node, sources)
+        results: dict[int, list[Array]] = {}
+        shadows: dict[int, list[Array]] = {}
+        for index, case in enumerate(cases):
+            if case in left:
+                results[case] = answers[index] or []
+                shadows[case] = (answers[index + len(cases)] if shaken else answers[index]) or []
+                _check(results[case], shadows[case])
+        if steps > 1:
+            size = 20 if node.op_type in MANY_ROUNDINGS else 1
+            for case in left:
+                shadows[case] = [self._shake(array, node.op_type, size) for array in shadows[case]]
+        world.alive = left
+        return results, shadows, steps
+
+    def _steps(self, node: onnx.NodeProto, sources: Sequence[Item]) -> int:
+        before = max((item.steps for item in sources), default=0)
+        if node.op_type in EXACT:
+            return before
+        integers = all(item.dtype not in FLOATS for item in sources)
+        if integers and node.op_type not in ("DequantizeLinear", "Cast", "CastLike") and not _has_body(node):
+            return before
+        return before + 1 if node.op_type in ONE_ROUNDING else 2
+
+    def _shake(self, array: Array, op: str, size: int) -> Array:
+        """Noise of the size of rounding: of each number where the operator works on each, else of the largest."""
+        rounding = ROUNDING.get(array.dtype)
+        if rounding is None or array.size == 0:
+            return array
+        noise = self.world.numbers.uniform(-1, 1, array.shape) * rounding * size
+        wide = array.astype(np.float64)
+        scale = np.abs(wide) if op in ONE_ROUNDING else np.abs(wide).max()
+        return np.asarray(wide + noise * scale).astype(array.dtype)
+
+    def _carriers(self, op: str, domain: str, inputs: Sequence[Item | None], sources: Sequence[Item]) -> Sequence[Item]:
+        """The operands whose extents the result may hold."""
+        if domain or op in _CONTROL:
+            return sources
+        given = inputs if op in JOINS else inputs[:1] if op in CARRIES else ()
+        return [item for item in given if item is not None]
+
+    def _note(self, node: onnx.NodeProto, inputs: Sequence[Item | None]) -> None:
+        """Of what kinds the inputs of a node are."""
+        found = []
+        for index, item in enumerate(inputs):
+            if item is None:
+                continue
+            others = [other for i, other in enumerate(inputs) if i != index and other is not None]
+            alias = not item.static and any(other.root == item.root for other in others)
+            kinds = [
+                *(["constant"] if item.static else []),
+                *(["alias"] if alias else []),
+                *(["window"] if item.window else []),
+                *(["part"] if item.window and alias else []),
+                *(["count"] if item.counted else []),
+                *(["unknown rank"] if item.rankless else []),
+            ]
+            op = "function" if node.domain == LOCAL else node.op_type
+            found.append((op, index, tuple(kinds or ["plain"])))
+        self.kinds[next(name for name in node.output if name)] = found
+
+    def find(self, name: str) -> Item:
+        grower: Grower | None = self
+        while grower is not None:
+            if name in grower.known:
+                return grower.known[name]
+            grower = grower.outer
+        raise KeyError(name)
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """What is built inside goes again if it turns out to be unfit."""
+        kept = (len(self.nodes), len(self.constants), len(self.items), list(self.alive), dict(self.known))
+        functions = len(self.world.functions)
+        try:
+            yield
+        except Unfit:
+            nodes, constants, items, self.world.alive, self.known = kept
+            del self.nodes[nodes:], self.constants[constants:], self.items[items:], self.world.functions[functions:]
+            raise
+
+    # -- constants ----------------------------------------------------------------------------------------------------
+
+    def constant(self, array: Any, dtype: Any = None) -> Item:
+        """A constant: an initializer, or a node. Sometimes there is an equal one already."""
+        array = np.asarray(array, dtype)
+        name = self.world.name("c")
+        item = Item(name, dict.fromkeys(range(len(self.world.cases)), array), {}, static=True)
+        item.shadows = item.arrays
+        self.known[name] = item
+        if self.closed or self.often(0.15):
+            self.nodes.append(self._constant_node(array, name))
+        else:
+            self.constants.append(tensor(array, name))
+        return item
+
+    def _constant_node(self, array: Array, name: str) -> onnx.NodeProto:
+        if self.opset >= 12 and array.dtype == I64 and array.ndim < 2 and self.often(0.5):
+            short = {"value_int": int(array)} if array.ndim == 0 else {"value_ints": array.tolist()}
+            if array.size:
+                return helper.make_node("Constant", [], [name], **short)
+        return helper.make_node("Constant", [], [name], value=tensor(array, name))
+
+    def vector(self, numbers: Sequence[int], dtype: Any = np.int64) -> Item:
+        return self.constant(list(numbers), dtype)
+
+    def weight(self, dtype: np.dtype[Any], shape: Sequence[int], low: float = -1.0, high: float = 1.0) -> Item:
+        """A constant of any numbers that suit the element type."""
+        if int(np.prod(shape)) > MOST_ELEMENTS:
+            raise Unfit("large")
+        return self.constant(random_array(self.world.numbers, dtype, shape, low, high))
+
+    # -- operands -----------------------------------------------------------------------------------------------------
+
+    def visible(self) -> list[Item]:
+        """The values that a node may read, those of the graphs around included; only with the cases still asked."""
+        found = list(self.items)
+        if self.outer is not None and not self.closed:
+            found += self.outer.visible()
+        return [item for item in found if all(case in item.arrays for case in self.alive)]
+
+    def pick(
+        self, dtypes: Sequence[np.dtype[Any]] = (F32,), ranks: Sequence[int] | None = None,
+        where: Callable[[Item], bool] = lambda item: True,
+    ) -> Item:  # fmt: skip
+        """A value of the graph; a young or unusual one rather than another. Unfit where there is none."""
+        fits = [item for item in self.visible() if item.dtype in dtypes and self._ranked(item, ranks) and where(item)]
+        if not fits:
+            raise Unfit(f"no value of {dtypes} and rank {ranks}")
+        ages = range(len(fits))
+        weights = [
+            (1 + 3 * (age + 4 > len(fits)) + 2 * item.window + 2 * item.counted + 3 * item.rankless)
+            for age, item in zip(ages, fits, strict=True)
+        ]
+        return self.world.rng.choices(fits, weights)[0]
+
+    def _ranked(self, item: Item, ranks: Sequence[int] | None) -> bool:
+        return ranks is None or item.rank(self.alive) in ranks
+
+    def number(self, ranks: Sequence[int] | None = None, where: Callable[[Item], bool] = lambda item: True) -> Item:
+        return self.pick(FLOATS, ranks, where)
+
+    def like(self, x: Item, dtype: np.dtype[Any] | None = None) -> Item:
+        """Something that combines with `x` element by element."""
+        dtype = dtype or x.dtype
+        if dtype != x.dtype:
+            fits = [item for item in self.visible() if item.dtype == dtype and broadcast(x, item, self.alive)]
+            return self.of(fits) if fits and self.often(0.8) else self._constant_like(x, dtype)
+        kind = self.kind(same=1, view=0.6, part=3, whole=3 if x.window else 0, pool=3, constant=2, count=1, flip=0.6)
+        try:
+            with self.attempt():
+                return self._of_kind(x, kind)
+        except Unfit:
+            fits = [item for item in self.visible() if item.dtype == dtype and broadcast(x, item, self.alive)]
+            return self.of(fits) if fits and self.often(0.5) else self._constant_like(x, dtype)
+
+    def _of_kind(self, x: Item, kind: str) -> Item:
+        if kind == "same":
+            return x
+        if kind == "view":
+            return self.one("Identity", x)
+        if kind == "part":
+            return self.thin_part(x)
+        if kind == "flip":
+            return self.flipped(x)
+        if kind == "count":
+            return self.count_like(x)
+        if kind == "constant":
+            return self._constant_like(x, x.dtype)
+        fits = [item for item in self.visible() if item.dtype == x.dtype and broadcast(x, item, self.alive)]
+        if kind == "whole":
+            fits = [item for item in fits if item.root == x.root and item is not x]
+        if not fits:
+            raise Unfit("nothing fits")
+        return self.of(fits)
+
+    def _constant_like(self, x: Item, dtype: np.dtype[Any]) -> Item:
+        """A constant that broadcasts, with the extents of `x` where they are fixed."""
+        rank = x.rank(self.alive)
+        if rank is None:
+            return self.weight(dtype, ())
+        fixed = [x.fixed(axis, self.alive) for axis in range(rank)]
+        shape = [extent if extent is not None and self.often(0.6) else 1 for extent in fixed]
+        return self.weight(dtype, shape[self.choose(rank + 1) :])
+
+    def count_like(self, x: Item) -> Item:
+        """An extent as data: of the element type of `x`, small where that is a floating-point one."""
+        if x.dtype not in (*FLOATS, I64) or self.opset < 9:
+            raise Unfit("no such number")
+        number = self.count(0, 60, scalar=self.often(0.5))
+        if x.dtype == I64:
+            return number
+        made = self.one("Cast", number, to=tensor_type(np.zeros(0, x.dtype)))
+        return self.one("Mul", made, self.constant(0.125, x.dtype))
+
+    def thin_part(self, x: Item) -> Item:
+        """One place along an axis, with which the whole can be combined: x[:, k:k+1]."""
+        rank = x.rank(self.alive)
+        axes = [axis for axis in range(rank or 0) if min(x.extents(axis, self.alive)) > 0]
+        if not axes:
+            raise Unfit("nothing to take a part of")
+        axis = self.of(axes)
+        extent = min(x.extents(axis, self.alive))
+        if self.often(0.3):
+            index = self.index(x, axis, scalar=False)
+            return self.one("Gather", x, index, axis=axis)
+        first = self.choose(extent)
+        return self.slice(x, [axis], [first], [first + 1])
+
+    def flipped(self, x: Item) -> Item:
+        rank = x.rank(self.alive)
+        if not rank or self.opset < 10:
+            raise Unfit("nothing to flip")
+        return self.slice(x, [self.choose(rank)], [-1], [-(2**31)], [-1])
+
+    def slice(
+        self, x: Item, axes: Sequence[int], starts: Sequence[int] | Item, ends: Sequence[int] | Item,
+        steps: Sequence[int] | None = None,
+    ) -> Item:  # fmt: skip
+        """Slice in the form of the opset. Bounds may be values of the graph from opset 10 on."""
+        if self.opset < 10:
+            if steps is not None or isinstance(starts, Item) or isinstance(ends, Item):
+                raise Unfit("bounds are attributes")
+            return self.one("Slice", x, axes=list(axes), starts=list(starts), ends=list(ends))
+        kind = np.int32 if self.often(0.1) and not isinstance(starts, Item) and not isinstance(ends, Item) else np.int64
+        bounds = [given if isinstance(given, Item) else self.vector(given, kind) for given in (starts, ends)]
+        last = [self.vector(steps, kind)] if steps is not None else []
+        return self.one("Slice", x, *bounds, self.vector(axes, kind), *last)
+
+    def fit(self, dtype: np.dtype[Any], shape: Sequence[int], near: Item | None = None, low: float = -1.0) -> Item:
+        """An operand of just this shape: a constant, or made of values of the graph (of `near`, if it can be)."""
+        size = int(np.prod(shape))
+        if size > MOST_ELEMENTS:
+            raise Unfit("large")
+        if self.often(0.5):
+            return self.weight(dtype, shape, low)
+        whole = tuple(shape)
+        found = [item for item in self.visible() if item.dtype == dtype and set(item.shapes(self.alive)) == {whole}]
+        if found and self.often(0.6):
+            return self.of(found)
+        try:
+            with self.attempt():
+                return self._carved(dtype, shape, size, near)
+        except Unfit:
+            return self.weight(dtype, shape, low)
+
+    def _carved(self, dtype: np.dtype[Any], shape: Sequence[int], size: int, near: Item | None) -> Item:
+        """The first numbers of a value, in another shape."""
+        source = near if near is not None and near.dtype == dtype and self.often(0.7) else self.pick((dtype,))
+        flat = self.one("Reshape", source, self.vector([-1]))
+        if min(len(flat.at(case)) for case in self.alive) < size:
+            filled = self.weight(dtype, (size,))
+            flat = self.one("Concat", flat, filled, axis=0)
+        kind = self.kind(front=2, count=1)
+        start = 0
+        if kind == "count" and self.opset >= 10:
+            spare = min(len(flat.at(case)) for case in self.alive) - size
+            first = self.count(0, spare)
+            last = self.one("Add", first, self.vector([size]))
+            part = self.slice(flat, [0], first, last)
+        else:
+            part = self.slice(flat, [0], [start], [start + size])
+        seen = tuple(shape) == (size,) and self.often(0.2)  # else a view says what the extent is
+        return part if seen else self.one("Reshape", part, self.vector(shape))
+
+    # -- numbers that are parameters ----------------------------------------------------------------------------------
+
+    def extent(self, x: Item | None = None, scalar: bool = False) -> Item:
+        """An extent of a value, one that differs from case to case rather than another: [1], or a scalar."""
+        seen = self.visible()
+        if x is None or self.often(0.3):
+            moving = [item for item in seen if len(set(item.shapes(self.alive))) > 1 and item.rank(self.alive)]
+            x = self.of(moving) if moving else self.of(seen)
+        rank = x.rank(self.alive)
+        if not rank or self.often(0.1):
+            size = self.one("Size", x)
+            return size if scalar else self.one("Reshape", size, self.vector([1]))
+        axes = [axis for axis in range(rank) if x.fixed(axis, self.alive) is None]
+        axis = self.of(axes) if axes and self.often(0.8) else self.choose(rank)
+        if self.opset >= 15 and self.often(0.4):
+            found = self.one("Shape", x, start=axis, end=axis + 1)
+            return self.one("Reshape", found, self.vector([])) if scalar else found
+        shape = self.one("Shape", x)
+        if scalar or self.often(0.5):
+            return self.one("Gather", shape, self.constant(axis if scalar else [axis], np.int64), axis=0)
+        return self.slice(shape, [0], [axis], [axis + 1])
+
+    def count(self, low: int, high: int | Sequence[int], scalar: bool = False, x: Item | None = None) -> Item:
+        """A number computed from an extent, in this range (whose end may differ from case to case)."""
+        n = self.extent(x, scalar)
+        form = self.kind(plain=3, less=1, more=1, double=1, half=1, rest=1, modulo=1)
+        small = self.constant(1 + self.choose(3) if scalar else [1 + self.choose(3)], np.int64)
+        op = {"less": "Sub", "more": "Add", "double": "Mul", "half": "Div"}.get(form)
+        if op is not None:
+            n = self.one(op, n, small)
+        elif form == "rest":
+            n = self.one("Sub", self.constant(8 if scalar else [8], np.int64), n)
+        elif form == "modulo" and self.opset >= 10:
+            n = self.one("Mod", n, small)
+        highs = [high] * len(self.alive) if isinstance(high, int) else list(high)
+        if any(not low <= int(n.at(case).reshape(())) <= top for case, top in zip(self.alive, highs, strict=True)):
+            if self.opset < 12 or min(highs) < low:
+                raise Unfit("out of range")
+            n = self.one("Min", n, self.constant(min(highs) if scalar else [min(highs)], np.int64))
+            n = self.one("Max", n, self.constant(low if scalar else [low], np.int64))
+        return n
+
+    def drawn(self, low: int, high: int, scalar: bool = False) -> Item:
+        """A whole number that depends on data, in this range."""
+        if self.opset < 12 or high < low:
+            raise Unfit("no Min and Max of whole numbers")
+        source = self.pick((I64,), where=lambda item: all(item.at(case).size for case in self.alive))
+        flat = self.one("Reshape", source, self.vector([-1]))
+        one = self.one("Gather", flat, self.constant(0 if scalar else [0], np.int64), axis=0)
+        top, bottom = (self.constant(number if scalar else [number], np.int64) for number in (high, low))
+        return self.one("Max", self.one("Min", one, top), bottom)
+
+    def whole(self, low: int, high: int | Sequence[int], scalar: bool = False, x: Item | None = None) -> Item:
+        """A whole number in a range: a constant, from an extent, or from data."""
+        least = high if isinstance(high, int) else min(high)
+        if least < low:
+            raise Unfit("an empty range")
+        kind = self.kind(constant=4, count=3, data=1)
+        try:
+            with self.attempt():
+                if kind == "count":
+                    return self.count(low, high, scalar, x)
+                if kind == "data":
+                    return self.drawn(low, least, scalar)
+        except Unfit:
+            pass
+        number = low + self.choose(least - low + 1)
+        return self.constant(number if scalar else [number], np.int64)
+
+    def wholes(self, ranges: Sequence[tuple[int, int]], x: Item | None = None) -> Item:
+        """A vector of whole numbers, each in its range; some of them computed, if the opset lets them be joined."""
+        if self.often(0.4):
+            return self.vector([low + self.choose(high - low + 1) for low, high in ranges])
+        parts = [self.whole(low, high, x=x) for low, high in ranges]
+        return parts[0] if len(parts) == 1 else self.one("Concat", *parts, axis=0)
+
+    def index(self, x: Item, axis: int, scalar: bool = False) -> Item:
+        """A place along an axis of `x`."""
+        extent = min(x.extents(axis, self.alive))
+        if extent < 1:
+            raise Unfit("nothing to take")
+        return self.whole(0, extent - 1, scalar, x)
+
+
+_CONTROL = ("If", "Loop", "Scan")
+
+
+def _ranked(op: str) -> int:
+    """How many of the inputs decide the rank of the result."""
+    return 99 if op in JOINS or op == "MatMul" else 1
+
+
+def _has_body(node: onnx.NodeProto) -> bool:
+    return any(attribute.HasField("g") for attribute in node.attribute)
+
+
+def _check(results: Sequence[Array], shadows: Sequence[Array]) -> None:
+    """Unfit unless the results are small and finite, and the shadows tell the same."""
+    for array, shadow in zip(results, shadows, strict=True):
+        if array.size > MOST_ELEMENTS:
+            raise Unfit("large")
+        if array.shape != shadow.shape or array.dtype != shadow.dtype:
+            raise Unfit("unstable")
+        if array.dtype not in ROUNDING:
+            if not np.array_equal(array, shadow):
+                raise Unfit("unstable")
+            continue
+        wide, other = array.astype(np.float64), shadow.astype(np.float64)
+        size = float(np.abs(wide).max(initial=0.0))
+        if not np.isfinite(wide).all() or size > MOST_SIZE:
+            raise Unfit("not finite, or large")
+        most = max(_MOST_CHANGE, 20 * ROUNDING[array.dtype])
+        if not float(np.abs(wide - other).max(initial=0.0)) <= most * max(size, 1e-3):
+            raise Unfit("unstable")
+
+
+def random_array(
+    rng: np.random.Generator, dtype: np.dtype[Any], shape: Sequence[int], low: float = -1.0, high: float = 1.0
+) -> Array:
+    """Numbers, whole ones from -4 to 9, words or truth values."""
+    if dtype in FLOATS:
+        return rng.uniform(low, high, shape).astype(dtype)
+    if dtype == np.bool_:
+        return rng.integers(0, 2, shape).astype(bool)
+    if dtype == STRING:
+        return np.array(["", "a", "b", "lathe"], object)[rng.integers(0, 4, shape)].reshape(shape)
+    least = 0 if dtype.kind == "u" else -4
+    return rng.integers(least, 10, shape).astype(dtype)
+
+
+def live(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> list[onnx.NodeProto]:
+    """The nodes that some output needs."""
+    needed, kept = set(outputs), []
+    for node in reversed(nodes):
+        if needed & set(node.output):
+            kept.append(node)
+            needed.update(reads(node))
+    return kept[::-1]
+
+
+Rule = Callable[[Grower], Any]
+Rules = Mapping[str, tuple[Rule, int, float]]

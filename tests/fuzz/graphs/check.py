@@ -38,9 +38,8 @@ class Outcome:
         return self.kind not in ("agrees", "excluded")
 
 
-def check(model: onnx.ModelProto, cases: Sequence[Case], config: Config) -> Outcome:
-    """Compile and run a model as its configuration says, and compare it with what the oracles gave."""
-    cases, doubt = _confirmed(model, cases)
+def check(model: onnx.ModelProto, cases: Sequence[Case], config: Config, doubt: str = "") -> Outcome:
+    """Compile and run a model as its configuration says, and compare it with what the oracles gave: see `confirmed`."""
     if doubt:
         return Outcome("excluded", doubt)
     try:
@@ -67,7 +66,7 @@ def _unless_excluded(kind: str, text: str, model: onnx.ModelProto) -> Outcome:
     return Outcome("excluded", reason) if reason else Outcome(kind, text[:1500])
 
 
-def _confirmed(model: onnx.ModelProto, cases: Sequence[Case]) -> tuple[list[Case], str]:
+def confirmed(model: onnx.ModelProto, cases: Sequence[Case]) -> tuple[list[Case], str]:
     """The cases with what ONNX Runtime says of the whole model; where it does not take that, of each node by itself.
 
     Also why the oracles are not to be trusted, if they contradict themselves.

@@ -13,9 +13,9 @@ from onnx import helper
 
 from tests.fuzz.graphs import control, elementwise, layers, movement  # noqa: F401  (they fill the table)
 from tests.fuzz.graphs.config import Config, drawn
-from tests.fuzz.graphs.evaluate import ir_version, opset_ids, tensor_type
-from tests.fuzz.graphs.grower import MOST_ELEMENTS, Grower, World, live, random_array
-from tests.fuzz.graphs.rules import RULES, Rule
+from tests.fuzz.graphs.evaluate import ir_version, opset_ids, reads, tensor_type
+from tests.fuzz.graphs.grower import Grower, World, live, random_array
+from tests.fuzz.graphs.rules import RULES
 from tests.fuzz.graphs.values import (
     ALL,
     BF16,
@@ -61,6 +61,10 @@ class Made:
     kinds: Counter[tuple[str, int, str]]  # operator, input position, kind of operand
     engines: dict[str, int] = field(default_factory=dict)
     nodes: int = 0
+    types: list[str] = field(default_factory=list)
+    values: dict[str, Item] = field(default_factory=dict)
+    alive: list[int] = field(default_factory=list)  # the cases, as `values` count them
+    rows: list[int] = field(default_factory=list)  # of all cases
 
 
 def make(seed: int) -> Made:
@@ -70,6 +74,7 @@ def make(seed: int) -> Made:
     lengths = rng.random() < 0.12
     cases = [{ROWS: rows, LENGTH: 5 if rows == 1 else 3} for rows in (2, 7, 1, 0)]
     world = World(rng, np.random.default_rng(rng.randrange(2**32)), opset, cases)
+    world.rowwise = rng.random() < 0.5
     grower = Grower(world)
     inputs = _inputs(grower, lengths)
     _grow(grower, 5 + rng.randrange(36))
@@ -118,7 +123,7 @@ _OTHERS: tuple[tuple[Any, ...], ...] = ((), (4,), (2, 3), (3, 1, 5), (2, ROWS), 
 
 def _inputs(f: Grower, lengths: bool) -> dict[str, tuple[Any, ...]]:
     """The inputs and their shapes. Of most models every input leads with the number of rows."""
-    together = f.often(0.75)
+    together = f.world.rowwise or f.often(0.5)
     shapes: dict[str, tuple[Any, ...]] = {}
     for index in range(2 + f.choose(3)):
         shape = f.of(_SHAPES) if together or f.often(0.5) else f.of(_OTHERS)
@@ -180,7 +185,7 @@ def _finished(seed: int, f: Grower, inputs: dict[str, tuple[Any, ...]], outputs:
     dead = [node for node in f.nodes if f.often(0.1)]  # some that no output needs stay
     kept = [node for node in f.nodes if node in nodes or (node in dead)]
     kept = live(f.nodes, [*names, *(name for node in kept for name in node.output if name)])
-    used = {name for node in kept for name in _all_reads(node)} | set(names)
+    used = {name for node in kept for name in reads(node)} | set(names)
     infos = [
         helper.make_tensor_value_info(name, tensor_type(f.known[name].at(0)), shape) for name, shape in inputs.items()
     ]
@@ -202,13 +207,9 @@ def _finished(seed: int, f: Grower, inputs: dict[str, tuple[Any, ...]], outputs:
     for first, found in f.kinds.items():
         if first in alive:
             kinds.update((op, index, kind) for op, index, names_ in found for kind in names_)
-    return Made(seed, model, cases, config, kinds, dict(f.world.evaluator.engines), len(nodes))
-
-
-def _all_reads(node: onnx.NodeProto) -> list[str]:
-    from tests.fuzz.graphs.evaluate import reads
-
-    return reads(node)
+    types = sorted({str(f.find(name).dtype) for node in nodes for name in node.output if name})
+    engines, rows = dict(f.world.evaluator.engines), [sizes[ROWS] for sizes in f.world.cases]
+    return Made(seed, model, cases, config, kinds, engines, len(nodes), types, dict(f.known), list(f.alive), rows)
 
 
 def _all_made(node: onnx.NodeProto) -> list[str]:
@@ -218,6 +219,3 @@ def _all_made(node: onnx.NodeProto) -> list[str]:
         if attribute.HasField("g"):
             names += [name for each in attribute.g.node for name in _all_made(each)]
     return names
-
-
-__all__ = ["MOST_ELEMENTS", "Case", "Made", "Rule", "make"]

@@ -39,6 +39,7 @@ class World:
     cases: list[dict[str, int]]
     functions: list[onnx.FunctionProto] = field(default_factory=list)
     count: int = 0
+    rowwise: bool = False  # what reads rows has to give rows: most of these models can be batched
     refused: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -99,6 +100,8 @@ class Grower:
         sources = [self.find(name) for name in reads(node)]
         results, shadows, steps = self._computed(node, sources)
         flows = op in ("Shape", "Size") or any(item.counted for item in self._carriers(op, domain, inputs, sources))
+        if self.world.rowwise and op not in ("Shape", "Size") and not self._keeps_rows(sources, results):
+            raise Unfit("mixes rows")
         items = []
         for index, name in enumerate(made):
             if not name:
@@ -172,6 +175,12 @@ class Grower:
         wide = array.astype(np.float64)
         scale = np.abs(wide) if op in ONE_ROUNDING else np.abs(wide).max()
         return np.asarray(wide + noise * scale).astype(array.dtype)
+
+    def _keeps_rows(self, sources: Sequence[Item], results: Mapping[int, Sequence[Array]]) -> bool:
+        """Whether results lead with the number of rows where an operand does."""
+        rows = {case: self.world.cases[case]["N"] for case in results}
+        leads = any(all(item.at(case).shape[:1] == (n,) for case, n in rows.items()) for item in sources)
+        return not leads or all(array.shape[:1] == (rows[case],) for case in results for array in results[case])
 
     def _carriers(self, op: str, domain: str, inputs: Sequence[Item | None], sources: Sequence[Item]) -> Sequence[Item]:
         """The operands whose extents the result may hold."""

@@ -153,6 +153,11 @@ def _outputs(f: Grower, inputs: dict[str, tuple[Any, ...]]) -> list[Item]:
     found = [item for item in f.items if item.name not in inputs and all(case in item.arrays for case in f.alive)]
     read = {name for node in f.nodes for name in node.input}
     ends = [item for item in found if item.name not in read]
+    if f.world.rowwise:  # what is not one row per row would make the answer no
+        rows = [f.world.cases[case][ROWS] for case in f.alive]
+        by_row = [item for item in found if [shape[:1] for shape in item.shapes(f.alive)] == [(n,) for n in rows]]
+        found = by_row or found
+        ends = [item for item in ends if item in by_row]
     if not found:
         return [f.one("Identity", f.items[0])]
     if f.often(0.6) and ends:
@@ -161,7 +166,7 @@ def _outputs(f: Grower, inputs: dict[str, tuple[Any, ...]]) -> list[Item]:
         chosen = [found[-1], *(f.of(found) for _ in range(f.choose(3)))]
     if f.often(0.08):
         chosen.append(f.known[f.of(list(inputs))])
-    if f.often(0.08) and f.constants:
+    if f.often(0.08) and f.constants and not f.world.rowwise:
         chosen.append(f.known[f.of(f.constants).name])
     return list({item.name: item for item in chosen}.values())
 

@@ -179,6 +179,8 @@ class Grower:
     def _keeps_rows(self, sources: Sequence[Item], results: Mapping[int, Sequence[Array]]) -> bool:
         """Whether results lead with the number of rows where an operand does."""
         rows = {case: self.world.cases[case]["N"] for case in results}
+        if all(item.dtype == I64 and item.counted for item in sources):  # arithmetic of extents
+            return True
         leads = any(all(item.at(case).shape[:1] == (n,) for case, n in rows.items()) for item in sources)
         return not leads or all(array.shape[:1] == (rows[case],) for case in results for array in results[case])
 
@@ -228,6 +230,13 @@ class Grower:
             nodes, constants, items, self.world.alive, self.known = kept
             del self.nodes[nodes:], self.constants[constants:], self.items[items:], self.world.functions[functions:]
             raise
+
+    def without_empty(self, x: Item) -> None:
+        """Give up the cases in which a value has no numbers: where ONNX Runtime ends the process for them."""
+        left = [case for case in self.alive if x.at(case).size]
+        if len(left) < 2:
+            raise Unfit("empty")
+        self.world.alive = left
 
     # -- constants ----------------------------------------------------------------------------------------------------
 

@@ -99,6 +99,7 @@ def _gemm(f: Grower) -> None:
 @rule("Einsum", since=12)
 def _einsum(f: Grower) -> None:
     x = f.pick((F32, F64), (2, 3))
+    f.without_empty(x)
     if x.rank(f.alive) == 2:
         y = f.of([x, f.fit(x.dtype, (_width(f, x, 1), 3), x)])
         f.one("Einsum", *((x, y, "ij,ij->i") if y is x else (x, y, "ij,jk->ik"))[:2],
@@ -310,6 +311,9 @@ def _mean_variance(f: Grower) -> None:
 @rule("RNN", "GRU", "LSTM", since=7)
 def _recurrent(f: Grower, op: str) -> None:
     x = f.pick((F32,), (3,))
+    if f.often(0.5):
+        x = f.one("Transpose", x, perm=[1, 0, 2])
+    f.without_empty(x)
     width, h = _width(f, x, 2), f.of((2, 4))
     gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[op]
     w, r = f.fit(F32, (1, gates * h, width), x), f.fit(F32, (1, gates * h, h), x)
@@ -319,7 +323,7 @@ def _recurrent(f: Grower, op: str) -> None:
     if rows and f.often(0.4):
         least = min(x.extents(0, f.alive))
         if least > 0:
-            lengths = f.constant(f.world.numbers.integers(0 if f.opset > 99 else 1, least + 1, rows), np.int32)
+            lengths = f.constant(f.world.numbers.integers(1, least + 1, rows), np.int32)
     if rows and f.often(0.3):
         start = f.fit(F32, (1, rows, h), x)
     extra = {"linear_before_reset": f.choose(2)} if op == "GRU" else {}

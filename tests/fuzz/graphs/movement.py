@@ -136,9 +136,11 @@ def _gather_elements(f: Grower) -> None:
     f.one("GatherElements", x, places, axis=written)
 
 
-def _within(f: Grower, small: Item, large: Item) -> bool:
-    pairs = zip(small.shapes(f.alive), large.shapes(f.alive), strict=True)
-    return all(a <= b for shapes in pairs for a, b in zip(*shapes, strict=True))
+def _within(f: Grower, small: Item, large: Item, axis: int | None = None) -> bool:
+    """Whether no extent is larger than the other's; for `axis`, than the one along it."""
+    shapes = [s if axis is None else s[axis : axis + 1] for s in large.shapes(f.alive)]
+    pairs = zip(small.shapes(f.alive), shapes, strict=True)
+    return all(a <= b for pair in pairs for a, b in zip(*pair, strict=True))
 
 
 @rule("GatherND", since=11)
@@ -373,7 +375,9 @@ def _space_to_depth(f: Grower) -> None:
 def _compress(f: Grower) -> None:
     x = f.pick(_ANY, (1, 2, 3))
     axis, written = _axis(f, x)
-    flags = f.pick((BOOL,), (1,)) if f.often(0.5) else f.weight(BOOL, (max(1, min(x.extents(axis, f.alive))),))
+    least = min(x.extents(axis, f.alive))
+    fits = [v for v in f.visible() if v.dtype == BOOL and v.rank(f.alive) == 1 and _within(f, v, x, axis)]
+    flags = f.of(fits) if fits and f.often(0.6) else f.weight(BOOL, (least,))
     f.one("Compress", x, flags, axis=written)
 
 

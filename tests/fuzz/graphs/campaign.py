@@ -30,7 +30,8 @@ ROOT = Path(__file__).resolve().parents[3]
 WORKER = "tests.fuzz.graphs.worker"  # the module that children run
 _PART = 100  # seeds for each child
 _SILENCE = 120.0  # seconds without a word from a child
-_SCRIPTS = 2  # for each kind of disagreement
+_SCRIPTS = {"differs": 25, "rows": 12}  # for each kind of disagreement
+_FEW_SCRIPTS = 2  # for all others
 _OURS = "checks"  # the phase in which Lathe runs
 
 
@@ -47,14 +48,23 @@ def run(seeds: Sequence[int], jobs: int, state: State, seconds: float = float("i
                 done += 1
                 with guard:
                     state.add(result)
-                    new = scripts and len(state.findings.get(result["kind"], ())) <= _SCRIPTS
-                if new and result["kind"] not in ("agrees", "excluded"):
+                if result["kind"] not in ("agrees", "excluded"):
                     print(f"seed {result['seed']}: {result['kind']}", flush=True)
-                    minimised(result["seed"], state.folder)
             part = part[done:]
 
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(watch, _parts(left)))
+        if scripts:
+            list(pool.map(lambda seed: minimised(seed, state.folder), _worth_a_script(state)))
+
+
+def _worth_a_script(state: State) -> list[int]:
+    """Of each kind of disagreement a few seeds that have no script yet."""
+    found = []
+    for kind, seeds in state.findings.items():
+        most = _SCRIPTS.get(kind.partition(":")[0], _FEW_SCRIPTS)
+        found += [seed for seed in sorted(seeds)[:most] if not (state.folder / f"seed-{seed}.py").exists()]
+    return found
 
 
 def _parts(seeds: Sequence[int]) -> list[list[int]]:
@@ -95,7 +105,9 @@ def child(seeds: Sequence[int], folder: Path, end: float) -> Iterator[dict[str, 
             timer.reset()
             at = json.loads(line)
             if "kind" in at:
+                timer.stop()
                 yield at
+                timer.reset()
                 if time.monotonic() > end:
                     timer.stop()
                     process.kill()

@@ -11,14 +11,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import helper
 
+import core
 from tests.fuzz.graphs.check import check, confirmed
 from tests.fuzz.graphs.config import Config, target_of
 from tests.fuzz.graphs.evaluate import REFUSALS, opset_ids, ort_session, reads, tensor_type
@@ -38,6 +40,19 @@ class Trial:
     model: onnx.ModelProto
     cases: tuple[Case, ...]
     config: Config
+
+
+def warm_up() -> None:
+    """Import the compiler, and let it set itself up, so that no trial has to; it starts no threads."""
+    graph = helper.make_graph(
+        [helper.make_node("Neg", ["x"], ["y"])],
+        "warm",
+        [helper.make_tensor_value_info("x", 1, ["N", 3])],
+        [helper.make_tensor_value_info("y", 1, None)],
+    )
+    model = helper.make_model(graph, opset_imports=opset_ids(17), ir_version=8)
+    with core.compile(core.load(model.SerializeToString()), threads=1, tune="off") as session:
+        session.run({"x": np.zeros((2, 3), np.float32)})
 
 
 def symptom(trial: Trial) -> tuple[str, str]:
@@ -69,55 +84,91 @@ def smallest(made: Made) -> tuple[Trial, str, str]:
     if kind == "none":
         return trial, kind, text
     end = time.monotonic() + _SECONDS
-    changed = True
-    while changed and time.monotonic() < end:
-        changed = False
-        for smaller in _smaller(trial, made):
-            if time.monotonic() > end:
-                break
-            found, words = symptom(smaller)
-            if _same(found, kind):
-                trial, text, changed = smaller, words, True
-                break
+    before = None
+    while trial is not before and time.monotonic() < end:
+        before = trial
+        for ways in (_one_output, _fewer_outputs, _without_nodes, _bypassed, _fewer_inputs, _plainer, _one_case):
+            trial, text = _reduced(trial, made, ways, kind, text, end)
     return trial, kind, text
+
+
+Way = Callable[[], Trial | None]
+
+
+def _reduced(
+    trial: Trial, made: Made, ways: Callable[[Trial, Made], list[Way]], kind: str, text: str, end: float
+) -> tuple[Trial, str]:
+    """Goes every way to a smaller trial that keeps the symptom. The ways of the smaller one go on at the same place."""
+    at = 0
+    while at < len(found := ways(trial, made)) and time.monotonic() < end:
+        smaller = found[at]()
+        shown, words = symptom(smaller) if smaller is not None else ("none", "")
+        if smaller is not None and _same(shown, kind):
+            trial, text = smaller, words
+        else:
+            at += 1
+    return trial, text
 
 
 def _same(found: str, wanted: str) -> bool:
     return found.split(":")[:2] == wanted.split(":")[:2] if wanted.startswith(("differs", "rows")) else found == wanted
 
 
-def _smaller(trial: Trial, made: Made) -> Iterator[Trial]:
-    """Trials that are a step smaller, the largest steps first."""
-    yield from _one_output(trial, made)
-    yield from _without_nodes(trial, made)
-    yield from _bypassed(trial)
-    for field in fields(Config):
-        if getattr(trial.config, field.name) != field.default:
-            yield replace(trial, config=replace(trial.config, **{field.name: field.default}))
-    if len(trial.cases) > 1:
-        for case in trial.cases:
-            yield replace(trial, cases=(case,))
-
-
-def _one_output(trial: Trial, made: Made) -> Iterator[Trial]:
-    """With one output: a value that comes before the present ones, or one of them."""
+def _one_output(trial: Trial, made: Made) -> list[Way]:
+    """With one output: one of them, or a value that comes before it."""
     graph = trial.model.graph
     produced = [name for node in graph.node for name in node.output if name in made.values]
     present = [output.name for output in graph.output]
     if len(present) == 1:
         produced = produced[: produced.index(present[0])] if present[0] in produced else []
-    yield from (_rebuilt(trial, made, graph.node, [name]) for name in produced)
-    if len(present) > 1:
-        yield from (_rebuilt(trial, made, graph.node, [name]) for name in present)
+    else:
+        produced = [*present, *produced]
+    return [partial(_rebuilt, trial, made, graph.node, [name]) for name in produced]
 
 
-def _without_nodes(trial: Trial, made: Made) -> Iterator[Trial]:
-    """Without a node whose results are fed instead, or are constants."""
+def _fewer_outputs(trial: Trial, made: Made) -> list[Way]:
+    present = [output.name for output in trial.model.graph.output]
+    if len(present) == 1:
+        return []
+    rest = [[name for name in present if name != left] for left in present]
+    return [partial(_rebuilt, trial, made, trial.model.graph.node, names) for names in rest]
+
+
+def _without_nodes(trial: Trial, made: Made) -> list[Way]:
+    """Without a node, whose results are fed instead; the last ones first, because what is before them goes, too."""
     nodes = list(trial.model.graph.node)
     outputs = [output.name for output in trial.model.graph.output]
-    for node in nodes:
-        if node.op_type != "Constant" and not set(node.output) & set(outputs):
-            yield _rebuilt(trial, made, [each for each in nodes if each is not node], outputs)
+    free = [node for node in nodes if node.op_type != "Constant" and not set(node.output) & set(outputs)]
+    return [
+        partial(_rebuilt, trial, made, [each for each in nodes if each is not node], outputs) for node in free[::-1]
+    ]
+
+
+def _fewer_inputs(trial: Trial, made: Made) -> list[Way]:
+    graph = trial.model.graph
+    read = {name for node in graph.node for name in reads(node)} | {output.name for output in graph.output}
+    return [partial(_without_input, trial, port.name) for port in graph.input if port.name not in read]
+
+
+def _without_input(trial: Trial, name: str) -> Trial:
+    graph = onnx.GraphProto.FromString(trial.model.graph.SerializeToString())
+    graph.input.remove(next(port for port in graph.input if port.name == name))
+    cases = []
+    for case in trial.cases:
+        feeds = {key: array for key, array in case.feeds.items() if key != name}
+        cases.append(replace(case, feeds=feeds))
+    return Trial(_model(trial.model, graph), tuple(cases), trial.config)
+
+
+def _plainer(trial: Trial, made: Made) -> list[Way]:
+    """With a configuration that has one setting less."""
+    changed = [field for field in fields(Config) if getattr(trial.config, field.name) != field.default]
+    configs = [replace(trial.config, **{field.name: field.default}) for field in changed]
+    return [partial(replace, trial, config=config) for config in configs]
+
+
+def _one_case(trial: Trial, made: Made) -> list[Way]:
+    return [partial(replace, trial, cases=(case,)) for case in trial.cases] if len(trial.cases) > 1 else []
 
 
 def _rebuilt(trial: Trial, made: Made, nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> Trial:
@@ -128,6 +179,7 @@ def _rebuilt(trial: Trial, made: Made, nodes: Sequence[onnx.NodeProto], outputs:
     needed = list(dict.fromkeys([name for node in kept for name in reads(node)] + list(outputs)))
     free = [name for name in needed if name not in given and name not in constants]
     before = {port.name: port for port in trial.model.graph.input}
+    free = list(dict.fromkeys([*before, *free]))  # inputs that nothing reads stay: they may say what the rows are
     ports = [before[name] if name in before else _port(made.values[name], made) for name in free]
     graph = helper.make_graph(
         kept,
@@ -177,34 +229,34 @@ def _port(item: Item, made: Made) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(item.name, _type(item), shape)
 
 
-def _bypassed(trial: Trial) -> Iterator[Trial]:
+def _bypassed(trial: Trial, made: Made) -> list[Way]:
     """Without a node, whose first input takes the place of its result; the oracle is asked again."""
-    graph = trial.model.graph
-    for index, node in enumerate(graph.node):
-        if len(node.output) != 1 or not node.input or not node.input[0]:
-            continue
-        copy = onnx.GraphProto.FromString(graph.SerializeToString())
-        outputs = [output.name for output in graph.output]
-        if node.output[0] in outputs:
-            continue
-        for each in copy.node:
-            for at, name in enumerate(each.input):
-                if name == node.output[0]:
-                    each.input[at] = node.input[0]
-        del copy.node[index]
-        kept = live(copy.node, outputs)
-        names = {name for each in kept for name in reads(each)}
-        copy.ClearField("node")
-        copy.node.extend(kept)
-        for ports in (copy.input, copy.initializer):
-            for port in [port for port in ports if port.name not in names]:
-                ports.remove(port)
-        try:
-            model = _model(trial.model, copy)
-            cases = tuple(_asked(model, case) for case in trial.cases)
-        except (*REFUSALS, KeyError):
-            continue
-        yield Trial(model, cases, trial.config)
+    outputs = {output.name for output in trial.model.graph.output}
+    nodes = enumerate(trial.model.graph.node)
+    found = [i for i, node in nodes if len(node.output) == 1 and node.input and node.output[0] not in outputs]
+    return [partial(_bypass, trial, index) for index in found]
+
+
+def _bypass(trial: Trial, index: int) -> Trial | None:
+    graph = onnx.GraphProto.FromString(trial.model.graph.SerializeToString())
+    node = trial.model.graph.node[index]
+    outputs = [output.name for output in graph.output]
+    for each in graph.node:
+        for at, name in enumerate(each.input):
+            if name == node.output[0]:
+                each.input[at] = node.input[0]
+    del graph.node[index]
+    kept = live(graph.node, outputs)
+    names = {name for each in kept for name in reads(each)} | set(outputs)
+    graph.ClearField("node")
+    graph.node.extend(kept)
+    for constant in [each for each in graph.initializer if each.name not in names]:
+        graph.initializer.remove(constant)
+    try:
+        model = _model(trial.model, graph)
+        return Trial(model, tuple(_asked(model, case) for case in trial.cases), trial.config)
+    except (*REFUSALS, KeyError):
+        return None
 
 
 def _asked(model: onnx.ModelProto, case: Case) -> Case:
@@ -217,6 +269,7 @@ def _asked(model: onnx.ModelProto, case: Case) -> Case:
 
 
 def main(seed: int, folder: Path) -> None:
+    warm_up()
     trial, kind, text = smallest(make(seed))
     name = f"seed-{seed}"
     (folder / f"{name}.py").write_text(

@@ -18,7 +18,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Their exporters ask for versions that Lathe cannot share, so each has an environment of its own.
 FRAMEWORKS := torch paddle tensorflow
 
-.PHONY: help serve test test-all conformance test-exporters test-cuda test-haswell fuzz lint bench bench-docs docs clean
+.PHONY: help serve test test-all conformance test-exporters test-cuda test-haswell fuzz fuzz-graphs lint bench bench-docs docs clean
 .DELETE_ON_ERROR:
 
 help:  ## show the targets
@@ -52,6 +52,9 @@ test-cuda: .lathe/cuda/.ready .lathe/cuda-oldest/.ready  ## kernels for GPUs, co
 
 fuzz: $(call stamp,test)  ## 50,000 damaged models against the importer; ARGS="--seed 7" for others
 	$(BIN)/python -m tests.fuzz.campaign --jobs $(JOBS) $(ARGS)
+
+fuzz-graphs: $(call stamp,test)  ## 20,000 random graphs against ONNX Runtime; goes on where it ended; ARGS="--first 50000"
+	$(BIN)/python -m tests.fuzz.graphs.campaign --jobs $(JOBS) $(ARGS)
 
 lint: $(call stamp,lint)  ## ruff and mypy
 	$(BIN)/ruff check .

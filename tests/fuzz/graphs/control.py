@@ -63,10 +63,16 @@ def _formal(inner: Grower, item: Item) -> Item:
 
 def _body(inner: Grower, inputs: Sequence[Item], outputs: Sequence[Item]) -> onnx.GraphProto:
     nodes = live(inner.nodes, [item.name for item in outputs])
-    info = lambda item: helper.make_tensor_value_info(item.name, tensor_type(next(iter(item.arrays.values()))), None)  # noqa: E731
-    return helper.make_graph(
-        nodes, inner.world.name("body"), [*map(info, inputs)], [*map(info, outputs)], inner.constants
-    )
+    ports = [[_port(item) for item in items] for items in (inputs, outputs)]
+    return helper.make_graph(nodes, inner.world.name("body"), *ports, inner.constants)
+
+
+def _port(item: Item) -> onnx.ValueInfoProto:
+    """The type of an input or output of a body, with its rank where that is the same in all cases."""
+    cases = list(item.arrays)
+    rank = item.rank(cases)
+    shape = None if rank is None else [item.fixed(axis, cases) for axis in range(rank)]
+    return helper.make_tensor_value_info(item.name, tensor_type(item.at(cases[0])), shape)
 
 
 def _own(inner: Grower, item: Item) -> Item:

@@ -179,8 +179,10 @@ class Grower:
     def _keeps_rows(self, sources: Sequence[Item], results: Mapping[int, Sequence[Array]]) -> bool:
         """Whether results lead with the number of rows where an operand does."""
         rows = {case: self.world.cases[case]["N"] for case in results}
-        if all(item.dtype == I64 and item.counted for item in sources):  # arithmetic of extents
-            return True
+        if self.outer is not None or all(item.dtype == I64 and item.counted for item in sources):
+            return True  # arithmetic of extents, or a body: its results are looked at
+        if any(item.rankless for item in sources):
+            return True  # a proof has to see by itself what becomes of those
         leads = any(all(item.at(case).shape[:1] == (n,) for case, n in rows.items()) for item in sources)
         return not leads or all(array.shape[:1] == (rows[case],) for case in results for array in results[case])
 

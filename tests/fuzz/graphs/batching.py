@@ -28,7 +28,7 @@ def check_batching(
         feeds = {name: case.feeds[name] for name in session.inputs}
         whole = session.run(feeds)
         allowed = {name: tolerance(array, case.shadows[name]) for name, array in whole.items()}
-        order = np.random.default_rng(case.rows).permutation(case.rows)
+        order = np.array([*range(0, case.rows, 2), *range(1, case.rows, 2)])[::-1]  # no rotation of the rows
         _compare("in another order", session.run(_taken(feeds, order)), _taken(whole, order), allowed)
         for row in {0, case.rows // 2, case.rows - 1}:
             alone = np.array([row])

@@ -192,8 +192,7 @@ def _again(inner: Grower, item: Item) -> Item:
 def _scan(f: Grower) -> None:
     x = f.pick((F32,), (2, 3, 4))
     axis = f.choose(x.rank(f.alive) or 1)
-    if min(x.extents(axis, f.alive)) < 1:
-        raise Unfit("no steps")  # ONNX Runtime divides by zero there
+    f.without_empty(x)  # ONNX Runtime divides by zero there
     inner = Grower(f.world, f)
     arrays = {case: np.take(array, 0, axis) for case, array in x.arrays.items() if array.shape[axis : axis + 1] != (0,)}
     shadows = {case: np.take(x.shadows[case], 0, axis) for case in arrays}
@@ -213,6 +212,8 @@ def _scan(f: Grower) -> None:
     results = [*after, scanned]
     if len({item.name for item in results}) < len(results):
         raise Unfit("one value twice")
+    for item in results:
+        inner.without_empty(item)  # it divides by their sizes, too
     body = _body(inner, [*formal, piece], results)
     attrs: dict[str, Any] = {"scan_input_axes": [axis]}
     if f.often(0.3):

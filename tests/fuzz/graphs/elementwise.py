@@ -7,7 +7,22 @@ from onnx import helper
 
 from tests.fuzz.graphs.grower import Grower
 from tests.fuzz.graphs.rules import RULES, Rule, rule
-from tests.fuzz.graphs.values import BF16, BOOL, F16, F32, F64, FLOATS, I32, I64, INTS, NUMBERS, STRING, UNSIGNED, Item
+from tests.fuzz.graphs.values import (
+    BF16,
+    BOOL,
+    F16,
+    F32,
+    F64,
+    FLOATS,
+    I32,
+    I64,
+    INTS,
+    NUMBERS,
+    STRING,
+    UNSIGNED,
+    Item,
+    Unfit,
+)
 
 _UNARY = {
     "Relu": 1, "Sigmoid": 1, "Tanh": 1, "Softplus": 1, "Softsign": 1, "Sin": 7, "Cos": 7, "Atan": 7, "Erf": 9,
@@ -224,8 +239,11 @@ def _cast(f: Grower) -> None:
     x = f.pick((*NUMBERS, BOOL), where=lambda item: item.exact or f.often(0.3))
     types = [F32, F64, I32, I64, BOOL, F16, *INTS, *((BF16,) if f.opset >= 13 else ())]
     to = f.of(types)
-    if x.dtype in FLOATS and to in UNSIGNED:
-        x = f.one("Abs", x)
+    if x.dtype in FLOATS and to in INTS:  # what lies outside of the type becomes anything
+        x = f.one("Abs", x) if to in UNSIGNED else x
+        largest = np.iinfo(to).max
+        if any(np.abs(x.at(case).astype(np.float64)).max(initial=0) > largest for case in f.alive):
+            raise Unfit("outside of the type")
     f.one("Cast", x, to=helper.np_dtype_to_tensor_dtype(to))
 
 

@@ -19,7 +19,17 @@ import onnx
 from onnx import helper
 
 from tests.fuzz.graphs.evaluate import LOCAL, Evaluator, reads, tensor, tensor_type
-from tests.fuzz.graphs.facts import CARRIES, EXACT, FIXES_RANK, JOINS, MANY_ROUNDINGS, ONE_ROUNDING, VIEWS, WINDOWS
+from tests.fuzz.graphs.facts import (
+    CARRIES,
+    EXACT,
+    FIXES_RANK,
+    JOINS,
+    MANY_ROUNDINGS,
+    ONE_ROUNDING,
+    ROUGH,
+    VIEWS,
+    WINDOWS,
+)
 from tests.fuzz.graphs.values import F32, FLOATS, I64, ROUNDING, STRING, Array, Item, Unfit, broadcast
 
 T = TypeVar("T")
@@ -171,6 +181,8 @@ class Grower:
         rounding = ROUNDING.get(array.dtype)
         if rounding is None or array.size == 0:
             return array
+        if op in ROUGH:
+            rounding = max(rounding, ROUNDING[F32])
         noise = self.world.numbers.uniform(-1, 1, array.shape) * rounding * size
         wide = array.astype(np.float64)
         scale = np.abs(wide) if op in ONE_ROUNDING else np.abs(wide).max()

@@ -167,6 +167,7 @@ def _conv_transpose(f: Grower) -> None:
 @rule("MaxPool", "AveragePool", "LpPool", weight=1.2)
 def _pool(f: Grower, op: str) -> None:
     x = f.pick((F32,), (3, 4))
+    f.without_empty(x)  # windows of nothing
     attrs = _spatial(f, x, op)
     if op == "MaxPool" and f.opset >= 10 and f.often(0.2):
         attrs["ceil_mode"] = 1
@@ -407,6 +408,8 @@ def _reduce(f: Grower, op: str) -> None:
     x = f.pick((*FLOATS, I32, *((I64,) if op != "ReduceMean" else ())), (1, 2, 3, 4))
     if op in ("ReduceL2", "ReduceLogSum"):
         x = f.one("Add", f.one("Abs", x), f.constant(0.5 if x.dtype in FLOATS else 1, x.dtype))
+    if op == "ReduceMean":
+        f.without_empty(x)  # the mean of nothing is 0 in ONNX Runtime, and NaN in the reference
     rank = x.rank(f.alive) or 1
     axes = sorted(f.world.rng.sample(range(rank), 1 + f.choose(min(rank, 2))))
     if f.opset >= 11 and f.often(0.3):
@@ -425,6 +428,7 @@ def _reduce(f: Grower, op: str) -> None:
 @rule("ArgMax", "ArgMin")
 def _arg(f: Grower, op: str) -> None:
     x = f.pick((F32, F64, I32), (1, 2, 3, 4), lambda v: v.exact or f.often(0.4))
+    f.without_empty(x)  # there is no largest of nothing; ONNX Runtime gives what was in memory
     extra = {"select_last_index": f.choose(2)} if f.opset >= 12 else {}
     f.one(op, x, axis=f.choose(x.rank(f.alive) or 1), keepdims=f.choose(2), **extra)
 

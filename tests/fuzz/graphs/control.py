@@ -169,7 +169,7 @@ def _loop(f: Grower) -> None:
     if len({item.name for item in results}) < len(results):
         raise Unfit("one value twice")
     body = _body(inner, inputs, results)
-    most = f.whole(0, 3, scalar=True)
+    most = f.whole(1 if scanned else 0, 3, scalar=True)  # of no steps, the shape of what is stacked is open
     first = f.constant(True, bool) if f.often(0.7) else None
     f.emit("Loop", [most, first, *carried], outputs=len(after) + len(scanned), body=body)
     _merge(f, inner)

@@ -395,7 +395,9 @@ class Grower:
             if steps is not None or isinstance(starts, Item) or isinstance(ends, Item):
                 raise Unfit("bounds are attributes")
             return self.one("Slice", x, axes=list(axes), starts=list(starts), ends=list(ends))
-        kind = np.int32 if self.often(0.1) and not isinstance(starts, Item) and not isinstance(ends, Item) else np.int64
+        given = [*([] if isinstance(starts, Item) else starts), *([] if isinstance(ends, Item) else ends)]
+        narrow = self.often(0.1) and len(given) == 2 * len(axes) and max(map(abs, given)) < 2**31
+        kind = np.int32 if narrow else np.int64
         bounds = [given if isinstance(given, Item) else self.vector(given, kind) for given in (starts, ends)]
         last = [self.vector(steps, kind)] if steps is not None else []
         return self.one("Slice", x, *bounds, self.vector(axes, kind), *last)
@@ -413,7 +415,8 @@ class Grower:
             return self.of(found)
         try:
             with self.attempt():
-                return self._carved(dtype, shape, size, near)
+                carved = self._carved(dtype, shape, size, near)
+                return self.one("Sin", carved) if dtype in FLOATS and self.often(0.3) else carved
         except Unfit:
             return self.weight(dtype, shape, low)
 

@@ -405,7 +405,8 @@ _REDUCTIONS = (
 
 @rule(*_REDUCTIONS, weight=0.8)
 def _reduce(f: Grower, op: str) -> None:
-    x = f.pick((*FLOATS, I32, *((I64,) if op != "ReduceMean" else ())), (1, 2, 3, 4))
+    whole = op not in ("ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean")  # which round, and then cut off
+    x = f.pick((*FLOATS, *((I32, I64) if whole else ())), (1, 2, 3, 4))
     if op in ("ReduceL2", "ReduceLogSum"):
         x = f.one("Add", f.one("Abs", x), f.constant(0.5 if x.dtype in FLOATS else 1, x.dtype))
     if op == "ReduceMean":

@@ -43,7 +43,12 @@ def _slice(f: Grower) -> None:
 def _shifted(f: Grower) -> None:
     """From a place to n and more: x[1:n+1], x[k:n], table[0:n]."""
     x = f.pick(_ANY, (1, 2, 3, 4))
-    _, written = _axis(f, x, 10)
+    axis, written = _axis(f, x, 10)
+    if f.often(0.4):  # as many as there are, from a place behind the first one: what lies beyond the end is cut off
+        n = f.one("Gather", f.one("Shape", x), f.vector([axis]), axis=0)
+        begin = f.vector([f.of((1, 1, 2, -1))])
+        f.slice(x, [written], begin, f.one("Add", n, begin) if f.often(0.7) else n)
+        return
     first = f.whole(0, 3, x=x)
     count = f.count(0, 60, x=x)
     last = f.one("Add", count, f.vector([f.choose(3)])) if f.often(0.6) else count

@@ -22,6 +22,7 @@ from tests.fuzz.graphs.values import (
     UNSIGNED,
     Item,
     Unfit,
+    broadcast,
 )
 
 _UNARY = {
@@ -274,6 +275,8 @@ def _bitwise_not(f: Grower) -> None:
 def _prelu(f: Grower) -> None:
     x = f.number()
     slope = f.like(x)
+    if broadcast(x, slope, f.alive) != x.shapes(f.alive):
+        raise Unfit("a slope has to broadcast to the value")
     f.one("PRelu", x, slope)
 
 

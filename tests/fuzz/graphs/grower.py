@@ -147,6 +147,7 @@ class Grower:
         shaken = any(item.steps for item in moving)
         if shaken:
             feeds += [{item.name: item.shadows[case] for item in moving} for case in cases]
+            feeds += [{item.name: _mirrored(item, case) for item in moving} for case in cases]
         answers = world.evaluator.node(node, constants, feeds)
         lost = [case for index, case in enumerate(cases) if any(a is None for a in answers[index :: len(cases)])]
         left = [case for case in cases if case not in lost]
@@ -160,6 +161,7 @@ class Grower:
                 results[case] = answers[index] or []
                 shadows[case] = (answers[index + len(cases)] if shaken else answers[index]) or []
                 _check(results[case], shadows[case])
+                _check(results[case], (answers[index + 2 * len(cases)] if shaken else answers[index]) or [])
         if steps > 1:
             size = 20 if node.op_type in MANY_ROUNDINGS else 1
             for case in left:
@@ -533,6 +535,14 @@ def _ranked(op: str) -> int:
 
 def _has_body(node: onnx.NodeProto) -> bool:
     return any(attribute.HasField("g") for attribute in node.attribute)
+
+
+def _mirrored(item: Item, case: int) -> Array:
+    """The shadow on the other side of a value: one of the two crosses a step that the value stands at."""
+    array, shadow = item.at(case), item.shadows[case]
+    if array.dtype not in ROUNDING:
+        return array
+    return np.asarray(2 * array.astype(np.float64) - shadow.astype(np.float64)).astype(array.dtype)
 
 
 def _check(results: Sequence[Array], shadows: Sequence[Array]) -> None:

@@ -275,6 +275,8 @@ def _written_layer_norm(f: Grower) -> None:
 
 
 def _reduced(f: Grower, op: str, x: Item, axis: int) -> Item:
+    if not x.fixed(axis, f.alive):
+        raise Unfit("the mean of nothing")
     return f.one(op, x, axes=[axis]) if f.opset < 18 else f.one(op, x, f.vector([axis]))
 
 
@@ -405,7 +407,8 @@ _REDUCTIONS = (
 
 @rule(*_REDUCTIONS, weight=0.8)
 def _reduce(f: Grower, op: str) -> None:
-    whole = op not in ("ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean")  # which round, and then cut off
+    # Of whole numbers some round, and then cut off; and products leave the type.
+    whole = op not in ("ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceProd")
     x = f.pick((*FLOATS, *((I32, I64) if whole else ())), (1, 2, 3, 4))
     if op in ("ReduceL2", "ReduceLogSum"):
         x = f.one("Add", f.one("Abs", x), f.constant(0.5 if x.dtype in FLOATS else 1, x.dtype))

@@ -13,7 +13,7 @@ from tests.fuzz.graphs.evaluate import LOCAL, tensor_type
 from tests.fuzz.graphs.facts import words
 from tests.fuzz.graphs.grower import Grower, live
 from tests.fuzz.graphs.rules import RULES, rule
-from tests.fuzz.graphs.values import F32, FLOATS, I64, NUMBERS, Item, Unfit, same_shape
+from tests.fuzz.graphs.values import BF16, F32, FLOATS, I64, NUMBERS, Item, Unfit, same_shape
 
 _INSIDE = tuple(
     sorted(
@@ -147,7 +147,8 @@ def _rankless(f: Grower) -> None:
 
 @rule("Loop", weight=2)
 def _loop(f: Grower) -> None:
-    carried = [f.pick(NUMBERS if f.often(0.2) else FLOATS) for _ in range(1 + f.choose(2))]
+    kinds = [kind for kind in (NUMBERS if f.often(0.2) else FLOATS) if kind != BF16]  # the reference stacks wrongly
+    carried = [f.pick(kinds) for _ in range(1 + f.choose(2))]
     inner = Grower(f.world, f)
     cases = range(len(f.world.cases))
     step = Item(f.world.name("i"), dict.fromkeys(cases, np.array(0, np.int64)), {})

@@ -51,4 +51,4 @@ FIXES_RANK = words(
 )
 
 # ONNX Runtime computes them in float32 precision, whatever the element type is.
-ROUGH = words("Erf Gelu Shrink")
+ROUGH = words("Erf Gelu HardSwish Shrink")

@@ -115,7 +115,8 @@ def _check_offered(facts: Facts, each: StepFacts, small: Identities, large: Iden
     apart = {value: strides for value in values if (strides := _told(value, small, large)) is not None}
     spread = {value for value in apart if not _is_dense(value, small, large)}
     placed = small.inside.get(each.node, frozenset())
-    for asked in ({value: apart[value] for value in spread}, apart):
+    told = ({value: apart[value] for value in spread}, apart)
+    for asked in (*told, *(_without_needless_strides(given) for given in told)):
         request = Request(
             each.node, facts.graph.constants, facts.target, facts.plan.threads,
             winograd=facts.winograd, strides=asked, placed=placed,
@@ -127,6 +128,14 @@ def _check_offered(facts: Facts, each: StepFacts, small: Identities, large: Iden
     raise PlanError(
         f"{each} runs {each.call.spec.summary}, which the catalog does not offer for the strides of {names}"
     )
+
+
+def _without_needless_strides(strides: Mapping[Value, tuple[Dim, ...]]) -> dict[Value, tuple[Dim, ...]]:
+    """The same memory: along an extent of 1 any stride will do, and a kernel may have been chosen for 0 there."""
+    return {
+        value: tuple(0 if extent == 1 else step for extent, step in zip(value.shape, steps, strict=True))
+        for value, steps in strides.items()
+    }
 
 
 def _honours(each: StepFacts, call: KernelCall, spread: set[Value]) -> bool:

@@ -263,7 +263,7 @@ def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def wrong(self: Any, grid: Any, addresses: Sequence[int], n: int, view: Any) -> None:
         right(self, grid, addresses, n, view)
-        view(addresses[-1], 4)[...] = 7
+        view(addresses[-1], 4 * 8 * n).view(np.float32)[...] += 1  # in every row, as the rows are compared, too
 
     monkeypatch.setattr(reference.ReferenceKernel, "run", wrong)
     assert Relu is not None and probe._kernel(graph, "simulated").ok is False

@@ -29,7 +29,7 @@ def test_other():
 @pytest.mark.parametrize("signal", [4, 9], ids=["illegal instruction", "killed"])
 def test_it_ends_the_run_with_an_error(project: Path, tmp_path: Path, signal: int, jobs: str) -> None:
     """By the settings and hooks of this project, on a few tests of its own."""
-    for file in ("pyproject.toml", "tests/conftest.py", "tests/core/targets.py"):
+    for file in ("pyproject.toml", "tests/conftest.py", "tests/batching.py", "tests/core/targets.py"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(project / file, tmp_path / file)
     (tmp_path / "tests" / "test_a.py").write_text(DIES.format(signal=signal))

@@ -27,6 +27,7 @@ def gradients(graph: Graph, *, of: str | Sequence[str], with_respect_to: Sequenc
     for an operator that cannot be differentiated.
     """
     copy = graph.clone()
+    copy.defaults.clear()  # a gradient is computed with the values of constants
     writer = Writer(copy, infer_graph(copy))
     by_name = {value.name: value for value in copy.values()}
     sources = [_named(by_name, name, graph) for name in ([of] if isinstance(of, str) else of)]

@@ -3,7 +3,7 @@
     python -m core.children parse   MODEL.onnx OUT            OUT/graph.lir, OUT/weights.bin, OUT/report.json
                                     --external                tensors may lie in other files of MODEL.onnx's folder
     python -m core.children compile IR OUT [options]          OUT/model.lathe, an artifact for core.load_compiled
-    python -m core.children specialise MODEL ORIGIN BINDING OPTIONS
+    python -m core.children specialise MODEL ORIGIN BINDING OPTIONS FED
                                                               one shape of a model (a file), into the cache: for
                                                               sessions that compile in the background
 
@@ -127,7 +127,7 @@ def specialise_stage(arguments: argparse.Namespace) -> None:
     binding = tuple((str(name), int(size)) for name, size in json.loads(arguments.binding))
     given = json.loads(arguments.options)
     options = Options(**{**given, "findings": tuple(map(tuple, given["findings"]))})
-    compiler.specialise(arguments.model, arguments.origin, binding, options)
+    compiler.specialise(arguments.model, arguments.origin, binding, options, tuple(json.loads(arguments.fed)))
 
 
 def kernels_stage(arguments: argparse.Namespace) -> None:
@@ -176,7 +176,7 @@ def _parser() -> argparse.ArgumentParser:
     compiling.add_argument("--cache", default=os.environ.get("LATHE_CACHE"))
     specialising = stages.add_parser("specialise")
     specialising.add_argument("model", type=Path)
-    for name in ("origin", "binding", "options"):
+    for name in ("origin", "binding", "options", "fed"):
         specialising.add_argument(name)
     kernels = stages.add_parser("kernels")
     kernels.add_argument("jobs", type=Path)

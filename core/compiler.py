@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal
 
@@ -29,6 +29,7 @@ from core.ops.supposed import suppositions
 from core.options import Options, with_placement
 from core.options import make_options as make_options
 from core.packing import pack_info, packed_maker
+from core.passes.feed_defaults import with_fed
 from core.passes.pipeline import Options as PassOptions
 from core.passes.pipeline import PassReport, optimize, prepare
 from core.passes.recompute import Recompute
@@ -50,6 +51,7 @@ from core.runtime.session import BatchInfo, Description, Session
 from core.runtime.shapes import Binding, Made, Maker
 from core.runtime.store import Store, open_store
 from core.runtime.trial import host_bench
+from core.runtime.variants import Fed
 from core.specialise import Make, NewShapes, Source, maker, note_of
 from core.split import split
 from core.tune import Record, choices, read_findings
@@ -153,11 +155,16 @@ def saved(store: Store, path: Path, graph: Graph, options: Options, new_shapes: 
     description = describe(graph, options)
     content = content_of(graph, description.batching, options)
     try:
-        written = artifact.save(path, description, options.kept(), content, durable=False)
+        written = artifact.save(path, description, options.kept(), content, False, _source_of(graph, description))
         store.added(path)
     except OSError:
-        return session_of(description, content, options, new_shapes)
+        return session_of(description, content, graph, options, new_shapes)
     return written
+
+
+def _source_of(graph: Graph, description: Description) -> Graph | None:
+    """What an artifact keeps of the graph beside compiled code: all of it where runs may feed defaults."""
+    return graph if description.defaults else None
 
 
 def model_key(model: bytes | Path, options: Options) -> str:
@@ -182,7 +189,7 @@ def _file_digest(path: Path) -> str:
 def unkept(graph: Graph, options: Options, new_shapes: NewShapes = "default") -> Session:
     """A session that leaves nothing behind but object code."""
     description = describe(graph, options)
-    session = session_of(description, content_of(graph, description.batching, options), options, new_shapes)
+    session = session_of(description, content_of(graph, description.batching, options), graph, options, new_shapes)
     give_back(sum(array.nbytes for array in graph.constants.values()))  # what packing and generating code took
     return session
 
@@ -190,7 +197,8 @@ def unkept(graph: Graph, options: Options, new_shapes: NewShapes = "default") ->
 def compile_to(path: Path, graph: Graph, options: Options) -> None:
     """Compile into an artifact, one file; see runtime/artifact.py."""
     description = describe(graph, options)
-    artifact.save(path, description, options.kept(), content_of(graph, description.batching, options))
+    content, source = content_of(graph, description.batching, options), _source_of(graph, description)
+    artifact.save(path, description, options.kept(), content, source=source)
 
 
 def content_of(graph: Graph, batching: BatchInfo, options: Options) -> Compiled | Split | Graph:
@@ -201,18 +209,36 @@ def content_of(graph: Graph, batching: BatchInfo, options: Options) -> Compiled 
 
 
 def session_of(
-    description: Description, content: Compiled | Split | Graph, options: Options, new_shapes: NewShapes
+    description: Description, content: Compiled | Split | Graph, graph: Graph, options: Options, new_shapes: NewShapes
 ) -> Session:
-    """A session that holds everything in memory."""
+    """A session that holds everything in memory; of the graph only what it needs."""
     batching = description.batching
+    variant = variants_of(lambda: graph, options, new_shapes, None) if description.defaults else None
     if not isinstance(content, Graph):
-        return Session(description, fixed=Made(loaded(content, options, batching)))
+        return Session(description, fixed=Made(loaded(content, options, batching)), variant=variant)
 
     def make(binding: Binding, chosen: Options) -> Runner:
         return executable(content, chosen, batching, binding)
 
     packed = packed_maker(lambda: content, description, options, partial(_stored_on_host, source=None))
-    return Session(description, _maker_of(content, make, options, new_shapes), packed=packed)
+    return Session(description, _maker_of(content, make, options, new_shapes), packed=packed, variant=variant)
+
+
+def variants_of(
+    graph: Callable[[], Graph], options: Options, new_shapes: NewShapes, source: Source | None
+) -> Callable[[Fed], Session]:
+    """Makes sessions that take defaults of a graph as inputs. They compile, or look into the store, when they run.
+    `source` is the file that holds the graph, where there is one."""
+    chosen = replace(options, packing=0)  # a default belongs to one request
+
+    def variant(fed: Fed) -> Session:
+        opened_up = with_fed(graph(), fed)
+        description = describe(opened_up, chosen)
+        own = replace(source, fed=tuple(sorted(fed))) if source is not None else None
+        make = partial(_stored, lambda: opened_up, description, source=own)
+        return Session(description, _maker_of(opened_up, make, chosen, new_shapes, own))
+
+    return variant
 
 
 def load_compiled(
@@ -246,17 +272,20 @@ def opened(
     mine = {"threads": options.threads, "cache_dir": options.cache_dir}
     chosen = Options(**{**stored.options, **mine, "tune": options.tune, "tune_later": options.tune_later})
     store = open_store(options.cache_dir)
+    own = Source(path, stored.digest, store) if store is not None else None
+    variant = variants_of(cache(stored.source), chosen, new_shapes, own) if stored.description.defaults else None
     if isinstance(stored.content, Graph):
-        graph = stored.content
-        source = Source(path, stored.digest, store) if store is not None else None
+        graph, source = stored.content, own
         make = partial(_stored, lambda: graph, stored.description, source=source)
         packed = packed_maker(lambda: graph, stored.description, chosen, partial(_stored_on_host, source=source))
-        return Session(stored.description, _maker_of(graph, make, chosen, new_shapes, source), packed=packed)
+        return Session(
+            stored.description, _maker_of(graph, make, chosen, new_shapes, source), packed=packed, variant=variant
+        )
     if source is None:
-        return Session(stored.description, fixed=Made(stored.content))
+        return Session(stored.description, fixed=Made(stored.content), variant=variant)
     make = partial(_stored, partial(load, source.path), stored.description, source=source)
     fixed = Made(stored.content, note_of(chosen), last=False)
-    return Session(stored.description, maker(make, chosen, "wait", None, source), fixed)
+    return Session(stored.description, maker(make, chosen, "wait", None, source), fixed, variant=variant)
 
 
 def _maker_of(graph: Graph, make: Make, options: Options, new_shapes: NewShapes, source: Source | None = None) -> Maker:
@@ -267,25 +296,23 @@ def _maker_of(graph: Graph, make: Make, options: Options, new_shapes: NewShapes,
     return maker(make, options, new_shapes, General(graph), source)
 
 
-def specialise(path: Path, origin: str, binding: Binding, options: Options) -> None:
-    """Put the code of one shape of a model, an ONNX file or an artifact that holds a graph, into the store."""
+def specialise(path: Path, origin: str, binding: Binding, options: Options, fed: tuple[str, ...] = ()) -> None:
+    """Put the code of one shape of a model, an ONNX file or an artifact that holds a graph, into the store. The
+    defaults named in `fed` are inputs."""
     store = open_store(options.cache_dir)
     if store is None:
         raise UnsupportedError(f"the cache folder {options.cache_dir} cannot be written")
-    graph = _graph_in(path)
+    graph = with_fed(_graph_in(path), fed) if fed else _graph_in(path)
     description = describe(graph, options)
     compiled = build(graph, options, description.batching, binding)
-    _keep(Source(path, origin, store), description, binding, options, compiled)
+    _keep(Source(path, origin, store, fed), description, binding, options, compiled)
 
 
 def _graph_in(path: Path) -> Graph:
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             return load(path)
-    content = artifact.load(path, 1).content
-    if not isinstance(content, Graph):
-        raise ArtifactError(f"{path.name} holds compiled code, expected a graph")
-    return content
+    return artifact.load_graph(path)
 
 
 def describe(graph: Graph, options: Options) -> Description:
@@ -297,7 +324,9 @@ def describe(graph: Graph, options: Options) -> Description:
     outputs = {value.name: value.type for value in graph.outputs}
     packing = pack_info(graph, options) if options.packing else None
     endless = may_not_end(graph.nodes)
-    return Description(graph.name, inputs, outputs, batching, options.max_batch, packing, endless)
+    # State belongs to one code, so no other may run with it.
+    defaults = {value.name: type_ for value, type_ in graph.defaults.items()} if not graph.states else {}
+    return Description(graph.name, inputs, outputs, batching, options.max_batch, packing, endless, defaults)
 
 
 def executable(
@@ -447,6 +476,7 @@ def bind(graph: Graph, batching: BatchInfo, binding: Binding) -> Graph:
     if batching.symbol is not None and batching.symbol not in env:
         env[batching.symbol] = symbol("n")
     bound = graph.clone(env)
+    bound.defaults.clear()  # from here on constants are what they are
     infer_graph(bound)
     verify(bound, "binding shapes")
     return bound

@@ -12,13 +12,16 @@ from core.ir.dim import SymDim, affine, symbols
 from core.ir.graph import Array, Graph, Node, Value
 from core.ir.types import TensorType
 from core.ops import registry
+from core.passes.feed_defaults import with_fed
 
 
 def interpret(graph: Graph, feeds: Mapping[str, Any]) -> dict[str, Any]:
     """Run `graph` on NumPy arrays by name; returns outputs by name. State starts at its initial value.
 
-    FeedError for a missing, unknown or ill-typed input.
+    A default may be fed, too. FeedError for a missing, unknown or ill-typed input.
     """
+    fed = {value.name for value in graph.defaults} & feeds.keys()
+    graph = with_fed(graph, fed) if fed else graph
     environment: dict[Value, Any] = {}
     for value in graph.inputs:
         if value.name not in feeds:

@@ -32,20 +32,23 @@ _CHOICES = ("default", "wait", "background")
 @dataclass(frozen=True)
 class Source:
     """A file that a child process can compile: an ONNX model, or an artifact that holds a graph. `origin` names what
-    is made from it in the store."""
+    is made from it in the store. `fed` names the defaults that are inputs, sorted."""
 
     path: Path
     origin: str
     store: Store
+    fed: tuple[str, ...] = ()
 
     def place(self, binding: Binding, options: Options) -> Path:
         """Where the code of a shape is kept."""
-        key = "\n".join((self.origin, repr(binding), options.key, host().key, revisions()))
+        fed = [json.dumps(self.fed)] if self.fed else []
+        key = "\n".join((self.origin, repr(binding), options.key, host().key, revisions(), *fed))
         return self.store.model(hashlib.sha256(key.encode()).hexdigest())
 
     def command(self, binding: Binding, options: Options) -> list[str]:
         """Arguments for children.py that put the code of a shape into its place."""
-        return ["specialise", str(self.path), self.origin, json.dumps(binding), json.dumps(asdict(options))]
+        texts = map(json.dumps, (binding, asdict(options), self.fed))
+        return ["specialise", str(self.path), self.origin, *texts]
 
 
 def maker(make: Make, options: Options, new_shapes: NewShapes, general: General | None, source: Source | None) -> Maker:

@@ -273,12 +273,15 @@ def install(tally: Tally) -> Callable[[], None]:
     @functools.wraps(_run)
     def run(self: Session, *args: Any, **kwargs: Any) -> dict[str, Any]:
         results = _run(self, *args, **kwargs)
+        feeds = args[0] if args else kwargs["feeds"]
+        if feeds.keys() & self.defaults.keys():
+            return results  # of a session of its own, which is checked
         if self.batching.batchable and self not in done:
             done.add(self)  # before its check, which runs it again
             if self in empty:
                 tally.left_out[EMPTY] -= 1
                 empty.discard(self)
-            if _tallied(tally, self, args[0] if args else kwargs["feeds"], results) == EMPTY:
+            if _tallied(tally, self, feeds, results) == EMPTY:
                 empty.add(self)
                 done.discard(self)
         return results

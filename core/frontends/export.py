@@ -24,7 +24,8 @@ def export(graph: Graph, opset: int | None = None) -> bytes:
     """The graph as an ONNX model of standard operators; fused ones are written as what they stand for.
 
     `opset`, of the default domain, is by default the oldest from 21 on that has all operators in the form the graph
-    uses. State becomes an input with a default value, its next value an output. UnsupportedError for what ONNX, or that
+    uses. State becomes an input with a default value, its next value an output. A default that a run may replace is an
+    input with an initializer, too. UnsupportedError for what ONNX, or that
     opset, cannot say, and for models that do not fit into the 2 GiB of an ONNX file.
     """
     lowered = lower(graph)
@@ -58,11 +59,12 @@ def _graph(graph: Graph) -> onnx.GraphProto:
     updates = [state.update for state in graph.states if state.update not in graph.outputs]
     tensors = [_tensor(state.initial, state.value.name) for state in graph.states]
     tensors += [_tensor(array, value.name) for value, array in graph.constants.items()]
+    defaults = [onnx.ValueInfoProto(name=v.name, type=type_proto(type_)) for v, type_ in graph.defaults.items()]
     inner = [value for node in graph.nodes for value in node.outputs if value not in graph.outputs]
     return helper.make_graph(
         list(map(_node, graph.nodes)),
         graph.name,
-        list(map(_info, [*graph.inputs, *states])),
+        [*map(_info, [*graph.inputs, *states]), *defaults],
         list(map(_info, dict.fromkeys([*graph.outputs, *updates]))),
         tensors,
         value_info=list(map(_info, inner)),

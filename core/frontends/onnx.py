@@ -16,10 +16,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from core.errors import ModelError, ShapeWarning, UnsupportedError
+from core.errors import LatheError, ModelError, ShapeWarning, UnsupportedError
 from core.frontends import contrib, ml, opsets  # noqa: F401  (ml adds adapters to opsets)
 from core.frontends.attributes import attribute_value, check_kinds, check_known
 from core.frontends.declared import agree, value_type
+from core.frontends.defaults import Types, replaceable
 from core.frontends.diagnosis import diagnosed, history, suggestion
 from core.frontends.external import ExternalFiles
 from core.frontends.functions import MAX_CALL_DEPTH, Unfolding, check_attributes, standard_body
@@ -35,6 +36,10 @@ from core.ops import registry
 from core.ops.scores import DOMAIN as ML_DOMAIN
 
 _MAX_BODY_DEPTH = 8  # the types of a loop's body are inferred several times, so nested loops multiply
+
+# Before this IR version every initializer had to be an input, too, so that says nothing of what a run may replace. ONNX
+# Runtime takes all of them for constants.
+_OPTIONAL_INPUTS = 4
 
 # Attributes of Constant, and the element type of those that are not tensors.
 _CONSTANTS = {
@@ -70,18 +75,31 @@ def load(source: str | os.PathLike[str] | bytes, external_data: bool = False) ->
 
 def import_model(model: onnx.ModelProto, files: ExternalFiles | None = None) -> Graph:
     """The graph of a model that has passed the checks of `parse_model`; `files` hold what lies outside of it."""
-    importer = _Importer(Session(set(defined_names(model.graph)), files=files), function_table(model))
-    graph = importer.model(model.graph, opset_versions(model))
+    names, functions, versions = set(defined_names(model.graph)), function_table(model), opset_versions(model)
+
+    def importer(given: Types) -> _Importer:
+        return _Importer(Session(set(names), files=files), functions, given)
+
+    whole = importer({})
+    graph = whole.model(model.graph, versions)
+    if whole.defaults and model.ir_version >= _OPTIONAL_INPUTS:
+        without = lambda given: importer(given).model(model.graph, versions)  # noqa: E731
+        found = replaceable(graph, whole.defaults, whole.session.read, without)
+        graph.defaults = {value: found[value.name] for value in graph.constants if value.name in found}
     verify(graph, "import")
     return graph
 
 
 class _Importer:
-    """Imports the graphs of one model."""
+    """Imports the graphs of one model. `given` are initializers of the model that are to be inputs of these types."""
 
-    def __init__(self, session: Session, functions: Mapping[tuple[str, str, str], onnx.FunctionProto]) -> None:
+    def __init__(
+        self, session: Session, functions: Mapping[tuple[str, str, str], onnx.FunctionProto], given: Types
+    ) -> None:
         self.session = session
         self.functions = functions
+        self.given = given
+        self.defaults: dict[str, TensorType] = {}  # of the initializers that are inputs: what a run may give instead
         self.unfolding = Unfolding(functions)
 
     # Graphs
@@ -111,13 +129,17 @@ class _Importer:
         return graph
 
     def _contents(self, proto: onnx.GraphProto, frame: Frame, arguments: Sequence[ValueType]) -> None:
+        given = self.given if frame.scope.outer is None else {}
         for tensor in proto.initializer:
-            self._initializer(tensor.name, tensor_array(tensor, "initializer", self.session.files), frame)
+            if tensor.name not in given:
+                self._initializer(tensor.name, tensor_array(tensor, "initializer", self.session.files), frame)
         for sparse in proto.sparse_initializer:
-            self._initializer(sparse.values.name, sparse_array(sparse, "sparse initializer"), frame)
+            if sparse.values.name not in given:
+                self._initializer(sparse.values.name, sparse_array(sparse, "sparse initializer"), frame)
         for index, info in enumerate(proto.input):
-            # An input with an initializer has a default value: it is a constant here, as it always was before IR 4.
-            if info.name not in frame.scope.values:
+            if info.name in frame.scope.values or info.name in given:
+                self._default(info, frame)
+            else:
                 self._input(info, frame, arguments[index] if index < len(arguments) else None)
         self._nodes(proto.node, frame, f"graph '{proto.name}'")
 
@@ -125,6 +147,22 @@ class _Importer:
         if not name:
             raise ModelError("has no name", where="initializer")
         frame.scope.define(name, frame.emitter.constant(array, frame.value_name(name)))
+
+    def _default(self, info: onnx.ValueInfoProto, frame: Frame) -> None:
+        """An input with an initializer: a constant, as every initializer was an input before IR 4; or an input where
+        the importer was asked for one. In a nested graph nobody can give another value."""
+        if frame.scope.outer is not None:
+            return
+        try:  # in either case, so that symbols have the same names
+            declared = value_type(info.type, self.session.symbols, info.name)
+        except LatheError:  # nothing depends on it as long as nobody gives a value
+            declared = None
+        if info.name in self.given:
+            given = Value(info.name, self.given[info.name])
+            frame.scope.define(info.name, given)
+            frame.emitter.graph.inputs.append(given)
+        elif (constant := frame.scope.values[info.name]) is not None:
+            self.defaults[info.name] = _may_be_given(constant.tensor, declared)
 
     def _input(self, info: onnx.ValueInfoProto, frame: Frame, default: ValueType | None) -> None:
         if not info.name:
@@ -141,7 +179,7 @@ class _Importer:
         """An output of the model. Where only a declared shape contradicts the inferred one, that is a warning: nothing
         depends on it. ModelError when the types contradict each other."""
         value = _present(info.name, frame, "output")
-        if info.type.WhichOneof("value") is not None:
+        if info.type.WhichOneof("value") is not None and not self.given:
             declared = value_type(info.type, self.session.symbols, info.name)
             if not agree(value.type, declared):
                 message = f"is declared {declared}, its nodes make it {value.type}"
@@ -285,6 +323,12 @@ class _Importer:
 
     def _attribute(self, proto: onnx.AttributeProto, arguments: Sequence[ValueType], frame: Frame, where: str) -> Attr:
         return attribute_value(proto, lambda graph: self.body(graph, frame, arguments), where, self.session.files)
+
+
+def _may_be_given(own: TensorType, declared: ValueType | None) -> TensorType:
+    """The type of what may replace a default value: the declared one if it has a rank and describes the default."""
+    usable = isinstance(declared, TensorType) and declared.shape is not None and agree(own, declared)
+    return declared if usable and isinstance(declared, TensorType) else own
 
 
 def _is_ours(op: str, domain: str) -> bool:

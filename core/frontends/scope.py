@@ -32,6 +32,7 @@ class Session:
     nodes: int = 0
     labels: set[str] = field(default_factory=set)  # every name of a node
     used: dict[str, int] = field(default_factory=dict)  # how often a base was asked for
+    read: set[str] = field(default_factory=set)  # names of the values whose elements an adapter has asked for
     files: ExternalFiles | None = None  # where tensors may lie that are not in the file
 
     def fresh(self, base: str) -> str:
@@ -105,6 +106,8 @@ class Emitter:
     def value_of(self, value: Value | None) -> Array | None:
         """The elements of a value if they are known numbers."""
         array = None if value is None else self.session.known.get(value)
+        if value is not None:
+            self.session.read.add(value.name)
         return None if array is None or array.dtype == object else array
 
     def __call__(self, op: str, *inputs: Value | None, **attrs: Attr) -> Value:

@@ -92,6 +92,10 @@ class Graph:
 
     `constants` maps constant values to arrays that nobody may write to. `opset` is informative: operators are
     always in their newest form. The body of a control-flow node may use values of the graphs around it.
+
+    `defaults` names the constants that a run may replace (an ONNX initializer that is also an input), with the type of
+    what a run may give. The nodes compute the right results for every value of these constants, but the types of the
+    values may hold for the arrays in `constants` alone.
     """
 
     name: str = "graph"
@@ -100,6 +104,7 @@ class Graph:
     nodes: list[Node] = field(default_factory=list)
     constants: dict[Value, Array] = field(default_factory=dict)
     states: list[State] = field(default_factory=list)
+    defaults: dict[Value, TensorType] = field(default_factory=dict)
 
     def constant_of(self, value: Value | None) -> Array | None:
         """The array of a constant value, or None when `value` is absent or computed."""
@@ -166,6 +171,7 @@ class Graph:
         dropped = len(self.nodes) - len(kept)
         self.nodes = kept[::-1]
         self.constants = {value: array for value, array in self.constants.items() if value in live}
+        self.defaults = {value: type_ for value, type_ in self.defaults.items() if value in live}
         return dropped
 
     def sort(self) -> None:
@@ -246,6 +252,7 @@ def _clone(graph: Graph, mapping: dict[Value, Value], env: Mapping[str, Dim]) ->
     new = Graph(graph.name, inputs=[copy(v) for v in graph.inputs])
     state_values = [copy(state.value) for state in graph.states]
     new.constants = {copy(value): array for value, array in graph.constants.items()}
+    new.defaults = {mapping[value]: type_.substitute(env) for value, type_ in graph.defaults.items()}
     for node in graph.nodes:
         inputs = [mapping.get(v, v) if v is not None else None for v in node.inputs]
         attrs = {key: _clone_attr(attr, mapping, env) for key, attr in node.attrs.items()}

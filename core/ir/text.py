@@ -4,11 +4,14 @@
       input %x : float32[n,4]
       const %w : float32[4,2] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
       const %big : float32[512,512] = @4096
+      default %w : float32[k,2]
       state %count : int64[] = [0] -> %count.next
       %y : float32[n,2] = MatMul(%x, %w) "layer1"
       %z : float32[n,2] = Elementwise(%y) {body = graph @relu { ... }}
       output %z
     }
+
+`default` names a constant that a run may replace, with the type of what it may give.
 
 An absent optional input prints as `_`. A constant of more than `inline_limit` elements prints as an offset into a
 separate block of bytes (row-major, little-endian), which `Weights` gathers and serves.
@@ -74,6 +77,8 @@ def _graph_lines(graph: Graph, weights: Weights | None, indent: str) -> Iterator
         yield f"{inner}input {_define(value)}"
     for value, array in graph.constants.items():
         yield f"{inner}const {_define(value)} = {_literal(array, weights)}"
+    for value, type_ in graph.defaults.items():
+        yield f"{inner}default {_use(value)} : {type_}"
     for state in graph.states:
         yield f"{inner}state {_define(state.value)} = {_literal(state.initial, weights)} -> {_use(state.update)}"
     for node in graph.nodes:
@@ -263,11 +268,13 @@ class _Parser:
 
     def _line(self, graph: Graph, pending: list[tuple[Value, str, Array]]) -> None:
         if self._accept("input"):
-            graph.inputs.append(self._definition("const", "input", "state", "output", "%", "}"))
+            graph.inputs.append(self._definition(*_LINES))
         elif self._accept("const"):
             value = self._definition("=")
             self._expect("=")
             graph.constants[value] = self._array(value.tensor)
+        elif self._accept("default"):
+            self._default(graph)
         elif self._accept("state"):
             value = self._definition("=")
             self._expect("=")
@@ -281,6 +288,15 @@ class _Parser:
                 graph.outputs.append(self._use())
         else:
             graph.nodes.append(self._node())
+
+    def _default(self, graph: Graph) -> None:
+        value = self._use()
+        self._expect(":")
+        given = parse_type(self._type_text(*_LINES))
+        if value not in graph.constants or not isinstance(given, TensorType):
+            self._fail(f"default %{value.name} : {given}, expected a constant of this graph and a tensor type")
+        else:
+            graph.defaults[value] = given
 
     def _definition(self, *stops: str) -> Value:
         self._expect("%")
@@ -386,6 +402,7 @@ class _Parser:
         return array
 
 
+_LINES = ("const", "default", "input", "state", "output", "%", "}")  # what the next line of a graph begins with
 _KEYWORDS: dict[str, Attr] = {"true": True, "false": False, "none": None}
 
 

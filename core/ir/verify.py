@@ -23,6 +23,8 @@ def _verify(graph: Graph, outer: set[Value]) -> None:
         _define(value, None, defined, names, where)
     for value, array in graph.constants.items():
         _check_constant(value, array.shape, where)
+    for value, type_ in graph.defaults.items():
+        _check_default(value, type_, graph, where)
     for node in graph.nodes:
         _verify_node(node, defined, names, where)
     for value in graph.live_outs():
@@ -50,6 +52,13 @@ def _define(value: Value, producer: Node | None, defined: set[Value], names: set
         raise VerifyError(f"%{value.name} names a producer that is not its own", where=where)
     names.add(value.name)
     defined.add(value)
+
+
+def _check_default(value: Value, type_: TensorType, graph: Graph, where: str) -> None:
+    if value not in graph.constants:
+        raise VerifyError(f"default %{value.name} is not a constant", where=where)
+    if type_.dtype is not value.dtype or type_.rank != len(value.shape):
+        raise VerifyError(f"default %{value.name} is {value.type}, but may be given as {type_}", where=where)
 
 
 def _check_constant(value: Value, shape: tuple[int, ...], where: str) -> None:

@@ -120,8 +120,10 @@ def _counted(result: tuple[Graph, list[PassReport]]) -> tuple[Graph, int]:
 
 
 def run_passes(graph: Graph, sequence: Sequence[Pass]) -> tuple[Graph, list[PassReport]]:
-    """`optimize` with a pipeline of one's own."""
+    """`optimize` with a pipeline of one's own. Passes compute with the values of constants, so the copy has no defaults
+    that a run could replace."""
     graph = graph.clone()
+    graph.defaults.clear()
     reports: list[PassReport] = []
     for step in sequence:
         reports.append(_run(step, graph, reports))

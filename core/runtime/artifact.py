@@ -5,7 +5,7 @@
     weights    the weight block, large pieces of which have digests of their own (see sharing.py)
     fallbacks  graph and constants of nodes that run on the reference
     states     initial values of the model's state
-    source     the graph itself, only for models compiled per shape
+    source     the graph itself, only for models compiled per shape and those with defaults that a run may replace
 
 Where nodes are spread over devices, every part has a plan and sections of its own ("0.code", "1.code"), and the facts
 say how values get from one to the other. The code of a GPU's part are binaries, up to sm_89 each with its PTX.
@@ -15,8 +15,10 @@ An artifact is used only on the kind of machine, and by the version of the compi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import astuple, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +40,20 @@ from core.runtime.runner import Runner
 from core.runtime.session import BatchInfo, Description, PackInfo
 from core.runtime.sharing import SharedWeights
 
-SCHEMA = 6
+SCHEMA = 7
 
 
 @dataclass(frozen=True)
 class Stored:
     """What an artifact holds: code that is ready to run, or the graph of a model that is compiled per shape, with the
-    options to use. `digest` identifies the contents."""
+    options to use. `digest` identifies the contents. `source` reads the graph, where there is one, from the file as it
+    was when this was loaded."""
 
     description: Description
     content: Runner | Graph
     options: dict[str, Any]
     digest: str
+    source: Callable[[], Graph]
 
 
 def save(
@@ -58,10 +62,11 @@ def save(
     options: dict[str, Any],
     content: Compiled | Split | Graph,
     durable: bool = True,
+    source: Graph | None = None,
 ) -> Written:
     """Write an artifact: compiled code, or for a model compiled per shape its graph. Replaces what was there.
 
-    `durable`, and the result: see `write_bundle`.
+    `source`: the graph of compiled code, for runs that feed defaults. `durable`, and the result: see `write_bundle`.
     """
     facts: dict[str, Any] = {
         "schema": SCHEMA,
@@ -82,7 +87,9 @@ def save(
         sections |= _graph_sections("states", _as_constants(content.states))
         sections |= _graph_sections("constants", _as_constants(content.wiring.constants))
     else:
-        sections |= _graph_sections("source", content)
+        source = content
+    if source is not None:
+        sections |= _graph_sections("source", source)
     return write_bundle(path, facts, sections, durable)
 
 
@@ -105,11 +112,27 @@ def load(path: Path, threads: int, written: Written | None = None) -> Stored:
 
     ArtifactError when the file is missing, damaged, not this user's, or made for another target or version.
     """
-    with Bundle(path, written) as bundle:
+    bundle = Bundle(path, written)
+    with ExitStack() as stack:
+        stack.callback(bundle.close)
         _check_origin(bundle)
         description = _description_from_json(bundle.facts["description"])
-        content = _runner(bundle, threads, description) or _read_graph(bundle, "source")
-        return Stored(description, content, dict(bundle.facts["options"]), bundle.digest)
+        options = dict(bundle.facts["options"])
+        runner = _runner(bundle, threads, description)
+        if runner is None:
+            graph = _read_graph(bundle, "source")
+            return Stored(description, graph, options, bundle.digest, lambda: graph)
+        if description.defaults:  # the file stays open: it may be replaced, or dropped from the store
+            stack.pop_all()
+            bundle.close_at_end()
+        return Stored(description, runner, options, bundle.digest, partial(_read_graph, bundle, "source"))
+
+
+def load_graph(path: Path) -> Graph:
+    """The graph of an artifact without its code. ArtifactError as in `load`, and where it holds none."""
+    with Bundle(path) as bundle:
+        _check_origin(bundle)
+        return _read_graph(bundle, "source")
 
 
 def load_executable(path: Path, threads: int, written: Written | None = None) -> Runner:
@@ -226,6 +249,7 @@ def _description_to_json(description: Description) -> dict[str, Any]:
         "batching": [batching.batchable, batching.reason, batching.symbol, list(map(str, batching.supposed))],
         "max_batch": description.max_batch,
         "may_not_end": description.may_not_end,
+        "defaults": {name: str(type_) for name, type_ in description.defaults.items()},
         "packing": astuple(description.packing) if description.packing is not None else None,
     }
 
@@ -240,6 +264,7 @@ def _description_from_json(data: dict[str, Any]) -> Description:
             batching=BatchInfo(batchable, reason, symbol, tuple(map(parse_dim, supposed))),
             max_batch=int(data["max_batch"]),
             may_not_end=bool(data["may_not_end"]),
+            defaults={name: parse_type(text) for name, text in data["defaults"].items()},
             packing=PackInfo(*data["packing"]) if data["packing"] is not None else None,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -28,6 +28,7 @@ from io import FileIO
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeAlias
+from weakref import finalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -200,6 +201,10 @@ class Bundle:
     def close(self) -> None:
         """Arrays that were handed out stay valid."""
         os.close(self._descriptor)
+
+    def close_at_end(self) -> None:
+        """Close as soon as nobody has this bundle any more, instead of by `close`."""
+        finalize(self, os.close, self._descriptor)
 
     def __enter__(self) -> Bundle:
         return self

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,9 @@ from core.runtime.profile import Profile, profile
 from core.runtime.record import Record, run_recorded
 from core.runtime.runner import Runner, memory_of
 from core.runtime.shapes import Binding, Made, Maker, Shape, Shapes
+from core.runtime.variants import Fed, Variants
+
+_VARIANTS = 4  # sessions of other choices of the defaults that are fed
 
 # Shapes beyond the batch size get an executable each; the ones not used for longest are dropped.
 _SPECIALISATIONS = 8
@@ -71,11 +74,16 @@ class Description:
     max_batch: int
     packing: PackInfo | None = None  # None: nobody asked for it
     may_not_end: bool = False  # data can make a run of some shapes go on for ever
+    defaults: Mapping[str, ValueType] = field(default_factory=dict)  # inputs that a run may leave out
 
 
 def _one_set_of_shapes(binding: Binding) -> Made:
     """What a session with a fixed executable would be asked for by mistake."""
     raise UnsupportedError(f"the model has one set of shapes, not {binding}")
+
+
+def _no_variant(fed: Fed) -> Session:
+    raise UnsupportedError(f"the model has no defaults {', '.join(sorted(fed))}")
 
 
 class Session:
@@ -87,25 +95,36 @@ class Session:
         maker: Maker | None = None,
         fixed: Made | None = None,
         packed: MakePacked | None = None,
+        variant: Callable[[Fed], Session] | None = None,
     ) -> None:
         """`fixed` is the code of a model without other symbols; else `maker` gives it for their values, and `packed`,
-        where sequences can be packed, for all of them."""
+        where sequences can be packed, for all of them. `variant` gives a session that takes some defaults as inputs,
+        and compiles when it runs."""
         self.description = description
         self._shapes = Shapes(maker or Maker(_one_set_of_shapes), _SPECIALISATIONS, fixed)
         self._packed = LazyPacked(packed) if packed is not None else None
+        self._variants = Variants(variant or _no_variant, _VARIANTS)
         self._closed = False
         self._checks = [_Check.of(name, type_, description.batching.symbol) for name, type_ in self.inputs.items()]
         self._is_fixed = fixed is not None
         plain = all(check is not None for check in self._checks) and not description.batching.supposed
         self._quick = fixed is not None and plain
         self._output_names = tuple(description.outputs)
-        # Of a model with one set of shapes its code knows best: loops may have been unrolled.
-        self.may_not_end = description.may_not_end if fixed is None else any(_endless(fixed.executable))
+        # Of a model with one set of shapes its code knows best: loops may have been unrolled. A default that is fed may
+        # bring them back.
+        by_code = any(_endless(fixed.executable)) if fixed is not None else True
+        self.may_not_end = description.may_not_end and (by_code or bool(description.defaults))
 
     @property
     def inputs(self) -> Mapping[str, ValueType]:
         """Types of the inputs by name."""
         return self.description.inputs
+
+    @property
+    def defaults(self) -> Mapping[str, ValueType]:
+        """Types, by name, of further inputs that a run may leave out: the model has values for them. Of old models
+        these may be all weights. The first run that feeds some of them compiles the model once more."""
+        return self.description.defaults
 
     @property
     def outputs(self) -> Mapping[str, ValueType]:
@@ -138,7 +157,8 @@ class Session:
     def devices(self) -> tuple[str, ...]:
         """What runs parts of the model besides the host ("cuda:0"), as far as its shapes are known."""
         made = [share.device for runner in self._shapes.made().values() for share in runner.shares]
-        return tuple(dict.fromkeys(device for device in made if device != HOST))
+        others = [device for session in self._variants.made().values() for device in session.devices]
+        return tuple(dict.fromkeys(device for device in [*made, *others] if device != HOST))
 
     @property
     def lost(self) -> str:
@@ -150,6 +170,8 @@ class Session:
         """Outputs by name for inputs by name, as NumPy arrays. `record`, when given, is called with
         each kernel that ran, its begin and end (`core.runtime.record.KernelRun`).
 
+        A default that is fed takes the place of the model's own value, for this run.
+
         FeedError when an input is missing, unknown, or does not fit its type; SessionClosed after `close`.
         """
         bound = self._bind_quickly(feeds) if self._quick and record is None else None
@@ -159,6 +181,8 @@ class Session:
                 return dict(zip(self._output_names, fixed.run(*bound), strict=True))
             except SessionClosed:  # or replaced by a better one in this moment
                 pass
+        if fed := self._fed(feeds):
+            return self._run_variant(fed, feeds, record)
         n, arrays, binding = self._bind(feeds)
         if self._packed is not None and (feed := self._feed(n, arrays, binding)).tokens:
             return self._packed.get().run([feed], record)[0]
@@ -173,6 +197,8 @@ class Session:
         if self._packed is None:
             reason = self.packing.reason if self.packing is not None else "it was compiled without `packing`"
             raise UnsupportedError(f"model {self.description.name} does not pack sequences: {reason}")
+        if any(map(self._fed, feeds)):  # each with code of its own
+            return [self.run(feed, record) for feed in feeds]
         bound = [self._feed(*self._bind(feed)) for feed in feeds]
         if not all(feed.tokens for feed in bound):  # an empty one has nothing to be packed
             return [self.run(feed, record) for feed in feeds]
@@ -181,6 +207,17 @@ class Session:
     def _feed(self, n: int, arrays: list[NDArray[Any]], binding: Binding) -> Feed:
         """Of a model that packs: the only other dimension is the length."""
         return Feed(dict(zip(self.inputs, arrays, strict=True)), n, binding[0][1])
+
+    def _fed(self, feeds: Mapping[str, Any]) -> Fed:
+        """The defaults among the feeds."""
+        return frozenset(feeds.keys() & self.defaults.keys()) if self.defaults else frozenset()
+
+    def _run_variant(self, fed: Fed, feeds: Mapping[str, Any], record: Record | None) -> dict[str, Any]:
+        while True:
+            with suppress(SessionClosed):  # too many others came in this moment; or this session is closed, too
+                return self._variants.get(fed).run(feeds, record)
+            if self._closed:
+                raise SessionClosed("the session is closed")
 
     def _run(self, n: int, arrays: list[NDArray[Any]], binding: Binding, record: Record | None) -> list[Any]:
         """By the code of this shape, or by the general version while that is being made, which records nothing."""
@@ -195,6 +232,8 @@ class Session:
 
     def profile(self, feeds: Mapping[str, Any], runs: int = 10) -> Profile:
         """Median time of every step over some runs, beside the least time that this machine would need."""
+        if fed := self._fed(feeds):
+            return self._variants.get(fed).profile(feeds, runs)
         n, arrays, binding = self._bind(feeds)
         if self._packed is not None and (feed := self._feed(n, arrays, binding)).tokens:
             packed = self._packed.get()
@@ -216,6 +255,8 @@ class Session:
                 lines.append(f"for {', '.join(f'{name}={value}' for name, value in binding) or 'all shapes'}: {state}")
             if binding in executables:
                 lines += executables[binding].explain(batch)
+        for fed, session in self._variants.made().items():
+            lines += [f"with {', '.join(sorted(fed))} fed:", session.explain(batch)]
         return "\n".join(lines)
 
     def _explain_packing(self, tokens: int) -> list[str]:
@@ -233,7 +274,8 @@ class Session:
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until nothing is compiled, tuned or captured in the background; whether that was so within `timeout`
         seconds."""
-        return self._shapes.settle(timeout) and all(each.settle(timeout) for each in self._shapes.made().values())
+        own = self._shapes.settle(timeout) and all(each.settle(timeout) for each in self._shapes.made().values())
+        return own and all(session.settle(timeout) for session in self._variants.made().values())
 
     def runs(self) -> dict[int, int]:
         """Where `may_not_end`: which run goes on now in which thread (its identifier). No two runs of a process have
@@ -250,7 +292,8 @@ class Session:
         """What runs that may not end, also where better code has taken its place meanwhile."""
         packed = self._packed.made if self._packed is not None else None
         runners = [*self._shapes.runners(), *(packed.runners if packed is not None else ())]
-        return [host for runner in runners for host in _endless(runner)]
+        own = [host for runner in runners for host in _endless(runner)]
+        return own + [host for session in self._variants.alive() for host in session._endless()]
 
     def close(self) -> None:
         """End what goes on in the background; free code and memory as soon as the runs in flight have ended."""
@@ -258,6 +301,7 @@ class Session:
         self._shapes.close()
         if self._packed is not None:
             self._packed.close()
+        self._variants.close()
 
     def __enter__(self) -> Session:
         return self
@@ -291,7 +335,8 @@ class Session:
         if self._closed:
             raise SessionClosed("the session is closed")
         for name in feeds.keys() - self.inputs.keys():
-            raise FeedError(f"unknown input '{name}'; the model has {', '.join(self.inputs) or 'none'}")
+            optional = f", and may take {len(self.defaults)} more (Session.defaults)" if self.defaults else ""
+            raise FeedError(f"unknown input '{name}'; the model has {', '.join(self.inputs) or 'none'}{optional}")
         values: dict[str, int] = {}
         arrays = []
         for name, type_ in self.inputs.items():

@@ -30,6 +30,7 @@ def with_head(model: Graph, outputs: int, seed: int) -> Graph:
     ModelError when the first output does not come from a Gemm or MatMul with weights of its own.
     """
     changed = model.clone()
+    changed.defaults.clear()  # the types of some of them change
     head = _head(changed)
     weight = changed.constants[head.weight]
     width = weight.shape[1 - head.axis]

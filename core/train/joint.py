@@ -76,6 +76,7 @@ def joint_graph(
     """
     check_inputs(model)
     graph = model.clone()
+    graph.defaults.clear()  # constants become state, gradients are computed with their values
     infer_graph(graph)
     _train_mode(graph)
     writer = Writer(graph, infer_graph(graph))
@@ -106,6 +107,7 @@ def check_inputs(model: Graph) -> None:
 def evaluation_graph(model: Graph, loss: Loss, held: Container[str]) -> Graph:
     """The model as it answers, its constants named in `held` as state: outputs are the `loss` and the model's."""
     graph = model.clone()
+    graph.defaults.clear()
     infer_graph(graph)
     _define(graph, {"BatchNormalization": _defined, **_RECURRENT})
     writer = Writer(graph, infer_graph(graph))

@@ -328,12 +328,12 @@ def _slots(inputs: list[object], signature: Signature) -> tuple[tuple[Slot, ...]
         slot = _slot(_expect(item, dict, f"inputs[{index}]"), f"inputs[{index}]", at)
         if slot.name in slots:
             raise BadRequest(f"inputs: {slot.name!r} is given twice")
-        if slot.name not in signature.inputs:
-            raise BadRequest(f"inputs: expected {sorted(signature.inputs)}, got {slot.name!r}")
+        if slot.name not in signature.inputs and slot.name not in signature.optional:
+            raise BadRequest(f"inputs: expected {signature.expected}, got {slot.name!r}")
         slots[slot.name] = slot
         at += slot.size
-    ordered = [slots[name] for name in signature.inputs if name in slots]
-    return tuple(ordered), at
+    ordered = [slots.pop(name) for name in signature.inputs if name in slots]
+    return (*ordered, *slots.values()), at
 
 
 def _slot(item: dict[str, Any], place: str, start: int) -> Slot:

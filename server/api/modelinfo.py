@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from server.backends.base import LoadedModel, devices
+from server.backends.base import LoadedModel, devices, optional
 from server.batching.policy import BatchPolicy
+from server.batching.signature import few
 from server.dataplane import DataPlane
 from server.errors import NotFound
 from server.scheduling.servable import Servable
@@ -69,7 +70,7 @@ def configuration(servable: Servable) -> dict[str, Any]:
         "output": [_tensor(spec, model.batchable) for spec in model.outputs],
         "instance_group": [{"count": policy.instances, **_placement(model)}],
         "model_transaction_policy": {"decoupled": False},
-        "parameters": {"batching": {"string_value": model.batch_reason}},
+        "parameters": {"batching": {"string_value": model.batch_reason}, **_optional(model)},
     }
     if servable.cache is not None:
         config["response_cache"] = {"enable": True}
@@ -94,6 +95,13 @@ def _dynamic_batching(policy: BatchPolicy) -> dict[str, Any]:
         batching["priority_levels"] = policy.priority_levels
         batching["default_priority_level"] = policy.default_priority
     return batching
+
+
+def _optional(model: LoadedModel) -> dict[str, Any]:
+    """Name the inputs that a request may leave out. They are not among the inputs: clients fill in all of those, and
+    with a batch axis Triton's configuration has no words for an input without one."""
+    texts = [f"{spec.name} ({spec.datatype} {list(spec.shape)})" for spec in optional(model)]
+    return {"optional_inputs": {"string_value": few(texts)}} if texts else {}
 
 
 def _tensor(spec: TensorSpec, batched: bool) -> dict[str, Any]:

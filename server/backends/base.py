@@ -74,6 +74,16 @@ class PackingModel(LoadedModel, Protocol):
 
 
 @runtime_checkable
+class OpenModel(LoadedModel, Protocol):
+    """A model with values of its own for some inputs, which a request may give instead."""
+
+    @property
+    def optional(self) -> tuple[TensorSpec, ...]:
+        """Those inputs; ``inputs`` has only the others."""
+        ...
+
+
+@runtime_checkable
 class PlacedModel(LoadedModel, Protocol):
     """A model that may run on other devices than the processor."""
 
@@ -159,6 +169,11 @@ def devices(model: LoadedModel) -> tuple[str, ...]:
 def lost(model: LoadedModel) -> str:
     """Return why the model has to be loaded anew; empty where it works."""
     return model.lost if isinstance(model, PlacedModel) else ""
+
+
+def optional(model: LoadedModel) -> tuple[TensorSpec, ...]:
+    """Return the inputs that a request may leave out."""
+    return model.optional if isinstance(model, OpenModel) else ()
 
 
 def packing(model: LoadedModel) -> PackingModel | None:

@@ -31,6 +31,7 @@ class GraphModel:
         self._session = session
         self._closed = closed
         self.inputs = tuple(_spec(name, type_) for name, type_ in session.inputs.items())
+        self.optional = tuple(_spec(name, type_) for name, type_ in session.defaults.items() if _travels(type_))
         self.outputs = tuple(_spec(name, type_) for name, type_ in session.outputs.items())
         self.max_batch = session.max_batch
         self.batchable = session.batching.batchable
@@ -167,9 +168,16 @@ class GraphBackend:
             raise
 
 
+def _travels(type_: ValueType) -> bool:
+    """Whether the inference protocol can carry such a value."""
+    from core.ir.types import TensorType
+
+    return isinstance(type_, TensorType) and type_.shape is not None and type_.dtype.triton in NUMPY_OF
+
+
 def _spec(name: str, type_: ValueType) -> TensorSpec:
     from core.ir.types import TensorType
 
-    if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype.triton not in NUMPY_OF:
+    if not isinstance(type_, TensorType) or type_.shape is None or not _travels(type_):
         raise Unprocessable(f"{name!r} is {type_}, which the inference protocol cannot carry")
     return TensorSpec(name, type_.dtype.triton, tuple(dim if isinstance(dim, int) else -1 for dim in type_.shape))

@@ -240,7 +240,8 @@ class Batcher:
         batch = self._former.form(0.0 if is_idle else dispatch.remaining(monotonic()))
         if not batch:
             return
-        if not dispatch.running and self._runs_here(sum([entry.rows for entry in batch])):
+        is_usual = not batch[0].group.optional  # else it is alone in its batch, and may have to be compiled
+        if is_usual and not dispatch.running and self._runs_here(sum([entry.rows for entry in batch])):
             self._back(dispatch.run(batch))
             self._note_size(len(batch))
             self._wake()
@@ -361,7 +362,7 @@ class Batcher:
 
     def _answer(self, batch: list[Entry], ran: Ran) -> None:
         work = None if self._counts_rows else sum([entry.work for entry in batch])
-        self._record(ran, [entry.since for entry in batch], work)
+        self._record(ran, [entry.since for entry in batch], work, not batch[0].group.optional)
         for entry, outcome in zip(batch, ran.outcomes, strict=True):
             entry.ran = ran
             if isinstance(outcome, Exception):
@@ -372,8 +373,9 @@ class Batcher:
                 log.exception("an answer could not be delivered")
         self.admission.drain.add(len(batch), ran.scattered)
 
-    def _record(self, ran: Ran, since: list[float], work: int | None = None) -> None:
-        """Count a batch whose requests were queued at these times."""
+    def _record(self, ran: Ran, since: list[float], work: int | None = None, is_usual: bool = True) -> None:
+        """Count a batch whose requests were queued at these times. What is not usual says nothing of the time that
+        others take."""
         stats = self.stats
         failed = 0
         for outcome in ran.outcomes:
@@ -384,7 +386,7 @@ class Batcher:
         stats.ran(ran, [ran.started - came for came in since], failed)
         work = ran.rows if work is None else work
         stats.work += work
-        if not failed:
+        if not failed and is_usual:
             seconds = monotonic() - ran.started  # until now: a busy loop makes callers wait, too
             self.cost.add(ran.rows, seconds, work)
             if self._inline_budget:

@@ -11,6 +11,7 @@ from server.errors import BadRequest
 from server.types import RequestedOutput, Tensors, TensorSpec
 
 Shape = tuple[int, ...]
+_SHOWN = 20  # names in a text; models may have hundreds of optional inputs
 
 
 class Group(NamedTuple):
@@ -23,39 +24,60 @@ class Group(NamedTuple):
     rows: int  # 0: never stacked with others
     key: tuple[Shape, ...]
     work: int
+    optional: bool = False  # it gives inputs that others leave out, for which code may have to be compiled
 
 
 class Signature:
     """The inputs and outputs of one version, and whether its rows are independent.
 
-    ``ragged``: requests batch whatever their lengths are.
+    ``ragged``: requests batch whatever their lengths are. ``optional``: inputs that a request may leave out. One that
+    gives them shares its execution with no other: they have no rows, and belong to it alone.
     """
 
     def __init__(
-        self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], batchable: bool, ragged: bool = False
+        self,
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        batchable: bool,
+        ragged: bool = False,
+        optional: Sequence[TensorSpec] = (),
     ) -> None:
         self.inputs = {spec.name: spec for spec in inputs}
+        self.optional = {spec.name: spec for spec in optional}
         self.outputs = {spec.name: spec for spec in outputs}
         self.batchable = batchable
         self.ragged = ragged
         self.everything = tuple(RequestedOutput(name) for name in self.outputs)
-        self._varying = {spec.name: [axis for axis, size in enumerate(spec.shape) if size == -1] for spec in inputs}
+        self._varying = {
+            spec.name: [axis for axis, size in enumerate(spec.shape) if size == -1] for spec in (*inputs, *optional)
+        }
 
     def group(self, shapes: Mapping[str, tuple[str, Shape]]) -> Group:
         """Check (datatype, shape) per input name against the model; raises BadRequest naming what differs."""
-        if shapes.keys() != self.inputs.keys():
-            raise BadRequest(f"inputs: expected {sorted(self.inputs)}, got {sorted(shapes)}")
+        given = shapes.keys() & self.optional.keys() if self.optional else None
+        if (shapes.keys() - given if given else shapes.keys()) != self.inputs.keys():
+            raise BadRequest(f"inputs: expected {self.expected}, got {sorted(shapes)}")
         for name, (datatype, shape) in shapes.items():
-            self._check(self.inputs[name], datatype, shape)
-        counts = (prod(shapes[name][1][axis] for axis in axes) for name, axes in self._varying.items())
+            self._check(self.spec(name), datatype, shape)
+        counts = (prod(shape[axis] for axis in self._varying[name]) for name, (_, shape) in shapes.items())
         work = max(counts, default=1)
-        if not self.batchable:
-            return Group(0, (), work)
+        if not self.batchable or given:
+            return Group(0, (), work, bool(given))
         rows = {name: shapes[name][1][0] for name in self.inputs}
         if len(set(rows.values())) != 1:
             raise BadRequest(f"inputs: expected the same number of rows in every input, got {rows}")
         key = () if self.ragged else tuple(shapes[name][1][1:] for name in self.inputs)
         return Group(next(iter(rows.values())), key, work)
+
+    def spec(self, name: str) -> TensorSpec:
+        """Return what an input has to be like; KeyError for a name that is none."""
+        return self.inputs.get(name) or self.optional[name]
+
+    @property
+    def expected(self) -> str:
+        """The inputs' names, for errors."""
+        optional = f", and if wanted {few(sorted(self.optional))}" if self.optional else ""
+        return f"{sorted(self.inputs)}{optional}"
 
     def group_of(self, tensors: Tensors) -> Group:
         """Check arrays in place of declared shapes."""
@@ -78,6 +100,12 @@ class Signature:
                 raise BadRequest(f"outputs: {output.name!r} is asked for twice")
             seen.add(output.name)
         return tuple(names) or self.everything
+
+
+def few(names: Sequence[str]) -> str:
+    """Return the first of some names, for people, and how many there are beside them."""
+    rest = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def element_count(shape: Shape) -> int:

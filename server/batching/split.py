@@ -49,7 +49,7 @@ class Join:
 
 def split(whole: Entry, max_rows: int, cancel: Callable[[Entry], None]) -> Iterator[Entry]:
     """Cut a request of independent rows into entries of at most ``max_rows`` which, all queued, answer it together."""
-    rows, key, work = whole.group
+    rows, key, work, _ = whole.group
     starts = range(0, rows, max_rows)
     join = Join(whole, len(starts), cancel)
     for index, start in enumerate(starts):

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 from server.access.quotas import Quotas
-from server.backends.base import LoadedModel, endless, packing
+from server.backends.base import LoadedModel, endless, optional, packing
 from server.batching.admission import Admission
 from server.batching.batcher import Batcher
 from server.batching.cache import ResponseCache, key_of
@@ -76,7 +76,8 @@ class Servable:
         self.model = model
         self.batcher = batcher
         self.stats = batcher.stats
-        self.signature = Signature(model.inputs, model.outputs, model.batchable, packing(model) is not None)
+        packs = packing(model) is not None
+        self.signature = Signature(model.inputs, model.outputs, model.batchable, packs, optional(model))
         self.wire: Codec | None = None  # made by the wire layer on first use
         self.round: Repeats | None = None  # likewise
         self.cache: ResponseCache | None = None

@@ -1,0 +1,65 @@
+"""ONNX's backend test suite with other values as defaults of all inputs but the first: what is fed counts alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import core
+from core.errors import LatheError
+from core.ir.graph import Graph
+from tests.core.conformance.exclusions import REASONS
+from tests.core.conformance.models import suite_models
+
+
+def tensors(name: str) -> dict[str, np.ndarray]:
+    """A case's inputs by name; empty where they are not all tensors, or too few."""
+    case = suite_models()[name]
+    inputs, infos = case.data()[0], read(name).graph.input
+    plain = len(inputs) > 1 and all(isinstance(array, np.ndarray | np.generic) for array in inputs)
+    return {info.name: np.asarray(array) for info, array in zip(infos, inputs, strict=True)} if plain else {}
+
+
+def read(name: str) -> onnx.ModelProto:
+    model = onnx.load_from_string(suite_models()[name].read())
+    model.ir_version = max(model.ir_version, 4)  # before, all initializers are constants
+    return model
+
+
+def sample() -> list[str]:
+    """Cases of several inputs, all of them tensors, that Lathe passes."""
+    names = [name for name, case in suite_models().items() if case.has_data and f"{name}_cpu" not in REASONS][::53]
+    return [name for name in names if not read(name).graph.initializer and tensors(name)]
+
+
+def with_default(model: onnx.ModelProto, name: str, array: np.ndarray) -> Graph:
+    """The model with a default of ones; of `array` itself where it cannot be loaded so (a shape that does not fit)."""
+    try:
+        return core.load(_given(model, name, array if array.dtype == object else np.ones_like(array)))
+    except LatheError:
+        return core.load(_given(model, name, array))
+
+
+def _given(model: onnx.ModelProto, name: str, default: np.ndarray) -> bytes:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    copy.graph.initializer.append(numpy_helper.from_array(default, name))
+    return bytes(copy.SerializeToString())
+
+
+@pytest.mark.filterwarnings("ignore::core.errors.ShapeWarning")
+@pytest.mark.parametrize("name", sample())
+def test_fed_defaults_give_what_inputs_give(name: str) -> None:
+    model, feeds = read(name), tensors(name)
+    with core.compile(core.load(model.SerializeToString()), tune="off") as session:
+        want = session.run(feeds)
+    for input_name in list(feeds)[1:]:
+        graph = with_default(model, input_name, feeds[input_name])
+        with core.compile(graph, tune="off") as session:
+            assert list(session.defaults) == [input_name]
+            got = session.run(feeds)
+        for output, array in want.items():
+            assert (got[output].shape, got[output].dtype) == (array.shape, array.dtype)
+            assert got[output].tobytes() == array.tobytes()

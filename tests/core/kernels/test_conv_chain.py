@@ -20,7 +20,8 @@ from tests.core.kernels.harness import NodeKernel, scalar_body
 from tests.core.kernels.test_conv import N, check, floats
 from tests.core.targets import each_target
 
-SMALL = dataclasses.replace(host(), l2_bytes=1 << 13)  # of which a few lines are all that fits
+LARGE = dataclasses.replace(host(), l2_bytes=1 << 21)  # where whole images fit
+SMALL = dataclasses.replace(host(), l2_bytes=1 << 13)  # where a few lines are all that fits
 RELU = scalar_body(1, lambda b, x: b("Relu", x))
 SILU = scalar_body(1, lambda b, x: b("Mul", x, b("Sigmoid", x)))
 PLUS = scalar_body(2, lambda b, x, r: b("Add", b("Relu", x), r))
@@ -65,7 +66,7 @@ def spec_of(kernel: NodeKernel) -> ConvChainSpec:
     return kernel.call.spec
 
 
-@pytest.mark.parametrize("target", [host(), SMALL], ids=["whole images", "lines"])
+@pytest.mark.parametrize("target", [LARGE, SMALL], ids=["whole images", "lines"])
 @pytest.mark.parametrize(("channels", "outputs"), [(5, 0), (0, 7), (5, 7), (20, 40)])
 def test_parts(target: Target, channels: int, outputs: int) -> None:
     kernel = chain((12, 11), channels, 36, outputs, target=target, pads=(1, 1, 1, 1))
@@ -101,7 +102,7 @@ def test_tails_of_channels(wide: int) -> None:
     check(chain((6, 9), 3, wide, 5, pads=(1, 1, 1, 1)), 2)
 
 
-@pytest.mark.parametrize("target", [host(), SMALL], ids=["whole images", "lines"])
+@pytest.mark.parametrize("target", [LARGE, SMALL], ids=["whole images", "lines"])
 def test_residual_and_long_epilogues(target: Target) -> None:
     check(chain((10, 8), 6, 24, 6, 3, target, residual=True, activation=SILU, pads=(1, 1, 1, 1)), 1, 3, threads=2)
 

@@ -42,7 +42,7 @@ test-exporters: $(call stamp,test) $(FRAMEWORKS:%=.lathe/exporters/%/.ready)  ##
 # Every Nth test of what generates and runs code, on an emulated CPU that has AVX2 and no more. Child processes would run
 # on the real CPU and clocks mean nothing there, so tests of those are left out.
 test-haswell: $(call stamp,test)  ## a part of the tests on an emulated CPU with AVX2 alone; needs qemu-x86_64
-	LATHE_TEST_SLACK=64 qemu-x86_64 -cpu Haswell $(BIN)/python -m pytest -q -m "not slow" --every $(EVERY) -o timeout=600 -p no:cacheprovider \
+	LATHE_TEST_SLACK=4096 qemu-x86_64 -cpu Haswell $(BIN)/python -m pytest -q -m "not slow" --every $(EVERY) -o timeout=600 -p no:cacheprovider \
 	  -k "not child and not process and not peaks and not fork" \
 	  tests/core/codegen tests/core/kernels tests/core/runtime tests/core/passes/test_quantized.py $(ARGS)
 

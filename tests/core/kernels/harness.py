@@ -34,7 +34,7 @@ from tests.core.targets import vectors
 
 _PAGE = mmap.PAGESIZE
 _CANARY = 64
-# Bytes between an operand and its wall. QEMU 7.2 reads whole vectors where masks leave lanes out; the Intel manual says
+# Bytes around an operand, before its wall. QEMU 7.2 reads whole vectors where masks leave lanes out; the Intel manual says
 # of VMASKMOV that lanes left out do not fault, and CPUs keep to it. `make test-haswell` sets this, nothing else does.
 _SLACK = int(os.environ.get("LATHE_TEST_SLACK", "0"))
 _NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
@@ -169,7 +169,7 @@ def guarded_output(value: Value, n: int) -> Output:
 
 
 def _ending_at_a_wall(nbytes: int) -> np.ndarray[Any, Any]:
-    pages = -(-(nbytes + _SLACK) // _PAGE)
+    pages = -(-(nbytes + 2 * _SLACK) // _PAGE)
     region = mmap.mmap(-1, (pages + 1) * _PAGE)
     memory = np.frombuffer(region, np.uint8)
     wall = memory.ctypes.data + pages * _PAGE

@@ -60,7 +60,10 @@ def _fold(editor: Editor, linear: Node) -> None:
 
 
 def _affine_of(editor: Editor, node: Node, x: Value) -> Affine | None:
-    """What `node` does to its input `x`, when that is one factor and offset per channel."""
+    """What `node` does to its input `x`, when that is one factor and offset per channel. Tensors without elements have
+    nothing to fold, and a constant that broadcasts to none of them has no values per channel."""
+    if 0 in (shape_of(x) or ()):
+        return None
     if node.op == "BatchNormalization":
         return _normalization(editor, node) if node.inputs[0] is x else None
     if node.op not in ("Mul", "Add") or x.type != node.output.type:
@@ -230,7 +233,7 @@ def _scale_inputs(linear: Node, weight: Array, factor: Array) -> Array | None:
     x = linear.inputs[0]
     shape = shape_of(x)
     found = _channels_of(factor.astype(np.float64), len(shape)) if shape is not None else None
-    if shape is None or found is None or factor.dtype != np.float32:
+    if shape is None or 0 in shape or found is None or factor.dtype != np.float32:
         return None
     axis, values = found
     if linear.op == "Conv":

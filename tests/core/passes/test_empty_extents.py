@@ -1,0 +1,44 @@
+"""Passes over tensors with an extent of 0: the optimized graph gives the shapes of the graph as it was."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from core.ir.build import Builder
+from core.ir.dim import Dim, symbol
+from core.ir.graph import Graph
+from core.ir.types import DType, TensorType
+from core.passes.pipeline import optimize
+from core.reference import interpret
+
+N = symbol("n")
+CONSTANTS: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1), (0, 1), (1, 1, 1))
+
+
+def _linear(first: str, weight: tuple[int, int], second: str, shape: tuple[int, ...], scaled_before: bool) -> Graph:
+    """x of [n, 0, 3], multiplied by a matrix and combined with a constant, after it or before it."""
+    graph = Graph("g")
+    b = Builder(graph)
+    extents: tuple[Dim, ...] = (N, 0, 3)
+    x = b.input("x", TensorType(DType.FLOAT32, extents))
+    w, c = b.constant(np.ones(weight, np.float32)), b.constant(np.full(shape, 2.5, np.float32))
+    y = b(first, b(second, x, c), w) if scaled_before else b(second, b(first, x, w), c)
+    graph.outputs = [b("Identity", y)]
+    return graph
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize(("second", "shape"), list(product(("Add", "Mul", "Div", "Sub"), CONSTANTS)))
+@pytest.mark.parametrize("weight", [(3, 1), (3, 2)])
+def test_a_constant_beside_a_product_without_rows(
+    weight: tuple[int, int], second: str, shape: tuple[int, ...], before: bool
+) -> None:
+    graph = _linear("MatMul", weight, second, shape, before)
+    optimized, _ = optimize(graph.clone())
+    for n in (0, 1, 2):
+        feeds = {"x": np.zeros((n, 0, 3), np.float32)}
+        (expected,), (actual,) = (interpret(g, feeds).values() for g in (graph, optimized))
+        assert actual.shape == expected.shape == (n, 0, weight[1])

@@ -1,10 +1,32 @@
-"""Functions composed of the primitives of `ScalarOps`, good to a few units in the last place of float32."""
+"""Functions composed of the primitives of `ScalarOps`, good to a few units in the last place of float32 and float64."""
 
 from __future__ import annotations
 
-from math import log, pi
+from math import factorial, log, pi
 
+from core.ir.types import DType
 from core.ops.scalar import Operand, ScalarOps
+
+# Quotients of polynomials for float64, highest power first (S. Moshier, Cephes: asin.c, atan.c).
+_ASIN_UPPER = (
+    4.253011369004428248960e-3, -6.019598008014123785661e-1, 5.444622390564711410273, -1.626247967210700244449e1,
+    1.956261983317594739197e1, -8.198089802484824371615,
+)  # fmt: skip
+_ASIN_LOWER = (
+    1.0, -1.474091372988853791896e1, 7.049610280856842141659e1, -1.471791292232726029859e2, 1.395105614657485689735e2,
+    -4.918853881490881290097e1,
+)  # fmt: skip
+_ATAN_UPPER = (
+    -8.750608600031904122785e-1, -1.615753718733365076637e1, -7.500855792314704667340e1, -1.228866684490136173410e2,
+    -6.485021904942025371773e1,
+)  # fmt: skip
+_ATAN_LOWER = (
+    1.0, 2.485846490142306297962e1, 1.650270098316988542046e2, 4.328810604912902668951e2, 4.853903996359136964868e2,
+    1.945506571482613964425e2,
+)  # fmt: skip
+# The terms of the Taylor series of sinh that count below 1, highest power first.
+_SINH_32 = tuple(1 / factorial(power) for power in (9, 7, 5, 3, 1))
+_SINH_64 = tuple(1 / factorial(power) for power in (17, 15, 13, 11, 9, 7, 5, 3, 1))
 
 
 def polynomial(e: ScalarOps, x: Operand, *coefficients: float) -> Operand:
@@ -41,7 +63,7 @@ def sinh(e: ScalarOps, x: Operand) -> Operand:
     half = e.exp(e.sub(e.abs(x), log(2.0)))  # exp(|x|)/2, which overflows only where sinh does
     large = with_sign_of(e, e.sub(half, e.div(e.const(0.25, e.dtype(x)), half)), x)
     square = e.mul(x, x)
-    small = e.mul(x, polynomial(e, square, 1 / 362880, 1 / 5040, 1 / 120, 1 / 6, 1.0))
+    small = e.mul(x, polynomial(e, square, *(_SINH_64 if e.dtype(x) is DType.FLOAT64 else _SINH_32)))
     return e.select(e.lt(e.abs(x), 1.0), small, large)
 
 
@@ -74,7 +96,7 @@ def atanh(e: ScalarOps, x: Operand) -> Operand:
 
 
 def atan(e: ScalarOps, x: Operand) -> Operand:
-    """Reduced to |x| below tan(pi/8), then an odd polynomial (S. Moshier, Cephes: atanf)."""
+    """Reduced to |x| below tan(pi/8), then an odd polynomial (S. Moshier, Cephes: atanf), or quotient for float64."""
     size = e.abs(x)
     one = e.const(1.0, e.dtype(x))
     steep, middle = e.lt(2.414213562373095, size), e.lt(0.4142135623730950, size)
@@ -83,7 +105,10 @@ def atan(e: ScalarOps, x: Operand) -> Operand:
     zero = e.const(0.0, e.dtype(x))
     offset = e.select(steep, e.const(pi / 2, e.dtype(x)), e.select(middle, e.const(pi / 4, e.dtype(x)), zero))
     z = e.mul(reduced, reduced)
-    odd = polynomial(e, z, 8.05374449538e-2, -1.38776856032e-1, 1.99777106478e-1, -3.33329491539e-1)
+    if e.dtype(x) is DType.FLOAT64:
+        odd = e.div(polynomial(e, z, *_ATAN_UPPER), polynomial(e, z, *_ATAN_LOWER))
+    else:
+        odd = polynomial(e, z, 8.05374449538e-2, -1.38776856032e-1, 1.99777106478e-1, -3.33329491539e-1)
     return with_sign_of(e, e.add(offset, e.fma(e.mul(odd, z), reduced, reduced)), x)
 
 
@@ -111,5 +136,8 @@ def _asin_core(e: ScalarOps, large: Operand, size: Operand) -> Operand:
     half_angle = e.mul(e.sub(e.const(1.0, e.dtype(size)), size), 0.5)
     z = e.select(large, half_angle, e.mul(size, size))
     root = e.select(large, e.sqrt(half_angle), size)
-    odd = polynomial(e, z, 4.2163199048e-2, 2.4181311049e-2, 4.5470025998e-2, 7.4953002686e-2, 1.6666752422e-1)
+    if e.dtype(size) is DType.FLOAT64:
+        odd = e.div(polynomial(e, z, *_ASIN_UPPER), polynomial(e, z, *_ASIN_LOWER))
+    else:
+        odd = polynomial(e, z, 4.2163199048e-2, 2.4181311049e-2, 4.5470025998e-2, 7.4953002686e-2, 1.6666752422e-1)
     return e.fma(e.mul(odd, z), root, root)

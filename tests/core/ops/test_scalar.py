@@ -70,3 +70,16 @@ def test_composed_functions_are_exact_to_float32(name: str) -> None:
         expected = exact(x.astype(np.float64)).astype(np.float32)
     assert actual.dtype == np.float32
     np.testing.assert_allclose(actual, expected, rtol=1.5e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_composed_functions_are_exact_to_float64(name: str) -> None:
+    """Relative to NumPy's result, at the points above and at many between them."""
+    exact, points = FUNCTIONS[name]
+    finite = np.clip([point for point in points if np.isfinite(point)], -100, 100)
+    between = np.linspace(min(finite), max(finite), 1001)
+    x = np.array([*points, *between, *(between / 1000), np.nan])
+    with np.errstate(all="ignore"):
+        actual, expected = getattr(scalar_math, name)(NumpyScalar(), x), exact(x)
+    assert actual.dtype == np.float64
+    np.testing.assert_allclose(actual, expected, rtol=5e-14, atol=0)

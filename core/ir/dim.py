@@ -94,6 +94,8 @@ class SymDim:
         return floor_div(self, other)
 
     def __mod__(self, other: Dim) -> Dim:
+        if other == 0:
+            raise ZeroDivisionError(f"{self} modulo zero")
         return self - floor_div(self, other) * other
 
     def __str__(self) -> str:

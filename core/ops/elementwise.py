@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from core.ir.dim import Dim, floor_div
 from core.ir.graph import Array
 from core.ir.types import DType, TensorType, ValueType
 from core.ops import scalar_math as sm
@@ -123,11 +124,19 @@ class Mul(Binary):
 
 @register
 class Div(Binary):
-    """Integers are divided with truncation towards zero."""
+    """Integers are divided with truncation towards zero. A quotient of dimensions is rounded down: that is the same as
+    long as neither is negative, which is supposed."""
+
+    def supposes(self, c: Infer) -> Sequence[Dim]:
+        counted = [array for array in map(c.value, range(2)) if array is not None]
+        if len(counted) < 2 or all(array.dtype != object for array in counted):
+            return ()
+        pairs = zip(*(array.ravel().tolist() for array in np.broadcast_arrays(*counted)), strict=True)
+        return [dim for a, b in pairs if b != 0 and floor_div(a, b) * b != a for dim in (a, b)]
 
     def reference(self, c: Call, a: Array, b: Array) -> Array:
         if a.dtype == object or b.dtype == object:
-            return np.floor_divide(a, b)  # dimensions are not negative
+            return np.vectorize(_rounded_down, otypes=[object])(a, b)
         return truncated_div(a, b) if a.dtype.kind in "iu" else np.divide(a, b)
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
@@ -136,6 +145,16 @@ class Div(Binary):
     def slopes(self, g: Rewrite) -> Sequence[Slope]:
         a, b = g.terms
         return [1 / b, -a / (b * b)]
+
+
+def _rounded_down(a: Dim, b: Dim) -> Dim:
+    """a // b; TypeError where that is not the quotient truncated towards zero, ZeroDivisionError where b is 0."""
+    if b == 0:
+        raise ZeroDivisionError(f"{a} divided by zero")
+    quotient = floor_div(a, b)
+    if quotient * b != a and any(isinstance(dim, int) and dim < 0 for dim in (a, b)):
+        raise TypeError(f"whether {a} / {b} is rounded up or down depends on their symbols")
+    return quotient
 
 
 @register

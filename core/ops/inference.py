@@ -109,11 +109,11 @@ def as_known(dims: tuple[object, ...]) -> Array:
 
 
 def _evaluate(op: registry.OpDef, node: Node, inputs: list[Array | None]) -> list[Array]:
-    """The outputs, or none of them when the operator cannot compute with symbols (compare them, say)."""
+    """The outputs, or none of them when the operator cannot compute with symbols (compare or divide them, say)."""
     try:
         with np.errstate(all="ignore"):
             result = op.reference(registry.Call(op, node, inputs), *inputs)
-    except (TypeError, ValueError, IndexError, AttributeError, ModelError):
+    except (TypeError, ValueError, IndexError, AttributeError, ArithmeticError, ModelError):
         return []
     results = result if isinstance(result, tuple) else (result,)
     arrays = [_normalized(np.asarray(item), output.dtype) for item, output in zip(results, node.outputs, strict=False)]

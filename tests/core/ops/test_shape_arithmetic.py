@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import core
 from core.ir.build import Builder
 from core.ir.dim import Dim, floor_div, symbol
 from core.ir.graph import Graph, Value
@@ -137,3 +138,42 @@ def test_shapes_that_only_data_gives_keep_their_rank() -> None:
     assert w.build("Reshape", w.x, shape).tensor.rank == 3
     assert w.build("ConstantOfShape", shape).tensor.rank == 3
     assert w.build("Expand", w.x, shape).tensor.rank == 3
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 6])
+@pytest.mark.parametrize(("less", "divisor", "more"), [(3, 2, 3), (0, -2, 9), (1, 3, 1), (0, 2, 0), (5, 4, 2)])
+def test_quotients_of_counts_are_truncated(less: int, divisor: int, more: int, n: int) -> None:
+    """(n - less) / divisor + more, as the length of a tensor: rounded towards zero also where it is negative."""
+    w = World(N, 3)
+    rows = w.build("Sub", w.build("Shape", w.x, end=1), w.c(less))
+    length = w.build("Add", w.build("Div", rows, w.c(divisor)), w.c(more))
+    w.graph.outputs = [w.build("ConstantOfShape", length), length]
+    expected = int((n - less) / divisor) + more
+    for optimize in (False, True):
+        session = core.compile(w.graph.clone(), optimize=optimize, threads=1, tune="off")
+        filled, counted = session.run({"x": np.zeros((n, 3), np.float32)}).values()
+        assert (filled.shape, counted.tolist()) == ((expected,), [expected])
+
+
+def test_a_count_divided_by_zero_is_not_known() -> None:
+    w = World(N, 3)
+    shape = w.build("Shape", w.x, end=1)
+    assert w.known(w.build("Div", shape, w.c(0))) is None
+    assert w.known(w.build("Mod", shape, w.c(0))) is None
+
+
+@pytest.mark.parametrize("n", [0, 1, 3])
+@pytest.mark.parametrize("op", ["Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Max", "Min"])
+def test_an_extent_may_be_zero(op: str, n: int) -> None:
+    """No comparison of an extent with 0 or 1 takes it for 1 or more."""
+    w = World(N, 3)
+    shape = w.build("Shape", w.x, end=1)
+    other = w.c(0, 1)
+    w.graph.outputs = [w.build(op, shape, other), w.build(op, other, shape)]
+    feeds = {"x": np.zeros((n, 3), np.float32)}
+    numpy = {"Max": np.maximum, "Min": np.minimum, "LessOrEqual": np.less_equal, "GreaterOrEqual": np.greater_equal}
+    ufunc = numpy.get(op) or getattr(np, op.lower())
+    for optimize in (False, True):
+        actual = core.compile(w.graph.clone(), optimize=optimize, threads=1, tune="off").run(feeds).values()
+        for array, pair in zip(actual, (([n], [0, 1]), ([0, 1], [n])), strict=True):
+            np.testing.assert_array_equal(array, ufunc(*pair))

@@ -7,13 +7,14 @@ sequences and is not known (see `token_flow`) makes the answer no, and the reaso
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from core.ir.dim import Dim, symbol, symbols
-from core.ir.graph import Graph, Node, Value
+from core.ir.graph import Graph, Node, Value, node_reads
 from core.ir.verify import verify
 from core.ops.inference import infer_graph
+from core.ops.registry import describe
 from core.passes.base import shape_of
 from core.passes.pipeline import Options, preparation, run_passes
 from core.passes.row_counts import Mixed
@@ -99,14 +100,27 @@ def _of_sequences(whole: Graph, batch: str | None, pooled: set[str], pools: Iter
     sources = [values[name] for name in pools]
     for value in sources:
         value.producer = None
-    graph.nodes = [node for node in graph.nodes if node.output.name in pooled and node.output not in sources]
+    graph.nodes = [node for node in graph.nodes if node.output not in sources]
+    of_tokens = {value for value in graph.inputs if value.name not in pooled}
     graph.inputs = [*(value for value in graph.inputs if value.name in pooled), *sources]
     graph.outputs = [_computed(graph, value) for value in graph.outputs]
     graph.remove_dead()
-    read = {value for node in graph.nodes for value in node.inputs}
+    _check_reads(graph, of_tokens)
+    read = {value for node in graph.nodes for value in node_reads(node)}
     graph.inputs = [value for value in graph.inputs if value in read]
     _check_sequences(graph, batch)
     return graph
+
+
+def _check_reads(sequences: Graph, of_tokens: Collection[Value]) -> None:
+    """Mixed where what is computed of whole sequences needs a number of tokens, or of sequences, that only an input of
+    tokens shows: packed, that input has other extents."""
+    for node in sequences.nodes:
+        for value in node_reads(node):
+            if value in of_tokens:
+                raise Mixed(
+                    f"{describe(node)}: what is computed of whole sequences needs input '{value.name}' of tokens"
+                )
 
 
 def _computed(graph: Graph, value: Value) -> Value:

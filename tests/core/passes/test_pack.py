@@ -316,6 +316,20 @@ OTHERS = {
         output %y""",
         "an input varies along the tokens that has none",
     ),
+    "whole sequences with a tensor as long as the batch and random numbers": (
+        """input %x : float32[batch,sequence,4]
+        %r : float32[*] = RandomNormal() {shape = [9]}
+        %z : int64[*] = NonZero(%r)
+        %some : int64[*] = Shape(%z) {start = 1}
+        %rows : int64[*] = Shape(%x) {end = 1}
+        %both : int64[*] = Concat(%rows, %some) {axis = 0}
+        %c : float32[*] = ConstantOfShape(%both)
+        %s : float32[*] = ReduceSum(%c) {axes = [1], keepdims = 1}
+        %m : float32[*] = ReduceMean(%x) {axes = [1], keepdims = 0}
+        %y : float32[*] = Add(%m, %s)
+        output %y""",
+        "needs input 'x' of tokens",
+    ),
     "a table of pairs": (
         """input %x : float32[batch,sequence,4]
         const %table : float32[2,2] = [1.0, 2.0, 3.0, 4.0]
@@ -371,3 +385,16 @@ def test_what_comes_once_per_sequence_stays_with_it() -> None:
     found = packed_runs(graph, packed, 8).run([Feed(feed, *feed["x"].shape[:2]) for feed in feeds])
     for feed, outputs in zip(feeds, found, strict=True):
         np.testing.assert_array_equal(outputs["y"], interpret(graph, feed)["y"])
+
+
+@pytest.mark.parametrize("filled", ["ConstantOfShape()", "Expand(%row)"])
+def test_whole_sequences_meet_what_is_the_same_for_all_tokens(filled: str) -> None:
+    """A start value for each sequence, of as many rows as the batch has: no part of it is of tokens."""
+    text = f"""input %x : float32[batch,sequence,{WIDTH}]
+        const %row : float32[{WIDTH}] = [1.0, 2.0, 3.0, 4.0]
+        %start : float32[*] = {filled} {{shape = [batch, {WIDTH}]}}
+        %e : float32[*] = Exp(%start)
+        %m : float32[*] = ReduceMean(%x) {{axes = [1], keepdims = 0}}
+        %y : float32[*] = Concat(%m, %e) {{axis = 1}}
+        output %y"""
+    check(parse_graph(f"graph @g {{\n{text}\n}}"), [(2, 3), (1, 5)], capacity=8)

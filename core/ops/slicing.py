@@ -205,12 +205,17 @@ class Pad(OpDef):
         widths = self.widths(c, x.ndim) or []
         if any(size + before + after < 0 for (before, after), size in zip(widths, x.shape, strict=True)):
             raise ValueError(f"pads {widths} crop more than there is of shape {list(x.shape)}")
-        crop = tuple(slice(max(0, -a), size - max(0, -b)) for (a, b), size in zip(widths, x.shape, strict=True))
-        grow = [(max(0, a), max(0, b)) for a, b in widths]
+        # One side may crop more than there is of x: none of it is left, and the crop goes on into what the other adds.
+        kept = [(max(0, -a), max(0, -a, size - max(0, -b))) for (a, b), size in zip(widths, x.shape, strict=True)]
+        crop = tuple(slice(*ends) for ends in kept)
         if c.attr("mode") == "constant":
             fill = c.param("constant_value")
             value = x.dtype.type(0) if fill is None else np.asarray(fill[0]).astype(x.dtype)
-            return np.pad(x[crop], grow, constant_values=value)
+            y = np.full([size + a + b for (a, b), size in zip(widths, x.shape, strict=True)], value, x.dtype)
+            if x[crop].size:
+                y[tuple(slice(lo + a, hi + a) for (lo, hi), (a, _) in zip(kept, widths, strict=True))] = x[crop]
+            return y
+        grow = [(max(0, a), max(0, b)) for a, b in widths]
         return np.pad(x[crop], grow, mode=c.attr("mode"))
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:

@@ -381,6 +381,8 @@ def _slicing() -> list[Case]:
         *(case("Pad", image, vector(0, 1, 2, 1, 0, 2, 3, 0), mode=mode) for mode in ("reflect", "edge", "wrap")),
         case("Pad", ints(3), vector(1, 2), scalar(7, I64)),
         case("Pad", floats(2, 0), vector(1, 1, 0, 2)),
+        *(case("Pad", floats(1), vector(*pads), scalar(1.5)) for pads in ((-2, 2), (2, -2), (-3, 4), (3, -3))),
+        *(case("Pad", floats(2, 0), vector(1, *pads[:1], 0, *pads[1:])) for pads in ((-1, 1), (2, -2), (-1, 3))),
         *(
             case("Trilu", floats(2, 4, 5), k, upper=upper)
             for upper in (0, 1)

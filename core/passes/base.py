@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from core.errors import LatheError
-from core.ir.graph import Graph, Node, Value
+from core.ir.graph import Attr, Graph, Node, Value
 from core.ir.types import Dim, SymDim, TensorType
 from core.ops import registry
 
@@ -54,6 +55,13 @@ def is_view_node(node: Node | None) -> bool:
     """Whether a node gives its input another shape and leaves the elements in order."""
     views = ("Flatten", "Squeeze", "Unsqueeze", "Reshape")
     return node is not None and node.op in views and len(node.inputs) == 1
+
+
+def reshape_attrs(shape: Sequence[Dim]) -> dict[str, Attr]:
+    """The attributes of a Reshape to exactly these extents. A symbol may be 0, which without `allowzero` means the extent
+    of the input at that place."""
+    symbolic = any(not isinstance(dim, int) for dim in shape)
+    return {"shape": tuple(shape), "allowzero": 1} if symbolic else {"shape": tuple(shape)}
 
 
 def view_origin(value: Value) -> Value:

@@ -10,7 +10,7 @@ import numpy as np
 from core.ir.dim import symbols
 from core.ir.graph import Attr, Graph, Node, Value
 from core.ir.types import Dim, DType
-from core.passes.base import PassResult, input_symbols, shape_of
+from core.passes.base import PassResult, input_symbols, reshape_attrs, shape_of
 from core.passes.bodies import Body
 from core.passes.edit import Editor
 from core.passes.permutation import Perm, compose, perm_attribute, perm_of, trimmed_axes
@@ -135,7 +135,7 @@ def _from_integers(editor: Editor, node: Node) -> None:
 
 
 def _reshaped(editor: Editor, anchor: Node, value: Value, shape: tuple[Dim, ...]) -> Value:
-    return editor.emit(anchor, "Reshape", value, attrs={"shape": shape})
+    return editor.emit(anchor, "Reshape", value, attrs=reshape_attrs(shape))
 
 
 def _absorb(editor: Editor, node: Node) -> None:

@@ -17,7 +17,7 @@ from core.ir.types import DType
 from core.ops import registry
 from core.ops.conv import conv_pads
 from core.ops.products import padded_total
-from core.passes.base import PassResult, is_elementwise, shape_of
+from core.passes.base import PassResult, is_elementwise, reshape_attrs, shape_of
 from core.passes.edit import Editor
 from core.passes.permutation import Perm, inverse, is_view, perm_of, permuted
 
@@ -250,8 +250,8 @@ def _pixels(walk: _Walk, node: Node) -> bool:
     x, shape = node.inputs[0], node.output.shape
     if x is None or len(node.inputs) != 1 or len(shape) != 3 or len(x.shape) < 4 or shape[:2] != x.shape[:2]:
         return False
-    listed: tuple[Attr, ...] = (shape[0], shape[2], shape[1])
-    walk.replace(node, [walk.editor.emit(node, "Reshape", walk.last(x, node), attrs={"shape": listed})])
+    listed = reshape_attrs((shape[0], shape[2], shape[1]))
+    walk.replace(node, [walk.editor.emit(node, "Reshape", walk.last(x, node), attrs=listed)])
     return True
 
 
@@ -267,12 +267,12 @@ def _shuffle(walk: _Walk, split: Node) -> bool:
         return False
     if perm_of(swap) != (0, 2, 1, *range(3, rank + 1)):
         return False
-    shape: tuple[Attr, ...] = (x.shape[0], *spatial, parts[1], parts[2])
+    shape = reshape_attrs((x.shape[0], *spatial, parts[1], parts[2]))
     perm = (*range(rank - 1), rank, rank - 1)
-    parted = walk.editor.emit(split, "Reshape", walk.last(x, split), attrs={"shape": shape})
+    parted = walk.editor.emit(split, "Reshape", walk.last(x, split), attrs=shape)
     swapped = walk.editor.emit(swap, "Transpose", parted, attrs={"perm": perm})
-    merged_shape: tuple[Attr, ...] = (x.shape[0], *spatial, x.shape[1])
-    walk.replace(merge, [walk.editor.emit(merge, "Reshape", swapped, attrs={"shape": merged_shape})])
+    merged_shape = reshape_attrs((x.shape[0], *spatial, x.shape[1]))
+    walk.replace(merge, [walk.editor.emit(merge, "Reshape", swapped, attrs=merged_shape)])
     return True
 
 
@@ -286,7 +286,7 @@ def _flatten(walk: _Walk, node: Node) -> None:
         return
     if is_view(last_perm(len(x.shape)), x.shape) or not all(_has_weight(walk, node, reader) for reader in readers):
         return
-    flat = walk.editor.emit(node, "Reshape", walk.last(x, node), attrs={"shape": node.attrs["shape"]})
+    flat = walk.editor.emit(node, "Reshape", walk.last(x, node), attrs=dict(node.attrs))
     for reader in readers:
         weight = walk.editor.array(reader.inputs[1])
         if weight is not None and reader.inputs[1] is not None:

@@ -16,7 +16,15 @@ import numpy as np
 from core.ir.dim import symbols
 from core.ir.graph import Array, Graph, Node, Value
 from core.ir.types import Dim
-from core.passes.base import PassResult, input_symbols, is_elementwise, is_view_node, shape_of, view_origin
+from core.passes.base import (
+    PassResult,
+    input_symbols,
+    is_elementwise,
+    is_view_node,
+    reshape_attrs,
+    shape_of,
+    view_origin,
+)
 from core.passes.edit import Editor
 from core.passes.pattern import Match, Rewrite, Rule, apply, const, is_constant, op, var
 from core.passes.steps import decides
@@ -149,7 +157,7 @@ def _view_as_reshape(editor: Editor, node: Node) -> None:
     if target is None or (node.attrs.get("shape") == target and source is node.inputs[0]):
         return
     if _expressible(editor, target):
-        editor.replace(node.output, editor.emit(node, "Reshape", source, attrs={"shape": target}))
+        editor.replace(node.output, editor.emit(node, "Reshape", source, attrs=reshape_attrs(target)))
 
 
 def _read_before_expand(editor: Editor, node: Node) -> None:
@@ -176,7 +184,8 @@ def _unflatten(editor: Editor, node: Node) -> None:
     shape, weight, bias = shape_of(reader.output), _plain_weight(editor, node), node.input(2)
     if weight is None or not shape or shape[-1] != node.output.shape[-1] or not _expressible(editor, shape):
         return
-    rows = editor.emit(reader, "Reshape", view_origin(folded), attrs={"shape": (*shape[:-1], folded.shape[-1])})
+    extents = reshape_attrs((*shape[:-1], folded.shape[-1]))
+    rows = editor.emit(reader, "Reshape", view_origin(folded), attrs=extents)
     result = editor.emit(reader, "MatMul", rows, weight, name=node.name)
     if bias is not None:
         result = editor.emit(reader, "Add", result, bias, name=node.name)

@@ -30,7 +30,7 @@ from core.ops.inference import infer_graph
 from core.ops.reduce import Reduce
 from core.ops.registry import Mixes, describe
 from core.ops.slicing import Slice
-from core.passes.base import is_elementwise, shape_of
+from core.passes.base import is_elementwise, reshape_attrs, shape_of
 from core.passes.edit import Editor
 from core.passes.row_counts import Counts, Mixed
 
@@ -314,8 +314,8 @@ class TokenFlow:
         if flow.axes != (rank - 2, rank - 1) or diagonal is None or not isinstance(diagonal[0], int):
             return None
         count, emit = self._positions(node, DType.INT64), self.editor.emit
-        key = emit(node, "Reshape", count, attrs={"shape": (1, N)})
-        query = emit(node, "Reshape", count, attrs={"shape": (N, 1)})
+        key = emit(node, "Reshape", count, attrs=reshape_attrs((1, N)))
+        query = emit(node, "Reshape", count, attrs=reshape_attrs((N, 1)))
         apart, limit = emit(node, "Sub", key, query), self.editor.constant(np.array(diagonal[0], np.int64))
         kept = emit(node, "GreaterOrEqual" if view.attr("upper") else "LessOrEqual", apart, limit)
         zero = self.editor.constant(np.zeros((), node.output.dtype.numpy))

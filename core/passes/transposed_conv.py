@@ -18,7 +18,7 @@ from core.ir.graph import Array, Attr, Graph, Node, Value
 from core.ir.types import Dim
 from core.ops import registry
 from core.ops.conv import transposed_cuts
-from core.passes.base import PassResult, shape_of
+from core.passes.base import PassResult, reshape_attrs, shape_of
 from core.passes.edit import Editor
 from core.passes.layout import first_perm, last_perm
 
@@ -136,8 +136,8 @@ def _as_product(
     phases = _phases(weight, axes, 1).reshape(*(axis.stride for axis in axes), columns, channels)
     matrices = np.moveaxis(phases, -1, -3).reshape(-1, channels, axes[-1].stride * columns)
     outer = [axis.size for axis in axes[:-1]]
-    rows: tuple[Attr, ...] = (x.shape[0], *outer, 1, axes[-1].size, channels)
-    spread = editor.emit(node, "Reshape", x, attrs={"shape": rows})
+    rows: tuple[Dim, ...] = (x.shape[0], *outer, 1, axes[-1].size, channels)
+    spread = editor.emit(node, "Reshape", x, attrs=reshape_attrs(rows))
     y = editor.emit(node, "FusedMatMul", spread, editor.constant(np.ascontiguousarray(matrices), "w"))
     if bias is not None:
         y = editor.emit(node, "Add", y, editor.constant(np.tile(bias, axes[-1].stride), "b"))
@@ -162,7 +162,7 @@ def _as_convolution(
     }  # fmt: skip
     y = editor.emit(node, "FusedConv", x, editor.constant(kernel, "w"), shared, attrs=attrs)
     steps: tuple[Dim, ...] = tuple(axis.steps for axis in axes)
-    y = editor.emit(node, "Reshape", y, attrs={"shape": (x.shape[0], *steps, groups, *strides, columns)})
+    y = editor.emit(node, "Reshape", y, attrs=reshape_attrs((x.shape[0], *steps, groups, *strides, columns)))
     pairs = [axis for i in range(rank) for axis in (1 + i, 2 + rank + i)]
     perm: tuple[Attr, ...] = (0, *pairs, 1 + rank, 2 + 2 * rank)
     return _pixels(editor, node, editor.emit(node, "Transpose", y, attrs={"perm": perm}), axes, groups * columns)
@@ -170,8 +170,8 @@ def _as_convolution(
 
 def _pixels(editor: Editor, node: Node, y: Value, axes: Sequence[_Axis], channels: int) -> Value:
     """All results in order, more at the ends than are wanted where the stride does not divide their number."""
-    made: tuple[Attr, ...] = (y.shape[0], *(axis.steps * axis.stride for axis in axes), channels)
-    return editor.emit(node, "Reshape", y, attrs={"shape": made})
+    made: tuple[Dim, ...] = (y.shape[0], *(axis.steps * axis.stride for axis in axes), channels)
+    return editor.emit(node, "Reshape", y, attrs=reshape_attrs(made))
 
 
 def _trimmed(editor: Editor, node: Node, y: Value, axes: Sequence[_Axis]) -> Value:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from core.ir.dim import symbols
 from core.ir.graph import Graph, Node, Value
 from core.ir.types import Dim
-from core.passes.base import PassResult, input_symbols, is_elementwise, shape_of, view_origin
+from core.passes.base import PassResult, input_symbols, is_elementwise, reshape_attrs, shape_of, view_origin
 from core.passes.edit import Editor
 from core.passes.permutation import Perm, compose, inverse, is_view, perm_of, permuted, split_axes
 
@@ -125,7 +125,7 @@ def _sink_through_product(editor: Editor, node: Node) -> None:
 
 
 def _viewed(editor: Editor, anchor: Node, value: Value, shape: tuple[Dim, ...]) -> Value:
-    return value if value.shape == shape else editor.emit(anchor, "Reshape", value, attrs={"shape": shape})
+    return value if value.shape == shape else editor.emit(anchor, "Reshape", value, attrs=reshape_attrs(shape))
 
 
 def _sink_through_choice(editor: Editor, node: Node) -> None:
@@ -181,4 +181,4 @@ def _as_view(editor: Editor, node: Node) -> None:
     if perm is None or shape is None or target is None or 0 in target or not is_view(perm, shape):
         return
     if all(symbols(dim) <= input_symbols(editor.graph) for dim in target):
-        editor.replace(node.output, editor.emit(node, "Reshape", node.inputs[0], attrs={"shape": target}))
+        editor.replace(node.output, editor.emit(node, "Reshape", node.inputs[0], attrs=reshape_attrs(target)))

@@ -11,6 +11,7 @@ from core.ir.build import Builder
 from core.ir.dim import Dim, symbol
 from core.ir.graph import Graph
 from core.ir.types import DType, TensorType
+from core.ops.inference import infer_graph
 from core.passes.pipeline import optimize
 from core.reference import interpret
 
@@ -42,3 +43,19 @@ def test_a_constant_beside_a_product_without_rows(
         feeds = {"x": np.zeros((n, 0, 3), np.float32)}
         (expected,), (actual,) = (interpret(g, feeds).values() for g in (graph, optimized))
         assert actual.shape == expected.shape == (n, 0, weight[1])
+
+
+@pytest.mark.parametrize("n", [0, 1, 3])
+def test_a_view_of_a_symbol_that_is_zero_copies_no_extent(n: int) -> None:
+    """Passes name extents of views in full, and a symbol among them may be 0: that is the extent, not a copied one."""
+    graph = Graph("g")
+    b = Builder(graph)
+    x = b.input("x", TensorType(DType.FLOAT32, (2, N)))
+    graph.outputs = [b("Reshape", b("Exp", x), shape=(-1,)), b("Flatten", b("Transpose", x, perm=(1, 0)), axis=0)]
+    optimized, _ = optimize(graph.clone())
+    bound = optimized.clone({"n": n})
+    infer_graph(bound)
+    feeds = {"x": np.ones((2, n), np.float32)}
+    for one in (optimized, bound):
+        for expected, actual in zip(interpret(graph, feeds).values(), interpret(one, feeds).values(), strict=True):
+            assert actual.shape == expected.shape

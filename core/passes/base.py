@@ -58,8 +58,8 @@ def is_view_node(node: Node | None) -> bool:
 
 
 def reshape_attrs(shape: Sequence[Dim]) -> dict[str, Attr]:
-    """The attributes of a Reshape to exactly these extents. A symbol may be 0, which without `allowzero` means the extent
-    of the input at that place."""
+    """The attributes of a Reshape to exactly these extents. A symbol may be 0: without `allowzero` this means the
+    extent of the input at that place."""
     symbolic = any(not isinstance(dim, int) for dim in shape)
     return {"shape": tuple(shape), "allowzero": 1} if symbolic else {"shape": tuple(shape)}
 

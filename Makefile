@@ -18,7 +18,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Their exporters ask for versions that Lathe cannot share, so each has an environment of its own.
 FRAMEWORKS := torch paddle tensorflow
 
-.PHONY: help serve test test-all conformance test-exporters test-cuda test-haswell fuzz fuzz-graphs lint bench bench-docs docs clean
+.PHONY: help serve test test-all conformance test-avx2 test-exporters test-cuda test-haswell fuzz fuzz-graphs lint bench bench-docs docs clean
 .DELETE_ON_ERROR:
 
 help:  ## show the targets
@@ -38,6 +38,10 @@ conformance: $(call stamp,test)  ## the whole backend suite of ONNX: compiled, a
 
 test-exporters: $(call stamp,test) $(FRAMEWORKS:%=.lathe/exporters/%/.ready)  ## export from PyTorch, Paddle, TensorFlow (gigabytes)
 	LATHE_EXPORTERS=.lathe/exporters $(BIN)/python -m pytest -q tests/exporters $(ARGS)
+
+test-avx2: $(call stamp,test)  ## what generates and runs code once more, for CPUs with AVX2 alone
+	LATHE_TARGET=x86-64-v3 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow" \
+	  tests/core/codegen tests/core/kernels tests/core/runtime tests/core/plan tests/core/test_differential.py $(ARGS)
 
 # Every Nth test of what generates and runs code, on an emulated CPU that has AVX2 and no more. Child processes would run
 # on the real CPU and clocks mean nothing there, so tests of those are left out.

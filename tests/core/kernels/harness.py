@@ -34,8 +34,8 @@ from tests.core.targets import vectors
 
 _PAGE = mmap.PAGESIZE
 _CANARY = 64
-# Bytes around an operand, before its wall. QEMU 7.2 reads whole vectors where masks leave lanes out; the Intel manual says
-# of VMASKMOV that lanes left out do not fault, and CPUs keep to it. `make test-haswell` sets this, nothing else does.
+# Bytes around an operand, before its wall. QEMU 7.2 reads whole vectors where masks leave lanes out; by the manual of
+# Intel's VMASKMOV such lanes do not fault, and CPUs keep to it. `make test-haswell` sets this, nothing else does.
 _SLACK = int(os.environ.get("LATHE_TEST_SLACK", "0"))
 _NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 _libc = ctypes.CDLL(None, use_errno=True)

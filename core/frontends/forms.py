@@ -16,6 +16,7 @@ from core.ir.types import DType, MapType, OptionalType, SequenceType, TensorType
 from core.ops import registry
 
 _OLDEST = {"": 21}  # of the default domain: older ones gain no runtime that is still in use
+_FLOAT_MOD = 28
 _TYPE_NAMES = {DType.FLOAT32: "float", DType.FLOAT64: "double"}
 
 
@@ -48,6 +49,8 @@ def _fits(node: Node, domain: str, version: int) -> bool:
     schema = _schema(node.op, domain, version)
     if schema is None or any(version < changed < ALWAYS for changed in adapted_below(node.op)):
         return False
+    if version < _least(node):
+        return False
     counts = len(node.inputs) <= schema.max_input and len(node.outputs) <= schema.max_output
     return (
         counts
@@ -55,6 +58,13 @@ def _fits(node: Node, domain: str, version: int) -> bool:
         and _allowed(schema.inputs, node.inputs)
         and _allowed(schema.outputs, node.outputs)
     )
+
+
+def _least(node: Node) -> int:
+    """The first opset that allows a combination of types and attributes, where schemas do not tell: floats have a Mod
+    with the sign of the divisor (`fmod` 0) since opset 28."""
+    dtype = getattr(node.output.type, "dtype", None) if node.op == "Mod" else None
+    return _FLOAT_MOD if isinstance(dtype, DType) and dtype.is_float and not node.attrs.get("fmod") else 0
 
 
 @functools.cache

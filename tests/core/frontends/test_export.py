@@ -80,6 +80,17 @@ def test_the_opset_is_the_oldest_that_has_all_operators_as_they_are() -> None:
     assert opset_of(export(built("Relu"), opset=17)) == 17
 
 
+@pytest.mark.parametrize(("dtype", "fmod", "opset"), [(1, 0, 28), (1, 1, 21), (7, 0, 21), (7, 1, 21)])
+def test_the_remainder_of_numbers_with_the_sign_of_the_divisor_needs_opset_28(
+    dtype: int, fmod: int, opset: int
+) -> None:
+    ports = [helper.make_tensor_value_info(name, dtype, ["n"]) for name in "abc"]
+    node = helper.make_node("Mod", ["a", "b"], ["c"], fmod=fmod)
+    graph = helper.make_graph([node], "remainder", ports[:2], ports[2:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 28)])
+    assert opset_of(export(load(model.SerializeToString()))) == opset
+
+
 def opset_of(data: bytes) -> int:
     (entry,) = onnx.ModelProto.FromString(data).opset_import
     return int(entry.version)

@@ -83,7 +83,10 @@ def import_model(model: onnx.ModelProto, files: ExternalFiles | None = None) -> 
     whole = importer({})
     graph = whole.model(model.graph, versions)
     if whole.defaults and model.ir_version >= _OPTIONAL_INPUTS:
-        without = lambda given: importer(given).model(model.graph, versions)  # noqa: E731
+
+        def without(given: Types) -> Graph:
+            return importer(given).model(model.graph, versions)
+
         found = replaceable(graph, whole.defaults, whole.session.read, without)
         graph.defaults = {value: found[value.name] for value in graph.constants if value.name in found}
     verify(graph, "import")

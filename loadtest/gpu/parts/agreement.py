@@ -26,9 +26,10 @@ def cases(options: Options) -> list[Case]:
 def measure(case: Case, bench: Bench) -> Finding:
     """The largest error of runs that were launched step by step, and by a graph."""
     name, precision = case.words
+    kind: Any = precision
     want, feeds = _wanted(name), zoo.feeds(name, _ROWS)
     with core.compile(
-        zoo.model(name).SerializeToString(), device=bench.options.device, precision=_any(precision), tune="off",
+        zoo.model(name).SerializeToString(), device=bench.options.device, precision=kind, tune="off",
         max_batch=4,
     ) as session:  # fmt: skip
         errors = []
@@ -52,7 +53,3 @@ def _wanted(name: str) -> NDArray[Any]:
     except Exception:  # llvmlite of another version raises whatever its functions do
         interpreted: NDArray[Any] = core.interpret(core.load(model), feeds)["y"]
         return interpreted
-
-
-def _any(value: Any) -> Any:
-    return value

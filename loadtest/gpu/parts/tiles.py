@@ -10,7 +10,6 @@ from math import inf
 from core.compiler import bind, describe, rewritten
 from core.errors import DeviceMemoryError
 from core.frontends.onnx import load
-from core.kernels.target import GpuTarget
 from core.options import make_options
 from core.runtime.device_trial import device_bench
 from core.runtime.devices import canonical, open_device
@@ -64,8 +63,7 @@ def _times(problem: Problem, options: Options) -> dict[int, dict[str, float]]:
     """Microseconds by batch size and kernel; none for a batch that the device has no room for."""
     device, store = open_device(options.device), open_store(None)
     objects = store.objects if store is not None else None
-    if isinstance(problem.request.target, GpuTarget):
-        device.prepare((call.spec for call in problem.calls), objects)
+    device.prepare((call.spec for call in problem.calls), objects)
     found: dict[int, dict[str, float]] = {}
     with device_bench(device, objects)(problem.calls, problem.request) as trials_at:
         for n in options.batches:

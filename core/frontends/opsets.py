@@ -363,6 +363,16 @@ def _scales_to_input(e: Emitter, node: OnnxNode) -> None:
     _attr_to_input(e, node, "scales", 1, DType.FLOAT32)
 
 
+@before(ALWAYS, "CastLike")
+def _cast_by_the_type_of_a_value(e: Emitter, node: OnnxNode) -> None:
+    """Only the element type of the second input counts, which is known here; its shape is free."""
+    target = node.required(1).type
+    if not isinstance(target, TensorType):
+        raise ModelError(f"input 1 (target_type) is {target}, expected a tensor", where=node.where)
+    node.op, node.inputs = "Cast", node.inputs[:1]
+    node.attrs["to"] = target.dtype.onnx_code
+
+
 @before(ALWAYS, "Upsample")
 def _upsample_is_resize(e: Emitter, node: OnnxNode) -> None:
     node.op, node.version = "Resize", 10

@@ -79,19 +79,19 @@ def same_dtype(c: Infer, indices: Iterable[int]) -> DType:
 
 
 def broadcast_shapes(c: Infer, shapes: Sequence[Shape | None]) -> Shape | None:
-    """The broadcast of shapes; None when a rank is unknown. A symbol meets 1 or itself; against another
-    number above 1 it is taken to be that number, checked when the model runs."""
+    """The broadcast of shapes; None when a rank is unknown. A symbol that meets a number above 1 is that number or 1.
+    Of two symbols either may be 1: their extent is a symbol of its own. What does not fit shows when the model runs."""
     if any(shape is None for shape in shapes):
         return None
     known = [shape for shape in shapes if shape is not None]
     rank = max(map(len, known), default=0)
     return tuple(
-        _broadcast_dim(c, [s[len(s) - rank + axis] for s in known if len(s) - rank + axis >= 0], known)
+        _broadcast_dim(c, axis, [s[len(s) - rank + axis] for s in known if len(s) - rank + axis >= 0], known)
         for axis in range(rank)
     )
 
 
-def _broadcast_dim(c: Infer, dims: Sequence[Dim], shapes: Sequence[Shape]) -> Dim:
+def _broadcast_dim(c: Infer, axis: int, dims: Sequence[Dim], shapes: Sequence[Shape]) -> Dim:
     distinct = list(dict.fromkeys(dim for dim in dims if dim != 1))
     numbers = [dim for dim in distinct if isinstance(dim, int)]
     if len(numbers) > 1:
@@ -99,6 +99,8 @@ def _broadcast_dim(c: Infer, dims: Sequence[Dim], shapes: Sequence[Shape]) -> Di
         c.fail(f"shapes {listing} do not broadcast")
     if numbers:
         return numbers[0]
+    if len(distinct) > 1:
+        return c.fresh_dim(f"b{axis}")
     return distinct[0] if distinct else 1
 
 

@@ -126,10 +126,12 @@ def _labels(c: NodeView, term: str, rank: int) -> list[Label]:
     return [*before, *range(-hidden, 0), *after]
 
 
-def _agreed(c: NodeView, label: Label, x: Dim, y: Dim) -> Dim:
+def _agreed(c: Infer, label: Label, x: Dim, y: Dim) -> Dim:
     """The extent of a label that has two; an extent of 1 broadcasts."""
     if isinstance(x, int) and isinstance(y, int) and x != y and 1 not in (x, y):
         c.fail(f"axis '{label}' of equation '{c.attr('equation')}' is {x} in one input and {y} in another")
-    if x == 1:
+    if x == 1 or x == y:
         return y
-    return x if isinstance(x, int) or y == 1 else y
+    if isinstance(x, int) or y == 1:
+        return x
+    return y if isinstance(y, int) else c.fresh_dim(f"of_{label}".replace("-", "last"))

@@ -361,30 +361,6 @@ class BitCast(OpDef):
 
 
 @register
-class CastLike(Elementwise):
-    """The importer makes it a Cast; only the element type of `target_type` counts."""
-
-    inputs = "input, target_type"
-    outputs = "output"
-    attrs = {"saturate": 1, "round_mode": "up"}
-
-    def infer(self, c: Infer) -> Sequence[ValueType]:
-        return [TensorType(c.dtype(1), c.shape(0))]
-
-    def reference(self, c: Call, x: Array, like: Array) -> Array:
-        return convert(x, DType.from_numpy(like.dtype), bool(c.attr("saturate")), c.attr("round_mode"))
-
-    def rows(self, c: Infer, axes: Sequence[int | None]) -> Sequence[int | None]:
-        return [axes[0]]
-
-    def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
-        return e.cast(x[0], e.dtype(x[1]))
-
-    def gradient(self, g: Backward) -> Sequence[Term | None]:
-        return [g.dy().cast(g.x().dtype)]
-
-
-@register
 class Identity(OpDef):
     """Passes on a value of any type."""
 

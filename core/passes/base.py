@@ -47,8 +47,7 @@ def same_type(a: Value, b: Value) -> bool:
 
 def is_elementwise(node: Node) -> bool:
     """Whether every output element comes from the elements at its place in the inputs, all of which broadcast."""
-    # CastLike's second input gives a type, not elements; `simplify` makes it a Cast
-    return node.op != "CastLike" and registry.get(node.op).is_elementwise
+    return registry.get(node.op).is_elementwise
 
 
 def is_view_node(node: Node | None) -> bool:

@@ -53,7 +53,7 @@ def _no_op(*ops: str) -> Callable[[NoOp], NoOp]:
     return add
 
 
-@_no_op("Identity", "StopGradient", "Cast", "CastLike", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand")
+@_no_op("Identity", "StopGradient", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand")
 def _same_type(editor: Editor, node: Node) -> Value | None:
     """These do nothing when the type stays, which the caller checks."""
     return node.inputs[0]

@@ -23,7 +23,7 @@ _QUICK = frozenset({
     "softmax", "norm", "order",
 })  # fmt: skip
 _MOST_COMBINATIONS = 1 << 30
-_WIDENING = ("Cast", "CastLike", "DequantizeLinear")
+_WIDENING = ("Cast", "DequantizeLinear")
 _REPEATING = ("Expand", "Tile")
 
 

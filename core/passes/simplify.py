@@ -117,10 +117,6 @@ def _square(e: Editor, m: Match) -> Value | None:
     return e.emit(m.root, "Mul", m["x"], m["x"]) if m["x"].type == m.root.output.type else None
 
 
-def _cast(e: Editor, m: Match) -> Value | None:
-    return e.emit(m.root, "Cast", m["x"], attrs={**m.root.attrs, "to": m["like"].dtype.onnx_code})
-
-
 def _relu(e: Editor, m: Match) -> Value | None:
     return e.emit(m.root, "Relu", m["x"]) if m["x"].type == m.root.output.type else None
 
@@ -141,7 +137,6 @@ EXACT: list[Rule] = [
     Rule("x-c -> x+(-c)", op("Sub", _X, const("c", _is_float)), _plus_negative),
     Rule("1/x", op("Div", const("", lambda a: a.shape == () and _is_one(a)), _X), _as("Reciprocal")),
     Rule("x^2 -> x*x", op("Pow", _X, const("", is_constant(2))), _square),
-    Rule("cast like -> cast", op("CastLike", _X, var("like")), _cast),
     Rule("-(-x)", op("Neg", op("Neg", _X)), _keep("x")),
     Rule("not not x", op("Not", op("Not", _X)), _keep("x")),
     Rule("relu(relu(x))", op("Relu", op("Relu", _X)), _as("Relu")),

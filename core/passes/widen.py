@@ -24,7 +24,6 @@ from core.passes.edit import Editor
 
 F32 = DType.FLOAT32
 NARROW = frozenset({DType.FLOAT16, DType.BFLOAT16})
-_CONVERSIONS = frozenset({"Cast", "CastLike"})
 _OF_SHAPE = frozenset({"Shape", "Size"})  # the elements do not matter
 _MOVING = frozenset(
     {"Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape", "Slice", "Split"}
@@ -67,7 +66,7 @@ class _Walk:
         narrow = [value for value in node.inputs if _is_narrow(value)]
         if not (narrow or any(map(_is_narrow, node.outputs))) or node.subgraphs:
             return
-        if node.op in _CONVERSIONS:
+        if node.op == "Cast":
             self._convert(node)
         elif node.op in _OF_SHAPE:
             self.editor.set_inputs(node, [self.wide.get(value, value) for value in node.inputs if value is not None])

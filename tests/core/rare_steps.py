@@ -58,7 +58,7 @@ def _not_finite(net: Net) -> Value:
         found = net.b("IsNaN", mixed)
     else:
         found = net.b("IsInf", mixed, detect_negative=net.choose(2), detect_positive=net.choose(2))
-    return net.op("CastLike", found, x, size=1.0)
+    return net.op("Cast", found, to=x.dtype, size=1.0)
 
 
 def _bits(net: Net) -> Value:

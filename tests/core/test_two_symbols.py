@@ -1,7 +1,8 @@
-"""Two names for extents that must be equal: such a model runs where they are, and refuses to where they are not."""
+"""Two names for extents that must be equal, or one of them 1. Where they are, a model runs; else it refuses."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import core
@@ -24,3 +25,37 @@ def test_gemm_with_a_matrix_of_another_symbol() -> None:
 def test_gemm_with_a_matrix_that_does_not_fit(rows: int, others: int) -> None:
     with core.compile(GEMM, tune="off", new_shapes="wait") as session, pytest.raises(FeedError, match="Gemm"):
         session.run(feeds(rows, others))
+
+
+BROADCASTS = {
+    "Add": model("float[N,A,4] x, float[N,B,4] z => float[] y", "y = Add (x, z)"),
+    "Where": model("bool[N,A,1] x, float[N,B,4] z => float[] y", "y = Where (x, z, z)"),
+    "MatMul": model("float[N,A,2,4] x, float[N,B,4,2] z => float[] y", "y = MatMul (x, z)"),
+    "Einsum": model("float[N,A,4] x, float[N,B,4] z => float[] y", "y = Einsum <equation = \"nak,nak->nak\"> (x, z)"),
+    "Einsum with an ellipsis": model("float[N,A,4] x, float[N,B,4] z => float[] y",
+                                     "y = Einsum <equation = \"...k,...k->...\"> (x, z)"),
+    "Expand": model("float[N,A,4] x, float[N,B,4] z => float[] y", "s = Shape (z)  y = Expand (x, s)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROADCASTS)
+def test_either_of_two_symbols_may_be_1(name: str) -> None:
+    assert_like_onnx_runtime(
+        BROADCASTS[name], *(_broadcast_feeds(name, a, b) for a, b in ((3, 3), (1, 3), (3, 1), (1, 1)))
+    )
+
+
+def _broadcast_feeds(name: str, a: int, b: int) -> dict[str, object]:
+    if name == "MatMul":
+        return {"x": normal(2, a, 2, 4), "z": normal(2, b, 4, 2)}
+    return {"x": normal(2, a, 1) > 0 if name == "Where" else normal(2, a, 4), "z": normal(2, b, 4)}
+
+
+def test_either_of_two_extents_that_only_a_run_shows_may_be_1() -> None:
+    """Expand is no step that does nothing, though its input and its target have one symbol each."""
+    split = model(
+        "int64[2] sizes, float[N,4,K] x => float[] y",
+        "p, q = Split <axis = 1> (x, sizes)  first = Slice (q, a, b, b)  s = Shape (q)  y = Expand (first, s)",
+        "int64[1] a = {0}, int64[1] b = {1}",
+    )
+    assert_like_onnx_runtime(split, {"sizes": np.int64([2, 2]), "x": normal(2, 4, 3)})

@@ -79,7 +79,6 @@ def _elementwise() -> Iterator[Case]:
     for low, high in ((np.array(-1.0), np.array(1.1)), (None, np.array(0.4)), (np.array(0.4), None)):
         yield case("Clip", x, low, high)
     yield case("Cast", x, to=DType.FLOAT64)
-    yield case("CastLike", x, np.zeros(1, np.float64))
     yield case("PRelu", x, real(4))
     plain = ("Relu", "HardSwish", "Sigmoid", "Softplus", "Softsign", "Mish", "Swish", "Gelu", "LeakyRelu", "Elu")
     yield from (case(op, 2 * x) for op in (*plain, "Selu", "Celu", "HardSigmoid", "ThresholdedRelu", "Shrink"))

@@ -64,6 +64,7 @@ WITH_ONNX_RUNTIME: dict[str, tuple[int, list[onnx.NodeProto], dict[str, Any]]] =
                               {"c": floats(2, 4, 3), "a": floats(2)}),
     "MeanVarianceNormalization-9": (12, [N("MeanVarianceNormalization", ["x"], ["y"])], {}),
     "Cast-9": (9, [N("Cast", ["x"], ["y"], to=7)], {}),
+    "CastLike-19": (19, [N("CastLike", ["x", "c"], ["y"])], {"c": floats(7).astype("f8")}),
 }  # fmt: skip
 
 
@@ -188,3 +189,9 @@ def test_operators_are_those_of_their_newest_schema(op: str) -> None:
     variadic = schema.max_input > 1000
     assert definition.arity[1] == (None if variadic else schema.max_input)
     assert variadic or definition.arity[0] == schema.min_input
+
+
+def test_cast_like_needs_the_element_type_alone() -> None:
+    """The shape of its second input is free, so it is no operand of an elementwise operator."""
+    graph = load(model([N("CastLike", ["x", "z"], ["y"])], {"x": (2, 4, 16), "z": (2, 4, 1, 4)}, ["y"], opset=19))
+    assert [(node.op, len(node.inputs)) for node in graph.nodes] == [("Cast", 1)]

@@ -222,8 +222,6 @@ def _logic() -> list[Case]:
         case("Cast", floats(9, low=-20, high=20), to=TensorProto.INT4, oracle="onnx"),
         case("Cast", floats(6, low=-900, high=900), to=TensorProto.FLOAT8E4M3FN, oracle="onnx"),
         case("Cast", floats(6, low=-900, high=900), to=TensorProto.BFLOAT16, oracle="onnx"),
-        case("CastLike", floats(3, 4), ints(1, dtype=I32)),
-        case("CastLike", ints(3, 4), floats(2, dtype=F64)),
     ]
 
 

@@ -198,7 +198,6 @@ def _narrow() -> list[Case]:
         ),
         case("Cast", twos, to=TensorProto.FLOAT, oracle="onnx"),
         case("Cast", x.astype(ml_dtypes.float4_e2m1fn), to=TensorProto.FLOAT16, oracle="onnx"),
-        case("CastLike", x, twos, oracle="onnx"),
     ]  # fmt: skip
 
 

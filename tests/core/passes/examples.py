@@ -243,7 +243,7 @@ def half_network() -> Graph:
     table, weights = (b.constant((_random(4, 8) * 0.1).astype(np.float16)) for _ in range(2))
     looked_up = b("Gather", table, rows)
     y = b("MatMul", b("Add", looked_up, b("Mul", x, x)), b("Transpose", weights, perm=(1, 0)))
-    like = b("CastLike", b("Cast", x, to=F32.onnx_code), y)
+    like = b("Cast", b("Cast", x, to=F32.onnx_code), to=half.onnx_code)
     b.graph.outputs = [
         b("Relu", y), b("Cast", y, to=F32.onnx_code), b("Greater", b("Neg", x), x), b("Shape", y), b("Add", like, x),
         b("Reshape", b("Abs", y), b.constant(np.int64([-1, 2]))), b("EyeLike", y, dtype=half.onnx_code),

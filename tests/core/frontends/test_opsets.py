@@ -193,5 +193,6 @@ def test_operators_are_those_of_their_newest_schema(op: str) -> None:
 
 def test_cast_like_needs_the_element_type_alone() -> None:
     """The shape of its second input is free, so it is no operand of an elementwise operator."""
-    graph = load(model([N("CastLike", ["x", "z"], ["y"])], {"x": (2, 4, 16), "z": (2, 4, 1, 4)}, ["y"], opset=19))
+    proto = model([N("CastLike", ["x", "z"], ["y"])], {"x": (2, 4, 16), "z": (2, 4, 1, 4)}, opset=19)
+    graph = load(proto.SerializeToString())
     assert [(node.op, len(node.inputs)) for node in graph.nodes] == [("Cast", 1)]

@@ -94,6 +94,9 @@ def _of_sequences(whole: Graph, batch: str | None, pooled: set[str], pools: Iter
     graph.outputs = [value for value in graph.outputs if value.name in pooled]
     if not graph.outputs:
         return None
+    passed_on = next((value.name for value in graph.outputs if value in graph.inputs), None)
+    if passed_on is not None:
+        raise Mixed(f"output '{passed_on}' is an input, of which no node makes one row per sequence")
     if batch is None:
         raise Mixed("what is computed of whole sequences has no batch dimension")
     values = {value.name: value for value in graph.values()}

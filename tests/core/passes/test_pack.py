@@ -275,6 +275,14 @@ OTHERS = {
         output %y""",
         "['columns', 'rows']",
     ),
+    "an input of one row per sequence that is an output, too": (
+        """input %x : float32[batch,sequence,4]
+        input %z : float32[batch,3]
+        %y : float32[*] = Relu(%x)
+        output %y
+        output %z""",
+        "output 'z' is an input",
+    ),
     "an output of pairs": (
         """input %x : float32[batch,sequence,4]
         %t : float32[*] = Transpose(%x) {perm = [0, 2, 1]}

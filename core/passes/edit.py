@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from core.errors import VerifyError
 from core.ir.graph import Array, Attr, Graph, Node, Value, node_reads
 from core.ir.types import DType, TensorType
 from core.ops.inference import infer_node
@@ -99,6 +100,7 @@ class Editor:
     def replace(self, old: Value, new: Value) -> None:
         """Every reader of `old` reads `new` instead; what only served `old` vanishes. Outputs keep their names."""
         self.changed += 1
+        _check_shapes(old, new)
         _keep_shape(old, new)
         for reader in self._readers.pop(old, []):
             _substitute(reader, old, new)
@@ -167,6 +169,17 @@ def trimmed(inputs: Sequence[Value | None]) -> list[Value | None]:
     while result and result[-1] is None:
         result.pop()
     return result
+
+
+def _check_shapes(old: Value, new: Value) -> None:
+    """VerifyError where the value that takes the place of another one has another rank, or other extents."""
+    before, after = shape_of(old), shape_of(new)
+    if before is None or after is None:
+        return
+    pairs = zip(before, after, strict=False)
+    differ = any(a != b for a, b in pairs if isinstance(a, int) and isinstance(b, int))
+    if len(before) != len(after) or differ:
+        raise VerifyError(f"%{new.name} : {new.type} takes the place of %{old.name} : {old.type}")
 
 
 def _keep_shape(old: Value, new: Value) -> None:

@@ -111,8 +111,8 @@ def _escaping(editor: Editor, group: _Group, members: set[Node]) -> list[Value]:
 
 
 def _numbers_give_rank(editor: Editor, group: _Group) -> bool:
-    """Whether the results have their rank from a constant of one element. It has to stay an input, then: a number inside
-    the code has no shape."""
+    """Whether the results have their rank from a constant of one element. It has to stay an input: a number inside the
+    code has no shape."""
     results = set(group.results)
     read = [value for node in group.nodes for value in node.inputs if value is not None and value not in results]
     others = [value for value in read if not (_is_number(value) and value in editor.graph.constants)]

@@ -496,6 +496,7 @@ def supposed_of(graph: Graph, batch: str | None) -> tuple[Dim, ...]:
     if batch is None:
         return ()
     copy = graph.clone()
+    copy.remove_dead()  # nobody asks what a node that nobody reads supposes
     given = {name for value in copy.inputs if isinstance(value.type, TensorType) for name in value.type.symbols}
     return tuple(dim for dim in suppositions(copy, infer_graph(copy), given) if batch in symbols(dim))
 

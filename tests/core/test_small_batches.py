@@ -107,3 +107,15 @@ def test_a_part_that_would_be_less_than_nothing_is_refused_where_it_is_reached()
         np.testing.assert_array_equal(session.run({"x": x, "t": np.array(False)})["y"], -x)
         with pytest.raises(FeedError, match=r"\(Split\): an extent of 5 does not split into \[2, ?2, ?2, ?-1\]"):
             session.run({"x": x, "t": np.array(True)})
+
+
+def test_a_node_that_nobody_reads_supposes_nothing() -> None:
+    """It clamps a slice of 4 columns to as many as there are rows."""
+    graph = model(
+        "float[N,4] x => float[N,4] y",
+        "rows = Shape <end = 1> (x)  unread = Slice (x, zero, rows, one)  y = Relu (x)",
+        "int64[1] zero = {0}, int64[1] one = {1}",
+    )
+    with core.compile(graph, tune="off") as session:
+        assert session.batching.batchable
+        assert session.batching.supposed == ()

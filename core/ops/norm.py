@@ -16,7 +16,7 @@ from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required, Row
 from core.ops.spatial import batch_rows, channels_last, first_shape, to_first, to_layout, wide
 from core.ops.terms import Term
 
-_EPSILON = 9.999999747378752e-06  # 1e-5 as float32, the default of the ONNX schemas
+_EPSILON = 1e-5  # the default of the ONNX schemas
 
 
 @register
@@ -26,7 +26,7 @@ class BatchNormalization(OpDef):
     rounds_freely = True
     inputs = "X, scale, B, input_mean, input_var"
     outputs = "Y, running_mean, running_var"
-    attrs = {"epsilon": _EPSILON, "momentum": 0.8999999761581421, "training_mode": 0, "layout": "NCHW"}
+    attrs = {"epsilon": _EPSILON, "momentum": 0.9, "training_mode": 0, "layout": "NCHW"}
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         x = c.tensor(0)

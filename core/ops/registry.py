@@ -306,8 +306,14 @@ def register(cls: _OpClass) -> _OpClass:
         cls.name = cls.__name__
     if cls.name in _REGISTRY:
         raise ValueError(f"operator {cls.name} is registered twice")
+    cls.attrs = {name: _as_in_a_file(default) for name, default in cls.attrs.items()}
     _REGISTRY[cls.name] = cls()
     return cls
+
+
+def _as_in_a_file(default: Any) -> Any:
+    """ONNX keeps attributes as float32, those that it leaves out as well: 0.2 is 0.20000000298."""
+    return float(np.float32(default)) if isinstance(default, float) else default
 
 
 def extend(cls: type[OpDef], revision: str) -> None:

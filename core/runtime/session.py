@@ -407,12 +407,12 @@ def _checked(name: str, type_: ValueType, feed: Any, values: dict[str, int]) -> 
     if array.dtype != type_.dtype.numpy and array.dtype.kind not in "USO":
         raise FeedError(f"input '{name}' has dtype {array.dtype}, expected {type_.dtype}")
     if type_.shape is None:
-        return np.ascontiguousarray(array)
+        return np.asarray(array, order="C")
     if array.ndim != type_.rank:
         raise FeedError(f"input '{name}' has shape {list(array.shape)}, expected {type_}")
     for dim, size in zip(type_.shape, array.shape, strict=True):
         _match(name, type_, dim, size, array.shape, values)
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+    return np.asarray(array, order="C")
 
 
 def _match(name: str, type_: TensorType, dim: Any, size: int, shape: tuple[int, ...], values: dict[str, int]) -> None:

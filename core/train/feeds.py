@@ -64,4 +64,4 @@ def checked(name: str, type_: TensorType, feeds: Mapping[str, Any]) -> NDArray[A
     )
     if not fits:
         raise FeedError(f"input '{name}' has shape {list(array.shape)}, expected {type_}")
-    return np.ascontiguousarray(array)
+    return np.asarray(array, order="C")

@@ -210,3 +210,15 @@ def test_an_empty_batch_keeps_what_does_not_depend_on_it(optimize: bool) -> None
     for rows in (0, 1, 2):
         feeds = {"x": rng.standard_normal((rows, 6), np.float32), "fixed": rng.standard_normal((3, 6), np.float32)}
         check(graph, session, feeds)
+
+
+def test_a_number_fed_to_an_input_of_unknown_rank_stays_one() -> None:
+    graph = Graph("any rank")
+    b = Builder(graph)
+    x = b.input("x", TensorType(DType.FLOAT32, None))
+    graph.outputs = [b("Neg", x, name="y")]
+    session = core.compile(graph, threads=1)
+    for shape in ((), (1,), (3, 2)):
+        fed = np.ones(shape, np.float32)
+        np.testing.assert_array_equal(session.run({"x": fed})["y"], -fed, strict=True)
+    np.testing.assert_array_equal(session.run({"x": fed.T})["y"], -fed.T, strict=True)

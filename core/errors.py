@@ -31,6 +31,10 @@ class UnsupportedError(ModelError):
     """A valid model that needs an operator, dtype or feature Lathe does not have."""
 
 
+class UnknownRankError(UnsupportedError, ValueError):
+    """A tensor whose rank nothing tells before a run, where something needs its shape."""
+
+
 class TraceError(ModelError):
     """Python code that cannot become a graph: it asks for a number that only a run can know."""
 

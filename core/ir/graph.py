@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, Union
 import numpy as np
 from numpy.typing import NDArray
 
+from core.errors import UnknownRankError
 from core.ir.dim import SymDim, substitute
 from core.ir.types import Dim, DType, TensorType, ValueType
 
@@ -39,7 +40,10 @@ class Value:
 
     @property
     def shape(self) -> tuple[Dim, ...]:
-        return self.tensor.dims
+        """The shape of a tensor; UnknownRankError, naming the value, when its rank is not known."""
+        if self.tensor.shape is None:
+            raise UnknownRankError(f"the rank of {self.type} is not known", where=f"value '{self.name}'")
+        return self.tensor.shape
 
     @property
     def dtype(self) -> DType:

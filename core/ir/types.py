@@ -10,6 +10,7 @@ from typing import TypeAlias
 import ml_dtypes
 import numpy as np
 
+from core.errors import UnknownRankError
 from core.ir.dim import Dim, SymDim, evaluate, parse_dim, product, substitute, symbol, symbols
 
 __all__ = ["DType", "Dim", "MapType", "OptionalType", "SequenceType", "SymDim", "TensorType", "ValueType", "symbol"]
@@ -119,9 +120,9 @@ class TensorType:
 
     @property
     def dims(self) -> Shape:
-        """The shape of a tensor whose rank is known; ValueError otherwise."""
+        """The shape of a tensor whose rank is known; UnknownRankError otherwise."""
         if self.shape is None:
-            raise ValueError("the rank of this tensor is not known")
+            raise UnknownRankError(f"the rank of {self} is not known")
         return self.shape
 
     @property

@@ -40,6 +40,12 @@ def shape_of(value: Value | None) -> tuple[Dim, ...] | None:
     return value.type.shape if value is not None and isinstance(value.type, TensorType) else None
 
 
+def has_ranks(node: Node) -> bool:
+    """Whether the rank of every tensor that the node reads or writes is known, so that all shapes can be read."""
+    values = [value for value in (*node.inputs, *node.outputs) if value is not None]
+    return all(shape_of(value) is not None for value in values if isinstance(value.type, TensorType))
+
+
 def same_type(a: Value, b: Value) -> bool:
     """Whether two values are tensors of one element type and provably one shape."""
     return shape_of(a) is not None and a.type == b.type
@@ -57,10 +63,10 @@ def is_view_node(node: Node | None) -> bool:
 
 
 def reshape_attrs(shape: Sequence[Dim]) -> dict[str, Attr]:
-    """The attributes of a Reshape to exactly these extents. A symbol may be 0: without `allowzero` this means the
-    extent of the input at that place."""
-    symbolic = any(not isinstance(dim, int) for dim in shape)
-    return {"shape": tuple(shape), "allowzero": 1} if symbolic else {"shape": tuple(shape)}
+    """The attributes of a Reshape to exactly these extents. An extent of 0, which a symbol may be, needs `allowzero`:
+    without it 0 means the extent of the input at that place."""
+    may_be_zero = any(not isinstance(dim, int) or dim == 0 for dim in shape)
+    return {"shape": tuple(shape), "allowzero": 1} if may_be_zero else {"shape": tuple(shape)}
 
 
 def view_origin(value: Value) -> Value:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from core.ir.graph import Attr, Graph, Node, Value
 from core.ops import registry
 from core.ops.conv import conv_pads
-from core.passes.base import PassResult, is_elementwise, shape_of
+from core.passes.base import PassResult, has_ranks, is_elementwise, shape_of
 from core.passes.edit import Editor
 from core.passes.gemm import exchanged, is_plain_product
 from core.passes.permutation import Perm
@@ -52,6 +52,8 @@ class _Walk:
     twins: dict[Value, Value] = field(default_factory=dict)
 
     def convert(self, node: Node) -> None:
+        if not has_ranks(node):
+            return
         x = node.inputs[0] if node.inputs else None
         if node.op in _IMAGES:
             if x is not None and _suits(self.editor, node, x):
@@ -166,9 +168,7 @@ def _reduce(walk: _Walk, node: Node) -> None:
 def _flatten(walk: _Walk, node: Node) -> None:
     """Images as rows of a matrix and back: batch-last the matrix is [features, rows]."""
     x, y = node.inputs[0], node.output
-    if x is None or len(node.inputs) != 1 or shape_of(x) is None or shape_of(y) is None:
-        return
-    if len(x.shape) < 2 or len(y.shape) < 2 or x.shape[0] != y.shape[0]:
+    if x is None or len(node.inputs) != 1 or len(x.shape) < 2 or len(y.shape) < 2 or x.shape[0] != y.shape[0]:
         return
     shape = (*y.shape[1:], y.shape[0])
     walk.replace(node, walk.editor.emit(node, "Reshape", walk.last(x, node), attrs={"shape": shape, "allowzero": 1}))

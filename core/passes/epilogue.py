@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from core.ir.graph import Graph, Node, Value
 from core.ir.types import DType
-from core.passes.base import PassResult, is_elementwise, shape_of
+from core.passes.base import PassResult, has_ranks, is_elementwise, shape_of
 from core.passes.bodies import FUSED, Body
 from core.passes.edit import Editor
 from core.passes.permutation import trimmed_axes
@@ -54,7 +54,9 @@ class FuseEpilogue:
 
 def _joins(reader: Node, product: Node) -> bool:
     elementwise = reader.op == FUSED or is_elementwise(reader)
-    if not elementwise or len(reader.outputs) != 1 or shape_of(reader.output) != shape_of(product.output):
+    if not elementwise or len(reader.outputs) != 1 or not has_ranks(reader):
+        return False
+    if reader.output.shape != product.output.shape:
         return False
     return reader.output.dtype is product.output.dtype or {reader.output.dtype, product.output.dtype} <= _QUANTIZED
 

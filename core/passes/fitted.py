@@ -9,12 +9,12 @@ from typing import TypeAlias
 import numpy as np
 
 from core.ir.graph import Array, Attr, Graph, Node, Value
-from core.ir.types import DType, TensorType
+from core.ir.types import DType
 from core.ops import registry
 from core.ops.linear import LinearClassifier, LinearRegressor
 from core.ops.scores import class_labels
 from core.ops.tree_models import TreeEnsembleClassifier
-from core.passes.base import PassResult
+from core.passes.base import PassResult, has_ranks, shape_of
 from core.passes.edit import Editor
 
 _TRANSFORMS = {"NONE": None, "LOGISTIC": "Sigmoid", "SOFTMAX": "Softmax"}  # the others stay with the reference
@@ -38,8 +38,7 @@ class ExpandFitted:
 
 def _takes_rows(node: Node) -> bool:
     x = node.inputs[0]
-    known = x is not None and isinstance(x.type, TensorType) and x.type.shape is not None
-    return known and len(x.shape) == 2 and x.dtype.numpy.kind in "fi"  # type: ignore[union-attr]
+    return x is not None and len(shape_of(x) or ()) == 2 and x.dtype.numpy.kind in "fi"
 
 
 class _At:
@@ -109,7 +108,7 @@ def _binarizer(at: _At) -> list[Value]:
 def _feature_extractor(at: _At) -> list[Value]:
     """Columns that the model names, or the labels of largest scores."""
     places, columns, labels = at.node.inputs[1], at.editor.array(at.node.inputs[1]), at.editor.array(at.x)
-    extent = at.x.shape[-1]
+    extent = at.x.shape[-1] if has_ranks(at.node) else None
     if places is None or not isinstance(extent, int):
         return []
     if labels is not None and labels.size == extent and _are_places(places, extent):
@@ -127,8 +126,8 @@ def _are_places(value: Value, below: int) -> bool:
         node = node.inputs[0].producer if node.inputs[0] is not None else None
     if node is None or node.op != "ArgMax" or node.inputs[0] is None:
         return False
-    axis = node.attrs.get("axis", 0)
-    return isinstance(axis, int) and node.inputs[0].shape[axis] == below
+    axis, shape = node.attrs.get("axis", 0), shape_of(node.inputs[0])
+    return isinstance(axis, int) and shape is not None and shape[axis] == below
 
 
 def _linear_scores(at: _At, op: LinearRegressor | LinearClassifier, columns: int) -> Value:

@@ -17,7 +17,7 @@ from core.ir.types import DType
 from core.ops import registry
 from core.ops.conv import conv_pads
 from core.ops.products import padded_total
-from core.passes.base import PassResult, is_elementwise, reshape_attrs, shape_of
+from core.passes.base import PassResult, has_ranks, is_elementwise, reshape_attrs, shape_of
 from core.passes.edit import Editor
 from core.passes.permutation import Perm, inverse, is_view, perm_of, permuted
 
@@ -51,6 +51,8 @@ class _Walk:
     twins: dict[Value, Value] = field(default_factory=dict)
 
     def convert(self, node: Node) -> None:
+        if not has_ranks(node):
+            return
         if node.op in ("Conv", "ConvInteger"):
             _convolution(self, node)
         elif any(self.twin(value) is not None for value in node.inputs if value is not None):
@@ -105,7 +107,7 @@ def _converts(*ops: str) -> Callable[[Converter], Converter]:
 def _convolution(walk: _Walk, node: Node) -> None:
     """Conv and ConvInteger with known weights become FusedConv, their padding made explicit."""
     x, w = node.inputs[0], node.inputs[1]
-    if x is None or walk.editor.array(w) is None or shape_of(x) is None:
+    if x is None or walk.editor.array(w) is None:
         return
     pads = conv_pads(registry.Infer(registry.get(node.op), node, {}))
     if pads is None:

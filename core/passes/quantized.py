@@ -22,7 +22,7 @@ import numpy as np
 
 from core.ir.graph import Array, Attr, Graph, Node, Value
 from core.ir.types import DType
-from core.passes.base import PassResult, shape_of
+from core.passes.base import PassResult, has_ranks, shape_of
 from core.passes.edit import Editor
 from core.passes.permutation import perm_of
 from core.passes.scales import Real, dequantized, lower, real_of
@@ -71,10 +71,13 @@ def _spell_out(editor: Editor, node: Node) -> None:
     scales = [editor.array(value) for value in (x_scale, w_scale, y_scale)]
     if any(scale is None or scale.dtype != np.float32 for scale in scales) or scales[0].size != 1:  # type: ignore[union-attr]
         return
+    w_shape = shape_of(w)
+    if w_shape is None:
+        return
     is_conv = node.op == "QLinearConv"
-    rank = len(w.shape) if w is not None else 0
+    channel_axis = 0 if is_conv else len(w_shape) - 1
     left = editor.emit(node, "DequantizeLinear", x, x_scale, x_zero)
-    right = editor.emit(node, "DequantizeLinear", w, w_scale, w_zero, attrs={"axis": 0 if is_conv else rank - 1})
+    right = editor.emit(node, "DequantizeLinear", w, w_scale, w_zero, attrs={"axis": channel_axis})
     if is_conv:
         bias = node.input(8)
         if bias is not None:
@@ -144,7 +147,7 @@ def _cancel(editor: Editor, node: Node) -> None:
 
 def _multiply(editor: Editor, node: Node, depthwise: bool) -> None:
     """A product of dequantized numbers as that of the integers, times both scales, plus the bias."""
-    if node.op not in ("Conv", "MatMul", "Gemm"):
+    if node.op not in ("Conv", "MatMul", "Gemm") or not has_ranks(node):
         return
     left = dequantized(editor, node.inputs[0])
     if left is None or left.scale.size != 1 or left.whole.dtype not in (DType.UINT8, DType.INT8):
@@ -170,7 +173,7 @@ def _multiply(editor: Editor, node: Node, depthwise: bool) -> None:
 def _is_matrix(node: Node, x: Value, weight: Array) -> bool:
     """Whether the left operand surely is what kernels multiply: of known rank, and as deep as the weight."""
     shape = shape_of(x)
-    if shape is None or len(shape) < 2 or shape_of(node.output) is None:
+    if shape is None or len(shape) < 2:
         return False
     return node.op == "Conv" or shape[-1] == weight.shape[0]
 

@@ -13,7 +13,7 @@ from math import pi, sqrt
 import numpy as np
 
 from core.ir.graph import Array, Attr, Graph, Node, Value
-from core.passes.base import PassResult, shape_of
+from core.passes.base import PassResult, same_type, shape_of
 from core.passes.edit import Editor
 from core.passes.pattern import (
     Match,
@@ -47,7 +47,7 @@ def _activation(operator: str, **attrs: Attr) -> Rewrite:
     """`operator(x)`, where the whole pattern is elementwise in x and does not change its type."""
 
     def rewrite(e: Editor, m: Match) -> Value | None:
-        return e.emit(m.root, operator, m["x"], attrs=attrs) if m["x"].type == m.root.output.type else None
+        return e.emit(m.root, operator, m["x"], attrs=attrs) if same_type(m["x"], m.root.output) else None
 
     return rewrite
 

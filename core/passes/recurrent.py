@@ -10,7 +10,7 @@ from core.ir.graph import Array, Attr, Graph, Node, Value
 from core.ir.types import DType
 from core.ops import registry
 from core.ops.recurrent import Recurrent
-from core.passes.base import PassResult
+from core.passes.base import PassResult, has_ranks
 from core.passes.edit import Editor
 from core.passes.permutation import Perm
 
@@ -28,7 +28,7 @@ class SplitRecurrent:
         editor = Editor(graph)
         for node in editor.nodes():
             op = registry.find(node.op)
-            if isinstance(op, Recurrent):
+            if isinstance(op, Recurrent) and has_ranks(node):
                 _split(editor, node, op)
         return editor.finish()
 

@@ -22,6 +22,7 @@ from core.passes.base import (
     is_elementwise,
     is_view_node,
     reshape_attrs,
+    same_type,
     shape_of,
     view_origin,
 )
@@ -114,11 +115,11 @@ def _merge_factors(e: Editor, m: Match) -> Value | None:
 
 
 def _square(e: Editor, m: Match) -> Value | None:
-    return e.emit(m.root, "Mul", m["x"], m["x"]) if m["x"].type == m.root.output.type else None
+    return e.emit(m.root, "Mul", m["x"], m["x"]) if same_type(m["x"], m.root.output) else None
 
 
 def _relu(e: Editor, m: Match) -> Value | None:
-    return e.emit(m.root, "Relu", m["x"]) if m["x"].type == m.root.output.type else None
+    return e.emit(m.root, "Relu", m["x"]) if same_type(m["x"], m.root.output) else None
 
 
 _X = var("x")

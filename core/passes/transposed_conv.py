@@ -18,7 +18,7 @@ from core.ir.graph import Array, Attr, Graph, Node, Value
 from core.ir.types import Dim
 from core.ops import registry
 from core.ops.conv import transposed_cuts
-from core.passes.base import PassResult, reshape_attrs, shape_of
+from core.passes.base import PassResult, has_ranks, reshape_attrs
 from core.passes.edit import Editor
 from core.passes.layout import first_perm, last_perm
 
@@ -32,7 +32,7 @@ class TransposedConvolutions:
     def run(self, graph: Graph) -> PassResult:
         editor = Editor(graph)
         for node in editor.nodes():
-            if node.op == "ConvTranspose":
+            if node.op == "ConvTranspose" and has_ranks(node):
                 _rewrite(editor, node)
         return editor.finish()
 
@@ -87,11 +87,7 @@ def _rewrite(editor: Editor, node: Node) -> None:
 
 def _axes(node: Node, x: Value, weight: Array) -> list[_Axis] | None:
     """None where an extent is not a number, or the kernel has holes."""
-    sizes, counts, kernel = (
-        _numbers((shape_of(x) or ())[2:]),
-        _numbers((shape_of(node.output) or ())[2:]),
-        weight.shape[2:],
-    )
+    sizes, counts, kernel = _numbers(x.shape[2:]), _numbers(node.output.shape[2:]), weight.shape[2:]
     strides, dilations = _steps(node, "strides", len(kernel)), _steps(node, "dilations", len(kernel))
     if sizes is None or counts is None or any(step != 1 for step in dilations):
         return None

@@ -125,7 +125,7 @@ def _sink_through_product(editor: Editor, node: Node) -> None:
 
 
 def _viewed(editor: Editor, anchor: Node, value: Value, shape: tuple[Dim, ...]) -> Value:
-    return value if value.shape == shape else editor.emit(anchor, "Reshape", value, attrs=reshape_attrs(shape))
+    return value if shape_of(value) == shape else editor.emit(anchor, "Reshape", value, attrs=reshape_attrs(shape))
 
 
 def _sink_through_choice(editor: Editor, node: Node) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -261,3 +262,52 @@ def test_tensors_of_unknown_rank_go_through(weight_is_constant: bool) -> None:
     got = interpret(optimize(b.graph)[0], given)
     for one, other in zip(expected.values(), got.values(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def _squared(b: Builder) -> Value:
+    return b("Pow", b.input("x", TensorType(DType.FLOAT32, None)), b.constant([[2.0]], dtype=DType.FLOAT32))
+
+
+def _rectified(b: Builder) -> Value:
+    return b("Max", b.input("x", TensorType(DType.FLOAT32, None)), b.constant([[0.0]], dtype=DType.FLOAT32))
+
+
+def _gelu_of_a_matrix(b: Builder) -> Value:
+    x, half = b.input("x", TensorType(DType.FLOAT32, None)), b.constant([[0.5]], dtype=DType.FLOAT32)
+    error = b("Erf", b("Mul", x, b.constant(np.float32(0.5**0.5))))
+    return b("Mul", b("Mul", x, half), b("Add", error, b.constant(np.float32(1))))
+
+
+@pytest.mark.parametrize("build", [_squared, _rectified, _gelu_of_a_matrix])
+def test_constants_may_add_axes_to_what_has_no_known_rank(build: Callable[[Builder], Value]) -> None:
+    b = Builder(Graph("net"))
+    b.graph.outputs = [build(b)]
+    for shape in ((), (3,), (2, 3)):
+        given = {"x": RNG.standard_normal(shape).astype(np.float32)}
+        (expected,), (got,) = interpret(b.graph, given).values(), interpret(optimize(b.graph)[0], given).values()
+        assert got.shape == expected.shape
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("hidden", range(8))
+def test_a_quantized_product_of_unknown_ranks_goes_through(hidden: int) -> None:
+    scale, zero = np.float32(0.5), np.uint8(3)
+    operands = [np.arange(6, dtype=np.uint8).reshape(2, 3), np.arange(12, dtype=np.uint8).reshape(3, 4)]
+    given = [operands[0], scale, zero, operands[1], scale, zero, scale, zero]
+    b = Builder(Graph("net"))
+    name = f"x{hidden}"
+    values = [
+        b.input(name, TensorType(DType.from_numpy(array.dtype), None)) if index == hidden else b.constant(array)
+        for index, array in enumerate(given)
+    ]
+    b.graph.outputs = [b("QLinearMatMul", *values, name="y")]
+    feed = {name: np.asarray(given[hidden])}
+    np.testing.assert_array_equal(interpret(optimize(b.graph)[0], feed)["y"], interpret(b.graph, feed)["y"])
+
+
+def test_features_of_what_has_no_known_rank_are_extracted() -> None:
+    b = Builder(Graph("net"))
+    x = b.input("x", TensorType(DType.FLOAT32, None))
+    b.graph.outputs = [b("ArrayFeatureExtractor", x, b.constant(np.int64([2, 0])), name="y")]
+    given = {"x": RNG.standard_normal((2, 3)).astype(np.float32)}
+    np.testing.assert_array_equal(interpret(optimize(b.graph)[0], given)["y"], given["x"][:, [2, 0]])

@@ -15,6 +15,7 @@ from core.ir.types import Dim, DType, MapType, OptionalType, SequenceType, Tenso
 
 # A declared tensor that no machine can hold is refused where it is declared; symbols and zeros count as 1.
 MAX_TENSOR_BYTES = 1 << 40
+MAX_RANK = 64  # NumPy's own limit
 _RESERVED = frozenset({"inf", "nan", "true", "false", "none", "type", "tensor", "graph"})  # words of the textual form
 
 
@@ -94,8 +95,8 @@ def check_size(type_: ValueType, where: str) -> None:
     """ModelError when a tensor is larger than any memory, symbols and zeros counted as 1."""
     if not isinstance(type_, TensorType) or type_.shape is None:
         return
-    if len(type_.shape) > 64:  # NumPy's own limit
-        raise UnsupportedError(f"rank is {len(type_.shape)}, expected at most 64", where=where)
+    if len(type_.shape) > MAX_RANK:
+        raise UnsupportedError(f"rank is {len(type_.shape)}, expected at most {MAX_RANK}", where=where)
     nbytes = type_.dtype.itemsize
     for dim in type_.shape:
         nbytes *= max(evaluate(dim, dict.fromkeys(symbols_of(dim), 1)), 1)  # NumPy refuses [0, 2**62], too

@@ -11,7 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from core.errors import ModelError, UnsupportedError
+from core.frontends.declared import MAX_RANK
 from core.frontends.old_scan import scan_over_batch
 from core.frontends.scope import Emitter
 from core.ir.graph import Attr, Value
@@ -51,8 +54,12 @@ class OnnxNode:
         """The rank of an input that must be a tensor of known rank."""
         type_ = self.required(index).type
         if not isinstance(type_, TensorType) or type_.shape is None:
-            raise UnsupportedError(f"input {index} is {type_}: this old form needs its rank", where=self.where)
+            raise UnsupportedError(f"input {index} is {type_}: its rank must be known", where=self.where)
         return len(type_.shape)
+
+    def has_rank(self, *indices: int) -> bool:
+        """Whether the ranks of these inputs, which must be tensors, are known."""
+        return all(self.required(index).tensor.shape is not None for index in indices)
 
 
 ALWAYS = 1 << 30  # newer than any opset: the adapter applies to every version
@@ -133,6 +140,12 @@ def _one_sided_broadcast(e: Emitter, node: OnnxNode) -> None:
     if not enabled or axis is None:
         return
     (start,) = _ints(axis)
+    if not node.has_rank(0, 1):
+        first = e.constant([start], dtype=DType.INT64)
+        reach = _rank(e, node.required(0)) if start >= 0 else e.constant([0], dtype=DType.INT64)
+        missing = e("Sub", e("Sub", reach, first), _rank(e, node.required(1)))
+        node.set_input(1, _with_axes_behind(e, node.required(1), missing))
+        return
     rank, inner = node.rank(0), node.rank(1)
     behind = rank - (start % rank if rank else 0) - inner
     if behind > 0:
@@ -140,9 +153,31 @@ def _one_sided_broadcast(e: Emitter, node: OnnxNode) -> None:
         node.set_input(1, e("Unsqueeze", node.required(1), axes))
 
 
+def _rank(e: Emitter, x: Value) -> Value:
+    """The rank of a tensor as a run finds it, int64[1]."""
+    return e("Shape", e("Shape", x))
+
+
+def _ones(e: Emitter, count: Value) -> Value:
+    """int64[count] of ones for an int64[1]; none for a count below zero."""
+    number = e("Max", count, e.constant([0], dtype=DType.INT64))
+    return e("ConstantOfShape", number, value=np.ones(1, np.int64))
+
+
+def _with_axes_behind(e: Emitter, x: Value, count: Value) -> Value:
+    """`x` with `count` (int64[1]) axes of extent 1 behind its own; none for a count below zero."""
+    return e("Reshape", x, e("Concat", e("Shape", x), _ones(e, count), axis=0), allowzero=1)
+
+
 @before(7, "PRelu")
 def _slope_per_channel(e: Emitter, node: OnnxNode) -> None:
     """A vector of slopes belongs to axis 1."""
+    if not node.has_rank(0, 1):
+        zero, one, two = (e.constant([number], dtype=DType.INT64) for number in range(3))
+        is_vector = e("Equal", _rank(e, node.required(1)), one)
+        missing = e("Where", is_vector, e("Sub", _rank(e, node.required(0)), two), zero)
+        node.set_input(1, _with_axes_behind(e, node.required(1), missing))
+        return
     behind = node.rank(0) - 2
     if node.rank(1) == 1 and node.required(1).shape != (1,) and behind > 0:
         node.set_input(1, e("Unsqueeze", node.required(1), e.constant(range(1, 1 + behind), dtype=DType.INT64)))
@@ -216,11 +251,12 @@ def _count_to_input(e: Emitter, node: OnnxNode) -> None:
 @before(6, "Tile")
 def _repeats_of_one_axis(e: Emitter, node: OnnxNode) -> None:
     tiles, axis = e.value_of(node.input(1)), e.value_of(node.input(2))
-    rank = node.rank(0)
+    rank = node.rank(0) if node.has_rank(0) else MAX_RANK
     if tiles is None or axis is None or tiles.size != 1 or axis.size != 1 or not 0 <= int(axis.item()) < rank:
         raise UnsupportedError("tiles and axis must be known numbers, the axis within the input", where=node.where)
-    repeats = [int(tiles.item()) if i == int(axis.item()) else 1 for i in range(rank)]
-    node.inputs[1:] = [e.constant(repeats, dtype=DType.INT64)]
+    repeats = e.constant([1] * int(axis.item()) + [int(tiles.item())], dtype=DType.INT64)
+    behind = e("Sub", _rank(e, node.required(0)), e("Shape", repeats))
+    node.inputs[1:] = [e("Concat", repeats, _ones(e, behind), axis=0)]
 
 
 @before(2, "Pad")
@@ -268,16 +304,15 @@ def _renamed_scatter(e: Emitter, node: OnnxNode) -> None:
 @before(13, "Softmax", "LogSoftmax", "Hardmax")
 def _flattened_softmax(e: Emitter, node: OnnxNode) -> Sequence[Value] | None:
     """The axes from `axis` on were one; on the last axis old and new agree."""
-    (axis,), rank = _ints(node.attrs.pop("axis", 1)), node.rank(0)
-    if not -rank <= axis <= rank:
+    (axis,), x = _ints(node.attrs.pop("axis", 1)), node.required(0)
+    rank = node.rank(0) if node.has_rank(0) else None
+    if rank is not None and not -rank <= axis <= rank:
         raise ModelError(f"axis {axis} is out of range for rank {rank}", where=node.where)
-    axis = axis + rank if axis < 0 else axis
-    if axis == rank - 1:
+    if axis == -1 or (rank is not None and axis == rank - 1):
         node.attrs["axis"] = -1
         return None
-    x = node.required(0)
     flat = e(node.op, e("Flatten", x, axis=axis), axis=-1)
-    return e.emit("Reshape", [flat, e("Shape", x)], {}, node.outputs, node.label)
+    return e.emit("Reshape", [flat, e("Shape", x)], {"allowzero": 1}, node.outputs, node.label)
 
 
 @before(7, "Gemm")
@@ -299,12 +334,15 @@ def _batch_norm_inference(e: Emitter, node: OnnxNode) -> None:
 @before(21, "GroupNormalization")
 def _scale_per_channel(e: Emitter, node: OnnxNode) -> None:
     """Scale and bias were per group."""
-    channels, (groups,) = node.required(0).shape[1], _ints(node.attrs.get("num_groups", 0))
-    if not isinstance(channels, int) or groups < 1 or channels % groups:
+    shape, (groups,) = node.required(0).tensor.shape, _ints(node.attrs.get("num_groups", 0))
+    channels = shape[1] if shape is not None else None
+    if groups < 1 or (isinstance(channels, int) and channels % groups):
         raise ModelError(f"num_groups is {groups}, expected a divisor of the {channels} channels", where=node.where)
+    count = e.constant([groups], dtype=DType.INT64)
+    each = e("Div", e("Shape", node.required(0), start=1, end=2), count)
     for index in (1, 2):
         column = e("Unsqueeze", node.required(index), e.constant([1], dtype=DType.INT64))
-        spread = e("Expand", column, e.constant([groups, channels // groups], dtype=DType.INT64))
+        spread = e("Expand", column, e("Concat", count, each, axis=0))
         node.set_input(index, e("Reshape", spread, e.constant([-1], dtype=DType.INT64)))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
-from core.errors import LatheError, ModelError, UnsupportedError
+from core.errors import LatheError, ModelError, UnknownRankError, UnsupportedError
 from core.frontends.declared import Symbols, check_size
 from core.frontends.external import ExternalFiles
 from core.ir.graph import Array, Attr, Graph, Node, Value
@@ -142,6 +142,8 @@ def naming(where: str) -> Iterator[None]:
     (text where a number belongs, say) surfaces as one of these."""
     try:
         yield
+    except UnknownRankError as error:
+        raise UnsupportedError(str(error), where=where) from error
     except LatheError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MemoryError, RecursionError) as error:

@@ -117,7 +117,7 @@ def _max_pool_gradient(w: Writer, node: Node) -> Sequence[Value]:
     zeros = w.emit("ConstantOfShape", shape, value=np.zeros(1, x.dtype.numpy))
     zeros, places, given = (w.emit("Reshape", value, shape=(-1,)) for value in (zeros, where, dy))
     added = w.emit("ScatterElements", zeros, places, given, axis=0, reduction="add")
-    return [_last(w, node, w.emit("Reshape", added, shape))]
+    return [_last(w, node, w.emit("Reshape", added, shape, allowzero=1))]
 
 
 @_unfolds("ConvWeightGradient")

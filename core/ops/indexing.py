@@ -395,6 +395,8 @@ class Unique(OpDef):
         if axis is None:
             first = TensorType(type_.dtype, (count,))
             extent = c.fresh_dim("size") if type_.shape is None else type_.size
+        elif type_.shape is None:
+            first, extent = type_, c.fresh_dim("size")
         else:
             at = normalize_axis(c, axis, type_.rank)
             first = TensorType(type_.dtype, (*type_.dims[:at], count, *type_.dims[at + 1 :]))

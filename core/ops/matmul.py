@@ -120,7 +120,7 @@ class Gemm(OpDef):
     def infer(self, c: Infer) -> Sequence[ValueType]:
         dtype = same_dtype(c, range(3))
         check_kind(c, 0, NUMBER)
-        (m, k), (k2, n) = (self._matrix(c, 0, "transA"), self._matrix(c, 1, "transB"))
+        (m, k), (k2, n) = self._matrix(c, 0, "transA"), self._matrix(c, 1, "transB")
         if isinstance(k, int) and isinstance(k2, int) and k != k2:
             c.fail(f"cannot multiply {c.tensor(0)} by {c.tensor(1)}: inner extents {k} and {k2} differ")
         bias = c.shape(2) if c.has_input(2) else None
@@ -129,14 +129,17 @@ class Gemm(OpDef):
         return [TensorType(dtype, (m, n))]
 
     def _matrix(self, c: Infer, index: int, transposed: str) -> Shape:
-        shape = c.shape(index)
+        name, shape = c.op.input_name(index), c.shape(index)
         if shape is None:
-            c.unsupported(f"the rank of {c.op.input_name(index)} must be known")
+            shape = c.fresh_dim(f"{name}_rows"), c.fresh_dim(f"{name}_columns")
         if len(shape) != 2:
-            c.fail(f"{c.op.input_name(index)} is {c.tensor(index)}, expected rank 2")
+            c.fail(f"{name} is {c.tensor(index)}, expected rank 2")
         return shape[::-1] if c.attr(transposed) else shape
 
     def reference(self, c: Call, a: Array, b: Array, bias: Array | None = None) -> Array:
+        for name, x in (("A", a), ("B", b)):
+            if x.ndim != 2:
+                c.fail(f"{name} has shape {list(x.shape)}, expected rank 2")
         left, right = (wide(x).T if c.attr(t) else wide(x) for x, t in ((a, "transA"), (b, "transB")))
         result = np.matmul(left, right)
         if a.dtype.kind not in "iu" or c.attr("alpha") != 1:

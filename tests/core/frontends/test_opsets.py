@@ -59,6 +59,8 @@ WITH_ONNX_RUNTIME: dict[str, tuple[int, list[onnx.NodeProto], dict[str, Any]]] =
                   {"i": np.int64([[[[2]]], [[[0]]]]), "u": floats(2, 1, 1, 1)}),
     "Gemm-7": (7, [N("Flatten", ["x"], ["f"], axis=1), N("Gemm", ["f", "w", "b"], ["y"], transB=1)],
                {"w": floats(6, 60), "b": floats(6)}),
+    "GroupNormalization-18 of x": (18, [N("GroupNormalization", ["x", "a", "a"], ["y"], num_groups=3)],
+                                   {"a": floats(3)}),
     "GroupNormalization-18": (18, [N("GroupNormalization", ["c", "a", "a"], ["g"], num_groups=2),
                                    N("ReduceSum", ["x"], ["s"], keepdims=0), N("Mul", ["g", "s"], ["y"])],
                               {"c": floats(2, 4, 3), "a": floats(2)}),
@@ -68,11 +70,21 @@ WITH_ONNX_RUNTIME: dict[str, tuple[int, list[onnx.NodeProto], dict[str, Any]]] =
 }  # fmt: skip
 
 
+SHAPES = pytest.mark.parametrize("shape", [X.shape, None], ids=["shape", "no rank"])
+
+
+@SHAPES
 @pytest.mark.parametrize("name", WITH_ONNX_RUNTIME)
-def test_like_onnx_runtime(name: str) -> None:
+def test_like_onnx_runtime(name: str, shape: tuple[int, ...] | None) -> None:
     opset, nodes, constants = WITH_ONNX_RUNTIME[name]
     outputs = [output for output in nodes[-1].output if output]
-    assert_agree(model(nodes, {"x": X.shape}, outputs, constants=constants, opset=opset), {"x": X}, 1e-4)
+    assert_agree(model(nodes, {"x": shape}, outputs, constants=constants, opset=opset), {"x": X}, 1e-4)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 0), None])
+def test_an_old_softmax_of_nothing(shape: tuple[int, ...] | None) -> None:
+    proto = model([N("Softmax", ["x"], ["y"])], {"x": shape}, opset=9)
+    assert_agree(proto, {"x": np.zeros((1, 1, 0), np.float32)})
 
 
 def flat_softmax(x: Any) -> Any:
@@ -106,13 +118,37 @@ BY_HAND: dict[str, tuple[int, list[onnx.NodeProto], dict[str, Any], Any]] = {
 }  # fmt: skip
 
 
+@SHAPES
 @pytest.mark.parametrize("name", BY_HAND)
-def test_before_onnx_runtime(name: str) -> None:
+def test_before_onnx_runtime(name: str, shape: tuple[int, ...] | None) -> None:
     opset, nodes, constants, expected = BY_HAND[name]
     outputs = [output for output in nodes[-1].output if output]
-    result = ours(model(nodes, {"x": X.shape}, outputs, constants=constants, opset=opset), {"x": X})["y"]
+    result = ours(model(nodes, {"x": shape}, outputs, constants=constants, opset=opset), {"x": X})["y"]
     assert result.shape == expected.shape
     np.testing.assert_allclose(result, expected, 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize("known", ["x", "c", None])
+@pytest.mark.parametrize(
+    "name", ["Add-6 from an axis", "Mul-1 from axis -3", "Sub-6 at the end", "Greater-1", "PRelu-6 by channel"]
+)
+def test_an_old_broadcast_of_unknown_ranks(name: str, known: str | None) -> None:
+    opset, nodes, constants, expected = BY_HAND[name]
+    given = {"x": X, **constants}
+    shapes = {each: array.shape if each == known else None for each, array in given.items()}
+    np.testing.assert_allclose(ours(model(nodes, shapes, opset=opset), given)["y"], expected, 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("slopes", "rank"), [*itertools.product([(), (1,), (3,)], [1, 2, 3]), ((3, 1), 2), ((3, 1), 3), ((3, 1, 1), 3)]
+)
+def test_an_old_prelu_takes_slopes_of_any_rank(slopes: tuple[int, ...], rank: int) -> None:
+    x, slope = floats(*(3,) * rank), floats(*slopes)
+    known, hidden = (
+        ours(model([N("PRelu", ["x", "s"], ["y"])], shapes, opset=6), {"x": x, "s": slope})["y"]
+        for shapes in ({"x": x.shape, "s": slopes}, {"x": None, "s": None})
+    )
+    np.testing.assert_array_equal(hidden, known, strict=True)
 
 
 @pytest.mark.parametrize(("opset", "dtype"), [(9, np.float32), (10, np.bool_)])

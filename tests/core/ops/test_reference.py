@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from core.ir.dim import SymDim, symbol
-from core.ir.types import DType
+from core.ir.types import DType, TensorType
 from core.ops import registry
+from core.ops.inference import infer_graph
 from tests.core.one_node import lathe_run
 from tests.core.ops.cases import CASES, Case
-from tests.core.ops.harness import assert_close, graph_of, lathe, oracle
+from tests.core.ops.harness import assert_close, graph_of, lathe, oracle, run
 from tests.core.ops.numeric_cases import NUMERIC_CASES
 
 DATA_DEPENDENT = ("NonZero", "Compress", "Unique", "Range", "NonMaxSuppression")
@@ -37,6 +38,22 @@ def test_inferred_types_are_those_of_the_results(case: Case) -> None:
             known = [(dim, size) for dim, size in zip(value.shape, array.shape, strict=True) if isinstance(dim, int)]
             assert all(dim == size for dim, size in known)
             assert len(known) == array.ndim or case.op in DATA_DEPENDENT
+
+
+@every_case
+def test_inference_copes_with_unknown_ranks(case: Case) -> None:
+    """With the shape of one input hidden, and of all, what is inferred is still true, and the results are the same."""
+    expected, count = lathe(case), len(graph_of(case).inputs)
+    for hidden in {*((index,) for index in range(count)), tuple(range(count))}:
+        graph = graph_of(case)
+        for value in (*(graph.inputs[index] for index in hidden), *graph.outputs):
+            value.type = TensorType(value.dtype, None)
+        infer_graph(graph)
+        for value, array, result in zip(graph.outputs, expected, run(graph, case.inputs), strict=True):
+            assert value.dtype == DType.from_numpy(array.dtype)
+            assert_close(result, array, 0)
+            if value.tensor.shape is not None:
+                assert all(n == d for n, d in zip(array.shape, value.shape, strict=True) if isinstance(d, int))
 
 
 @every_case

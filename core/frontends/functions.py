@@ -12,8 +12,10 @@ from core.frontends.declared import type_proto
 from core.frontends.order import bodies
 from core.frontends.proto import default_domain
 from core.ir.graph import Attr, Value
+from core.ir.types import TensorType, symbol
 
 MAX_CALL_DEPTH = 32
+_MOST_DEFINED = 5  # the largest rank that a definition is tried with: ONNX's are of images, or of heads
 _Kind = onnx.AttributeProto
 _SINGLE = {_Kind.FLOAT: "f", _Kind.INT: "i", _Kind.STRING: "s"}
 _MANY = {_Kind.FLOATS: "floats", _Kind.INTS: "ints", _Kind.STRINGS: "strings"}
@@ -38,6 +40,28 @@ def standard_body(
     else:
         return None
     return _completed(text, schema, opsets) if text else None
+
+
+def bodies_by_rank(
+    proto: onnx.NodeProto, opsets: Mapping[str, int], inputs: Sequence[Value | None], attrs: Mapping[str, Attr]
+) -> dict[int, onnx.FunctionProto]:
+    """The function that defines an operator for each rank that its first input may have, where that is not known."""
+    x = inputs[0] if inputs else None
+    if x is None or not isinstance(x.type, TensorType) or x.type.shape is not None:
+        return {}
+    found: dict[int, onnx.FunctionProto] = {}
+    for rank in range(_MOST_DEFINED + 1):
+        assumed = Value(x.name, TensorType(x.type.dtype, tuple(symbol(f"d{axis}") for axis in range(rank))))
+        body = standard_body(proto, opsets, [assumed, *inputs[1:]], attrs)
+        if body is not None:
+            found[rank] = body
+    return found
+
+
+def has_definition(op: str, domain: str, version: int) -> bool:
+    """Whether ONNX defines an operator of this opset by a function, for some types at least."""
+    schema = _schema(onnx.NodeProto(op_type=op, domain=domain), version)
+    return schema is not None and (schema.has_function or schema.has_context_dependent_function)
 
 
 def _schema(proto: onnx.NodeProto, version: int) -> Any:

@@ -23,11 +23,19 @@ from core.frontends.declared import agree, value_type
 from core.frontends.defaults import Types, replaceable
 from core.frontends.diagnosis import diagnosed, history, suggestion
 from core.frontends.external import ExternalFiles
-from core.frontends.functions import MAX_CALL_DEPTH, Unfolding, check_attributes, standard_body
+from core.frontends.functions import (
+    MAX_CALL_DEPTH,
+    Unfolding,
+    bodies_by_rank,
+    check_attributes,
+    has_definition,
+    standard_body,
+)
 from core.frontends.opsets import OnnxNode
 from core.frontends.order import defined_names, in_order
 from core.frontends.proto import default_domain, function_table, opset_versions, parse_model, read_opsets
 from core.frontends.scope import Call, Emitter, Frame, Scope, Session, naming
+from core.frontends.shapeless import Lowering, of_rank, shapeless
 from core.frontends.tensors import sparse_array, tensor_array
 from core.ir.graph import Array, Attr, Graph, Value
 from core.ir.types import DType, SequenceType, TensorType, ValueType
@@ -225,18 +233,86 @@ class _Importer:
             self._emit(OnnxNode(proto.op_type, version, list(inputs), _outputs(proto), attrs, label, domain), frame)
             return
         body = standard_body(proto, frame.opsets, inputs, attrs) if domain in STANDARD_DOMAINS else None
-        if body is None:
+        if body is not None:
+            self._definition(body, proto, inputs, attrs, frame)
+        elif domain in STANDARD_DOMAINS and has_definition(proto.op_type, domain, version):
+            self._without_shapes(proto, domain, inputs, attrs, frame)
+        else:
             place = f"domain '{domain or 'ai.onnx'}', opset {version}"
             advice = suggestion(proto.op_type, domain)
             raise UnsupportedError(f"operator {proto.op_type} of {place} is not implemented; {advice}", where=where)
-        self.session.count_nodes(self.unfolding.size(body.node))
-        self._call(body, proto, inputs, attrs, frame)
 
-    def _emit(self, node: OnnxNode, frame: Frame) -> None:
+    def _without_shapes(
+        self, proto: onnx.NodeProto, domain: str, inputs: Inputs, attrs: dict[str, Attr], frame: Frame
+    ) -> None:
+        """An operator of ONNX whose definition needs more of its inputs' shapes than is known."""
+        node = OnnxNode(
+            proto.op_type, frame.opsets[domain], list(inputs), _outputs(proto), attrs, frame.emitter.label, domain
+        )
+        if bodies := bodies_by_rank(proto, frame.opsets, inputs, attrs):
+            self._by_rank(bodies, proto, inputs, attrs, frame)
+        elif lowering := shapeless(domain, proto.op_type):
+            self._emit(node, frame, lowering)
+        else:
+            given = ", ".join(str(value.type) for value in inputs if value is not None)
+            message = f"ONNX has no definition of it for inputs {given}: one may need shapes, or further attributes"
+            raise UnsupportedError(message, where=node.where)
+
+    def _by_rank(
+        self,
+        bodies: Mapping[int, onnx.FunctionProto],
+        proto: onnx.NodeProto,
+        inputs: Inputs,
+        attrs: dict[str, Attr],
+        frame: Frame,
+    ) -> None:
+        """Import a function whose body depends on the rank of its first input: the rank in a run chooses a branch.
+        Ranks at which the body does not fit the attributes and the other inputs have none."""
+        x, branches = _given(inputs[0]), list[tuple[int, Graph]]()
+        refused: ModelError | None = None
+        for rank, body in bodies.items():
+            try:
+                branches.append((rank, self._branch(rank, body, proto, inputs, attrs, frame)))
+            except ModelError as error:
+                refused = error
+        if not branches and refused is not None:
+            raise refused
+        if len(branches) == 1:
+            ((rank, _),) = branches
+            self._definition(bodies[rank], proto, [of_rank(frame.emitter, x, rank), *inputs[1:]], attrs, frame)
+            return
+        names = [frame.value_name(name) for name in proto.output]
+        values = _chosen(frame.emitter, x, branches, names)
+        for name, value in zip(proto.output, values, strict=True):
+            if name:
+                self._define(name, value, frame)
+
+    def _branch(
+        self,
+        rank: int,
+        body: onnx.FunctionProto,
+        proto: onnx.NodeProto,
+        inputs: Inputs,
+        attrs: dict[str, Attr],
+        frame: Frame,
+    ) -> Graph:
+        """A function that takes a first input of this rank, as a graph of its own, whose outputs have new names."""
+        graph, label = Graph("branch"), frame.emitter.label
+        call = replace(frame.call, results={}) if frame.call else None
+        inside = Frame(Emitter(graph, self.session, label), Scope(frame.scope), frame.opsets, call)
+        inner = onnx.NodeProto()
+        inner.CopyFrom(proto)
+        inner.output[:] = [self.session.fresh(f"{label}.{index}") for index, _ in enumerate(proto.output)]
+        typed = of_rank(inside.emitter, _given(inputs[0]), rank)
+        self._definition(body, inner, [typed, *inputs[1:]], attrs, inside)
+        graph.outputs = [_present(name, inside, f"node '{label}'") for name in inner.output]
+        return graph
+
+    def _emit(self, node: OnnxNode, frame: Frame, lowering: Lowering | None = None) -> None:
         wanted, node.outputs = node.outputs, [frame.value_name(name) for name in node.outputs]
         as_written = replace(node, inputs=list(node.inputs))
         try:
-            values = _emitted(node, frame.emitter)
+            values = _emitted(node, frame.emitter, lowering)
         except ModelError as error:
             raise diagnosed(error, as_written, frame.emitter) from None
         for name, value in zip(wanted, values, strict=False):
@@ -263,6 +339,13 @@ class _Importer:
         frame.scope.define(proto.output[0], frame.emitter.constant(array, frame.value_name(proto.output[0])))
 
     # Functions
+
+    def _definition(
+        self, body: onnx.FunctionProto, proto: onnx.NodeProto, inputs: Inputs, attrs: Mapping[str, Attr], frame: Frame
+    ) -> None:
+        """Import the function by which ONNX defines an operator."""
+        self.session.count_nodes(self.unfolding.size(body.node))
+        self._call(body, proto, inputs, attrs, frame)
 
     def _call(
         self,
@@ -328,6 +411,24 @@ class _Importer:
         return attribute_value(proto, lambda graph: self.body(graph, frame, arguments), where, self.session.files)
 
 
+def _given(value: Value | None) -> Value:
+    assert value is not None
+    return value
+
+
+def _chosen(e: Emitter, x: Value, branches: Sequence[tuple[int, Graph]], names: Sequence[str]) -> list[Value]:
+    """The outputs, under these names, of the branch for the rank that `x` has in a run; of the last one where none
+    fits, which refuses `x`. There are at least two."""
+    (rank, branch), *others = branches
+    is_rank = e("Squeeze", e("Equal", e("Shape", e("Shape", x)), e.constant([rank], dtype=DType.INT64)))
+    last = others[0][1]
+    if len(others) > 1:
+        last = Graph("branch")
+        inner = Emitter(last, e.session, e.label)
+        last.outputs = _chosen(inner, x, others, [e.session.fresh(name) for name in names])
+    return e.emit("If", [is_rank], {"then_branch": branch, "else_branch": last}, names, e.label)
+
+
 def _may_be_given(own: TensorType, declared: ValueType | None) -> TensorType:
     """The type of what may replace a default value: the declared one if it has a rank and describes the default."""
     usable = isinstance(declared, TensorType) and declared.shape is not None and agree(own, declared)
@@ -342,11 +443,11 @@ def _is_ours(op: str, domain: str) -> bool:
     return definition.domain == domain and domain != "lathe"
 
 
-def _emitted(node: OnnxNode, emitter: Emitter) -> Sequence[Value]:
-    """The values of the node's outputs, in its newest form."""
+def _emitted(node: OnnxNode, emitter: Emitter, lowering: Lowering | None) -> Sequence[Value]:
+    """The values of the node's outputs, in its newest form or by `lowering`."""
     with naming(node.where):
-        lowering = contrib.find_lowering(node.domain, node.op) or opsets.modernize
-        values = lowering(emitter, node)
+        form = lowering or contrib.find_lowering(node.domain, node.op) or opsets.modernize
+        values = form(emitter, node)
     if values is not None:
         return values
     attrs = check_known(node.op, node.attrs, node.where)

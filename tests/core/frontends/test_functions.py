@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from core.errors import ModelError
+from core.errors import ModelError, UnsupportedError
 from core.frontends.export import export
 from core.frontends.onnx import load
 from core.ir.equality import difference
@@ -138,3 +138,50 @@ def test_unfolded_models_survive_the_round_trip() -> None:
     graph = load(calling("Twice", leaf, twice).SerializeToString())
     assert len(graph.nodes) == 4
     assert difference(graph, load(export(graph))) == ""
+
+
+@pytest.mark.parametrize("interleaved", [0, 1])
+@pytest.mark.parametrize("shape", [(2, 3, 4, 8), (2, 4, 24)])
+def test_a_definition_by_the_rank_of_its_input_chooses_when_it_runs(shape: tuple[int, ...], interleaved: int) -> None:
+    node = helper.make_node("RotaryEmbedding", ["x", "c", "s", "p"], ["y"], num_heads=3, interleaved=interleaved)
+    constants = {"c": floats(10, 4), "s": floats(10, 4, seed=1), "p": np.tile(np.arange(4), (2, 1))}
+    assert_agree(model([node], {"x": None}, constants=constants, opset=23), {"x": floats(*shape)})
+
+
+def test_a_rank_that_a_definition_does_not_know_is_refused_when_it_runs() -> None:
+    node = helper.make_node("RotaryEmbedding", ["x", "c", "s"], ["y"])
+    proto = model([node], dict.fromkeys("xcs"), opset=23)
+    with pytest.raises(ModelError, match=r"cannot give 2 elements of shape \[2\] the shape \[4\]"):
+        ours(proto, {"x": floats(2, 4), "c": floats(2, 4, 2), "s": floats(2, 4, 2)})
+
+
+def test_a_definition_that_does_not_apply_is_not_called_unknown() -> None:
+    node = helper.make_node("LinearAttention", list("qkv"), ["y", "state"])
+    proto = model([node], dict.fromkeys("qkv"), opset=27)
+    with pytest.raises(UnsupportedError, match=r"ONNX has no definition of it for inputs float32\[\*\]"):
+        load(proto.SerializeToString())
+
+
+@pytest.mark.parametrize("hidden", ["x", "w", "b", "p", "xwbp"])
+@pytest.mark.parametrize("activation", ["silu", "none"])
+def test_a_causal_convolution_of_unknown_shapes(activation: str, hidden: str) -> None:
+    """Without shapes it is written otherwise than by ONNX's body, which is what it is compared to."""
+    node = helper.make_node("CausalConvWithState", list("xwbp"), ["y", "state"], activation=activation)
+    given = {"x": floats(2, 3, 5), "w": floats(3, 1, 4), "b": floats(3), "p": floats(2, 3, 3)}
+    known = {name: array.shape for name, array in given.items()}
+    shapes = {name: None if name in hidden else shape for name, shape in known.items()}
+    expected, got = (ours(model([node], each, ("y", "state"), opset=27), given) for each in (known, shapes))
+    for name, array in expected.items():
+        assert got[name].shape == array.shape
+        np.testing.assert_allclose(got[name], array, 1e-6, 1e-6)
+
+
+def test_a_causal_convolution_without_a_state_begins_with_zeros() -> None:
+    node = helper.make_node("CausalConvWithState", ["x", "w"], ["y", "state"])
+    given = {"x": floats(2, 3, 5), "w": floats(3, 1, 4)}
+    known = {name: array.shape for name, array in given.items()}
+    expected, got = (
+        ours(model([node], each, ("y", "state"), opset=27), given) for each in (known, dict.fromkeys(known))
+    )
+    for name, array in expected.items():
+        np.testing.assert_allclose(got[name], array, 1e-6, 1e-6)

@@ -2,12 +2,14 @@
 
 A dimension is a plain `int` whenever it is known. Otherwise it is a `SymDim`: a sum of integer multiples of
 products of atoms, kept in one normal form, so that equal expressions compare and hash equal. An atom is a symbol
-(`n`) or a quotient that did not divide evenly (`(H - 1)//2`). Symbols stand for non-negative integers.
+(`n`) or a quotient that did not divide evenly (`(H - 1)//2`). Symbols stand for non-negative integers. A quotient by
+zero has no value: it stays an atom, and `evaluate` refuses it.
 """
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -22,7 +24,8 @@ _MAX_SIZE = 512
 
 @dataclass(frozen=True, slots=True)
 class FloorDiv:
-    """The atom `numerator // denominator`, where the division is not exact for every value of the symbols."""
+    """The atom `numerator // denominator`, where the division is not exact for every value of the symbols, or the
+    denominator is 0."""
 
     numerator: Dim
     denominator: Dim
@@ -111,7 +114,12 @@ def symbol(name: str) -> SymDim:
 
 
 def floor_div(numerator: Dim, denominator: Dim) -> Dim:
-    """`numerator // denominator`, divided exactly where every term allows it, else an opaque quotient."""
+    """`numerator // denominator`, divided exactly where every term allows it, else an opaque quotient.
+
+    Factors that numerator and denominator share are cancelled: where they are 0, the quotient has no value.
+    """
+    if isinstance(denominator, int) and denominator == 0:
+        return SymDim([((FloorDiv(numerator, denominator),), 1)])
     if isinstance(numerator, int) and isinstance(denominator, int):
         return numerator // denominator
     if numerator == denominator:
@@ -129,11 +137,12 @@ def floor_div(numerator: Dim, denominator: Dim) -> Dim:
 
 
 def evaluate(dim: Dim, env: Mapping[str, int]) -> int:
-    """The integer value of `dim`; KeyError when a symbol is missing from `env`."""
+    """The integer value of `dim`; KeyError when a symbol is missing from `env`, or a quotient divides by zero."""
     value = substitute(dim, env)
     if isinstance(value, int):
         return value
-    raise KeyError(f"no value for {', '.join(sorted(symbols(value)))} in {value}")
+    missing = sorted(symbols(value))
+    raise KeyError(f"no value for {', '.join(missing)} in {value}" if missing else f"{dim} divides by zero: {value}")
 
 
 def is_never_negative(dim: Dim) -> bool:
@@ -279,14 +288,26 @@ def _without(atoms: Monomial, divisor: Monomial) -> Monomial | None:
 
 
 def _opaque(numerator: Dim, denominator: Dim) -> Dim:
-    common = reduce(gcd, [abs(c) for _, c in _terms(numerator) + _terms(denominator)])
-    if common > 1:
-        numerator, denominator = _scaled(numerator, common), _scaled(denominator, common)
+    terms = _terms(numerator) + _terms(denominator)
+    common = reduce(gcd, [abs(c) for _, c in terms])
+    shared = _shared([atoms for atoms, _ in terms])
+    if common > 1 or shared:
+        numerator, denominator = (_divided(side, common, shared) for side in (numerator, denominator))
+        return floor_div(numerator, denominator)  # a denominator that has become 1 leaves no quotient
     return SymDim([((FloorDiv(numerator, denominator),), 1)])
 
 
-def _scaled(dim: Dim, by: int) -> Dim:
-    return _make({monomial: coefficient // by for monomial, coefficient in _terms(dim)})
+def _shared(monomials: Iterable[Monomial]) -> Monomial:
+    """The atoms that all monomials have, as often as all have them."""
+    first, *rest = map(Counter, monomials)
+    for atoms in rest:
+        first &= atoms
+    return tuple(first.elements())
+
+
+def _divided(dim: Dim, by: int, atoms: Monomial) -> Dim:
+    """`dim` without a factor that every term of it has."""
+    return _make({_without(own, atoms) or (): value // by for own, value in _terms(dim)})
 
 
 def _substitute_atom(atom: Atom, env: Mapping[str, Dim]) -> Dim:

@@ -49,8 +49,11 @@ class BatchInfo:
 
     def broken(self, values: Mapping[str, int]) -> str:
         """Which supposition these values of the symbols break; empty where they break none."""
-        found = ((dim, evaluate(dim, values)) for dim in self.supposed)
-        return next((f"a dimension {dim} would be {value}" for dim, value in found if value < 0), "")
+        try:
+            found = ((dim, evaluate(dim, values)) for dim in self.supposed)
+            return next((f"a dimension {dim} would be {value}" for dim, value in found if value < 0), "")
+        except KeyError as error:  # a quotient by zero
+            return str(error.args[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,22 @@ def test_division_that_is_not_exact_stays_a_quotient_until_it_is_known() -> None
     assert floor_div(2 * N, 4) == floor_div(N, 2)
 
 
+def test_shared_factors_of_a_quotient_are_cancelled() -> None:
+    assert floor_div(N * H, 3 * N) == floor_div(H, 3)
+    assert floor_div(N * H + N, 4 * N * H) == floor_div(H + 1, 4 * H)
+    assert floor_div(2 * N * H, 4 * N * H) == 0
+
+
+def test_a_quotient_by_zero_has_no_value() -> None:
+    quotient = floor_div(N, 3 * H)
+    for zero in (substitute(quotient, {"n": 5, "H": 0}), floor_div(5, 0), floor_div(0, 0), floor_div(N, 0)):
+        assert parse_dim(str(zero)) == zero
+        with pytest.raises(KeyError):
+            evaluate(zero, ENV)
+    with pytest.raises(KeyError, match="divides by zero"):
+        evaluate(quotient, {"n": 5, "H": 0})
+
+
 @given(dims, dims)
 def test_arithmetic_commutes_with_evaluation(a: Dim, b: Dim) -> None:
     for apply in OPERATIONS:

@@ -68,6 +68,7 @@ def run_node(
         return [inner[value] for value in body.outputs]
 
     op = registry.get(node.op)
+    registry.check_extents(op, node, inputs)
     try:
         with np.errstate(all="ignore"):  # infinities and NaN are results like any other
             result = op.reference(registry.Call(op, node, inputs, run_body, known, check), *inputs)

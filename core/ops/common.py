@@ -67,6 +67,27 @@ def mean_over(x: Array, axes: Iterable[int]) -> Array:
     return np.full([1 if axis in reduced else size for axis, size in enumerate(x.shape)], np.nan, x.dtype)
 
 
+def fits(shape: Sequence[Dim], expected: Sequence[Dim | str]) -> bool:
+    """Whether a tensor of this shape may have the expected extents: the ranks are equal, and numbers agree.
+
+    A symbol may turn out to be any number, and text stands for any extent.
+    """
+    if len(shape) != len(expected):
+        return False
+    pairs = zip(shape, expected, strict=True)
+    return all(a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int))
+
+
+def expect_shape(c: Infer, index: int, expected: Sequence[Dim | str]) -> None:
+    """ModelError unless input `index` is absent, of unknown rank, or `fits` the expected shape.
+
+    Where a symbol is left, the operator must be `agreeing`: then the executor checks what a run shows.
+    """
+    shape = c.shape(index) if c.has_input(index) else None
+    if shape is not None and not fits(shape, expected):
+        c.fail(f"{c.op.input_name(index)} is {c.tensor(index)}, expected [{','.join(map(str, expected))}]")
+
+
 def same_dtype(c: Infer, indices: Iterable[int]) -> DType:
     """The element type that the given inputs (absent ones skipped) must share."""
     found = {i: c.dtype(i) for i in indices if c.has_input(i)}

@@ -14,7 +14,7 @@ from core.ir.dim import evaluate
 from core.ir.graph import Array
 from core.ir.types import Dim, TensorType, ValueType
 from core.ops.backward import Backward
-from core.ops.common import same_dtype
+from core.ops.common import expect_shape, same_dtype
 from core.ops.conv_gradient import explicit_pads, flat_pads, image_gradient, shared_attrs
 from core.ops.fused import apply_epilogue, check_extras, epilogue_dtype
 from core.ops.inference import infer_graph
@@ -26,6 +26,8 @@ from core.ops.spatial import (
     Window,
     batch_rows,
     first_shape,
+    fresh_spatial,
+    kernel_of,
     layout_shape,
     to_first,
     to_layout,
@@ -43,6 +45,7 @@ _FEW_CHANNELS, _FEW_OUTPUTS, _LONGEST_LINE = 4, 8, 11  # at most
 class Conv(OpDef):
     """Cross-correlation of X (N, C, D1..) with W (M, C/group, K1..), plus B (M)."""
 
+    agreeing = True
     rounds_freely = True
     inputs = "X, W, B?"
     outputs = "Y"
@@ -60,7 +63,7 @@ class Conv(OpDef):
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
         x, w, dy = g.x(0), g.x(1), g.dy()
-        kernel = kernel_of(g, w.shape)
+        kernel = known_kernel(g, w.shape)
         pads, attrs = explicit_pads(g, kernel, x.shape), shared_attrs(g)
         dx = image_gradient(dy, w, x.shape, attrs, pads) if g.wants(0) else None
         dw = x.op("ConvWeightGradient", dy, **attrs, pads=flat_pads(pads), kernel_shape=kernel)
@@ -173,6 +176,7 @@ class ConvChain(OpDef):
 class ConvTranspose(OpDef):
     """The transpose of a convolution: X (N, C, D1..), W (C, M/group, K1..), B (M)."""
 
+    agreeing = True
     rounds_freely = True
     inputs = "X, W, B?"
     outputs = "Y"
@@ -186,8 +190,9 @@ class ConvTranspose(OpDef):
         n, channels, *spatial = first_shape(c, x)
         group = _group(c)
         _check_weight(c, w, len(spatial), channels, w[0])
-        _check_bias(c, w[1] * group)
-        out = _transposed_output(c, spatial, [_static(c, k, "W") for k in w[2:]])
+        expect_shape(c, 2, (w[1] * group,))
+        kernel = kernel_of(c, w)
+        out = fresh_spatial(c, len(spatial)) if kernel is None else _transposed_output(c, spatial, kernel)
         return [TensorType(dtype, layout_shape(c, (n, w[1] * group, *out)))]
 
     def reference(self, c: Call, x: Array, w: Array, b: Array | None = None) -> Array:
@@ -206,7 +211,7 @@ class ConvTranspose(OpDef):
 
     def _cut(self, g: Backward, x: Sequence[Dim], kernel: Sequence[Dim], y: Sequence[Dim]) -> Pads:
         """What was cut off the full result, (before, after) per axis."""
-        extents = kernel_of(g, (0, 0, *kernel))
+        extents = known_kernel(g, (0, 0, *kernel))
         sizes = [size for size in (*x[2:], *y[2:]) if isinstance(size, int)]
         if g.attr("layout") != "NCHW" or len(sizes) < 2 * len(extents):
             g.unsupported(
@@ -238,7 +243,7 @@ def conv_shape(c: Infer) -> tuple[Dim, ...] | None:
     """The output shape of a convolution, in the node's layout."""
     shape, w = convolved_shape(c, c.shape(0), c.shape(1)), c.shape(1)
     if w is not None:
-        _check_bias(c, w[0])
+        expect_shape(c, 2, w[:1])
     return shape
 
 
@@ -251,8 +256,9 @@ def convolved_shape(c: Infer, x: Sequence[Dim] | None, w: Sequence[Dim] | None) 
     _check_weight(c, w, len(spatial), channels, w[1] * group if len(w) > 1 else 0)
     if isinstance(w[0], int) and w[0] % group:
         c.fail(f"W has {w[0]} output channels, not divisible by group {group}")
-    window = window_of(c, kernel_of(c, w))
-    return layout_shape(c, (n, w[0], *window_output(c, window, spatial)))
+    kernel = kernel_of(c, w)
+    out = fresh_spatial(c, len(spatial)) if kernel is None else window_output(c, window_of(c, kernel), spatial)
+    return layout_shape(c, (n, w[0], *out))
 
 
 def _varies_by_row(c: Infer, index: int) -> bool:
@@ -263,8 +269,10 @@ def _varies_by_row(c: Infer, index: int) -> bool:
 
 def conv_pads(c: Infer) -> Pads | None:
     """The explicit padding of a convolution, `auto_pad` resolved; None while it depends on an unknown size."""
-    w = c.tensor(1).dims
-    window = window_of(c, kernel_of(c, w))
+    kernel = kernel_of(c, c.tensor(1).dims)
+    if kernel is None:
+        return None
+    window = window_of(c, kernel)
     spatial = first_shape(c, c.tensor(0).dims)[2:]
     if window.pads is not None:
         return window.pads
@@ -272,13 +280,10 @@ def conv_pads(c: Infer) -> Pads | None:
     return window.pads_for(known) if len(known) == len(spatial) else None
 
 
-def kernel_of(c: Infer, w: Sequence[Dim]) -> tuple[int, ...]:
-    """The spatial extents of the weight; ModelError when `kernel_shape` says otherwise."""
-    kernel = tuple(_static(c, k, "W") for k in w[2:])
-    declared = c.attr("kernel_shape")
-    if declared is not None and tuple(declared) != kernel:
-        c.fail(f"kernel_shape is {list(declared)}, W has {list(kernel)}")
-    return kernel
+def known_kernel(c: Infer, w: Sequence[Dim]) -> tuple[int, ...]:
+    """The spatial extents of the weight; UnsupportedError where only a run shows them."""
+    kernel = kernel_of(c, w)
+    return kernel if kernel is not None else c.unsupported(f"the extents of its kernel {list(w[2:])} must be known")
 
 
 def _group(c: Infer) -> int:
@@ -288,12 +293,6 @@ def _group(c: Infer) -> int:
     return int(group)
 
 
-def _static(c: Infer, dim: Dim, name: str) -> int:
-    if isinstance(dim, int):
-        return dim
-    return int(c.unsupported(f"{name} has a symbolic kernel extent ({dim}), expected numbers"))
-
-
 def _check_weight(c: Infer, w: Sequence[Dim], spatial: int, channels: Dim, expected: Dim) -> None:
     if len(w) != spatial + 2 or spatial < 1:
         c.fail(f"X has {spatial} spatial axes, W has rank {len(w)}, expected rank {spatial + 2} and at least one axis")
@@ -301,11 +300,6 @@ def _check_weight(c: Infer, w: Sequence[Dim], spatial: int, channels: Dim, expec
         c.fail(f"X has {channels} channels, W expects {expected} (group {c.attr('group')})")
     if isinstance(channels, int) and channels % c.attr("group"):
         c.fail(f"X has {channels} channels, not divisible by group {c.attr('group')}")
-
-
-def _check_bias(c: Infer, channels: Dim) -> None:
-    if c.has_input(2) and c.shape(2) is not None and c.shape(2) != (channels,):
-        c.fail(f"B is {c.tensor(2)}, expected [{channels}]")
 
 
 def convolve(c: Call, x: Any, w: Any, b: Any) -> Any:
@@ -334,7 +328,7 @@ def _with_bias(y: Any, b: Any) -> Any:
     return y if b is None else y + b.astype(y.dtype).reshape(-1, *(1,) * (y.ndim - 2))
 
 
-def _transposed_output(c: Infer, spatial: Sequence[Dim], kernel: Sequence[int]) -> list[Dim]:
+def _transposed_output(c: Infer, spatial: Sequence[Dim], kernel: Sequence[int]) -> Sequence[Dim]:
     window = window_of(c, kernel)
     extra = _output_padding(c, len(spatial))
     if c.attr("output_shape") is not None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from core.ir.graph import Array
 from core.ir.types import DType, TensorType, ValueType
-from core.ops.common import FLOAT, check_kind, wide
+from core.ops.common import FLOAT, check_kind, expect_shape, wide
 from core.ops.registry import Call, Infer, OpDef, Required, register
 
 
@@ -21,19 +21,16 @@ class NonMaxSuppression(OpDef):
     [N, C, B]. The result [S, 3] holds (image, class, box).
     """
 
+    agreeing = True
     inputs = "boxes, scores, max_output_boxes_per_class?, iou_threshold?, score_threshold?"
     outputs = "selected_indices"
     attrs = {"center_point_box": 0}
     zero_gradient = "positions do not change with small changes"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
-        for index in (0, 1):
-            shape = c.shape(index)
-            if shape is not None and len(shape) != 3:
-                c.fail(f"{c.op.input_name(index)} are {c.tensor(index)}, expected rank 3")
-        boxes = c.shape(0)
-        if boxes is not None and boxes[2] != 4:
-            c.fail(f"boxes are {c.tensor(0)}, expected a last axis of 4")
+        expect_shape(c, 0, ("N", "B", 4))
+        images, count = (c.shape(0) or ("N", "B"))[:2]
+        expect_shape(c, 1, (images, "C", count))
         return [TensorType(DType.INT64, (c.fresh_dim("selected"), 3))]
 
     def reference(self, c: Call, boxes: Array, scores: Array, *rest: Array | None) -> Array:
@@ -88,6 +85,7 @@ def _intersection_over_union(box: Any, others: Any) -> Any:
 class MaxRoiPool(OpDef):
     """The greatest element in each of `pooled_shape` bins of every region; rois [R, 5] are image, x1, y1, x2, y2."""
 
+    agreeing = True
     inputs = "X, rois"
     outputs = "Y"
     attrs = {"pooled_shape": Required("ints"), "spatial_scale": 1.0}
@@ -99,8 +97,8 @@ class MaxRoiPool(OpDef):
             c.fail(f"pooled_shape is {list(c.attr('pooled_shape'))}, expected 2 numbers")
         if x is None or rois is None:
             return [TensorType(dtype, None)]
-        if len(x) != 4 or len(rois) != 2 or rois[1] != 5:
-            c.fail(f"X is {c.tensor(0)}, rois are {c.tensor(1)}, expected rank 4 and [num_rois,5]")
+        expect_shape(c, 0, ("N", "C", "H", "W"))
+        expect_shape(c, 1, ("num_rois", 5))
         return [TensorType(dtype, (rois[0], x[1], *c.attr("pooled_shape")))]
 
     def reference(self, c: Call, x: Array, rois: Array) -> Array:

@@ -11,7 +11,17 @@ from core.ir.dim import Dim
 from core.ir.graph import Array
 from core.ir.types import DType, TensorType, ValueType
 from core.ops.backward import Backward, Rewrite, scatter_along
-from core.ops.common import BOOL, INDEX, NUMBER, check_kind, normalize_axis, rows_beside, same_dtype
+from core.ops.common import (
+    BOOL,
+    INDEX,
+    NUMBER,
+    check_kind,
+    expect_shape,
+    fits,
+    normalize_axis,
+    rows_beside,
+    same_dtype,
+)
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, Runtime, register
 from core.ops.terms import Term
 
@@ -178,6 +188,7 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {
 class Scattering(OpDef):
     """Family base: a copy of `data` in which `updates` are written at `indices`, joined by `reduction`."""
 
+    agreeing = True
     inputs = "data, indices, updates"
     outputs = "output"
 
@@ -226,7 +237,7 @@ class ScatterElements(Scattering):
         data, indices, updates = (c.shape(i) for i in range(3))
         if data is not None:
             normalize_axis(c, c.attr("axis"), len(data))
-        if indices is not None and updates is not None and _differ(indices, updates):
+        if indices is not None and updates is not None and not fits(updates, indices):
             c.fail(f"indices are {c.tensor(1)}, updates {c.tensor(2)}; expected one shape")
         if data is not None and indices is not None and len(data) != len(indices):
             c.fail(f"data is {c.tensor(0)}, indices {c.tensor(1)}; expected one rank")
@@ -261,7 +272,7 @@ class ScatterND(Scattering):
         data, indices, updates = (c.shape(i) for i in range(3))
         if data is not None and indices and updates is not None and isinstance(indices[-1], int):
             expected = (*indices[:-1], *data[indices[-1] :])
-            if indices[-1] > len(data) or _differ(expected, updates):
+            if indices[-1] > len(data) or not fits(updates, expected):
                 c.fail(f"updates are {c.tensor(2)}, expected [{','.join(map(str, expected))}]")
         return super().infer(c)
 
@@ -273,17 +284,11 @@ class ScatterND(Scattering):
         return data.op("GatherND", g.x(1))
 
 
-def _differ(x: Sequence[Dim], y: Sequence[Dim]) -> bool:
-    """Whether two shapes cannot be equal."""
-    return len(x) != len(y) or any(
-        isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(x, y, strict=True)
-    )
-
-
 @register
 class OneHot(OpDef):
     """`values` = [off, on]: on where an axis of `depth` places equals the index. Other indices give only off."""
 
+    agreeing = True
     inputs = "indices, depth, values"
     outputs = "output"
     attrs = {"axis": -1}
@@ -293,8 +298,7 @@ class OneHot(OpDef):
     def infer(self, c: Infer) -> Sequence[ValueType]:
         check_kind(c, 0, NUMBER)
         shape, depth = c.shape(0), c.param("depth")
-        if c.shape(2) not in (None, (2,)):
-            c.fail(f"values is {c.tensor(2)}, expected 2 elements: off and on")
+        expect_shape(c, 2, (2,))
         if shape is None:
             return [TensorType(c.dtype(2), None)]
         axis = normalize_axis(c, c.attr("axis"), len(shape) + 1)

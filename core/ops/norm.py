@@ -11,7 +11,7 @@ from core.ir.dim import product
 from core.ir.graph import Array
 from core.ir.types import Dim, DType, TensorType, ValueType
 from core.ops.backward import Rewrite
-from core.ops.common import broadcast_rows, mean_over, normalize_axis
+from core.ops.common import broadcast_rows, expect_shape, mean_over, normalize_axis
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required, RowAxis, register
 from core.ops.spatial import batch_rows, channels_last, first_shape, to_first, to_layout, wide
 from core.ops.terms import Term
@@ -23,6 +23,7 @@ _EPSILON = 1e-5  # the default of the ONNX schemas
 class BatchNormalization(OpDef):
     """(X - mean) / sqrt(var + epsilon) * scale + B per channel; in training mode with the batch's own statistics."""
 
+    agreeing = True
     rounds_freely = True
     inputs = "X, scale, B, input_mean, input_var"
     outputs = "Y, running_mean, running_var"
@@ -30,8 +31,8 @@ class BatchNormalization(OpDef):
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         x = c.tensor(0)
-        if x.shape is not None and len(x.shape) >= 2:
-            _check_channels(c, range(1, 5), first_shape(c, x.shape)[1])
+        if x.shape is not None and len(x.shape) >= 1:
+            _check_channels(c, range(1, 5), first_shape(c, x.shape)[1] if len(x.shape) >= 2 else 1)
         outputs: list[ValueType] = [x]
         if c.attr("training_mode"):
             outputs += [c.tensor(3), c.tensor(4)]
@@ -70,6 +71,7 @@ class BatchNormalization(OpDef):
 class InstanceNormalization(OpDef):
     """Every channel of every row normalized over its spatial axes."""
 
+    agreeing = True
     rounds_freely = True
     inputs = "input, scale, B"
     outputs = "output"
@@ -99,6 +101,7 @@ class InstanceNormalization(OpDef):
 class GroupNormalization(OpDef):
     """Each group of channels of every row normalized over its channels and spatial axes."""
 
+    agreeing = True
     rounds_freely = True
     inputs = "X, scale, bias"
     outputs = "Y"
@@ -137,6 +140,7 @@ class GroupNormalization(OpDef):
 class TrailingNormalization(OpDef):
     """Family base: the axes from `axis` to the last are normalized together; scale and bias broadcast to the input."""
 
+    agreeing = True
     rounds_freely = True
     attrs = {"axis": -1, "epsilon": _EPSILON, "stash_type": 1}
 
@@ -333,9 +337,7 @@ def _channel_affine(g: Rewrite, x: Term, mean: Term, var: Term, scale: Term, bia
 
 def _check_channels(c: Infer, indices: Sequence[int], channels: Dim) -> None:
     for index in indices:
-        shape = c.shape(index)
-        if shape is not None and (len(shape) != 1 or (isinstance(channels, int) and shape[0] != channels)):
-            c.fail(f"{c.op.input_name(index)} is {c.tensor(index)}, expected [{channels}]")
+        expect_shape(c, index, (channels,))
 
 
 def _check_trailing(c: Infer, x: Sequence[Dim]) -> None:
@@ -345,7 +347,8 @@ def _check_trailing(c: Infer, x: Sequence[Dim]) -> None:
         if shape is None:
             continue
         pairs = zip(reversed(shape), reversed(x), strict=False)
-        if len(shape) > len(x) or any(a not in (1, b) and isinstance(b, int) for a, b in pairs):
+        numbers = [(a, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int)]
+        if len(shape) > len(x) or any(a not in (1, b) for a, b in numbers):
             c.fail(f"{c.op.input_name(index)} is {c.tensor(index)}, expected a shape that broadcasts to {c.tensor(0)}")
 
 

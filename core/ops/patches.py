@@ -11,7 +11,7 @@ import numpy as np
 from core.ir.graph import Array
 from core.ir.types import Dim, TensorType, ValueType
 from core.ops.backward import Backward
-from core.ops.common import FLOAT, check_kind, rows_beside, wide
+from core.ops.common import FLOAT, check_kind, expect_shape, rows_beside, wide
 from core.ops.registry import Call, Infer, Mixes, OpDef, Required, RowAxis, Runtime, register
 from core.ops.spatial import batch_rows, window_of
 from core.ops.terms import Term
@@ -76,6 +76,7 @@ class MaxUnpool(OpDef):
     """The inverse of MaxPool as far as there is one: elements of X go where I says in the flattened output, zero
     elsewhere. A greater `output_shape` leaves further zeros at the end of the axes."""
 
+    agreeing = True
     inputs = "X, I, output_shape?"
     outputs = "output"
     attrs = {"kernel_shape": Required("ints"), "pads": None, "strides": None}
@@ -86,6 +87,7 @@ class MaxUnpool(OpDef):
         x = c.tensor(0)
         if x.shape is None or len(x.shape) != len(c.attr("kernel_shape")) + 2:
             return [x] if x.shape is None else c.fail(f"X is {x}, expected rank {len(c.attr('kernel_shape')) + 2}")
+        expect_shape(c, 1, x.shape)
         if c.has_param("output_shape"):
             given = c.param("output_shape")
             return [TensorType(x.dtype, tuple(given or (c.fresh_dim(f"d{i}") for i in range(len(x.shape)))))]

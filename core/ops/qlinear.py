@@ -9,7 +9,7 @@ import numpy as np
 
 from core.ir.graph import Array
 from core.ir.types import DType, TensorType, ValueType
-from core.ops.common import Kind, check_kind
+from core.ops.common import Kind, Shape, check_kind, expect_shape, fits
 from core.ops.conv import convolve, convolved_shape
 from core.ops.matmul import product_rows, product_shape
 from core.ops.quantize import QUANTIZED, SCALE, saturated
@@ -71,6 +71,7 @@ class QLinearMatMul(OpDef):
 class ConvInteger(OpDef):
     """The convolution of x - x_zero_point with w - w_zero_point in int32. What pads x is its zero point."""
 
+    agreeing = True
     inputs = "x, w, x_zero_point?, w_zero_point?"
     outputs = "y"
     attrs = {**WINDOW_ATTRS, "group": 1, "layout": "NCHW"}
@@ -79,6 +80,7 @@ class ConvInteger(OpDef):
     def infer(self, c: Infer) -> Sequence[ValueType]:
         for index in (0, 1):
             check_kind(c, index, _BYTES)
+        _check_per_channel(c, c.shape(1), (3,))
         return [TensorType(DType.INT32, convolved_shape(c, c.shape(0), c.shape(1)))]
 
     def reference(
@@ -95,6 +97,7 @@ class ConvInteger(OpDef):
 class QLinearConv(OpDef):
     """The convolution of quantized tensors, quantized. B is int32, its scale x_scale * w_scale."""
 
+    agreeing = True
     inputs = "x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, B?"
     outputs = "y"
     attrs = {**WINDOW_ATTRS, "group": 1, "layout": "NCHW"}
@@ -102,7 +105,11 @@ class QLinearConv(OpDef):
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         _check_operands(c, 0, 3)
-        return [TensorType(check_kind(c, 7, QUANTIZED), convolved_shape(c, c.shape(0), c.shape(3)))]
+        w = c.shape(3)
+        _check_per_channel(c, w, (4, 5))
+        if w is not None:
+            expect_shape(c, 8, w[:1])
+        return [TensorType(check_kind(c, 7, QUANTIZED), convolved_shape(c, c.shape(0), w))]
 
     def reference(self, c: Call, *x: Array) -> Array:
         data, x_scale, x_point, w, w_scale, w_point, y_scale, y_point = x[:8]
@@ -114,6 +121,14 @@ class QLinearConv(OpDef):
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
         return batch_rows(c, axes)
+
+
+def _check_per_channel(c: Infer, w: Shape | None, indices: Sequence[int]) -> None:
+    """ModelError unless these inputs have one element, or as many as the weight `w` has output channels."""
+    for index in indices:
+        shape = c.shape(index) if c.has_input(index) else None
+        if w is not None and shape is not None and shape != () and not fits(shape, (1,)):
+            expect_shape(c, index, w[:1])
 
 
 def _check_operands(c: Infer, *starts: int) -> None:

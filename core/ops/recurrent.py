@@ -16,7 +16,7 @@ import numpy as np
 from core.ir.graph import Array
 from core.ir.types import Dim, DType, TensorType, ValueType
 from core.ops.backward import Rewrite
-from core.ops.common import FLOAT, check_kind, wide
+from core.ops.common import FLOAT, check_kind, expect_shape, fits, wide
 from core.ops.recurrent_definition import define, gru_step, lstm_step, rnn_step
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required, RowAxis, get, register
 from core.ops.terms import Term
@@ -72,6 +72,7 @@ class Cell:
 class Recurrent(OpDef):
     """Family base: `step` is one time step of one direction."""
 
+    agreeing = True
     rounds_freely = True
     inputs = "X, W, R, B?, sequence_lens?, initial_h?"
     outputs = "Y, Y_h"
@@ -100,23 +101,30 @@ class Recurrent(OpDef):
             return [TensorType(dtype, None)] * (1 + self.states)
         if len(x) != 3 or len(r) != 3:
             c.fail(f"X is {c.tensor(0)} and R is {c.tensor(2)}, expected rank 3")
-        hidden = r[2]
+        hidden = self._hidden(c, r[2])
         self._check_weights(c, directions, x[2], hidden)
         steps, batch = (x[1], x[0]) if c.attr("layout") else (x[0], x[1])
         state = (batch, directions, hidden) if c.attr("layout") else (directions, batch, hidden)
+        expect_shape(c, 4, (batch,))
+        for index in range(5, 5 + self.states):
+            expect_shape(c, index, state)
         y = (batch, steps, directions, hidden) if c.attr("layout") else (steps, directions, batch, hidden)
         return [TensorType(dtype, y), *[TensorType(dtype, state)] * self.states]
 
-    def _check_weights(self, c: Infer, directions: int, size: Dim, hidden: Dim) -> None:
+    def _hidden(self, c: Infer, found: Dim) -> Dim:
+        """The hidden size: as R has it, or as declared where that of R only shows in a run."""
         declared = c.attr("hidden_size")
-        if declared is not None and declared != hidden:
-            c.fail(f"hidden_size is {declared}, R has {hidden}")
+        if declared is not None and not fits((found,), (declared,)):
+            c.fail(f"hidden_size is {declared}, R has {found}")
+        return found if declared is None or isinstance(found, int) else int(declared)
+
+    def _check_weights(self, c: Infer, directions: int, size: Dim, hidden: Dim) -> None:
         rows = self.gates * hidden
-        expected = {1: (directions, rows, size), 2: (directions, rows, hidden), 3: (directions, 2 * rows)}
-        for index, dims in expected.items():
-            shape = c.shape(index) if c.has_input(index) else None
-            if shape is not None and not _fits(shape, dims):
-                c.fail(f"{c.op.input_name(index)} is {c.tensor(index)}, expected [{','.join(map(str, dims))}]")
+        expect_shape(c, 1, (directions, rows, size))
+        expect_shape(c, 2, (directions, rows, hidden))
+        expect_shape(c, 3, (directions, 2 * rows))
+        if self.states == 2:
+            expect_shape(c, 7, (directions, 3 * hidden))
 
     def reference(self, c: Call, *inputs: Array | None) -> tuple[Array, ...]:
         given: list[Any] = [*inputs, *[None] * (8 - len(inputs))]
@@ -245,6 +253,7 @@ class RecurrentSteps(OpDef):
     biases of the state's products; Y [T, D, B, H]. The rest is as in the operator itself.
     """
 
+    agreeing = True
     domain = "lathe"
     inputs = "G, R, B?, sequence_lens?, initial_h?, initial_c?, P?"
     outputs = "Y, Y_h, Y_c"
@@ -254,9 +263,15 @@ class RecurrentSteps(OpDef):
     def infer(self, c: Infer) -> Sequence[ValueType]:
         gates, r, op = c.tensor(0).dims, c.tensor(1).dims, _cell(c)
         directions, rows, hidden = _directions(c), r[1], r[2]
-        if len(gates) != 3 or gates[2] != directions * rows or rows != op.gates * hidden or r[0] != directions:
+        expected = (directions, op.gates * hidden, hidden)
+        if not fits(gates, ("T", "B", directions * rows)) or not fits(r, expected):
             c.fail(f"G is {c.tensor(0)} and R is {c.tensor(1)}, which {directions} directions of {op.name} do not make")
         state = TensorType(c.dtype(0), (directions, gates[1], hidden))
+        expect_shape(c, 2, (directions, rows))
+        expect_shape(c, 3, (gates[1],))
+        for index in range(4, 4 + op.states):
+            expect_shape(c, index, (state.dims[1], directions, hidden) if c.attr("layout") else state.dims)
+        expect_shape(c, 6, (directions, 3 * hidden))
         return [TensorType(c.dtype(0), (gates[0], *state.dims)), *[state] * op.states]
 
     def reference(self, c: Call, *inputs: Array | None) -> tuple[Array, ...]:
@@ -285,13 +300,6 @@ def _directions(c: NodeView) -> int:
 def _backwards(c: NodeView) -> tuple[bool, ...]:
     """Whether time runs backward, for each direction."""
     return {"forward": (False,), "reverse": (True,)}.get(c.attr("direction"), (False, True))
-
-
-def _fits(shape: Sequence[Dim], expected: Sequence[Dim]) -> bool:
-    if len(shape) != len(expected):
-        return False
-    pairs = zip(shape, expected, strict=True)
-    return all(a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int))
 
 
 def _initial(c: Call, state: Array | None, data: Any, r: Array) -> Any:

@@ -132,6 +132,35 @@ class Infer(NodeView):
         return symbol(f"{_identifier(self.node.outputs[0].name)}_{label}")
 
 
+class _Shown(Infer):
+    """The view of `infer` while a model runs: the shapes of tensors, and the values of parameters, are known."""
+
+    def __init__(self, op: OpDef, node: Node, inputs: Sequence[Runtime]) -> None:
+        values = zip(node.inputs, inputs, strict=False)
+        self._arrays = {v: array for v, array in values if v is not None and isinstance(array, np.ndarray)}
+        parameters = (node.input(index) for index in op.params.values())
+        super().__init__(op, node, {v: self._arrays[v] for v in parameters if v in self._arrays})
+
+    def tensor(self, index: int) -> TensorType:
+        type_, value = super().tensor(index), self.node.input(index)
+        return TensorType(type_.dtype, self._arrays[value].shape) if value in self._arrays else type_
+
+
+def check_extents(op: OpDef, node: Node, inputs: Sequence[Runtime]) -> None:
+    """Have `infer` check the extents of these inputs where the types of the node left them open.
+
+    A symbol in a type may turn out to be any number, and NumPy would broadcast some of the wrong ones. ModelError when
+    the inputs do not fit the operator.
+    """
+    if op.agreeing and any(map(_is_open, node.inputs, inputs)):
+        op.infer(_Shown(op, node, inputs))
+
+
+def _is_open(value: Value | None, array: Runtime) -> bool:
+    """Whether the type of a value says less, or other, than the shape of the array."""
+    return value is not None and isinstance(value.type, TensorType) and value.type.shape != np.shape(array)
+
+
 class Call(NodeView):
     """The view given to `OpDef.reference`: attributes, parameters as arrays, and nested graphs to run."""
 
@@ -155,7 +184,10 @@ class Call(NodeView):
         """A parameter as a flat tuple of numbers; None when it was not given."""
         if self.node.attrs.get(name) is not None:
             flat = _flat(self.node.attrs[name])
-            return tuple(evaluate(v, self._symbols) if isinstance(v, SymDim) and self._symbols else v for v in flat)
+            try:
+                return tuple(evaluate(v, self._symbols) if isinstance(v, SymDim) and self._symbols else v for v in flat)
+            except KeyError as error:
+                self.fail(f"'{name}' is [{', '.join(map(str, flat))}]: {error.args[0]}")
         index = self.op.params[name]
         array = self.inputs[index] if index < len(self.inputs) else None
         return None if array is None else _flat(array)
@@ -190,6 +222,7 @@ class OpDef:
     commutative: ClassVar[bool] = False
     open_ended: ClassVar[bool] = False  # data, and not their shapes, decide how long it takes; see `may_not_end`
     kernel_dtypes: ClassVar[Collection[DType]] = (DType.FLOAT32,)  # element types that `write_kernel` knows
+    agreeing: ClassVar[bool] = False  # `infer` checks extents that its reference relies on; see `check_extents`
     rounds_freely: ClassVar[bool] = (
         False  # ONNX leaves last bits open: sums in any order, functions nobody rounds exactly
     )

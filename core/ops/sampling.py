@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 from itertools import product
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from core.ir.graph import Array
-from core.ir.types import Dim, DType, TensorType, ValueType
+from core.ir.types import DType, TensorType, ValueType
 from core.ops.backward import Rewrite
-from core.ops.common import FLOAT, Shape, check_kind, wide
-from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, register
-from core.ops.spatial import window_of, window_output
+from core.ops.common import FLOAT, Shape, check_kind, expect_shape, fits, wide
+from core.ops.registry import Call, Infer, Mixes, OpDef, RowAxis, register
+from core.ops.spatial import fresh_spatial, kernel_of, window_of, window_output
 from core.ops.terms import Term
 
 Taps: TypeAlias = list[tuple[Any, Any]]  # (integer positions, possibly outside; weights), of the samples' shape
@@ -74,6 +75,7 @@ def gather(x: Any, taps: Sequence[Taps]) -> Any:
 class GridSample(OpDef):
     """Samples X [N, C, D1..Dr] at grid [N, O1..Or, r]: numbers from -1 to 1 over each axis, the last axis first."""
 
+    agreeing = True
     inputs = "X, grid"
     outputs = "Y"
     attrs = {"align_corners": 0, "mode": "linear", "padding_mode": "zeros"}
@@ -87,8 +89,9 @@ class GridSample(OpDef):
         x, grid = c.shape(0), c.shape(1)
         if x is None or grid is None:
             return [TensorType(dtype, None)]
-        if len(x) < 3 or len(grid) != len(x) or grid[-1] not in (len(x) - 2,):
-            c.fail(f"grid is {c.tensor(1)}, expected rank {len(x)} with a last axis of {len(x) - 2}")
+        if len(x) < 3:
+            c.fail(f"X is {c.tensor(0)}, expected rank 3 or more")
+        expect_shape(c, 1, (x[0], *(f"O{axis}" for axis in range(1, len(x) - 1)), len(x) - 2))
         return [TensorType(dtype, (x[0], x[1], *grid[1:-1]))]
 
     def reference(self, c: Call, x: Array, grid: Array) -> Array:
@@ -186,6 +189,7 @@ class RoiAlign(OpDef):
     neighbour counts, as ONNX has it.
     """
 
+    agreeing = True
     inputs = "X, rois, batch_indices"
     outputs = "Y"
     attrs = {
@@ -200,8 +204,9 @@ class RoiAlign(OpDef):
             c.fail(f"mode is {c.attr('mode')!r}, expected avg or max")
         if x is None or rois is None:
             return [TensorType(dtype, None)]
-        if len(x) != 4 or len(rois) != 2 or rois[1] != 4:
-            c.fail(f"X is {c.tensor(0)}, rois are {c.tensor(1)}, expected rank 4 and [num_rois,4]")
+        expect_shape(c, 0, ("N", "C", "H", "W"))
+        expect_shape(c, 1, ("num_rois", 4))
+        expect_shape(c, 2, (rois[0],))
         return [TensorType(dtype, (rois[0], x[1], c.attr("output_height"), c.attr("output_width")))]
 
     def reference(self, c: Call, x: Array, rois: Array, images: Array) -> Array:
@@ -252,6 +257,7 @@ class DeformConv(OpDef):
     """A convolution whose kernel reads at positions moved by `offset` [N, offset_group * K * r, O..] for K kernel
     elements and r spatial axes, each reading scaled by `mask` [N, offset_group * K, O..]."""
 
+    agreeing = True
     inputs = "X, W, offset, B?, mask?"
     outputs = "Y"
     attrs = {"dilations": None, "group": 1, "kernel_shape": None, "offset_group": 1, "pads": None, "strides": None}
@@ -262,15 +268,13 @@ class DeformConv(OpDef):
         if x is None or w is None:
             return [TensorType(dtype, None)]
         self._check(c, x, w)
-        out = window_output(c, window_of(c, self._kernel(c, w)), x[2:])
+        kernel = kernel_of(c, w)
+        if kernel is None:
+            return [TensorType(dtype, (x[0], w[0], *fresh_spatial(c, len(x) - 2)))]
+        out, places = window_output(c, window_of(c, kernel), x[2:]), prod(kernel) * c.attr("offset_group")
+        expect_shape(c, 2, (x[0], places * len(kernel), *out))
+        expect_shape(c, 4, (x[0], places, *out))
         return [TensorType(dtype, (x[0], w[0], *out))]
-
-    def _kernel(self, c: NodeView, w: Sequence[Dim]) -> tuple[int, ...]:
-        kernel = tuple(k if isinstance(k, int) else int(c.unsupported("W has a symbolic extent")) for k in w[2:])
-        declared = c.attr("kernel_shape")
-        if declared is not None and tuple(declared) != kernel:
-            c.fail(f"kernel_shape is {list(declared)}, W has {list(kernel)}")
-        return kernel
 
     def _check(self, c: Infer, x: Shape, w: Shape) -> None:
         groups = c.attr("group"), c.attr("offset_group")
@@ -278,8 +282,9 @@ class DeformConv(OpDef):
             c.fail(f"X is {c.tensor(0)}, W is {c.tensor(1)}, expected one rank of at least 3")
         if min(groups) < 1 or any(isinstance(x[1], int) and x[1] % group for group in groups):
             c.fail(f"X has {x[1]} channels, not divisible by group {groups[0]} and offset_group {groups[1]}")
-        if isinstance(x[1], int) and w[1] != x[1] // groups[0]:
+        if not fits(w[1:2], (x[1] // groups[0],)):
             c.fail(f"X has {x[1]} channels, W expects {w[1]} in each of {groups[0]} groups")
+        expect_shape(c, 3, w[:1])
 
     def reference(
         self, c: Call, x: Array, w: Array, offset: Array, b: Array | None = None, mask: Array | None = None

@@ -13,7 +13,7 @@ from core.ir.dim import Dim, floor_div, is_never_negative
 from core.ir.graph import Array
 from core.ir.types import TensorType, ValueType
 from core.ops.backward import Backward, scatter_along
-from core.ops.common import INDEX, Shape, check_kind, normalize_axes, rows_beside
+from core.ops.common import INDEX, Shape, check_kind, expect_shape, normalize_axes, rows_beside
 from core.ops.registry import Call, Infer, Mixes, OpDef, RowAxis, Runtime, register
 from core.ops.terms import Term
 
@@ -268,6 +268,7 @@ class Trilu(OpDef):
 class ReverseSequence(OpDef):
     """Reverses the first `sequence_lens[i]` steps of sequence i, keeping the others."""
 
+    agreeing = True
     inputs = "input, sequence_lens"
     outputs = "Y"
     attrs = {"batch_axis": 1, "time_axis": 0}
@@ -277,9 +278,7 @@ class ReverseSequence(OpDef):
         check_kind(c, 1, INDEX)
         if type_.shape is not None:
             axes = normalize_axes(c, (c.attr("batch_axis"), c.attr("time_axis")), type_.rank)
-            lengths = c.shape(1)
-            if lengths is not None and (len(lengths) != 1 or _differ(lengths[0], type_.shape[axes[0]])):
-                c.fail(f"sequence_lens is {c.tensor(1)}, expected [{type_.shape[axes[0]]}]")
+            expect_shape(c, 1, (type_.shape[axes[0]],))
         return [type_]
 
     def reference(self, c: Call, x: Array, lengths: Array) -> Array:
@@ -339,7 +338,3 @@ def _folded(dy: Term, shape: Shape, widths: Sequence[tuple[Any, Any]], mode: str
         shown: Any = np.pad(places, (max(0, before), max(0, after)), mode=mode)  # type: ignore[call-overload]
         dy = scatter_along(dy, dy.writer.array(shown), axis, extent)
     return dy
-
-
-def _differ(x: Dim, y: Dim) -> bool:
-    return isinstance(x, int) and isinstance(y, int) and x != y

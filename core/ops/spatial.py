@@ -16,6 +16,7 @@ import numpy as np
 
 from core.ir.graph import Array
 from core.ir.types import Dim
+from core.ops.common import fits
 from core.ops.registry import Infer, Mixes, NodeView, RowAxis
 
 LAYOUTS = ("NCHW", "NHWC", "CHWN")
@@ -158,6 +159,22 @@ def _positive(c: NodeView, name: str, values: Sequence[int], rank: int) -> tuple
     if len(values) != rank or any(value < 1 for value in values):
         c.fail(f"{name} is {list(values)}, expected {rank} numbers of at least 1")
     return tuple(values)
+
+
+def kernel_of(c: Infer, w: Sequence[Dim]) -> tuple[int, ...] | None:
+    """The spatial extents of a weight [M, C/group, K1..]; None where neither its type nor `kernel_shape` says them.
+    ModelError when the two differ."""
+    declared, found = c.attr("kernel_shape"), tuple(w[2:])
+    if declared is not None and not fits(found, declared):
+        c.fail(f"kernel_shape is {list(declared)}, W has [{', '.join(map(str, found))}]")
+    kernel = found if declared is None else tuple(declared)
+    numbers = tuple(extent for extent in kernel if isinstance(extent, int))
+    return numbers if len(numbers) == len(kernel) else None
+
+
+def fresh_spatial(c: Infer, rank: int) -> tuple[Dim, ...]:
+    """Spatial extents that only a run shows."""
+    return tuple(c.fresh_dim(f"d{axis}") for axis in range(rank))
 
 
 def window_output(c: Infer, window: Window, spatial: Sequence[Dim], *, ceil_mode: bool = False) -> tuple[Dim, ...]:

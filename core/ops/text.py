@@ -8,7 +8,7 @@ import numpy as np
 
 from core.ir.graph import Array
 from core.ir.types import Dim, DType, TensorType, ValueType
-from core.ops.common import Kind, broadcast_rows, broadcast_shapes, check_kind, rows_beside
+from core.ops.common import Kind, broadcast_rows, broadcast_shapes, check_kind, fits, rows_beside
 from core.ops.regex import BadPattern, Pattern, compiled
 from core.ops.registry import Call, Infer, Mixes, OpDef, Required, RowAxis, register
 
@@ -109,6 +109,7 @@ class StringNormalizer(OpDef):
     `locale` has no effect: case follows the Unicode tables.
     """
 
+    agreeing = True
     inputs = "X"
     outputs = "Y"
     attrs = {"case_change_action": "NONE", "is_case_sensitive": 0, "locale": None, "stopwords": ()}
@@ -121,7 +122,7 @@ class StringNormalizer(OpDef):
         shape = c.shape(0)
         if shape is None:
             return [TensorType(DType.STRING, None)]
-        if not (len(shape) == 1 or (len(shape) == 2 and shape[0] == 1)):
+        if not (len(shape) == 1 or (len(shape) == 2 and fits(shape[:1], (1,)))):
             c.fail(f"X is {c.tensor(0)}, expected [C] or [1,C]")
         kept: Dim = c.fresh_dim("kept") if c.attr("stopwords") or shape[-1] == 0 else shape[-1]
         return [TensorType(DType.STRING, (*shape[:-1], kept))]

@@ -44,12 +44,10 @@ def kernel_of(request: Request, choose: Selector = select) -> KernelCall | str:
     what = f"{node.op} of {', '.join(_types(node))}"
     if not has_elements(node):
         return f"{what} has empty operands"
-    call = choose(request)
-    if call is None:
-        return f"no compiled kernel for {what}"
-    if not holds_for_every_batch(node, request.constants):
+    if not holds_for_every_batch(node, request.constants):  # first: selectors take it that extents agree
         return f"{what} only fits some batch sizes"
-    return call
+    call = choose(request)
+    return call if call is not None else f"no compiled kernel for {what}"
 
 
 @dataclass(frozen=True)

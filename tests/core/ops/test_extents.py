@@ -1,0 +1,167 @@
+"""Operators whose inputs have extents that are symbols: they run where the extents agree, and refuse where they do not.
+
+A symbol may be the batch, any other one, or one that only data show (here: of what Compress keeps of a longer input).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import core
+from core.errors import LatheError
+from tests.core.one_node import one_node_model
+from tests.core.small_models import assert_like_onnx_runtime, model, normal, theirs
+
+
+@dataclass(frozen=True)
+class Sized:
+    """An operator, and along which axis the extent of one input must be what the other inputs make it."""
+
+    op: str
+    inputs: Sequence[Any]  # None: absent
+    index: int  # of that input
+    axis: int = 0
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    opset: int = 22
+    name: str = ""  # of the input, as errors call it
+    wrong: Sequence[int] = (1, 5)  # NumPy would broadcast the one, a kernel read beyond other operands
+
+    @property
+    def label(self) -> str:
+        return f"{self.op}-{self.name}"
+
+    def fed(self, extent: int | None = None) -> dict[str, Any]:
+        """The inputs by name, the one in question repeated or cut to another extent."""
+        arrays = list(self.inputs)
+        if extent is not None:
+            places = np.arange(extent) % arrays[self.index].shape[self.axis]
+            arrays[self.index] = np.take(arrays[self.index], places, self.axis)
+        return {f"x{i}": array for i, array in enumerate(arrays) if array is not None}
+
+    def model(self, symbol: str) -> onnx.ModelProto:
+        """The operator alone, that one extent a symbol."""
+        made = one_node_model(self.op, self.inputs, self.attrs, opset=self.opset)
+        self.port(made).type.tensor_type.shape.dim[self.axis].dim_param = symbol
+        return made
+
+    def port(self, made: onnx.ModelProto) -> Any:
+        return next(value for value in made.graph.input if value.name == f"x{self.index}")
+
+
+def _floats(*shape: int) -> Any:
+    return normal(*shape, seed=len(shape))
+
+
+def _bytes(*shape: int) -> Any:
+    return (np.arange(np.prod(shape)) % 100).astype(np.uint8).reshape(shape)
+
+
+IMAGES, POINT, SCALE = _floats(3, 4, 5, 5), np.array(3, np.uint8), np.array(0.1, np.float32)
+POSITIVE = np.abs(_floats(4)) + 1
+QUANTIZED = [_bytes(3, 4, 5, 5), SCALE, POINT, _bytes(4, 4, 3, 3), np.full(4, SCALE), np.full(4, POINT), SCALE, POINT]
+LSTM = [_floats(6, 3, 2), _floats(1, 16, 2), _floats(1, 16, 4), _floats(1, 32)]
+
+SIZED = [
+    Sized("Conv", [IMAGES, _floats(4, 4, 3, 3), _floats(4)], 2, name="B"),
+    Sized("Conv", [IMAGES, _floats(4, 4, 3, 3)], 1, 1, name="W"),
+    Sized("Conv", [IMAGES, _floats(4, 4, 3, 3)], 1, 3, {"kernel_shape": [3, 3]}, name="kernel_shape"),
+    Sized("ConvTranspose", [IMAGES, _floats(4, 4, 3, 3), _floats(4)], 2, name="B"),
+    Sized("ConvTranspose", [IMAGES, _floats(4, 4, 3, 3)], 1, 2, {"kernel_shape": [3, 3]}, name="kernel_shape"),
+    Sized("ConvInteger", [_bytes(3, 4, 5, 5), _bytes(4, 4, 3, 3), POINT], 1, 1, opset=10, name="W"),
+    Sized("QLinearConv", [*QUANTIZED, np.arange(4, dtype=np.int32)], 8, opset=10, name="B"),
+    Sized("BatchNormalization", [IMAGES, *[_floats(4)] * 3, POSITIVE], 4, opset=15, name="input_var"),
+    Sized("InstanceNormalization", [IMAGES, _floats(4), _floats(4)], 1, name="scale"),
+    Sized("GroupNormalization", [IMAGES, _floats(4), _floats(4)], 2, 0, {"num_groups": 2}, 21, "bias"),
+    Sized("LSTM", LSTM, 2, 2, {"hidden_size": 4}, name="hidden_size"),
+    Sized("LSTM", LSTM, 3, 1, {"hidden_size": 4}, name="B"),
+    Sized("LSTM", [*LSTM, None, _floats(1, 3, 4), _floats(1, 3, 4)], 5, 1, {"hidden_size": 4}, name="initial_h"),
+    Sized("GRU", [_floats(6, 3, 2), _floats(1, 12, 2), _floats(1, 12, 4)], 1, 1, {"hidden_size": 4}, name="W"),
+    Sized("OneHot", [np.array([1, 0, 3]), np.array(4), _floats(2)], 2, name="values"),
+    Sized("GridSample", [IMAGES, _floats(3, 4, 4, 2)], 1, 3, name="grid"),
+    Sized("RoiAlign", [IMAGES, np.abs(_floats(2, 4)), np.array([0, 2])], 1, 1, opset=16, name="rois"),
+    Sized("MaxRoiPool", [IMAGES, np.abs(_floats(2, 5))], 1, 1, {"pooled_shape": [2, 2]}, 21, "rois", wrong=(4, 6)),
+    Sized("NonMaxSuppression", [_floats(2, 6, 4), _floats(2, 3, 6), np.array(2)], 0, 2, name="boxes"),
+    Sized("LayerNormalization", [IMAGES, _floats(5)], 1, name="Scale", wrong=(2, 6)),
+    Sized("DFT", [_floats(3, 4, 2)], 0, 2, opset=17, attrs={"axis": 1}, name="input", wrong=(3,)),
+    Sized("ReverseSequence", [_floats(6, 3), np.array([2, 6, 4])], 1, name="sequence_lens"),
+    Sized("ScatterND", [_floats(5, 4), np.array([[3], [1]]), _floats(2, 4)], 2, 1, name="updates"),
+]
+WRONG = [pytest.param(sized, wrong, id=f"{sized.label}-{wrong}") for sized in SIZED for wrong in sized.wrong]
+
+
+@pytest.mark.parametrize("sized", SIZED, ids=lambda sized: sized.label)
+def test_an_extent_that_is_a_symbol_may_be_the_right_one(sized: Sized) -> None:
+    assert_like_onnx_runtime(sized.model("M").SerializeToString(), sized.fed(), tolerance=1e-3)
+
+
+@pytest.mark.parametrize(("sized", "wrong"), WRONG)
+def test_a_wrong_extent_of_the_batch_symbol_is_refused(sized: Sized, wrong: int) -> None:
+    """No kernel may take it that the batch is as large as the extent should be."""
+    with core.compile(sized.model("N").SerializeToString(), tune="off") as session:
+        with pytest.raises(LatheError, match=rf"{sized.name} (is|are|has|expects)|W expects"):
+            session.run(sized.fed(wrong))
+        session.run(sized.fed())
+
+
+@pytest.mark.parametrize(("sized", "wrong"), WRONG)
+def test_a_wrong_extent_that_only_data_show_is_refused(sized: Sized, wrong: int) -> None:
+    data = _computed(sized)
+    whole = sized.fed(40)
+    right = sized.inputs[sized.index].shape[sized.axis]
+    with core.compile(data, tune="off") as session:
+        got = session.run({**whole, "keep": np.arange(40) < right})
+        for name, array in theirs(data, {**whole, "keep": np.arange(40) < right}).items():
+            np.testing.assert_allclose(got[name], array, 1e-3, 1e-3)
+        with pytest.raises(LatheError, match=rf"{sized.name} (is|are|has|expects)|W expects"):
+            session.run({**whole, "keep": np.arange(40) < wrong})
+
+
+def _computed(sized: Sized) -> bytes:
+    """The model with what `keep` leaves of that axis."""
+    made = sized.model("L")
+    port, node = sized.port(made), made.graph.node[0]
+    made.graph.node.insert(0, helper.make_node("Compress", [port.name, "keep"], ["kept"], axis=sized.axis))
+    made.graph.node[1].input[:] = ["kept" if name == port.name else name for name in node.input]
+    made.graph.input.append(helper.make_tensor_value_info("keep", onnx.TensorProto.BOOL, ["L"]))
+    return bytes(made.SerializeToString())
+
+
+KERNELS = [
+    ("float[2,4,5,6] x, float[4,4,N,M] w => float[2,4,h,v] y", "y = Conv <pads = [1,0,0,1]> (x, w)"),
+    ("float[2,4,5,6] x, float[4,4,N,N] w => float[2,4,h,v] y", 'y = Conv <auto_pad = "SAME_UPPER"> (x, w)'),
+    ("float[2,4,5,6] x, float[4,2,N,M] w => float[2,2,h,v] y", "y = ConvTranspose <strides = [2,1]> (x, w)"),
+    ("uint8[2,4,5,6] x, uint8[4,4,N,M] w => int32[2,4,h,v] y", "y = ConvInteger (x, w)"),
+]
+
+
+@pytest.mark.parametrize(("signature", "body"), KERNELS)
+def test_kernels_whose_extents_only_a_run_shows(signature: str, body: str) -> None:
+    dtype = np.uint8 if signature.startswith("uint8") else np.float32
+    channels = 2 if "Transpose" in body else 4
+    x = (np.abs(_floats(2, 4, 5, 6)) * 20).astype(dtype)
+    kernels = [(np.abs(_floats(4, channels, size, size)) * 20).astype(dtype) for size in (3, 2, 1)]
+    assert_like_onnx_runtime(model(signature, body), *({"x": x, "w": w} for w in kernels))
+
+
+def test_a_kernel_that_does_not_fit_is_refused() -> None:
+    signature, body = KERNELS[0]
+    with core.compile(model(signature, body), tune="off") as session, pytest.raises(LatheError, match="larger than"):
+        session.run({"x": _floats(2, 4, 5, 6), "w": _floats(4, 4, 9, 9)})
+
+
+HEADS = "h = Shape <start = 0, end = 2> (x)  four = Concat <axis = 0> (h, rest)  y = Reshape (z, four)"
+
+
+def test_an_extent_that_is_a_quotient_of_the_batch() -> None:
+    """Of z it is known only when it runs how many elements are left for each of x; an empty x leaves no answer."""
+    data = model("float[N,M] x, float[A,B] z => float[a,b,c,d] y", HEADS, "int64[2] rest = {3, -1}")
+    assert_like_onnx_runtime(data, {"x": normal(2, 5), "z": normal(10, 12)}, {"x": normal(1, 2), "z": normal(4, 6)})
+    with core.compile(data, tune="off") as session, pytest.raises(LatheError, match="Reshape"):
+        session.run({"x": normal(0, 5), "z": normal(10, 12)})

@@ -340,9 +340,10 @@ def _scale_per_channel(e: Emitter, node: OnnxNode) -> None:
         raise ModelError(f"num_groups is {groups}, expected a divisor of the {channels} channels", where=node.where)
     count = e.constant([groups], dtype=DType.INT64)
     each = e("Div", e("Shape", node.required(0), start=1, end=2), count)
+    together = e("Concat", count, each, axis=0)
     for index in (1, 2):
-        column = e("Unsqueeze", node.required(index), e.constant([1], dtype=DType.INT64))
-        spread = e("Expand", column, e("Concat", count, each, axis=0))
+        column = e("Reshape", node.required(index), e.constant([groups, 1], dtype=DType.INT64))
+        spread = e("Expand", column, together)
         node.set_input(index, e("Reshape", spread, e.constant([-1], dtype=DType.INT64)))
 
 

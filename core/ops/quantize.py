@@ -13,7 +13,7 @@ import numpy as np
 from core.ir.graph import Array
 from core.ir.types import DType, TensorType, ValueType
 from core.ops.backward import Rewrite
-from core.ops.common import FLOAT, Kind, as_dtype, check_kind, normalize_axis, rows_beside
+from core.ops.common import FLOAT, Kind, as_dtype, check_kind, fits, normalize_axis, rows_beside
 from core.ops.numeric import convert
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, register
 from core.ops.terms import Term
@@ -36,6 +36,7 @@ class QuantizeLinear(OpDef):
     """saturate(round(x / y_scale) + y_zero_point), halves to even. The division is done in `precision`, or in the
     scale's type."""
 
+    agreeing = True
     inputs = "x, y_scale, y_zero_point?"
     outputs = "y"
     attrs = {"axis": 1, "block_size": 0, "output_dtype": 0, "precision": 0, "saturate": 1}
@@ -75,6 +76,7 @@ class QuantizeLinear(OpDef):
 class DequantizeLinear(OpDef):
     """(x - x_zero_point) * x_scale, computed in float32."""
 
+    agreeing = True
     inputs = "x, x_scale, x_zero_point?"
     outputs = "y"
     attrs = {"axis": 1, "block_size": 0, "output_dtype": 0}
@@ -127,19 +129,25 @@ def integer_range(dtype: DType) -> tuple[int, int]:
 
 
 def _check_scale(c: Infer) -> None:
-    """ModelError unless the scale is one number, a vector along the axis, or blocks along it."""
-    x, scale, block = c.shape(0), c.shape(1), c.attr("block_size")
-    if block < 0:
-        c.fail(f"block_size is {block}, expected at least 0")
-    if x is None or scale is None or _is_one_number(scale):
+    """ModelError unless scale and zero point are one number, a vector along the axis, or blocks along it."""
+    if c.attr("block_size") < 0:
+        c.fail(f"block_size is {c.attr('block_size')}, expected at least 0")
+    for index, name in ((1, "scale"), (2, "zero point")):
+        if c.has_input(index):
+            _check_spread(c, index, name)
+
+
+def _check_spread(c: Infer, index: int, name: str) -> None:
+    x, values, block = c.shape(0), c.shape(index), c.attr("block_size")
+    if x is None or values is None or _is_one_number(values):
         return
     axis = normalize_axis(c, c.attr("axis"), len(x))
-    if block and len(scale) != len(x):
-        c.fail(f"the scale is {c.tensor(1)}, expected rank {len(x)} for blocks")
-    if not block and len(scale) != 1:
-        c.fail(f"the scale is {c.tensor(1)}, expected a number or a vector")
-    if not block and isinstance(scale[0], int) and isinstance(x[axis], int) and scale[0] != x[axis]:
-        c.fail(f"the scale has {scale[0]} elements, axis {axis} of the input {x[axis]}")
+    if block and len(values) != len(x):
+        c.fail(f"the {name} is {c.tensor(index)}, expected rank {len(x)} for blocks")
+    if not block and len(values) != 1:
+        c.fail(f"the {name} is {c.tensor(index)}, expected a number or a vector")
+    if not block and not fits(values, (x[axis],)):
+        c.fail(f"the {name} has {values[0]} elements, axis {axis} of the input {x[axis]}")
 
 
 def _is_one_number(shape: Sequence[Any]) -> bool:

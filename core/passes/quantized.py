@@ -65,7 +65,7 @@ class Quantized:
 
 def _spell_out(editor: Editor, node: Node) -> None:
     """QLinearConv and QLinearMatMul as the operator between conversions."""
-    if node.op not in ("QLinearConv", "QLinearMatMul"):
+    if node.op not in ("QLinearConv", "QLinearMatMul") or not _has_whole_bias(node, node.input(8)):
         return
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = node.inputs[:8]
     scales = [editor.array(value) for value in (x_scale, w_scale, y_scale)]
@@ -147,7 +147,7 @@ def _cancel(editor: Editor, node: Node) -> None:
 
 def _multiply(editor: Editor, node: Node, depthwise: bool) -> None:
     """A product of dequantized numbers as that of the integers, times both scales, plus the bias."""
-    if node.op not in ("Conv", "MatMul", "Gemm") or not has_ranks(node):
+    if node.op not in ("Conv", "MatMul", "Gemm") or not has_ranks(node) or not _has_whole_bias(node, node.input(2)):
         return
     left = dequantized(editor, node.inputs[0])
     if left is None or left.scale.size != 1 or left.whole.dtype not in (DType.UINT8, DType.INT8):
@@ -194,11 +194,18 @@ def _with_bias(editor: Editor, node: Node, y: Value) -> Value:
     if bias is None:
         return y
     if node.op == "Conv":
-        bias = editor.emit(node, "Reshape", bias, attrs={"shape": _per_channel(node, np.empty(bias.shape)).shape})
+        bias = editor.emit(node, "Reshape", bias, attrs={"shape": (*bias.shape, *(1,) * (len(node.output.shape) - 2))})
     elif node.attrs.get("beta", 1.0) != 1.0:
         beta = editor.constant(np.float32(node.attrs["beta"]).reshape(()), "beta")  # type: ignore[arg-type]
         bias = editor.emit(node, "Mul", bias, beta)
     return editor.emit(node, "Add", y, bias)
+
+
+def _has_whole_bias(node: Node, bias: Value | None) -> bool:
+    """Whether the bias of a convolution surely has an element per output channel: Add and DequantizeLinear would
+    broadcast another one, which ONNX refuses."""
+    shape = shape_of(node.output)
+    return not node.op.endswith("Conv") or bias is None or (shape is not None and shape_of(bias) == shape[1:2])
 
 
 def _per_channel(node: Node, values: Any) -> Array:

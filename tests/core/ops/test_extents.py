@@ -45,10 +45,19 @@ class Sized:
             arrays[self.index] = np.take(arrays[self.index], places, self.axis)
         return {f"x{i}": array for i, array in enumerate(arrays) if array is not None}
 
-    def model(self, symbol: str) -> onnx.ModelProto:
-        """The operator alone, that one extent a symbol."""
+    def model(self, symbol: str, constant: bool = False) -> onnx.ModelProto:
+        """The operator alone, that one extent a symbol.
+
+        `constant`: all inputs but the first and that one are constants, so that passes and kernels for those may apply.
+        """
         made = one_node_model(self.op, self.inputs, self.attrs, opset=self.opset)
         self.port(made).type.tensor_type.shape.dim[self.axis].dim_param = symbol
+        for i, array in enumerate(self.inputs):
+            if constant and array is not None and i not in (0, self.index):
+                made.graph.initializer.append(onnx.numpy_helper.from_array(array, f"x{i}"))
+        kept = [value for value in made.graph.input if value.name not in {each.name for each in made.graph.initializer}]
+        del made.graph.input[:]
+        made.graph.input.extend(kept)
         return made
 
     def port(self, made: onnx.ModelProto) -> Any:
@@ -76,6 +85,7 @@ SIZED = [
     Sized("ConvTranspose", [IMAGES, _floats(4, 4, 3, 3)], 1, 2, {"kernel_shape": [3, 3]}, name="kernel_shape"),
     Sized("ConvInteger", [_bytes(3, 4, 5, 5), _bytes(4, 4, 3, 3), POINT], 1, 1, opset=10, name="W"),
     Sized("QLinearConv", [*QUANTIZED, np.arange(4, dtype=np.int32)], 8, opset=10, name="B"),
+    Sized("DequantizeLinear", [_bytes(3, 4), POSITIVE], 1, attrs={"axis": 1}, name="the scale", wrong=(3, 5)),
     Sized("BatchNormalization", [IMAGES, *[_floats(4)] * 3, POSITIVE], 4, opset=15, name="input_var"),
     Sized("InstanceNormalization", [IMAGES, _floats(4), _floats(4)], 1, name="scale"),
     Sized("GroupNormalization", [IMAGES, _floats(4), _floats(4)], 2, 0, {"num_groups": 2}, 21, "bias"),
@@ -96,24 +106,29 @@ SIZED = [
 WRONG = [pytest.param(sized, wrong, id=f"{sized.label}-{wrong}") for sized in SIZED for wrong in sized.wrong]
 
 
+@pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize("sized", SIZED, ids=lambda sized: sized.label)
-def test_an_extent_that_is_a_symbol_may_be_the_right_one(sized: Sized) -> None:
-    assert_like_onnx_runtime(sized.model("M").SerializeToString(), sized.fed(), tolerance=1e-3)
+def test_an_extent_that_is_a_symbol_may_be_the_right_one(sized: Sized, constant: bool) -> None:
+    made = sized.model("M", constant)
+    assert_like_onnx_runtime(made.SerializeToString(), _given(made, sized.fed()), tolerance=1e-3)
 
 
+@pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize(("sized", "wrong"), WRONG)
-def test_a_wrong_extent_of_the_batch_symbol_is_refused(sized: Sized, wrong: int) -> None:
+def test_a_wrong_extent_of_the_batch_symbol_is_refused(sized: Sized, wrong: int, constant: bool) -> None:
     """No kernel may take it that the batch is as large as the extent should be."""
-    with core.compile(sized.model("N").SerializeToString(), tune="off") as session:
+    made = sized.model("N", constant)
+    with core.compile(made.SerializeToString(), tune="off") as session:
         with pytest.raises(LatheError, match=rf"{sized.name} (is|are|has|expects)|W expects"):
-            session.run(sized.fed(wrong))
-        session.run(sized.fed())
+            session.run(_given(made, sized.fed(wrong)))
+        session.run(_given(made, sized.fed()))
 
 
+@pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize(("sized", "wrong"), WRONG)
-def test_a_wrong_extent_that_only_data_show_is_refused(sized: Sized, wrong: int) -> None:
-    data = _computed(sized)
-    whole = sized.fed(40)
+def test_a_wrong_extent_that_only_data_show_is_refused(sized: Sized, wrong: int, constant: bool) -> None:
+    made = _computed(sized, constant)
+    data, whole = made.SerializeToString(), _given(made, sized.fed(40))
     right = sized.inputs[sized.index].shape[sized.axis]
     with core.compile(data, tune="off") as session:
         got = session.run({**whole, "keep": np.arange(40) < right})
@@ -123,14 +138,19 @@ def test_a_wrong_extent_that_only_data_show_is_refused(sized: Sized, wrong: int)
             session.run({**whole, "keep": np.arange(40) < wrong})
 
 
-def _computed(sized: Sized) -> bytes:
+def _given(made: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """What of the feeds the model takes."""
+    return {value.name: feeds[value.name] for value in made.graph.input if value.name in feeds}
+
+
+def _computed(sized: Sized, constant: bool) -> onnx.ModelProto:
     """The model with what `keep` leaves of that axis."""
-    made = sized.model("L")
+    made = sized.model("L", constant)
     port, node = sized.port(made), made.graph.node[0]
     made.graph.node.insert(0, helper.make_node("Compress", [port.name, "keep"], ["kept"], axis=sized.axis))
     made.graph.node[1].input[:] = ["kept" if name == port.name else name for name in node.input]
     made.graph.input.append(helper.make_tensor_value_info("keep", onnx.TensorProto.BOOL, ["L"]))
-    return bytes(made.SerializeToString())
+    return made
 
 
 KERNELS = [
@@ -165,3 +185,10 @@ def test_an_extent_that_is_a_quotient_of_the_batch() -> None:
     assert_like_onnx_runtime(data, {"x": normal(2, 5), "z": normal(10, 12)}, {"x": normal(1, 2), "z": normal(4, 6)})
     with core.compile(data, tune="off") as session, pytest.raises(LatheError, match="Reshape"):
         session.run({"x": normal(0, 5), "z": normal(10, 12)})
+
+
+def test_group_normalization_of_an_old_opset_with_any_channels() -> None:
+    body = "y = GroupNormalization <num_groups = 2> (x, scale, bias)"
+    data = model("float[N,C,5] x, float[2] scale, float[2] bias => float[N,C,5] y", body)
+    feeds = {"x": normal(3, 4, 5), "scale": normal(2), "bias": normal(2, seed=1)}
+    assert_like_onnx_runtime(data, feeds)

@@ -61,7 +61,8 @@ def _formal(inner: Grower, item: Item) -> Item:
     return made
 
 
-def _body(inner: Grower, inputs: Sequence[Item], outputs: Sequence[Item]) -> onnx.GraphProto:
+def body_of(inner: Grower, inputs: Sequence[Item], outputs: Sequence[Item]) -> onnx.GraphProto:
+    """The nodes of a body that its outputs need, as a graph."""
     nodes = live(inner.nodes, [item.name for item in outputs])
     ports = [[_port(item) for item in items] for items in (inputs, outputs)]
     return helper.make_graph(nodes, inner.world.name("body"), *ports, inner.constants)
@@ -102,7 +103,7 @@ def _if(f: Grower) -> None:
             y = _other_rank(inner, x)
         branches.append((inner, _own(inner, y)))
     for inner, result in branches:
-        results.append(_body(inner, [], [result]))
+        results.append(body_of(inner, [], [result]))
     if kind == "same" and not same_shape(branches[0][1], branches[1][1], f.alive):
         raise Unfit("branches differ")
     made = f.emit("If", [flag], then_branch=results[0], else_branch=results[1])[0]
@@ -130,7 +131,7 @@ def _rankless(f: Grower) -> None:
         flag = f.one("Greater", f.one("Size", x), f.constant(-1, np.int64))
     then, other = Grower(f.world, f), Grower(f.world, f)
     ends = [then.one("Identity", x), other.one("Reshape", x, other.vector([-1]))]
-    made = f.emit("If", [flag], then_branch=_body(then, [], ends[:1]), else_branch=_body(other, [], ends[1:]))[0]
+    made = f.emit("If", [flag], then_branch=body_of(then, [], ends[:1]), else_branch=body_of(other, [], ends[1:]))[0]
     made.rankless = True
     use = f.kind(reduce=2, shape=1, size=1, add=2)
     if use == "reduce":
@@ -169,7 +170,7 @@ def _loop(f: Grower) -> None:
     results = [test, *after, *scanned]
     if len({item.name for item in results}) < len(results):
         raise Unfit("one value twice")
-    body = _body(inner, inputs, results)
+    body = body_of(inner, inputs, results)
     most = f.whole(1 if scanned else 0, 3, scalar=True)  # of no steps, the shape of what is stacked is open
     first = f.constant(True, bool) if f.often(0.7) else None
     f.emit("Loop", [most, first, *carried], outputs=len(after) + len(scanned), body=body)
@@ -215,7 +216,7 @@ def _scan(f: Grower) -> None:
         raise Unfit("one value twice")
     for item in results:
         inner.without_empty(item)  # it divides by their sizes, too
-    body = _body(inner, [*formal, piece], results)
+    body = body_of(inner, [*formal, piece], results)
     attrs: dict[str, Any] = {"scan_input_axes": [axis]}
     if f.often(0.3):
         attrs["scan_input_directions"] = [1]

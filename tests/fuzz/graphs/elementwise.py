@@ -158,6 +158,8 @@ def _modulo(f: Grower) -> None:
     divisor = f.constant(f.of((2, 3, 7)), x.dtype) if f.often(0.7) else f.weight(x.dtype, (1,), 0.5, 3.0)
     if (divisor.at(f.alive[0]) == 0).any():
         divisor = f.constant(3, x.dtype)
+    if f.often(0.3):
+        divisor = f.one("Cast", f.count(1, 60), to=helper.np_dtype_to_tensor_dtype(x.dtype))
     f.one("Mod", x, divisor, **({"fmod": 1} if x.dtype in FLOATS else {}))
 
 
@@ -209,7 +211,7 @@ def _where(f: Grower) -> None:
 
 
 def _where_of(f: Grower, flags: Item) -> None:
-    x = f.pick((*NUMBERS, STRING))
+    x = f.pick((*NUMBERS, BOOL, STRING))
     f.one("Where", flags, *((x, f.like(x)) if f.often(0.5) else (f.like(x), x)))
 
 
@@ -287,4 +289,5 @@ def _dropout(f: Grower) -> None:
         f.one("Dropout", x, ratio=0.4)
     else:
         ratio = f.constant(0.4, np.float32) if f.often(0.5) else None
-        f.emit("Dropout", [x, ratio], outputs=1 + f.choose(2))
+        training = f.constant(False, bool) if f.often(0.3) else None
+        f.emit("Dropout", [x, ratio, training], outputs=1 + f.choose(2))

@@ -13,9 +13,10 @@ from onnx import helper
 
 from tests.fuzz.graphs import control, elementwise, layers, movement  # noqa: F401  (they fill the table)
 from tests.fuzz.graphs.config import Config, drawn
+from tests.fuzz.graphs.disguise import Operands
 from tests.fuzz.graphs.evaluate import ir_version, opset_ids, reads, tensor_type
-from tests.fuzz.graphs.grower import Grower, World, live, random_array
-from tests.fuzz.graphs.rules import RULES
+from tests.fuzz.graphs.grower import Grower, live
+from tests.fuzz.graphs.rules import RULES, Rule
 from tests.fuzz.graphs.values import (
     ALL,
     BF16,
@@ -32,7 +33,9 @@ from tests.fuzz.graphs.values import (
     Array,
     Item,
     Unfit,
+    random_array,
 )
+from tests.fuzz.graphs.world import World
 
 OPSETS = range(7, onnx.defs.onnx_opset_version() + 1)
 ROWS, LENGTH = "N", "M"
@@ -70,14 +73,15 @@ class Made:
 def make(seed: int) -> Made:
     """The model of a seed: always the same one."""
     rng = random.Random(f"graph {seed}")
-    opset = rng.choice(OPSETS)
+    opset = rng.choice((*OPSETS, *OPSETS[6:]))  # old forms are few
     lengths = rng.random() < 0.12
     cases = [{ROWS: rows, LENGTH: 5 if rows == 1 else 3} for rows in (2, 7, 1, 0)]
     world = World(rng, np.random.default_rng(rng.randrange(2**32)), opset, cases)
     world.rowwise = rng.random() < 0.5
     grower = Grower(world)
     inputs = _inputs(grower, lengths)
-    _grow(grower, 5 + rng.randrange(36))
+    world.disguise = Operands()
+    _grow(grower, 5 + rng.randrange(44))
     outputs = _outputs(grower, inputs)
     config = drawn(rng, lengths)
     return _finished(seed, grower, inputs, outputs, config)
@@ -87,7 +91,7 @@ def _grow(f: Grower, nodes: int) -> None:
     """Steps until there are so many nodes; sometimes a node again, with the same inputs."""
     rules = [each for each in RULES if each.since <= f.opset <= each.until]
     operators = Counter(each.op for each in rules)
-    weights = [each.weight / operators[each.op] ** 0.5 for each in rules]
+    weights = [each.weight * _rarity(each) * _breadth(each) / operators[each.op] ** 0.5 for each in rules]
     for _ in range(3 * nodes):
         if len(f.nodes) >= nodes:
             break
@@ -101,6 +105,20 @@ def _grow(f: Grower, nodes: int) -> None:
                 break
             except Unfit as reason:
                 f.world.refused[str(reason)[:60]] += 1
+
+
+def _rarity(rule: Rule) -> float:
+    """More for rules of few opsets."""
+    found = sum(rule.since <= opset <= rule.until for opset in OPSETS)
+    return (len(OPSETS) / max(found, 1)) ** 0.8
+
+
+def _breadth(rule: Rule) -> float:
+    """More for operators of many inputs."""
+    if not onnx.defs.has(rule.op):
+        return 1.0
+    most = int(onnx.defs.get_schema(rule.op).max_input)
+    return (most if most < 10 else 2) ** 0.5
 
 
 def _again(f: Grower) -> None:
@@ -171,11 +189,11 @@ def _outputs(f: Grower, inputs: dict[str, tuple[Any, ...]]) -> list[Item]:
     return list({item.name: item for item in chosen}.values())
 
 
-def _declared(f: Grower, item: Item) -> onnx.ValueInfoProto:
-    """The type of an output, sometimes with its rank, and the extents that are the same in all cases."""
+def _declared(f: Grower, item: Item, shaped: bool) -> onnx.ValueInfoProto:
+    """The type of an output; `shaped`: with its rank, if that is known, and its rows."""
     rank = item.rank(f.alive)
     kind = tensor_type(item.at(f.alive[0]))
-    if rank is None or item.rankless or f.often(0.7):
+    if rank is None or item.rankless or not shaped:
         return helper.make_tensor_value_info(item.name, kind, None)
     shape = []
     for axis in range(rank):
@@ -195,7 +213,9 @@ def _finished(seed: int, f: Grower, inputs: dict[str, tuple[Any, ...]], outputs:
         helper.make_tensor_value_info(name, tensor_type(f.known[name].at(0)), shape) for name, shape in inputs.items()
     ]
     constants = [constant for constant in f.constants if constant.name in used]
-    graph = helper.make_graph(kept, "random", infos, [_declared(f, item) for item in outputs], constants)
+    shaped = f.often(0.4)
+    ports = [_declared(f, item, shaped) for item in outputs]
+    graph = helper.make_graph(kept, "random", infos, ports, constants)
     model = helper.make_model(graph, opset_imports=opset_ids(f.opset), ir_version=ir_version(f.opset))
     model.functions.extend(f.world.functions)
     cases = [

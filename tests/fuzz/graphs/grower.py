@@ -7,18 +7,15 @@ and what small changes of the inputs turn into something else is not kept (`Unfi
 
 from __future__ import annotations
 
-import random
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 import onnx
 from onnx import helper
 
-from tests.fuzz.graphs.evaluate import LOCAL, Evaluator, reads, tensor, tensor_type
+from tests.fuzz.graphs.evaluate import LOCAL, reads, tensor, tensor_type
 from tests.fuzz.graphs.facts import (
     CARRIES,
     EXACT,
@@ -30,35 +27,25 @@ from tests.fuzz.graphs.facts import (
     VIEWS,
     WINDOWS,
 )
-from tests.fuzz.graphs.values import F32, FLOATS, I64, ROUNDING, STRING, Array, Item, Unfit, broadcast
+from tests.fuzz.graphs.values import (
+    F32,
+    FLOATS,
+    I64,
+    ROUNDING,
+    STRING,
+    Array,
+    Item,
+    Unfit,
+    broadcast,
+    random_array,
+)
+from tests.fuzz.graphs.world import World
 
 T = TypeVar("T")
 MOST_ELEMENTS = 3000
 MOST_SIZE = 200.0  # of floating-point numbers: products of larger ones leave the range in which rounding is small
 _MOST_CHANGE = 2e-3  # of a value under its shadow, relative to its largest number
 KINDS = ("plain", "constant", "alias", "window", "part", "count", "unknown rank")
-
-
-@dataclass
-class World:
-    """What all graphs of one model share."""
-
-    rng: random.Random
-    numbers: np.random.Generator
-    opset: int
-    cases: list[dict[str, int]]
-    functions: list[onnx.FunctionProto] = field(default_factory=list)
-    count: int = 0
-    rowwise: bool = False  # what reads rows has to give rows: most of these models can be batched
-    refused: Counter[str] = field(default_factory=Counter)
-
-    def __post_init__(self) -> None:
-        self.alive = list(range(len(self.cases)))
-        self.evaluator = Evaluator(self.opset, self.functions)
-
-    def name(self, prefix: str = "v") -> str:
-        self.count += 1
-        return f"{prefix}{self.count}"
 
 
 class Grower:
@@ -101,10 +88,29 @@ class Grower:
         self, op: str, inputs: Sequence[Item | None], outputs: int = 1, domain: str = "", keep: bool = True,
         names: Sequence[str] | None = None, **attrs: Any,
     ) -> list[Item]:  # fmt: skip
-        """A node and its results. Unfit where it is not valid, or its results are of no use."""
+        """A node and its results, now and then with operands in another form. Unfit where it is not valid, or its
+        results are of no use."""
+        disguise = self.world.disguise
+        if disguise is not None and disguise.wanted(self, op):
+            self.world.disguise = None  # what a disguise adds has none of its own
+            try:
+                with self.attempt():
+                    return self._emit(op, disguise.inputs(self, op, inputs), outputs, domain, keep, names, attrs)
+            except Unfit:
+                pass
+            finally:
+                self.world.disguise = disguise
+        return self._emit(op, inputs, outputs, domain, keep, names, attrs)
+
+    def _emit(
+        self, op: str, inputs: Sequence[Item | None], outputs: int, domain: str, keep: bool,
+        names: Sequence[str] | None, attrs: Mapping[str, Any],
+    ) -> list[Item]:  # fmt: skip
         given = [item.name if item is not None else "" for item in inputs]
         while given and not given[-1]:
             given.pop()
+        if op == "Reshape" and len(inputs) > 1 and not attrs.get("allowzero"):
+            self._without_copied(inputs[0], inputs[1])
         made = list(names) if names is not None else [self.world.name() for _ in range(outputs)]
         node = helper.make_node(op, given, made, domain=domain, **attrs)
         sources = [self.find(name) for name in reads(node)]
@@ -254,6 +260,24 @@ class Grower:
             raise Unfit("empty")
         self.world.alive = left
 
+    def _without_copied(self, x: Item | None, target: Item | None) -> None:
+        """Give up the cases in which an extent in the target of a Reshape happens to be 0, which then is no extent but
+        the order to copy that of the input. A compiler that knows the target as symbols takes it for the extent 0."""
+        if x is None or target is None or not target.counted:
+            return
+        numbers = {case: target.at(case).tolist() for case in self.alive}
+        moving = [len(set(column)) > 1 for column in zip(*numbers.values(), strict=False)]
+
+        def copies(case: int) -> bool:
+            shape = x.at(case).shape
+            zeros = [axis for axis, n in enumerate(numbers[case]) if n == 0 and axis < len(moving) and moving[axis]]
+            return any(axis < len(shape) and shape[axis] != 0 for axis in zeros)
+
+        left = [case for case in self.alive if not copies(case)]
+        if len(left) < 2:
+            raise Unfit("an extent of 0 copies")
+        self.world.alive = left
+
     # -- constants ----------------------------------------------------------------------------------------------------
 
     def constant(self, array: Any, dtype: Any = None) -> Item:
@@ -304,7 +328,7 @@ class Grower:
             raise Unfit(f"no value of {dtypes} and rank {ranks}")
         ages = range(len(fits))
         weights = [
-            (1 + 3 * (age + 4 > len(fits)) + 2 * item.window + 2 * item.counted + 3 * item.rankless)
+            (1 + 3 * (age + 4 > len(fits)) + 2 * item.window + 2 * item.counted)
             for age, item in zip(ages, fits, strict=True)
         ]
         return self.world.rng.choices(fits, weights)[0]
@@ -565,20 +589,6 @@ def _check(results: Sequence[Array], shadows: Sequence[Array]) -> None:
             raise Unfit("unstable")
 
 
-def random_array(
-    rng: np.random.Generator, dtype: np.dtype[Any], shape: Sequence[int], low: float = -1.0, high: float = 1.0
-) -> Array:
-    """Numbers, whole ones from -4 to 9, words or truth values."""
-    if dtype in FLOATS:
-        return rng.uniform(low, high, shape).astype(dtype)
-    if dtype == np.bool_:
-        return rng.integers(0, 2, shape).astype(bool)
-    if dtype == STRING:
-        return np.array(["", "a", "b", "lathe"], object)[rng.integers(0, 4, shape)].reshape(shape)
-    least = 0 if dtype.kind == "u" else -4
-    return rng.integers(least, 10, shape).astype(dtype)
-
-
 def live(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> list[onnx.NodeProto]:
     """The nodes that some output needs."""
     needed, kept = set(outputs), []
@@ -587,7 +597,3 @@ def live(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> list[onnx.N
             kept.append(node)
             needed.update(reads(node))
     return kept[::-1]
-
-
-Rule = Callable[[Grower], Any]
-Rules = Mapping[str, tuple[Rule, int, float]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from onnx import helper
 
 from tests.fuzz.graphs.grower import Grower
 from tests.fuzz.graphs.rules import rule
@@ -185,7 +186,7 @@ def _global_pool(f: Grower, op: str) -> None:
 @rule("Resize", since=10)
 def _resize(f: Grower) -> None:
     x = f.pick((F32,), (4,))
-    scales = f.constant([1, 1, f.of((1, 2, 3)), f.of((1, 2, 0.5))], np.float32)
+    scales = _factors(f) if f.often(0.3) else f.constant([1, 1, f.of((1, 2, 3)), f.of((1, 2, 0.5))], np.float32)
     mode = f.of(("nearest", "linear"))
     if f.opset == 10:
         f.one("Resize", x, scales, mode=mode)
@@ -194,6 +195,9 @@ def _resize(f: Grower) -> None:
     if mode == "nearest":
         attrs["nearest_mode"] = "floor"
     region = None if f.opset >= 13 else f.constant([], np.float32)
+    if f.often(0.25):  # the one mode that reads it
+        attrs["coordinate_transformation_mode"] = "tf_crop_and_resize"
+        region = f.constant([0, 0, f.of((0, 0.125)), 0.25, 1, 1, f.of((0.75, 1)), 1], np.float32)
     if f.often(0.5):
         f.one("Resize", x, region, scales, **attrs)
         return
@@ -203,6 +207,13 @@ def _resize(f: Grower) -> None:
     f.one("Resize", x, region, None if f.opset >= 13 else f.constant([], np.float32), sizes, **attrs)
 
 
+def _factors(f: Grower) -> Item:
+    """Of the extents of an image: one number, as an extent tells."""
+    both = f.one("Expand", f.count(1, 3), f.vector([2]))
+    moved = f.one("Cast", both, to=helper.np_dtype_to_tensor_dtype(F32))
+    return f.one("Concat", f.constant([1, 1], np.float32), moved, axis=0)
+
+
 @rule("Upsample", since=7, until=9)
 def _upsample(f: Grower) -> None:
     x = f.pick((F32,), (4,))
@@ -210,7 +221,8 @@ def _upsample(f: Grower) -> None:
     if f.opset < 9:
         f.one("Upsample", x, mode=f.of(("nearest", "linear")), scales=scales)
     else:
-        f.one("Upsample", x, f.constant(scales, np.float32), mode="nearest")
+        factors = _factors(f) if f.often(0.3) else f.constant(scales, np.float32)
+        f.one("Upsample", x, factors, mode="nearest")
 
 
 @rule("GridSample", since=16, weight=0.7)
@@ -228,7 +240,8 @@ def _roi_align(f: Grower) -> None:
     x = f.pick((F32,), (4,))
     count = 1 + f.choose(3)
     corners = f.constant(np.sort(f.world.numbers.uniform(0, 4, (count, 2, 2)), axis=1).reshape(count, 4), np.float32)
-    f.one("RoiAlign", x, corners, f.vector([0] * count), output_height=2, output_width=3, sampling_ratio=2)
+    images = f.one("Expand", f.index(x, 0), f.vector([count])) if f.often(0.4) else f.vector([0] * count)
+    f.one("RoiAlign", x, corners, images, output_height=2, output_width=3, sampling_ratio=2)
 
 
 @rule("BatchNormalization", since=7, weight=1.2)
@@ -321,19 +334,27 @@ def _recurrent(f: Grower, op: str) -> None:
     gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[op]
     w, r = f.fit(F32, (1, gates * h, width), x), f.fit(F32, (1, gates * h, h), x)
     bias = f.fit(F32, (1, 2 * gates * h), x) if f.often(0.6) else None
-    lengths = start = None
+    lengths = _lengths(f, x) if f.often(0.5) else None
     rows = x.fixed(1, f.alive)
-    if rows and f.often(0.4):
-        least = min(x.extents(0, f.alive))
-        if least > 0:
-            lengths = f.constant(f.world.numbers.integers(1, least + 1, rows), np.int32)
-    if rows and f.often(0.3):
-        start = f.fit(F32, (1, rows, h), x)
+    starts = [f.fit(F32, (1, rows, h), x) if rows and f.often(0.3) else None for _ in range(1 + (op == "LSTM"))]
+    peepholes = [f.fit(F32, (1, 3 * h), x)] if op == "LSTM" and f.often(0.3) else []
     extra = {"linear_before_reset": f.choose(2)} if op == "GRU" else {}
     made = f.emit(
-        op, [x, w, r, bias, lengths, start], outputs=2 + (op == "LSTM" and f.often(0.3)), hidden_size=h, **extra
-    )
+        op, [x, w, r, bias, lengths, *starts, *peepholes], outputs=2 + (op == "LSTM" and f.often(0.3)),
+        hidden_size=h, **extra,
+    )  # fmt: skip
     f.one("Squeeze", made[0], axes=[1]) if f.opset < 13 and f.often(0.5) else None
+
+
+def _lengths(f: Grower, x: Item) -> Item | None:
+    """How many steps of each row take part, at least one: constants, or one number for all, as an extent tells."""
+    rows, least = x.fixed(1, f.alive), min(x.extents(0, f.alive))
+    if rows and f.often(0.5):
+        return f.constant(f.world.numbers.integers(1, least + 1, rows), np.int32)
+    if f.opset < 8:
+        return None
+    n = f.one("Gather", f.one("Shape", x), f.vector([1]), axis=0)
+    return f.one("Cast", f.one("Expand", f.whole(1, least, x=x), n), to=helper.np_dtype_to_tensor_dtype(I32))
 
 
 @rule("QuantizeLinear", since=10, weight=1.5)
@@ -371,14 +392,14 @@ def _matmul_integer(f: Grower) -> None:
 @rule("ConvInteger", since=10, weight=0.5)
 def _conv_integer(f: Grower) -> None:
     x = f.pick((U8,), (4,))
-    w = f.weight(U8, (2, _width(f, x, 1), 1, 1))
+    w = f.fit(U8, (2, _width(f, x, 1), 1, 1), x)
     f.one("ConvInteger", x, w, f.constant(f.choose(5), U8))
 
 
 @rule("QLinearMatMul", since=10, weight=0.7)
 def _qlinear_matmul(f: Grower) -> None:
     x = f.pick((U8,), (2, 3))
-    w = f.weight(U8, (_width(f, x, -1), 3))
+    w = f.fit(U8, (_width(f, x, -1), 3), x)
     scale = [f.constant(s, np.float32) for s in (0.02, 0.03, 0.3)]
     zero = [f.constant(f.choose(5), U8) for _ in range(3)]
     f.one("QLinearMatMul", x, scale[0], zero[0], w, scale[1], zero[1], scale[2], zero[2])
@@ -387,10 +408,11 @@ def _qlinear_matmul(f: Grower) -> None:
 @rule("QLinearConv", since=10, weight=0.7)
 def _qlinear_conv(f: Grower) -> None:
     x = f.pick((U8,), (4,))
-    w = f.weight(U8, (3, _width(f, x, 1), f.of((1, 2)), 1))
+    w = f.fit(U8, (3, _width(f, x, 1), f.of((1, 2)), 1), x)
     scale = [f.constant(s, np.float32) for s in (0.02, 0.03, 0.3)]
     zero = [f.constant(f.choose(5), U8) for _ in range(3)]
-    f.one("QLinearConv", x, scale[0], zero[0], w, scale[1], zero[1], scale[2], zero[2])
+    bias = f.fit(I32, (3,), x) if f.often(0.5) else None
+    f.one("QLinearConv", x, scale[0], zero[0], w, scale[1], zero[1], scale[2], zero[2], bias)
 
 
 @rule("Det", since=11, weight=0.4)
@@ -451,7 +473,7 @@ def _top_k(f: Grower) -> None:
 
 @rule("CumSum", since=11)
 def _cumsum(f: Grower) -> None:
-    x = f.pick((F32, F64, I32), (1, 2, 3))
+    x = f.pick((F32, F64, I32, I64), (1, 2, 3))
     axis = f.whole(0, (x.rank(f.alive) or 1) - 1, scalar=True, x=x)
     f.one("CumSum", x, axis, exclusive=f.choose(2), reverse=f.choose(2))
 
@@ -479,7 +501,37 @@ def _hardmax(f: Grower) -> None:
 def _attention_node(f: Grower) -> None:
     x = f.pick((F32,), (4,), lambda v: all((v.fixed(a, f.alive) or 0) > 0 for a in (1, 2, 3)))
     others = [x if f.often(0.6) else f.one("Tanh", x) for _ in range(2)]
-    f.one("Attention", x, *others, is_causal=f.choose(2))
+    steps = _width(f, x, 2)
+    mask: Item | None = None
+    used: Item | None = None
+    past: list[Item | None] = [None, None]
+    if f.often(0.3):
+        past = [f.one("Tanh", f.slice(x, [2], [0], [1])) for _ in range(2)]
+    elif f.opset >= 24 and f.often(0.4):
+        n = f.one("Gather", f.one("Shape", x), f.vector([0]), axis=0)
+        used = f.one("Expand", f.whole(1, steps, x=x), n)
+    if f.often(0.4):
+        mask = f.fit(F32, (steps, steps + (past[0] is not None)), x)
+    outputs = 3 if past[0] is not None else 1
+    f.emit("Attention", [x, *others, mask, *past, used], outputs=outputs, is_causal=f.choose(2))
+
+
+@rule("RotaryEmbedding", since=23)
+def _rotary(f: Grower) -> None:
+    """The operator: with the cosines of each row and step, or with a table of which places are taken."""
+    x = f.pick((F32,), (4,), lambda v: all((v.fixed(a, f.alive) or 0) > 0 for a in (1, 2, 3)))
+    steps, width = _width(f, x, 2), _width(f, x, 3)
+    if width % 2:
+        raise Unfit("no halves")
+    half = width // 2
+    n = f.one("Gather", f.one("Shape", x), f.vector([0]), axis=0)
+    if f.often(0.6):
+        tables = [f.fit(F32, (steps + 2, half), x) for _ in range(2)]
+        places = f.constant(f.world.numbers.integers(0, steps + 2, (1, steps)), np.int64)
+        f.one("RotaryEmbedding", x, *tables, f.one("Expand", places, f.one("Concat", n, f.vector([1]), axis=0)))
+        return
+    line = f.one("Concat", n, f.vector([1, 1]), axis=0)
+    f.one("RotaryEmbedding", x, *(f.one("Expand", f.fit(F32, (1, steps, half), x), line) for _ in range(2)))
 
 
 @rule("MatMul", weight=1.5)

@@ -191,6 +191,8 @@ def _scatter_elements(f: Grower, op: str = "ScatterElements") -> None:
         line = [1] * rank
         line[axis] = width
         flat = f.constant(_along(order[:width], axis, line), np.int64)
+        if f.often(0.3):  # turned by an extent: each place still once
+            flat = f.one("Mod", f.one("Add", flat, f.count(0, 60, scalar=True)), f.constant(extent, np.int64))
         indices = f.one("Expand", flat, f.one("Shape", updates))
     attrs = {"reduction": f.of(("none", "add", "max"))} if f.opset >= 18 and x.dtype in (F32, I64) else {}
     f.one(op, x, indices, updates, axis=written, **attrs)
@@ -236,7 +238,11 @@ def _tensor_scatter(f: Grower) -> None:
     width = 1 + f.choose(extent - 1)
     axis = (x.rank(f.alive) or 2) - 2
     updates = f.slice(x, [axis], [0], [width])
-    f.one("TensorScatter", x, updates, axis=-2, mode=f.of(("linear", "circular")))
+    starts = None
+    if f.often(0.5):
+        n = f.one("Gather", f.one("Shape", x), f.vector([0]), axis=0)
+        starts = f.one("Expand", f.whole(0, extent - width, x=x), n)
+    f.one("TensorScatter", x, updates, starts, axis=-2, mode=f.of(("linear", "circular")))
 
 
 @rule("Transpose", weight=2)
@@ -467,7 +473,7 @@ def _size(f: Grower) -> None:
 
 @rule("CenterCropPad", since=18, weight=0.6)
 def _center_crop_pad(f: Grower) -> None:
-    x = f.pick((F32,), (2, 3))
+    x = f.pick((F32, I64), (2, 3))
     axis = f.choose(x.rank(f.alive) or 1)
     f.one("CenterCropPad", x, f.whole(1, 6, x=x), axes=[axis])
 

@@ -81,6 +81,20 @@ class Item:
         return self.steps < 2
 
 
+def random_array(
+    rng: np.random.Generator, dtype: np.dtype[Any], shape: Sequence[int], low: float = -1.0, high: float = 1.0
+) -> Array:
+    """Numbers, whole ones from -4 to 9, words or truth values."""
+    if dtype in FLOATS:
+        return rng.uniform(low, high, shape).astype(dtype)
+    if dtype == np.bool_:
+        return rng.integers(0, 2, shape).astype(bool)
+    if dtype == STRING:
+        return np.array(["", "a", "b", "lathe"], object)[np.asarray(rng.integers(0, 4, shape)).ravel()].reshape(shape)
+    least = 0 if dtype.kind == "u" else -4
+    return rng.integers(least, 10, shape).astype(dtype)
+
+
 def same_shape(a: Item, b: Item, cases: Sequence[int]) -> bool:
     return a.shapes(cases) == b.shapes(cases)
 

@@ -26,15 +26,16 @@ def check_batching(
     """Raise Differs where a row of a batch depends on the other rows, or on how many there are."""
     for case in cases:
         feeds = {name: case.feeds[name] for name in session.inputs}
-        whole = session.run(feeds)
+        fixed = {name: case.feeds[name] for name in session.defaults if name in case.feeds}
+        whole = session.run({**feeds, **fixed})
         allowed = {name: tolerance(array, case.shadows[name]) for name, array in whole.items()}
         order = np.array([*range(0, case.rows, 2), *range(1, case.rows, 2)])[::-1]  # no rotation of the rows
-        _compare("in another order", session.run(_taken(feeds, order)), _taken(whole, order), allowed)
+        _compare("in another order", session.run({**_taken(feeds, order), **fixed}), _taken(whole, order), allowed)
         for row in {0, case.rows // 2, case.rows - 1}:
             alone = np.array([row])
-            _compare("alone", session.run(_taken(feeds, alone)), _taken(whole, alone), allowed)
+            _compare("alone", session.run({**_taken(feeds, alone), **fixed}), _taken(whole, alone), allowed)
             others = np.array([*range(case.rows), row, row])
-            got = _taken(session.run(_taken(feeds, others)), np.array([case.rows + 1]))
+            got = _taken(session.run({**_taken(feeds, others), **fixed}), np.array([case.rows + 1]))
             _compare("among more", got, _taken(whole, alone), allowed)
 
 

@@ -74,7 +74,7 @@ def confirmed(model: onnx.ModelProto, cases: Sequence[Case]) -> tuple[list[Case]
     try:
         session = ort_session(model)
         names = [port.name for port in session.get_outputs()]
-        fed = {port.name for port in session.get_inputs()}
+        fed = {port.name for port in (*session.get_inputs(), *session.get_overridable_initializers())}
         whole = [
             dict(zip(names, session.run(None, {k: v for k, v in case.feeds.items() if k in fed}), strict=True))
             for case in cases
@@ -99,7 +99,9 @@ def _compiled(model: onnx.ModelProto, cases: Sequence[Case], config: Config) -> 
         winograd=config.winograd, new_shapes="wait", packing=config.packing,
     ) as session:  # fmt: skip
         for case in cases:
-            got = session.run({name: case.feeds[name] for name in session.inputs})
+            got = session.run(
+                {name: case.feeds[name] for name in (*session.inputs, *session.defaults) if name in case.feeds}
+            )
             for name, want in case.expected.items():
                 problem = difference(np.asarray(got[name]), want, case.shadows[name])
                 if problem:

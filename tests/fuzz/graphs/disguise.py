@@ -51,7 +51,8 @@ class Operands:
         }  # fmt: skip
         changed = list(inputs)
         for _ in range(1 + f.choose(2)):
-            chosen = f.kind(window=2, rankless=1, counted=2, shared=2, data=1, constant=0.6)
+            moved = op not in _COMMON  # rules count on what the small steps give that they are made of
+            chosen = f.kind(window=2, rankless=1, shared=2, data=1, counted=2 * moved, constant=0.6 * moved)
             kinds[chosen](f, op, changed, f.of(_shareable(changed) if chosen == "shared" else given))
         return changed
 

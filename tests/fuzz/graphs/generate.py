@@ -14,7 +14,7 @@ from onnx import helper
 from tests.fuzz.graphs import control, elementwise, layers, movement  # noqa: F401  (they fill the table)
 from tests.fuzz.graphs.config import Config, drawn
 from tests.fuzz.graphs.disguise import Operands
-from tests.fuzz.graphs.evaluate import ir_version, opset_ids, reads, tensor_type
+from tests.fuzz.graphs.evaluate import ir_version, opset_ids, reads, tensor, tensor_type
 from tests.fuzz.graphs.grower import Grower, live
 from tests.fuzz.graphs.rules import RULES, Rule
 from tests.fuzz.graphs.values import (
@@ -38,7 +38,7 @@ from tests.fuzz.graphs.values import (
 from tests.fuzz.graphs.world import World
 
 OPSETS = range(7, onnx.defs.onnx_opset_version() + 1)
-ROWS, LENGTH = "N", "M"
+ROWS, LENGTH, AS_MANY = "N", "M", "P"  # symbols; the last one stands for as many as there are rows
 _TRIES = 12  # for each step
 _MOST_OUTPUTS = 8
 
@@ -75,7 +75,7 @@ def make(seed: int) -> Made:
     rng = random.Random(f"graph {seed}")
     opset = rng.choice((*OPSETS, *OPSETS[6:]))  # old forms are few
     lengths = rng.random() < 0.12
-    cases = [{ROWS: rows, LENGTH: 5 if rows == 1 else 3} for rows in (2, 7, 1, 0)]
+    cases = [{ROWS: rows, AS_MANY: rows, LENGTH: 5 if rows == 1 else 3} for rows in (2, 7, 1, 0)]
     world = World(rng, np.random.default_rng(rng.randrange(2**32)), opset, cases)
     world.rowwise = rng.random() < 0.5
     grower = Grower(world)
@@ -147,6 +147,8 @@ def _inputs(f: Grower, lengths: bool) -> dict[str, tuple[Any, ...]]:
         shape = f.of(_SHAPES) if together or f.often(0.5) else f.of(_OTHERS)
         if lengths and index < 2:
             shape = f.of(((ROWS, LENGTH), (ROWS, LENGTH, 8)))
+        if index and not f.world.rowwise and f.often(0.06):
+            shape = tuple(AS_MANY if extent == ROWS else extent for extent in shape)
         kinds = [F32] * 12 + [F64, F16, I32, I64, I64, BOOL, U8, I8, *ALL]
         dtype = F32 if index == 0 else f.of([kind for kind in kinds if kind not in (STRING, BF16) or f.often(0.3)])
         name = f"x{index}"
@@ -199,6 +201,8 @@ def _declared(f: Grower, item: Item, shaped: bool) -> onnx.ValueInfoProto:
     for axis in range(rank):
         rows = item.extents(axis, f.alive) == [f.world.cases[case][ROWS] for case in f.alive]
         shape.append(ROWS if rows and axis == 0 else None)
+    if shape and f.often(0.05):  # a wrong one, of which ONNX Runtime warns; the nodes tell what it is
+        shape[f.choose(rank)] = 77
     return helper.make_tensor_value_info(item.name, kind, shape)
 
 
@@ -213,6 +217,10 @@ def _finished(seed: int, f: Grower, inputs: dict[str, tuple[Any, ...]], outputs:
         helper.make_tensor_value_info(name, tensor_type(f.known[name].at(0)), shape) for name, shape in inputs.items()
     ]
     constants = [constant for constant in f.constants if constant.name in used]
+    fed = [] if config.packing else _fed(f, constants)
+    infos += [
+        helper.make_tensor_value_info(name, tensor_type(f.known[name].at(0)), f.known[name].at(0).shape) for name in fed
+    ]
     shaped = f.often(0.4)
     ports = [_declared(f, item, shaped) for item in outputs]
     graph = helper.make_graph(kept, "random", infos, ports, constants)
@@ -221,7 +229,7 @@ def _finished(seed: int, f: Grower, inputs: dict[str, tuple[Any, ...]], outputs:
     cases = [
         Case(
             f.world.cases[case][ROWS],
-            {name: f.known[name].at(case) for name in inputs},
+            {name: f.known[name].at(case) for name in (*inputs, *fed)},
             {item.name: item.at(case) for item in outputs},
             {item.name: item.shadows[case] for item in outputs},
         )
@@ -235,6 +243,19 @@ def _finished(seed: int, f: Grower, inputs: dict[str, tuple[Any, ...]], outputs:
     types = sorted({str(f.find(name).dtype) for node in nodes for name in node.output if name})
     engines, rows = dict(f.world.evaluator.engines), [sizes[ROWS] for sizes in f.world.cases]
     return Made(seed, model, cases, config, kinds, engines, len(nodes), types, dict(f.known), list(f.alive), rows)
+
+
+def _fed(f: Grower, constants: list[onnx.TensorProto]) -> list[str]:
+    """Names of initializers that are inputs, too, and are fed in every run: the model holds other numbers for them."""
+    found: list[str] = []
+    if not f.often(0.1):
+        return found
+    for index, constant in enumerate(constants):
+        array = f.known[constant.name].at(0)
+        if array.dtype in FLOATS and array.size > 1 and np.isfinite(array.astype(np.float64)).all() and len(found) < 3:
+            constants[index] = tensor(random_array(f.world.numbers, array.dtype, array.shape, 0.2, 1.0), constant.name)
+            found.append(constant.name)
+    return found
 
 
 def _all_made(node: onnx.NodeProto) -> list[str]:

@@ -500,6 +500,8 @@ class Grower:
         elif form == "modulo" and self.opset >= 10:
             n = self.one("Mod", n, small)
         highs = [high] * len(self.alive) if isinstance(high, int) else list(high)
+        if any(n.at(case).size != 1 for case in self.alive):
+            raise Unfit("no single number")
         if any(not low <= int(n.at(case).reshape(())) <= top for case, top in zip(self.alive, highs, strict=True)):
             if self.opset < 12 or min(highs) < low:
                 raise Unfit("out of range")

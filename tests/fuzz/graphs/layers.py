@@ -361,6 +361,10 @@ def _lengths(f: Grower, x: Item) -> Item | None:
 def _quantize(f: Grower) -> None:
     x = f.pick((F32,))
     kind = f.of((U8, I8))
+    if kind == U8 and f.often(0.1):  # NaN becomes 0, whatever the zero point; of int8 ONNX Runtime gives the least
+        holes = f.world.numbers.uniform(-1, 1, 5).astype(np.float32)
+        holes[f.choose(5)] = np.nan
+        x = f.constant(holes)
     zero = f.constant(f.choose(20), kind) if f.often(0.8) else None
     scale = f.constant(f.of((0.02, 0.05, 0.1)), np.float32)
     y = f.one("QuantizeLinear", x, scale, zero)
@@ -393,7 +397,7 @@ def _matmul_integer(f: Grower) -> None:
 def _conv_integer(f: Grower) -> None:
     x = f.pick((U8,), (4,))
     w = f.fit(U8, (2, _width(f, x, 1), 1, 1), x)
-    f.one("ConvInteger", x, w, f.constant(f.choose(5), U8))
+    f.one("ConvInteger", x, w, *(f.constant(f.choose(5), U8) for _ in range(1 + f.choose(2))))
 
 
 @rule("QLinearMatMul", since=10, weight=0.7)

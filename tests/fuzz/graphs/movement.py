@@ -33,6 +33,10 @@ def _slice(f: Grower) -> None:
             ends = [f.of((-1, 2**31 - 1, 2**63 - 1)) for _ in axes]
         f.slice(x, axes, starts, ends, [f.of((1, 2, 3)) for _ in axes] if f.opset >= 10 and f.often(0.3) else None)
         return
+    if f.often(0.25):  # along an axis and in steps that are computed
+        axis, step = f.whole(0, rank - 1, x=x), f.whole(1, 3, x=x)
+        f.one("Slice", x, f.whole(0, 2, x=x), f.whole(1, 5, x=x), axis, step)
+        return
     extents = [min(x.extents(axis, f.alive)) for axis in axes]
     starts_ = f.wholes([(-1, max(extent, 1)) for extent in extents], x)
     ends_ = f.wholes([(0, extent + 2) for extent in extents], x)
@@ -237,12 +241,21 @@ def _tensor_scatter(f: Grower) -> None:
     extent = x.fixed(-2, f.alive) or 1
     width = 1 + f.choose(extent - 1)
     axis = (x.rank(f.alive) or 2) - 2
-    updates = f.slice(x, [axis], [0], [width])
+    updates = f.slice(x, [axis], [0], [width]) if f.often(0.6) else _filled(f, x, axis, width)
     starts = None
     if f.often(0.5):
         n = f.one("Gather", f.one("Shape", x), f.vector([0]), axis=0)
         starts = f.one("Expand", f.whole(0, extent - width, x=x), n)
     f.one("TensorScatter", x, updates, starts, axis=-2, mode=f.of(("linear", "circular")))
+
+
+def _filled(f: Grower, x: Item, axis: int, width: int) -> Item:
+    """Of the shape of `x` but along one axis: constants where all of it is fixed, else one number everywhere."""
+    fixed = [x.fixed(a, f.alive) for a in range(x.rank(f.alive) or 1)]
+    if None not in fixed:
+        return f.fit(F32, [width if a == axis else extent or 0 for a, extent in enumerate(fixed)], x)
+    part = f.slice(x, [axis], [0], [width])
+    return f.one("Expand", f.fit(F32, [1]), f.one("Shape", part))
 
 
 @rule("Transpose", weight=2)

@@ -48,7 +48,8 @@ session = core.compile(core.load(unpacked(MODEL)), threads={threads}, max_batch=
                        tune="off", winograd={winograd}, new_shapes="wait", packing={packing})
 print(session.batching)
 for case in {rows}:
-    feeds = {{name: arrays[f"{{case}} in {{name}}"] for name in session.inputs}}
+    names = [name for name in (*session.inputs, *session.defaults) if f"{{case}} in {{name}}" in arrays]
+    feeds = {{name: arrays[f"{{case}} in {{name}}"] for name in names}}
     got = session.run(feeds)
     for name, array in got.items():
         want = arrays[f"{{case}} out {{name}}"]
@@ -60,7 +61,8 @@ for case in {rows}:
             print("got", array, "expected", want, sep="\\n")
     if session.batching.batchable:
         for row in range(case):
-            alone = session.run({{name: array[row : row + 1] for name, array in feeds.items()}})
+            alone = {{name: array[row : row + 1] if name in session.inputs else array for name, array in feeds.items()}}
+            alone = session.run(alone)
             for name, array in alone.items():
                 if array.shape != got[name][row : row + 1].shape or not np.allclose(
                     array.astype(float), got[name][row : row + 1].astype(float), rtol=1e-3, atol=1e-3, equal_nan=True):

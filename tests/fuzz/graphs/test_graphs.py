@@ -101,7 +101,7 @@ def test_a_tolerance_grows_with_what_small_changes_do() -> None:
 class Rows:
     """A session whose rows depend on how many there are, or on the one before."""
 
-    inputs = ("x",)
+    inputs, defaults = ("x",), ()
 
     def __init__(self, kind: str) -> None:
         self.kind = kind

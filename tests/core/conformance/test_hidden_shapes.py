@@ -1,0 +1,30 @@
+"""Every case of ONNX's backend test suite gives the same when its file says nothing of ranks, or of extents."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.core.conformance.exclusions import REASONS
+from tests.core.conformance.hidden_shapes import HIDDEN, check_hidden
+from tests.core.conformance.models import suite_models
+
+# The suite converts NaN and infinity to integers when it makes its data.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+
+_GRADIENT = "the inputs of a gradient need their ranks: what they are broadcast along is summed"
+
+# Cases that need what is hidden, each with its reason.
+NEEDS: dict[tuple[str, str], str] = {
+    ("test_gradient_of_add", "ranks"): _GRADIENT,
+    ("test_gradient_of_add_and_mul", "ranks"): _GRADIENT,
+}
+
+
+@pytest.mark.parametrize("what", HIDDEN)
+@pytest.mark.parametrize("name", [name for name, case in suite_models().items() if case.has_data and name not in REASONS])
+def test_case(name: str, what: str) -> None:
+    if (name, what) in NEEDS:
+        with pytest.raises(Exception):  # noqa: B017
+            check_hidden(name, what)
+    else:
+        check_hidden(name, what)

@@ -425,6 +425,7 @@ class TensorScatter(OpDef):
     In mode "circular" positions past the end go on from the start.
     """
 
+    agreeing = True
     inputs = "past_cache, update, write_indices?"
     outputs = "present_cache"
     attrs = {"axis": -2, "mode": "linear"}
@@ -439,6 +440,8 @@ class TensorScatter(OpDef):
             axis = normalize_axis(c, c.attr("axis"), len(cache))
             if axis == 0 or len(update) != len(cache):
                 c.fail(f"axis is {axis}, update {c.tensor(1)}: expected an axis after the batch, and the cache's rank")
+            expect_shape(c, 1, (*cache[:axis], "L", *cache[axis + 1 :]))
+            expect_shape(c, 2, cache[:1])
         return [c.tensor(0)]
 
     def reference(self, c: Call, cache: Array, update: Array, starts: Array | None = None) -> Array:

@@ -13,12 +13,14 @@ import numpy as np
 
 from core.ir.graph import Array
 from core.ir.types import ValueType
+from core.ops.common import expect_shape
 from core.ops.registry import Call, Infer, NodeView, OpDef, Required, register
 
 
 class Optimizer(OpDef):
     """Family base: `step` is the update of one parameter."""
 
+    agreeing = True
     domain = "ai.onnx.preview.training"
     inputs = "R, T, *inputs"
     outputs = "*outputs"
@@ -34,6 +36,10 @@ class Optimizer(OpDef):
         if given < width or given % width:
             c.fail(f"has {given} inputs after R and T, expected a multiple of {width}")
         count = given // width
+        for index in range(2 + count, 2 + given):
+            expected = c.shape(2 + (index - 2) % count)
+            if expected is not None:
+                expect_shape(c, index, expected)
         kept = [*range(2, 2 + count), *range(2 + 2 * count, 2 + given)]
         return [c.tensor(index) for index in kept]
 

@@ -46,7 +46,7 @@ def _multi_head_attention(e: Emitter, node: OnnxNode) -> Sequence[Value]:
         raise UnsupportedError("has its queries, keys and values in one tensor, expected three", where=node.where)
     given = [node.required(index) for index in range(3)]
     if (bias := node.input(3)) is not None:
-        parts = _split(e, node, bias, [value.shape[-1] for value in given], 0)
+        parts = _split(e, node, bias, [e("Shape", value, start=-1) for value in given], 0)
         given = [e("Add", value, part) for value, part in zip(given, parts, strict=True)]
     q, k, v = (value if value.tensor.rank == 4 else _heads(e, node, value) for value in given)
     if (past_k := node.input(6)) is not None and (past_v := node.input(7)) is not None:
@@ -64,12 +64,13 @@ def _parts(e: Emitter, node: OnnxNode, x: Value) -> list[Value]:
         if not isinstance(width, int):
             raise UnsupportedError("needs to know the width of its weight", where=node.where)
         sizes = [width // 3] * 3
-    return _split(e, node, x, sizes, -1)
+    return _split(e, node, x, [int64s(e, size) for size in sizes], -1)
 
 
-def _split(e: Emitter, node: OnnxNode, x: Value, sizes: Sequence[Any], axis: int) -> list[Value]:
+def _split(e: Emitter, node: OnnxNode, x: Value, sizes: Sequence[Value], axis: int) -> list[Value]:
+    """Parts of these sizes, int64 [1] each."""
     names = [e.session.fresh(f"{node.label}.part") for _ in sizes]
-    return e.emit("Split", [x, int64s(e, *sizes)], {"axis": axis}, names, node.label)
+    return e.emit("Split", [x, e("Concat", *sizes, axis=0)], {"axis": axis}, names, node.label)
 
 
 def _heads(e: Emitter, node: OnnxNode, x: Value) -> Value:
@@ -84,16 +85,22 @@ def _at(e: Emitter, x: Value, index: int) -> Value:
 
 def _attended(e: Emitter, node: OnnxNode, q: Value, k: Value, v: Value, bias: Value | None) -> list[Value]:
     """The first output, [B,S,N*D]: softmax(q @ k^T * scale + bias) @ v."""
-    scale: Any = node.attrs.get("scale", 0.0)
-    depth = q.shape[-1]
-    if not scale:
-        if not isinstance(depth, int):
-            raise UnsupportedError("needs to know the size of a head", where=node.where)
-        scale = depth**-0.5
-    scores = e("Mul", e("MatMul", q, e("Transpose", k, perm=(0, 1, 3, 2))), constant(e, scale, q))
+    scores = e("Mul", e("MatMul", q, e("Transpose", k, perm=(0, 1, 3, 2))), _scale(e, node, q))
     scores = scores if bias is None else e("Add", scores, bias)
     y = e("Transpose", e("MatMul", e("Softmax", scores, axis=-1), v), perm=(0, 2, 1, 3))
     return last(e, node, "Reshape", y, int64s(e, 0, 0, -1))
+
+
+def _scale(e: Emitter, node: OnnxNode, q: Value) -> Value:
+    """What the products of q [B,N,S,D] and keys are multiplied with: an attribute, or one over the root of D."""
+    given: Any = node.attrs.get("scale", 0.0)
+    depth = q.shape[-1]
+    if given:
+        return constant(e, given, q)
+    if isinstance(depth, int):
+        return constant(e, depth**-0.5, q)
+    size = e("Cast", e("Shape", q, start=3, end=4), to=DType.FLOAT32.onnx_code)
+    return e("CastLike", e("Reciprocal", e("Sqrt", size)), q)
 
 
 def _bias(e: Emitter, node: OnnxNode, q: Value, k: Value, mask_at: int, bias_at: int) -> Value | None:
@@ -185,12 +192,11 @@ def _twice(node: OnnxNode, width: Any) -> int:
 
 def _turned(e: Emitter, node: OnnxNode, x: Value, cos: Value, sin: Value) -> Value:
     """x [B,N,S,D] turned by angles whose cosines and sines are [B,1,S,D/2]."""
-    half = cos.shape[-1]
     if node.attrs.get("interleaved"):
         pairs = e("Reshape", x, int64s(e, 0, 0, 0, -1, 2))
         a, b = (e("Gather", pairs, e.constant(i, dtype=DType.INT64), axis=-1) for i in (0, 1))
     else:
-        a, b = _split(e, node, x, [half, half], -1)
+        a, b = _split(e, node, x, [e("Shape", cos, start=-1)] * 2, -1)
     real = e("Sub", e("Mul", a, cos), e("Mul", b, sin))
     imaginary = e("Add", e("Mul", a, sin), e("Mul", b, cos))
     if not node.attrs.get("interleaved"):

@@ -19,12 +19,22 @@ def contributed(op: str, inputs: list[str], outputs: list[str], **attrs: object)
     return helper.make_node(op, inputs, outputs, domain="com.microsoft", **attrs)
 
 
-def agree(node: onnx.NodeProto, feeds: Mapping[str, Any], constants: Mapping[str, Any], tolerance: float) -> None:
-    """Like ONNX Runtime, for inputs of any type."""
+def agree(
+    node: onnx.NodeProto,
+    feeds: Mapping[str, Any],
+    constants: Mapping[str, Any],
+    tolerance: float,
+    symbols: bool = False,
+) -> None:
+    """Like ONNX Runtime, for inputs of any type; with `symbols`, all of their extents are symbols."""
+    shapes = {k: [f"{k}{axis}" if symbols else size for axis, size in enumerate(v.shape)] for k, v in feeds.items()}
     graph = helper.make_graph(
         [node],
         "g",
-        [helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for k, v in feeds.items()],
+        [
+            helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), shapes[k])
+            for k, v in feeds.items()
+        ],
         [onnx.ValueInfoProto(name=name) for name in node.output if name],
         [onnx.numpy_helper.from_array(np.asarray(v), k) for k, v in constants.items()],
     )
@@ -203,8 +213,9 @@ ATTENTION = [
 ]
 
 
+@pytest.mark.parametrize("symbols", [False, True])
 @pytest.mark.parametrize("node", ATTENTION, ids=lambda node: node.op_type)
-def test_attention(node: onnx.NodeProto) -> None:
+def test_attention(node: onnx.NodeProto, symbols: bool) -> None:
     given = {
         **HIDDEN, "lengths": LENGTHS, "mask": MASK, "corners": CORNERS, "bias": floats(2, 2, 5, 5, seed=4),
         "k": floats(2, 5, 8, seed=5), "v": floats(2, 5, 8, seed=6), "k4": floats(2, 2, 7, 4, seed=5),
@@ -212,7 +223,7 @@ def test_attention(node: onnx.NodeProto) -> None:
     }  # fmt: skip
     weights = {name: given[name] for name in node.input if name in {"w", "b", "w4", "b4"}}
     feeds = WORDS | {name: given[name] for name in node.input if name in given.keys() - weights.keys()}
-    agree(node, feeds, weights, 1e-4)
+    agree(node, feeds, weights, 1e-4, symbols)
 
 
 def test_embeddings_with_layer_norm() -> None:

@@ -79,6 +79,7 @@ ILL_TYPED = [
     (case("LSTM", floats(5, 2, 3), floats(1, 8, 3), floats(1, 8, 4)), "W is float32[1,8,3], expected [1,16,3]"),
     (case("GRU", floats(5, 2, 3), floats(1, 6, 3), floats(1, 6, 2), activations=("Tanh",)), "has 1 activations"),
     (case("GridSample", floats(1, 2, 3, 4), floats(1, 5, 5, 3)), "grid is float32[1,5,5,3], expected [1,O1,O2,2]"),
+    (case("Adagrad", scalar(0.1), scalar(0, I64), floats(3), floats(1), floats(3)), "is float32[1], expected [3]"),
     (case("BitCast", floats(3), to=11), "expected an element type as wide as float64"),
 ]
 

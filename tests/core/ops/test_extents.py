@@ -101,6 +101,7 @@ SIZED = [
     Sized("LayerNormalization", [IMAGES, _floats(5)], 1, name="Scale", wrong=(2, 6)),
     Sized("DFT", [_floats(3, 4, 2)], 0, 2, opset=17, attrs={"axis": 1}, name="input", wrong=(3,)),
     Sized("ReverseSequence", [_floats(6, 3), np.array([2, 6, 4])], 1, name="sequence_lens"),
+    Sized("TensorScatter", [_floats(3, 6, 4), _floats(3, 2, 4)], 1, 2, {"axis": 1}, 24, "update"),
     Sized("ScatterND", [_floats(5, 4), np.array([[3], [1]]), _floats(2, 4)], 2, 1, name="updates"),
 ]
 WRONG = [pytest.param(sized, wrong, id=f"{sized.label}-{wrong}") for sized in SIZED for wrong in sized.wrong]

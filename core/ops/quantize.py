@@ -139,7 +139,7 @@ def _check_scale(c: Infer) -> None:
 
 def _check_spread(c: Infer, index: int, name: str) -> None:
     x, values, block = c.shape(0), c.shape(index), c.attr("block_size")
-    if x is None or values is None or _is_one_number(values):
+    if x is None or values is None or fits(values, ()) or fits(values, (1,)):
         return
     axis = normalize_axis(c, c.attr("axis"), len(x))
     if block and len(values) != len(x):
@@ -171,4 +171,6 @@ def _scaled_rows(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes
         return [None]
     if x is None or scale is None or len(scale) > 1:
         return Mixes("its scales may differ along the row axis")
-    return rows_beside(c, axes, set() if _is_one_number(scale) else {normalize_axis(c, c.attr("axis"), len(x))})
+    axis = c.attr("axis")
+    has_axis = -len(x) <= axis < len(x)  # a vector that has none turns out to be of one number
+    return rows_beside(c, axes, set() if _is_one_number(scale) or not has_axis else {axis % len(x)})

@@ -154,6 +154,13 @@ def _computed(sized: Sized, constant: bool) -> onnx.ModelProto:
     return made
 
 
+@pytest.mark.parametrize("scale", ["float[M] s", "float s"])
+def test_a_vector_of_one_zero_point_needs_no_axis(scale: str) -> None:
+    data = model(f"float[N] x, {scale}, uint8[M] z => uint8[N] y", "y = QuantizeLinear (x, s, z)", opset=19)
+    number = np.full([1] if "[" in scale else [], 0.1, np.float32)
+    assert_like_onnx_runtime(data, {"x": normal(5), "s": number, "z": np.array([3], np.uint8)})
+
+
 KERNELS = [
     ("float[2,4,5,6] x, float[4,4,N,M] w => float[2,4,h,v] y", "y = Conv <pads = [1,0,0,1]> (x, w)"),
     ("float[2,4,5,6] x, float[4,4,N,N] w => float[2,4,h,v] y", 'y = Conv <auto_pad = "SAME_UPPER"> (x, w)'),

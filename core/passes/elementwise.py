@@ -110,17 +110,8 @@ def _escaping(editor: Editor, group: _Group, members: set[Node]) -> list[Value]:
     return [v for v in group.results if editor.is_output(v) or not members.issuperset(editor.readers(v))]
 
 
-def _numbers_give_rank(editor: Editor, group: _Group) -> bool:
-    """Whether the results have their rank from a constant of one element. It has to stay an input: a number inside the
-    code has no shape."""
-    results = set(group.results)
-    read = [value for node in group.nodes for value in node.inputs if value is not None and value not in results]
-    others = [value for value in read if not (_is_number(value) and value in editor.graph.constants)]
-    return max((value.tensor.rank for value in others), default=0) < group.results[-1].tensor.rank
-
-
 def _fuse(editor: Editor, group: _Group) -> None:
-    body = Body({} if _numbers_give_rank(editor, group) else editor.graph.constants, "body")
+    body = Body(editor.graph.constants, "body")
     for node in group.nodes:
         body.add(node)
     outer = _escaping(editor, group, set(group.nodes))

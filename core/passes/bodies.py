@@ -10,6 +10,7 @@ from core.ir.graph import Array, Attr, Graph, Node, Value
 from core.ir.types import DType, TensorType
 from core.ops import registry
 from core.ops.inference import infer_node
+from core.passes.base import shape_of
 
 FUSED = "FusedElementwise"
 
@@ -37,19 +38,21 @@ class Body:
             self.inner[outer] = value
         return value
 
-    def read(self, outer: Value) -> Value:
-        """What stands for a value of the graph: computed here, a literal if it is one number, or a new input."""
+    def read(self, outer: Value, rank: int | None = None) -> Value:
+        """What stands for a value of the graph: computed here, a literal if it is one number, or a new input. A number
+        of more axes than `rank` is an input, too: its axes are part of the result's shape."""
         if outer in self.inner:
             return self.inner[outer]
         array = self._constants.get(outer)
-        if array is None or array.size != 1:
+        if array is None or array.size != 1 or (rank is not None and array.ndim > rank):
             return self.input(outer, outer.dtype)
         self.inner[outer] = self._literal(array)
         return self.inner[outer]
 
     def add(self, node: Node) -> None:
         """Compute a node of the graph inside the body; a fused one is taken apart."""
-        inputs = [self.read(value) if value is not None else None for value in node.inputs]
+        rank = max((len(shape_of(value) or ()) for value in node.inputs if self._varies(value)), default=0)
+        inputs = [self.read(value, rank) if value is not None else None for value in node.inputs]
         if node.op == FUSED:
             body = node.attrs["body"]
             assert isinstance(body, Graph)
@@ -57,6 +60,11 @@ class Body:
         else:
             results = [self.apply(node.op, inputs, node.attrs)]
         self.inner.update(zip(node.outputs, results, strict=True))
+
+    def _varies(self, value: Value | None) -> bool:
+        """Whether a value of the graph is anything but a constant number."""
+        array = self._constants.get(value) if value is not None else None
+        return array is None or array.size != 1
 
     def inline(self, body: Graph, inputs: Sequence[Value | None]) -> list[Value]:
         """Compute another body on these inputs; returns its outputs."""

@@ -100,7 +100,7 @@ def _scale(e: Emitter, node: OnnxNode, q: Value) -> Value:
     if isinstance(depth, int):
         return constant(e, depth**-0.5, q)
     size = e("Cast", e("Shape", q, start=3, end=4), to=DType.FLOAT32.onnx_code)
-    return e("CastLike", e("Reciprocal", e("Sqrt", size)), q)
+    return e("Cast", e("Reciprocal", e("Sqrt", size)), to=q.dtype.onnx_code)
 
 
 def _bias(e: Emitter, node: OnnxNode, q: Value, k: Value, mask_at: int, bias_at: int) -> Value | None:

@@ -51,7 +51,8 @@ def check_hidden(name: str, what: str) -> None:
     del model.graph.value_info[:]
     with core.compile(model.SerializeToString(), threads=1, tune="off", max_batch=4, new_shapes="wait") as session:
         results: dict[str, Any] = session.run({name: given[name] for name in session.inputs})
-    assert_similar([results[info.name] for info in model.graph.output], expected, _tolerances(case.tolerances, expected))
+    ours = [results[info.name] for info in model.graph.output]
+    assert_similar(ours, expected, _tolerances(case.tolerances, expected))
 
 
 def _tolerances(tolerances: tuple[float, float], expected: list[Any]) -> tuple[float, float]:

@@ -84,7 +84,8 @@ def answers(data: bytes, given: dict[str, Any]) -> list[Any]:
 
 def feeds(model: SuiteModel, inputs: list[Any]) -> dict[str, Any]:
     names = [info.name for info in onnx.ModelProto.FromString(model.read()).graph.input]
-    return {name: x if x is None or isinstance(x, list) else np.asarray(x) for name, x in zip(names, inputs, strict=False)}
+    given = (x if x is None or isinstance(x, list) else np.asarray(x) for x in inputs)
+    return dict(zip(names, given, strict=False))
 
 
 def assert_similar(result: Any, expected: Any, tolerances: tuple[float, float]) -> None:

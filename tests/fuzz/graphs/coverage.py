@@ -30,50 +30,24 @@ class Reason:
         return all(re.fullmatch(pattern, text) for pattern, text in parts)
 
 
-_QUANTIZED = "QLinearConv|QLinearMatMul|ConvInteger|MatMulInteger"
-_SHAPED = (
-    "Slice|Reshape|Expand|Tile|Pad|TopK|Range|OneHot|Trilu|CumSum|CenterCropPad|Split|Gather|GatherElements|GatherND"
-    "|Resize|Compress|ReverseSequence|Reduce\\w+|Loop|Squeeze|Unsqueeze|Clip"
-)
+_ONE_OF_ITS_TYPE = "no other input has its element type"
+_MOVED = "no extent may move it"
 REASONS = (
-    Reason("scales and zero points are constants", "QLinearConv|QLinearMatMul", "1|2|4|5|6|7", "(?!constant).*"),
-    Reason("scales and zero points are constants", "QuantizeLinear", "1|2", "(?!constant).*"),
-    Reason("zero points are constants", "DequantizeLinear|ConvInteger", "2", "(?!constant).*"),
-    Reason("zero points are constants", "MatMulInteger|ConvInteger", "2|3", "(?!constant).*"),
-    Reason("extents are 64 bits wide, and nothing brings them to bytes", _QUANTIZED, kinds="count"),
-    Reason("scales are constants in these opsets", "Upsample", "1", "(?!constant).*"),
-    Reason("the region is read by no mode but one", "Resize", "1", "(?!constant).*"),
-    Reason("factors are constants: extents are whole numbers", "Resize", "2", "(?!constant).*"),
-    Reason("axes are constants", "Slice|Pad|Squeeze|Unsqueeze", "3", "(?!constant).*"),
-    Reason("axes are constants", "Squeeze|Unsqueeze", "1", "(?!constant).*"),
-    Reason("steps are constants", "Slice", "4", "(?!constant).*"),
-    Reason("axes are constants", "CumProd", "1", "(?!constant).*"),
-    Reason("sizes of images and blocks are constants", "Col2Im", "1|2", "(?!constant).*"),
-    Reason("ratios are constants: runs without training ignore them", "Dropout", "1", "(?!constant).*"),
-    Reason("lengths are constants: ONNX Runtime refuses others at random", "RNN|GRU|LSTM", "4", "(?!constant).*"),
-    Reason("divisors are constants: zero ends ONNX Runtime", "Mod|BitShift", "1", "(?!constant).*"),
-    Reason("values are constants", "OneHot", "2", "(?!constant).*"),
-    Reason("what fills is a constant", "Pad", "2", "(?!constant).*"),
-    Reason("regions are constants, and which image they are of", "RoiAlign", "1|2", "(?!constant).*"),
-    Reason("places are constants, or computed from extents: two updates of one place have no order",
-           "Scatter|ScatterElements|ScatterND", "1", "alias|part|window|plain|unknown rank"),
-    Reason("a parameter of rank 0 or 1 whose rank is known",
-           f"{_SHAPED}|ConstantOfShape", "[1-9]", "unknown rank"),
-    Reason("the value itself takes no part where the result is an extent", "Shape|Size|EyeLike", "0", "alias|part"),
-    Reason("the condition is a truth value of rank 0", "If", "0", "alias|part|unknown rank|window"),
-    Reason("what shapes a value, or says where to look, is no part of it: it has another element type", _SHAPED,
-           kinds="alias|part"),
-    Reason("its other inputs are constants", "Mod|BitShift|Dropout|QuantizeLinear|DequantizeLinear|CumProd|Upsample"
-           "|RoiAlign|Col2Im|QLinear\\w+|\\w+Integer", kinds="alias|part"),
-    Reason("it has no such input here: the rule leaves out what is optional", "Attention", "3|4|5|6"),
-    Reason("it has no such input here: the rule leaves out what is optional", "LSTM", "6|7"),
-    Reason("it has no such input here: the rule leaves out what is optional", "TensorScatter|Dropout", "2"),
-    Reason("it has no such input here: the rule leaves out what is optional", "QLinearConv", "8"),
-    Reason("the rule draws its parts; the operator itself is a definition", "RotaryEmbedding"),
+    Reason(f"{_ONE_OF_ITS_TYPE}: lengths are int32", "RNN|GRU|LSTM", "4", "alias|part"),
+    Reason(f"{_ONE_OF_ITS_TYPE}: scales are floats, the rest is quantized", "DequantizeLinear", "1", "alias|part"),
+    Reason(f"{_ONE_OF_ITS_TYPE}: the zero point alone is quantized", "QuantizeLinear", "2", "alias|part"),
+    Reason(f"{_ONE_OF_ITS_TYPE}: biases are int32", "QLinearConv", "8", "alias|part"),
+    Reason(f"{_ONE_OF_ITS_TYPE}: places, lengths and which image are int64, all else is floats",
+           "Attention|RotaryEmbedding|RoiAlign|TensorScatter", "2|3|6", "alias|part"),
+    Reason(f"{_ONE_OF_ITS_TYPE}: whether it trains is a truth value", "Dropout", "2", "alias|part"),
+    Reason(f"{_ONE_OF_ITS_TYPE}: ONNX Runtime resizes no int64, the type of sizes", "Resize", "3", "alias|part"),
+    Reason(f"{_ONE_OF_ITS_TYPE}: images are floats, the sizes int64", "Col2Im", "0", "alias|part"),
+    Reason("its numbers are floats, since of whole ones some round and others leave their type; its axes are int64",
+           "ReduceL2|ReduceLogSum|ReduceLogSumExp|ReduceMean|ReduceProd|CumProd", "0|1", "alias|part"),
+    Reason(f"{_MOVED}: two updates of one place have no order", "Scatter", "1", "count"),
+    Reason(f"{_MOVED}: the columns of the input are as many as the blocks", "Col2Im", "1|2", "count"),
+    Reason(f"{_MOVED}: it says whether the model trains", "Dropout", "2", "count"),
     Reason("inside of an If, because a sequence is no array that one node could show", "SequenceConstruct"),
-    Reason("variances are positive: they come out of an addition", "BatchNormalization", "4",
-           "alias|part|window|unknown rank"),
-    Reason("what a rule draws is a value of the graph", ".*", "0", "constant"),
 )  # fmt: skip
 
 # Whole operators that no rule draws.

@@ -21,7 +21,7 @@ from tests.fuzz.graphs.grower import Grower
 from tests.fuzz.graphs.values import BOOL, F32, FLOATS, I64, INTS, STRING, Item, Unfit
 
 _COMMON = words("Add Sub Mul Cast Concat Constant Gather Identity Mod Reshape Shape Size Slice Greater Tanh Abs Sin")
-_CHANCE, _CHANCE_OF_COMMON = 0.4, 0.02
+_CHANCE, _CHANCE_OF_COMMON = 0.3, 0.02
 
 # Inputs that no extent may move: what then happens is open, or ends ONNX Runtime.
 _FIXED = {
@@ -37,8 +37,8 @@ _FIXED = {
 class Operands:
     """Changes one or two operands of a node now and then."""
 
-    def wanted(self, f: Grower, op: str) -> bool:
-        return f.often(_CHANCE_OF_COMMON if op in _COMMON else _CHANCE)
+    def wanted(self, f: Grower, op: str, inputs: int) -> bool:
+        return f.often(_CHANCE_OF_COMMON if op in _COMMON else _CHANCE + 0.08 * inputs)
 
     def inputs(self, f: Grower, op: str, inputs: Sequence[Item | None]) -> Sequence[Item | None]:
         """The inputs, one or two of them in another form. Unfit where that form does not exist."""
@@ -50,20 +50,30 @@ class Operands:
             "constant": _constant,
         }  # fmt: skip
         changed = list(inputs)
-        for _ in range(1 + f.choose(2)):
-            moved = op not in _COMMON  # rules count on what the small steps give that they are made of
-            chosen = f.kind(window=2, rankless=1, shared=2, data=1, counted=2 * moved, constant=0.6 * moved)
-            kinds[chosen](f, op, changed, f.of(_shareable(changed) if chosen == "shared" else given))
+        moved = op not in _COMMON  # rules count on what the small steps give that they are made of
+        apart = 0.3 if f.world.rowwise else 1.0  # what mostly makes the answer no whether rows are independent
+        fixed = any(item is not None and item.static for item in inputs)
+        for _ in range(1 + f.choose(1 + len(given) // 2)):
+            chosen = f.kind(
+                window=2, rankless=1.3 * apart, shared=2 * bool(_shareable(changed)), data=fixed,
+                counted=2 * moved * apart, constant=1.2 * moved,
+            )  # fmt: skip
+            trial = list(changed)
+            try:
+                with f.attempt():
+                    kinds[chosen](f, op, trial, f.of(_shareable(changed) if chosen == "shared" else given))
+                changed = trial
+            except Unfit:
+                continue
+        if changed == list(inputs):
+            raise Unfit("nothing in another form")
         return changed
 
 
 def _shareable(inputs: Sequence[Item | None]) -> list[int]:
     """Inputs of whose element type there is another one."""
     types = Counter(item.dtype for item in inputs if item is not None)
-    found = [index for index, item in enumerate(inputs) if item is not None and types[item.dtype] > 1]
-    if not found:
-        raise Unfit("no two operands of one type")
-    return found
+    return [index for index, item in enumerate(inputs) if item is not None and types[item.dtype] > 1]
 
 
 def _at(inputs: Sequence[Item | None], index: int) -> Item:

@@ -39,7 +39,7 @@ def _unary(f: Grower, op: str) -> None:
 
 
 for _op, _since in _UNARY.items():
-    RULES.append(Rule(_op, lambda f, op=_op: _unary(f, op), _since, weight=0.6))  # type: ignore[misc]
+    RULES.append(Rule(_op, lambda f, op=_op: _unary(f, op), _since, weight=0.8))  # type: ignore[misc]
 
 
 @rule("Identity", weight=0.3)
@@ -52,7 +52,7 @@ def _steep(f: Grower, op: str) -> None:
 
 
 for _op, _since in _STEEP.items():
-    RULES.append(Rule(_op, lambda f, op=_op: _steep(f, op), _since, weight=0.5))  # type: ignore[misc]
+    RULES.append(Rule(_op, lambda f, op=_op: _steep(f, op), _since, weight=0.8))  # type: ignore[misc]
 
 
 def _with_number(f: Grower, op: str) -> None:
@@ -60,7 +60,7 @@ def _with_number(f: Grower, op: str) -> None:
 
 
 for _op, (_since, _) in _WITH_NUMBER.items():
-    RULES.append(Rule(_op, lambda f, op=_op: _with_number(f, op), _since, weight=0.5))  # type: ignore[misc]
+    RULES.append(Rule(_op, lambda f, op=_op: _with_number(f, op), _since, weight=0.8))  # type: ignore[misc]
 
 
 def _stepping(f: Grower, op: str) -> None:
@@ -77,25 +77,25 @@ def _positive(f: Grower, op: str) -> None:
     f.one(op, f.one("Add", f.one("Abs", x), f.constant(f.of((0.25, 1.0)), x.dtype)))
 
 
-@rule("Asin", "Acos", since=7, weight=0.5)
+@rule("Asin", "Acos", since=7, weight=0.9)
 def _inverse(f: Grower, op: str) -> None:
     x = f.number()
     f.one(op, f.one("Mul", f.one("Sin", x), f.constant(0.9, x.dtype)))
 
 
-@rule("Atanh", since=9, weight=0.5)
+@rule("Atanh", since=9, weight=0.9)
 def _atanh(f: Grower) -> None:
     x = f.number()
     f.one("Atanh", f.one("Mul", f.one("Sin", x), f.constant(0.9, x.dtype)))
 
 
-@rule("Acosh", since=9, weight=0.5)
+@rule("Acosh", since=9, weight=0.9)
 def _acosh(f: Grower) -> None:
     x = f.number()
     f.one("Acosh", f.one("Add", f.one("Abs", x), f.constant(1.25, x.dtype)))
 
 
-@rule("HardSigmoid", weight=0.5)
+@rule("HardSigmoid", weight=0.8)
 def _hard_sigmoid(f: Grower) -> None:
     f.one("HardSigmoid", f.number(), **({"alpha": 0.3, "beta": 0.4} if f.often(0.5) else {}))
 
@@ -105,22 +105,22 @@ def _gelu(f: Grower) -> None:
     f.one("Gelu", f.number(), **({"approximate": "tanh"} if f.often(0.5) else {}))
 
 
-@rule("ThresholdedRelu", since=10, weight=0.5)
+@rule("ThresholdedRelu", since=10, weight=0.8)
 def _thresholded(f: Grower) -> None:
     f.one("ThresholdedRelu", f.number(), alpha=f.of((0.3, 1.0)))
 
 
-@rule("Shrink", since=9, weight=0.5)
+@rule("Shrink", since=9, weight=0.8)
 def _shrink(f: Grower) -> None:
     f.one("Shrink", f.number(), lambd=0.3, bias=f.of((0.0, 0.2)))
 
 
-@rule("IsNaN", since=9, weight=0.4)
+@rule("IsNaN", since=9, weight=1)
 def _is_nan(f: Grower) -> None:
     f.one("IsNaN", f.number())
 
 
-@rule("IsInf", since=10, weight=0.4)
+@rule("IsInf", since=10, weight=1)
 def _is_inf(f: Grower) -> None:
     f.one("IsInf", f.number(), **({"detect_negative": 0} if f.often(0.3) else {}))
 
@@ -194,13 +194,13 @@ def _compare(f: Grower, op: str) -> None:
         _where_of(f, made)
 
 
-@rule("And", "Or", "Xor", since=7)
+@rule("And", "Or", "Xor", since=7, weight=2)
 def _logic(f: Grower, op: str) -> None:
     x = f.pick((BOOL,))
     f.one(op, x, f.like(x))
 
 
-@rule("Not")
+@rule("Not", weight=2)
 def _not(f: Grower) -> None:
     f.one("Not", f.pick((BOOL,)))
 
@@ -250,25 +250,25 @@ def _cast(f: Grower) -> None:
     f.one("Cast", x, to=helper.np_dtype_to_tensor_dtype(to))
 
 
-@rule("CastLike", since=15, weight=0.5)
+@rule("CastLike", since=15, weight=1)
 def _cast_like(f: Grower) -> None:
     x = f.pick((F32, F64, I32, I64, BOOL), where=lambda item: item.exact)
     f.one("CastLike", x, f.pick((F32, F64, I32, I64)))
 
 
-@rule("BitShift", since=11, weight=0.5)
+@rule("BitShift", since=11, weight=1.5)
 def _shift(f: Grower) -> None:
     x = f.pick(UNSIGNED)
     f.one("BitShift", x, f.constant(f.choose(4), x.dtype), direction=f.of(("LEFT", "RIGHT")))
 
 
-@rule("BitwiseAnd", "BitwiseOr", "BitwiseXor", since=18, weight=0.6)
+@rule("BitwiseAnd", "BitwiseOr", "BitwiseXor", since=18, weight=1.2)
 def _bitwise(f: Grower, op: str) -> None:
     x = f.pick(INTS)
     f.one(op, x, f.like(x))
 
 
-@rule("BitwiseNot", since=18, weight=0.5)
+@rule("BitwiseNot", since=18, weight=1.2)
 def _bitwise_not(f: Grower) -> None:
     f.one("BitwiseNot", f.pick(INTS))
 
@@ -282,7 +282,7 @@ def _prelu(f: Grower) -> None:
     f.one("PRelu", x, slope)
 
 
-@rule("Dropout", since=7, weight=0.5)
+@rule("Dropout", since=7, weight=1)
 def _dropout(f: Grower) -> None:
     x = f.number()
     if f.opset < 12:

@@ -77,11 +77,11 @@ def make(seed: int) -> Made:
     lengths = rng.random() < 0.12
     cases = [{ROWS: rows, AS_MANY: rows, LENGTH: 5 if rows == 1 else 3} for rows in (2, 7, 1, 0)]
     world = World(rng, np.random.default_rng(rng.randrange(2**32)), opset, cases)
-    world.rowwise = rng.random() < 0.5
+    world.rowwise = rng.random() < 0.55
     grower = Grower(world)
     inputs = _inputs(grower, lengths)
     world.disguise = Operands()
-    _grow(grower, 5 + rng.randrange(44))
+    _grow(grower, 6 + rng.randrange(50))
     outputs = _outputs(grower, inputs)
     config = drawn(rng, lengths)
     return _finished(seed, grower, inputs, outputs, config)
@@ -134,7 +134,7 @@ def _again(f: Grower) -> None:
 
 _SHAPES: tuple[tuple[Any, ...], ...] = (
     (ROWS, 3, 6, 5), (ROWS, 4, 4, 4), (ROWS, 5, 8), (ROWS, 4, 16), (ROWS, 6), (ROWS, 33), (ROWS, 1), (ROWS,),
-    (ROWS, 8, 1),
+    (ROWS, 8, 1), (ROWS, 4, 4, 6), (ROWS, 2, 3, 4),
 )  # fmt: skip
 _OTHERS: tuple[tuple[Any, ...], ...] = ((), (4,), (2, 3), (3, 1, 5), (2, ROWS), (ROWS, 0, 3), (3, ROWS, 4))
 

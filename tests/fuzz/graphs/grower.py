@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from tests.fuzz.graphs.adapt import adapted
 from tests.fuzz.graphs.evaluate import LOCAL, reads, tensor, tensor_type
 from tests.fuzz.graphs.facts import (
     CARRIES,
@@ -91,7 +92,7 @@ class Grower:
         """A node and its results, now and then with operands in another form. Unfit where it is not valid, or its
         results are of no use."""
         disguise = self.world.disguise
-        if disguise is not None and disguise.wanted(self, op):
+        if disguise is not None and disguise.wanted(self, op, len(inputs)):
             self.world.disguise = None  # what a disguise adds has none of its own
             try:
                 with self.attempt():
@@ -325,7 +326,7 @@ class Grower:
         """A value of the graph; a young or unusual one rather than another. Unfit where there is none."""
         fits = [item for item in self.visible() if item.dtype in dtypes and self._ranked(item, ranks) and where(item)]
         if not fits:
-            raise Unfit(f"no value of {dtypes} and rank {ranks}")
+            return adapted(self, dtypes, ranks, where)
         ages = range(len(fits))
         weights = [
             (1 + 3 * (age + 4 > len(fits)) + 2 * item.window + 2 * item.counted)

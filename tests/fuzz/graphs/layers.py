@@ -178,7 +178,7 @@ def _pool(f: Grower, op: str) -> None:
     f.emit(op, [x], outputs=outputs, **attrs)
 
 
-@rule("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", weight=0.7)
+@rule("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", weight=1.3)
 def _global_pool(f: Grower, op: str) -> None:
     f.one(op, f.pick((F32,), (3, 4)))
 
@@ -216,7 +216,7 @@ def _factors(f: Grower) -> Item:
     return f.one("Concat", f.constant([1, 1], np.float32), moved, axis=0)
 
 
-@rule("Upsample", since=7, until=9)
+@rule("Upsample", since=7, until=9, weight=2)
 def _upsample(f: Grower) -> None:
     x = f.pick((F32,), (4,))
     scales = [1.0, 1.0, 2.0, float(f.of((1, 2)))]
@@ -227,7 +227,7 @@ def _upsample(f: Grower) -> None:
         f.one("Upsample", x, factors, mode="nearest")
 
 
-@rule("GridSample", since=16, weight=0.7)
+@rule("GridSample", since=16, weight=2)
 def _grid_sample(f: Grower) -> None:
     x = f.pick((F32,), (4,))
     n = f.one("Gather", f.one("Shape", x), f.vector([0]), axis=0)
@@ -237,7 +237,7 @@ def _grid_sample(f: Grower) -> None:
     f.one("GridSample", x, f.one("Mul", f.one("Tanh", grid), f.constant(0.9, np.float32)), mode=mode)
 
 
-@rule("RoiAlign", since=10, weight=0.5)
+@rule("RoiAlign", since=10, weight=2)
 def _roi_align(f: Grower) -> None:
     x = f.pick((F32,), (4,))
     count = 1 + f.choose(3)
@@ -309,24 +309,24 @@ def _group_norm(f: Grower) -> None:
     f.one("GroupNormalization", x, f.fit(F32, (c,), x), f.fit(F32, (c,), x), num_groups=groups, epsilon=0.05)
 
 
-@rule("LRN", weight=0.6)
+@rule("LRN", weight=1.2)
 def _lrn(f: Grower) -> None:
     f.one("LRN", f.pick((F32,), (4,)), size=f.of((1, 3)), alpha=0.1, beta=0.6)
 
 
-@rule("LpNormalization", weight=0.5)
+@rule("LpNormalization", weight=1)
 def _lp_norm(f: Grower) -> None:
     x = f.pick((F32, F64), (2, 3))
     positive = f.one("Add", f.one("Abs", x), f.constant(0.3, x.dtype))
     f.one("LpNormalization", positive, p=f.of((1, 2)), axis=f.of((-1, 1)))
 
 
-@rule("MeanVarianceNormalization", since=9, weight=0.6)
+@rule("MeanVarianceNormalization", since=9, weight=1.2)
 def _mean_variance(f: Grower) -> None:
     f.one("MeanVarianceNormalization", f.pick((F32,), (4,)), axes=f.of(([0, 2, 3], [2, 3], [1])))
 
 
-@rule("RNN", "GRU", "LSTM", since=7)
+@rule("RNN", "GRU", "LSTM", since=7, weight=1.5)
 def _recurrent(f: Grower, op: str) -> None:
     x = f.pick((F32,), (3,))
     if f.often(0.5):
@@ -381,13 +381,13 @@ def _dequantize(f: Grower) -> None:
     f.one("DequantizeLinear", x, scale, f.constant(0 if x.dtype == I32 else f.choose(9), x.dtype))
 
 
-@rule("DynamicQuantizeLinear", since=11, weight=0.5)
+@rule("DynamicQuantizeLinear", since=11, weight=1.5)
 def _dynamic_quantize(f: Grower) -> None:
     x = f.pick((F32,), where=lambda v: all(v.at(case).any() for case in f.alive))  # the range of zeros is arbitrary
     f.emit("DynamicQuantizeLinear", [x], outputs=3)
 
 
-@rule("MatMulInteger", since=10)
+@rule("MatMulInteger", since=10, weight=2)
 def _matmul_integer(f: Grower) -> None:
     x = f.pick((U8, I8), (2, 3))
     w = f.fit(f.of((U8, I8)), (_width(f, x, -1), 3), x)
@@ -395,14 +395,14 @@ def _matmul_integer(f: Grower) -> None:
     f.one("MatMulInteger", x, w, *zeros)
 
 
-@rule("ConvInteger", since=10, weight=0.5)
+@rule("ConvInteger", since=10, weight=2)
 def _conv_integer(f: Grower) -> None:
     x = f.pick((U8,), (4,))
     w = f.fit(U8, (2, _width(f, x, 1), 1, 1), x)
     f.one("ConvInteger", x, w, *(f.constant(f.choose(5), U8) for _ in range(1 + f.choose(2))))
 
 
-@rule("QLinearMatMul", since=10, weight=0.7)
+@rule("QLinearMatMul", since=10, weight=2)
 def _qlinear_matmul(f: Grower) -> None:
     x = f.pick((U8,), (2, 3))
     w = f.fit(U8, (_width(f, x, -1), 3), x)
@@ -411,7 +411,7 @@ def _qlinear_matmul(f: Grower) -> None:
     f.one("QLinearMatMul", x, scale[0], zero[0], w, scale[1], zero[1], scale[2], zero[2])
 
 
-@rule("QLinearConv", since=10, weight=0.7)
+@rule("QLinearConv", since=10, weight=2.5)
 def _qlinear_conv(f: Grower) -> None:
     x = f.pick((U8,), (4,))
     w = f.fit(U8, (3, _width(f, x, 1), f.of((1, 2)), 1), x)
@@ -421,7 +421,7 @@ def _qlinear_conv(f: Grower) -> None:
     f.one("QLinearConv", x, scale[0], zero[0], w, scale[1], zero[1], scale[2], zero[2], bias)
 
 
-@rule("Det", since=11, weight=0.4)
+@rule("Det", since=11, weight=1.5)
 def _det(f: Grower) -> None:
     x = f.fit(F32, f.of(((2, 2), (2, 3, 3))))
     f.one("Det", x)
@@ -484,7 +484,7 @@ def _cumsum(f: Grower) -> None:
     f.one("CumSum", x, axis, exclusive=f.choose(2), reverse=f.choose(2))
 
 
-@rule("CumProd", since=26, weight=0.5)
+@rule("CumProd", since=26, weight=1)
 def _cumprod(f: Grower) -> None:
     x = f.pick((F32,), (1, 2, 3))
     f.one("CumProd", x, f.constant(f.choose(x.rank(f.alive) or 1), np.int64), exclusive=f.choose(2))
@@ -497,13 +497,13 @@ def _softmax(f: Grower, op: str) -> None:
     f.one(f.of(("Mul", "Sub")), made, f.like(made)) if f.often(0.3) else None
 
 
-@rule("Hardmax", weight=0.5)
+@rule("Hardmax", weight=1)
 def _hardmax(f: Grower) -> None:
     x = f.pick((F32,), (1, 2, 3), lambda v: v.exact)
     f.one("Hardmax", x, axis=f.choose(x.rank(f.alive) or 1))
 
 
-@rule("Attention", since=23, weight=0.7)
+@rule("Attention", since=23, weight=2)
 def _attention_node(f: Grower) -> None:
     x = f.pick((F32,), (4,), lambda v: all((v.fixed(a, f.alive) or 0) > 0 for a in (1, 2, 3)))
     others = [x if f.often(0.6) else f.one("Tanh", x) for _ in range(2)]
@@ -522,7 +522,7 @@ def _attention_node(f: Grower) -> None:
     f.emit("Attention", [x, *others, mask, *past, used], outputs=outputs, is_causal=f.choose(2))
 
 
-@rule("RotaryEmbedding", since=23)
+@rule("RotaryEmbedding", since=23, weight=2)
 def _rotary(f: Grower) -> None:
     """The operator: with the cosines of each row and step, or with a table of which places are taken."""
     x = f.pick((F32,), (4,), lambda v: all((v.fixed(a, f.alive) or 0) > 0 for a in (1, 2, 3)))

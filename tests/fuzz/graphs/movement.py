@@ -129,7 +129,7 @@ def _indices(f: Grower, extent: int) -> Item:
     return source
 
 
-@rule("GatherElements", since=11)
+@rule("GatherElements", since=11, weight=2)
 def _gather_elements(f: Grower) -> None:
     x = f.pick(_ANY, (1, 2, 3))
     axis, written = _axis(f, x)
@@ -379,13 +379,13 @@ def _pad(f: Grower) -> None:
         f.one("Pad", x, f.wholes([(low, m) for m in most], x), value, mode=mode)
 
 
-@rule("DepthToSpace", weight=0.6)
+@rule("DepthToSpace", weight=2)
 def _depth_to_space(f: Grower) -> None:
     x = f.pick((F32,), (4,), lambda v: (v.fixed(1, f.alive) or 1) % 4 == 0)
     f.one("DepthToSpace", x, blocksize=2, **({"mode": f.of(("DCR", "CRD"))} if f.opset >= 11 else {}))
 
 
-@rule("SpaceToDepth", weight=0.6)
+@rule("SpaceToDepth", weight=2.5)
 def _space_to_depth(f: Grower) -> None:
     x = f.pick((F32,), (4,))
     for size in (2, 3):
@@ -405,18 +405,18 @@ def _compress(f: Grower) -> None:
     f.one("Compress", x, flags, axis=written)
 
 
-@rule("NonZero", since=9)
+@rule("NonZero", since=9, weight=1.3)
 def _non_zero(f: Grower) -> None:
     f.one("NonZero", f.pick((BOOL, F32, I64, I32), (1, 2, 3), lambda v: v.exact))
 
 
-@rule("Unique", since=11, weight=0.6)
+@rule("Unique", since=11, weight=1.2)
 def _unique(f: Grower) -> None:
     x = f.pick((F32, I64), (1, 2), lambda v: v.exact)
     f.emit("Unique", [x], outputs=1 + f.choose(4), **({"sorted": 1} if f.often(0.5) else {}))
 
 
-@rule("ReverseSequence", since=10, weight=0.6)
+@rule("ReverseSequence", since=10, weight=1.5)
 def _reverse_sequence(f: Grower) -> None:
     x = f.pick((F32, I64), (2, 3))
     batch = f.choose(2)
@@ -428,7 +428,7 @@ def _reverse_sequence(f: Grower) -> None:
     f.one("ReverseSequence", x, length, batch_axis=batch, time_axis=1 - batch)
 
 
-@rule("OneHot", since=9)
+@rule("OneHot", since=9, weight=1.5)
 def _one_hot(f: Grower) -> None:
     x = f.pick((I64, I32), (0, 1, 2))
     values = f.weight(f.of((F32, I64)), (2,))
@@ -442,7 +442,7 @@ def _trilu(f: Grower) -> None:
     f.one("Trilu", x, offset, upper=f.choose(2))
 
 
-@rule("EyeLike", since=9, weight=0.5)
+@rule("EyeLike", since=9, weight=1.2)
 def _eye_like(f: Grower) -> None:
     x = f.pick((F32, I64), (2,))
     f.one("EyeLike", x, k=f.choose(3) - 1, **({"dtype": helper.np_dtype_to_tensor_dtype(F32)} if f.often(0.5) else {}))
@@ -484,14 +484,14 @@ def _size(f: Grower) -> None:
         f.one("Add", f.pick((F32,)), scaled)
 
 
-@rule("CenterCropPad", since=18, weight=0.6)
+@rule("CenterCropPad", since=18, weight=1.2)
 def _center_crop_pad(f: Grower) -> None:
     x = f.pick((F32, I64), (2, 3))
     axis = f.choose(x.rank(f.alive) or 1)
     f.one("CenterCropPad", x, f.whole(1, 6, x=x), axes=[axis])
 
 
-@rule("Col2Im", since=18, weight=0.4)
+@rule("Col2Im", since=18, weight=1.5)
 def _col2im(f: Grower) -> None:
     x = f.fit(F32, (2, 8, 6))
     f.one("Col2Im", x, f.vector([3, 4]), f.vector([2, 2]))

@@ -146,7 +146,7 @@ def _rankless(f: Grower) -> None:
         f.one("Add", made, f.like(made))
 
 
-@rule("Loop", weight=2)
+@rule("Loop", weight=3)
 def _loop(f: Grower) -> None:
     kinds = [kind for kind in (NUMBERS if f.often(0.2) else FLOATS) if kind != BF16]  # the reference stacks wrongly
     carried = [f.pick(kinds) for _ in range(1 + f.choose(2))]
@@ -190,7 +190,7 @@ def _again(inner: Grower, item: Item) -> Item:
         return inner.one("Tanh", y)
 
 
-@rule("Scan", since=9, weight=2)
+@rule("Scan", since=9, weight=5)
 def _scan(f: Grower) -> None:
     x = f.pick((F32,), (2, 3, 4))
     axis = f.choose(x.rank(f.alive) or 1)

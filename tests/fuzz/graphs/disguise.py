@@ -56,7 +56,7 @@ class Operands:
         for _ in range(1 + f.choose(1 + len(given) // 2)):
             chosen = f.kind(
                 window=2, rankless=1.3 * apart, shared=2 * bool(_shareable(changed)), data=fixed,
-                counted=2 * moved * apart, constant=1.2 * moved,
+                counted=2 * moved * apart, constant=1.2,
             )  # fmt: skip
             trial = list(changed)
             try:
@@ -236,6 +236,6 @@ def _number(dtype: np.dtype[Any]) -> int:
 def _constant(f: Grower, op: str, inputs: list[Item | None], index: int) -> None:
     """What the operand holds in one of the cases."""
     x = _at(inputs, index)
-    if x.static:
-        raise Unfit("a constant already")
+    if x.static or (op in _COMMON and (index > 0 or len(set(x.shapes(f.alive))) > 1)):
+        raise Unfit("a constant already, or in the place of one")
     inputs[index] = f.constant(x.at(f.alive[0]))

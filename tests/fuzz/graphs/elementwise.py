@@ -146,7 +146,9 @@ def _divide(f: Grower) -> None:
         count = f.one("Cast", f.count(1, 60), to=helper.np_dtype_to_tensor_dtype(x.dtype))
         f.one("Div", x, count)
     else:
-        number = f.constant(f.of((2, 3, 7, 10, 41, 49) if x.dtype not in FLOATS else (2, 3, 0.1, 7, 10, 41)), x.dtype)
+        if x.dtype in (F32, F64) and x.exact and f.often(0.5):  # whole numbers, some of them multiples of the divisor
+            x = f.one("Floor", f.one("Mul", x, f.constant(f.of((16, 32, 64)), x.dtype)))
+        number = f.constant(f.of((2, 3, 7, 10, 41, 49) if x.dtype not in FLOATS else (3, 0.1, 7, 41, 47, 49)), x.dtype)
         y = f.one("Div", x, number)
         if x.dtype in FLOATS and x.exact and f.often(0.6):  # the numbers where a rounded quotient jumps
             f.one("Floor", y) if f.often(0.5) else f.one("Cast", y, to=helper.np_dtype_to_tensor_dtype(I64))

@@ -327,6 +327,8 @@ class Grower:
         fits = [item for item in self.visible() if item.dtype in dtypes and self._ranked(item, ranks) and where(item)]
         if not fits:
             return adapted(self, dtypes, ranks, where)
+        if I64 in dtypes and self.often(0.15):  # the type of parameters, with which it may share memory
+            fits = [item for item in fits if item.dtype == I64] or fits
         ages = range(len(fits))
         weights = [
             (1 + 3 * (age + 4 > len(fits)) + 2 * item.window + 2 * item.counted)

@@ -81,7 +81,7 @@ def _gemm(f: Grower) -> None:
         "beta": f.of((1.0, 2.0)),
     }
     rows = x.fixed(1 if turned_a else 0, f.alive)
-    kind = f.kind(vector=2, none=1, same=2, scalar=0.5)
+    kind = f.kind(vector=2, none=1, same=2, scalar=0.5, other=1)
     if kind == "none" and f.opset < 11:
         kind = "vector"
     c: Item | None = None
@@ -89,6 +89,10 @@ def _gemm(f: Grower) -> None:
         c = f.fit(x.dtype, (n,), x)
     elif kind == "scalar":
         c = f.fit(x.dtype, (), x) if rows else f.fit(x.dtype, (1, 1), x)
+    elif kind == "other":  # as many rows, which only a run shows
+        lines = f.one("Gather", f.one("Shape", x), f.vector([1 if turned_a else 0]), axis=0)
+        lines = f.one("Add", lines, f.one("Min", f.vector([0]), f.drawn(0, 1)))
+        c = f.one("Expand", f.fit(x.dtype, (n,), x), f.one("Concat", lines, f.vector([n]), axis=0))
     elif kind == "same":
         shapes = [((s[1] if turned_a else s[0]), n) for s in x.shapes(f.alive)]
         fits = [v for v in f.visible() if v.dtype == x.dtype and v.shapes(f.alive) == shapes]

@@ -43,11 +43,14 @@ def _slice(f: Grower) -> None:
     f.slice(x, axes, starts_, ends_, [f.of((1, 1, 2)) for _ in axes] if f.often(0.4) else None)
 
 
-@rule("Slice", since=10)
+@rule("Slice", since=10, weight=2)
 def _shifted(f: Grower) -> None:
     """From a place to n and more: x[1:n+1], x[k:n], table[0:n]."""
     x = f.pick(_ANY, (1, 2, 3, 4))
     axis, written = _axis(f, x, 10)
+    moving = [a for a in range(x.rank(f.alive) or 1) if x.fixed(a, f.alive) is None]
+    if moving and f.often(0.5):
+        axis = written = f.of(moving)
     if f.often(0.4):  # as many as there are, from a place behind the first one: what lies beyond the end is cut off
         n = f.one("Gather", f.one("Shape", x), f.vector([axis]), axis=0)
         begin = f.vector([f.of((1, 1, 2, -1))])

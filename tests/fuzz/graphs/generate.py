@@ -80,7 +80,7 @@ def make(seed: int) -> Made:
     world.rowwise = rng.random() < 0.55
     grower = Grower(world)
     inputs = _inputs(grower, lengths)
-    world.disguise = Operands()
+    world.disguise = Operands() if rng.random() < 0.6 else None
     _grow(grower, 6 + rng.randrange(50))
     outputs = _outputs(grower, inputs)
     config = drawn(rng, lengths)
@@ -89,7 +89,7 @@ def make(seed: int) -> Made:
 
 def _grow(f: Grower, nodes: int) -> None:
     """Steps until there are so many nodes; sometimes a node again, with the same inputs."""
-    rules = [each for each in RULES if each.since <= f.opset <= each.until]
+    rules = _some([each for each in RULES if each.since <= f.opset <= each.until], f)
     operators = Counter(each.op for each in rules)
     weights = [each.weight * _rarity(each) * _breadth(each) / operators[each.op] ** 0.5 for each in rules]
     for _ in range(3 * nodes):
@@ -105,6 +105,14 @@ def _grow(f: Grower, nodes: int) -> None:
                 break
             except Unfit as reason:
                 f.world.refused[str(reason)[:60]] += 1
+
+
+def _some(rules: list[Rule], f: Grower) -> list[Rule]:
+    """Half of the graphs have few rules, so that these meet often: swarm testing (Groce et al., ISSTA 2012)."""
+    if f.often(0.5):
+        return rules
+    share = f.of((0.1, 0.2, 0.4))
+    return [rule for rule in rules if f.often(share)] or rules
 
 
 def _rarity(rule: Rule) -> float:

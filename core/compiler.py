@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Literal
 
@@ -56,6 +56,7 @@ from core.specialise import Make, NewShapes, Source, maker, note_of
 from core.split import split
 from core.tune import Record, choices, read_findings
 
+_BINDINGS = 256  # values of the other symbols of which it is kept what they suppose
 _BY_DEFINITION = "winograd=False: every product is computed by its definition"
 
 
@@ -221,7 +222,7 @@ def session_of(
         return executable(content, chosen, batching, binding)
 
     packed = packed_maker(lambda: content, description, options, partial(_stored_on_host, source=None))
-    return Session(description, _maker_of(content, make, options, new_shapes), packed=packed, variant=variant)
+    return Session(description, _maker_of(content, batching, make, options, new_shapes), packed=packed, variant=variant)
 
 
 def variants_of(
@@ -236,7 +237,7 @@ def variants_of(
         description = describe(opened_up, chosen)
         own = replace(source, fed=tuple(sorted(fed))) if source is not None else None
         make = partial(_stored, lambda: opened_up, description, source=own)
-        return Session(description, _maker_of(opened_up, make, chosen, new_shapes, own))
+        return Session(description, _maker_of(opened_up, description.batching, make, chosen, new_shapes, own))
 
     return variant
 
@@ -278,9 +279,8 @@ def opened(
         graph, source = stored.content, own
         make = partial(_stored, lambda: graph, stored.description, source=source)
         packed = packed_maker(lambda: graph, stored.description, chosen, partial(_stored_on_host, source=source))
-        return Session(
-            stored.description, _maker_of(graph, make, chosen, new_shapes, source), packed=packed, variant=variant
-        )
+        made = _maker_of(graph, stored.description.batching, make, chosen, new_shapes, source)
+        return Session(stored.description, made, packed=packed, variant=variant)
     if source is None:
         return Session(stored.description, fixed=Made(stored.content), variant=variant)
     make = partial(_stored, partial(load, source.path), stored.description, source=source)
@@ -288,12 +288,21 @@ def opened(
     return Session(stored.description, maker(make, chosen, "wait", None, source), fixed, variant=variant)
 
 
-def _maker_of(graph: Graph, make: Make, options: Options, new_shapes: NewShapes, source: Source | None = None) -> Maker:
+def _maker_of(
+    graph: Graph,
+    batching: BatchInfo,
+    make: Make,
+    options: Options,
+    new_shapes: NewShapes,
+    source: Source | None = None,
+) -> Maker:
     """State belongs to one executable: where there is some, nothing else may take its place. What runs on other devices
     is compiled by the run that needs it."""
-    if graph.states or options.devices:
+    if graph.states:
         return maker(make, options, "wait", None, source)
-    return maker(make, options, new_shapes, General(graph), source)
+    how: tuple[NewShapes, General | None] = ("wait", None) if options.devices else (new_shapes, General(graph))
+    made = maker(make, options, *how, source)
+    return replace(made, supposed=supposed_when_bound(graph, batching)) if other_symbols(graph, batching) else made
 
 
 def specialise(path: Path, origin: str, binding: Binding, options: Options, fed: tuple[str, ...] = ()) -> None:
@@ -499,6 +508,18 @@ def supposed_of(graph: Graph, batch: str | None) -> tuple[Dim, ...]:
     copy.remove_dead()  # nobody asks what a node that nobody reads supposes
     given = {name for value in copy.inputs if isinstance(value.type, TensorType) for name in value.type.symbols}
     return tuple(dim for dim in suppositions(copy, infer_graph(copy), given) if batch in symbols(dim))
+
+
+def supposed_when_bound(graph: Graph, batching: BatchInfo) -> Callable[[Binding], tuple[Dim, ...]]:
+    """What code supposes of the batch size once the other symbols have values, of which more dimensions follow."""
+
+    @lru_cache(maxsize=_BINDINGS)
+    def supposed(binding: Binding) -> tuple[Dim, ...]:
+        copy = graph.clone(dict(binding))
+        copy.defaults.clear()
+        return supposed_of(copy, batching.symbol)
+
+    return supposed
 
 
 def other_symbols(graph: Graph, batching: BatchInfo) -> list[str]:

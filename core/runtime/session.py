@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,10 +47,10 @@ class BatchInfo:
         """Whether a batch may run in pieces of any size."""
         return self.batchable and not self.supposed
 
-    def broken(self, values: Mapping[str, int]) -> str:
-        """Which supposition these values of the symbols break; empty where they break none."""
+    def broken(self, values: Mapping[str, int], more: Iterable[Dim] = ()) -> str:
+        """Which supposition, or which of `more`, these values of the symbols break; empty where they break none."""
         try:
-            found = ((dim, evaluate(dim, values)) for dim in self.supposed)
+            found = ((dim, evaluate(dim, values)) for dim in (*self.supposed, *more))
             return next((f"a dimension {dim} would be {value}" for dim, value in found if value < 0), "")
         except KeyError as error:  # a quotient by zero
             return str(error.args[0])
@@ -104,7 +104,9 @@ class Session:
         where sequences can be packed, for all of them. `variant` gives a session that takes some defaults as inputs,
         and compiles when it runs."""
         self.description = description
-        self._shapes = Shapes(maker or Maker(_one_set_of_shapes), _SPECIALISATIONS, fixed)
+        maker = maker or Maker(_one_set_of_shapes)
+        self._shapes = Shapes(maker, _SPECIALISATIONS, fixed)
+        self._supposed = maker.supposed if packed is None else Maker.supposed  # packed, all lengths have one code
         self._packed = LazyPacked(packed) if packed is not None else None
         self._variants = Variants(variant or _no_variant, _VARIANTS)
         self._closed = False
@@ -346,10 +348,11 @@ class Session:
             if name not in feeds:
                 raise FeedError(f"input '{name}' is missing; expected {type_}")
             arrays.append(_checked(name, type_, feeds[name], values))
-        if reason := self.batching.broken(values):
+        others = tuple(sorted((name, value) for name, value in values.items() if name != self.batching.symbol))
+        if reason := self.batching.broken(values, self._supposed(others)):
             return self._alone(values, reason), arrays, tuple(sorted(values.items()))
         n = values.pop(self.batching.symbol, 1) if self.batching.symbol else 1
-        return n, arrays, tuple(sorted(values.items()))
+        return n, arrays, others
 
     def _alone(self, values: Mapping[str, int], reason: str) -> int:
         """The batch size of a run that needs code of its own, where the batch symbol is one of those that are bound.

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from weakref import WeakSet
 
 from core.errors import SessionClosed
+from core.ir.dim import Dim
 from core.runtime.background import Background
 from core.runtime.general import General
 from core.runtime.runner import Runner
@@ -41,7 +42,8 @@ class Maker:
     the background, each one better; without any every run waits for its shape.
 
     What is `at_hand` takes `now` no time. `general` answers in the meantime, if there is something that can. `first`:
-    also a session's first shape may wait for the background, instead of making the first run wait.
+    also a session's first shape may wait for the background, instead of making the first run wait. `supposed`: what the
+    code of a shape supposes of the batch size, as `BatchInfo.supposed`, besides what holds for all shapes.
     """
 
     now: Callable[[Binding], Made]
@@ -49,6 +51,7 @@ class Maker:
     at_hand: Callable[[Binding], bool] = lambda binding: False
     general: General | None = None
     first: bool = False
+    supposed: Callable[[Binding], tuple[Dim, ...]] = lambda binding: ()
 
 
 @dataclass(eq=False)

@@ -59,3 +59,15 @@ def test_either_of_two_extents_that_only_a_run_shows_may_be_1() -> None:
         "int64[1] a = {0}, int64[1] b = {1}",
     )
     assert_like_onnx_runtime(split, {"sizes": np.int64([2, 2]), "x": normal(2, 4, 3)})
+
+
+def test_what_is_known_of_the_batch_once_the_other_symbol_has_a_value() -> None:
+    """x[max(M,2):N] has N - 3 rows where M is 3, and none where that is negative: also where rows are counted later."""
+    cut = model(
+        "float[N,M] x => float[] y, int64[1] rows",
+        "m = Shape <start = 1> (x)  first = Max (m, two)  n = Shape <end = 1> (x)  y = Slice (x, first, n, zero)"
+        "  rows = Shape <end = 1> (y)",
+        "int64[1] two = {2}, int64[1] zero = {0}",
+    )
+    shapes = ((5, 3), (2, 3), (3, 3), (1, 1), (4, 1), (0, 3), (2, 4))
+    assert_like_onnx_runtime(cut, *({"x": normal(*shape)} for shape in shapes))

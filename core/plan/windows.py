@@ -134,6 +134,8 @@ class Windows:
             return
         window = self.windows[first]
         axis = axis_of(attribute(node, "axis"), len(node.output.shape))
+        if window.strides[axis] == 0:
+            return  # it says nothing: the first input has extent 1 there
         offset = window.offset
         for value in node.inputs:
             if value is None or not self._is_there(value, Window(window.parent, offset, window.strides)):

@@ -89,6 +89,17 @@ def test_one_value_twice() -> None:
     assert ran(net, N, 5).count("Concat") == 1
 
 
+def test_one_value_twice_that_lies_inside_another() -> None:
+    """Its stride along the axis is of no use: the extent there is 1."""
+
+    def net(b: Builder, x: Value) -> list[Value]:
+        y = b("Relu", x)
+        twice = b("Neg", b("Concat", y, y, axis=1))
+        return [twice, b("Abs", b("Concat", y, b("Exp", x), axis=1))]
+
+    assert ran(net, N, 1, 8).count("Concat") == 1
+
+
 def test_results_are_written_into_an_output_of_the_model() -> None:
     def net(b: Builder, x: Value) -> list[Value]:
         return [b("Concat", b("Relu", x), b("Exp", x), axis=1)]

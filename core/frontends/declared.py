@@ -9,7 +9,7 @@ import onnx
 
 from core.errors import ModelError, UnsupportedError
 from core.frontends.tensors import element_type
-from core.ir.dim import SymDim, evaluate, symbol
+from core.ir.dim import OPEN, SymDim, evaluate, symbol
 from core.ir.dim import symbols as symbols_of
 from core.ir.types import Dim, DType, MapType, OptionalType, SequenceType, TensorType, ValueType
 
@@ -20,11 +20,13 @@ _RESERVED = frozenset({"inf", "nan", "true", "false", "none", "type", "tensor", 
 
 
 class Symbols:
-    """One symbol per `dim_param` of a model; dimensions without a name get a new one."""
+    """One symbol per `dim_param` of a model; dimensions without a name get a new one. What is named once
+    `inputs_are_known` is open: no input has it."""
 
     def __init__(self) -> None:
         self._by_param: dict[str, SymDim] = {}
         self._taken: set[str] = set()
+        self.inputs_are_known = False
 
     def named(self, param: str) -> SymDim:
         if param not in self._by_param:
@@ -34,7 +36,8 @@ class Symbols:
     def fresh(self, hint: str) -> SymDim:
         """A symbol that no other dimension has, named after `hint` as far as an identifier can be."""
         base = re.sub(r"[^A-Za-z0-9_]", "_", hint)
-        base = base if base.isidentifier() else f"d{base}"
+        base = base if base.isidentifier() and not base.startswith(OPEN) else f"d{base}"
+        base = f"{OPEN}{base}" if self.inputs_are_known else base
         base = f"{base}_" if keyword.iskeyword(base) or base in _RESERVED else base
         name, count = base, 1
         while name in self._taken:

@@ -152,6 +152,7 @@ class _Importer:
                 self._default(info, frame)
             else:
                 self._input(info, frame, arguments[index] if index < len(arguments) else None)
+        self.session.symbols.inputs_are_known = True
         self._nodes(proto.node, frame, f"graph '{proto.name}'")
 
     def _initializer(self, name: str, array: Array, frame: Frame) -> None:

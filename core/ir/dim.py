@@ -157,6 +157,19 @@ def _is_count(atom: Atom) -> bool:
     return isinstance(atom, str) or (is_never_negative(atom.numerator) and is_never_negative(atom.denominator))
 
 
+OPEN = "_"  # how the names of symbols begin that no input of the model has: only a run shows what they are
+
+
+def is_open(dim: Dim) -> bool:
+    """Whether `dim` depends on a symbol that no input has."""
+    return any(name.startswith(OPEN) for name in symbols(dim))
+
+
+def may_break(supposed: Dim) -> bool:
+    """Whether a run may show that `supposed`, taken to be 0 or more, is negative, and nothing before that."""
+    return is_open(supposed) and not is_never_negative(supposed)
+
+
 def substitute(dim: Dim, env: Mapping[str, Dim]) -> Dim:
     """`dim` with every symbol named in `env` replaced."""
     if isinstance(dim, int):

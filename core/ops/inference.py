@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from core.errors import ModelError
-from core.ir.dim import SymDim
+from core.ir.dim import SymDim, may_break
 from core.ir.graph import Array, Graph, Node, Value
 from core.ir.types import Dim, DType, TensorType, ValueType
 from core.ops import registry
@@ -43,12 +43,18 @@ def infer_node(node: Node, known: dict[Value, Array]) -> None:
 
 
 def _possible(view: registry.Infer, index: int, inferred: ValueType) -> ValueType:
-    """The inferred type of output `index`; extents below 0 become unknown ones. Such a node cannot run, but it may
-    stand in a branch that is not taken. Where it is reached, its reference refuses its data."""
+    """The inferred type of output `index`; extents below 0, and those that only a run shows to be, become unknown ones.
+    A node with an extent below 0 cannot run, but it may stand in a branch that is not taken. Where it is reached, its
+    reference refuses its data, or gives what ONNX says."""
     if not isinstance(inferred, TensorType) or inferred.shape is None:
         return inferred
-    dims = (view.fresh_dim(f"{index}_d{axis}") if _is_negative(dim) else dim for axis, dim in enumerate(inferred.shape))
-    return TensorType(inferred.dtype, tuple(dims)) if any(map(_is_negative, inferred.shape)) else inferred
+    unknown = [_is_negative(dim) or may_break(dim) for dim in inferred.shape]
+    if not any(unknown):
+        return inferred
+    pairs = enumerate(zip(inferred.shape, unknown, strict=True))
+    return TensorType(
+        inferred.dtype, tuple(view.fresh_dim(f"{index}_d{axis}") if hidden else dim for axis, (dim, hidden) in pairs)
+    )
 
 
 def _is_negative(dim: Dim) -> bool:
@@ -84,7 +90,10 @@ def check_arity(node: Node, op: registry.OpDef) -> None:
 def _infer_values(op: registry.OpDef, node: Node, known: dict[Value, Array]) -> None:
     if not all(_is_small(output) for output in node.outputs):
         return
-    array = op.known(registry.Infer(op, node, known))
+    view = registry.Infer(op, node, known)
+    if any(map(may_break, op.supposes(view))):
+        return
+    array = op.known(view)
     arrays = [] if array is None else [array]
     if array is None and all(value is None or value in known for value in node.inputs):
         arrays = _evaluate(op, node, [known[value] if value is not None else None for value in node.inputs])

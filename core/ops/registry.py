@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, TypeVar
 import numpy as np
 
 from core.errors import ModelError, UnsupportedError
-from core.ir.dim import SymDim, evaluate, symbol
+from core.ir.dim import OPEN, SymDim, evaluate, symbol
 from core.ir.graph import Array, Graph, Node, Value
 from core.ir.types import Dim, DType, OptionalType, SequenceType, TensorType, ValueType
 from core.ops.scalar import Operand, ScalarOps
@@ -129,7 +129,7 @@ class Infer(NodeView):
 
     def fresh_dim(self, label: str) -> Dim:
         """A new symbol for a dimension that depends on data; the same one each time this node is inferred."""
-        return symbol(f"{_identifier(self.node.outputs[0].name)}_{label}")
+        return symbol(f"{OPEN}{_identifier(self.node.outputs[0].name)}_{label}")
 
 
 class _Shown(Infer):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from core.errors import UnsupportedError
-from core.ir.dim import Dim, floor_div, is_never_negative
+from core.ir.dim import Dim, floor_div, is_never_negative, may_break
 from core.ir.graph import Array
 from core.ir.types import TensorType, ValueType
 from core.ops.backward import Backward, scatter_along
@@ -63,8 +63,8 @@ class Slice(OpDef):
             return [TensorType(type_.dtype, tuple(c.fresh_dim(f"d{axis}") for axis in range(type_.rank)))]
         dims = list(type_.shape)
         for axis, bounds in ranges.items():
-            length = slice_length(dims[axis], *bounds)
-            dims[axis] = c.fresh_dim(f"d{axis}") if length is None else length
+            cut = _cut(dims[axis], *bounds)
+            dims[axis] = c.fresh_dim(f"d{axis}") if cut is None or any(map(may_break, cut.supposed)) else cut.length
         return [TensorType(type_.dtype, tuple(dims))]
 
     def supposes(self, c: Infer) -> Sequence[Dim]:

@@ -11,7 +11,7 @@ Tensors that are only moved on their way, such as rows of a table, stay narrow u
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,6 +24,10 @@ from core.passes.edit import Editor
 
 F32 = DType.FLOAT32
 NARROW = frozenset({DType.FLOAT16, DType.BFLOAT16})
+_PRODUCTS = frozenset(
+    {"MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose", "DeformConv", "Attention", "RNN", "GRU", "LSTM"}
+    | {"LinearClassifier", "LinearRegressor"}
+)
 _OF_SHAPE = frozenset({"Shape", "Size"})  # the elements do not matter
 _MOVING = frozenset(
     {"Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape", "Slice", "Split"}
@@ -48,10 +52,18 @@ class Widen:
 
 def narrow_products(graph: Graph) -> DType | None:
     """The narrow type in which a model computes all its products; None where there are others, or none."""
-    products = (node for node in graph.nodes if node.op in ("MatMul", "Gemm", "Conv", "ConvTranspose", "Attention"))
-    found = {_dtype(node.input(0)) for node in products}
+    found = {_dtype(node.input(0)) for node in _products(graph)}
     dtype = found.pop() if len(found) == 1 else None
     return dtype if dtype in NARROW else None
+
+
+def _products(graph: Graph) -> Iterator[Node]:
+    """What passes make products of, in nested graphs, too."""
+    for node in graph.nodes:
+        if node.op in _PRODUCTS:
+            yield node
+        for body in node.subgraphs:
+            yield from _products(body)
 
 
 @dataclass

@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 import core
+from core.frontends.onnx import load
 from core.ir.build import Builder
 from core.ir.dim import symbol
 from core.ir.graph import Array, Graph, Value
@@ -19,6 +20,7 @@ from core.ir.types import DType, TensorType
 from core.passes.widen import Widen, narrow_products
 from core.reference import interpret
 from loadtest import zoo
+from tests.core.small_models import model
 
 F32, F16, BF16 = DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16
 N = symbol("n")
@@ -170,3 +172,21 @@ def test_products_of_a_mixed_model_are_float32_unless_asked() -> None:
         y, explained = run(graph, x, precision=precision)
         assert ("products of float16" in explained) is told
         np.testing.assert_allclose(y, want, atol=3e-3)
+
+
+OTHER_PRODUCTS = {
+    "RNN": "v, y = RNN <hidden_size = 4> (z, w, r)",
+    "Einsum": 'y = Einsum <equation = "sbi,dji->sbj"> (z, w)',
+    "in a branch": "s = Transpose <perm = [0, 2, 1]> (w)  y = If (t) <then_branch = g1 () => (float[S,1,4] a)"
+    " { a = MatMul (z, s) }, else_branch = g2 () => (float[S,1,4] b) { e = MatMul (z, s) b = Neg (e) }>",
+}
+
+
+@pytest.mark.parametrize("name", OTHER_PRODUCTS)
+def test_other_products_count_too(name: str) -> None:
+    """A product of float16 beside them does not make theirs narrow."""
+    graph = load(model(
+        "float16[N,8] x, float[S,1,8] z, bool t, float[1,4,8] w, float[1,4,4] r => float16[] u, float[] y",
+        f"u = MatMul (x, c)  {OTHER_PRODUCTS[name]}", "float16[8,2] c = {" + ",".join(["15360"] * 16) + "}",
+    ))  # fmt: skip
+    assert narrow_products(graph) is None

@@ -1,0 +1,31 @@
+"""Extents that only a run shows: nothing is supposed of them, as nobody could check it before."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.core.small_models import assert_like_onnx_runtime, model
+
+# %part has as many elements as `end` says.
+BODIES = {
+    "part[-1:]": "y = Slice (part, minus, far, zero)",
+    "part[2:]": "y = Slice (part, two, far, zero)",
+    "part[:-2]": "y = Slice (part, zero, minus_two, zero)",
+    "part padded by -1": "y = Pad (part, cut)",
+    "as many as part, less 2": "s = Shape (part)  t = Sub (s, two)  most = Max (t, zero)  y = ConstantOfShape (most)",
+    "half of one less": "s = Shape (part)  less = Sub (s, one)  y = Div (less, minus_two)",
+}
+CONSTANTS = """int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] minus = {-1},
+    int64[1] minus_two = {-2}, int64[1] far = {9223372036854775807}, int64[2] cut = {-1, 0}"""
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_like_onnx_runtime(body: str) -> None:
+    data = model(
+        "int64[K] x, int64[1] end => int64[] z", f"part = Slice (x, zero, end)  {body}  z = Identity (y)", CONSTANTS
+    )
+    if "ConstantOfShape" in body:
+        data = model("int64[K] x, int64[1] end => float[] y", f"part = Slice (x, zero, end)  {body}", CONSTANTS)
+    ends = (3, 4, 1) if "Pad" in body else (3, 0, 1, 2, 5)
+    assert_like_onnx_runtime(data, *({"x": np.arange(5, 10), "end": np.int64([end])} for end in ends))

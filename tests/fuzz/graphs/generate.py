@@ -254,9 +254,10 @@ def _finished(seed: int, f: Grower, inputs: dict[str, tuple[Any, ...]], outputs:
 
 
 def _fed(f: Grower, constants: list[onnx.TensorProto]) -> list[str]:
-    """Names of initializers that are inputs, too, and are fed in every run: the model holds other numbers for them."""
+    """Names of initializers that are inputs, too, and are fed in every run: the model holds other numbers for them. Not
+    those that give factors of extents: with other ones the model would not be valid."""
     found: list[str] = []
-    if not f.often(0.1):
+    if not f.often(0.1) or any(node.op_type in ("Resize", "Upsample") for node in f.nodes):
         return found
     for index, constant in enumerate(constants):
         array = f.known[constant.name].at(0)

@@ -263,8 +263,8 @@ def _batch_norm(f: Grower) -> None:
 
 @rule("InstanceNormalization", since=6)
 def _instance_norm(f: Grower) -> None:
-    x = f.pick((F32,), (3, 4))
-    c = _width(f, x, 1)
+    x = f.pick((F32,), (3, 4), lambda v: all(np.abs(v.at(case)).max(initial=0.0) < 50 for case in f.alive))
+    c = _width(f, x, 1)  # ONNX Runtime subtracts means after it has multiplied them: large ones leave few digits
     f.one("InstanceNormalization", x, f.fit(F32, (c,), x), f.fit(F32, (c,), x), epsilon=0.05)
 
 
@@ -406,11 +406,15 @@ def _conv_integer(f: Grower) -> None:
     f.one("ConvInteger", x, w, *(f.constant(f.choose(5), U8) for _ in range(1 + f.choose(2))))
 
 
+# Of two factors and a result. No sum times them is a half, which may be rounded up or down: their order is open.
+_FACTORS = (0.02131, 0.03217, 0.29173)
+
+
 @rule("QLinearMatMul", since=10, weight=2)
 def _qlinear_matmul(f: Grower) -> None:
     x = f.pick((U8,), (2, 3))
     w = f.fit(U8, (_width(f, x, -1), 3), x)
-    scale = [f.constant(s, np.float32) for s in (0.02, 0.03, 0.3)]
+    scale = [f.constant(s, np.float32) for s in _FACTORS]
     zero = [f.constant(f.choose(5), U8) for _ in range(3)]
     f.one("QLinearMatMul", x, scale[0], zero[0], w, scale[1], zero[1], scale[2], zero[2])
 
@@ -419,7 +423,7 @@ def _qlinear_matmul(f: Grower) -> None:
 def _qlinear_conv(f: Grower) -> None:
     x = f.pick((U8,), (4,))
     w = f.fit(U8, (3, _width(f, x, 1), f.of((1, 2)), 1), x)
-    scale = [f.constant(s, np.float32) for s in (0.02, 0.03, 0.3)]
+    scale = [f.constant(s, np.float32) for s in _FACTORS]
     zero = [f.constant(f.choose(5), U8) for _ in range(3)]
     bias = f.fit(I32, (3,), x) if f.often(0.5) else None
     f.one("QLinearConv", x, scale[0], zero[0], w, scale[1], zero[1], scale[2], zero[2], bias)

@@ -20,10 +20,12 @@ class Exclusion:
 
 EXCLUSIONS: tuple[Exclusion, ...] = (
     Exclusion(
-        "ONNX Runtime does not look at the axis of an empty tensor", "ModelError", r"\(CumSum\): axis \d+ is out of range",
-        "CumSum",
+        "ONNX Runtime does not look at the axis of an empty tensor",
+        kind="ModelError",
+        text=r"\(CumSum\): axis \d+ is out of range",
+        operator="CumSum",
     ),
-)  # fmt: skip
+)
 
 
 def exclusion(kind: str, text: str, model: onnx.ModelProto) -> str:

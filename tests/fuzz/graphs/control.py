@@ -196,11 +196,11 @@ def _scan(f: Grower) -> None:
     axis = f.choose(x.rank(f.alive) or 1)
     f.without_empty(x)  # ONNX Runtime divides by zero there
     inner = Grower(f.world, f)
-    arrays = {case: np.take(array, 0, axis) for case, array in x.arrays.items() if array.shape[axis : axis + 1] != (0,)}
-    shadows = {case: np.take(x.shadows[case], 0, axis) for case in arrays}
-    piece = Item(f.world.name("i"), arrays, shadows, steps=x.steps)
-    if any(case not in arrays for case in f.alive):
+    if any(x.at(case).shape[axis] == 0 for case in f.alive):
         raise Unfit("no steps")
+    arrays = {case: np.take(x.at(case), 0, axis) for case in f.alive}
+    shadows = {case: np.take(x.shadows[case], 0, axis) for case in f.alive}
+    piece = Item(f.world.name("i"), arrays, shadows, steps=x.steps)
     inner.known[piece.name] = piece
     inner.items.append(piece)
     shapes = {array.shape for array in arrays.values()}

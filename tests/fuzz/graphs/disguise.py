@@ -20,6 +20,8 @@ from tests.fuzz.graphs.facts import words
 from tests.fuzz.graphs.grower import Grower
 from tests.fuzz.graphs.values import BOOL, F32, FLOATS, I64, INTS, STRING, Item, Unfit
 
+Aim = tuple[str, int, str]  # an operator, one of its inputs, and the kind of operand that it should have
+
 _COMMON = words("Add Sub Mul Cast Concat Constant Gather Identity Mod Reshape Shape Size Slice Greater Tanh Abs Sin")
 _CHANCE, _CHANCE_OF_COMMON = 0.3, 0.02
 
@@ -37,11 +39,35 @@ _FIXED = {
 class Operands:
     """Changes one or two operands of a node now and then."""
 
+    def __init__(self, aim: Aim, often: bool) -> None:
+        """`aim`: the operator, input and form that are tried wherever the operator comes. `often`: others, too."""
+        self._aim, self._often = aim, often
+
     def wanted(self, f: Grower, op: str, inputs: int) -> bool:
-        return f.often(_CHANCE_OF_COMMON if op in _COMMON else _CHANCE + 0.08 * inputs)
+        chance = (_CHANCE_OF_COMMON if op in _COMMON else _CHANCE + 0.08 * inputs) if self._often else 0.0
+        return f.often(max(chance, 0.8 * (op == self._aim[0])))
 
     def inputs(self, f: Grower, op: str, inputs: Sequence[Item | None]) -> Sequence[Item | None]:
         """The inputs, one or two of them in another form. Unfit where that form does not exist."""
+        if op == self._aim[0]:
+            try:
+                with f.attempt():
+                    return self._aimed(f, op, inputs)
+            except Unfit:
+                pass
+        return self._at_random(f, op, inputs)
+
+    def _aimed(self, f: Grower, op: str, inputs: Sequence[Item | None]) -> Sequence[Item | None]:
+        _, index, form = self._aim
+        changed = list(inputs)
+        if index >= len(changed) or changed[index] is None:
+            raise Unfit("no such input")
+        if form in ("alias", "part") and index not in _shareable(changed):
+            _alike(f, changed, index)
+        _FORMS[form](f, op, changed, index)
+        return changed
+
+    def _at_random(self, f: Grower, op: str, inputs: Sequence[Item | None]) -> Sequence[Item | None]:
         given = [index for index, item in enumerate(inputs) if item is not None]
         if not given:
             raise Unfit("no operands")
@@ -68,6 +94,15 @@ class Operands:
         if changed == list(inputs):
             raise Unfit("nothing in another form")
         return changed
+
+
+def _alike(f: Grower, inputs: list[Item | None], index: int) -> None:
+    """Give the first input the element type of a parameter, so that both can be parts of one tensor."""
+    other = index or next((i for i in range(len(inputs) - 1, 0, -1) if inputs[i] is not None), 0)
+    x, parameter = _at(inputs, 0), _at(inputs, other)
+    if other == 0 or STRING in (x.dtype, parameter.dtype):
+        raise Unfit("no two operands")
+    inputs[0] = f.one("Cast", x, to=_number(parameter.dtype))
 
 
 def _shareable(inputs: Sequence[Item | None]) -> list[int]:
@@ -239,3 +274,10 @@ def _constant(f: Grower, op: str, inputs: list[Item | None], index: int) -> None
     if x.static or (op in _COMMON and (index > 0 or len(set(x.shapes(f.alive))) > 1)):
         raise Unfit("a constant already, or in the place of one")
     inputs[index] = f.constant(x.at(f.alive[0]))
+
+
+# What makes an operand of each kind that the table of coverage has.
+_FORMS = {
+    "plain": _data, "constant": _constant, "alias": _shared, "window": _window, "part": _shared, "count": _counted,
+    "unknown rank": _rankless,
+}  # fmt: skip

@@ -5,17 +5,18 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper
 
-from tests.fuzz.graphs import control, elementwise, layers, movement  # noqa: F401  (they fill the table)
+from tests.fuzz.graphs import control, coverage, elementwise, layers, movement  # noqa: F401  (they fill the table)
 from tests.fuzz.graphs.config import Config, drawn
-from tests.fuzz.graphs.disguise import Operands
+from tests.fuzz.graphs.disguise import Aim, Operands
 from tests.fuzz.graphs.evaluate import ir_version, opset_ids, reads, tensor, tensor_type
-from tests.fuzz.graphs.grower import Grower, live
+from tests.fuzz.graphs.grower import KINDS, Grower, live
 from tests.fuzz.graphs.rules import RULES, Rule
 from tests.fuzz.graphs.values import (
     ALL,
@@ -73,23 +74,34 @@ class Made:
 def make(seed: int) -> Made:
     """The model of a seed: always the same one."""
     rng = random.Random(f"graph {seed}")
-    opset = rng.choice((*OPSETS, *OPSETS[6:]))  # old forms are few
+    aim = _aims()[seed % len(_aims())]
+    forms = [rule for rule in RULES if rule.op == aim[0]]
+    fit = [opset for opset in (*OPSETS, *OPSETS[6:]) if any(each.since <= opset <= each.until for each in forms)]
+    opset = rng.choice(fit or OPSETS)  # old forms are few
     lengths = rng.random() < 0.12
     cases = [{ROWS: rows, AS_MANY: rows, LENGTH: 5 if rows == 1 else 3} for rows in (2, 7, 1, 0)]
     world = World(rng, np.random.default_rng(rng.randrange(2**32)), opset, cases)
     world.rowwise = rng.random() < 0.55
     grower = Grower(world)
     inputs = _inputs(grower, lengths)
-    world.disguise = Operands() if rng.random() < 0.6 else None
-    _grow(grower, 6 + rng.randrange(50))
-    outputs = _outputs(grower, inputs)
+    world.disguise = Operands(aim, rng.random() < 0.6)
+    _grow(grower, 6 + rng.randrange(50), aim[0])
+    outputs = _outputs(grower, inputs, aim[0])
     config = drawn(rng, lengths)
     return _finished(seed, grower, inputs, outputs, config)
 
 
-def _grow(f: Grower, nodes: int) -> None:
-    """Steps until there are so many nodes; sometimes a node again, with the same inputs."""
-    rules = _some([each for each in RULES if each.since <= f.opset <= each.until], f)
+@cache
+def _aims() -> list[Aim]:
+    """The cells of the table of coverage that can be reached. Every seed aims at one."""
+    return [(*row, kind) for row in coverage.rows(Counter()) for kind in KINDS if not coverage.reason(*row, kind)]
+
+
+def _grow(f: Grower, nodes: int, aim: str) -> None:
+    """Steps until there are so many nodes; sometimes a node again, with the same inputs, or the operator aimed at."""
+    allowed = [each for each in RULES if each.since <= f.opset <= each.until]
+    aimed = [each for each in allowed if each.op == aim]
+    rules = _some(allowed, f)
     operators = Counter(each.op for each in rules)
     weights = [each.weight * _rarity(each) * _breadth(each) / operators[each.op] ** 0.5 for each in rules]
     for _ in range(3 * nodes):
@@ -100,6 +112,8 @@ def _grow(f: Grower, nodes: int) -> None:
                 with f.attempt():
                     if f.nodes and f.often(0.04):
                         _again(f)
+                    elif aimed and f.often(0.15):
+                        f.of(aimed).build(f)
                     else:
                         f.world.rng.choices(rules, weights)[0].build(f)
                 break
@@ -176,8 +190,9 @@ def _inputs(f: Grower, lengths: bool) -> dict[str, tuple[Any, ...]]:
 # -- outputs -----------------------------------------------------------------------------------------------------------
 
 
-def _outputs(f: Grower, inputs: dict[str, tuple[Any, ...]]) -> list[Item]:
-    """Ends of the graph, or values from its midst; now and then an input, or a constant."""
+def _outputs(f: Grower, inputs: dict[str, tuple[Any, ...]], aim: str) -> list[Item]:
+    """Ends of the graph, or values from its midst, or what the operator aimed at gives; now and then an input, or a
+    constant."""
     found = [item for item in f.items if item.name not in inputs and all(case in item.arrays for case in f.alive)]
     read = {name for node in f.nodes for name in node.input}
     ends = [item for item in found if item.name not in read]
@@ -192,6 +207,8 @@ def _outputs(f: Grower, inputs: dict[str, tuple[Any, ...]]) -> list[Item]:
         chosen = ends[-_MOST_OUTPUTS:]
     else:
         chosen = [found[-1], *(f.of(found) for _ in range(f.choose(3)))]
+    results = [node.output[0] for node in f.nodes if node.op_type == aim]
+    chosen += [item for item in found if item.name in results][-2:]
     if f.often(0.08):
         chosen.append(f.known[f.of(list(inputs))])
     if f.often(0.08) and f.constants and not f.world.rowwise:

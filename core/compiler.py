@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal
 
@@ -56,7 +56,6 @@ from core.specialise import Make, NewShapes, Source, maker, note_of
 from core.split import split
 from core.tune import Record, choices, read_findings
 
-_BINDINGS = 256  # values of the other symbols of which it is kept what they suppose
 _BY_DEFINITION = "winograd=False: every product is computed by its definition"
 
 
@@ -205,8 +204,11 @@ def compile_to(path: Path, graph: Graph, options: Options) -> None:
 def content_of(graph: Graph, batching: BatchInfo, options: Options) -> Compiled | Split | Graph:
     """Compiled code; or the graph itself where there is no one code for everything: where other dimensions than the
     batch size show only in a run, or some batch sizes need code of their own. State belongs to one code."""
-    several = other_symbols(graph, batching) or (batching.supposed and not graph.states)
-    return graph if several else build(graph, options, batching, ())
+    if other_symbols(graph, batching) or (batching.supposed and not graph.states):
+        return graph
+    made = build(graph, options, batching, ())
+    parts = made.parts if isinstance(made, Split) else (made,)
+    return graph if any(part.plan.supposed for part in parts) and not graph.states else made
 
 
 def session_of(
@@ -222,7 +224,7 @@ def session_of(
         return executable(content, chosen, batching, binding)
 
     packed = packed_maker(lambda: content, description, options, partial(_stored_on_host, source=None))
-    return Session(description, _maker_of(content, batching, make, options, new_shapes), packed=packed, variant=variant)
+    return Session(description, _maker_of(content, make, options, new_shapes), packed=packed, variant=variant)
 
 
 def variants_of(
@@ -237,7 +239,7 @@ def variants_of(
         description = describe(opened_up, chosen)
         own = replace(source, fed=tuple(sorted(fed))) if source is not None else None
         make = partial(_stored, lambda: opened_up, description, source=own)
-        return Session(description, _maker_of(opened_up, description.batching, make, chosen, new_shapes, own))
+        return Session(description, _maker_of(opened_up, make, chosen, new_shapes, own))
 
     return variant
 
@@ -279,7 +281,7 @@ def opened(
         graph, source = stored.content, own
         make = partial(_stored, lambda: graph, stored.description, source=source)
         packed = packed_maker(lambda: graph, stored.description, chosen, partial(_stored_on_host, source=source))
-        made = _maker_of(graph, stored.description.batching, make, chosen, new_shapes, source)
+        made = _maker_of(graph, make, chosen, new_shapes, source)
         return Session(stored.description, made, packed=packed, variant=variant)
     if source is None:
         return Session(stored.description, fixed=Made(stored.content), variant=variant)
@@ -288,21 +290,12 @@ def opened(
     return Session(stored.description, maker(make, chosen, "wait", None, source), fixed, variant=variant)
 
 
-def _maker_of(
-    graph: Graph,
-    batching: BatchInfo,
-    make: Make,
-    options: Options,
-    new_shapes: NewShapes,
-    source: Source | None = None,
-) -> Maker:
+def _maker_of(graph: Graph, make: Make, options: Options, new_shapes: NewShapes, source: Source | None = None) -> Maker:
     """State belongs to one executable: where there is some, nothing else may take its place. What runs on other devices
     is compiled by the run that needs it."""
-    if graph.states:
+    if graph.states or options.devices:
         return maker(make, options, "wait", None, source)
-    how: tuple[NewShapes, General | None] = ("wait", None) if options.devices else (new_shapes, General(graph))
-    made = maker(make, options, *how, source)
-    return replace(made, supposed=supposed_when_bound(graph, batching)) if other_symbols(graph, batching) else made
+    return maker(make, options, new_shapes, General(graph), source)
 
 
 def specialise(path: Path, origin: str, binding: Binding, options: Options, fed: tuple[str, ...] = ()) -> None:
@@ -412,10 +405,13 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     """The whole pipeline for one set of shapes."""
     # 1. the batch size becomes `n`, every other symbol a number
     graph = bind(graph, batching, binding)
+    supposed = supposed_of(graph, "n")
     # 2. rewrite: fold, fuse, lay out
     graph, reports = rewritten(graph, options)
+    supposed = tuple(dict.fromkeys((*supposed, *supposed_of(graph, "n"))))
     if options.devices:
-        return split(graph, options, [log_line(report) for report in reports if report.changed])
+        content = split(graph, options, [log_line(report) for report in reports if report.changed])
+        return replace(content, parts=tuple(_supposing(part, supposed) for part in content.parts))
     # 3. measure alternatives, as far as the options allow
     store = open_store(options.cache_dir)
     compiled = partial(object_for, target=host(), cache=store.objects if store else None)
@@ -430,7 +426,11 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     log = [*([] if options.winograd else [_BY_DEFINITION]), *(log_line(report) for report in reports if report.changed)]
     plan = replace(planned.plan, log=tuple(log))
     states = {state.value.name: state.initial for state in graph.states}
-    return Compiled(plan, objects, lambda: weight_chunks(planned), states, choose.used)
+    return _supposing(Compiled(plan, objects, lambda: weight_chunks(planned), states, choose.used), supposed)
+
+
+def _supposing(compiled: Compiled, supposed: tuple[Dim, ...]) -> Compiled:
+    return replace(compiled, plan=replace(compiled.plan, supposed=supposed))
 
 
 def rewritten(graph: Graph, options: Options) -> tuple[Graph, list[PassReport]]:
@@ -508,18 +508,6 @@ def supposed_of(graph: Graph, batch: str | None) -> tuple[Dim, ...]:
     copy.remove_dead()  # nobody asks what a node that nobody reads supposes
     given = {name for value in copy.inputs if isinstance(value.type, TensorType) for name in value.type.symbols}
     return tuple(dim for dim in suppositions(copy, infer_graph(copy), given) if batch in symbols(dim))
-
-
-def supposed_when_bound(graph: Graph, batching: BatchInfo) -> Callable[[Binding], tuple[Dim, ...]]:
-    """What code supposes of the batch size once the other symbols have values, of which more dimensions follow."""
-
-    @lru_cache(maxsize=_BINDINGS)
-    def supposed(binding: Binding) -> tuple[Dim, ...]:
-        copy = graph.clone(dict(binding))
-        copy.defaults.clear()
-        return supposed_of(copy, batching.symbol)
-
-    return supposed
 
 
 def other_symbols(graph: Graph, batching: BatchInfo) -> list[str]:

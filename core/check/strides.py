@@ -8,6 +8,7 @@ operand lies apart inside another tensor, the kernel must be one that the catalo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from core.check.boxes import Box, Layout
 from core.check.facts import Facts, Sizes, StepFacts
@@ -116,7 +117,8 @@ def _check_offered(facts: Facts, each: StepFacts, small: Identities, large: Iden
     spread = {value for value in apart if not _is_dense(value, small, large)}
     placed = small.inside.get(each.node, frozenset())
     told = ({value: apart[value] for value in spread}, apart)
-    for asked in (*told, *(_without_needless_strides(given) for given in told)):
+    forms = (_as_they_are, _without_needless_strides, _with_row_major_strides)
+    for asked in (form(given) for form in forms for given in told):
         request = Request(
             each.node, facts.graph.constants, facts.target, facts.plan.threads,
             winograd=facts.winograd, strides=asked, placed=placed,
@@ -130,12 +132,31 @@ def _check_offered(facts: Facts, each: StepFacts, small: Identities, large: Iden
     )
 
 
-def _without_needless_strides(strides: Mapping[Value, tuple[Dim, ...]]) -> dict[Value, tuple[Dim, ...]]:
+_Strides: TypeAlias = Mapping[Value, tuple[Dim, ...]]
+
+
+def _without_needless_strides(strides: _Strides) -> _Strides:
     """The same memory: along an extent of 1 any stride will do, and a kernel may have been chosen for 0 there."""
     return {
         value: tuple(0 if extent == 1 else step for extent, step in zip(value.shape, steps, strict=True))
         for value, steps in strides.items()
     }
+
+
+def _as_they_are(strides: _Strides) -> _Strides:
+    return strides
+
+
+def _with_row_major_strides(strides: _Strides) -> _Strides:
+    """The same memory: along an extent of 1 the stride of a dense array."""
+    found = {}
+    for value, steps in strides.items():
+        made: list[Dim] = []
+        for extent, step in reversed(list(zip(value.shape, steps, strict=True))):
+            behind = value.shape[len(steps) - len(made)] * made[0] if made else 1
+            made.insert(0, behind if extent == 1 else step)
+        found[value] = tuple(made)
+    return found
 
 
 def _honours(each: StepFacts, call: KernelCall, spread: set[Value]) -> bool:

@@ -165,6 +165,15 @@ def is_open(dim: Dim) -> bool:
     return any(name.startswith(OPEN) for name in symbols(dim))
 
 
+def broken(supposed: Iterable[Dim], values: Mapping[str, int]) -> str:
+    """Which of the dimensions that are taken to be 0 or more is not, for these values of the symbols; "" for none."""
+    try:
+        found = ((dim, evaluate(dim, values)) for dim in supposed)
+        return next((f"a dimension {dim} would be {value}" for dim, value in found if value < 0), "")
+    except KeyError as error:  # a quotient by zero
+        return str(error.args[0])
+
+
 def may_break(supposed: Dim) -> bool:
     """Whether a run may show that `supposed`, taken to be 0 or more, is negative, and nothing before that."""
     return is_open(supposed) and not is_never_negative(supposed)

@@ -12,6 +12,7 @@ from core.ir.dim import Dim, is_never_negative, symbols
 from core.ir.graph import Array, Graph, Node, Value
 from core.ir.types import TensorType
 from core.ops import registry
+from core.ops.inference import infer_graph
 
 
 def suppositions(graph: Graph, known: dict[Value, Array], given: Collection[str]) -> tuple[Dim, ...]:
@@ -31,6 +32,6 @@ def _of_node(node: Node, known: dict[Value, Array]) -> Iterator[Dim]:
         if isinstance(value.type, TensorType):
             yield from value.type.shape or ()
     for body in node.subgraphs:
-        inside = {**known, **body.constants}
+        inside = infer_graph(body, dict(known))
         for inner in body.nodes:
             yield from _of_node(inner, inside)

@@ -134,6 +134,7 @@ class Plan:
     regions: tuple[Region, ...] = ()  # the map of the arena, for people
     most_rows: int | None = None  # that kernels reach; None: any
     seams: tuple[Seam, ...] = ()  # where a batch may be parted otherwise than before
+    supposed: tuple[Dim, ...] = ()  # of n: the plan is right as long as none is negative
 
     @property
     def may_not_end(self) -> bool:

@@ -11,7 +11,7 @@ from core.ir.types import TensorType, parse_type
 from core.plan.liveness import Affine
 from core.plan.plan import Address, Fallback, Memory, Plan, Port, Region, Seam, Segment, Step
 
-SCHEMA = 5
+SCHEMA = 6
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
@@ -33,6 +33,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "regions": [_region(region) for region in plan.regions],
         "most_rows": plan.most_rows,
         "seams": [_seam(seam) for seam in plan.seams],
+        "supposed": list(map(str, plan.supposed)),
     }
 
 
@@ -64,6 +65,7 @@ def _plan(data: dict[str, Any], fallbacks: Graph) -> Plan:
         regions=tuple(_read_region(item) for item in data["regions"]),
         most_rows=data["most_rows"],
         seams=tuple(_read_seam(item) for item in data["seams"]),
+        supposed=tuple(map(parse_dim, data["supposed"])),
     )
 
 

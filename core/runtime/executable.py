@@ -103,7 +103,7 @@ class Executable:
         self._shapes = [_shape_of(port) for port in plan.outputs]
         self._whole = (0, len(plan.steps))
         self._simple = len(plan.schedule) == 1 and isinstance(plan.schedule[0], Segment) and not plan.copies
-        divisible = independent and self._simple and not plan.states
+        divisible = independent and self._simple and not plan.states and not plan.supposed
         self._pieces = pieces_of(plan, threads) if divisible else Pieces()
         self._loops = [index for index, step in enumerate(plan.steps) if step.may_not_end]
         self.may_not_end = plan.may_not_end

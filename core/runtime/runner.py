@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from core.ir.dim import Dim
 from core.plan.plan import Memory, Plan
 from core.runtime.machine import Peaks
 
@@ -89,6 +90,11 @@ class Runner(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def supposed_by(runner: Runner) -> tuple[Dim, ...]:
+    """What its plans suppose of the batch size: see `core.plan.plan.Plan.supposed`."""
+    return tuple(dim for share in runner.shares for dim in share.plan.supposed)
 
 
 def memory_of(runner: Runner) -> Memory:

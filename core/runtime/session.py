@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.errors import FeedError, ModelError, SessionClosed, UnsupportedError
-from core.ir.dim import Dim, SymDim, affine, evaluate, symbols
+from core.ir.dim import Dim, SymDim, affine, broken, symbols
 from core.ir.types import TensorType, ValueType
 from core.plan.plan import Memory
 from core.runtime.devices import HOST, loss_of
@@ -19,7 +19,7 @@ from core.runtime.executable import Executable
 from core.runtime.packed import Feed, LazyPacked, MakePacked, items_of
 from core.runtime.profile import Profile, profile
 from core.runtime.record import Record, run_recorded
-from core.runtime.runner import Runner, memory_of
+from core.runtime.runner import Runner, memory_of, supposed_by
 from core.runtime.shapes import Binding, Made, Maker, Shape, Shapes
 from core.runtime.variants import Fed, Variants
 
@@ -46,14 +46,6 @@ class BatchInfo:
     def divisible(self) -> bool:
         """Whether a batch may run in pieces of any size."""
         return self.batchable and not self.supposed
-
-    def broken(self, values: Mapping[str, int], more: Iterable[Dim] = ()) -> str:
-        """Which supposition, or which of `more`, these values of the symbols break; empty where they break none."""
-        try:
-            found = ((dim, evaluate(dim, values)) for dim in (*self.supposed, *more))
-            return next((f"a dimension {dim} would be {value}" for dim, value in found if value < 0), "")
-        except KeyError as error:  # a quotient by zero
-            return str(error.args[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +96,14 @@ class Session:
         where sequences can be packed, for all of them. `variant` gives a session that takes some defaults as inputs,
         and compiles when it runs."""
         self.description = description
-        maker = maker or Maker(_one_set_of_shapes)
-        self._shapes = Shapes(maker, _SPECIALISATIONS, fixed)
-        self._supposed = maker.supposed if packed is None else Maker.supposed  # packed, all lengths have one code
+        self._shapes = Shapes(maker or Maker(_one_set_of_shapes), _SPECIALISATIONS, fixed)
         self._packed = LazyPacked(packed) if packed is not None else None
         self._variants = Variants(variant or _no_variant, _VARIANTS)
         self._closed = False
         self._checks = [_Check.of(name, type_, description.batching.symbol) for name, type_ in self.inputs.items()]
         self._is_fixed = fixed is not None
-        plain = all(check is not None for check in self._checks) and not description.batching.supposed
-        self._quick = fixed is not None and plain
+        supposed = description.batching.supposed or (fixed is not None and supposed_by(fixed.executable))
+        self._quick = fixed is not None and not supposed and all(check is not None for check in self._checks)
         self._output_names = tuple(description.outputs)
         # Of a model with one set of shapes its code knows best: loops may have been unrolled. A default that is fed may
         # bring them back.
@@ -231,9 +221,12 @@ class Session:
             if results is not None:
                 return results
             with self._shapes.executable(shape) as executable:
-                if record is not None:
+                reason = broken(supposed_by(executable), {"n": n})
+                if not reason and record is not None:
                     return run_recorded(executable, n, arrays, record)
-                return executable.run(n, arrays)
+                if not reason:
+                    return executable.run(n, arrays)
+        return self._run(n, arrays, self._apart(n, binding, reason), record)
 
     def profile(self, feeds: Mapping[str, Any], runs: int = 10) -> Profile:
         """Median time of every step over some runs, beside the least time that this machine would need."""
@@ -244,6 +237,10 @@ class Session:
             packed = self._packed.get()
             return profile(packed.tokens, *packed.arrays([feed], items_of([feed], n * feed.length)), runs)
         with self._executable(binding) as executable:
+            reason = broken(supposed_by(executable), {"n": n})
+            if not reason:
+                return profile(executable, n, arrays, runs)
+        with self._executable(self._apart(n, binding, reason)) as executable:
             return profile(executable, n, arrays, runs)
 
     def explain(self, batch: int = 1) -> str:
@@ -349,10 +346,16 @@ class Session:
                 raise FeedError(f"input '{name}' is missing; expected {type_}")
             arrays.append(_checked(name, type_, feeds[name], values))
         others = tuple(sorted((name, value) for name, value in values.items() if name != self.batching.symbol))
-        if reason := self.batching.broken(values, self._supposed(others)):
+        if reason := broken(self.batching.supposed, values):
             return self._alone(values, reason), arrays, tuple(sorted(values.items()))
         n = values.pop(self.batching.symbol, 1) if self.batching.symbol else 1
         return n, arrays, others
+
+    def _apart(self, n: int, binding: Binding, reason: str) -> Binding:
+        """What code for a batch of just `n` rows is bound to. `reason`: why other code does not fit."""
+        values = {**dict(binding), self.batching.symbol or "": n}
+        self._alone(values, reason)
+        return tuple(sorted(values.items()))
 
     def _alone(self, values: Mapping[str, int], reason: str) -> int:
         """The batch size of a run that needs code of its own, where the batch symbol is one of those that are bound.

@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 from weakref import WeakSet
 
 from core.errors import SessionClosed
-from core.ir.dim import Dim
 from core.runtime.background import Background
 from core.runtime.general import General
 from core.runtime.runner import Runner
@@ -42,8 +41,7 @@ class Maker:
     the background, each one better; without any every run waits for its shape.
 
     What is `at_hand` takes `now` no time. `general` answers in the meantime, if there is something that can. `first`:
-    also a session's first shape may wait for the background, instead of making the first run wait. `supposed`: what the
-    code of a shape supposes of the batch size, as `BatchInfo.supposed`, besides what holds for all shapes.
+    also a session's first shape may wait for the background, instead of making the first run wait.
     """
 
     now: Callable[[Binding], Made]
@@ -51,7 +49,6 @@ class Maker:
     at_hand: Callable[[Binding], bool] = lambda binding: False
     general: General | None = None
     first: bool = False
-    supposed: Callable[[Binding], tuple[Dim, ...]] = lambda binding: ()
 
 
 @dataclass(eq=False)

@@ -119,3 +119,35 @@ def test_a_node_that_nobody_reads_supposes_nothing() -> None:
     with core.compile(graph, tune="off") as session:
         assert session.batching.batchable
         assert session.batching.supposed == ()
+
+
+NUMBERS = "int64[1] zero = {0}, int64[1] one = {1}, int64[1] four = {4}"
+AFTER_PASSES = {
+    "a range whose start is folded": (
+        "float[N,4] x => int64[] y",
+        "rows = Shape <end = 1> (x)  t = Greater (four, zero)  start = Where (t, one, zero)  s = Squeeze (start)"
+        "  e = Squeeze (rows)  o = Squeeze (one)  y = Range (s, e, o)",
+    ),
+    "a slice in a scan": (
+        "float[N,4] x, int64[4] v => int64[] y",
+        "columns = Transpose (x)  y = Scan <num_scan_inputs = 1, body = each (float[N] column) => (int64[?] cut)"
+        " { rows = Shape <end = 1> (x)  more = Add (rows, one)  cut = Slice (v, zero, more, zero) }> (columns)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AFTER_PASSES)
+def test_what_passes_find_out_is_supposed_too(name: str) -> None:
+    """Rows that the code for all batches does not fit get code of their own."""
+    signature, body = AFTER_PASSES[name]
+    data = model(signature, body, NUMBERS)
+    feeds = {"x": normal(0, 4), "v": np.arange(4)}
+    feeds = feeds if "v" in signature else {"x": feeds["x"]}
+    assert_like_onnx_runtime(data, *({**feeds, "x": normal(n, 4)} for n in (5, 0, 1, 7, 2)))
+
+
+def test_an_artifact_of_code_that_does_not_fit_all_batches_holds_the_graph(tmp_path: Path) -> None:
+    data = model(*AFTER_PASSES["a range whose start is folded"], NUMBERS)
+    compile_to(tmp_path / "model.lathe", core.load(data), make_options(cache_dir=tmp_path, tune="off"))
+    with core.load_compiled(tmp_path / "model.lathe", cache_dir=tmp_path) as session:
+        assert [len(session.run({"x": normal(n, 4)})["y"]) for n in (5, 0, 3, 0)] == [4, 0, 2, 0]

@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx
 
+from tests.fuzz.graphs.disguise import is_fixed
 from tests.fuzz.graphs.grower import KINDS
 from tests.fuzz.graphs.rules import RULES
 
@@ -104,6 +105,8 @@ def reason(op: str, index: int, kind: str) -> str:
     most = _inputs(op)
     if most == 1 and kind in ("alias", "part"):
         return "it has one input"
+    if kind in ("count", "constant") and is_fixed(op, index):
+        return "other values of it are not valid, or have no answer that is fixed"
     return next((each.text for each in REASONS if each.explains(op, index, kind)), "")
 
 

@@ -25,7 +25,7 @@ Aim = tuple[str, int, str]  # an operator, one of its inputs, and the kind of op
 _COMMON = words("Add Sub Mul Cast Concat Constant Gather Identity Mod Reshape Shape Size Slice Greater Tanh Abs Sin")
 _CHANCE, _CHANCE_OF_COMMON = 0.3, 0.02
 
-# Inputs that no extent may move: what then happens is open, or ends ONNX Runtime.
+# Inputs that take no other value than the rule gives: what then happens is open, or ends ONNX Runtime.
 _FIXED = {
     "Div": "1", "Mod": "1",  # zero
     "Scatter|ScatterElements|ScatterND": "1",  # two updates of one place have no order
@@ -34,6 +34,11 @@ _FIXED = {
     "Dropout": "2",  # whether it trains
     "TensorScatter": "2", "RotaryEmbedding": "3", "Attention": "6",  # read without a check of the bounds
 }  # fmt: skip
+
+
+def is_fixed(op: str, index: int) -> bool:
+    """Whether an input has to have the values that the rule gives it."""
+    return any(re.fullmatch(names, op) and re.fullmatch(places, str(index)) for names, places in _FIXED.items())
 
 
 class Operands:
@@ -236,9 +241,7 @@ def _rankless(f: Grower, op: str, inputs: list[Item | None], index: int) -> None
 def _counted(f: Grower, op: str, inputs: list[Item | None], index: int) -> None:
     """Moved by an extent: floating-point numbers by up to a half, whole ones by up to 2, truth values turned."""
     x = _at(inputs, index)
-    if x.dtype == STRING or any(
-        re.fullmatch(names, op) and re.fullmatch(places, str(index)) for names, places in _FIXED.items()
-    ):
+    if x.dtype == STRING or is_fixed(op, index):
         raise Unfit("no extent moves it")
     small = _remainder(f)
     if x.dtype == BOOL:

@@ -29,3 +29,15 @@ def test_like_onnx_runtime(body: str) -> None:
         data = model("int64[K] x, int64[1] end => float[] y", f"part = Slice (x, zero, end)  {body}", CONSTANTS)
     ends = (3, 4, 1) if "Pad" in body else (3, 0, 1, 2, 5)
     assert_like_onnx_runtime(data, *({"x": np.arange(5, 10), "end": np.int64([end])} for end in ends))
+
+
+def test_in_a_nested_graph_that_reads_the_extent_alone() -> None:
+    data = model(
+        "float[N,1] x, int64 last => float[] y",
+        "counted = Range (first, last, step)  y = Scan <num_scan_inputs = 1,"
+        " body = each (float[1] row) => (float[?] more) { extent = Shape (counted)"
+        " rest = Slice (table, extent, far, zero)  total = ReduceSum (rest)  more = Add (row, total) }> (x)",
+        CONSTANTS + ", int64 first = {1}, int64 step = {2}, float[6] table = {1, 2, 4, 8, 16, 32}",
+    )
+    x = np.float32([[1], [2]])
+    assert_like_onnx_runtime(data, *({"x": x, "last": np.array(last)} for last in (5, 2, 1, 9)))

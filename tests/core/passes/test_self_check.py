@@ -54,7 +54,7 @@ _FINITE_ONLY = {
 _ELSEWHERE = {
     "attention": {"_fuse_segments", "_has_tokens", "_is_computed", "_adds_axes"},
     "bfloat16": {"_is_bounded", "_degree"},
-    "widen": {"narrow_products"},
+    "widen": {"narrow_products", "_products"},
 }
 
 

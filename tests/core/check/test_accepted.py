@@ -1,0 +1,27 @@
+"""Right plans that look odd. The checker, which is on in all tests, must accept them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.core.small_models import assert_like_onnx_runtime, model, normal
+
+MODELS = {
+    "a constant in another shape": (
+        model("float v => int64[] y", "s = Size (v)  t = Greater (s, k)  c = If (t) <then_branch = a () => (int64 p)"
+              " { p = Identity (k) }, else_branch = b () => (int64[1] q) { q = Reshape (k, one) }>"
+              "  r = Reshape (c, one)  y = Concat <axis = 0> (r, r)", "int64 k = {-1}, int64[1] one = {1}"),
+        {"v": np.array(2, np.float32)},
+    ),
+    "a product of a part with one column": (
+        model("float[N,M,8] x => float[] y", "u = Unsqueeze (x, three)  s = Slice (u, zero, four, two)  y = MatMul (s, w)",
+              "int64[1] zero = {0}, int64[1] two = {2}, int64[1] three = {3}, int64[1] four = {4}, float[1,1] w = {0.5}"),
+        {"x": normal(2, 3, 8)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_is_compiled(name: str) -> None:
+    assert_like_onnx_runtime(MODELS[name][0], MODELS[name][1])

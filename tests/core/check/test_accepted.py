@@ -15,8 +15,8 @@ MODELS = {
         {"v": np.array(2, np.float32)},
     ),
     "a product of a part with one column": (
-        model("float[N,M,8] x => float[] y", "u = Unsqueeze (x, three)  s = Slice (u, zero, four, two)  y = MatMul (s, w)",
-              "int64[1] zero = {0}, int64[1] two = {2}, int64[1] three = {3}, int64[1] four = {4}, float[1,1] w = {0.5}"),
+        model("float[N,M,8] x => float[] y", "u = Unsqueeze (x, c)  s = Slice (u, a, d, b)  y = MatMul (s, w)",
+              "int64[1] a = {0}, int64[1] b = {2}, int64[1] c = {3}, int64[1] d = {4}, float[1,1] w = {0.5}"),
         {"x": normal(2, 3, 8)},
     ),
 }  # fmt: skip

@@ -138,8 +138,8 @@ def overwrites(choice: Choice, node: Node, index: int) -> bool:
 @pytest.mark.parametrize(
     ("where", "fault", "found", "first"),
     [
-        (Choice, {"may_overwrite": overwrites}, "raises: PlanError", 1318),
-        (OpDef, {"param_of": lambda op, name, value: tuple(value.ravel().tolist())}, "TypeError", 1260),
+        (Choice, {"may_overwrite": overwrites}, "raises: PlanError", 30110),
+        (OpDef, {"param_of": lambda op, name, value: tuple(value.ravel().tolist())}, "TypeError", 30215),
     ],
     ids=["in place over another operand", "symbols as any parameter"],
 )

@@ -74,7 +74,7 @@ class PRelu(Elementwise):
         shape, x = broadcast_shapes(c, [c.shape(0), c.shape(1)]), c.shape(0)
         if shape is not None and x is not None and len(shape) != len(x):
             c.fail(f"slope {c.tensor(1)} does not broadcast to X {c.tensor(0)}")
-        return [TensorType(dtype, x)]
+        return [TensorType(dtype, shape)]
 
     def reference(self, c: Call, x: Array, slope: Array) -> Array:
         return np.where(x < 0, x * slope, x).astype(x.dtype)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from core.errors import ModelError
 from core.ir.dim import Dim, is_never_negative, symbols
 from core.ir.graph import Array, Graph, Node, Value
 from core.ir.types import TensorType
@@ -32,6 +33,9 @@ def _of_node(node: Node, known: dict[Value, Array]) -> Iterator[Dim]:
         if isinstance(value.type, TensorType):
             yield from value.type.shape or ()
     for body in node.subgraphs:
-        inside = infer_graph(body, dict(known))
+        try:
+            inside = infer_graph(body, dict(known))
+        except ModelError:  # a branch that is never taken: it serves another rank
+            continue
         for inner in body.nodes:
             yield from _of_node(inner, inside)

@@ -151,3 +151,15 @@ def test_an_artifact_of_code_that_does_not_fit_all_batches_holds_the_graph(tmp_p
     compile_to(tmp_path / "model.lathe", core.load(data), make_options(cache_dir=tmp_path, tune="off"))
     with core.load_compiled(tmp_path / "model.lathe", cache_dir=tmp_path) as session:
         assert [len(session.run({"x": normal(n, 4)})["y"]) for n in (5, 0, 3, 0)] == [4, 0, 2, 0]
+
+
+def test_a_branch_that_serves_another_rank_supposes_nothing() -> None:
+    """The rank of %x shows once K has a value; the branch for rank 3 fits no other."""
+    data = model(
+        "float[N,2] x, int64[K] extents => float[] y",
+        "z = Reshape (x, extents)  shape = Shape (z)  rank = Size (shape)  t = Equal (rank, three)"
+        "  y = If (t) <then_branch = a () => (float[?,?] p) { s = Reshape (shape, vector)  p = Reshape (z, s) },"
+        "  else_branch = b () => (float[?] q) { q = Identity (z) }>",
+        "int64 three = {3}, int64[1] vector = {3}",
+    )
+    assert_like_onnx_runtime(data, *({"x": normal(4, 2), "extents": np.int64(to)} for to in ([4, 2], [2, 2, 2], [8])))

@@ -107,6 +107,10 @@ def _alike(f: Grower, inputs: list[Item | None], index: int) -> None:
     x, parameter = _at(inputs, 0), _at(inputs, other)
     if other == 0 or STRING in (x.dtype, parameter.dtype):
         raise Unfit("no two operands")
+    if parameter.dtype in INTS and x.dtype in FLOATS:
+        least, most = np.iinfo(parameter.dtype).min, np.iinfo(parameter.dtype).max
+        if any(not ((x.at(case) >= least) & (x.at(case) <= most)).all() for case in f.alive):
+            raise Unfit("what a conversion makes of larger numbers is open")
     inputs[0] = f.one("Cast", x, to=_number(parameter.dtype))
 
 

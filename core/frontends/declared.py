@@ -36,8 +36,9 @@ class Symbols:
     def fresh(self, hint: str) -> SymDim:
         """A symbol that no other dimension has, named after `hint` as far as an identifier can be."""
         base = re.sub(r"[^A-Za-z0-9_]", "_", hint)
-        base = base if base.isidentifier() and not base.startswith(OPEN) else f"d{base}"
-        base = f"{OPEN}{base}" if self.inputs_are_known else base
+        base = base if base.isidentifier() else f"d{base}"
+        if base.startswith(OPEN) != self.inputs_are_known:
+            base = f"{OPEN}{base}" if self.inputs_are_known else f"d{base}"
         base = f"{base}_" if keyword.iskeyword(base) or base in _RESERVED else base
         name, count = base, 1
         while name in self._taken:

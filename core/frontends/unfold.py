@@ -44,7 +44,7 @@ def _unfolds(op: str) -> Callable[[Unfolding], Unfolding]:
 @_unfolds("FusedElementwise")
 def _elementwise(w: Writer, node: Node) -> Sequence[Value]:
     results = w.inlined(_body(node, "body"), _given(node))
-    return [w.expanded(new, old) for new, old in zip(results, node.outputs, strict=True)]
+    return [w.expanded(new, old, node.inputs) for new, old in zip(results, node.outputs, strict=True)]
 
 
 @_unfolds("FusedMatMul")

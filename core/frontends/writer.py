@@ -8,7 +8,7 @@ import numpy as np
 
 from core.errors import UnsupportedError
 from core.frontends.scope import Emitter, Session
-from core.ir.dim import Atom, Dim, FloorDiv, SymDim
+from core.ir.dim import Atom, Dim, FloorDiv, SymDim, is_open
 from core.ir.graph import Attr, Graph, Value
 from core.ir.types import DType, TensorType
 from core.ops import registry
@@ -70,9 +70,16 @@ class Writer:
         limits = np.iinfo(dtype.label)
         return self.emit("Clip", value, min=(float(limits.min),), max=(float(limits.max),))
 
-    def expanded(self, value: Value, like: Value) -> Value:
-        """`value` broadcast to the shape of `like`."""
-        return value if value.type == like.type else self.emit("Expand", value, shape=like.shape)
+    def expanded(self, value: Value, like: Value, given: Sequence[Value | None]) -> Value:
+        """`value` broadcast to the shape of `like`, which is that of all the `given` values together."""
+        if value.type == like.type:
+            return value
+        if not any(map(is_open, like.shape)):
+            return self.emit("Expand", value, shape=like.shape)
+        for each in given:
+            if each is not None and each.type != value.type:
+                value = self.emit("Expand", value, self.emit("Shape", each))
+        return value
 
     # Parameters
 

@@ -7,6 +7,7 @@ import onnx
 import pytest
 from onnx import helper
 
+import core
 from core.errors import UnsupportedError
 from core.frontends.export import export
 from core.frontends.onnx import load
@@ -21,6 +22,7 @@ from core.passes.pipeline import Options, optimize
 from core.reference import interpret
 from loadtest import zoo
 from tests.core.frontends.models import floats, model, theirs
+from tests.core.small_models import model as parsed
 
 N = helper.make_node
 
@@ -213,3 +215,18 @@ def test_differences_are_found() -> None:
     assert difference(graph(), graph()) == ""
     assert "Relu" in difference(graph(), graph("Neg")) and "Neg" in difference(graph(), graph("Neg"))
     assert difference(graph(), graph(weight=1.0000001)) == "the bytes of a constant"
+
+
+def test_fused_results_of_an_extent_that_no_input_has() -> None:
+    """Both are as large as both operands together, which only a run shows; symbols keep their names."""
+    data = parsed(
+        "float[K] x, int64[1] end => float[] y, float[] z",
+        "part = Slice (x, zero, end)  more = Slice (x, one, end)  t = Add (part, more)  y = Tanh (t)  z = Exp (y)",
+        "int64[1] zero = {0}, int64[1] one = {1}",
+    )
+    graph = load(data)
+    assert difference(graph, load(export(graph))) == ""
+    feeds = {"x": np.arange(4, dtype=np.float32), "end": np.int64([2])}
+    exported = core.compile(export(optimize(graph)[0]), tune="off").run(feeds)
+    for name, expected in core.compile(data, tune="off").run(feeds).items():
+        np.testing.assert_allclose(exported[name], expected, 1e-6)

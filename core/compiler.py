@@ -163,7 +163,7 @@ def saved(store: Store, path: Path, graph: Graph, options: Options, new_shapes: 
 
 
 def _source_of(graph: Graph, description: Description) -> Graph | None:
-    """What an artifact keeps of the graph beside compiled code: all of it where runs may feed defaults."""
+    """The graph that an artifact holds beside compiled code: only where runs may feed inputs that have defaults."""
     return graph if description.defaults else None
 
 
@@ -405,7 +405,7 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     """The whole pipeline for one set of shapes."""
     # 1. the batch size becomes `n`, every other symbol a number
     graph = bind(graph, batching, binding)
-    supposed = supposed_of(graph, "n")
+    supposed = supposed_of(graph, "n") if binding or batching.supposed else ()  # else `describe` found none
     # 2. rewrite: fold, fuse, lay out
     graph, reports = rewritten(graph, options)
     supposed = tuple(dict.fromkeys((*supposed, *supposed_of(graph, "n"))))
@@ -505,7 +505,7 @@ def supposed_of(graph: Graph, batch: str | None) -> tuple[Dim, ...]:
     if batch is None:
         return ()
     copy = graph.clone()
-    copy.remove_dead()  # nobody asks what a node that nobody reads supposes
+    copy.remove_dead()  # a dead node computes nothing, so its suppositions need not hold
     given = {name for value in copy.inputs if isinstance(value.type, TensorType) for name in value.type.symbols}
     return tuple(dim for dim in suppositions(copy, infer_graph(copy), given) if batch in symbols(dim))
 

@@ -117,8 +117,8 @@ def _check_offered(facts: Facts, each: StepFacts, small: Identities, large: Iden
     spread = {value for value in apart if not _is_dense(value, small, large)}
     placed = small.inside.get(each.node, frozenset())
     told = ({value: apart[value] for value in spread}, apart)
-    forms = (_as_they_are, _without_needless_strides, _with_row_major_strides)
-    for asked in (form(given) for form in forms for given in told):
+    others = [form(given) for form in (_without_needless_strides, _with_row_major_strides) for given in told]
+    for asked in (*told, *others):
         request = Request(
             each.node, facts.graph.constants, facts.target, facts.plan.threads,
             winograd=facts.winograd, strides=asked, placed=placed,
@@ -141,10 +141,6 @@ def _without_needless_strides(strides: _Strides) -> _Strides:
         value: tuple(0 if extent == 1 else step for extent, step in zip(value.shape, steps, strict=True))
         for value, steps in strides.items()
     }
-
-
-def _as_they_are(strides: _Strides) -> _Strides:
-    return strides
 
 
 def _with_row_major_strides(strides: _Strides) -> _Strides:

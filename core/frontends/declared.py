@@ -20,8 +20,8 @@ _RESERVED = frozenset({"inf", "nan", "true", "false", "none", "type", "tensor", 
 
 
 class Symbols:
-    """One symbol per `dim_param` of a model; dimensions without a name get a new one. What is named once
-    `inputs_are_known` is open: no input has it."""
+    """One symbol per `dim_param` of a model; dimensions without a name get a new one. Once `inputs_are_known` is set,
+    a new symbol is an open one: no input has this dimension, so only a run shows its size."""
 
     def __init__(self) -> None:
         self._by_param: dict[str, SymDim] = {}

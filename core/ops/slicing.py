@@ -63,7 +63,7 @@ class Slice(OpDef):
             return [TensorType(type_.dtype, tuple(c.fresh_dim(f"d{axis}") for axis in range(type_.rank)))]
         dims = list(type_.shape)
         for axis, bounds in ranges.items():
-            cut = _cut(dims[axis], *bounds)
+            cut = cut_of(dims[axis], *bounds)
             dims[axis] = c.fresh_dim(f"d{axis}") if cut is None or any(map(may_break, cut.supposed)) else cut.length
         return [TensorType(type_.dtype, tuple(dims))]
 
@@ -72,7 +72,7 @@ class Slice(OpDef):
         ranges = None if shape is None else self.ranges(c, len(shape))
         if shape is None or ranges is None:
             return ()
-        cuts = (_cut(shape[axis], *bounds) for axis, bounds in ranges.items())
+        cuts = (cut_of(shape[axis], *bounds) for axis, bounds in ranges.items())
         return [dim for cut in cuts if cut is not None for dim in cut.supposed]
 
     def reference(self, c: Call, x: Array, *_: Runtime) -> Array:
@@ -108,39 +108,33 @@ def takes_all(c: Infer) -> bool:
     return shape is not None and ranges is not None and all(_is_whole(shape[k], *cut) for k, cut in ranges.items())
 
 
-def slice_length(extent: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
-    """How many elements a slice takes, if no supposition of `_cut` is broken; None when it cannot be said."""
-    cut = _cut(extent, start, end, step)
-    return None if cut is None else cut.length
-
-
 def _is_whole(extent: Dim, start: Dim, end: Dim, step: int) -> bool:
     """Whether a slice takes all of an axis in its order, whatever the symbols stand for."""
     return step == 1 and start == 0 and (is_never_negative(end - extent) or (isinstance(end, int) and end >= _FAR))
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class Cut:
     """How many elements a slice takes, and the dimensions that must not be negative for that."""
 
     length: Dim
     supposed: tuple[Dim, ...] = ()
 
 
-def _cut(extent: Dim, start: Dim, end: Dim, step: int) -> _Cut | None:
+def cut_of(extent: Dim, start: Dim, end: Dim, step: int) -> Cut | None:
     """What a slice takes. Bounds are clamped as far as their order is known, and else supposed to lie within the
     extent. None where even that says nothing."""
     if isinstance(extent, int) and isinstance(start, int) and isinstance(end, int):
-        return _Cut(len(range(*slice(start, end, step).indices(extent))))
+        return Cut(len(range(*slice(start, end, step).indices(extent))))
     if _is_whole(extent, start, end, step):
-        return _Cut(extent)
+        return Cut(extent)
     if step < 0 or _clamps(extent, end):
         return None
     (first, first_supposed), (last, last_supposed) = _bound(extent, start), _bound(extent, end)
     if is_never_negative(first - last):
-        return _Cut(0, (*first_supposed, *last_supposed))
+        return Cut(0, (*first_supposed, *last_supposed))
     length = floor_div(last - first + (step - 1), step)
-    return _Cut(length, (*first_supposed, *last_supposed, last - first))
+    return Cut(length, (*first_supposed, *last_supposed, last - first))
 
 
 def _clamps(extent: Dim, end: Dim) -> bool:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from onnx import helper
 
 from core.ir.dim import symbol
@@ -16,6 +15,7 @@ from core.ir.types import DType, TensorType
 from core.ops import registry
 from core.ops.inference import infer_node
 from core.reference import run_node
+from tests.onnx_runtime import plain_session
 
 OPSET = 22
 
@@ -40,12 +40,7 @@ def onnx_run(
     op: str, inputs: Sequence[Any], attrs: Mapping[str, Any], outputs: int = 1, opset: int = OPSET
 ) -> list[Any]:
     """The outputs that ONNX Runtime computes."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    model = one_node_model(op, inputs, attrs, outputs, opset).SerializeToString()
-    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session = plain_session(one_node_model(op, inputs, attrs, outputs, opset).SerializeToString())
     feeds = {f"x{i}": array for i, array in enumerate(inputs) if array is not None}
     return list(session.run(None, feeds))
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.parser
-import onnxruntime as ort
 
 import core
+from tests.onnx_runtime import plain_session
 
 OPSET = 18
 
@@ -33,11 +33,7 @@ def untyped(data: bytes) -> bytes:
 
 def theirs(data: bytes, feeds: Mapping[str, Any]) -> dict[str, Any]:
     """What ONNX Runtime computes, by name."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    session = plain_session(data)
     return dict(zip([value.name for value in session.get_outputs()], session.run(None, dict(feeds)), strict=True))
 
 

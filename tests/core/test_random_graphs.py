@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,6 +17,7 @@ import core
 from core.frontends.export import export
 from core.ir.graph import Graph
 from tests.core.random_nets import Net, feeds
+from tests.onnx_runtime import plain_session
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCHES = (2, 0, 5, 1)
@@ -55,11 +55,7 @@ def check(graph: Graph, threads: int, max_batch: int, seed: int = 0) -> None:
 
 def onnx_runtime(graph: Graph, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """What ONNX Runtime makes of the exported graph, without optimizing it."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(export(graph), options, providers=["CPUExecutionProvider"])
+    session = plain_session(export(graph))
     used = {port.name: given[port.name] for port in session.get_inputs()}
     return dict(zip([port.name for port in session.get_outputs()], session.run(None, used), strict=True))
 

@@ -11,7 +11,7 @@ import core
 from core.compiler import compile_to, make_options
 from core.errors import FeedError
 from core.ir.dim import Dim, evaluate, symbol
-from core.ops.slicing import slice_length
+from core.ops.slicing import cut_of
 from tests.core.small_models import assert_like_onnx_runtime, model, normal, untyped
 
 N = symbol("n")
@@ -90,11 +90,11 @@ BOUNDS: list[tuple[Dim, Dim]] = [
 @pytest.mark.parametrize(("start", "end"), BOUNDS)
 def test_lengths(start: Dim, end: Dim) -> None:
     """Where no supposition is broken, a slice has the length that Python says."""
-    length = slice_length(N, start, end, 1)
-    assert length is not None
+    cut = cut_of(N, start, end, 1)
+    assert cut is not None
     for n in range(4, 9):
         a, b = (evaluate(bound, {"n": n}) for bound in (start, end))
-        assert evaluate(length, {"n": n}) == len(np.arange(n)[a:b])
+        assert evaluate(cut.length, {"n": n}) == len(np.arange(n)[a:b])
 
 
 def test_a_part_that_would_be_less_than_nothing_is_refused_where_it_is_reached() -> None:

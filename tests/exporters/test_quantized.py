@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
 
 import core
+from tests.onnx_runtime import plain_session
 
 RANDOM = np.random.default_rng(3)
 BATCHES = [RANDOM.normal(0, 1, (4, 3, 8, 8)).astype(np.float32) for _ in range(3)]
@@ -65,9 +65,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def check(path: Path, quantum: float) -> None:
     """Lathe and ONNX Runtime differ by at most `quantum` of the largest output; so do Lathe's two ways to run."""
     data, feeds = path.read_bytes(), {"x": BATCHES[0]}
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    (theirs,) = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"]).run(None, feeds)
+    (theirs,) = plain_session(data).run(None, feeds)
     (interpreted,) = core.interpret(core.load(data), feeds).values()
     with core.compile(data, threads=1, tune="off") as session:
         (compiled,) = session.run(feeds).values()

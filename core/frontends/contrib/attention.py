@@ -92,7 +92,7 @@ def _attended(e: Emitter, node: OnnxNode, q: Value, k: Value, v: Value, bias: Va
 
 
 def _scale(e: Emitter, node: OnnxNode, q: Value) -> Value:
-    """What the products of q [B,N,S,D] and keys are multiplied with: an attribute, or one over the root of D."""
+    """The factor of the products of queries q [B,N,S,D] and keys: the attribute `scale`, or 1 / sqrt(D)."""
     given: Any = node.attrs.get("scale", 0.0)
     depth = q.shape[-1]
     if given:

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
-from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
 from core.frontends.export import export
 from core.frontends.onnx import load
@@ -16,6 +14,7 @@ from core.ir.equality import difference
 from core.ir.graph import Graph
 from core.passes.pipeline import optimize
 from tests.core.conformance.models import SuiteModel, suite_models
+from tests.onnx_runtime import REFUSALS, plain_session
 
 
 def check_round_trip(name: str) -> None:
@@ -60,24 +59,9 @@ def check_answers(name: str, *, optimized: bool) -> bool:
     return True
 
 
-# The last is what its Python interface says to element types that it cannot hand over.
-REFUSALS = (
-    _state.Fail,
-    _state.RuntimeException,
-    _state.NotImplemented,
-    _state.InvalidArgument,
-    _state.InvalidGraph,
-    RuntimeError,
-)
-
-
 def answers(data: bytes, given: dict[str, Any]) -> list[Any]:
     """What ONNX Runtime makes of a model, without optimizing it."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    session = plain_session(data)
     used = {port.name: given[port.name] for port in session.get_inputs()}
     return list(session.run(None, used))
 

@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from tests.fuzz.graphs.evaluate import LOCAL, tensor_type
+from tests.fuzz.graphs.evaluate import LOCAL, live, tensor_type
 from tests.fuzz.graphs.facts import words
-from tests.fuzz.graphs.grower import Grower, live
+from tests.fuzz.graphs.grower import Grower
 from tests.fuzz.graphs.rules import RULES, rule
 from tests.fuzz.graphs.values import BF16, F32, FLOATS, I64, NUMBERS, Item, Unfit, same_shape
 

@@ -12,18 +12,10 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
+from tests import onnx_runtime
 from tests.fuzz.graphs.values import BF16, Array, Unfit
 
-REFUSALS = (
-    _state.Fail,
-    _state.RuntimeException,
-    _state.NotImplemented,
-    _state.InvalidArgument,
-    _state.InvalidGraph,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
+REFUSALS = (*onnx_runtime.REFUSALS, TypeError, ValueError)
 LOCAL = "local"  # the domain of functions
 _MOST_BYTES = 1 << 22
 
@@ -51,12 +43,7 @@ def tensor(array: Array, name: str) -> onnx.TensorProto:
 
 def ort_session(model: onnx.ModelProto) -> ort.InferenceSession:
     """ONNX Runtime without optimizations, on one thread."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.enable_mem_pattern = False
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return onnx_runtime.plain_session(model.SerializeToString())
 
 
 class Evaluator:
@@ -193,3 +180,13 @@ def reads(node: onnx.NodeProto) -> list[str]:
         if attribute.HasField("g"):
             names += captured(attribute.g)
     return list(dict.fromkeys(names))
+
+
+def live(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> list[onnx.NodeProto]:
+    """The nodes that some output needs."""
+    needed, kept = set(outputs), []
+    for node in reversed(nodes):
+        if needed & set(node.output):
+            kept.append(node)
+            needed.update(reads(node))
+    return kept[::-1]

@@ -15,8 +15,8 @@ from onnx import helper
 from tests.fuzz.graphs import control, coverage, elementwise, layers, movement  # noqa: F401  (they fill the table)
 from tests.fuzz.graphs.config import Config, drawn
 from tests.fuzz.graphs.disguise import Aim, Operands
-from tests.fuzz.graphs.evaluate import ir_version, opset_ids, reads, tensor, tensor_type
-from tests.fuzz.graphs.grower import KINDS, Grower, live
+from tests.fuzz.graphs.evaluate import ir_version, live, opset_ids, reads, tensor, tensor_type
+from tests.fuzz.graphs.grower import KINDS, Grower
 from tests.fuzz.graphs.rules import RULES, Rule
 from tests.fuzz.graphs.values import (
     ALL,

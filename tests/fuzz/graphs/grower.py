@@ -592,13 +592,3 @@ def _check(results: Sequence[Array], shadows: Sequence[Array]) -> None:
         most = max(_MOST_CHANGE, 20 * ROUNDING[array.dtype])
         if not float(np.abs(wide - other).max(initial=0.0)) <= most * max(size, 1e-3):
             raise Unfit("unstable")
-
-
-def live(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> list[onnx.NodeProto]:
-    """The nodes that some output needs."""
-    needed, kept = set(outputs), []
-    for node in reversed(nodes):
-        if needed & set(node.output):
-            kept.append(node)
-            needed.update(reads(node))
-    return kept[::-1]

@@ -23,9 +23,8 @@ from onnx import helper
 import core
 from tests.fuzz.graphs.check import check, confirmed
 from tests.fuzz.graphs.config import Config, target_of
-from tests.fuzz.graphs.evaluate import REFUSALS, opset_ids, ort_session, reads, tensor_type
+from tests.fuzz.graphs.evaluate import REFUSALS, live, opset_ids, ort_session, reads, tensor_type
 from tests.fuzz.graphs.generate import Case, Made, make
-from tests.fuzz.graphs.grower import live
 from tests.fuzz.graphs.script import script
 from tests.fuzz.graphs.values import Array, Item
 

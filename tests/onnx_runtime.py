@@ -1,0 +1,26 @@
+"""ONNX Runtime as an oracle: one thread, no optimizations, and the errors with which it refuses a model or a run."""
+
+from __future__ import annotations
+
+import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as _state
+
+# Its Python interface raises RuntimeError for element types that it cannot hand over.
+REFUSALS = (
+    _state.Fail,
+    _state.RuntimeException,
+    _state.NotImplemented,
+    _state.InvalidArgument,
+    _state.InvalidGraph,
+    RuntimeError,
+)
+
+
+def plain_session(data: bytes) -> ort.InferenceSession:
+    """A session that runs the nodes of a model as they stand in the file. Raises one of REFUSALS."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.enable_mem_pattern = False  # a pattern of memory is planned for one shape, and the sessions see several
+    return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import orjson
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
+
+from server.api.schemas import Failure
 
 
 class Application(FastAPI):
@@ -30,6 +33,13 @@ class Application(FastAPI):
         nowhere: Scope = {"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []}
         for route in self.router.routes:
             route.matches(nowhere)
+
+    def openapi(self) -> dict[str, Any]:
+        """The description of the routes, with the schema of errors to which they refer."""
+        described = super().openapi()
+        schemas = described.setdefault("components", {}).setdefault("schemas", {})
+        schemas.setdefault(Failure.__name__, Failure.model_json_schema())
+        return described
 
     async def _described(self, request: Request) -> Response:
         async with self._describing:

@@ -55,6 +55,9 @@ class Failure(Answer):
     code: str = Field(description="A stable word for the kind of error.")
 
 
+FAILURE_SCHEMA = {"$ref": f"#/components/schemas/{Failure.__name__}"}
+
+
 class Published(Answer):
     """An upload that became a version."""
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import gcd
 from typing import TypeAlias, Union
 
 Dim: TypeAlias = Union[int, "SymDim"]
+
+_NO_NAMES: frozenset[str] = frozenset()
 
 # Far beyond real models. A hostile one could square a dimension forty times over.
 _MAX_SIZE = 512
@@ -41,11 +43,12 @@ Monomial: TypeAlias = tuple[Atom, ...]
 class SymDim:
     """A dimension that depends on symbols. Build with `symbol(name)` and arithmetic; immutable."""
 
-    __slots__ = ("_hash", "size", "terms")
+    __slots__ = ("_hash", "_names", "size", "terms")
 
-    def __init__(self, terms: Iterable[tuple[Monomial, int]]) -> None:
-        self.terms: tuple[tuple[Monomial, int], ...] = tuple(sorted(terms, key=_term_order))
-        self.size = sum(1 + sum(map(_size, atoms)) for atoms, _ in self.terms)
+    def __init__(self, terms: Sequence[tuple[Monomial, int]]) -> None:
+        self.terms = tuple(terms if len(terms) == 1 else sorted(terms, key=_term_order))
+        self.size = len(self.terms) + sum([_size(atom) for atoms, _ in self.terms for atom in atoms])
+        self._names: frozenset[str] | None = None
         if self.size > _MAX_SIZE:
             raise ValueError(f"a dimension has {self.size} parts, expected at most {_MAX_SIZE}")
         self._hash = hash(self.terms)
@@ -59,6 +62,8 @@ class SymDim:
     def __add__(self, other: Dim) -> Dim:
         if not isinstance(other, int | SymDim):
             return NotImplemented
+        if isinstance(other, int) and other == 0:
+            return self
         total = dict(self.terms)
         for monomial, coefficient in _terms(other):
             total[monomial] = total.get(monomial, 0) + coefficient
@@ -78,6 +83,8 @@ class SymDim:
     def __mul__(self, other: Dim) -> Dim:
         if not isinstance(other, int | SymDim):
             return NotImplemented
+        if isinstance(other, int) and other:
+            return SymDim([(atoms, value * other) for atoms, value in self.terms])
         total: dict[Monomial, int] = {}
         for left, a in self.terms:
             for right, b in _terms(other):
@@ -100,6 +107,13 @@ class SymDim:
         if other == 0:
             raise ZeroDivisionError(f"{self} modulo zero")
         return self - floor_div(self, other) * other
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all symbols that the dimension depends on."""
+        if self._names is None:
+            self._names = frozenset().union(*(_names(atom) for atoms, _ in self.terms for atom in atoms))
+        return self._names
 
     def __str__(self) -> str:
         return _text(self)
@@ -176,12 +190,12 @@ def broken(supposed: Iterable[Dim], values: Mapping[str, int]) -> str:
 
 def may_break(supposed: Dim) -> bool:
     """Whether a run may show that `supposed`, taken to be 0 or more, is negative, and nothing before that."""
-    return is_open(supposed) and not is_never_negative(supposed)
+    return not is_never_negative(supposed) and is_open(supposed)
 
 
 def substitute(dim: Dim, env: Mapping[str, Dim]) -> Dim:
     """`dim` with every symbol named in `env` replaced."""
-    if isinstance(dim, int):
+    if isinstance(dim, int) or dim.names.isdisjoint(env):
         return dim
     total: Dim = 0
     for monomial, coefficient in dim.terms:
@@ -194,13 +208,7 @@ def substitute(dim: Dim, env: Mapping[str, Dim]) -> Dim:
 
 def symbols(dim: Dim) -> frozenset[str]:
     """The names of all symbols that `dim` depends on."""
-    if isinstance(dim, int):
-        return frozenset()
-    names: set[str] = set()
-    for monomial, _ in dim.terms:
-        for atom in monomial:
-            names |= {atom} if isinstance(atom, str) else symbols(atom.numerator) | symbols(atom.denominator)
-    return frozenset(names)
+    return _NO_NAMES if isinstance(dim, int) else dim.names
 
 
 def affine(dim: Dim, name: str) -> tuple[int, int] | None:
@@ -264,6 +272,10 @@ def _terms(dim: Dim) -> tuple[tuple[Monomial, int], ...]:
     if isinstance(dim, SymDim):
         return dim.terms
     return (((), int(dim)),) if dim else ()
+
+
+def _names(atom: Atom) -> frozenset[str]:
+    return frozenset((atom,)) if isinstance(atom, str) else symbols(atom.numerator) | symbols(atom.denominator)
 
 
 def _size(atom: Atom) -> int:

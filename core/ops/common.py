@@ -105,6 +105,8 @@ def broadcast_shapes(c: Infer, shapes: Sequence[Shape | None]) -> Shape | None:
     if any(shape is None for shape in shapes):
         return None
     known = [shape for shape in shapes if shape is not None]
+    if known and known.count(known[0]) == len(known):
+        return known[0]
     rank = max(map(len, known), default=0)
     return tuple(
         _broadcast_dim(c, axis, [s[len(s) - rank + axis] for s in known if len(s) - rank + axis >= 0], known)

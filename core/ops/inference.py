@@ -7,7 +7,7 @@ import numpy as np
 from core.errors import ModelError
 from core.ir.dim import SymDim, may_break
 from core.ir.graph import Array, Graph, Node, Value
-from core.ir.types import Dim, DType, TensorType, ValueType
+from core.ir.types import DType, TensorType, ValueType
 from core.ops import registry
 
 # Shape arithmetic concerns vectors as long as a rank; larger tensors are data and would only slow the analysis down.
@@ -48,17 +48,13 @@ def _possible(view: registry.Infer, index: int, inferred: ValueType) -> ValueTyp
     reference refuses its data, or gives what ONNX says."""
     if not isinstance(inferred, TensorType) or inferred.shape is None:
         return inferred
-    unknown = [_is_negative(dim) or may_break(dim) for dim in inferred.shape]
+    unknown = [dim < 0 if isinstance(dim, int) else may_break(dim) for dim in inferred.shape]
     if not any(unknown):
         return inferred
     pairs = enumerate(zip(inferred.shape, unknown, strict=True))
     return TensorType(
         inferred.dtype, tuple(view.fresh_dim(f"{index}_d{axis}") if hidden else dim for axis, (dim, hidden) in pairs)
     )
-
-
-def _is_negative(dim: Dim) -> bool:
-    return isinstance(dim, int) and dim < 0
 
 
 def _declared(before: ValueType, inferred: ValueType) -> ValueType:

@@ -17,12 +17,19 @@ class BindParams:
     name: str = "bind_params"
 
     def run(self, graph: Graph) -> PassResult:
+        if not any(map(_has_unbound, graph.nodes)):
+            graph.remove_dead()
+            return PassResult(0)  # without inference, which takes most of this pass
         known = infer_graph(graph)
         # of the inputs of a nested graph some may have open symbols, and go when nothing else reads them
         free = frozenset(name for name in input_symbols(graph) if not name.startswith(OPEN))
         changed = sum(_bind(node, known, free) for node in graph.nodes)
         graph.remove_dead()
         return PassResult(changed)
+
+
+def _has_unbound(node: Node) -> bool:
+    return any(node.input(index) is not None for index in registry.get(node.op).params.values())
 
 
 def _bind(node: Node, known: dict[Value, Array], free: frozenset[str]) -> int:

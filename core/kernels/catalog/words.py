@@ -68,7 +68,7 @@ def in_words(count: Dim, element: DType) -> Dim | None:
         return count // size if count % size == 0 else None
     if any(coefficient % size for _, coefficient in count.terms):
         return None
-    return SymDim((monomial, coefficient // size) for monomial, coefficient in count.terms)
+    return SymDim([(monomial, coefficient // size) for monomial, coefficient in count.terms])
 
 
 def computed_dtype(dtype: DType) -> DType:

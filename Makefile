@@ -18,7 +18,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Their exporters ask for versions that Lathe cannot share, so each has an environment of its own.
 FRAMEWORKS := torch paddle tensorflow
 
-.PHONY: help serve test test-all conformance test-avx2 test-exporters test-cuda test-haswell fuzz fuzz-graphs lint bench bench-docs docs clean
+.PHONY: help serve test test-slow test-all conformance test-avx2 test-exporters test-cuda test-haswell fuzz fuzz-graphs lint bench bench-docs docs clean
 .DELETE_ON_ERROR:
 
 help:  ## show the targets
@@ -30,8 +30,10 @@ serve: $(call stamp,base) $(MODELS)  ## serve the bundled models on http://$(HOS
 test: $(call stamp,test)  ## all tests but the slow ones
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow" $(ARGS)
 
-test-all: $(call stamp,test)  ## all tests
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(ARGS)
+test-slow: $(call stamp,test)  ## the slow tests, the conformance suite among them
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m slow $(ARGS)
+
+test-all: test test-slow  ## all tests
 
 conformance: $(call stamp,test)  ## the whole backend suite of ONNX: compiled, and round trips
 	$(BIN)/python -m pytest -q -n $(JOBS) tests/core/conformance $(ARGS)

@@ -1,0 +1,389 @@
+"""Faults that Lathe once had, put back one at a time: does a random graph show each of them?
+
+    python -m tests.fuzz.graphs.faults --first 30000 --count 2000
+    python -m tests.fuzz.graphs.faults "slices that suppose nothing" --seconds 600
+
+A graph shows a fault if it disagrees with the oracles while the fault is there, and agrees without it. Only the graphs
+are checked whose target is the machine's own, as a process has one target; all of them are counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+import core.compiler
+import core.frontends.contrib.quantized
+import core.frontends.onnx
+import core.ops.matmul
+import core.ops.slicing
+import core.ops.supposed
+import core.passes.eliminate
+import core.passes.rows
+import core.passes.simplify
+from core.check.plans import SWITCH
+from core.errors import ShapeWarning
+from core.ir.dim import Dim, floor_div
+from core.ir.graph import Array, Node, Value, node_reads
+from core.ir.types import DType, TensorType
+from core.ops import registry
+from core.ops.common import Shape, broadcast_rows
+from core.ops.quantize import integer_range, saturated
+from core.ops.registry import Infer, Mixes, OpDef, RowAxis
+from core.ops.slicing import Cut, Slice
+from core.passes.row_counts import Counts, Mixed
+from core.plan.choice import Choice
+from tests.fuzz.graphs.check import check, confirmed
+from tests.fuzz.graphs.config import target_of
+from tests.fuzz.graphs.generate import Case, Made, make
+
+Change = tuple[Any, str, Any]  # an object, the name of an attribute, and what it is while the fault is there
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`changes` bring it back. `about` says what was wrong. `plans`: whether every plan is checked meanwhile."""
+
+    name: str
+    about: str
+    changes: tuple[Change, ...]
+    plans: bool = True
+
+    @contextmanager
+    def put_back(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.dict(os.environ, {SWITCH: str(int(self.plans))}))
+            for place, attribute, changed in self.changes:
+                stack.enter_context(mock.patch.object(place, attribute, changed))
+            yield
+
+
+def _everywhere(function: Callable[..., Any], changed: Callable[..., Any]) -> tuple[Change, ...]:
+    """The changes of a function in all modules that import it by its name."""
+    name = function.__name__
+    modules = [module for key, module in sorted(sys.modules.items()) if key.partition(".")[0] == "core"]
+    return tuple((module, name, changed) for module in modules if vars(module).get(name) is function)
+
+
+# -- memory (C1) -------------------------------------------------------------------------------------------------------
+
+
+def _over_any_operand(choice: Choice, node: Node, index: int) -> bool:
+    call, source = choice.calls.get(node), node.input(index)
+    return call is not None and index in call.inplace and source is not None and source not in choice.windows
+
+
+def _over_itself(choice: Choice, node: Node, index: int) -> bool:
+    if not _over_any_operand(choice, node, index):
+        return False
+    source = node.inputs[index]
+    others = [value for value in node_reads(node) if value is not source]
+    return all(choice.root(value) is not choice.root(source) for value in others if source is not None)
+
+
+# -- rows (C2, C3) -----------------------------------------------------------------------------------------------------
+
+
+def _any_parameter(counts: Counts, node: Node) -> None:
+    op = registry.get(node.op)
+    known = op.shape_arithmetic and all(output in counts.known for output in node.outputs)
+    if not known and any(value in counts and i not in op.params.values() for i, value in enumerate(node.inputs)):
+        raise Mixed("computes with the number of rows")
+
+
+def _no_dimensions(where: str, value: Value, axis: RowAxis, batch: str) -> None:
+    """Look at no dimension of a value."""
+
+
+_check_dims, _check_steps, _check_counts = core.passes.rows._check_dims, core.passes.rows._check_steps, Counts.check
+
+
+def _rank_is_known(value: Value | None) -> bool:
+    return value is None or not isinstance(value.type, TensorType) or value.type.shape is not None
+
+
+def _dimensions_of_known_ranks(where: str, value: Value, axis: RowAxis, batch: str) -> None:
+    if _rank_is_known(value):
+        _check_dims(where, value, axis, batch)
+
+
+def _steps_of_known_ranks(node: Node, axes: dict[Value, RowAxis]) -> None:
+    _check_steps(node, {value: axis for value, axis in axes.items() if _rank_is_known(value)})
+
+
+def _counts_of_known_ranks(counts: Counts, node: Node) -> None:
+    if node.op not in ("Shape", "Size") or _rank_is_known(node.inputs[0]):
+        _check_counts(counts, node)
+
+
+def _rows_of_known_ranks(c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+    shapes = [c.shape(i) if c.has_input(i) else () for i in range(len(axes))]
+    known = [(axis, shape) for axis, shape in zip(axes, shapes, strict=True) if shape is not None]
+    found = {axis - len(shape) for axis, shape in known if axis is not None}
+    if not found:
+        return [None] * len(c.node.outputs)
+    if len(found) > 1:
+        return Mixes("its inputs have their rows along different axes")
+    back = found.pop()
+    if any(axis is None and len(shape) >= -back and shape[back] != 1 for axis, shape in known):
+        return Mixes("an input without rows varies along the row axis")
+    return [max(len(shape) for _, shape in known) + back] * len(c.node.outputs)
+
+
+_UNKNOWN_RANKS: tuple[Change, ...] = (
+    (core.passes.rows, "_check_dims", _dimensions_of_known_ranks),
+    (core.passes.rows, "_check_steps", _steps_of_known_ranks),
+)
+
+# -- extents -----------------------------------------------------------------------------------------------------------
+
+
+def _cut_without_clamping(extent: Dim, start: Dim, end: Dim, step: int) -> Cut | None:
+    """The length is that of the bounds, whatever the extent is."""
+    far = core.ops.slicing._FAR
+    if all(isinstance(dim, int) for dim in (extent, start, end)):
+        return Cut(len(range(*slice(start, end, step).indices(extent))))  # type: ignore[misc, arg-type]
+    if step == 1 and start == 0 and (end == extent or (isinstance(end, int) and end >= far)):
+        return Cut(extent)
+    last = extent if isinstance(end, int) and end >= far else end
+    if isinstance(last, int):
+        last = extent + last if last < 0 else last
+    if step < 0 or not isinstance(start, int) or start < 0 or (isinstance(last, int) and last > 0):
+        return None
+    length = floor_div(last - start + (step - 1), step)
+    return Cut(length if not isinstance(length, int) else max(0, length))
+
+
+def _steps_are_one(c: Infer) -> bool:
+    """All that is asked of a slice that is dropped, but that its type is that of its input."""
+    return c.has_param("ends") and c.param("ends") is not None and all(step == 1 for step in c.param("steps") or (1,))
+
+
+def _only_what_operators_suppose(node: Node, known: dict[Value, Array]) -> Iterator[Dim]:
+    op = registry.get(node.op)
+    yield from op.supposes(Infer(op, node, known))
+
+
+def _as_a_parameter(op: OpDef, name: str, value: Array) -> tuple[Any, ...]:
+    return tuple(value.ravel().tolist())
+
+
+def _fits(bias: Shape, product: Shape) -> bool:
+    pairs = zip(reversed(bias), reversed(product), strict=False)
+    open_ = (dim in (1, extent) or (isinstance(extent, int) and not isinstance(dim, int)) for dim, extent in pairs)
+    return len(bias) <= len(product) and all(open_)
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def _nan_as_zero_point(rounded: Any, point: Any, dtype: DType) -> Array:
+    low, high = integer_range(dtype)
+    found = np.clip(np.nan_to_num(rounded, posinf=2.0**40, neginf=-(2.0**40)) + point, low, high)
+    return np.asarray(found.astype(dtype.numpy))
+
+
+def _quantized_by_range(e: Any, node: Any, x: Value) -> tuple[Value, Value, Value]:
+    zero, most = (e.constant(number, dtype=DType.FLOAT32) for number in (0.0, 255.0))
+    low, high = e("Min", e("ReduceMin", x, keepdims=0), zero), e("Max", e("ReduceMax", x, keepdims=0), zero)
+    scale = e("Div", e("Sub", high, low), most)
+    offset = e("Round", e("Div", e("Sub", zero, low), scale))
+    point = e("Cast", e("Clip", offset, zero, most), to=DType.UINT8.onnx_code)
+    return e("QuantizeLinear", x, scale, point), scale, point
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+_OVER_ITSELF = ((Choice, "may_overwrite", _over_itself),)
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "a result over memory of another operand",
+        "A kernel writes its result over an operand whose memory another operand shares: h - h[:, k] (C1).",
+        ((Choice, "may_overwrite", _over_any_operand),),
+    ),
+    Fault(
+        "updates that are the data, over themselves",
+        "A kernel that is not pointwise writes its result over an operand that it reads twice (C1).",
+        _OVER_ITSELF,
+    ),
+    Fault(
+        "updates that are the data, over themselves; plans not checked",
+        "The same, with nothing to show it but wrong numbers (C1).",
+        _OVER_ITSELF,
+        plans=False,
+    ),
+    Fault(
+        "a number of rows as any parameter",
+        "The number of rows may be any parameter: sum(x[:, :n]), TopK, Tile, Pad by n; no dimension is checked (C2).",
+        ((Counts, "check", _any_parameter), (core.passes.rows, "_check_dims", _no_dimensions)),
+    ),
+    Fault(
+        "rows of values of unknown rank",
+        "An elementwise operator on rows of unknown rank, and their Shape and Size, count as the same for all (C3).",
+        (
+            *_UNKNOWN_RANKS,
+            *_everywhere(broadcast_rows, _rows_of_known_ranks),
+            (Counts, "check", _counts_of_known_ranks),
+        ),
+    ),
+    Fault(
+        "rows of values of unknown rank, of elementwise operators alone",
+        "An elementwise operator skips an input that has rows, but no known rank (C3).",
+        (*_UNKNOWN_RANKS, *_everywhere(broadcast_rows, _rows_of_known_ranks)),
+    ),
+    Fault(
+        "rows of values of unknown rank, of Shape and Size alone",
+        "Shape and Size of a value that has rows, but no known rank, count as the same for all (C3).",
+        (*_UNKNOWN_RANKS, (Counts, "check", _counts_of_known_ranks)),
+    ),
+    Fault(
+        "a slice from k to n + k taken for the whole",
+        "x[k:n+k] gets n elements, and a slice of the type of its input is dropped (C4).",
+        (
+            (core.ops.slicing, "cut_of", _cut_without_clamping),
+            (core.passes.eliminate, "takes_all", _steps_are_one),
+        ),
+    ),
+    Fault(
+        "x / c as x * (1 / c) before a step",
+        "A quotient is rounded otherwise although a step sees it: int(x / 41) (C5).",
+        ((core.passes.simplify, "decides", lambda *_: False),),
+    ),
+    Fault(
+        "slices that suppose nothing",
+        "Slices of symbolic extents are not clamped: x[0:2n], table[0:n], x[-3:].",
+        ((Slice, "supposes", lambda *_: ()),),
+    ),
+    Fault(
+        "extents below 0",
+        "Batches smaller than what a model cuts off: Pad by negative widths, Split into [n, 8 - n].",
+        ((core.ops.supposed, "_of_node", _only_what_operators_suppose),),
+    ),
+    Fault(
+        "one code for batches of all sizes",
+        "No batch gets code of its own, whatever the code for all batches supposes.",
+        ((core.compiler, "supposed_of", lambda *_: ()),),
+    ),
+    Fault(
+        "a symbol as any parameter",
+        "A parameter that has to be a number is a symbol: Clip(x, max=n).",
+        ((OpDef, "param_of", _as_a_parameter),),
+    ),
+    Fault(
+        "initializers that cannot be fed",
+        "An initializer that is a graph input, too, is no input of the session.",
+        ((core.frontends.onnx, "replaceable", lambda *_: {}),),
+    ),
+    Fault(
+        "a C of another symbol in Gemm",
+        "Gemm refuses a C of another symbolic extent than the product has.",
+        ((core.ops.matmul, "_may_fit", _fits),),
+    ),
+    Fault(
+        "a wrong declared output refused",
+        "A declared output shape that its nodes contradict is an error.",
+        ((core.frontends.onnx, "_only_shapes_differ", lambda *_: False),),
+    ),
+    Fault(
+        "NaN quantized to the zero point",
+        "The reference of QuantizeLinear makes the zero point of NaN, compiled code 0.",
+        _everywhere(saturated, _nan_as_zero_point),
+    ),
+    Fault(
+        "a scale of 0 for zeros quantized dynamically",
+        "DynamicQuantizeLinear of nothing but zeros has the scale 0, and divides by it.",
+        ((core.frontends.contrib.quantized, "dynamically_quantized", _quantized_by_range),),
+    ),
+)
+
+
+# -- the search --------------------------------------------------------------------------------------------------------
+
+
+def shown(fault: Fault, made: Made, cases: Sequence[Case]) -> str:
+    """The kind of disagreement by which a graph shows a fault; "" where it does not."""
+    with fault.put_back():
+        outcome = check(made.model, cases, made.config)
+    if not outcome.wrong:
+        return ""
+    with mock.patch.dict(os.environ, {SWITCH: "1"}):
+        return outcome.kind if check(made.model, cases, made.config).kind == "agrees" else ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A graph that shows a fault, the `after`-th of those that were made."""
+
+    fault: Fault
+    seed: int
+    after: int
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{self.fault.name}: seed {self.seed}, after {self.after} graphs, {self.kind}"
+
+
+def search(faults: Collection[Fault], seeds: Sequence[int], seconds: float = float("inf")) -> Iterator[Found | int]:
+    """The first graph of each fault that is found; at the end, how many graphs were made. Each graph is made once."""
+    left, end, count = list(faults), time.monotonic() + seconds, 0
+    own = target_of(0) if "LATHE_TARGET" not in os.environ else os.environ["LATHE_TARGET"]
+    for count, seed in enumerate(seeds, 1):
+        if target_of(seed) == own:
+            made = make(seed)
+            cases, doubt = confirmed(made.model, made.cases)
+            for fault in list(left) if not doubt else ():
+                kind = shown(fault, made, cases)
+                if kind:
+                    left.remove(fault)
+                    yield Found(fault, seed, count, kind)
+        if not left or time.monotonic() > end:
+            break
+    yield count
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 where every fault was found."""
+    arguments = _parser().parse_args(argv)
+    wanted = {name: _named(name) for name in arguments.names} or {fault.name: fault for fault in FAULTS}
+    warnings.simplefilter("ignore", ShapeWarning)  # models declare wrong shapes on purpose
+    seeds = range(arguments.first, arguments.first + arguments.count)
+    for found in search(wanted.values(), seeds, arguments.seconds):
+        if isinstance(found, Found):
+            del wanted[found.fault.name]
+            print(found, flush=True)
+        else:
+            for name in wanted:
+                print(f"{name}: not found in {found} graphs")
+    return bool(wanted)
+
+
+def _named(name: str) -> Fault:
+    for fault in FAULTS:
+        if fault.name == name:
+            return fault
+    raise SystemExit(f"no fault '{name}', expected one of: {', '.join(fault.name for fault in FAULTS)}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    summary = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.graphs.faults", description=summary)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="faults to put back, by default all")
+    parser.add_argument("--first", type=int, default=30_000, help="the first seed")
+    parser.add_argument("--count", type=int, default=2000, help="how many graphs to make at most")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="make no further graph after so long")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

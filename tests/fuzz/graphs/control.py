@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import onnx
 from onnx import helper
 
+from tests.fuzz.graphs.bodies import body_of
 from tests.fuzz.graphs.evaluate import LOCAL, live, tensor_type
 from tests.fuzz.graphs.facts import words
 from tests.fuzz.graphs.grower import Grower
+from tests.fuzz.graphs.hidden import holds, of_all, rankless
 from tests.fuzz.graphs.rules import RULES, rule
 from tests.fuzz.graphs.values import BF16, F32, FLOATS, I64, NUMBERS, Item, Unfit, same_shape
 
@@ -59,21 +59,6 @@ def _formal(inner: Grower, item: Item) -> Item:
     inner.known[made.name] = made
     inner.items.append(made)
     return made
-
-
-def body_of(inner: Grower, inputs: Sequence[Item], outputs: Sequence[Item]) -> onnx.GraphProto:
-    """The nodes of a body that its outputs need, as a graph."""
-    nodes = live(inner.nodes, [item.name for item in outputs])
-    ports = [[_port(item) for item in items] for items in (inputs, outputs)]
-    return helper.make_graph(nodes, inner.world.name("body"), *ports, inner.constants)
-
-
-def _port(item: Item) -> onnx.ValueInfoProto:
-    """The type of an input or output of a body, with its rank where that is the same in all cases."""
-    cases = list(item.arrays)
-    rank = item.rank(cases)
-    shape = None if rank is None else [item.fixed(axis, cases) for axis in range(rank)]
-    return helper.make_tensor_value_info(item.name, tensor_type(item.at(cases[0])), shape)
 
 
 def _own(inner: Grower, item: Item) -> Item:
@@ -124,26 +109,16 @@ def _other_rank(f: Grower, x: Item) -> Item:
 @rule("If", weight=1.5)
 def _rankless(f: Grower) -> None:
     """A value that is taken as it is, but whose rank nobody can tell before; and something computed with it."""
-    x = f.pick((F32,), (1, 2, 3))
-    kind = f.kind(constant=2, count=1, data=1)
-    flag = f.constant(True, bool) if kind == "constant" else condition(f)
-    if kind == "constant" and f.opset >= 9:  # a constant that folding does not see through
-        flag = f.one("Greater", f.one("Size", x), f.constant(-1, np.int64))
-    then, other = Grower(f.world, f), Grower(f.world, f)
-    ends = [then.one("Identity", x), other.one("Reshape", x, other.vector([-1]))]
-    made = f.emit("If", [flag], then_branch=body_of(then, [], ends[:1]), else_branch=body_of(other, [], ends[1:]))[0]
-    made.rankless = True
-    use = f.kind(reduce=2, shape=1, size=1, add=2)
-    if use == "reduce":
-        total = f.one("ReduceSum", made, keepdims=0)
-        f.one("Add", f.pick((F32,)), f.one("Tanh", total))
-    elif use == "shape":
-        f.one("Add", f.one("Cast", f.one("Size", made), to=1), f.constant(0, np.float32))
-    elif use == "size":
-        number = f.one("Mul", f.one("Cast", f.one("Size", made), to=1), f.constant(0.01, np.float32))
-        f.one("Add", f.pick((F32,)), number)
-    else:
-        f.one("Add", made, f.like(made))
+    if f.often(0.6):
+        add_of_all(f)
+        return
+    made = rankless(f, f.pick((F32,), (1, 2, 3)), holds(f))
+    f.one("Add", made, f.like(made))
+
+
+def add_of_all(f: Grower) -> None:
+    """The sum of a value and a number that another one decides, whose rank nobody can tell."""
+    f.one("Add", f.pick((F32,)), of_all(f, f.pick((F32,), (1, 2, 3, 4))))
 
 
 @rule("Loop", weight=3)

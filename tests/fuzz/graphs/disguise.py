@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-from tests.fuzz.graphs.control import body_of
 from tests.fuzz.graphs.facts import words
 from tests.fuzz.graphs.grower import Grower
-from tests.fuzz.graphs.values import BOOL, F32, FLOATS, I64, INTS, STRING, Item, Unfit
+from tests.fuzz.graphs.hidden import holds, rankless
+from tests.fuzz.graphs.values import BOOL, FLOATS, I64, INTS, STRING, Item, Unfit
 
 Aim = tuple[str, int, str]  # an operator, one of its inputs, and the kind of operand that it should have
 
@@ -141,21 +141,9 @@ def _chosen(f: Grower, x: Item) -> Item:
     if f.opset < 9:
         raise Unfit("no Where")
     other = f.weight(x.dtype, x.at(f.alive[0]).shape)
-    made = f.one("Where", _true(f), x, other)
+    made = f.one("Where", holds(f), x, other)
     made.counted = False
     return made
-
-
-def _true(f: Grower) -> Item:
-    """A condition that holds, computed from data; from a size where rows have to stay apart."""
-    found = [v for v in f.visible() if v.dtype == F32 and v.exact and all(v.at(case).size for case in f.alive)]
-    if found and not f.world.rowwise and f.often(0.7):
-        first = f.one("Gather", f.one("Reshape", f.of(found), f.vector([-1])), f.constant(0, np.int64), axis=0)
-        return f.one("Greater", f.one("Abs", first), f.constant(-1, np.float32))
-    size = f.one("Size", f.of(f.visible()))
-    if f.opset >= 9:
-        return f.one("Greater", size, f.constant(-1, np.int64))
-    return f.one("Greater", f.one("Cast", size, to=_number(F32)), f.constant(-1, np.float32))
 
 
 # -- windows -----------------------------------------------------------------------------------------------------------
@@ -230,13 +218,7 @@ def _common_axis(f: Grower, x: Item, y: Item) -> int | None:
 
 def _rankless(f: Grower, op: str, inputs: list[Item | None], index: int) -> None:
     """What an If gives whose other branch has another rank."""
-    x = _at(inputs, index)
-    flag = _true(f)
-    then, other = Grower(f.world, f), Grower(f.world, f)
-    ends = [then.one("Identity", x), other.one("Reshape", x, other.vector([1, -1] if x.rank(f.alive) == 1 else [-1]))]
-    made = f.emit("If", [flag], then_branch=body_of(then, [], ends[:1]), else_branch=body_of(other, [], ends[1:]))[0]
-    made.rankless = True
-    inputs[index] = made
+    inputs[index] = rankless(f, _at(inputs, index), holds(f))
 
 
 # -- extents -----------------------------------------------------------------------------------------------------------

@@ -82,6 +82,8 @@ def make(seed: int) -> Made:
     cases = [{ROWS: rows, AS_MANY: rows, LENGTH: 5 if rows == 1 else 3} for rows in (2, 7, 1, 0)]
     world = World(rng, np.random.default_rng(rng.randrange(2**32)), opset, cases)
     world.rowwise = rng.random() < 0.55
+    world.hidden = rng.choice(("extents", "numbers")) if world.rowwise and rng.random() < 0.25 else ""
+    world.settled = bool(world.hidden) or (world.rowwise and rng.random() < 0.8)
     grower = Grower(world)
     inputs = _inputs(grower, lengths)
     world.disguise = Operands(aim, rng.random() < 0.6)
@@ -114,6 +116,8 @@ def _grow(f: Grower, nodes: int, aim: str) -> None:
                         _again(f)
                     elif aimed and f.often(0.15):
                         f.of(aimed).build(f)
+                    elif f.world.hidden == "numbers" and f.often(0.12):
+                        control.add_of_all(f)
                     else:
                         f.world.rng.choices(rules, weights)[0].build(f)
                 break
@@ -199,8 +203,8 @@ def _outputs(f: Grower, inputs: dict[str, tuple[Any, ...]], aim: str) -> list[It
     if f.world.rowwise:  # what is not one row per row would make the answer no
         rows = [f.world.cases[case][ROWS] for case in f.alive]
         by_row = [item for item in found if [shape[:1] for shape in item.shapes(f.alive)] == [(n,) for n in rows]]
-        found = by_row or found
-        ends = [item for item in ends if item in by_row]
+        found = [item for item in by_row if not item.rankless or f.often(0.1)] or by_row or found
+        ends = [item for item in ends if item in found]
     if not found:
         return [f.one("Identity", f.items[0])]
     if f.often(0.6) and ends:

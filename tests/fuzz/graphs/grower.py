@@ -28,6 +28,7 @@ from tests.fuzz.graphs.facts import (
     VIEWS,
     WINDOWS,
 )
+from tests.fuzz.graphs.hidden import holds, of_all, rankless
 from tests.fuzz.graphs.values import (
     F32,
     FLOATS,
@@ -130,7 +131,7 @@ class Grower:
             if first is not None and op in (*VIEWS, *WINDOWS) and not first.static:
                 item.root = first.root
                 item.window = first.window or (op in WINDOWS and item.shapes(self.alive) != first.shapes(self.alive))
-            loses = op in FIXES_RANK
+            loses = op in FIXES_RANK or _is_number(op, inputs, attrs)
             item.rankless = not loses and any(each is not None and each.rankless for each in inputs[: _ranked(op)])
             items.append(item)
         self._note(node, inputs)
@@ -348,7 +349,10 @@ class Grower:
         if dtype != x.dtype:
             fits = [item for item in self.visible() if item.dtype == dtype and broadcast(x, item, self.alive)]
             return self.of(fits) if fits and self.often(0.8) else self._constant_like(x, dtype)
-        kind = self.kind(same=1, view=0.6, part=3, whole=3 if x.window else 0, pool=3, constant=2, count=1, flip=0.6)
+        kind = self.kind(
+            same=1, view=0.6, part=3, whole=3 if x.window else 0, pool=3, constant=2, count=1, flip=0.6,
+            all=2 * (self.world.hidden == "numbers"),
+        )  # fmt: skip
         try:
             with self.attempt():
                 return self._of_kind(x, kind)
@@ -367,6 +371,8 @@ class Grower:
             return self.flipped(x)
         if kind == "count":
             return self.count_like(x)
+        if kind == "all":
+            return of_all(self, self.pick((x.dtype,)))
         if kind == "constant":
             return self._constant_like(x, x.dtype)
         fits = [item for item in self.visible() if item.dtype == x.dtype and broadcast(x, item, self.alive)]
@@ -476,6 +482,8 @@ class Grower:
         if x is None or self.often(0.3):
             moving = [item for item in seen if len(set(item.shapes(self.alive))) > 1 and item.rank(self.alive)]
             x = self.of(moving) if moving else self.of(seen)
+        if self.world.hidden == "extents":
+            x = rankless(self, x, holds(self))
         rank = x.rank(self.alive)
         if not rank or self.often(0.1):
             size = self.one("Size", x)
@@ -560,6 +568,11 @@ _CONTROL = ("If", "Loop", "Scan")
 def _ranked(op: str) -> int:
     """How many of the inputs decide the rank of the result."""
     return 99 if op in JOINS or op == "MatMul" else 1
+
+
+def _is_number(op: str, inputs: Sequence[Item | None], attrs: Mapping[str, Any]) -> bool:
+    """Whether an operator reduces a tensor of whatever rank to one number."""
+    return op.startswith("Reduce") and len(inputs) == 1 and "axes" not in attrs and attrs.get("keepdims") == 0
 
 
 def _has_body(node: onnx.NodeProto) -> bool:

@@ -453,8 +453,8 @@ def _eye_like(f: Grower) -> None:
 
 @rule("Range", since=11)
 def _range(f: Grower) -> None:
-    n = f.count(0, 12, scalar=True)
-    start, step = f.constant(f.choose(3) - 1, np.int64), f.constant(f.of((1, 2)), np.int64)
+    n = f.count(-3, 12, scalar=True)
+    start, step = f.constant(f.choose(4) - 1, np.int64), f.constant(f.of((1, 1, 2)), np.int64)
     made = f.one("Range", start, n, step)
     if f.often(0.5):
         f.one("Cast", made, to=helper.np_dtype_to_tensor_dtype(F32))

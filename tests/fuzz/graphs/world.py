@@ -37,6 +37,8 @@ class World:
     functions: list[onnx.FunctionProto] = field(default_factory=list)
     count: int = 0
     rowwise: bool = False  # what reads rows has to give rows: most of these models can be batched
+    settled: bool = False  # what a condition is does not depend on the inputs, as rows would not stay apart otherwise
+    hidden: str = ""  # what is taken of values of unknown rank: "extents", or "numbers" made of all of their elements
     refused: Counter[str] = field(default_factory=Counter)
 
     disguise: Disguise | None = None

@@ -1,0 +1,103 @@
+"""Faults that are put back: random graphs show them, and they are gone afterwards."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import core
+from core.errors import ModelError
+from core.passes.rows import rows
+from tests.fuzz.graphs import faults
+from tests.fuzz.graphs.faults import FAULTS, Fault, Found, search
+
+NAMES = {fault.name: fault for fault in FAULTS}
+OWN = [seed for seed in range(30_000, 30_020) if not faults.target_of(seed)]  # of the machine's own target
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("name", "kind", "first"),
+    [
+        ("a result over memory of another operand", "raises: PlanError", 30_030),
+        ("a symbol as any parameter", "TypeError", 30_290),
+        ("rows of values of unknown rank", "", 30_000),
+        ("a C of another symbol in Gemm", "refused: ModelError", 30_000),
+    ],
+)
+def test_a_fault_that_is_put_back_is_found(name: str, kind: str, first: int) -> None:
+    """Among the graphs from `first` on is one that shows it soon. Where rules have changed, it may be another one:
+    `python -m tests.fuzz.graphs.faults NAME` tells which."""
+    found = next(search([NAMES[name]], range(first, first + 12)))
+    assert isinstance(found, Found), f"not found in {found} graphs"
+    assert kind in found.kind
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=list(NAMES))
+def test_a_fault_is_there_and_gone_again(fault: Fault) -> None:
+    def now() -> list[Any]:
+        return [getattr(place, attribute) for place, attribute, _ in fault.changes]
+
+    before, changed = now(), [changed for *_, changed in fault.changes]
+    assert changed
+    with fault.put_back():
+        assert all(a is b for a, b in zip(now(), changed, strict=True))
+        assert not any(a is b for a, b in zip(now(), before, strict=True))
+    assert all(a is b for a, b in zip(now(), before, strict=True))
+
+
+def test_what_changes_nothing_is_not_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    nothing = Fault("nothing", "It changes nothing.", ())
+    assert list(search([nothing], OWN[:4])) == [4]
+    monkeypatch.setattr(faults, "FAULTS", (nothing,))
+    assert faults.main(["--first", str(OWN[0]), "--count", "1"])
+    assert capsys.readouterr().out == "nothing: not found in 1 graphs\n"
+
+
+def test_the_first_graph_that_shows_a_fault_is_named() -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise ModelError("is refused")
+
+    everything = Fault("everything", "Every model is refused.", ((core, "compile", refuse),))
+    other = next(seed for seed in range(30_000, 30_020) if faults.target_of(seed))
+    found, count = search([everything], [other, OWN[0], OWN[1]])
+    assert isinstance(found, Found)
+    assert (found.seed, found.after, count) == (OWN[0], 2, 2)
+    assert found.kind.startswith("refused: ModelError")
+
+
+@pytest.mark.parametrize("size", [False, True], ids=["sum", "size"])
+def test_rows_of_unknown_rank_count_as_none_while_the_fault_is_there(size: bool) -> None:
+    """x plus the sum of all of x, or plus its size; x goes through an If whose branches have different ranks."""
+    branches = [
+        helper.make_graph([node], f"branch{i}", [], [helper.make_tensor_value_info(node.output[0], 1, None)])
+        for i, node in enumerate(
+            [helper.make_node("Identity", ["x"], ["a"]), helper.make_node("Reshape", ["x", "flat"], ["b"])]
+        )
+    ]
+    number = helper.make_node("Size", ["v"], ["s"]) if size else helper.make_node("ReduceSum", ["w"], ["s"], keepdims=0)
+    nodes = [
+        helper.make_node("If", ["flag"], ["v"], then_branch=branches[0], else_branch=branches[1]),
+        helper.make_node("Neg", ["v"], ["w"]),
+        number,
+        helper.make_node("Cast", ["s"], ["t"], to=1),
+        helper.make_node("Add", ["x", "t"], ["y"]),
+    ]
+    ports = [[helper.make_tensor_value_info(name, 1, ["N", 3])] for name in "xy"]
+    constants = {"flag": np.array(True), "flat": np.array([-1])}
+    weights = [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()]
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", *ports, weights), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    )
+    graph = core.load(model.SerializeToString())
+    alone = {True: "of Shape and Size alone", False: "of elementwise operators alone"}
+    assert not rows(graph).batchable
+    for name in ("rows of values of unknown rank", f"rows of values of unknown rank, {alone[size]}"):
+        with NAMES[name].put_back():
+            assert rows(graph).batchable
+    with NAMES[f"rows of values of unknown rank, {alone[not size]}"].put_back():
+        assert not rows(graph).batchable

@@ -78,7 +78,7 @@ class Operands:
             raise Unfit("no operands")
         kinds = {
             "window": _window, "rankless": _rankless, "counted": _counted, "shared": _shared, "data": _data,
-            "constant": _constant,
+            "constant": _constant, "open": _open,
         }  # fmt: skip
         changed = list(inputs)
         moved = op not in _COMMON  # rules count on what the small steps give that they are made of
@@ -87,7 +87,7 @@ class Operands:
         for _ in range(1 + f.choose(1 + len(given) // 2)):
             chosen = f.kind(
                 window=2, rankless=1.3 * apart, shared=2 * bool(_shareable(changed)), data=fixed,
-                counted=2 * moved * apart, constant=1.2,
+                counted=2 * moved * apart, constant=1.2, open=apart,
             )  # fmt: skip
             trial = list(changed)
             try:
@@ -219,6 +219,14 @@ def _common_axis(f: Grower, x: Item, y: Item) -> int | None:
 def _rankless(f: Grower, op: str, inputs: list[Item | None], index: int) -> None:
     """What an If gives whose other branch has another rank."""
     inputs[index] = rankless(f, _at(inputs, index), holds(f))
+
+
+def _open(f: Grower, op: str, inputs: list[Item | None], index: int) -> None:
+    """As it is, but with extents that only a run shows."""
+    x = _at(inputs, index)
+    if not x.rank(f.alive) or f.opset < 8:
+        raise Unfit("no extents")
+    inputs[index] = f.one("Expand", x, f.one("Add", f.one("Shape", x), f.nothing()))
 
 
 # -- extents -----------------------------------------------------------------------------------------------------------

@@ -520,6 +520,17 @@ class Grower:
             n = self.one("Max", n, self.constant(low if scalar else [low], np.int64))
         return n
 
+    def nothing(self) -> Item:
+        """[0], of which only a run, or folding constants, shows that it is 0: computed from data, or from a constant
+        where rows have to stay apart."""
+        found = [item for item in self.visible() if item.dtype == F32]
+        if self.world.rowwise or not found:
+            number = self.constant([0.25], np.float32)
+        else:
+            number = self.one("Reshape", self.one("ReduceSum", self.of(found), keepdims=0), self.vector([1]))
+        half = self.one("Mul", self.one("Tanh", number), self.constant(0.5, np.float32))
+        return self.one("Cast", half, to=tensor_type(np.zeros(0, np.int64)))
+
     def drawn(self, low: int, high: int, scalar: bool = False) -> Item:
         """A whole number that depends on data, in this range."""
         if self.opset < 12 or high < low:

@@ -46,7 +46,7 @@ def _slice(f: Grower) -> None:
 @rule("Slice", since=10, weight=2)
 def _shifted(f: Grower) -> None:
     """From a place to n and more: x[1:n+1], x[k:n], table[0:n]."""
-    x = f.pick(_ANY, (1, 2, 3, 4))
+    x = f.weight(F32, (f.of((3, 5, 12)), 4)) if f.often(0.2) else f.pick(_ANY, (1, 2, 3, 4))
     axis, written = _axis(f, x, 10)
     moving = [a for a in range(x.rank(f.alive) or 1) if x.fixed(a, f.alive) is None]
     if moving and f.often(0.5):

@@ -62,7 +62,7 @@ def test_the_first_graph_that_shows_a_fault_is_named() -> None:
     def refuse(*_: object, **__: object) -> NoReturn:
         raise ModelError("is refused")
 
-    everything = Fault("everything", "Every model is refused.", ((core, "compile", refuse),))
+    everything = Fault("everything", "Every model is refused.", ((core.compiler, "describe", refuse),))
     other = next(seed for seed in range(30_000, 30_020) if faults.target_of(seed))
     found, count = search([everything], [other, OWN[0], OWN[1]])
     assert isinstance(found, Found)
@@ -79,11 +79,11 @@ def test_rows_of_unknown_rank_count_as_none_while_the_fault_is_there(size: bool)
             [helper.make_node("Identity", ["x"], ["a"]), helper.make_node("Reshape", ["x", "flat"], ["b"])]
         )
     ]
-    number = helper.make_node("Size", ["v"], ["s"]) if size else helper.make_node("ReduceSum", ["w"], ["s"], keepdims=0)
+    turned = helper.make_node("Neg", ["v"], ["w"])
+    total = helper.make_node("ReduceSum", ["w"], ["s"], keepdims=0)
     nodes = [
         helper.make_node("If", ["flag"], ["v"], then_branch=branches[0], else_branch=branches[1]),
-        helper.make_node("Neg", ["v"], ["w"]),
-        number,
+        *([helper.make_node("Size", ["v"], ["s"])] if size else [turned, total]),
         helper.make_node("Cast", ["s"], ["t"], to=1),
         helper.make_node("Add", ["x", "t"], ["y"]),
     ]

@@ -146,12 +146,21 @@ def _divide(f: Grower) -> None:
         count = f.one("Cast", f.count(1, 60), to=helper.np_dtype_to_tensor_dtype(x.dtype))
         f.one("Div", x, count)
     else:
-        if x.dtype in (F32, F64) and x.exact and f.often(0.5):  # whole numbers, some of them multiples of the divisor
-            x = f.one("Floor", f.one("Mul", x, f.constant(f.of((16, 32, 64)), x.dtype)))
         number = f.constant(f.of((2, 3, 7, 10, 41, 49) if x.dtype not in FLOATS else (3, 0.1, 7, 41, 47, 49)), x.dtype)
+        if x.dtype in (F32, F64) and x.exact and f.often(0.6):
+            x = _multiples(f, x, number)
         y = f.one("Div", x, number)
         if x.dtype in FLOATS and x.exact and f.often(0.6):  # the numbers where a rounded quotient jumps
             f.one("Floor", y) if f.often(0.5) else f.one("Cast", y, to=helper.np_dtype_to_tensor_dtype(I64))
+
+
+def _multiples(f: Grower, x: Item, number: Item) -> Item:
+    """Whole numbers, some of them multiples of a number; or multiples alone, one where `x` is positive, else another.
+    Neither counts as rounded."""
+    if f.opset < 9 or f.often(0.4):
+        return f.one("Floor", f.one("Mul", x, f.constant(f.of((16, 32, 64)), x.dtype)))
+    ones = [f.constant(number.at(f.alive[0]) * (1 + f.choose(9)), x.dtype) for _ in range(2)]
+    return f.one("Where", f.one("Greater", x, f.constant(0, x.dtype)), *ones)
 
 
 @rule("Mod", since=10)

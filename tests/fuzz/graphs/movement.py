@@ -43,23 +43,27 @@ def _slice(f: Grower) -> None:
     f.slice(x, axes, starts_, ends_, [f.of((1, 1, 2)) for _ in axes] if f.often(0.4) else None)
 
 
-@rule("Slice", since=10, weight=2)
+@rule("Slice", since=10, weight=4)
 def _shifted(f: Grower) -> None:
-    """From a place to n and more: x[1:n+1], x[k:n], table[0:n]."""
+    """From a place to n and more: x[1:n+1], x[k:n], x[-k:], x[:2n], table[0:n]. What lies beyond the end is cut off."""
     x = f.weight(F32, (f.of((3, 5, 12)), 4)) if f.often(0.2) else f.pick(_ANY, (1, 2, 3, 4))
     axis, written = _axis(f, x, 10)
     moving = [a for a in range(x.rank(f.alive) or 1) if x.fixed(a, f.alive) is None]
-    if moving and f.often(0.5):
+    if moving and f.often(0.6):
         axis = written = f.of(moving)
-    if f.often(0.4):  # as many as there are, from a place behind the first one: what lies beyond the end is cut off
+    kind = f.kind(behind=2, last=1, twice=1, any=3)
+    if kind == "last":
+        f.slice(x, [written], [-1 - f.choose(5)], [2**31 - 1])
+    elif kind == "any":
+        first = f.whole(0, 3, x=x)
+        count = f.count(0, 60, x=x)
+        last = f.one("Add", count, f.vector([f.choose(3)])) if f.often(0.6) else count
+        f.slice(x, [written], first, last)
+    else:
         n = f.one("Gather", f.one("Shape", x), f.vector([axis]), axis=0)
         begin = f.vector([f.of((1, 1, 2, -1))])
-        f.slice(x, [written], begin, f.one("Add", n, begin) if f.often(0.7) else n)
-        return
-    first = f.whole(0, 3, x=x)
-    count = f.count(0, 60, x=x)
-    last = f.one("Add", count, f.vector([f.choose(3)])) if f.often(0.6) else count
-    f.slice(x, [written], first, last)
+        end = f.one("Add", n, n if kind == "twice" else begin) if f.often(0.8) else n
+        f.slice(x, [written], begin, end)
 
 
 @rule("Slice", since=10, weight=1.5)
@@ -451,10 +455,10 @@ def _eye_like(f: Grower) -> None:
     f.one("EyeLike", x, k=f.choose(3) - 1, **({"dtype": helper.np_dtype_to_tensor_dtype(F32)} if f.often(0.5) else {}))
 
 
-@rule("Range", since=11)
+@rule("Range", since=11, weight=2)
 def _range(f: Grower) -> None:
     n = f.count(-3, 12, scalar=True)
-    start, step = f.constant(f.choose(4) - 1, np.int64), f.constant(f.of((1, 1, 2)), np.int64)
+    start, step = f.constant(f.choose(5) - 1, np.int64), f.constant(f.of((1, 1, 2)), np.int64)
     made = f.one("Range", start, n, step)
     if f.often(0.5):
         f.one("Cast", made, to=helper.np_dtype_to_tensor_dtype(F32))

@@ -109,7 +109,8 @@ def _alike(f: Grower, inputs: list[Item | None], index: int) -> None:
         raise Unfit("no two operands")
     if parameter.dtype in INTS and x.dtype in FLOATS:
         least, most = np.iinfo(parameter.dtype).min, np.iinfo(parameter.dtype).max
-        if any(not ((x.at(case) >= least) & (x.at(case) <= most)).all() for case in f.alive):
+        wide = [x.at(case).astype(np.float64) for case in f.alive]
+        if any(not ((array >= least) & (array <= most)).all() for array in wide):
             raise Unfit("what a conversion makes of larger numbers is open")
     inputs[0] = f.one("Cast", x, to=_number(parameter.dtype))
 

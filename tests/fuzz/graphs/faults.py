@@ -393,8 +393,11 @@ def _shown(faults: Collection[Fault], made: Made) -> list[tuple[Fault, str]]:
     """The faults that a graph shows, and the kinds of its disagreements; none where it disagrees without them."""
     cases, doubt = confirmed(made.model, made.cases)
     with watched(faults) as differ:
-        if check(made.model, cases, made.config, doubt).kind != "agrees":
-            return []
+        outcome = check(made.model, cases, made.config, doubt)
+    if outcome.wrong:
+        print(f"seed {made.seed} disagrees without any fault: {outcome.kind}", file=sys.stderr)
+    if outcome.kind != "agrees":
+        return []
     shown = []
     for fault in faults:
         if fault.name in differ:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, NoReturn
 
 import numpy as np
@@ -12,11 +13,25 @@ from onnx import helper
 import core
 from core.errors import ModelError
 from core.passes.rows import rows
+from core.runtime.session import Session
+from tests import batching
 from tests.fuzz.graphs import faults
 from tests.fuzz.graphs.faults import FAULTS, Fault, Found, search
 
 NAMES = {fault.name: fault for fault in FAULTS}
-OWN = [seed for seed in range(30_000, 30_020) if not faults.target_of(seed)]  # of the machine's own target
+
+
+def own() -> str:
+    """The target of this process."""
+    return os.environ.get("LATHE_TARGET", "")
+
+
+@pytest.fixture(autouse=True)
+def as_the_command_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the check that tests make of every session: wrong rows are wanted here. Graphs of all seeds are checked,
+    so that the same ones show a fault whatever the target is."""
+    monkeypatch.setattr(Session, "run", batching._run)
+    monkeypatch.setattr(faults, "target_of", lambda seed: own())
 
 
 @pytest.mark.timeout(120)
@@ -24,9 +39,9 @@ OWN = [seed for seed in range(30_000, 30_020) if not faults.target_of(seed)]  # 
     ("name", "kind", "first"),
     [
         ("a result over memory of another operand", "raises: PlanError", 30_030),
-        ("a symbol as any parameter", "TypeError", 30_290),
-        ("rows of values of unknown rank", "", 30_000),
-        ("a C of another symbol in Gemm", "refused: ModelError", 30_000),
+        ("a symbol as any parameter", "TypeError", 30_230),
+        ("rows of values of unknown rank", "rows: ", 30_294),
+        ("a C of another symbol in Gemm", "refused: ModelError", 30_676),
     ],
 )
 def test_a_fault_that_is_put_back_is_found(name: str, kind: str, first: int) -> None:
@@ -52,21 +67,23 @@ def test_a_fault_is_there_and_gone_again(fault: Fault) -> None:
 
 def test_what_changes_nothing_is_not_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     nothing = Fault("nothing", "It changes nothing.", ())
-    assert list(search([nothing], OWN[:4])) == [4]
+    assert list(search([nothing], range(30_000, 30_004))) == [4]
     monkeypatch.setattr(faults, "FAULTS", (nothing,))
-    assert faults.main(["--first", str(OWN[0]), "--count", "1"])
+    assert faults.main(["--first", "30000", "--count", "1"])
     assert capsys.readouterr().out == "nothing: not found in 1 graphs\n"
 
 
-def test_the_first_graph_that_shows_a_fault_is_named() -> None:
+def test_the_first_graph_that_shows_a_fault_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs of another target are counted, but not checked."""
+
     def refuse(*_: object, **__: object) -> NoReturn:
         raise ModelError("is refused")
 
+    monkeypatch.setattr(faults, "target_of", lambda seed: own() if seed > 30_000 else "another")
     everything = Fault("everything", "Every model is refused.", ((core.compiler, "describe", refuse),))
-    other = next(seed for seed in range(30_000, 30_020) if faults.target_of(seed))
-    found, count = search([everything], [other, OWN[0], OWN[1]])
+    found, count = search([everything], range(30_000, 30_004))
     assert isinstance(found, Found)
-    assert (found.seed, found.after, count) == (OWN[0], 2, 2)
+    assert (found.seed, found.after, count) == (30_001, 2, 2)
     assert found.kind.startswith("refused: ModelError")
 
 

@@ -401,6 +401,11 @@ class Grower:
         made = self.one("Cast", number, to=tensor_type(np.zeros(0, x.dtype)))
         return self.one("Mul", made, self.constant(0.125, x.dtype))
 
+    def dying(self, x: Item) -> Item:
+        """Other numbers than `x`, if there are any, which no rule finds: the next node is the last that reads them, and
+        may take their memory."""
+        return self.emit(self.of(("Neg", "Abs")), [x], keep=False)[0] if x.dtype in FLOATS else x
+
     def thin_part(self, x: Item) -> Item:
         """One place along an axis, with which the whole can be combined: x[:, k:k+1]."""
         rank = x.rank(self.alive)

@@ -193,7 +193,7 @@ def _scatter_elements(f: Grower, op: str = "ScatterElements") -> None:
         places = _along(order[:width], axis, shape)
         indices = f.constant(places, np.int64)
     else:
-        updates = x
+        updates = x = f.dying(x) if f.often(0.5) else x
         width = extent
         if kind == "part" and extent > 1:
             width = 1 + f.choose(extent - 1)
@@ -234,9 +234,10 @@ def _scatter_nd(f: Grower) -> None:
         return
     if not extent:
         raise Unfit("no rows")
-    width = 1 + f.choose(extent)
+    width = extent if f.often(0.4) else 1 + f.choose(extent)
     places = f.constant(f.world.numbers.permutation(extent)[:width].reshape(-1, 1), np.int64)
     start = f.choose(extent - width + 1)
+    x = f.dying(x) if f.often(0.5) else x
     updates = x if width == extent and f.often(0.7) else f.slice(x, [0], [start], [start + width])
     attrs = {"reduction": f.of(("none", "add", "mul"))} if f.opset >= 16 and x.dtype in (F32, I64) else {}
     f.one("ScatterND", x, places, updates, **attrs)

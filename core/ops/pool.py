@@ -182,6 +182,8 @@ class GlobalAveragePool(GlobalPool):
 @register
 class GlobalMaxPool(GlobalPool):
     def reduce(self, c: NodeView, x: Any, axes: tuple[int, ...]) -> Any:
+        if 0 in x.shape[:2]:  # of no images there is nothing to find the largest of
+            return np.empty((*x.shape[:2], *(1 for _ in axes)), x.dtype)
         return x.max(axis=axes, keepdims=True)
 
     def definition(self, g: Rewrite) -> Sequence[Term]:

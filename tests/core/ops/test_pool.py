@@ -41,6 +41,11 @@ def test_agrees_with_onnx_runtime(op: str, name: str) -> None:
     assert_like_onnx(op, [image(shape)], attrs)
 
 
+@pytest.mark.parametrize("shape", [(0, 0, 0), (0, 3, 0), (0, 2, 0, 4)])
+def test_the_largest_of_no_images_is_empty(shape: tuple[int, ...]) -> None:
+    assert_like_onnx("GlobalMaxPool", [image(shape)], {})
+
+
 @pytest.mark.parametrize("name", WINDOWS)
 def test_average_counting_the_padding(name: str) -> None:
     shape, attrs = WINDOWS[name]

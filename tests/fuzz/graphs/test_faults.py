@@ -39,7 +39,7 @@ def as_the_command_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "kind", "first"),
     [
         ("a result over memory of another operand", "raises: PlanError", 30_030),
-        ("a symbol as any parameter", "TypeError", 30_230),
+        ("a symbol as any parameter", "TypeError", 30_250),
         ("rows of values of unknown rank", "rows: ", 30_294),
         ("a C of another symbol in Gemm", "refused: ModelError", 30_676),
     ],

@@ -10,7 +10,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 if TYPE_CHECKING:
@@ -21,8 +21,26 @@ Url = Annotated[str, typer.Option(help="The server.", envvar="LATHE_URL")]
 Interval = Annotated[float, typer.Option(help="Seconds between two looks.", min=0.05)]
 Rounds = Annotated[int | None, typer.Option(help="How many times to look; until interrupted without it.")]
 
-console = Console(markup=False, highlight=False)
-complaints = Console(stderr=True, markup=False, highlight=False)
+_UNBOUNDED = 1 << 16
+
+
+class Output(Console):
+    """Wraps text for a terminal. In a pipe or a file every line stays whole, unless COLUMNS says how wide they are."""
+
+    @property
+    def size(self) -> ConsoleDimensions:
+        if self.is_terminal:
+            return super().size
+        columns = os.environ.get("COLUMNS", "")
+        return ConsoleDimensions(int(columns) if columns.isdigit() else _UNBOUNDED, 25)
+
+    @size.setter
+    def size(self, new_size: tuple[int, int]) -> None:
+        self._width, self._height = new_size
+
+
+console = Output(markup=False, highlight=False)
+complaints = Output(stderr=True, markup=False, highlight=False)
 
 
 @contextmanager

@@ -68,8 +68,9 @@ def ranked_tiles(target: Target, rows: Dim, columns: int) -> tuple[Tile, ...]:
     preferred = _panel_vectors(total, sorted(table))
 
     def cycles(vectors: int, height: int, total: int) -> float:
-        panels = [vectors] * (total // vectors) + [total % vectors] * bool(total % vectors)
-        return sum(_cost(target, count, height, width) / count for count in counts for width in panels)
+        whole, rest = divmod(total, vectors)
+        panels = [(whole, vectors), (1, rest)] if rest else [(whole, vectors)]
+        return sum(times * _cost(target, count, height, width) / count for count in counts for times, width in panels)
 
     first = min(table[preferred], key=lambda height: cycles(preferred, height, preferred))
     by_width = [

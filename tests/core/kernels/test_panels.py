@@ -1,0 +1,22 @@
+"""Tiles for products of any size."""
+
+from __future__ import annotations
+
+from core.codegen.target import plain, x86_64_v3
+from core.ir.types import symbol
+from core.kernels.catalog.panels import ranked_tiles
+from core.kernels.target import Target
+from tests.core.targets import x86_only
+
+N = symbol("n")
+
+
+@x86_only
+def test_more_columns_than_memory_holds() -> None:
+    """A damaged model may declare any number of columns: the choice takes no memory for them."""
+    for target in (plain(), x86_64_v3()):
+        assert widths(target, 1 << 60) == widths(target, 1 << 20)
+
+
+def widths(target: Target, columns: int) -> set[int]:
+    return {tile.columns for tile in ranked_tiles(target, N, columns)}

@@ -157,8 +157,9 @@ def _per_channel(values: Any, rank: int) -> Any:
 
 
 def _requantized(exact: Any, scale: Any, point: Any) -> Array:
-    """int32 numbers of this scale, rounded with halves to even, around a zero point."""
-    return saturated(np.rint(exact * scale.astype(np.float64)), point.astype(np.int64), DType.from_numpy(point.dtype))
+    """int32 numbers times a scale, in float32 as in ONNX Runtime, rounded with halves to even, around a zero point."""
+    product = np.rint(exact.astype(np.float32) * scale.astype(np.float32)).astype(np.float64)
+    return saturated(product, point.astype(np.int64), DType.from_numpy(point.dtype))
 
 
 def _varies(c: Infer, indices: Sequence[int]) -> bool:

@@ -3,7 +3,8 @@
 conv(x, W, b) * s + t = conv(x, W*s, b*s + t), with s and t one number per output channel; likewise for Gemm and MatMul.
 So does a factor before it, one number per input channel (an offset would not: padding adds zeros after it).
 A BatchNormalization with known statistics is such a factor and offset; where nothing linear precedes it, it is
-written as Mul and Add, which later become part of an elementwise kernel.
+written as Mul and Add, which later become part of an elementwise kernel. A product of whole numbers stays as it is
+where a step may see it (core/passes/steps.py).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from core.ir.graph import Array, Graph, Node, Value
 from core.passes.base import PassResult, shape_of
 from core.passes.edit import Editor
 from core.passes.pattern import Match, Rule, apply, const, op, var
+from core.passes.steps import decides
 
 Channel = NDArray[np.float64]
 
@@ -51,12 +53,21 @@ class FoldAffine:
 def _fold(editor: Editor, linear: Node) -> None:
     """Fold into `linear` the chain of affine nodes that follows it."""
     while linear.op in _FOLDERS and (reader := editor.only_reader(linear.output)) is not None:
+        if _is_whole(editor, linear) and decides(editor, reader.output):
+            return
         affine = _affine_of(editor, reader, linear.output)
         new = _FOLDERS[linear.op](editor, linear, reader, affine) if affine is not None else None
         if new is None or new.producer is None:
             return
         editor.replace(reader.output, new)
         linear = new.producer
+
+
+def _is_whole(editor: Editor, linear: Node) -> bool:
+    """Whether the weights are whole numbers, as those of a quantized product are: a sum of such products is exact, and
+    no longer so with a factor in each."""
+    weight = editor.array(linear.inputs[1])
+    return weight is not None and bool(np.all(weight == np.rint(weight)))
 
 
 def _affine_of(editor: Editor, node: Node, x: Value) -> Affine | None:

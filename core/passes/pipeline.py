@@ -73,7 +73,7 @@ def passes(options: Options) -> list[Pass]:
     """The whole pipeline, in order."""
     clean = preparation(options)
     canonical: list[Pass] = [Simplify(options.inside), *clean]
-    algebra: list[Pass] = [Recompose(), FoldAffine(), Simplify(options.inside)]
+    algebra: list[Pass] = [Recompose(options.inside), FoldAffine(), Simplify(options.inside)]
     products: list[Pass] = [Transposes(), SplitRecurrent(), FuseMatMul()]
     learning: list[Pass] = [BatchLast()] if options.host else []
     pools: list[Pass] = [PoolConvolutions()] if options.host else []

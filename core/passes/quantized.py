@@ -5,8 +5,8 @@ way (behind what only moves elements, and against each other), a convolution or 
 with a quantized weight becomes an integer one, and the conversions that remain become elementwise operators, which
 other passes fuse into the products' epilogues. Activations are unsigned: an int8 one is stored 128 higher.
 
-Sums are exact. A result is within one quantum of ONNX's: scaling by s and dividing by t may round once more or less,
-and division by a constant scale is multiplication by its reciprocal. Where a product has no integer kernel (groups of a
+Sums are exact. QLinearConv and QLinearMatMul give what ONNX Runtime gives. The product of dequantized numbers is within
+one quantum of ONNX's: its sum in float32 rounds more often. Where a product has no integer kernel (groups of a
 few channels, computed weights) the same graph computes it in float32.
 """
 
@@ -64,29 +64,31 @@ class Quantized:
 
 
 def _spell_out(editor: Editor, node: Node) -> None:
-    """QLinearConv and QLinearMatMul as the operator between conversions."""
+    """QLinearConv and QLinearMatMul as the product of whole numbers, times one factor, rounded. As in ONNX Runtime the
+    factor is x_scale * w_scale / y_scale: two roundings on the way may lead to another integer."""
     if node.op not in ("QLinearConv", "QLinearMatMul") or not _has_whole_bias(node, node.input(8)):
         return
-    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = node.inputs[:8]
-    scales = [editor.array(value) for value in (x_scale, w_scale, y_scale)]
-    if any(scale is None or scale.dtype != np.float32 for scale in scales) or scales[0].size != 1:  # type: ignore[union-attr]
-        return
+    x, _, x_zero, w, _, w_zero, _, y_zero = node.inputs[:8]
+    scales = [editor.array(node.input(index)) for index in (1, 4, 6)]
     w_shape = shape_of(w)
-    if w_shape is None:
+    if w_shape is None or any(scale is None or scale.dtype != np.float32 for scale in scales):
         return
-    is_conv = node.op == "QLinearConv"
-    channel_axis = 0 if is_conv else len(w_shape) - 1
-    left = editor.emit(node, "DequantizeLinear", x, x_scale, x_zero)
-    right = editor.emit(node, "DequantizeLinear", w, w_scale, w_zero, attrs={"axis": channel_axis})
+    x_scale, w_scale, y_scale = (np.asarray(scale) for scale in scales)
+    if x_scale.size != 1 or y_scale.size != 1:
+        return
+    is_conv, one = node.op == "QLinearConv", editor.constant(np.ones((), np.float32), "one")
+    ones = editor.constant(np.ones_like(w_scale), "ones")
+    left = editor.emit(node, "DequantizeLinear", x, one, x_zero)
+    right = editor.emit(node, "DequantizeLinear", w, ones, w_zero, attrs={"axis": 0 if is_conv else len(w_shape) - 1})
+    bias = node.input(8)
     if is_conv:
-        bias = node.input(8)
-        if bias is not None:
-            unit = editor.constant(np.asarray(scales[0]).reshape(()) * np.asarray(scales[1]), "unit")
-            bias = editor.emit(node, "DequantizeLinear", bias, unit, attrs={"axis": 0})
+        bias = editor.emit(node, "DequantizeLinear", bias, one) if bias is not None else None
         y = editor.emit(node, "Conv", left, right, bias, attrs=node.attrs)
     else:
         y = editor.emit(node, "MatMul", left, right)
-    editor.replace(node.output, editor.emit(node, "QuantizeLinear", y, y_scale, y_zero))
+    factor = x_scale.reshape(()) * (w_scale if w_scale.size > 1 else w_scale.reshape(())) / y_scale.reshape(())
+    y = editor.emit(node, "Mul", y, editor.constant(_per_channel(node, factor), "factor"))
+    editor.replace(node.output, editor.emit(node, "QuantizeLinear", y, one, y_zero))
 
 
 # Conversions that move
@@ -166,7 +168,8 @@ def _multiply(editor: Editor, node: Node, depthwise: bool) -> None:
     y = editor.emit(node, "Cast", total, attrs={"to": DType.FLOAT32.onnx_code})
     alpha = np.float32(node.attrs.get("alpha", 1.0)) if node.op == "Gemm" else np.float32(1)  # type: ignore[arg-type]
     factor = left.scale.reshape(()) * scale * alpha
-    y = editor.emit(node, "Mul", y, editor.constant(_per_channel(node, factor), "scale"))
+    if np.any(factor != 1):
+        y = editor.emit(node, "Mul", y, editor.constant(_per_channel(node, factor), "scale"))
     editor.replace(node.output, _with_bias(editor, node, y))
 
 
@@ -211,7 +214,7 @@ def _has_whole_bias(node: Node, bias: Value | None) -> bool:
 def _per_channel(node: Node, values: Any) -> Array:
     """Values per output channel, as they broadcast to the output."""
     values = np.asarray(values)
-    if node.op != "Conv" or values.ndim == 0:
+    if not node.op.endswith("Conv") or values.ndim == 0:
         return values
     return values.reshape(-1, *(1,) * (len(node.output.shape) - 2))
 

@@ -1,7 +1,8 @@
 """Operators that exporters spell out are put together again: normalizations and activations.
 
 The rules see canonical forms: `simplify` ran before, so that x/c is x*(1/c), x-c is x+(-c), x^2 is x*x and a product
-with a reciprocal is a division.
+with a reciprocal is a division. HardSwish rounds otherwise than its parts, so it takes their place where no step sees
+the result (core/passes/steps.py).
 """
 
 from __future__ import annotations
@@ -31,15 +32,19 @@ from core.passes.pattern import (
     var,
 )
 from core.passes.permutation import trimmed_axes
+from core.passes.steps import unseen
 
 
 @dataclass(frozen=True)
 class Recompose:
+    """`inside`: the graph is the body of a node, and others, which are not known, read its outputs."""
+
+    inside: bool = False
     name: str = "recompose"
 
     def run(self, graph: Graph) -> PassResult:
         editor = Editor(graph)
-        apply(editor, RULES)
+        apply(editor, [*RULES, *(unseen(rule, self.inside) for rule in ROUNDING)])
         return editor.finish()
 
 
@@ -94,6 +99,8 @@ ACTIVATIONS = [
     ),
     Rule("Swish", op("Mul", _X, op("Sigmoid", _X)), _activation("Swish")),
     Rule("Mish", op("Mul", _X, op("Tanh", op("Softplus", _X))), _activation("Mish")),
+]
+ROUNDING = [
     Rule("HardSwish", op("Mul", _X, op("HardSigmoid", _X, test=_is_hard_sigmoid)), _activation("HardSwish")),
     *_rules("HardSwish", any_order("Mul", _X, scalar(1 / 6), _CLIP6), _activation("HardSwish")),
 ]

@@ -11,7 +11,7 @@ from math import inf, prod
 
 import numpy as np
 
-from core.ir.graph import Graph, Node, Value
+from core.ir.graph import Array, Graph, Node, Value
 from core.ir.types import DType
 from core.passes.base import PassResult
 from core.passes.edit import Editor
@@ -23,6 +23,7 @@ _BOUNDS: dict[str, Callable[[Sequence[float]], float]] = {
     "Cast": max, "Relu": max, "Max": max, "Min": max, "Round": lambda each: each[0] + 1, "Add": sum, "Sub": sum,
     "Mul": lambda each: prod(each) if inf not in each else inf,  # infinity times zero is NaN
 }  # fmt: skip
+_FOLLOWED = (*_BOUNDS, "Div")
 _PRODUCTS = ("ConvInteger", "MatMulInteger")
 _DEPTH = 16
 _FINITE = 1e38  # below, no sum or product that went into a value was infinite, so none is NaN
@@ -66,7 +67,7 @@ def _adds_up(editor: Editor, node: Node, order: Mapping[Node, int]) -> bool:
 def _product_of(editor: Editor, value: Value) -> Node | None:
     """The product of integers that a value is made of, where nothing else reads what lies between."""
     node: Node | None = None
-    while editor.only_reader(value) is not None and (node := value.producer) is not None and node.op in _BOUNDS:
+    while editor.only_reader(value) is not None and (node := value.producer) is not None and node.op in _FOLLOWED:
         varying = [x for x in node.inputs if x is not None and editor.array(x) is None]
         if len(varying) != 1:
             return None
@@ -88,9 +89,17 @@ def _bound(editor: Editor, value: Value | None, depth: int = _DEPTH) -> float:
         return float(np.abs(known.astype(np.float64)).max(initial=0)) if not np.isnan(known).any() else inf
     if value is not None and value.dtype in _INTEGERS:
         return float(np.iinfo(value.dtype.numpy.name).max) + 1
-    if node is None or depth == 0 or node.op not in _BOUNDS:
+    if node is None or depth == 0 or node.op not in _FOLLOWED:
         return inf
+    if node.op == "Div":
+        return _quotient_bound(_bound(editor, node.inputs[0], depth - 1), editor.array(node.inputs[1]))
     return _BOUNDS[node.op]([_bound(editor, operand, depth - 1) for operand in node.inputs])
+
+
+def _quotient_bound(bound: float, divisor: Array | None) -> float:
+    """A quotient is largest by the smallest divisor. Zero and NaN divide as infinity does: nothing is known then."""
+    least = float(np.abs(divisor.astype(np.float64)).min(initial=inf)) if divisor is not None else 0.0
+    return bound / least if least > 0 else inf
 
 
 def _limits(dtype: DType) -> tuple[int, int]:

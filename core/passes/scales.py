@@ -77,17 +77,16 @@ def _dequantize(editor: Editor, node: Node, scale: Value, zero: Value | None) ->
     x = _cast(editor, node, node.inputs[0], DType.FLOAT32)
     if zero is not None and not _is_zero(editor, zero):
         x = editor.emit(node, "Sub", x, _cast(editor, node, zero, DType.FLOAT32))
-    return editor.emit(node, "Mul", x, scale)
+    known = editor.array(scale)
+    return x if known is not None and np.all(known == 1) else editor.emit(node, "Mul", x, scale)
 
 
 def _quantize(editor: Editor, node: Node, scale: Value, zero: Value | None) -> Value:
-    """Conversion to integers saturates, and turns NaN into 0."""
-    known = editor.array(scale)
-    if known is None:
-        ratio = editor.emit(node, "Div", node.inputs[0], scale)
-    else:
-        reciprocal = editor.constant(np.float32(1) / known, "reciprocal")
-        ratio = editor.emit(node, "Mul", node.inputs[0], reciprocal)
+    """Conversion to integers saturates, and turns NaN into 0. The quotient is rounded, so it must be one: the product
+    with a reciprocal lies beside a number halfway between two integers where the quotient is that number."""
+    known, ratio = editor.array(scale), node.inputs[0]
+    if known is None or np.any(known != 1):
+        ratio = editor.emit(node, "Div", ratio, scale)
     y = editor.emit(node, "Round", ratio)
     if zero is not None and not _is_zero(editor, zero):
         y = editor.emit(node, "Add", y, _cast(editor, node, zero, DType.FLOAT32))

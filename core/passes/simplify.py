@@ -9,7 +9,7 @@ one form (division by a constant is multiplication, views are Reshape), so that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from core.passes.base import (
 )
 from core.passes.edit import Editor
 from core.passes.pattern import Match, Rewrite, Rule, apply, const, is_constant, op, var
-from core.passes.steps import decides
+from core.passes.steps import unseen
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Simplify:
 
     def run(self, graph: Graph) -> PassResult:
         editor = Editor(graph)
-        apply(editor, [*EXACT, *(_unseen(rule, self.inside) for rule in ROUNDING)])
+        apply(editor, [*EXACT, *(unseen(rule, self.inside) for rule in ROUNDING)])
         for node in editor.nodes():
             _view_as_reshape(editor, node)
             _read_before_expand(editor, node)
@@ -73,15 +73,6 @@ def _is_one(array: Array) -> bool:
 def _is_power(array: Array) -> bool:
     """Whether multiplying by it is exact, since all of it are powers of two."""
     return _is_float(array) and bool(np.all(np.abs(np.frexp(array)[0]) == 0.5))
-
-
-def _unseen(rule: Rule, inside: bool) -> Rule:
-    """The rule where no step sees its result."""
-
-    def rewrite(e: Editor, m: Match) -> Value | None:
-        return None if decides(e, m.root.output, inside) else rule.rewrite(e, m)
-
-    return replace(rule, rewrite=rewrite)
 
 
 def _as(operator: str) -> Rewrite:

@@ -7,10 +7,13 @@ step. It is not seen behind operators whose last bits ONNX leaves open (`OpDef.r
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from core.ir.graph import Node, Value
 from core.ir.types import TensorType
 from core.ops import registry
 from core.passes.edit import Editor
+from core.passes.pattern import Match, Rule
 
 _OF_TYPES = frozenset({"Shape", "Size"})  # these do not look at elements
 
@@ -33,6 +36,15 @@ def decides(editor: Editor, value: Value, inside: bool = False) -> bool:
         pending += [each for each in reached if each not in seen]
         seen.update(reached)
     return False
+
+
+def unseen(rule: Rule, inside: bool) -> Rule:
+    """The rule where no step sees its result."""
+
+    def rewrite(e: Editor, m: Match) -> Value | None:
+        return None if decides(e, m.root.output, inside) else rule.rewrite(e, m)
+
+    return replace(rule, rewrite=rewrite)
 
 
 def _is_step(node: Node) -> bool:

@@ -21,6 +21,7 @@ from core.ir.types import DType, TensorType
 from core.passes.pipeline import Options, optimize
 from core.reference import interpret
 from tests.core.passes.case_files import operators
+from tests.core.small_models import model, theirs
 
 F32 = DType.FLOAT32
 RNG = np.random.default_rng(0)
@@ -193,6 +194,31 @@ def test_quantizing_operators_are_spelled_out() -> None:
         return b("QLinearMatMul", v, scale, scalar(b, 50, np.uint8), *more)
 
     check(network(write, 8, 6, 6), floats(2, 8, 6, 6), quantum=1)
+
+
+@pytest.mark.parametrize("integers", [True, False])
+@pytest.mark.parametrize("scales", ["0.05, 0.02, 0.5", "0.1, 0.1, 0.7", "0.0123, 0.0456, 0.9"])
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_quantizing_operators_round_like_onnx_runtime(dtype: str, scales: str, integers: bool) -> None:
+    """Every result, with one scale or one per output channel, with a bias or without."""
+    a, b, c = scales.split(", ")
+    weights = ", ".join(map(str, RNG.integers(-50, 50, 32 * 24)))
+    steps = ", ".join(str(float(b) / divisor) for divisor in (1, 2, 3) * 8)
+    common = f"float a = {{{a}}}, float b = {{{b}}}, float c = {{{c}}}, int8 bz = {{0}}"
+    points = f"{dtype} az = {{7}}, {dtype} cz = {{3}}"
+    vectors = f"float[24] bs = {{{steps}}}, int8[24] bzs = {{{', '.join('0' * 24)}}}"
+    biases = f"int32[24] bias = {{{', '.join(map(str, RNG.integers(-2000, 2000, 24)))}}}"
+    product = "y = QLinearMatMul(x, a, az, w, b, bz, c, cz) z = QLinearMatMul(x, a, az, w, bs, bzs, c, cz)"
+    rows = f"{dtype}[n,32] x => {dtype}[n,24] y, {dtype}[n,24] z"
+    image = "y = QLinearConv(x, a, az, w, b, bz, c, cz) z = QLinearConv(x, a, az, w, bs, bzs, c, cz, bias)"
+    images = f"{dtype}[n,32,9,9] x => {dtype}[n,24,9,9] y, {dtype}[n,24,9,9] z"
+    for signature, body, shape in ((rows, product, "32,24"), (images, image, "24,32,1,1")):
+        data = model(signature, body, f"{common}, {points}, {vectors}, {biases}, int8[{shape}] w = {{{weights}}}")
+        x = RNG.integers(0, 100, (99, 32) if signature is rows else (2, 32, 9, 9)).astype(dtype)
+        got, want = compiled(core.load(data), integers).run({"x": x}), theirs(data, {"x": x})
+        for name in ("y", "z"):
+            np.testing.assert_array_equal(got[name], want[name])
+            np.testing.assert_array_equal(interpret(core.load(data), {"x": x})[name], want[name])
 
 
 @pytest.mark.parametrize("dtype", [DType.UINT8, DType.INT8])

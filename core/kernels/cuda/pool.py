@@ -50,7 +50,8 @@ def _average(w: Writer, spec: PoolSpec, windows: Windows, tile: ProgramTile) -> 
         taps.append(windows.at(place))
         sums = w.let(f"{sums} + {_load(w, spec, taps[-1], tile, '0.0')}")
         count = w.let(f"{count} + {_inside(spec, taps[-1], windows, place)}")
-    return w.let(f"{sums} / {count}")
+    dtype = computed(spec.image.dtype)
+    return Algebra(w).div(Reg(sums, dtype), Reg(count, dtype)).name
 
 
 def _inside(spec: PoolSpec, taps: Taps, windows: Windows, place: tuple[int, ...]) -> str:

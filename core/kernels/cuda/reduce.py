@@ -42,9 +42,10 @@ def _sum(lines: LineWriter, spec: ReduceSpec, x: str, y: str) -> None:
         added = lines.reduce(whole, SUM, dtype).name
         match spec.kind:
             case "ReduceMean":
-                added = w.let(f"{added} / {divisor(spec.count, dtype)}")
+                count = Reg(w.let(divisor(spec.count, dtype)), dtype)
+                added = lines.e.div(Reg(added, dtype), count).name
             case "ReduceL2":
-                added = w.let(f"tl.sqrt({added})")
+                added = lines.e.sqrt(Reg(added, dtype)).name
             case "ReduceLogSum":
                 added = w.let(f"tl.log({added})")
         lines.store_result(y, Reg(added, spec.dtype), 1)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import numpy as np
 import pytest
 
 from core.ir.graph import Array
 from core.ir.types import DType
+from core.kernels.cuda import generate
+from core.kernels.cuda.compiler import _compiled
 from tests.core.cuda.gpu_kernel import GpuKernel, compiles, sweep
 from tests.core.kernels.sweep import floats, normal, positive
 
@@ -175,3 +180,25 @@ def test_compiles() -> None:
         layout="NHWC",
     )
     compiles("ReduceLogSumExp", "float32[n,1000]", axes=(1,))
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "attrs"),
+    [
+        ("ReduceMean", "n,49", {"axes": (1,)}),
+        ("ReduceMean", "3,n", {"axes": (1,)}),
+        ("ReduceL2", "n,49", {"axes": (1,)}),
+        ("GlobalAveragePool", "n,3,7,7", {}),
+        ("AveragePool", "n,3,9,9", {"kernel_shape": (3, 3)}),
+        ("AveragePool", "n,3,9,9", {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)}),
+        ("AveragePool", "n,3,9,9", {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1), "count_include_pad": 1}),
+        ("Div", "n,9", {}),
+        ("Sqrt", "n,9", {}),
+    ],
+)
+def test_quotients_and_roots_compile_to_exact_instructions(op: str, shape: str, attrs: dict[str, Any]) -> None:
+    """Triton's own `/` and `sqrt` of float32 are estimates, which a step may see."""
+    kernel = GpuKernel(op, *[f"float32[{shape}]"] * (1 + (op == "Div")), **attrs)
+    ptx = _compiled(generate(kernel.call.spec, kernel.target), 90).asm["ptx"]
+    found = set(re.findall(r"\b(?:div|sqrt|rcp)\.[a-z.]+\.f32", ptx))
+    assert found and found <= {"div.rn.f32", "sqrt.rn.f32"}

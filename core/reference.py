@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from core.errors import FeedError, ModelError
 from core.ir.dim import SymDim, affine, symbols
-from core.ir.graph import Array, Graph, Node, Value
+from core.ir.graph import Array, Attr, Graph, Node, Value, node_reads
 from core.ir.types import TensorType
 from core.ops import registry
 from core.passes.feed_defaults import with_fed
@@ -42,9 +42,18 @@ def run_nodes(
     environment.update(graph.constants)
     for node in graph.nodes:
         arguments = [environment[v] if v is not None else None for v in node.inputs]
-        results = run_node(node, arguments, environment, known, check)
+        results = run_node(node, arguments, environment, known, check, is_fed(node, graph.constants))
         environment.update(zip(node.outputs, results, strict=False))
         learn_symbols(node, results, known)
+
+
+def is_fed(node: Node, constants: Container[Value]) -> bool:
+    """Whether what a node computes may depend on what is fed: on a value that is no constant, or on a size."""
+    return any(value not in constants for value in node_reads(node)) or any(map(_has_size, node.attrs.values()))
+
+
+def _has_size(attr: Attr) -> bool:
+    return any(map(_has_size, attr)) if isinstance(attr, tuple) else isinstance(attr, SymDim)
 
 
 def run_node(
@@ -53,11 +62,13 @@ def run_node(
     environment: Mapping[Value, Any],
     known: Mapping[str, int],
     check: Callable[[], object] = bool,
+    fed: bool = True,
 ) -> list[Any]:
     """The outputs of one node; `environment` supplies what its bodies capture. `check` is called whenever a body is
-    about to run, and by what is open-ended: its error ends the node.
+    about to run, and by what is open-ended: its error ends the node. `fed`: see `is_fed`.
 
-    FeedError for data that the node cannot take, such as extents that do not fit each other.
+    FeedError for data that the node cannot take, such as extents that do not fit each other; ModelError where they are
+    all the model's own.
     """
 
     def run_body(body: Graph, arguments: Sequence[Any]) -> list[Any]:
@@ -68,12 +79,13 @@ def run_node(
         return [inner[value] for value in body.outputs]
 
     op = registry.get(node.op)
-    registry.check_extents(op, node, inputs)
+    registry.check_shown(op, node, inputs)
     try:
         with np.errstate(all="ignore"):  # infinities and NaN are results like any other
-            result = op.reference(registry.Call(op, node, inputs, run_body, known, check), *inputs)
+            result = op.reference(registry.Call(op, node, inputs, run_body, known, check, fed), *inputs)
     except (ArithmeticError, IndexError, MemoryError, RuntimeError, TypeError, ValueError) as error:
-        raise FeedError(f"{registry.describe(node)}: {error}") from error
+        message = f"{registry.describe(node)}: {error}"
+        raise (FeedError(message) if fed else ModelError(message)) from error
     results = list(result) if isinstance(result, tuple) else [result]
     return [_as_declared(node, value, array) for value, array in zip(node.outputs, results, strict=False)]
 

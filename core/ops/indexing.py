@@ -303,6 +303,8 @@ class OneHot(OpDef):
             return [TensorType(c.dtype(2), None)]
         axis = normalize_axis(c, c.attr("axis"), len(shape) + 1)
         extent = c.fresh_dim("depth") if depth is None else _whole(depth[0])
+        if isinstance(extent, int) and extent < 0:
+            c.fail(f"depth is {extent}, expected 0 or more")
         return [TensorType(c.dtype(2), (*shape[:axis], extent, *shape[axis:]))]
 
     def reference(self, c: Call, indices: Array, _: Runtime, values: Array) -> Array:

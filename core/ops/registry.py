@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 
-from core.errors import ModelError, UnsupportedError
+from core.errors import FeedError, ModelError, UnsupportedError
 from core.ir.dim import OPEN, SymDim, evaluate, symbol
 from core.ir.graph import Array, Graph, Node, Value
 from core.ir.types import Dim, DType, OptionalType, SequenceType, TensorType, ValueType
@@ -133,7 +133,8 @@ class Infer(NodeView):
 
 
 class _Shown(Infer):
-    """The view of `infer` while a model runs: the shapes of tensors, and the values of parameters, are known."""
+    """The view of `infer` while a model runs: the shapes of tensors, and the values of parameters, are known. What does
+    not fit then is what was fed."""
 
     def __init__(self, op: OpDef, node: Node, inputs: Sequence[Runtime]) -> None:
         values = zip(node.inputs, inputs, strict=False)
@@ -145,14 +146,19 @@ class _Shown(Infer):
         type_, value = super().tensor(index), self.node.input(index)
         return TensorType(type_.dtype, self._arrays[value].shape) if value in self._arrays else type_
 
+    def fail(self, message: str) -> NoReturn:
+        raise FeedError(f"{describe(self.node)}: {message}")
 
-def check_extents(op: OpDef, node: Node, inputs: Sequence[Runtime]) -> None:
-    """Have `infer` check the extents of these inputs where the types of the node left them open.
 
-    A symbol in a type may turn out to be any number, and NumPy would broadcast some of the wrong ones. ModelError when
+def check_shown(op: OpDef, node: Node, inputs: Sequence[Runtime]) -> None:
+    """Have `infer` check these inputs where it could not do so before: extents that the types of the node left open,
+    and parameters that are no constants.
+
+    A symbol in a type may turn out to be any number, and NumPy would broadcast some of the wrong ones. FeedError when
     the inputs do not fit the operator.
     """
-    if op.agreeing and any(map(_is_open, node.inputs, inputs)):
+    given = any(node.attrs.get(name) is None and node.input(index) for name, index in op.params.items())
+    if given or (op.agreeing and any(map(_is_open, node.inputs, inputs))):
         op.infer(_Shown(op, node, inputs))
 
 
@@ -172,13 +178,23 @@ class Call(NodeView):
         run_graph: Callable[..., list[Runtime]] | None = None,
         symbols: Mapping[str, int] | None = None,
         check: Callable[[], object] = bool,
+        fed: bool = False,
     ) -> None:
-        """`check` raises once the run is to end: what is open-ended calls it again and again."""
+        """`check` raises once the run is to end: what is open-ended calls it again and again. `fed`: some inputs depend
+        on what a caller feeds."""
         super().__init__(op, node)
+        self._fed = fed
         self.inputs = inputs
         self.check = check
         self._run_graph = run_graph
         self._symbols = symbols or {}
+
+    def fail(self, message: str) -> NoReturn:
+        """Inference has accepted the node, so what does not fit is what was fed: FeedError. ModelError where nothing
+        was: then no run can succeed."""
+        if self._fed:
+            raise FeedError(f"{describe(self.node)}: {message}")
+        super().fail(message)
 
     def param(self, name: str) -> tuple[int, ...] | None:
         """A parameter as a flat tuple of numbers; None when it was not given."""
@@ -222,7 +238,7 @@ class OpDef:
     commutative: ClassVar[bool] = False
     open_ended: ClassVar[bool] = False  # data, and not their shapes, decide how long it takes; see `may_not_end`
     kernel_dtypes: ClassVar[Collection[DType]] = (DType.FLOAT32,)  # element types that `write_kernel` knows
-    agreeing: ClassVar[bool] = False  # `infer` checks extents that its reference relies on; see `check_extents`
+    agreeing: ClassVar[bool] = False  # `infer` checks extents that its reference relies on; see `check_shown`
     rounds_freely: ClassVar[bool] = (
         False  # ONNX leaves last bits open: sums in any order, functions nobody rounds exactly
     )

@@ -73,6 +73,8 @@ class Resize(OpDef):
             return [x]
         shape = first_shape(c, x.shape) if channels_last(c) else x.shape
         resized = _resized_shape(c, shape)
+        for scale in c.param("scales") or ():
+            _check_reach(c, scale)
         return [TensorType(x.dtype, layout_shape(c, resized))]
 
     def reference(self, c: Call, x: Array, *_: Array | None) -> Array:
@@ -330,14 +332,20 @@ def _weights(c: NodeView, ratio: Any, axis: Axis) -> tuple[int, Any]:
 
     With `antialias` the filter is stretched by 1/scale when the axis shrinks.
     """
-    shrink = float(axis.scale) if c.attr("antialias") and axis.scale < 1 else 1.0
-    reach = 1 if c.attr("mode") == "linear" else 2
-    if reach > shrink * _MOST_TAPS:
-        c.fail(f"scale is {axis.scale}, which makes every result of more than {_MOST_TAPS} samples")
+    reach, shrink = _check_reach(c, float(axis.scale))
     first = int(np.floor(-reach / shrink)) + 1
     distance = np.abs(np.arange(first, 2 - first) - ratio[:, None].astype(np.float64)) * shrink
     weights = np.maximum(1 - distance, 0) if reach == 1 else _cubic(distance, c.attr("cubic_coeff_a"))
     return first, weights / weights.sum(axis=1, keepdims=True) if shrink < 1 else weights
+
+
+def _check_reach(c: NodeView, scale: float) -> tuple[int, float]:
+    """How far a filter reaches, and by what `antialias` divides that; an error where it takes too many samples."""
+    shrink = scale if c.attr("antialias") and scale < 1 else 1.0
+    reach = 1 if c.attr("mode") == "linear" else 2
+    if reach > shrink * _MOST_TAPS:
+        c.fail(f"scale is {scale}, which makes every result of more than {_MOST_TAPS} samples")
+    return reach, shrink
 
 
 def _cubic(d: Any, a: float) -> Any:

@@ -20,7 +20,7 @@ from core.ir.graph import Graph, Node, Value, node_reads
 from core.ir.types import TensorType
 from core.kernels.catalog import Status
 from core.plan.plan import ARENA, WEIGHTS, Address, Fallback, Plan, Port, Segment
-from core.reference import learn_symbols, run_node
+from core.reference import is_fed, learn_symbols, run_node
 from core.runtime.explain import explain_plan
 from core.runtime.machine import peaks
 from core.runtime.memory import address_of, aligned_bytes, aligned_words, array_at, give_back
@@ -311,7 +311,7 @@ class Executable:
         environment: dict[Value, Any] = {v: self._read(context, n, v.name, boxed) for v in _reads(node, graph)}
         environment.update(graph.constants)
         arguments = [environment[v] if v is not None else None for v in node.inputs]
-        results = run_node(node, arguments, environment, symbols, context.check)
+        results = run_node(node, arguments, environment, symbols, context.check, is_fed(node, graph.constants))
         learn_symbols(node, results, symbols)
         for value, result in zip(node.outputs, results, strict=False):
             boxed[value.name] = self._kept(context, result)

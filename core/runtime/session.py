@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from core.errors import FeedError, ModelError, SessionClosed, UnsupportedError
+from core.errors import FeedError, ModelError, SessionClosed, UnsupportedError, VerifyError
 from core.ir.dim import Dim, SymDim, affine, broken, symbols
 from core.ir.types import TensorType, ValueType
 from core.plan.plan import Memory
@@ -216,11 +216,11 @@ class Session:
 
     def _run(self, n: int, arrays: list[NDArray[Any]], binding: Binding, record: Record | None) -> list[Any]:
         """By the code of this shape, or by the general version while that is being made, which records nothing."""
-        with self._entered(binding) as shape:
+        with self._shapes.enter(binding) as shape:
             results = self._shapes.meanwhile(shape, arrays)
             if results is not None:
                 return results
-            with self._shapes.executable(shape) as executable:
+            with self._code(shape) as executable:
                 reason = broken(supposed_by(executable), {"n": n})
                 if not reason and record is not None:
                     return run_recorded(executable, n, arrays, record)
@@ -366,20 +366,23 @@ class Session:
         return n
 
     @contextmanager
-    def _entered(self, binding: Binding) -> Iterator[Shape]:
-        """As `Shapes.enter`. FeedError where a batch size gets code of its own, and the model turns out not to fit."""
-        try:
-            with self._shapes.enter(binding) as shape:
-                yield shape
-        except ModelError as error:
-            rows = dict(binding).get(self.batching.symbol or "")
-            if rows is None:
-                raise
-            raise FeedError(f"a batch of {rows} does not fit the model: {error}") from error
+    def _executable(self, binding: Binding) -> Iterator[Runner]:
+        with self._shapes.enter(binding) as shape, self._code(shape) as executable:
+            yield executable
 
     @contextmanager
-    def _executable(self, binding: Binding) -> Iterator[Runner]:
-        with self._entered(binding) as shape, self._shapes.executable(shape) as executable:
+    def _code(self, shape: Shape) -> Iterator[Runner]:
+        """As `Shapes.executable`. FeedError where the sizes that were fed turn out not to fit the model."""
+        with ExitStack() as stack:
+            try:
+                executable = stack.enter_context(self._shapes.executable(shape))
+            except ModelError as error:
+                if not shape.binding or isinstance(error, VerifyError | UnsupportedError):
+                    raise
+                rows = dict(shape.binding).get(self.batching.symbol or "")
+                sizes = ", ".join(f"{name} = {value}" for name, value in shape.binding)
+                fed = f"inputs with {sizes} do" if rows is None else f"a batch of {rows} does"
+                raise FeedError(f"{fed} not fit the model: {error}") from error
             yield executable
 
 

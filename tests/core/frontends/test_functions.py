@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from core.errors import ModelError, UnsupportedError
+from core.errors import FeedError, ModelError, UnsupportedError
 from core.frontends.export import export
 from core.frontends.onnx import load
 from core.ir.equality import difference
@@ -151,7 +151,7 @@ def test_a_definition_by_the_rank_of_its_input_chooses_when_it_runs(shape: tuple
 def test_a_rank_that_a_definition_does_not_know_is_refused_when_it_runs() -> None:
     node = helper.make_node("RotaryEmbedding", ["x", "c", "s"], ["y"])
     proto = model([node], dict.fromkeys("xcs"), opset=23)
-    with pytest.raises(ModelError, match=r"cannot give 2 elements of shape \[2\] the shape \[4\]"):
+    with pytest.raises(FeedError, match=r"cannot give 2 elements of shape \[2\] the shape \[4\]"):
         ours(proto, {"x": floats(2, 4), "c": floats(2, 4, 2), "s": floats(2, 4, 2)})
 
 

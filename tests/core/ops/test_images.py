@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.errors import ModelError, UnsupportedError
+from core.errors import FeedError, UnsupportedError
 from tests.core.ops.cases import case
 from tests.core.ops.harness import lathe
 
@@ -101,12 +101,12 @@ def test_refuses_a_file_cut_anywhere(write: Callable[[Any], bytes]) -> None:
     data = write(IMAGE)
     end = len(data) - (16 if write is png else 3 if write is bmp else 1)  # what follows carries no pixels
     for length in range(8, end, 7):
-        with pytest.raises((ModelError, UnsupportedError)):
+        with pytest.raises((FeedError, UnsupportedError)):
             decoded(data[:length])
 
 
 def test_refuses_what_it_does_not_read_and_what_is_too_large() -> None:
     with pytest.raises(UnsupportedError, match="expected PNG, BMP, PNM or TIFF"):
         decoded(b"\xff\xd8\xff\xe0 a JPEG")
-    with pytest.raises(ModelError, match="pixels"):
+    with pytest.raises(FeedError, match="pixels"):
         decoded(b"P6\n99999 99999\n255\n")

@@ -10,7 +10,7 @@ import onnx.parser
 import pytest
 
 import core
-from core.errors import ModelError
+from core.errors import FeedError
 from core.passes.pipeline import optimize
 from tests.core.one_node import lathe_run
 
@@ -57,7 +57,7 @@ def test_dropout_in_training_keeps_the_mean() -> None:
     y, mask = lathe_run("Dropout", [data, np.float32(0.25).reshape(()), np.array(True)], {"seed": 5}, outputs=2)
     assert abs(mask.mean() - 0.75) < 0.02
     np.testing.assert_allclose(y, mask / 0.75, 1e-6)
-    with pytest.raises(ModelError, match="ratio is 1"):
+    with pytest.raises(FeedError, match="ratio is 1"):
         lathe_run("Dropout", [data, np.float32(1).reshape(()), np.array(True)], {})
 
 

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import core
-from core.errors import ModelError
+from core.errors import FeedError, ModelError
 from core.frontends.export import export
 from core.ir.text import parse_graph, print_graph
 from tests.core.ops.whole import agree, model, same
@@ -99,7 +99,7 @@ def test_sequence_map_goes_through_sequences_together() -> None:
 
 def test_sequence_map_needs_equally_many() -> None:
     data = map_model({"s": [A], "k": np.float32(2), "t": [A]})
-    with pytest.raises(ModelError, match=r"sequences have \[1, 2\] elements"):
+    with pytest.raises(FeedError, match=r"sequences have \[1, 2\] elements"):
         core.interpret(core.load(data), {"s": [A, B], "k": np.float32(2), "t": [A]})
 
 
@@ -160,5 +160,5 @@ def test_what_is_refused_at_load(nodes: list[onnx.NodeProto], message: str) -> N
 @pytest.mark.parametrize("index", [3, -4])
 def test_a_position_outside_is_refused(index: int) -> None:
     data = model([N("SequenceAt", ["s", "i"], ["y"])], {"s": [A, B, C], "i": at(index)}, ["y"])
-    with pytest.raises(ModelError, match=f"position is {index}, expected -3 to 2"):
+    with pytest.raises(FeedError, match=f"position is {index}, expected -3 to 2"):
         core.interpret(core.load(data), {"s": [A, B, C], "i": at(index)})

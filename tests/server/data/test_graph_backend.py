@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 import core
 from core.children import main as child
 from server.backends.graph import GraphBackend, GraphModel
 from server.errors import BadRequest, Unprocessable
+from tests.core import small_models
 from tests.server.data.fakes import FakeModel
 from tests.server.data.running import infer_request, rows, serving, tensor_of
 
@@ -87,6 +90,25 @@ def test_a_compiled_model_says_what_it_takes_and_answers(tmp_path: Path) -> None
             model.execute({"x": np.zeros((1, 5), np.float32)})
     finally:
         model.close()
+
+
+def test_data_that_the_model_cannot_take_are_the_callers_fault(tmp_path: Path) -> None:
+    """An axis and sizes that only a run shows: status 400, and the next request is answered."""
+    signature = "float[n,c] x, float[k,d] w, int64 axis => float[n,d] y"
+    model = load(small_models.model(signature, "z = CumSum(x, axis) y = MatMul(z, w)"), tmp_path)
+    ones = np.ones((2, 3), np.float32)
+    with serving({"m": _recorded(model)}) as running:
+        for axis, width, status, said in ((5, 3, 400, "axis 5"), (1, 4, 400, "extents 3 and 4"), (1, 3, 200, "")):
+            w = np.ones((width, 2), np.float32)
+            inputs = [tensor_json("x", "FP32", ones), tensor_json("w", "FP32", w)]
+            inputs.append({"name": "axis", "datatype": "INT64", "shape": [], "data": [axis]})
+            answer = running.infer("m", {"inputs": inputs})
+            assert answer.status == status, answer.body
+            assert said in answer.body.decode()
+
+
+def tensor_json(name: str, datatype: str, array: NDArray[Any]) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": list(array.shape), "data": array.ravel().tolist()}
 
 
 def test_views_into_a_body_may_lie_anywhere(tmp_path: Path) -> None:

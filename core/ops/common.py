@@ -173,6 +173,12 @@ def normalize_axes(c: NodeView, axes: Iterable[int], rank: int) -> tuple[int, ..
     return result
 
 
+def axis_set(c: NodeView, axes: Iterable[int], rank: int) -> tuple[int, ...]:
+    """Axes as non-negative numbers, each once: of what treats all of them alike ONNX does not forbid to name one
+    twice, and ONNX Runtime takes it as one."""
+    return tuple(dict.fromkeys(normalize_axis(c, int(axis), rank) for axis in axes))
+
+
 def normalize_axis(c: NodeView, axis: int, rank: int) -> int:
     """A possibly negative axis as a non-negative one."""
     if not -rank <= axis < rank:

@@ -370,7 +370,7 @@ def _transposed_cuts(c: NodeView, window: Window, full: Sequence[int], out: Sequ
 def _conv_transpose(c: Call, x: Any, w: Any, b: Any) -> Any:
     window = window_of(c, w.shape[2:])
     group, dtype, spatial = c.attr("group"), x.dtype, x.shape[2:]
-    view = Infer(c.op, c.node, {})
+    view = c.shown()
     out = [evaluate(size, {}) for size in _transposed_output(view, spatial, w.shape[2:])]
     full = _full_extent(window, spatial, _output_padding(c, len(spatial)))
     cuts = _transposed_cuts(c, window, full, out)

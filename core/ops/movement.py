@@ -13,6 +13,7 @@ from core.ir.types import TensorType, ValueType
 from core.ops.backward import Backward
 from core.ops.common import (
     Shape,
+    axis_set,
     broadcast_shapes,
     normalize_axes,
     normalize_axis,
@@ -167,7 +168,7 @@ class Squeeze(SameElements):
             if isinstance(c, Infer) and (c.has_param("axes") or unknown):
                 return None
             return tuple(dim for dim in shape if dim != 1)
-        axes = normalize_axes(c, given, len(shape))
+        axes = axis_set(c, given, len(shape))
         for axis in axes:
             if isinstance(shape[axis], int) and shape[axis] != 1:
                 c.fail(f"cannot squeeze axis {axis} of shape {_text(shape)}: its extent is {shape[axis]}, expected 1")

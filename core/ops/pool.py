@@ -22,11 +22,11 @@ from core.ops.spatial import (
     channels_last,
     first_shape,
     layout_shape,
+    pool_output,
     to_first,
     to_layout,
     wide,
     window_of,
-    window_output,
 )
 from core.ops.terms import Term
 
@@ -245,12 +245,12 @@ def _divisor(g: Rewrite, window: Window, total: Term) -> Term | float:
 
 def _pooled_shape(c: Infer, first: Sequence[Dim]) -> tuple[Dim, ...]:
     window = window_of(c, c.attr("kernel_shape"))
-    return (*first[:2], *window_output(c, window, first[2:], ceil_mode=bool(c.attr("ceil_mode"))))
+    return (*first[:2], *pool_output(c, window, first[2:], ceil_mode=bool(c.attr("ceil_mode"))))
 
 
 def _placed(c: Call, shape: tuple[int, ...]) -> tuple[Window, tuple[int, ...]]:
     """The window, and the spatial output shape for a channels-first input of this shape."""
-    dims = _pooled_shape(Infer(c.op, c.node, {}), shape)[2:]
+    dims = _pooled_shape(c.shown(), shape)[2:]
     return window_of(c, c.attr("kernel_shape")), tuple(evaluate(dim, {}) for dim in dims)
 
 

@@ -12,7 +12,7 @@ from core.ir.dim import product
 from core.ir.graph import Array
 from core.ir.types import DType, TensorType, ValueType
 from core.ops.backward import Backward, Rewrite
-from core.ops.common import BOOL, NUMBER, Kind, Shape, check_kind, mean_over, normalize_axes, normalize_axis, wide
+from core.ops.common import BOOL, NUMBER, Kind, Shape, axis_set, check_kind, mean_over, normalize_axis, wide
 from core.ops.numeric import truncated_div
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, Runtime, register
 from core.ops.terms import Term
@@ -46,7 +46,7 @@ class Reduce(OpDef):
         given = c.param("axes")
         if not given:
             return () if c.attr("noop_with_empty_axes") else tuple(range(rank))
-        return normalize_axes(c, given, rank)
+        return axis_set(c, given, rank)
 
     def reference(self, c: Call, x: Array, axes: Runtime = None) -> Array:
         reduced = self.axes(c, x.ndim)

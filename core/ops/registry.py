@@ -196,6 +196,10 @@ class Call(NodeView):
             raise FeedError(f"{describe(self.node)}: {message}")
         super().fail(message)
 
+    def shown(self) -> Infer:
+        """The view that type inference has, to ask for the shapes that the inputs of this run lead to."""
+        return _InCall(self)
+
     def param(self, name: str) -> tuple[int, ...] | None:
         """A parameter as a flat tuple of numbers; None when it was not given."""
         if self.node.attrs.get(name) is not None:
@@ -221,6 +225,17 @@ class Call(NodeView):
         if self._run_graph is None:
             return self.fail("this operator cannot run here: it has a nested graph")
         return self._run_graph(body, inputs)
+
+
+class _InCall(Infer):
+    """The view of `infer` for a reference: what fails there fails as the reference does."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(call.op, call.node, {})
+        self._call = call
+
+    def fail(self, message: str) -> NoReturn:
+        self._call.fail(message)
 
 
 class OpDef:

@@ -15,7 +15,7 @@ import numpy as np
 from core.ir.graph import Array
 from core.ir.types import Dim, DType, TensorType, ValueType
 from core.ops.backward import Rewrite
-from core.ops.common import normalize_axis
+from core.ops.common import normalize_axes
 from core.ops.numeric import convert
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, register
 from core.ops.spatial import channels_last, first_shape, layout_shape, to_first, to_layout, wide
@@ -147,7 +147,7 @@ def _check(c: Infer) -> None:
 def resized_axes(c: NodeView, rank: int) -> list[int]:
     """The axes that scales, sizes and roi speak of, in their order."""
     named = c.attr("axes")
-    return list(range(rank)) if named is None else [normalize_axis(c, axis, rank) for axis in named]
+    return list(range(rank)) if named is None else list(normalize_axes(c, named, rank))
 
 
 def is_kept(c: Infer, axis: int, position: int) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -177,11 +177,46 @@ def fresh_spatial(c: Infer, rank: int) -> tuple[Dim, ...]:
     return tuple(c.fresh_dim(f"d{axis}") for axis in range(rank))
 
 
-def window_output(c: Infer, window: Window, spatial: Sequence[Dim], *, ceil_mode: bool = False) -> tuple[Dim, ...]:
+def window_output(c: Infer, window: Window, spatial: Sequence[Dim]) -> tuple[Dim, ...]:
     """The spatial output shape for an input of this spatial shape; ModelError when a window does not fit in."""
+    return tuple(_output_dim(c, window, axis, size, False) for axis, size in _sizes(c, window, spatial))
+
+
+def pool_output(c: Infer, window: Window, spatial: Sequence[Dim], *, ceil_mode: bool) -> tuple[Dim, ...]:
+    """As `window_output`, where a window may be larger than the padded input as far as ONNX's formula allows it.
+
+    ModelError also where the formula gives no window and ONNX Runtime one, which it divides towards zero for.
+    """
+    dims = []
+    for axis, size in _sizes(c, window, spatial):
+        room = _room(window, axis, size)
+        if window.pads is None or not isinstance(room, int) or room >= 0:
+            dims.append(_output_dim(c, window, axis, size, ceil_mode))
+            continue
+        stride = window.strides[axis]
+        count = -(-room // stride) + 1 if ceil_mode else room // stride + 1
+        if count < 0 or (not ceil_mode and room % stride):
+            _too_large(c, window, axis, size)
+        dims.append(count)
+    return tuple(dims)
+
+
+def _sizes(c: Infer, window: Window, spatial: Sequence[Dim]) -> Iterator[tuple[int, Dim]]:
     if len(spatial) != len(window.kernel):
         c.fail(f"input has {len(spatial)} spatial axes, the kernel {len(window.kernel)}")
-    return tuple(_output_dim(c, window, axis, size, ceil_mode) for axis, size in enumerate(spatial))
+    return enumerate(spatial)
+
+
+def _room(window: Window, axis: int, size: Dim) -> Dim:
+    """By how much a window can move."""
+    before, after = window.pads[axis] if window.pads is not None else (0, 0)
+    return size + (before + after - window.extents[axis])
+
+
+def _too_large(c: Infer, window: Window, axis: int, size: Dim) -> NoReturn:
+    before, after = window.pads[axis] if window.pads is not None else (0, 0)
+    extent = window.extents[axis]
+    c.fail(f"window of extent {extent} is larger than spatial axis {axis} ({size} with padding {before}+{after})")
 
 
 def _output_dim(c: Infer, window: Window, axis: int, size: Dim, ceil_mode: bool) -> Dim:
@@ -189,9 +224,9 @@ def _output_dim(c: Infer, window: Window, axis: int, size: Dim, ceil_mode: bool)
     if window.pads is None:
         return (size + (stride - 1)) // stride
     before, after = window.pads[axis]
-    room = size + (before + after - extent)
+    room = _room(window, axis, size)
     if isinstance(room, int) and room < 0:
-        c.fail(f"window of extent {extent} is larger than spatial axis {axis} ({size} with padding {before}+{after})")
+        _too_large(c, window, axis, size)
     if not ceil_mode:
         return room // stride + 1
     # A last window that would begin in the padding after the data is not counted.

@@ -42,7 +42,7 @@ ILL_TYPED = [
     (case("Einsum", floats(2, 3), equation="ij,jk"), "has 2 terms for 1 inputs"),
     (case("Einsum", floats(2, 3), equation="ij->k"), "names an axis of the output that no input has"),
     (case("Softmax", floats(2, 3), axis=2), "axis 2 is out of range for rank 2"),
-    (case("ReduceSum", floats(2, 3), vector(0, -2)), "axes [0, 0] name an axis twice"),
+    (case("Unsqueeze", floats(2, 3), vector(0, -4)), "axes [0, 0] name an axis twice"),
     (case("ArgMax", floats(2, 0), axis=1), "is empty, expected at least one element"),
     (case("TopK", floats(2, 3), vector(4), outputs=2), "K is 4, expected 0 to 3"),
     (case("Reshape", floats(2, 3), vector(4, 2)), "cannot give 6 elements of shape [2,3] the shape [4,2]"),

@@ -6,6 +6,7 @@ Narrow floats (float16, bfloat16) are float32 in registers, and rounded where a 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -14,6 +15,11 @@ from core.kernels.cuda.source import Writer
 
 NARROW = frozenset({DType.FLOAT16, DType.BFLOAT16})
 F32, F64 = DType.FLOAT32, DType.FLOAT64
+
+# (tanh(x) - x) / x^3 for |x| < 0.625, in powers of x^2: as a polynomial, and to the precision of float64 as a quotient
+_TANH = (-3.33332819422e-1, 1.33314422036e-1, -5.37397155531e-2, 2.06390887954e-2, -5.70498872745e-3)
+_TANH_UPPER_64 = (-1.61468768441708447952e3, -9.92877231001918586564e1, -9.64399179425052238628e-1)
+_TANH_LOWER_64 = (4.84406305325125486048e3, 2.23548839060100448583e3, 1.12811678491631932402e2, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,15 +180,16 @@ class Algebra:
         return self._unary("tl.log({})", x)
 
     def tanh(self, x: Operand) -> Reg:
-        """An odd polynomial where the quotient would cancel (S. Moshier, Cephes: tanhf)."""
+        """An odd function of its own where the quotient would cancel (S. Moshier, Cephes: tanhf and tanh)."""
         value = self._reg(x)
         size = self.abs(value)
         power = self.exp(self.add(size, size))
         large = self.sub(1.0, self.div(2.0, self.add(power, 1.0)))
         square = self.mul(value, value)
-        odd = self.const(-5.70498872745e-3, value.dtype)
-        for coefficient in (2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1):
-            odd = self.fma(odd, square, coefficient)
+        if value.dtype is F64:
+            odd = self.div(self._polynomial(square, _TANH_UPPER_64), self._polynomial(square, _TANH_LOWER_64))
+        else:
+            odd = self._polynomial(square, _TANH)
         small = self.fma(self.mul(odd, square), value, value)
         signed = self.select(self.lt(value, 0.0), self.neg(large), large)
         return self.select(self.lt(size, 0.625), small, signed)
@@ -275,6 +282,13 @@ class Algebra:
         return self._new(f"tl.where({c.name} > {most.name}, {self.const(0, a.dtype).name}, {shifted.name})", a.dtype)
 
     # Under the surface
+
+    def _polynomial(self, x: Reg, coefficients: Sequence[float]) -> Reg:
+        """The sum of `coefficients[i] * x**i`, by Horner's rule."""
+        total = self.const(coefficients[-1], x.dtype)
+        for coefficient in reversed(coefficients[:-1]):
+            total = self.fma(total, x, coefficient)
+        return total
 
     def _new(self, expression: str, dtype: DType) -> Reg:
         return Reg(self.writer.let(expression), dtype)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ast
+import textwrap
 from typing import Any
 
 import numpy as np
 import pytest
 
 from core.errors import ArtifactError
+from core.ir.types import DType
 from core.kernels import cuda
 from core.kernels.catalog import VIEWS, KernelCall, Request, base, candidates, select
 from core.kernels.catalog.cuda import elementwise
 from core.kernels.catalog.reduce import KINDS
+from core.kernels.cuda.algebra import Algebra, Reg
+from core.kernels.cuda.source import Writer
 from core.kernels.target import GpuTarget
 from loadtest.gpu.families import FAMILIES
 from tests.core.kernels.harness import single_node
@@ -89,3 +93,39 @@ def test_narrow_constants_are_packed_once() -> None:
     assert call is not None
     [packed] = [operand for operand in call.operands if hasattr(operand, "pack")]
     assert packed.pack(floats(9, 5)).dtype == np.dtype("bfloat16")
+
+
+class _Numbers:
+    """What a line of a kernel calls of Triton, on NumPy arrays."""
+
+    float32, float64, int1 = np.float32, np.float64, np.bool_
+    exp, abs, where = staticmethod(np.exp), staticmethod(np.abs), staticmethod(np.where)
+    div_rn = staticmethod(np.divide)
+
+    @staticmethod
+    def full(shape: tuple[int, ...], value: float, dtype: Any) -> Any:
+        return dtype(value)
+
+    @staticmethod
+    def fma(x: Any, y: Any, z: Any) -> Any:
+        return x * y + z
+
+
+def test_tanh_is_exact_to_the_last_bits_of_either_type() -> None:
+    """The lines of the function, on numbers around the place where its two forms meet, and on tiny and large ones."""
+    rng = np.random.default_rng(0)
+    exponents = 10.0 ** rng.uniform(-30, 1, 2000)
+    edge = np.nextafter(0.625, [0.0, 1.0])
+    numbers = np.concatenate([rng.uniform(-1, 1, 8000), rng.uniform(-25, 25, 2000), exponents, edge, [0.0, 90.0]])
+    for dtype, name in ((np.float64, DType.FLOAT64), (np.float32, DType.FLOAT32)):
+        x = numbers.astype(dtype)
+        writer = Writer("k")
+        result = Algebra(writer).tanh(Reg("x", name))
+        found: dict[str, Any] = {"tl": _Numbers, "x": x}
+        with np.errstate(over="ignore"):
+            exec(textwrap.dedent(writer.source().text.partition("):\n")[2]), found)
+        want = np.tanh(x.astype(np.longdouble))
+        apart = np.abs(found[result.name] - want) / np.spacing(np.abs(want).astype(dtype))
+        assert found[result.name].dtype == dtype
+        assert apart.max() < 4
+        assert np.all(np.abs(found[result.name]) <= 1)

@@ -148,4 +148,7 @@ def _as_declared(node: Node, value: Value, result: Any) -> Any:
             return array.astype(object)
         message = f"reference returned {array.dtype}, declared {value.type.dtype}"
         raise ModelError(message, where=registry.describe(node))
+    if value.type.shape and not _fits(array.shape, value.type):  # rank 0 is what fused bodies declare of any tensor
+        found = f"its output '{value.name}' has shape {list(array.shape)}"
+        raise FeedError(f"{registry.describe(node)}: {found}, expected {value.type}")
     return array

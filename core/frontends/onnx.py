@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,7 +37,7 @@ from core.frontends.proto import default_domain, function_table, opset_versions,
 from core.frontends.scope import Call, Emitter, Frame, Scope, Session, naming
 from core.frontends.shapeless import Lowering, of_rank, shapeless
 from core.frontends.tensors import sparse_array, tensor_array
-from core.ir.graph import Array, Attr, Graph, Value
+from core.ir.graph import Array, Attr, Graph, Value, elements_read
 from core.ir.types import DType, SequenceType, TensorType, ValueType
 from core.ir.verify import verify
 from core.ops import registry
@@ -85,11 +85,18 @@ def import_model(model: onnx.ModelProto, files: ExternalFiles | None = None) -> 
     """The graph of a model that has passed the checks of `parse_model`; `files` hold what lies outside of it."""
     names, functions, versions = set(defined_names(model.graph)), function_table(model), opset_versions(model)
 
+    open_: set[str] = set()
+
     def importer(given: Types) -> _Importer:
-        return _Importer(Session(set(names), files=files), functions, given)
+        return _Importer(Session(set(names), files=files), functions, given, open_)
 
     whole = importer({})
     graph = whole.model(model.graph, versions)
+    read = elements_read(graph)
+    open_ |= {name for value, name in whole.believed.items() if value not in read}
+    if open_:
+        whole = importer({})
+        graph = whole.model(model.graph, versions)
     if whole.defaults and model.ir_version >= _OPTIONAL_INPUTS:
 
         def without(given: Types) -> Graph:
@@ -102,14 +109,21 @@ def import_model(model: onnx.ModelProto, files: ExternalFiles | None = None) -> 
 
 
 class _Importer:
-    """Imports the graphs of one model. `given` are initializers of the model that are to be inputs of these types."""
+    """Imports the graphs of one model. `given` are initializers of the model that are to be inputs of these types;
+    `open_` names values of whose declared shapes no more than the rank is believed."""
 
     def __init__(
-        self, session: Session, functions: Mapping[tuple[str, str, str], onnx.FunctionProto], given: Types
+        self,
+        session: Session,
+        functions: Mapping[tuple[str, str, str], onnx.FunctionProto],
+        given: Types,
+        open_: Collection[str] = (),
     ) -> None:
         self.session = session
         self.functions = functions
         self.given = given
+        self.open = open_
+        self.believed: dict[Value, str] = {}  # values whose shapes are declared, and no node tells them
         self.defaults: dict[str, TensorType] = {}  # of the initializers that are inputs: what a run may give instead
         self.unfolding = Unfolding(functions)
 
@@ -321,11 +335,19 @@ class _Importer:
                 self._define(name, value, frame)
 
     def _define(self, name: str, value: Value, frame: Frame) -> None:
+        """Where inference does not even know the rank, the declared shape counts, and a run checks the value's own. A
+        value whose elements nothing reads may never be made: of what reads its shape the sizes must not be believed."""
         frame.scope.define(name, value)
         if name in frame.declared and isinstance(value.type, TensorType) and value.type.shape is None:
             declared = value_type(frame.declared[name], self.session.symbols, name)
-            if agree(value.type, declared):
-                _fill_in(value, declared)
+            if agree(value.type, declared) and isinstance(declared, TensorType) and declared.shape:
+                self.believed[value] = name
+                value.type = self._opened(declared, name) if name in self.open else declared
+
+    def _opened(self, declared: TensorType, name: str) -> TensorType:
+        """The rank alone."""
+        extents = (self.session.symbols.fresh(f"{name}_dim{axis}") for axis in range(declared.rank))
+        return TensorType(declared.dtype, tuple(extents))
 
     def _constant(self, proto: onnx.NodeProto, attrs: Mapping[str, Attr], frame: Frame, where: str) -> None:
         if len(attrs) != 1 or len(proto.output) != 1 or not proto.output[0]:
@@ -494,12 +516,6 @@ def _argument_types(proto: onnx.NodeProto, inputs: Inputs) -> list[ValueType]:
 
 def _only_shapes_differ(inferred: ValueType, declared: ValueType) -> bool:
     return isinstance(inferred, TensorType) and isinstance(declared, TensorType) and inferred.dtype is declared.dtype
-
-
-def _fill_in(value: Value, declared: ValueType) -> None:
-    """Keep a declared shape where inference does not even know the rank."""
-    if isinstance(value.type, TensorType) and value.type.shape is None:
-        value.type = declared
 
 
 def _refuse_duplicates(names: Sequence[str], kind: str, where: str = "") -> None:

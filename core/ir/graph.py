@@ -21,6 +21,7 @@ Array: TypeAlias = NDArray[Any]
 Attr: TypeAlias = Union[
     int, float, str, bytes, bool, DType, SymDim, ValueType, "Graph", Array, tuple["Attr", ...], None
 ]
+OF_TYPES = frozenset({"Shape", "Size"})  # operators that do not look at elements
 
 
 @dataclass(eq=False, slots=True)
@@ -197,6 +198,19 @@ def node_reads(node: Node) -> Iterator[Value]:
     yield from (value for value in node.inputs if value is not None)
     for body in node.subgraphs:
         yield from captures(body)
+
+
+def elements_read(graph: Graph) -> set[Value]:
+    """The values whose elements, and not their shapes alone, the outputs depend on, also in bodies."""
+    read = graph.live_outs()
+    for node in reversed(graph.nodes):
+        if read.isdisjoint(node.outputs):
+            continue
+        if node.op not in OF_TYPES:
+            read.update(value for value in node.inputs if value is not None)
+        for body in node.subgraphs:
+            read |= elements_read(body)
+    return read
 
 
 def captures(body: Graph) -> list[Value]:

@@ -62,6 +62,14 @@ def is_view_node(node: Node | None) -> bool:
     return node is not None and node.op in views and len(node.inputs) == 1
 
 
+def is_only_declared(graph: Graph, node: Node) -> bool:
+    """Whether no node tells the shape of a node's first output, but the model declares it. The node's own reference
+    finds out whether it is right, so no other may take its place."""
+    op = registry.get(node.op)
+    type_ = op.infer(registry.Infer(op, node, graph.constants))[0]
+    return isinstance(type_, TensorType) and type_.shape is None
+
+
 def reshape_attrs(shape: Sequence[Dim]) -> dict[str, Attr]:
     """The attributes of a Reshape to exactly these extents. An extent of 0, which a symbol may be, needs `allowzero`:
     without it 0 means the extent of the input at that place."""

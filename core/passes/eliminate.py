@@ -11,7 +11,7 @@ import numpy as np
 from core.ir.graph import Array, Graph, Node, Value
 from core.ops import registry
 from core.ops.slicing import takes_all
-from core.passes.base import PassResult, same_type
+from core.passes.base import PassResult, is_only_declared, same_type
 from core.passes.edit import Editor
 from core.passes.pattern import is_constant
 
@@ -40,7 +40,7 @@ def _replaceable(editor: Editor, node: Node, kept: Value) -> bool:
     """The type stays, and an output of the model that is an input as well keeps a node of its own."""
     unused = all(not editor.readers(v) and not editor.is_output(v) for v in node.outputs[1:])
     nameable = node.output not in editor.graph.outputs or editor.renamable(kept)
-    return unused and nameable and same_type(node.output, kept)
+    return unused and nameable and same_type(node.output, kept) and not is_only_declared(editor.graph, node)
 
 
 def _no_op(*ops: str) -> Callable[[NoOp], NoOp]:

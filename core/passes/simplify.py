@@ -20,6 +20,7 @@ from core.passes.base import (
     PassResult,
     input_symbols,
     is_elementwise,
+    is_only_declared,
     is_view_node,
     reshape_attrs,
     same_type,
@@ -141,7 +142,11 @@ def _view_as_reshape(editor: Editor, node: Node) -> None:
     if not is_view_node(node) or node.inputs[0] is None:
         return
     source, target = view_origin(node.inputs[0]), shape_of(node.output)
-    if target is None or (node.attrs.get("shape") == target and source is node.inputs[0]):
+    if (
+        target is None
+        or is_only_declared(editor.graph, node)
+        or (node.attrs.get("shape") == target and source is node.inputs[0])
+    ):
         return
     if _expressible(editor, target):
         editor.replace(node.output, editor.emit(node, "Reshape", source, attrs=reshape_attrs(target)))
@@ -151,15 +156,16 @@ def _read_before_expand(editor: Editor, node: Node) -> None:
     """An elementwise node broadcasts by itself."""
     if not is_elementwise(node) or shape_of(node.output) is None:
         return
-    inputs = [_unexpanded(value) for value in node.inputs]
+    inputs = [_unexpanded(editor, value) for value in node.inputs]
     shapes = [shape_of(value) for value in inputs if value is not None]
     if inputs != node.inputs and node.output.shape in shapes:
         editor.set_inputs(node, inputs)
 
 
-def _unexpanded(value: Value | None) -> Value | None:
+def _unexpanded(editor: Editor, value: Value | None) -> Value | None:
     producer = value.producer if value is not None else None
-    return producer.inputs[0] if producer is not None and producer.op == "Expand" else value
+    expands = producer is not None and producer.op == "Expand" and not is_only_declared(editor.graph, producer)
+    return producer.inputs[0] if producer is not None and expands else value
 
 
 def _unflatten(editor: Editor, node: Node) -> None:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from core.ir.graph import Node, Value
+from core.ir.graph import OF_TYPES, Node, Value
 from core.ir.types import TensorType
 from core.ops import registry
 from core.passes.edit import Editor
 from core.passes.pattern import Match, Rule
-
-_OF_TYPES = frozenset({"Shape", "Size"})  # these do not look at elements
 
 
 def decides(editor: Editor, value: Value, inside: bool = False) -> bool:
@@ -28,7 +26,7 @@ def decides(editor: Editor, value: Value, inside: bool = False) -> bool:
             return True
         reached = [updates[current]] if current in updates else []
         for node in editor.readers(current):
-            if node.op in _OF_TYPES or registry.get(node.op).rounds_freely:
+            if node.op in OF_TYPES or registry.get(node.op).rounds_freely:
                 continue
             if _is_step(node):
                 return True

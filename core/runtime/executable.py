@@ -323,7 +323,8 @@ class Executable:
         place = self._view(context, n, value.name)
         if place.shape != np.shape(result):
             expected = f"expected {value.type} with n = {n}"
-            raise FeedError(f"node '{node.name}' ({node.op}) gave shape {list(np.shape(result))}, {expected}")
+            found = f"its output '{value.name}' has shape {list(np.shape(result))}"
+            raise FeedError(f"node '{node.name}' ({node.op}): {found}, {expected}")
         np.copyto(place, result)
 
     def _kept(self, context: _Context, result: Any) -> Any:

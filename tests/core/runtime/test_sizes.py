@@ -104,5 +104,7 @@ def test_a_declared_shape_is_used_and_checked() -> None:
         assert " 1 on the reference" in session.explain()
         got = session.run({"x": data, "shape": np.array([2, 3])})["z"]
         np.testing.assert_array_equal(got, np.maximum(data, 0).reshape(2, 3))
-        with pytest.raises(FeedError, match=r"node 'y' \(Reshape\) gave shape \[3, 2\], expected float32\[2,3\]"):
+        with pytest.raises(
+            FeedError, match=r"node 'y' \(Reshape\): its output 'y' has shape \[3, 2\], expected float32\[2,3\]"
+        ):
             session.run({"x": data, "shape": np.array([3, 2])})

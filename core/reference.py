@@ -79,8 +79,8 @@ def run_node(
         return [inner[value] for value in body.outputs]
 
     op = registry.get(node.op)
-    registry.check_shown(op, node, inputs)
     try:
+        registry.check_shown(op, node, inputs)
         with np.errstate(all="ignore"):  # infinities and NaN are results like any other
             result = op.reference(registry.Call(op, node, inputs, run_body, known, check, fed), *inputs)
     except (ArithmeticError, IndexError, MemoryError, RuntimeError, TypeError, ValueError) as error:

@@ -34,6 +34,8 @@ class Col2Im(OpDef):
         if len(x.shape) != 3 or len(image) != len(block):
             shapes = f"image_shape is {list(image)}, block_shape {list(block)}"
             c.fail(f"input is {x}, {shapes}: expected rank 3, and one length of the others")
+        if any(isinstance(size, int) and size < 1 for size in block):
+            c.fail(f"block_shape is {list(block)}, expected numbers of at least 1")
         channels = x.shape[1] // prod(block) if isinstance(x.shape[1], int) else c.fresh_dim("channels")
         if isinstance(x.shape[1], int) and x.shape[1] % prod(block):
             c.fail(f"input has {x.shape[1]} rows, not divisible by a block of {prod(block)}")

@@ -153,6 +153,13 @@ def test_the_reference_says_so_too(name: str) -> None:
         interpret(core.load(model(run.signature, run.body, run.constants)), run.fed)
 
 
+def test_a_block_without_places_is_refused_when_it_is_fed() -> None:
+    """ONNX Runtime is not asked: it would divide by zero."""
+    data = model("float[1,4,4] x, int64[2] s, int64[2] b => float[1,c,h,w] y", "y = Col2Im(x, s, b)")
+    with core.compile(data, tune="off") as session, pytest.raises(FeedError, match=r"block_shape is \[0, 2\]"):
+        session.run({"x": ones(1, 4, 4), "s": whole(3, 3), "b": whole(0, 2)})
+
+
 def test_a_node_that_reads_constants_alone_is_the_models_fault() -> None:
     """Its branch may never be taken, so the model is not refused before."""
     body = """y = If(c) <

@@ -43,6 +43,10 @@ ILL_TYPED = [
     (case("Einsum", floats(2, 3), equation="ij->k"), "names an axis of the output that no input has"),
     (case("Softmax", floats(2, 3), axis=2), "axis 2 is out of range for rank 2"),
     (case("Unsqueeze", floats(2, 3), vector(0, -4)), "axes [0, 0] name an axis twice"),
+    (
+        case("Col2Im", floats(1, 4, 5), vector(3, 3), vector(0, 2)),
+        "block_shape is [0, 2], expected numbers of at least 1",
+    ),
     (case("ArgMax", floats(2, 0), axis=1), "is empty, expected at least one element"),
     (case("TopK", floats(2, 3), vector(4), outputs=2), "K is 4, expected 0 to 3"),
     (case("Reshape", floats(2, 3), vector(4, 2)), "cannot give 6 elements of shape [2,3] the shape [4,2]"),

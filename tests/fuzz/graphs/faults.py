@@ -32,7 +32,7 @@ import core.ops.slicing
 import core.ops.supposed
 import core.passes.eliminate
 import core.passes.rows
-import core.passes.simplify
+import core.passes.steps
 from core.check.plans import SWITCH
 from core.errors import ShapeWarning, UnknownRankError
 from core.ir.dim import Dim, floor_div
@@ -266,7 +266,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "x / c as x * (1 / c) before a step",
         "A quotient is rounded otherwise although a step sees it: int(x / 41) (C5).",
-        ((core.passes.simplify, "decides", lambda *_: False),),
+        ((core.passes.steps, "decides", lambda *_: False),),
     ),
     Fault(
         "slices that suppose nothing",

@@ -504,10 +504,8 @@ def supposed_of(graph: Graph, batch: str | None) -> tuple[Dim, ...]:
     """What the code for all sizes of the batch symbol supposes."""
     if batch is None:
         return ()
-    copy = graph.clone()
-    copy.remove_dead()  # a dead node computes nothing, so its suppositions need not hold
-    given = {name for value in copy.inputs if isinstance(value.type, TensorType) for name in value.type.symbols}
-    return tuple(dim for dim in suppositions(copy, infer_graph(copy), given) if batch in symbols(dim))
+    given = {name for value in graph.inputs if isinstance(value.type, TensorType) for name in value.type.symbols}
+    return tuple(dim for dim in suppositions(graph, infer_graph(graph), given) if batch in symbols(dim))
 
 
 def other_symbols(graph: Graph, batching: BatchInfo) -> list[str]:

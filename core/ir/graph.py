@@ -165,16 +165,25 @@ class Graph:
         if final:
             _replace_reads(self, final)
 
-    def remove_dead(self) -> int:
-        """Drop nodes and constants that no live value needs; returns how many nodes were dropped."""
+    def live_nodes(self) -> list[Node]:
+        """The nodes that some output or state needs, in their order."""
+        return self._live()[0]
+
+    def _live(self) -> tuple[list[Node], set[Value]]:
+        """The nodes that some output or state needs, and what these read and the graph gives."""
         live = set(self.live_outs())
         kept: list[Node] = []
         for node in reversed(self.nodes):
             if any(output in live for output in node.outputs):
                 kept.append(node)
                 live.update(node_reads(node))
-        dropped = len(self.nodes) - len(kept)
-        self.nodes = kept[::-1]
+        return kept[::-1], live
+
+    def remove_dead(self) -> int:
+        """Drop nodes and constants that no live value needs; returns how many nodes were dropped."""
+        nodes, live = self._live()
+        dropped = len(self.nodes) - len(nodes)
+        self.nodes = nodes
         self.constants = {value: array for value, array in self.constants.items() if value in live}
         self.defaults = {value: type_ for value, type_ in self.defaults.items() if value in live}
         return dropped

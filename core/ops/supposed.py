@@ -18,11 +18,12 @@ from core.ops.inference import infer_graph
 
 def suppositions(graph: Graph, known: dict[Value, Array], given: Collection[str]) -> tuple[Dim, ...]:
     """The dimensions that must not be negative for the types of `graph` to be right, and may be. Those that contain
-    another symbol than the `given` ones are left out: they only show in a run, where the references compute them.
+    another symbol than the `given` ones are left out: they only show in a run, where the references compute them. Dead
+    nodes compute nothing and are left out, too.
 
     `known` is what `infer_graph` returned for the graph.
     """
-    found = dict.fromkeys(dim for node in graph.nodes for dim in _of_node(node, known))
+    found = dict.fromkeys(dim for node in graph.live_nodes() for dim in _of_node(node, known))
     return tuple(dim for dim in found if not is_never_negative(dim) and symbols(dim) <= set(given))
 
 

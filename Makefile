@@ -5,7 +5,8 @@ PYTHON312 ?= $(shell python3.12 -c "" 2>/dev/null && echo python3.12 || echo $(P
 VENV   ?= .venv
 HOST   ?= 127.0.0.1
 PORT   ?= 8080
-JOBS   ?= 2
+# One process more than the two cores that everybody has: tests of the server wait as long as they compute.
+JOBS   ?= 3
 EVERY  ?= 7
 MODELS ?= .lathe/models
 SUM    := $(shell cksum < pyproject.toml | cut -d' ' -f1)

@@ -261,11 +261,18 @@ def _batch_norm(f: Grower) -> None:
     f.one("BatchNormalization", x, scale, bias, mean, variance, epsilon=0.01)
 
 
+def _largest(f: Grower, item: Item) -> float:
+    return max(float(np.abs(item.at(case)).max(initial=0.0)) for case in f.alive)
+
+
 @rule("InstanceNormalization", since=6)
 def _instance_norm(f: Grower) -> None:
-    x = f.pick((F32,), (3, 4), lambda v: all(np.abs(v.at(case)).max(initial=0.0) < 50 for case in f.alive))
-    c = _width(f, x, 1)  # ONNX Runtime subtracts means after it has multiplied them: large ones leave few digits
-    f.one("InstanceNormalization", x, f.fit(F32, (c,), x), f.fit(F32, (c,), x), epsilon=0.05)
+    x = f.pick((F32,), (3, 4), lambda v: _largest(f, v) < 50)
+    c = _width(f, x, 1)
+    scale, bias = f.fit(F32, (c,), x), f.fit(F32, (c,), x)
+    if _largest(f, x) * _largest(f, scale) >= 50:
+        raise Unfit("ONNX Runtime subtracts means after it has multiplied them: large ones leave few digits")
+    f.one("InstanceNormalization", x, scale, bias, epsilon=0.05)
 
 
 @rule("LayerNormalization", since=17, weight=1.5)

@@ -32,6 +32,7 @@ _PART = 100  # seeds for each child
 _SILENCE = 120.0  # seconds without a word from a child
 _SCRIPTS = {"differs": 25, "rows": 12}  # for each kind of disagreement
 _FEW_SCRIPTS = 2  # for all others
+_BEYOND = 1000  # seeds from so many rounds of the table on are for cells that others leave empty
 _OURS = "checks"  # the phase in which Lathe runs
 
 
@@ -157,6 +158,15 @@ def _ended(at: dict[str, Any], seeds: Sequence[int], code: int, silent: bool, wo
     return {"seed": at["seed"], "kind": f"ends ({at['phase']}): {how}", "text": "".join(words)[-2000:]}
 
 
+def aimed_at_empty(state: State, times: int) -> list[int]:
+    """For every cell of the table of coverage that is empty without a reason, the first seeds beyond all others that
+    aim at it, so many."""
+    cells = coverage.aims()
+    missing = coverage.unexplained(coverage.counted(list(state.results())))
+    first = _BEYOND * len(cells)
+    return [first + cells.index(cell) + time * len(cells) for cell in missing for time in range(times)]
+
+
 def minimised(seed: int, folder: Path) -> None:
     """A small model and a script for the disagreement of a seed, in the folder."""
     command = [sys.executable, "-m", "tests.fuzz.graphs.minimise", str(seed), str(folder)]
@@ -179,6 +189,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments.coverage:
         seeds = range(arguments.first, arguments.first + arguments.count)
         run(seeds, arguments.jobs, state, arguments.seconds, not arguments.no_scripts)
+        for each in range(1, arguments.fill + 1):
+            run(aimed_at_empty(state, each), arguments.jobs, state, arguments.seconds, not arguments.no_scripts)
         print(state)
     table = coverage.page(list(state.results()))
     (arguments.state / "coverage.md").write_text(table)
@@ -194,6 +206,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--count", type=int, default=20_000)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start nothing after so long")
+    parser.add_argument("--fill", type=int, default=0, help="then aim so many times at each cell that is still empty")
     parser.add_argument("--state", type=Path, default=ROOT / ".lathe" / "fuzz-graphs", help="the folder of results")
     parser.add_argument("--no-scripts", action="store_true", help="do not make disagreements small")
     parser.add_argument("--replay", type=int, help="make the disagreement of this seed small, and write its script")

@@ -12,11 +12,11 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from tests.fuzz.graphs import control, coverage, elementwise, layers, movement  # noqa: F401  (they fill the table)
+from tests.fuzz.graphs import control, coverage
 from tests.fuzz.graphs.config import Config, drawn
 from tests.fuzz.graphs.disguise import Aim, Operands
 from tests.fuzz.graphs.evaluate import ir_version, live, opset_ids, reads, tensor, tensor_type
-from tests.fuzz.graphs.grower import KINDS, Grower
+from tests.fuzz.graphs.grower import Grower
 from tests.fuzz.graphs.rules import RULES, Rule
 from tests.fuzz.graphs.values import (
     ALL,
@@ -95,8 +95,7 @@ def make(seed: int) -> Made:
 
 @cache
 def _aims() -> list[Aim]:
-    """The cells of the table of coverage that can be reached. Every seed aims at one."""
-    return [(*row, kind) for row in coverage.rows(Counter()) for kind in KINDS if not coverage.reason(*row, kind)]
+    return coverage.aims()
 
 
 def _grow(f: Grower, nodes: int, aim: str) -> None:

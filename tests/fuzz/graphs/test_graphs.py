@@ -161,3 +161,12 @@ def test_a_symptom_is_the_same_for_the_same_fault() -> None:
     assert len({symptom(error) for error in errors}) == 1
     assert symptom(errors[0]).startswith("refused: FeedError")
     assert symptom(TypeError("1")).startswith("raises: TypeError")
+
+
+def test_more_seeds_aim_at_a_cell_that_is_empty(tmp_path: Path) -> None:
+    aims = coverage.aims()
+    state, (op, index, kind) = State(tmp_path), aims[7]
+    reached = {":".join(map(str, cell)): 1 for cell in aims if cell != (op, index, kind)}
+    state.add({"seed": 0, "kind": "agrees", "kinds": reached})
+    seeds = campaign.aimed_at_empty(state, 3)
+    assert len(set(seeds)) == 3 and all(aims[seed % len(aims)] == (op, index, kind) for seed in seeds)

@@ -7,7 +7,8 @@ operand lies apart inside another tensor, the kernel must be one that the catalo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice, product
 from typing import TypeAlias
 
 from core.check.boxes import Box, Layout
@@ -23,6 +24,7 @@ from core.kernels.catalog.nest import Nest
 from core.kernels.catalog.reference import ReferenceSpec
 
 Strides = Mapping[Value, tuple[Dim, ...]]
+_MOST_WAYS = 1024  # to ask for one kernel: operands of a Concat may be many
 _SMALL, _LARGE = 2, 7  # the batch sizes from which strides are told for all
 
 
@@ -116,9 +118,7 @@ def _check_offered(facts: Facts, each: StepFacts, small: Identities, large: Iden
     apart = {value: strides for value in values if (strides := _told(value, small, large)) is not None}
     spread = {value for value in apart if not _is_dense(value, small, large)}
     placed = small.inside.get(each.node, frozenset())
-    told = ({value: apart[value] for value in spread}, apart)
-    others = [form(given) for form in (_without_needless_strides, _with_row_major_strides) for given in told]
-    for asked in (*told, *others):
+    for asked in _ways_to_ask(apart, spread):
         request = Request(
             each.node, facts.graph.constants, facts.target, facts.plan.threads,
             winograd=facts.winograd, strides=asked, placed=placed,
@@ -132,27 +132,39 @@ def _check_offered(facts: Facts, each: StepFacts, small: Identities, large: Iden
     )
 
 
-_Strides: TypeAlias = Mapping[Value, tuple[Dim, ...]]
+_Steps: TypeAlias = tuple[Dim, ...]
+_Strides: TypeAlias = Mapping[Value, _Steps]
 
 
-def _without_needless_strides(strides: _Strides) -> _Strides:
-    """The same memory: along an extent of 1 any stride will do, and a kernel may have been chosen for 0 there."""
-    return {
-        value: tuple(0 if extent == 1 else step for extent, step in zip(value.shape, steps, strict=True))
-        for value, steps in strides.items()
-    }
+def _ways_to_ask(apart: _Strides, spread: Collection[Value]) -> Iterator[_Strides]:
+    """The strides with which the catalog may have been asked for operands that lie so.
+
+    Along an extent of 1 any stride will do: that of the larger tensor, 0, or that of a dense array. A dense operand may
+    also have been taken for one that is no part of another. First all operands are asked for in one way, then each in
+    its own.
+    """
+    told = ({value: apart[value] for value in spread}, apart)
+    forms = (lambda _, steps: steps, _without_needless_strides, _with_row_major_strides)
+    for form in forms:
+        yield from ({value: form(value, steps) for value, steps in given.items()} for given in told)
+    ways: list[list[_Steps | None]] = [
+        [*([] if value in spread else [None]), *dict.fromkeys(form(value, steps) for form in forms)]
+        for value, steps in apart.items()
+    ]
+    for chosen in islice(product(*ways), _MOST_WAYS):
+        yield {value: steps for value, steps in zip(apart, chosen, strict=True) if steps is not None}
 
 
-def _with_row_major_strides(strides: _Strides) -> _Strides:
-    """The same memory: along an extent of 1 the stride of a dense array."""
-    found = {}
-    for value, steps in strides.items():
-        made: list[Dim] = []
-        for extent, step in reversed(list(zip(value.shape, steps, strict=True))):
-            behind = value.shape[len(steps) - len(made)] * made[0] if made else 1
-            made.insert(0, behind if extent == 1 else step)
-        found[value] = tuple(made)
-    return found
+def _without_needless_strides(value: Value, steps: _Steps) -> _Steps:
+    return tuple(0 if extent == 1 else step for extent, step in zip(value.shape, steps, strict=True))
+
+
+def _with_row_major_strides(value: Value, steps: _Steps) -> _Steps:
+    made: list[Dim] = []
+    for extent, step in reversed(list(zip(value.shape, steps, strict=True))):
+        behind = value.shape[len(steps) - len(made)] * made[0] if made else 1
+        made.insert(0, behind if extent == 1 else step)
+    return tuple(made)
 
 
 def _honours(each: StepFacts, call: KernelCall, spread: set[Value]) -> bool:

@@ -19,6 +19,11 @@ MODELS = {
               "int64[1] a = {0}, int64[1] b = {2}, int64[1] c = {3}, int64[1] d = {4}, float[1,1] w = {0.5}"),
         {"x": normal(2, 3, 8)},
     ),
+    "a product of a part with one row and one column, inside of another result": (
+        model("float[N,1] x, float[1,2] v => float[N,2] y", "a, b = Split <axis = 1> (v)"
+              "  c = Gemm <transB = 1, beta = 2.0> (x, b, k)  y = Concat <axis = 1> (x, c)", "float[1] k = {0.5}", 14),
+        {"x": normal(3, 1), "v": normal(1, 2)},
+    ),
 }  # fmt: skip
 
 

@@ -169,4 +169,5 @@ def test_more_seeds_aim_at_a_cell_that_is_empty(tmp_path: Path) -> None:
     reached = {":".join(map(str, cell)): 1 for cell in aims if cell != (op, index, kind)}
     state.add({"seed": 0, "kind": "agrees", "kinds": reached})
     seeds = campaign.aimed_at_empty(state, 3)
+    state.close()
     assert len(set(seeds)) == 3 and all(aims[seed % len(aims)] == (op, index, kind) for seed in seeds)

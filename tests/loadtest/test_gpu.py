@@ -49,6 +49,7 @@ def started(arguments: Sequence[str], tmp_path: Path, blocked: str = ABSENT) -> 
     return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=540)
 
 
+@pytest.mark.slow
 def test_the_whole_path_runs_without_the_packages_of_the_service(tmp_path: Path) -> None:
     """And again from its file: then nothing is measured that is known."""
     arguments = ["--device", "simulated", "--small", "--minutes", "8", "--out", "found.jsonl"]

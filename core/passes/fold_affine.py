@@ -53,7 +53,7 @@ class FoldAffine:
 def _fold(editor: Editor, linear: Node) -> None:
     """Fold into `linear` the chain of affine nodes that follows it."""
     while linear.op in _FOLDERS and (reader := editor.only_reader(linear.output)) is not None:
-        if _is_whole(editor, linear) and decides(editor, reader.output):
+        if decides(editor, reader.output) and _is_whole(editor, linear):
             return
         affine = _affine_of(editor, reader, linear.output)
         new = _FOLDERS[linear.op](editor, linear, reader, affine) if affine is not None else None

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypedDict
 
 from core.codegen.jit import compiler_version, llvm_version
 from core.codegen.target import has_bytes, host
@@ -18,7 +18,7 @@ from core.errors import ArtifactError, ModelError, UnsupportedError
 from core.frontends.onnx import load
 from core.ir.dim import Dim, SymDim, symbol, symbols
 from core.ir.graph import Graph
-from core.ir.types import TensorType
+from core.ir.types import TensorType, ValueType
 from core.ir.verify import verify
 from core.kernels.catalog import Selector
 from core.kernels.cpu import object_for
@@ -29,11 +29,11 @@ from core.ops.supposed import suppositions
 from core.options import Options, with_placement
 from core.options import make_options as make_options
 from core.packing import pack_info, packed_maker
-from core.passes.feed_defaults import with_fed
+from core.passes.feed_defaults import with_fed, with_types
 from core.passes.pipeline import Options as PassOptions
 from core.passes.pipeline import PassReport, optimize, prepare
 from core.passes.recompute import Recompute
-from core.passes.rows import rows
+from core.passes.rows import rows, with_equal_leads
 from core.passes.widen import narrow_products
 from core.plan.plan import Plan, Planned, weight_chunks
 from core.plan.planner import make_plan
@@ -152,7 +152,8 @@ def kept(
 
 def saved(store: Store, path: Path, graph: Graph, options: Options, new_shapes: NewShapes) -> Session | Written:
     """Compile into the store; a session only where the disk is full: what was compiled still runs."""
-    description = describe(graph, options)
+    graph, apart = as_one_batch(graph)
+    description = describe(graph, options, apart)
     content = content_of(graph, description.batching, options)
     try:
         written = artifact.save(path, description, options.kept(), content, False, _source_of(graph, description))
@@ -163,8 +164,8 @@ def saved(store: Store, path: Path, graph: Graph, options: Options, new_shapes: 
 
 
 def _source_of(graph: Graph, description: Description) -> Graph | None:
-    """The graph that an artifact holds beside compiled code: only where runs may feed inputs that have defaults."""
-    return graph if description.defaults else None
+    """The graph that an artifact holds beside compiled code: only where some runs need other code."""
+    return graph if description.has_variants else None
 
 
 def model_key(model: bytes | Path, options: Options) -> str:
@@ -188,7 +189,8 @@ def _file_digest(path: Path) -> str:
 
 def unkept(graph: Graph, options: Options, new_shapes: NewShapes = "default") -> Session:
     """A session that leaves nothing behind but object code."""
-    description = describe(graph, options)
+    graph, apart = as_one_batch(graph)
+    description = describe(graph, options, apart)
     session = session_of(description, content_of(graph, description.batching, options), graph, options, new_shapes)
     give_back(sum(array.nbytes for array in graph.constants.values()))  # what packing and generating code took
     return session
@@ -196,7 +198,8 @@ def unkept(graph: Graph, options: Options, new_shapes: NewShapes = "default") ->
 
 def compile_to(path: Path, graph: Graph, options: Options) -> None:
     """Compile into an artifact, one file; see runtime/artifact.py."""
-    description = describe(graph, options)
+    graph, apart = as_one_batch(graph)
+    description = describe(graph, options, apart)
     content, source = content_of(graph, description.batching, options), _source_of(graph, description)
     artifact.save(path, description, options.kept(), content, source=source)
 
@@ -216,15 +219,47 @@ def session_of(
 ) -> Session:
     """A session that holds everything in memory; of the graph only what it needs."""
     batching = description.batching
-    variant = variants_of(lambda: graph, options, new_shapes, None) if description.defaults else None
+    others = _others_of(lambda: graph, description, options, new_shapes, None)
     if not isinstance(content, Graph):
-        return Session(description, fixed=Made(loaded(content, options, batching)), variant=variant)
+        return Session(description, fixed=Made(loaded(content, options, batching)), **others)
 
     def make(binding: Binding, chosen: Options) -> Runner:
         return executable(content, chosen, batching, binding)
 
     packed = packed_maker(lambda: content, description, options, partial(_stored_on_host, source=None))
-    return Session(description, _maker_of(content, make, options, new_shapes), packed=packed, variant=variant)
+    return Session(description, _maker_of(content, make, options, new_shapes), packed=packed, **others)
+
+
+class _Others(TypedDict, total=False):
+    """What a session needs for runs with other inputs."""
+
+    variant: Callable[[Fed], Session]
+    apart: Callable[[], Session]
+
+
+def _others_of(
+    graph: Callable[[], Graph], description: Description, options: Options, new_shapes: NewShapes, source: Source | None
+) -> _Others:
+    """Makes the sessions for the runs that need other code, as far as there are some."""
+    others: _Others = {}
+    if description.defaults:
+        others["variant"] = variants_of(graph, options, new_shapes, source)
+    if description.apart:
+        others["apart"] = lambda: _apart_session(with_types(graph(), description.apart), options)
+    return others
+
+
+def _apart_session(graph: Graph, options: Options) -> Session:
+    """A session that takes inputs whose leading dimensions differ. Such runs are rare, so nothing is kept of them."""
+    chosen = _without_packing(options)
+    description = describe(graph, chosen)
+    make = partial(_stored, lambda: graph, description, source=None)
+    return Session(description, _maker_of(graph, make, chosen, "wait"))
+
+
+def _without_packing(options: Options) -> Options:
+    """Options for runs that share nothing with others."""
+    return replace(options, packing=0)
 
 
 def variants_of(
@@ -232,14 +267,15 @@ def variants_of(
 ) -> Callable[[Fed], Session]:
     """Makes sessions that take defaults of a graph as inputs. They compile, or look into the store, when they run.
     `source` is the file that holds the graph, where there is one."""
-    chosen = replace(options, packing=0)  # a default belongs to one request
+    chosen = _without_packing(options)  # a default belongs to one request
 
     def variant(fed: Fed) -> Session:
-        opened_up = with_fed(graph(), fed)
-        description = describe(opened_up, chosen)
+        opened_up, apart = as_one_batch(with_fed(graph(), fed))
+        description = describe(opened_up, chosen, apart)
         own = replace(source, fed=tuple(sorted(fed))) if source is not None else None
         make = partial(_stored, lambda: opened_up, description, source=own)
-        return Session(description, _maker_of(opened_up, make, chosen, new_shapes, own))
+        others = _others_of(lambda: opened_up, description, chosen, new_shapes, None)
+        return Session(description, _maker_of(opened_up, make, chosen, new_shapes, own), **others)
 
     return variant
 
@@ -276,18 +312,18 @@ def opened(
     chosen = Options(**{**stored.options, **mine, "tune": options.tune, "tune_later": options.tune_later})
     store = open_store(options.cache_dir)
     own = Source(path, stored.digest, store) if store is not None else None
-    variant = variants_of(cache(stored.source), chosen, new_shapes, own) if stored.description.defaults else None
+    others = _others_of(cache(stored.source), stored.description, chosen, new_shapes, own)
     if isinstance(stored.content, Graph):
         graph, source = stored.content, own
         make = partial(_stored, lambda: graph, stored.description, source=source)
         packed = packed_maker(lambda: graph, stored.description, chosen, partial(_stored_on_host, source=source))
         made = _maker_of(graph, make, chosen, new_shapes, source)
-        return Session(stored.description, made, packed=packed, variant=variant)
+        return Session(stored.description, made, packed=packed, **others)
     if source is None:
-        return Session(stored.description, fixed=Made(stored.content), variant=variant)
-    make = partial(_stored, partial(load, source.path), stored.description, source=source)
+        return Session(stored.description, fixed=Made(stored.content), **others)
+    make = partial(_stored, partial(_graph_in, source.path), stored.description, source=source)
     fixed = Made(stored.content, note_of(chosen), last=False)
-    return Session(stored.description, maker(make, chosen, "wait", None, source), fixed, variant=variant)
+    return Session(stored.description, maker(make, chosen, "wait", None, source), fixed, **others)
 
 
 def _maker_of(graph: Graph, make: Make, options: Options, new_shapes: NewShapes, source: Source | None = None) -> Maker:
@@ -304,21 +340,31 @@ def specialise(path: Path, origin: str, binding: Binding, options: Options, fed:
     store = open_store(options.cache_dir)
     if store is None:
         raise UnsupportedError(f"the cache folder {options.cache_dir} cannot be written")
-    graph = with_fed(_graph_in(path), fed) if fed else _graph_in(path)
+    graph = as_one_batch(with_fed(_graph_in(path), fed))[0] if fed else _graph_in(path)
     description = describe(graph, options)
     compiled = build(graph, options, description.batching, binding)
     _keep(Source(path, origin, store, fed), description, binding, options, compiled)
 
 
 def _graph_in(path: Path) -> Graph:
+    """The graph that is compiled of an ONNX file, or that an artifact holds."""
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
-            return load(path)
+            return as_one_batch(load(path))[0]
     return artifact.load_graph(path)
 
 
-def describe(graph: Graph, options: Options) -> Description:
-    """What can be said of a model before its shapes are known."""
+def as_one_batch(graph: Graph) -> tuple[Graph, Mapping[str, ValueType]]:
+    """The graph to compile. Where its inputs may lead with different dimensions, and taking these as equal lets rows
+    share a run, they are equal in it; then the types of the inputs as they were, too."""
+    together = with_equal_leads(graph)
+    if together is None:
+        return graph, {}
+    return together, {value.name: value.type for value in graph.inputs}
+
+
+def describe(graph: Graph, options: Options, apart: Mapping[str, ValueType] | None = None) -> Description:
+    """What can be said of a model before its shapes are known. `apart`: see `as_one_batch`."""
     proof = rows(graph)
     symbol = proof.symbol or leading_symbol(graph)
     batching = BatchInfo(proof.batchable, proof.reason, symbol, supposed_of(graph, symbol))
@@ -328,7 +374,9 @@ def describe(graph: Graph, options: Options) -> Description:
     endless = may_not_end(graph.nodes)
     # State belongs to one code, so no other may run with it.
     defaults = {value.name: type_ for value, type_ in graph.defaults.items()} if not graph.states else {}
-    return Description(graph.name, inputs, outputs, batching, options.max_batch, packing, endless, defaults)
+    return Description(
+        graph.name, inputs, outputs, batching, options.max_batch, packing, endless, defaults, apart or {}
+    )
 
 
 def executable(

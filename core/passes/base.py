@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from core.errors import LatheError
+from core.ir.dim import symbols
 from core.ir.graph import Attr, Graph, Node, Value
 from core.ir.types import Dim, SymDim, TensorType
 from core.ops import registry
@@ -75,6 +76,12 @@ def reshape_attrs(shape: Sequence[Dim]) -> dict[str, Attr]:
     without it 0 means the extent of the input at that place."""
     may_be_zero = any(not isinstance(dim, int) or dim == 0 for dim in shape)
     return {"shape": tuple(shape), "allowzero": 1} if may_be_zero else {"shape": tuple(shape)}
+
+
+def expressible(graph: Graph, shape: Sequence[Dim]) -> bool:
+    """Whether a Reshape may name this shape: no 0, which means something else there, and only the inputs' symbols."""
+    free = input_symbols(graph)
+    return 0 not in shape and all(symbols(dim) <= free for dim in shape)
 
 
 def view_origin(value: Value) -> Value:

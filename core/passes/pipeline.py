@@ -23,6 +23,7 @@ from core.passes.fitted import ExpandFitted
 from core.passes.fold_affine import FoldAffine
 from core.passes.fold_constants import FoldConstants
 from core.passes.gemm import FuseMatMul
+from core.passes.indexed_views import IndexedViews
 from core.passes.inline_if import InlineIf
 from core.passes.layout import ChannelsLast
 from core.passes.pooled_conv import PoolConvolutions
@@ -72,7 +73,7 @@ def preparation(options: Options) -> list[Pass]:
 def passes(options: Options) -> list[Pass]:
     """The whole pipeline, in order."""
     clean = preparation(options)
-    canonical: list[Pass] = [Simplify(options.inside), *clean]
+    canonical: list[Pass] = [Simplify(options.inside), IndexedViews(), *clean]
     algebra: list[Pass] = [Recompose(options.inside), FoldAffine(), Simplify(options.inside)]
     products: list[Pass] = [Transposes(), SplitRecurrent(), FuseMatMul()]
     learning: list[Pass] = [BatchLast()] if options.host else []

@@ -29,6 +29,7 @@ from core.ops import registry
 from core.ops.inference import infer_graph
 from core.ops.registry import Mixes, RowAxis, describe
 from core.passes.base import shape_of
+from core.passes.indexed_views import IndexedViews
 from core.passes.pipeline import Options, preparation, run_passes
 from core.passes.row_counts import Counts, Mixed, depends, steps_per_row
 from core.passes.simplify import Simplify
@@ -53,9 +54,35 @@ def rows(graph: Graph) -> BatchInfo:
     found = _proof(graph)
     if found.batchable or not graph.inputs or graph.states:
         return found
-    simplified, _ = run_passes(graph, [*preparation(Options()), Simplify(), Transposes()])
+    simplified, _ = run_passes(
+        graph, [*preparation(Options()), Simplify(), IndexedViews(), *preparation(Options()), Simplify(), Transposes()]
+    )
     again = _proof(simplified)
     return again if again.batchable else found
+
+
+def with_equal_leads(graph: Graph) -> Graph | None:
+    """A copy in which all inputs lead with one symbol, where they lead with several and rows are independent if these
+    are equal; else None.
+
+    Exporters give the leading dimension of every input a name of its own, or none. Whoever runs the copy has to check
+    that the leading dimensions of all inputs are equal.
+    """
+    leading = [_symbol_of(value) for value in graph.inputs]
+    if graph.states or None in leading or len(set(leading)) < 2:
+        return None
+    copy = graph.clone({name: symbol(str(leading[0])) for name in leading if name is not None})
+    try:
+        infer_graph(copy)
+    except ModelError:
+        return None
+    return copy if rows(copy).batchable else None
+
+
+def _symbol_of(value: Value) -> str | None:
+    """The symbol that an input leads with."""
+    shape = shape_of(value)
+    return str(shape[0]) if shape and not isinstance(shape[0], int) and str(shape[0]).isidentifier() else None
 
 
 def _proof(graph: Graph) -> BatchInfo:
@@ -85,10 +112,10 @@ def _leading_symbol(graph: Graph) -> str:
 
 
 def _leading(value: Value) -> str:
-    shape = shape_of(value)
-    if not shape or isinstance(shape[0], int) or not str(shape[0]).isidentifier():
+    found = _symbol_of(value)
+    if found is None:
         raise Mixed(f"input '{value.name}' ({value.type}) has no symbolic leading dimension")
-    return str(shape[0])
+    return found
 
 
 def _flow(graph: Graph, batch: str) -> dict[Value, RowAxis]:
@@ -231,8 +258,10 @@ def _repeated(node: Node, value: Value, batch: str) -> RowAxis:
     """The axis of a value that is one constant row for each of the callers' rows; None where it has none."""
     dims = shape_of(value) or ()
     along = [axis for axis, dim in enumerate(dims) if depends(dim, batch)]
-    if len(along) != 1 or node.op not in ("ConstantOfShape", "Expand"):
+    if len(along) != 1 or node.op not in ("ConstantOfShape", "Expand", "Tile"):
         return None
+    if node.op == "Tile":
+        return along[0]
     source = shape_of(node.inputs[0]) if node.op == "Expand" else ()
     back = along[0] - len(dims)
     repeats = source is not None and (len(source) < -back or source[back] == 1)

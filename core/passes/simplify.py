@@ -8,17 +8,14 @@ one form (division by a constant is multiplication, views are Reshape), so that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from core.ir.dim import symbols
 from core.ir.graph import Array, Graph, Node, Value
-from core.ir.types import Dim
 from core.passes.base import (
     PassResult,
-    input_symbols,
+    expressible,
     is_elementwise,
     is_only_declared,
     is_view_node,
@@ -148,7 +145,7 @@ def _view_as_reshape(editor: Editor, node: Node) -> None:
         or (node.attrs.get("shape") == target and source is node.inputs[0])
     ):
         return
-    if _expressible(editor, target):
+    if expressible(editor.graph, target):
         editor.replace(node.output, editor.emit(node, "Reshape", source, attrs=reshape_attrs(target)))
 
 
@@ -175,7 +172,7 @@ def _unflatten(editor: Editor, node: Node) -> None:
     if folded is None or folded.producer is None or reader is None or reader.op != "Reshape":
         return
     shape, weight, bias = shape_of(reader.output), _plain_weight(editor, node), node.input(2)
-    if weight is None or not shape or shape[-1] != node.output.shape[-1] or not _expressible(editor, shape):
+    if weight is None or not shape or shape[-1] != node.output.shape[-1] or not expressible(editor.graph, shape):
         return
     extents = reshape_attrs((*shape[:-1], folded.shape[-1]))
     rows = editor.emit(reader, "Reshape", view_origin(folded), attrs=extents)
@@ -183,12 +180,6 @@ def _unflatten(editor: Editor, node: Node) -> None:
     if bias is not None:
         result = editor.emit(reader, "Add", result, bias, name=node.name)
     editor.replace(reader.output, result)
-
-
-def _expressible(editor: Editor, shape: Sequence[Dim]) -> bool:
-    """Whether a Reshape may name this shape: no 0, which means something else there, and only the inputs' symbols."""
-    free = input_symbols(editor.graph)
-    return 0 not in shape and all(symbols(dim) <= free for dim in shape)
 
 
 def _folded_rows(node: Node) -> Value | None:

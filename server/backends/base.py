@@ -75,11 +75,17 @@ class PackingModel(LoadedModel, Protocol):
 
 @runtime_checkable
 class OpenModel(LoadedModel, Protocol):
-    """A model with values of its own for some inputs, which a request may give instead."""
+    """A model that also takes requests of other inputs than those it batches."""
 
     @property
     def optional(self) -> tuple[TensorSpec, ...]:
-        """Those inputs; ``inputs`` has only the others."""
+        """Inputs that it has values of its own for, which a request may give instead; ``inputs`` has the others."""
+        ...
+
+    @property
+    def rows_may_differ(self) -> bool:
+        """Whether one input of a request may have more rows than another, although requests are batched where none
+        has."""
         ...
 
 
@@ -174,6 +180,11 @@ def lost(model: LoadedModel) -> str:
 def optional(model: LoadedModel) -> tuple[TensorSpec, ...]:
     """Return the inputs that a request may leave out."""
     return model.optional if isinstance(model, OpenModel) else ()
+
+
+def rows_may_differ(model: LoadedModel) -> bool:
+    """Return whether a request may have more rows in one input than in another."""
+    return isinstance(model, OpenModel) and model.rows_may_differ
 
 
 def packing(model: LoadedModel) -> PackingModel | None:

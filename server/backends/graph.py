@@ -33,6 +33,7 @@ class GraphModel:
         self.inputs = tuple(_spec(name, type_) for name, type_ in session.inputs.items())
         self.optional = tuple(_spec(name, type_) for name, type_ in session.defaults.items() if _travels(type_))
         self.outputs = tuple(_spec(name, type_) for name, type_ in session.outputs.items())
+        self.rows_may_differ = bool(session.description.apart)
         self.max_batch = session.max_batch
         self.batchable = session.batching.batchable
         self.batch_reason = session.batching.reason

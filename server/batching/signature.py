@@ -24,14 +24,15 @@ class Group(NamedTuple):
     rows: int  # 0: never stacked with others
     key: tuple[Shape, ...]
     work: int
-    optional: bool = False  # it gives inputs that others leave out, for which code may have to be compiled
+    optional: bool = False  # it gives other inputs than those that batch, for which code may have to be compiled
 
 
 class Signature:
     """The inputs and outputs of one version, and whether its rows are independent.
 
     ``ragged``: requests batch whatever their lengths are. ``optional``: inputs that a request may leave out. One that
-    gives them shares its execution with no other: they have no rows, and belong to it alone.
+    gives them shares its execution with no other: they have no rows, and belong to it alone. ``rows_may_differ``: so
+    does one that has more rows in one input than in another; else that is refused.
     """
 
     def __init__(
@@ -41,12 +42,14 @@ class Signature:
         batchable: bool,
         ragged: bool = False,
         optional: Sequence[TensorSpec] = (),
+        rows_may_differ: bool = False,
     ) -> None:
         self.inputs = {spec.name: spec for spec in inputs}
         self.optional = {spec.name: spec for spec in optional}
         self.outputs = {spec.name: spec for spec in outputs}
         self.batchable = batchable
         self.ragged = ragged
+        self.rows_may_differ = rows_may_differ
         self.everything = tuple(RequestedOutput(name) for name in self.outputs)
         self._varying = {
             spec.name: [axis for axis, size in enumerate(spec.shape) if size == -1] for spec in (*inputs, *optional)
@@ -65,6 +68,8 @@ class Signature:
             return Group(0, (), work, bool(given))
         rows = {name: shapes[name][1][0] for name in self.inputs}
         if len(set(rows.values())) != 1:
+            if self.rows_may_differ:
+                return Group(0, (), work, True)
             raise BadRequest(f"inputs: expected the same number of rows in every input, got {rows}")
         key = () if self.ragged else tuple(shapes[name][1][1:] for name in self.inputs)
         return Group(next(iter(rows.values())), key, work)

@@ -21,6 +21,7 @@ from core.passes.epilogue import FuseEpilogue
 from core.passes.fold_affine import FoldAffine
 from core.passes.fold_constants import FoldConstants
 from core.passes.gemm import FuseMatMul
+from core.passes.indexed_views import IndexedViews
 from core.passes.inline_if import InlineIf
 from core.passes.layout import ChannelsLast
 from core.passes.pooled_conv import PoolConvolutions
@@ -42,6 +43,7 @@ PASSES: dict[str, Pass] = {
         CommonSubexpressions(),
         Eliminate(),
         Simplify(),
+        IndexedViews(),
         Requantize(),
         FoldAffine(),
         Recompose(),

@@ -60,8 +60,20 @@ def _attention(w: Writer, node: Node) -> Sequence[Value]:
     q, k, v = (_wide(w, value) for value in (q, k, v))
     scores = w.emit("MatMul", _permuted(w, node, q, "perm_q"), _permuted(w, node, k, "perm_k"))
     weights = w.emit("Softmax", _finished(w, node, scores, extras), axis=-1)
+    weights = _guarded(w, weights) if node.attrs.get("guarded") else weights
     made = w.emit("MatMul", weights, _permuted(w, node, v, "perm_v"))
     return [_cast(w, _permuted(w, node, made, "perm_y"), node.output.dtype)]
+
+
+@_unfolds("GuardedSoftmax")
+def _guarded_softmax(w: Writer, node: Node) -> Sequence[Value]:
+    return [_guarded(w, w.emit("Softmax", node.inputs[0], **node.attrs))]
+
+
+def _guarded(w: Writer, weights: Value) -> Value:
+    """The same with zeros in place of what is no number."""
+    zero = w.emitter.constant(np.zeros((), weights.dtype.numpy))
+    return w.emit("Where", w.emit("IsNaN", weights), zero, weights)
 
 
 @_unfolds("FusedConv")

@@ -1,8 +1,8 @@
-"""Gathers that read every element in order become views; comparisons of positions with numbers become constants.
+"""Gathers by positions become views, or gathers of rows; comparisons of positions with numbers become constants.
 
 PyTorch's exporters write `mask[arange(batch), None, None, arange(length)]` as GatherND with concatenated positions
 (`dynamo`), or as a Gather of row * length + column from the flattened mask (`torchscript`). Both read the whole mask
-once and in order.
+once and in order. Likewise `hidden[arange(batch), last]` picks one token of each row.
 """
 
 from __future__ import annotations
@@ -46,13 +46,29 @@ def _gather(editor: Editor, finder: Finder, node: Node) -> None:
 
 
 def _gather_elements(editor: Editor, finder: Finder, node: Node) -> None:
-    """Each element at its own place."""
-    data, indices, axis = shape_of(node.input(0)), finder.of(node.input(1)), node.attrs.get("axis", 0)
-    if data is None or indices is None or not isinstance(axis, int) or indices.shape != data:
+    """Each element at its own place; or all from one line."""
+    source, data, axis = node.inputs[0], shape_of(node.input(0)), node.attrs.get("axis", 0)
+    if source is None or data is None or not isinstance(axis, int):
         return
-    source = node.inputs[0]
-    if source is not None and indices.axis() == axis % len(data) and _may_replace(editor, node, source):
-        editor.replace(node.output, source)
+    indices = finder.of(node.input(1))
+    if indices is not None and indices.shape == data and indices.axis() == axis % len(data):
+        if _may_replace(editor, node, source):
+            editor.replace(node.output, source)
+        return
+    line = _line(source, axis % len(data))
+    if line is not None and expressible(editor.graph, (line.shape[axis],)):
+        flat = editor.emit(node, "Reshape", line, attrs=reshape_attrs((line.shape[axis],)))
+        editor.replace(node.output, editor.emit(node, "Gather", flat, node.inputs[1], attrs={"axis": 0}))
+
+
+def _line(data: Value, axis: int) -> Value | None:
+    """The elements along an axis, where they are the same at all other places."""
+    producer = data.producer
+    source = producer.inputs[0] if producer is not None and producer.op == "Expand" else data
+    shape, full = shape_of(source), shape_of(data)
+    if source is None or shape is None or full is None or len(shape) != len(full) or shape[axis] != full[axis]:
+        return None
+    return source if all(extent == 1 for i, extent in enumerate(shape) if i != axis) else None
 
 
 def _may_replace(editor: Editor, node: Node, source: Value) -> bool:
@@ -67,11 +83,12 @@ def _gather_nd(editor: Editor, finder: Finder, node: Node) -> None:
     if data is None or shape is None or wanted is None or node.attrs.get("batch_dims", 0) != 0:
         return
     coordinates = _coordinates(finder, indices)
-    axes = [_counted(found, shape[i]) for i, found in enumerate(coordinates or ())]
+    axes = [_counted(found, shape[i]) for i, found in enumerate(coordinates)]
     counted = [axis for axis in axes if axis is not None]
-    if not coordinates or len(counted) != len(coordinates) or len(set(counted)) != len(counted):
+    if not counted or len(counted) != len(coordinates) or len(set(counted)) != len(counted):
+        _gather_rows(editor, node, axes)
         return
-    places = wanted[: len(coordinates[0].shape)]
+    places = wanted[: len(wanted) - len(shape) + len(counted)]
     viewed = tuple(extent if axis in counted else 1 for axis, extent in enumerate(places)) + shape[len(counted) :]
     if not (expressible(editor.graph, viewed) and expressible(editor.graph, wanted)):
         return
@@ -85,23 +102,36 @@ def _gather_nd(editor: Editor, finder: Finder, node: Node) -> None:
     editor.replace(node.output, new)
 
 
-def _coordinates(finder: Finder, indices: Value | None) -> list[Positions] | None:
-    """The positions along each axis of the data, without the last axis, which joins them."""
+def _gather_rows(editor: Editor, node: Node, axes: Sequence[int | None]) -> None:
+    """Leading coordinates that count the leading axes are those of rows, of which each picks its own elements."""
+    rows = next((i for i, axis in enumerate(axes) if axis != i), len(axes))
+    if not 0 < rows < len(axes):
+        return
+    rest = _parts(node.inputs[1])[rows:]
+    own = rest[0] if len(rest) == 1 else editor.emit(node, "Concat", *rest, attrs={"axis": -1})
+    editor.replace(node.output, editor.emit(node, "GatherND", node.inputs[0], own, attrs={"batch_dims": rows}))
+
+
+def _parts(indices: Value | None) -> list[Value]:
+    """The values that are joined along the last axis of indices, where each is one coordinate."""
     node, shape = indices.producer if indices is not None else None, shape_of(indices)
-    if not shape:
-        return None
+    if indices is None or not shape:
+        return []
     joined = node is not None and node.op == "Concat" and node.attrs.get("axis") in (-1, len(shape) - 1)
-    parts = [finder.of(part) for part in (node.inputs if joined and node is not None else [indices])]
-    found = [part for part in parts if part is not None and part.shape[-1] == 1]
-    if len(found) != len(parts):
-        return None
-    return [Positions(part.shape[:-1], part.offset, part.steps[:-1]) for part in found]
+    parts = [part for part in (node.inputs if joined and node is not None else [indices]) if part is not None]
+    return parts if all((shape_of(part) or ())[-1:] == (1,) for part in parts) else []
 
 
-def _counted(found: Positions, extent: Dim) -> int | None:
+def _coordinates(finder: Finder, indices: Value | None) -> list[Positions | None]:
+    """The positions along each axis of the data, without the last axis, which joins them; None for what is none."""
+    found = [finder.of(part) for part in _parts(indices)]
+    return [part and Positions(part.shape[:-1], part.offset, part.steps[:-1]) for part in found]
+
+
+def _counted(found: Positions | None, extent: Dim) -> int | None:
     """The axis along which coordinates count 0, 1, ... up to the extent of what they index."""
-    axis = found.axis()
-    return axis if axis is not None and found.shape[axis] == extent else None
+    axis = found.axis() if found is not None else None
+    return axis if found is not None and axis is not None and found.shape[axis] == extent else None
 
 
 def _reshape(editor: Editor, node: Node, shape: Sequence[Dim]) -> None:

@@ -180,7 +180,7 @@ def _operand(walk: _Walk, node: Node, value: Value | None, rank: int) -> Value |
     return value if len(shape) == 0 else walk.last(value, node)
 
 
-@_converts("Softmax", "LogSoftmax", "Hardmax", "LpNormalization", "Split")
+@_converts("Softmax", "GuardedSoftmax", "LogSoftmax", "Hardmax", "LpNormalization", "Split")
 def _along_axis(walk: _Walk, node: Node) -> None:
     x = node.inputs[0]
     if x is None or len(node.inputs) != 1:

@@ -70,6 +70,13 @@ def preparation(options: Options) -> list[Pass]:
     return [BindParams(), FoldConstants(options.fold_limit_bytes), InlineIf(), Eliminate(), CommonSubexpressions()]
 
 
+def for_proofs() -> list[Pass]:
+    """What brings equal things into one form, before a proof looks at them: what it proves of the result is as true of
+    the graph as it was written."""
+    clean = preparation(Options())
+    return [*clean, Simplify(), IndexedViews(), *clean, Simplify(), Transposes()]
+
+
 def passes(options: Options) -> list[Pass]:
     """The whole pipeline, in order."""
     clean = preparation(options)

@@ -29,11 +29,8 @@ from core.ops import registry
 from core.ops.inference import infer_graph
 from core.ops.registry import Mixes, RowAxis, describe
 from core.passes.base import shape_of
-from core.passes.indexed_views import IndexedViews
-from core.passes.pipeline import Options, preparation, run_passes
+from core.passes.pipeline import for_proofs, run_passes
 from core.passes.row_counts import Counts, Mixed, depends, steps_per_row
-from core.passes.simplify import Simplify
-from core.passes.transposes import Transposes
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +51,7 @@ def rows(graph: Graph) -> BatchInfo:
     found = _proof(graph)
     if found.batchable or not graph.inputs or graph.states:
         return found
-    simplified, _ = run_passes(
-        graph, [*preparation(Options()), Simplify(), IndexedViews(), *preparation(Options()), Simplify(), Transposes()]
-    )
+    simplified, _ = run_passes(graph, for_proofs())
     again = _proof(simplified)
     return again if again.batchable else found
 

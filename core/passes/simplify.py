@@ -42,6 +42,7 @@ class Simplify:
         for node in editor.nodes():
             _view_as_reshape(editor, node)
             _read_before_expand(editor, node)
+            _gather_before_expand(editor, node)
             _unflatten(editor, node)
         return editor.finish()
 
@@ -150,13 +151,34 @@ def _view_as_reshape(editor: Editor, node: Node) -> None:
 
 
 def _read_before_expand(editor: Editor, node: Node) -> None:
-    """An elementwise node broadcasts by itself."""
-    if not is_elementwise(node) or shape_of(node.output) is None:
+    """An elementwise node broadcasts by itself. Where that does not give the whole output, what it computes of fewer
+    elements is expanded; so it goes on to the next node."""
+    shape = shape_of(node.output)
+    if not is_elementwise(node) or shape is None:
         return
     inputs = [_unexpanded(editor, value) for value in node.inputs]
     shapes = [shape_of(value) for value in inputs if value is not None]
-    if inputs != node.inputs and node.output.shape in shapes:
+    if inputs == node.inputs:
+        return
+    if shape in shapes:
         editor.set_inputs(node, inputs)
+    elif None not in shapes and len(node.outputs) == 1 and expressible(editor.graph, shape):
+        small = editor.emit(node, node.op, *inputs, attrs=node.attrs)
+        editor.replace(node.output, editor.emit(node, "Expand", small, attrs={"shape": shape}))
+
+
+def _gather_before_expand(editor: Editor, node: Node) -> None:
+    """Rows that are picked by repeated indices are picked once, and repeated."""
+    data, indices, shape = shape_of(node.input(0)), node.input(1), shape_of(node.output)
+    if node.op != "Gather" or data is None or indices is None or shape is None:
+        return
+    source, axis = _unexpanded(editor, indices), node.attrs.get("axis", 0)
+    given = shape_of(source)
+    if source is indices or given is None or not expressible(editor.graph, shape):
+        return
+    if axis == 0 or len(given) == len(shape_of(indices) or ()):
+        rows = editor.emit(node, "Gather", node.inputs[0], source, attrs=node.attrs)
+        editor.replace(node.output, editor.emit(node, "Expand", rows, attrs={"shape": shape}))
 
 
 def _unexpanded(editor: Editor, value: Value | None) -> Value | None:

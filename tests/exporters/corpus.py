@@ -74,6 +74,9 @@ def examine(folder: Path) -> Found:
         found.packable = packed.packing is not None and packed.packing.packable
         if packed.packing is not None and not packed.packing.packable:
             found.reasons.append(f"not packed: {packed.packing.reason}")
+        if found.packable:
+            found.worst = max(found.worst, *map(_difference, packed.run_packed(feeds), expected))
+            found.verdict = "agrees" if found.worst < AGREES else "differs"
     return found
 
 

@@ -29,11 +29,13 @@ from core.ops.supposed import suppositions
 from core.options import Options, with_placement
 from core.options import make_options as make_options
 from core.packing import pack_info, packed_maker
+from core.passes.assumptions import as_one_batch
 from core.passes.feed_defaults import with_fed, with_types
 from core.passes.pipeline import Options as PassOptions
 from core.passes.pipeline import PassReport, optimize, prepare
 from core.passes.recompute import Recompute
-from core.passes.rows import rows, with_equal_leads
+from core.passes.rows import BatchInfo as Proof
+from core.passes.rows import rows
 from core.passes.widen import narrow_products
 from core.plan.plan import Plan, Planned, weight_chunks
 from core.plan.planner import make_plan
@@ -152,8 +154,8 @@ def kept(
 
 def saved(store: Store, path: Path, graph: Graph, options: Options, new_shapes: NewShapes) -> Session | Written:
     """Compile into the store; a session only where the disk is full: what was compiled still runs."""
-    graph, apart = as_one_batch(graph)
-    description = describe(graph, options, apart)
+    graph, proof, declared = to_compile(graph)
+    description = describe(graph, options, proof, declared)
     content = content_of(graph, description.batching, options)
     try:
         written = artifact.save(path, description, options.kept(), content, False, _source_of(graph, description))
@@ -189,8 +191,8 @@ def _file_digest(path: Path) -> str:
 
 def unkept(graph: Graph, options: Options, new_shapes: NewShapes = "default") -> Session:
     """A session that leaves nothing behind but object code."""
-    graph, apart = as_one_batch(graph)
-    description = describe(graph, options, apart)
+    graph, proof, declared = to_compile(graph)
+    description = describe(graph, options, proof, declared)
     session = session_of(description, content_of(graph, description.batching, options), graph, options, new_shapes)
     give_back(sum(array.nbytes for array in graph.constants.values()))  # what packing and generating code took
     return session
@@ -198,8 +200,8 @@ def unkept(graph: Graph, options: Options, new_shapes: NewShapes = "default") ->
 
 def compile_to(path: Path, graph: Graph, options: Options) -> None:
     """Compile into an artifact, one file; see runtime/artifact.py."""
-    graph, apart = as_one_batch(graph)
-    description = describe(graph, options, apart)
+    graph, proof, declared = to_compile(graph)
+    description = describe(graph, options, proof, declared)
     content, source = content_of(graph, description.batching, options), _source_of(graph, description)
     artifact.save(path, description, options.kept(), content, source=source)
 
@@ -234,7 +236,7 @@ class _Others(TypedDict, total=False):
     """What a session needs for runs with other inputs."""
 
     variant: Callable[[Fed], Session]
-    apart: Callable[[], Session]
+    declared: Callable[[], Session]
 
 
 def _others_of(
@@ -244,13 +246,13 @@ def _others_of(
     others: _Others = {}
     if description.defaults:
         others["variant"] = variants_of(graph, options, new_shapes, source)
-    if description.apart:
-        others["apart"] = lambda: _apart_session(with_types(graph(), description.apart), options)
+    if description.declared:
+        others["declared"] = lambda: _as_declared(with_types(graph(), description.declared), options)
     return others
 
 
-def _apart_session(graph: Graph, options: Options) -> Session:
-    """A session that takes inputs whose leading dimensions differ. Such runs are rare, so nothing is kept of them."""
+def _as_declared(graph: Graph, options: Options) -> Session:
+    """A session that assumes nothing of its inputs. Runs that need it are rare, so nothing is kept of them."""
     chosen = _without_packing(options)
     description = describe(graph, chosen)
     make = partial(_stored, lambda: graph, description, source=None)
@@ -270,8 +272,8 @@ def variants_of(
     chosen = _without_packing(options)  # a default belongs to one request
 
     def variant(fed: Fed) -> Session:
-        opened_up, apart = as_one_batch(with_fed(graph(), fed))
-        description = describe(opened_up, chosen, apart)
+        opened_up, proof, declared = to_compile(with_fed(graph(), fed))
+        description = describe(opened_up, chosen, proof, declared)
         own = replace(source, fed=tuple(sorted(fed))) if source is not None else None
         make = partial(_stored, lambda: opened_up, description, source=own)
         others = _others_of(lambda: opened_up, description, chosen, new_shapes, None)
@@ -340,7 +342,7 @@ def specialise(path: Path, origin: str, binding: Binding, options: Options, fed:
     store = open_store(options.cache_dir)
     if store is None:
         raise UnsupportedError(f"the cache folder {options.cache_dir} cannot be written")
-    graph = as_one_batch(with_fed(_graph_in(path), fed))[0] if fed else _graph_in(path)
+    graph = to_compile(with_fed(_graph_in(path), fed))[0] if fed else _graph_in(path)
     description = describe(graph, options)
     compiled = build(graph, options, description.batching, binding)
     _keep(Source(path, origin, store, fed), description, binding, options, compiled)
@@ -350,22 +352,23 @@ def _graph_in(path: Path) -> Graph:
     """The graph that is compiled of an ONNX file, or that an artifact holds."""
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
-            return as_one_batch(load(path))[0]
+            return to_compile(load(path))[0]
     return artifact.load_graph(path)
 
 
-def as_one_batch(graph: Graph) -> tuple[Graph, Mapping[str, ValueType]]:
-    """The graph to compile. Where its inputs may lead with different dimensions, and taking these as equal lets rows
-    share a run, they are equal in it; then the types of the inputs as they were, too."""
-    together = with_equal_leads(graph)
-    if together is None:
-        return graph, {}
-    return together, {value.name: value.type for value in graph.inputs}
+def to_compile(graph: Graph) -> tuple[Graph, Proof, Mapping[str, ValueType]]:
+    """The graph that is compiled, whether its rows are independent, and the types of the inputs as the model declares
+    them, where the graph assumes more than that (`passes/assumptions.py`)."""
+    together, proof = as_one_batch(graph)
+    declared = {value.name: value.type for value in graph.inputs} if together is not graph else {}
+    return together, proof, declared
 
 
-def describe(graph: Graph, options: Options, apart: Mapping[str, ValueType] | None = None) -> Description:
-    """What can be said of a model before its shapes are known. `apart`: see `as_one_batch`."""
-    proof = rows(graph)
+def describe(
+    graph: Graph, options: Options, proof: Proof | None = None, declared: Mapping[str, ValueType] | None = None
+) -> Description:
+    """What can be said of a model before its shapes are known. `proof` and `declared`: see `to_compile`."""
+    proof = proof or rows(graph)
     symbol = proof.symbol or leading_symbol(graph)
     batching = BatchInfo(proof.batchable, proof.reason, symbol, supposed_of(graph, symbol))
     inputs = {value.name: value.type for value in graph.inputs}
@@ -375,7 +378,7 @@ def describe(graph: Graph, options: Options, apart: Mapping[str, ValueType] | No
     # State belongs to one code, so no other may run with it.
     defaults = {value.name: type_ for value, type_ in graph.defaults.items()} if not graph.states else {}
     return Description(
-        graph.name, inputs, outputs, batching, options.max_batch, packing, endless, defaults, apart or {}
+        graph.name, inputs, outputs, batching, options.max_batch, packing, endless, defaults, declared or {}
     )
 
 

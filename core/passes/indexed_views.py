@@ -16,7 +16,7 @@ from core.ir.dim import Dim, product
 from core.ir.graph import Graph, Node, Value
 from core.ir.types import DType
 from core.ops.inference import infer_graph
-from core.passes.base import PassResult, expressible, reshape_attrs, shape_of
+from core.passes.base import PassResult, expressible, is_view_node, reshape_attrs, shape_of, view_origin
 from core.passes.edit import Editor
 from core.passes.positions import Finder, Positions
 
@@ -34,15 +34,62 @@ class IndexedViews:
         return editor.finish()
 
 
+def wanted_extents(graph: Graph) -> list[tuple[Dim, Dim]]:
+    """Pairs of extents of which gathers would read every element in order if they were equal."""
+    finder = Finder(infer_graph(graph))
+    pairs: list[tuple[Dim, Dim]] = []
+    for node in graph.nodes:
+        data, indices = shape_of(node.input(0)), node.input(1)
+        if node.op == "GatherND" and data is not None:
+            batch = node.attrs.get("batch_dims", 0)
+            assert isinstance(batch, int)
+            for extent, found in zip(data[batch:], _coordinates(finder, indices), strict=False):
+                if found is not None and (axis := found.axis()) is not None:
+                    pairs.append((extent, found.shape[axis]))
+        elif node.op == "Gather" and (flat := finder.of(indices)) is not None:
+            pairs += flat.strides()
+    return [(a, b) for a, b in pairs if a != b]
+
+
 def _gather(editor: Editor, finder: Finder, node: Node) -> None:
     """The elements along an axis, each once and in order: the axis becomes those of the indices."""
     data, indices = shape_of(node.input(0)), finder.of(node.input(1))
     axis = node.attrs.get("axis", 0)
-    if data is None or indices is None or not isinstance(axis, int):
+    if data is None or not isinstance(axis, int):
         return
     axis %= len(data)
-    if indices.counts_all() and product(indices.shape) == data[axis]:
+    if indices is None:
+        _gather_one_of_each_row(editor, finder, node)
+    elif indices.counts_all() and product(indices.shape) == data[axis]:
         _reshape(editor, node, (*data[:axis], *indices.shape, *data[axis + 1 :]))
+
+
+def _gather_one_of_each_row(editor: Editor, finder: Finder, node: Node) -> None:
+    """`flat[row * length + place]`, where `flat` joins rows of this length, and no place lies beyond a row."""
+    flat, total = node.inputs[0], node.inputs[1]
+    source, add = view_origin(flat) if flat is not None else None, total.producer if total is not None else None
+    shape = shape_of(source)
+    if flat is None or source is None or shape is None or len(shape) < 2 or add is None or add.op != "Add":
+        return
+    if node.attrs.get("axis", 0) != 0 or flat.shape != (shape[0] * shape[1], *shape[2:]):
+        return
+    for begin, place in (add.inputs, reversed(add.inputs)):
+        begins = finder.of(begin)
+        if begins == Positions((shape[0],), 0, (shape[1],)) and place is not None and _is_place(place, shape[1]):
+            column = editor.emit(node, "Reshape", place, attrs=reshape_attrs((shape[0], 1)))
+            editor.replace(node.output, editor.emit(node, "GatherND", source, column, attrs={"batch_dims": 1}))
+            return
+
+
+def _is_place(value: Value, extent: Dim) -> bool:
+    """Whether all elements are 0 or more, and less than an extent."""
+    node = value.producer
+    while node is not None and (node.op in ("Cast", "Identity") or is_view_node(node)):
+        node = node.inputs[0].producer if node.inputs[0] is not None else None
+    if node is None or node.op not in ("ArgMax", "ArgMin"):
+        return False
+    axis, shape = node.attrs.get("axis", 0), shape_of(node.inputs[0])
+    return isinstance(axis, int) and shape is not None and shape[axis] == extent
 
 
 def _gather_elements(editor: Editor, finder: Finder, node: Node) -> None:

@@ -42,12 +42,18 @@ class Positions:
 
     def counts_all(self) -> bool:
         """Whether the elements, in their order, are 0, 1, 2, ..."""
+        return self.offset == 0 and all(step == wanted for step, wanted in self.strides())
+
+    def strides(self) -> list[tuple[Dim, Dim]]:
+        """The steps along all axes but those of extent 1, each with what it would be if the elements, in their order,
+        were 0, 1, 2, ..."""
+        pairs: list[tuple[Dim, Dim]] = []
         behind: Dim = 1
         for extent, step in zip(reversed(self.shape), reversed(self.steps), strict=True):
-            if extent != 1 and step != behind:
-                return False
-            behind = behind * extent
-        return self.offset == 0
+            if extent != 1:
+                pairs.append((step, behind))
+                behind = behind * extent
+        return pairs
 
 
 class Finder:

@@ -56,25 +56,7 @@ def rows(graph: Graph) -> BatchInfo:
     return again if again.batchable else found
 
 
-def with_equal_leads(graph: Graph) -> Graph | None:
-    """A copy in which all inputs lead with one symbol, where they lead with several and rows are independent if these
-    are equal; else None.
-
-    Exporters give the leading dimension of every input a name of its own, or none. Whoever runs the copy has to check
-    that the leading dimensions of all inputs are equal.
-    """
-    leading = [_symbol_of(value) for value in graph.inputs]
-    if graph.states or None in leading or len(set(leading)) < 2:
-        return None
-    copy = graph.clone({name: symbol(str(leading[0])) for name in leading if name is not None})
-    try:
-        infer_graph(copy)
-    except ModelError:
-        return None
-    return copy if rows(copy).batchable else None
-
-
-def _symbol_of(value: Value) -> str | None:
+def leading(value: Value) -> str | None:
     """The symbol that an input leads with."""
     shape = shape_of(value)
     return str(shape[0]) if shape and not isinstance(shape[0], int) and str(shape[0]).isidentifier() else None
@@ -96,10 +78,10 @@ def _leading_symbol(graph: Graph) -> str:
         raise Mixed(f"the model keeps state (%{graph.states[0].value.name}) from run to run")
     if not graph.inputs:
         raise Mixed("the model has no inputs")
-    leading = {_leading(value) for value in graph.inputs}
-    if len(leading) > 1:
-        raise Mixed(f"the inputs lead with different dimensions: {', '.join(sorted(leading))}")
-    batch = leading.pop()
+    names = {_leading(value) for value in graph.inputs}
+    if len(names) > 1:
+        raise Mixed(f"the inputs lead with different dimensions: {', '.join(sorted(names))}")
+    batch = names.pop()
     for value in graph.inputs:
         if any(depends(dim, batch) for dim in value.shape[1:]):
             raise Mixed(f"input '{value.name}' has dimension '{batch}' more than once")
@@ -107,7 +89,7 @@ def _leading_symbol(graph: Graph) -> str:
 
 
 def _leading(value: Value) -> str:
-    found = _symbol_of(value)
+    found = leading(value)
     if found is None:
         raise Mixed(f"input '{value.name}' ({value.type}) has no symbolic leading dimension")
     return found

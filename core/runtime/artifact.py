@@ -6,7 +6,7 @@
     fallbacks  graph and constants of nodes that run on the reference
     states     initial values of the model's state
     source     the graph itself, only for models compiled per shape those with defaults that a run may
-               replace, and those whose inputs may lead with different dimensions
+               replace, and those whose code assumes more of the inputs than is declared
 
 Where nodes are spread over devices, every part has a plan and sections of its own ("0.code", "1.code"), and the facts
 say how values get from one to the other. The code of a GPU's part are binaries, up to sm_89 each with its PTX.
@@ -251,7 +251,7 @@ def _description_to_json(description: Description) -> dict[str, Any]:
         "max_batch": description.max_batch,
         "may_not_end": description.may_not_end,
         "defaults": {name: str(type_) for name, type_ in description.defaults.items()},
-        "apart": {name: str(type_) for name, type_ in description.apart.items()},
+        "declared": {name: str(type_) for name, type_ in description.declared.items()},
         "packing": astuple(description.packing) if description.packing is not None else None,
     }
 
@@ -267,7 +267,7 @@ def _description_from_json(data: dict[str, Any]) -> Description:
             max_batch=int(data["max_batch"]),
             may_not_end=bool(data["may_not_end"]),
             defaults={name: parse_type(text) for name, text in data["defaults"].items()},
-            apart={name: parse_type(text) for name, text in data["apart"].items()},
+            declared={name: parse_type(text) for name, text in data["declared"].items()},
             packing=PackInfo(*data["packing"]) if data["packing"] is not None else None,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from server.types import Tensors, TensorSpec
+from server.types import Fits, Tensors, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,12 @@ class OpenModel(LoadedModel, Protocol):
         ...
 
     @property
-    def rows_may_differ(self) -> bool:
-        """Whether one input of a request may have more rows than another, although requests are batched where none
-        has."""
+    def assumes(self) -> bool:
+        """Whether batching rests on dimensions being equal that the model lets differ."""
+        ...
+
+    def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        """Return whether a request of these shapes is like those that it batches. Any other runs alone."""
         ...
 
 
@@ -182,9 +185,9 @@ def optional(model: LoadedModel) -> tuple[TensorSpec, ...]:
     return model.optional if isinstance(model, OpenModel) else ()
 
 
-def rows_may_differ(model: LoadedModel) -> bool:
-    """Return whether a request may have more rows in one input than in another."""
-    return isinstance(model, OpenModel) and model.rows_may_differ
+def fitting(model: LoadedModel) -> Fits | None:
+    """Return what says whether a request is like those that a model batches; None where every one is."""
+    return model.fits if isinstance(model, OpenModel) and model.assumes else None
 
 
 def packing(model: LoadedModel) -> PackingModel | None:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import queue
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,7 +52,11 @@ def examine(folder: Path) -> Found:
     feeds = [_arrays(file) for file in sorted(folder.glob("feeds-*.npz"))]
     theirs = plain_session(str(path))
     names = [output.name for output in theirs.get_outputs()]
-    expected = [dict(zip(names, theirs.run(None, feed), strict=True)) for feed in feeds]
+    try:
+        expected = [dict(zip(names, theirs.run(None, feed), strict=True)) for feed in feeds]
+    except Exception as error:
+        found.verdict, found.reasons = "ORT no", [f"ONNX Runtime: {error}"]
+        return found
     found.independent = _independent(lambda feed: theirs.run(None, feed), feeds)
     begin = time.perf_counter()
     try:
@@ -132,12 +138,21 @@ def examined(folder: Path, seconds: float = 600) -> Found:
     child = context.Process(target=_examined, args=(folder, answers))
     child.start()
     try:
-        return answers.get(timeout=seconds)  # type: ignore[no-any-return]
-    except Exception:
-        return Found(folder.name, "crashed" if child.exitcode else "no answer")
+        return _answer(child, answers, time.monotonic() + seconds) or Found(folder.name, "crashed or never ended")
     finally:
         child.kill()
         child.join()
+
+
+def _answer(child: Any, answers: Any, deadline: float) -> Found | None:
+    """What a child finds; None where it ends without an answer, or not in time."""
+    while time.monotonic() < deadline:
+        with suppress(queue.Empty):
+            found: Found = answers.get(timeout=1)
+            return found
+        if not child.is_alive() and answers.empty():
+            return None
+    return None
 
 
 def main(arguments: Sequence[str]) -> None:

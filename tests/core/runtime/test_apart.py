@@ -16,6 +16,7 @@ import core
 from core.compiler import compile_to
 from core.errors import FeedError, SessionClosed
 from core.options import make_options
+from tests.core.passes.test_assumptions import DECODER, GATHERS, NUMBERS, graph
 from tests.onnx_runtime import plain_session
 
 RANDOM = np.random.default_rng(5)
@@ -74,7 +75,7 @@ def test_others_run_as_the_model_says(kept: bool, tmp_path: Path) -> None:
     with session:
         for rows in ((4, 1), (1, 4), (3, 3), (1, 5)):  # one row is repeated
             check(session, data, feeds(*rows))
-        assert "whose leading dimensions differ" in session.explain()
+        assert "as the model declares them" in session.explain()
         with pytest.raises(FeedError, match="broadcast"):
             session.run(feeds(2, 3))
         assert session.settle(10)
@@ -111,3 +112,20 @@ def test_missing_inputs_are_named() -> None:
             session.run({"a": np.zeros((2, 16), np.float32)})
         with pytest.raises(FeedError, match="shape"):
             session.run({"a": np.zeros((2, 16), np.float32), "b": np.zeros((2, 15), np.float32)})
+
+
+def test_a_mask_that_is_longer_than_what_it_is_for() -> None:
+    """Exported decoders give their mask a length of its own: as long as past and new tokens, it is one batch; longer,
+    its first elements count."""
+    declared = graph(DECODER.format(numbers=NUMBERS, gather=GATHERS["torchscript"]))
+    with core.compile(declared, tune="off", new_shapes="wait") as session:
+        assert session.batching.batchable
+        for batch, new, past, total in ((3, 2, 4, 6), (1, 1, 4, 9), (1, 3, 0, 3), (1, 2, 4, 8), (2, 1, 5, 6)):
+            given = {
+                "ids": RANDOM.integers(0, 9, (batch, new)),
+                "past": RANDOM.normal(size=(batch, past, 4)).astype(np.float32),
+                "mask": RANDOM.random((batch, total)) < 0.5,
+            }
+            assert session.fits({name: array.shape for name, array in given.items()}) == (total == new + past)
+            (expected,) = core.interpret(declared, given).values()
+            np.testing.assert_allclose(session.run(given)["y"], expected, 1e-6)

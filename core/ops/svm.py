@@ -124,7 +124,8 @@ class SVMRegressor(_Svm):
 class SVMClassifier(_Svm):
     """The label, and scores: of each class where it is linear or has probabilities, else of each pair of classes.
 
-    Probabilities come from `prob_a` and `prob_b` by pairwise coupling (Wu, Lin and Weng 2004), as in LIBSVM.
+    The label is the class that wins most pairs, the first of equal ones, with probabilities as without: those of
+    another class may be larger. Probabilities come from `prob_a` and `prob_b` by pairwise coupling (Wu, Lin and Weng 2004), as in LIBSVM.
     """
 
     outputs = "Y, Z"
@@ -166,11 +167,10 @@ class SVMClassifier(_Svm):
             scores = self.kernel(c, x, self.vectors(c, len(labels), "coefficients")) + c.attr("rho")[0]
             return largest(labels, scores), transformed(c, scores)
         decisions = self._decisions(c, x, len(labels))
-        if c.attr("prob_a"):
-            scores = _coupled(_pair_probabilities(c, decisions), len(labels))
-            return largest(labels, scores), transformed(c, scores)
         label = largest(labels, _votes(decisions, len(labels)))
-        return label, self._pair_scores(c, decisions)
+        if not c.attr("prob_a"):
+            return label, self._pair_scores(c, decisions)
+        return label, transformed(c, _coupled(_pair_probabilities(c, decisions), len(labels)))
 
     def _decisions(self, c: Call, x: Array, classes: int) -> Array:
         """The decision [rows, pairs] of each pair of classes i < j, positive for i."""
@@ -195,11 +195,12 @@ class SVMClassifier(_Svm):
 
 
 def _votes(decisions: Array, classes: int) -> Array:
-    """How many pairs each class wins: [rows, classes]."""
+    """How many pairs each class wins: [rows, classes]. The second class of a pair wins what is not positive."""
     votes = np.zeros((len(decisions), classes), np.int64)
     for column, (i, j) in enumerate(combinations(range(classes), 2)):
-        votes[:, i] += decisions[:, column] > 0
-        votes[:, j] += decisions[:, column] <= 0
+        first = decisions[:, column] > 0
+        votes[:, i] += first
+        votes[:, j] += ~first
     return votes
 
 

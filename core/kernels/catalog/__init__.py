@@ -24,6 +24,7 @@ from core.kernels.catalog import (
     segment_reduce,
     softmax,
     strassen,
+    svm,
     tiles,
     trees,
     winograd,
@@ -56,5 +57,5 @@ __all__ = [
     "Scratch", "Selector", "Status", "amx", "attention", "candidates", "conv", "conv_batch", "conv_chain", "copy",
     "covers", "cuda", "depthwise", "direct", "elementwise", "gather", "gemm", "has_elements", "norm", "offers",
     "pool", "pool_gradient", "recurrent", "reduce", "resize", "scatter", "segment_attention", "segment_reduce",
-    "select", "softmax", "strassen", "tiles", "trees", "winograd", "winograd_lines",
+    "select", "softmax", "strassen", "svm", "tiles", "trees", "winograd", "winograd_lines",
 ]  # fmt: skip

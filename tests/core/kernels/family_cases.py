@@ -20,6 +20,7 @@ from core.passes.pipeline import optimize
 from core.plan.planner import make_plan
 from tests.core.kernels.harness import scalar_body, single_node
 from tests.core.kernels.sweep import floats, normal, tensor
+from tests.core.kernels.test_svm import fitted
 from tests.core.kernels.test_trees import grown
 from tests.core.passes.examples import chosen_branch, loop_with_a_body
 
@@ -104,6 +105,7 @@ def graphs() -> Iterator[Graph]:
     yield _node("SegmentAttention", *["float32[1,n,2,16]"] * 3, "int64[n+1]", epilogue=summed, **_HEADS)
     yield _node("SegmentReduce", "float32[n,8]", "int64[n+1]", axis=0, mode="mean")
     yield single_node("TreeEnsembleRegressor", tensor("float32[n,5]"), **grown(0, trees=6, targets=2))
+    yield single_node("SVMClassifier", tensor("float32[n,5]"), outputs=2, **fitted("RBF", 9, 20, 3, probable=True))
     yield _chain()
     yield loop_with_a_body()
     yield chosen_branch()

@@ -152,7 +152,7 @@ def _packed_product(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     if packed is None or bits not in (4, 8) or block < 16 or node.input(4) is not None:
         raise UnsupportedError("needs constant weights of 4 or 8 bits, not reordered", where=node.where)
     blocks = -(-k // block)
-    weights = e.constant(_unpacked(packed.reshape(n, -1), bits)[:, : blocks * block].reshape(n, blocks, block))
+    weights = e.constant(unpacked(packed.reshape(n, -1), bits)[:, : blocks * block].reshape(n, blocks, block))
     scales = e("Reshape", node.required(2), e.constant([n, blocks, 1], dtype=DType.INT64))
     steps = e("Sub", e("Cast", weights, to=scales.dtype.onnx_code), _zero_points(e, node, n, blocks, bits, scales))
     dense = e("Reshape", e("Mul", steps, scales), e.constant([n, blocks * block], dtype=DType.INT64))
@@ -168,7 +168,7 @@ def _first_columns(e: Emitter, x: Value, count: int) -> Value:
     return e("Slice", x, starts, ends, axes)
 
 
-def _unpacked(packed: Any, bits: int) -> Any:
+def unpacked(packed: Any, bits: int) -> Any:
     """Numbers of 4 bits from bytes, the lower half first."""
     if bits == 8:
         return packed
@@ -184,5 +184,5 @@ def _zero_points(e: Emitter, node: OnnxNode, n: int, blocks: int, bits: int, sca
     if points is None:
         raise UnsupportedError("needs constant zero points", where=node.where)
     if points.dtype == np.uint8:
-        points = _unpacked(points.reshape(n, -1), bits)[:, :blocks]
+        points = unpacked(points.reshape(n, -1), bits)[:, :blocks]
     return e.constant(points.reshape(n, blocks, 1), dtype=scales.dtype)

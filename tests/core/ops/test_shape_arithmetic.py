@@ -107,6 +107,8 @@ def test_numbers_without_symbols_are_plain_integers() -> None:
         (-2, 2**63 - 1, 1, 2),
         (0, N, 1, N),
         (0, 2**63 - 1, 2, floor_div(N + 1, 2)),
+        (0, 10**9, 1, N),  # as tf2onnx writes it
+        (1, 10**9, 1, N - 1),
     ],
 )
 def test_slices_of_a_symbolic_extent(starts: Any, ends: Any, steps: int, expected: Dim) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,9 @@ from typing import Literal
 from core.codegen.jit import compiler_version, llvm_version
 from core.codegen.target import has_bytes, host
 from core.errors import ArtifactError, ModelError, UnsupportedError
-from core.frontends.onnx import load
+from core.frontends.beside import digests, names_files
+from core.frontends.external import ExternalFiles
+from core.frontends.onnx import load, load_with
 from core.ir.dim import Dim, SymDim, symbol, symbols
 from core.ir.graph import Graph
 from core.ir.types import TensorType
@@ -133,7 +136,8 @@ def kept(
     `file`: where the model lies."""
     if file is None:
         options = _here_and_now(options)
-    key = model_key(model, options)
+    beside = ExternalFiles(file.parent) if file is not None else None
+    key = model_key(model, options, beside)
     path = store.model(key)
     source = Source(file, key, store) if file is not None and options.tune_later else None
     with suppress(ArtifactError):
@@ -142,7 +146,7 @@ def kept(
         return session
     if isinstance(model, Path):  # by now it may be another file than the one that was looked for
         return kept(store, model.read_bytes(), options, new_shapes, file)
-    graph, size = load(model), len(model)
+    graph, size = load_with(model, beside if names_files(model) else None), len(model)
     del model  # its memory is of use to what follows
     made = saved(store, path, graph, options, new_shapes)
     del graph
@@ -167,10 +171,11 @@ def _source_of(graph: Graph, description: Description) -> Graph | None:
     return graph if description.defaults else None
 
 
-def model_key(model: bytes | Path, options: Options) -> str:
-    """A digest of everything that compiling depends on. A file is not in memory as a whole meanwhile."""
+def model_key(model: bytes | Path, options: Options, beside: ExternalFiles | None = None) -> str:
+    """A digest of everything that compiling depends on. A file is not in memory as a whole meanwhile. Tensors may lie
+    in the files `beside`."""
     parts = (
-        _file_digest(model) if isinstance(model, Path) else hashlib.sha256(model).hexdigest(),
+        *(_file_digests(model, beside) if isinstance(model, Path) else _digests(model, beside)),
         options.key,
         host().key,
         compiler_version(),
@@ -181,9 +186,18 @@ def model_key(model: bytes | Path, options: Options) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _file_digest(path: Path) -> str:
+def _file_digests(path: Path, beside: ExternalFiles | None) -> list[str]:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        if os.fstat(file.fileno()).st_size == 0:
+            return _digests(b"", beside)
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return _digests(content, beside)
+
+
+def _digests(model: bytes | mmap.mmap, beside: ExternalFiles | None) -> list[str]:
+    """Of the content, and of what lies beside it."""
+    outside = digests(model, beside) if beside is not None else []
+    return [hashlib.sha256(model).hexdigest(), *outside]
 
 
 def unkept(graph: Graph, options: Options, new_shapes: NewShapes = "default") -> Session:

@@ -66,19 +66,24 @@ STANDARD_DOMAINS = ("", "ai.onnx.preview")  # domains whose operators may be def
 Inputs = Sequence[Value | None]
 
 
-def load(source: str | os.PathLike[str] | bytes, external_data: bool = False) -> Graph:
-    """The graph of an ONNX model, given as a path or as bytes; nothing outside the file is read.
+def load(source: str | os.PathLike[str] | bytes, external_data: bool = True) -> Graph:
+    """The graph of an ONNX model, given as a path or as bytes.
 
-    `external_data` permits tensors to lie in other files of the model's folder; they are mapped, not copied.
+    Tensors of a model that is given as a path may lie in other files of its folder, unless `external_data` is False;
+    they are mapped, not copied. Of bytes nothing outside is read.
 
     ModelError names the node, operator and opset, what was expected and what came; UnsupportedError says the model is
     valid but needs what Lathe lacks.
     """
     if isinstance(source, bytes):
-        return import_model(parse_model(source))
+        return load_with(source, None)
     path = Path(source)
-    files = ExternalFiles(path.parent) if external_data else None
-    return import_model(parse_model(path.read_bytes(), external_data), files)
+    return load_with(path.read_bytes(), ExternalFiles(path.parent) if external_data else None)
+
+
+def load_with(data: bytes, files: ExternalFiles | None) -> Graph:
+    """As `load`, of a model whose tensors may lie in `files`."""
+    return import_model(parse_model(data, files is not None), files)
 
 
 def import_model(model: onnx.ModelProto, files: ExternalFiles | None = None) -> Graph:

@@ -97,8 +97,8 @@ def import_model(model: onnx.ModelProto, files: ExternalFiles | None = None) -> 
 
     whole = importer({})
     graph = whole.model(model.graph, versions)
-    read = elements_read(graph)
-    open_ |= {name for value, name in whole.believed.items() if value not in read}
+    read, used = elements_read(graph), graph.uses()
+    open_ |= {name for value, name in whole.believed.items() if value not in read or value not in used}
     if open_:
         whole = importer({})
         graph = whole.model(model.graph, versions)
@@ -341,7 +341,8 @@ class _Importer:
 
     def _define(self, name: str, value: Value, frame: Frame) -> None:
         """Where inference does not even know the rank, the declared shape counts, and a run checks the value's own. A
-        value whose elements nothing reads may never be made: of what reads its shape the sizes must not be believed."""
+        value whose elements nothing reads may never be made: of what reads its shape the sizes must not be believed.
+        An output of the model that no node reads is what its node makes it, whatever was declared."""
         frame.scope.define(name, value)
         if name in frame.declared and isinstance(value.type, TensorType) and value.type.shape is None:
             declared = value_type(frame.declared[name], self.session.symbols, name)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from core.errors import UnsupportedError
-from core.frontends.contrib.table import kept, last, lowers, refuse
+from core.frontends.contrib.table import int64s, kept, last, lowers, refuse
 from core.frontends.opsets import OnnxNode
 from core.frontends.scope import Emitter
 from core.ir.graph import Value
@@ -118,6 +118,29 @@ def _product(
     if (bias := node.input(bias_at)) is None:
         return last(e, node, "Mul", *scales)
     return last(e, node, "Add", e("Mul", *scales), bias)
+
+
+@lowers("DynamicQuantizeLSTM")
+def _dynamic_lstm(e: Emitter, node: OnnxNode) -> Sequence[Value]:
+    """ONNX's LSTM with the weights that the bytes stand for. ONNX Runtime also quantizes what meets the weights, by its
+    own range in every step and over the whole batch, for the speed of products of bytes; that rounding is left out
+    here, so results are closer to those of the layer before it was quantized, and rows of a batch do not meet."""
+    weights = [_dequantized(e, node, at, scale) for at, scale in ((1, 8), (2, 10))]
+    attrs = kept(
+        node, "activations", "activation_alpha", "activation_beta", "clip", "direction", "hidden_size", "input_forget"
+    )
+    inputs = [node.required(0), *weights, *(node.input(at) for at in range(3, 8))]
+    return e.emit("LSTM", inputs, attrs, node.outputs, node.label)
+
+
+def _dequantized(e: Emitter, node: OnnxNode, at: int, scale_at: int) -> Value:
+    """Weights [directions, inputs, gates] of bytes as floats [directions, gates, inputs]. Scales and zero points are
+    those of a direction, [directions], or of each column, [directions, gates]."""
+    axes = int64s(e, *((1,) if node.rank(scale_at) == 2 else (1, 2)))
+    steps = e("Cast", node.required(at), to=DType.FLOAT32.onnx_code)
+    if (zero := node.input(scale_at + 1)) is not None:
+        steps = e("Sub", steps, e("Unsqueeze", e("Cast", zero, to=DType.FLOAT32.onnx_code), axes))
+    return e("Transpose", e("Mul", steps, e("Unsqueeze", node.required(scale_at), axes)), perm=(0, 2, 1))
 
 
 @lowers("DynamicQuantizeLinear", domain="")

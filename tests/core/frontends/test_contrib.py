@@ -10,9 +10,11 @@ import onnx
 import pytest
 from onnx import helper
 
+import core
 from core.errors import UnsupportedError
 from core.frontends.onnx import load
 from tests.core.frontends.models import assert_agree, floats, model
+from tests.onnx_runtime import plain_session
 
 
 def contributed(op: str, inputs: list[str], outputs: list[str], **attrs: object) -> onnx.NodeProto:
@@ -259,3 +261,44 @@ def test_packed_attention_is_refused() -> None:
     node = contributed("MultiHeadAttention", ["x"], ["y"], num_heads=2)
     with pytest.raises(UnsupportedError, match="in one tensor, expected three"):
         load(model([node], {"x": [1, 2, 2, 3, 4]}, domains={"com.microsoft": 1}).SerializeToString())
+
+
+def by_bytes(weight: Any, of_columns: bool) -> tuple[Any, Any, Any]:
+    """A weight [directions, gates, inputs] as the bytes, scales and zero points that ONNX Runtime's quantizer makes:
+    those of columns are signed, and their zero points 0."""
+    columns = weight.transpose(0, 2, 1)
+    if of_columns:
+        scale = np.abs(columns).max(1, keepdims=True) / 127
+        data = np.round(columns / scale).astype(np.int8)
+        return data, scale.squeeze(1).astype(np.float32), np.zeros_like(scale.squeeze(1), np.int8)
+    axes = (1, 2)
+    low, high = np.minimum(columns.min(axes, keepdims=True), 0), np.maximum(columns.max(axes, keepdims=True), 0)
+    scale = (high - low) / 255
+    zero = np.round(-low / scale)
+    data = np.clip(np.round(columns / scale) + zero, 0, 255).astype(np.uint8)
+    return data, scale.squeeze(axes).astype(np.float32), zero.squeeze(axes).astype(np.uint8)
+
+
+@pytest.mark.parametrize("of_columns", [False, True])
+@pytest.mark.parametrize(("direction", "count"), [("forward", 1), ("reverse", 1), ("bidirectional", 2)])
+def test_layers_of_quantized_weights(direction: str, count: int, of_columns: bool) -> None:
+    """As ONNX Runtime computes the layer with what the bytes stand for, and about as with bytes for the input, too."""
+    size, hidden, feeds = 5, 6, {"x": floats(4, 3, 5)}
+    weights = {"w": floats(count, 4 * hidden, size, seed=1), "r": floats(count, 4 * hidden, hidden, seed=2) * 0.5}
+    constants, exact = {"b": floats(count, 8 * hidden, seed=3)}, {}
+    for name, weight in weights.items():
+        data, scale, zero = by_bytes(weight, of_columns)
+        constants |= {name: data, f"s{name}": scale, f"z{name}": zero}
+        each = np.expand_dims(scale, 1 if of_columns else (1, 2)), np.expand_dims(zero, 1 if of_columns else (1, 2))
+        exact[name] = np.ascontiguousarray(((data.astype(np.float32) - each[1]) * each[0]).transpose(0, 2, 1))
+    attrs = {"direction": direction, "hidden_size": hidden}
+    inputs = ["x", "w", "r", "b", "", "", "", "", "sw", "zw", "sr", "zr"]
+    node = contributed("DynamicQuantizeLSTM", inputs, ["y", "h", "c"], **attrs)
+    proto = model([node], {"x": [4, "n", 5]}, ["y", "h", "c"], constants=constants, domains={"com.microsoft": 1})
+    plain = helper.make_node("LSTM", inputs[:4], ["y", "h", "c"], **attrs)
+    other = model([plain], {"x": [4, "n", 5]}, ["y", "h", "c"], constants={**exact, "b": constants["b"]})
+    with core.compile(proto.SerializeToString(), threads=1, tune="off") as session:
+        got = list(session.run(feeds).values())
+    for theirs, tolerance in ((other, 1e-5), (proto, 3e-2)):
+        for mine, wanted in zip(got, plain_session(theirs.SerializeToString()).run(None, feeds), strict=True):
+            np.testing.assert_allclose(mine, wanted, atol=tolerance)

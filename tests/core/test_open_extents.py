@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.core.small_models import assert_like_onnx_runtime, model
+from tests.core.small_models import assert_like_onnx_runtime, model, normal, untyped
 
 # %part has as many elements as `end` says.
 BODIES = {
@@ -41,3 +41,17 @@ def test_in_a_nested_graph_that_reads_the_extent_alone() -> None:
     )
     x = np.float32([[1], [2]])
     assert_like_onnx_runtime(data, *({"x": x, "last": np.array(last)} for last in (5, 2, 1, 9)))
+
+
+def test_a_branch_views_what_has_another_name_once_its_channels_are_last() -> None:
+    """The extent of a convolution of unknown width is named after its node; no attribute of a branch may hold it."""
+    constants = "int64[2] ends = {0, 1}, float[3,2,1,3] w = {" + ", ".join(str(k % 5 - 2) for k in range(18)) + "}"
+    body = """
+        k = Compress <axis = 3> (x, keep) h = Conv(k, w) r = Relu(h)
+        y = If(flag) <
+            then_branch = g1 () => (float a) { u = Unsqueeze(r, ends) a = Squeeze(u, ends) },
+            else_branch = g2 () => (float b) { v = Unsqueeze(r, ends) m = Neg(v) b = Squeeze(m, ends) }>"""
+    data = untyped(model("float[N,2,1,9] x, bool[9] keep, bool flag => float y", body, constants))
+    keep = np.arange(9) % 4 != 1
+    runs = [{"x": normal(2, 2, 1, 9), "keep": keep, "flag": np.array(flag)} for flag in (True, False)]
+    assert_like_onnx_runtime(data, *runs)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from core.errors import UnsupportedError
-from core.frontends.contrib.table import int64s, kept, last, lowers, refuse
+from core.frontends.contrib.table import kept, last, lowers, refuse
 from core.frontends.opsets import OnnxNode
 from core.frontends.scope import Emitter
 from core.ir.graph import Value
@@ -120,29 +120,6 @@ def _product(
     return last(e, node, "Add", e("Mul", *scales), bias)
 
 
-@lowers("DynamicQuantizeLSTM")
-def _dynamic_lstm(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """ONNX's LSTM with the weights that the bytes stand for. ONNX Runtime also quantizes what meets the weights, by its
-    own range in every step and over the whole batch, for the speed of products of bytes; that rounding is left out
-    here, so results are closer to those of the layer before it was quantized, and rows of a batch do not meet."""
-    weights = [_dequantized(e, node, at, scale) for at, scale in ((1, 8), (2, 10))]
-    attrs = kept(
-        node, "activations", "activation_alpha", "activation_beta", "clip", "direction", "hidden_size", "input_forget"
-    )
-    inputs = [node.required(0), *weights, *(node.input(at) for at in range(3, 8))]
-    return e.emit("LSTM", inputs, attrs, node.outputs, node.label)
-
-
-def _dequantized(e: Emitter, node: OnnxNode, at: int, scale_at: int) -> Value:
-    """Weights [directions, inputs, gates] of bytes as floats [directions, gates, inputs]. Scales and zero points are
-    those of a direction, [directions], or of each column, [directions, gates]."""
-    axes = int64s(e, *((1,) if node.rank(scale_at) == 2 else (1, 2)))
-    steps = e("Cast", node.required(at), to=DType.FLOAT32.onnx_code)
-    if (zero := node.input(scale_at + 1)) is not None:
-        steps = e("Sub", steps, e("Unsqueeze", e("Cast", zero, to=DType.FLOAT32.onnx_code), axes))
-    return e("Transpose", e("Mul", steps, e("Unsqueeze", node.required(scale_at), axes)), perm=(0, 2, 1))
-
-
 @lowers("DynamicQuantizeLinear", domain="")
 def _dynamic(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     values = dynamically_quantized(e, node, node.required(0))
@@ -152,14 +129,19 @@ def _dynamic(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 def dynamically_quantized(e: Emitter, node: OnnxNode, x: Value) -> tuple[Value, Value, Value]:
     """x as uint8, its scale, its zero point: DynamicQuantizeLinear as ONNX's reference computes it, which takes a range
     of 1 where all of x is zero. (The function body that ONNX has for it would divide by zero.)"""
-    zero = e.constant(0.0, dtype=DType.FLOAT32)
+    scale, point = dynamic_range(e, x)
+    zero = e("Cast", point, to=DType.UINT8.onnx_code)
+    return e("QuantizeLinear", x, scale, zero), scale, zero
+
+
+def dynamic_range(e: Emitter, x: Value) -> tuple[Value, Value]:
+    """The scale and the zero point, as a float, that x has as uint8."""
+    zero, most = (e.constant(number, dtype=DType.FLOAT32) for number in (0.0, 255.0))
     low = e("Min", e("ReduceMin", x, keepdims=0), zero)
     high = e("Max", e("ReduceMax", x, keepdims=0), zero)
     span = e("Where", e("Equal", high, low), e.constant(1.0, dtype=DType.FLOAT32), e("Sub", high, low))
-    scale = e("Div", span, e.constant(255.0, dtype=DType.FLOAT32))
-    offset = e("Round", e("Div", e("Sub", zero, low), scale))
-    point = e("Cast", e("Clip", offset, zero, e.constant(255.0, dtype=DType.FLOAT32)), to=DType.UINT8.onnx_code)
-    return e("QuantizeLinear", x, scale, point), scale, point
+    scale = e("Div", span, most)
+    return scale, e("Clip", e("Round", e("Div", e("Sub", zero, low), scale)), zero, most)
 
 
 @lowers("MatMulNBits")

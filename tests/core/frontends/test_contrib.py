@@ -14,7 +14,6 @@ import core
 from core.errors import UnsupportedError
 from core.frontends.onnx import load
 from tests.core.frontends.models import assert_agree, floats, model
-from tests.onnx_runtime import plain_session
 
 
 def contributed(op: str, inputs: list[str], outputs: list[str], **attrs: object) -> onnx.NodeProto:
@@ -280,25 +279,41 @@ def by_bytes(weight: Any, of_columns: bool) -> tuple[Any, Any, Any]:
 
 
 @pytest.mark.parametrize("of_columns", [False, True])
-@pytest.mark.parametrize(("direction", "count"), [("forward", 1), ("reverse", 1), ("bidirectional", 2)])
-def test_layers_of_quantized_weights(direction: str, count: int, of_columns: bool) -> None:
-    """As ONNX Runtime computes the layer with what the bytes stand for, and about as with bytes for the input, too."""
-    size, hidden, feeds = 5, 6, {"x": floats(4, 3, 5)}
-    weights = {"w": floats(count, 4 * hidden, size, seed=1), "r": floats(count, 4 * hidden, hidden, seed=2) * 0.5}
-    constants, exact = {"b": floats(count, 8 * hidden, seed=3)}, {}
-    for name, weight in weights.items():
+@pytest.mark.parametrize(
+    ("direction", "count", "inputs", "forget"),
+    [("forward", 1, ["b", "", "h0", "c0"], 0), ("reverse", 1, ["b"], 0), ("bidirectional", 2, ["", "", "h0", "c0"], 1)],
+)
+def test_layers_of_quantized_weights(
+    direction: str, count: int, inputs: list[str], forget: int, of_columns: bool
+) -> None:
+    hidden, constants = 6, {"b": floats(count, 48, seed=3)}
+    for name, weight in {"w": floats(count, 24, 5, seed=1), "r": floats(count, 24, hidden, seed=2)}.items():
         data, scale, zero = by_bytes(weight, of_columns)
         constants |= {name: data, f"s{name}": scale, f"z{name}": zero}
-        each = np.expand_dims(scale, 1 if of_columns else (1, 2)), np.expand_dims(zero, 1 if of_columns else (1, 2))
-        exact[name] = np.ascontiguousarray(((data.astype(np.float32) - each[1]) * each[0]).transpose(0, 2, 1))
-    attrs = {"direction": direction, "hidden_size": hidden}
-    inputs = ["x", "w", "r", "b", "", "", "", "", "sw", "zw", "sr", "zr"]
-    node = contributed("DynamicQuantizeLSTM", inputs, ["y", "h", "c"], **attrs)
-    proto = model([node], {"x": [4, "n", 5]}, ["y", "h", "c"], constants=constants, domains={"com.microsoft": 1})
-    plain = helper.make_node("LSTM", inputs[:4], ["y", "h", "c"], **attrs)
-    other = model([plain], {"x": [4, "n", 5]}, ["y", "h", "c"], constants={**exact, "b": constants["b"]})
+    feeds = {"x": floats(4, 3, 5), "h0": floats(count, 3, hidden, seed=4), "c0": floats(count, 3, hidden, seed=5)}
+    given = [*inputs, *[""] * (4 - len(inputs))]
+    attrs = {"direction": direction, "hidden_size": hidden, "input_forget": forget}
+    quantized = ["sw", "zw", "sr", "zr"]
+    node = contributed("DynamicQuantizeLSTM", ["x", "w", "r", *given, "", *quantized], ["y", "h", "c"], **attrs)
+    used = {name for name in node.input if name}
+    shapes = {"x": [4, "n", 5], **{name: [count, "n", hidden] for name in ("h0", "c0") if name in used}}
+    own = {name: array for name, array in constants.items() if name in used}
+    proto = model([node], shapes, ["y", "h", "c"], constants=own, domains={"com.microsoft": 1})
+    assert_agree(proto, {name: array for name, array in feeds.items() if name in used}, 1e-5)
+
+
+def test_steps_of_a_quantized_layer_are_compiled() -> None:
+    data, scale, zero = by_bytes(floats(1, 24, 6), True)
+    constants = {"w": data, "s": scale, "z": zero}
+    node = contributed("DynamicQuantizeLSTM", ["x", "w", "w", *[""] * 5, "s", "z", "s", "z"], ["y"], hidden_size=6)
+    proto = model([node], {"x": [4, "n", 6]}, ["y"], constants=constants, domains={"com.microsoft": 1})
     with core.compile(proto.SerializeToString(), threads=1, tune="off") as session:
-        got = list(session.run(feeds).values())
-    for theirs, tolerance in ((other, 1e-5), (proto, 3e-2)):
-        for mine, wanted in zip(got, plain_session(theirs.SerializeToString()).run(None, feeds), strict=True):
-            np.testing.assert_allclose(mine, wanted, atol=tolerance)
+        session.run({"x": floats(4, 3, 6)})
+        assert "FALLBACK" not in session.explain()
+
+
+def test_quantized_layers_of_what_is_not_done_are_refused() -> None:
+    inputs = ["x", "x", "x", "", "x", "", "", "", "x", "x", "x", "x"]
+    node = contributed("DynamicQuantizeLSTM", inputs, ["y"], hidden_size=6)
+    with pytest.raises(UnsupportedError, match="has sequence lengths or peepholes, expected neither"):
+        load(model([node], {"x": [1, 2, 6]}, domains={"com.microsoft": 1}).SerializeToString())

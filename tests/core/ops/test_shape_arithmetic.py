@@ -203,8 +203,8 @@ _PADDED = """
 @pytest.mark.parametrize("height", ["6", "H"])
 def test_paddings_that_a_model_computes_one_after_the_other(height: str) -> None:
     """Each needs to be known for the next one's extents to be."""
-    constants = """int64 one = {1}, int64 c4 = {4}, int64[1] front = {0}, int64[2] pairs = {-1, 2}, int64[1] last = {-1},
-        int64[1] least = {-9223372036854775807}, int64[1] second = {1}"""
+    constants = """int64 one = {1}, int64 c4 = {4}, int64[1] front = {0}, int64[2] pairs = {-1, 2},
+        int64[1] last = {-1}, int64[1] least = {-9223372036854775807}, int64[1] second = {1}"""
     body = _PADDED.format("x", "z") + "a = Slice(z, front, last, second)" + _PADDED.format("a", "y")
     data = model(f"float[N,{height},9] x => float[N,R,S] y", body, constants)
     runs = [{"x": normal(n, 6, 9)} for n in (1, 3)]

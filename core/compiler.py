@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -59,6 +58,7 @@ from core.specialise import Make, NewShapes, Source, maker, note_of
 from core.split import split
 from core.tune import Record, choices, read_findings
 
+_PIECE = 1 << 20  # bytes
 _BY_DEFINITION = "winograd=False: every product is computed by its definition"
 
 
@@ -187,14 +187,17 @@ def model_key(model: bytes | Path, options: Options, beside: ExternalFiles | Non
 
 
 def _file_digests(path: Path, beside: ExternalFiles | None) -> list[str]:
+    """As `_digests`, a piece at a time. The file is not mapped, as another process may make it shorter meanwhile."""
+    digest, last, outside = hashlib.sha256(), b"", False
     with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            return _digests(b"", beside)
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return _digests(content, beside)
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+            outside = outside or names_files(last + piece)
+            last = piece[-64:]
+    return [digest.hexdigest(), *(digests(path.read_bytes(), beside) if outside and beside is not None else [])]
 
 
-def _digests(model: bytes | mmap.mmap, beside: ExternalFiles | None) -> list[str]:
+def _digests(model: bytes, beside: ExternalFiles | None) -> list[str]:
     """Of the content, and of what lies beside it."""
     outside = digests(model, beside) if beside is not None else []
     return [hashlib.sha256(model).hexdigest(), *outside]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
-
 import onnx
 from google.protobuf.message import DecodeError
 
@@ -16,19 +14,19 @@ from core.frontends.proto import messages
 _LOCATION = b"\x0a\x08location"
 
 
-def names_files(model: bytes | mmap.mmap) -> bool:
+def names_files(model: bytes) -> bool:
     """Whether tensors of a model may lie in other files. A search, as most models are large and have none."""
     return model.find(_LOCATION) >= 0
 
 
-def digests(model: bytes | mmap.mmap, files: ExternalFiles) -> list[str]:
+def digests(model: bytes, files: ExternalFiles) -> list[str]:
     """The names and digests of the files that tensors of a model lie in, as far as they can be read. Reading the model
     names what is wrong with others."""
     if not names_files(model):
         return []
     proto = onnx.ModelProto()
     try:
-        proto.ParseFromString(bytes(model))
+        proto.ParseFromString(model)
     except DecodeError:
         return []
     tensors = (each for each in messages(proto) if isinstance(each, onnx.TensorProto) and is_external(each))

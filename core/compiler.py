@@ -15,7 +15,9 @@ from typing import Literal, TypedDict
 from core.codegen.jit import compiler_version, llvm_version
 from core.codegen.target import has_bytes, host
 from core.errors import ArtifactError, ModelError, UnsupportedError
-from core.frontends.onnx import load
+from core.frontends.beside import digests, names_files
+from core.frontends.external import ExternalFiles
+from core.frontends.onnx import load, load_with
 from core.ir.dim import Dim, SymDim, symbol, symbols
 from core.ir.graph import Graph
 from core.ir.types import TensorType, ValueType
@@ -58,6 +60,7 @@ from core.specialise import Make, NewShapes, Source, maker, note_of
 from core.split import split
 from core.tune import Record, choices, read_findings
 
+_PIECE = 1 << 20  # bytes
 _BY_DEFINITION = "winograd=False: every product is computed by its definition"
 
 
@@ -135,7 +138,8 @@ def kept(
     `file`: where the model lies."""
     if file is None:
         options = _here_and_now(options)
-    key = model_key(model, options)
+    beside = ExternalFiles(file.parent) if file is not None else None
+    key = model_key(model, options, beside)
     path = store.model(key)
     source = Source(file, key, store) if file is not None and options.tune_later else None
     with suppress(ArtifactError):
@@ -144,7 +148,7 @@ def kept(
         return session
     if isinstance(model, Path):  # by now it may be another file than the one that was looked for
         return kept(store, model.read_bytes(), options, new_shapes, file)
-    graph, size = load(model), len(model)
+    graph, size = load_with(model, beside if names_files(model) else None), len(model)
     del model  # its memory is of use to what follows
     made = saved(store, path, graph, options, new_shapes)
     del graph
@@ -170,10 +174,11 @@ def _source_of(graph: Graph, description: Description) -> Graph | None:
     return graph if description.has_variants else None
 
 
-def model_key(model: bytes | Path, options: Options) -> str:
-    """A digest of everything that compiling depends on. A file is not in memory as a whole meanwhile."""
+def model_key(model: bytes | Path, options: Options, beside: ExternalFiles | None = None) -> str:
+    """A digest of everything that compiling depends on. A file is not in memory as a whole meanwhile. Tensors may lie
+    in the files `beside`."""
     parts = (
-        _file_digest(model) if isinstance(model, Path) else hashlib.sha256(model).hexdigest(),
+        *(_file_digests(model, beside) if isinstance(model, Path) else _digests(model, beside)),
         options.key,
         host().key,
         compiler_version(),
@@ -184,9 +189,21 @@ def model_key(model: bytes | Path, options: Options) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _file_digest(path: Path) -> str:
+def _file_digests(path: Path, beside: ExternalFiles | None) -> list[str]:
+    """As `_digests`, a piece at a time. The file is not mapped, as another process may make it shorter meanwhile."""
+    digest, last, outside = hashlib.sha256(), b"", False
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+            outside = outside or names_files(last + piece)
+            last = piece[-64:]
+    return [digest.hexdigest(), *(digests(path.read_bytes(), beside) if outside and beside is not None else [])]
+
+
+def _digests(model: bytes, beside: ExternalFiles | None) -> list[str]:
+    """Of the content, and of what lies beside it."""
+    outside = digests(model, beside) if beside is not None else []
+    return [hashlib.sha256(model).hexdigest(), *outside]
 
 
 def unkept(graph: Graph, options: Options, new_shapes: NewShapes = "default") -> Session:

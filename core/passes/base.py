@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from core.errors import LatheError
-from core.ir.dim import symbols
+from core.ir.dim import OPEN, Dim, SymDim, symbols
 from core.ir.graph import Attr, Graph, Node, Value
-from core.ir.types import Dim, SymDim, TensorType
+from core.ir.types import TensorType
 from core.ops import registry
 
 
@@ -92,6 +92,8 @@ def view_origin(value: Value) -> Value:
 
 
 def input_symbols(graph: Graph) -> frozenset[str]:
-    """Symbols that are whole dimensions of the graph's inputs: known as soon as the model is fed."""
-    dims = (dim for value in graph.inputs for dim in shape_of(value) or ())
-    return frozenset(str(dim) for dim in dims if isinstance(dim, SymDim) and str(dim).isidentifier())
+    """Symbols that are whole dimensions of the graph's inputs: known as soon as the model is fed. Inputs of a nested
+    graph may have open symbols, too: those have other names as soon as what makes them is another node, so no attribute
+    may hold one."""
+    names = (str(dim) for value in graph.inputs for dim in shape_of(value) or () if isinstance(dim, SymDim))
+    return frozenset(name for name in names if name.isidentifier() and not name.startswith(OPEN))

@@ -129,14 +129,19 @@ def _dynamic(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 def dynamically_quantized(e: Emitter, node: OnnxNode, x: Value) -> tuple[Value, Value, Value]:
     """x as uint8, its scale, its zero point: DynamicQuantizeLinear as ONNX's reference computes it, which takes a range
     of 1 where all of x is zero. (The function body that ONNX has for it would divide by zero.)"""
-    zero = e.constant(0.0, dtype=DType.FLOAT32)
+    scale, point = dynamic_range(e, x)
+    zero = e("Cast", point, to=DType.UINT8.onnx_code)
+    return e("QuantizeLinear", x, scale, zero), scale, zero
+
+
+def dynamic_range(e: Emitter, x: Value) -> tuple[Value, Value]:
+    """The scale and the zero point, as a float, that x has as uint8."""
+    zero, most = (e.constant(number, dtype=DType.FLOAT32) for number in (0.0, 255.0))
     low = e("Min", e("ReduceMin", x, keepdims=0), zero)
     high = e("Max", e("ReduceMax", x, keepdims=0), zero)
     span = e("Where", e("Equal", high, low), e.constant(1.0, dtype=DType.FLOAT32), e("Sub", high, low))
-    scale = e("Div", span, e.constant(255.0, dtype=DType.FLOAT32))
-    offset = e("Round", e("Div", e("Sub", zero, low), scale))
-    point = e("Cast", e("Clip", offset, zero, e.constant(255.0, dtype=DType.FLOAT32)), to=DType.UINT8.onnx_code)
-    return e("QuantizeLinear", x, scale, point), scale, point
+    scale = e("Div", span, most)
+    return scale, e("Clip", e("Round", e("Div", e("Sub", zero, low), scale)), zero, most)
 
 
 @lowers("MatMulNBits")

@@ -34,6 +34,11 @@ INDEPENDENT = {
         %o : float32[*] = Tile(%one, %q)
         %z : float32[*] = Add(%x, %o)
         output %y, %z""",
+    "all rows, and columns to the end as tf2onnx writes it": """
+        input %x : float32[n,4]
+        %a : float32[*] = Slice(%x) {starts = [0, 1], ends = [1000000000, 1000000000], axes = [0, 1]}
+        %y : float32[*] = Neg(%a)
+        output %y""",
     "rows folded with positions and unfolded again": """
         input %x : float32[n,3,4]
         const %w : float32[4,2] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]

@@ -1,0 +1,35 @@
+"""Architectures of Transformers and torchvision from both exporters of PyTorch: they agree with ONNX Runtime, share
+batches where rows are independent, and leave no node to the reference."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.exporters.corpus import examined
+
+PYTHON = (Path(os.environ["LATHE_EXPORTERS"]) / "torch" / "bin" / "python").absolute()
+LEAST = 150  # models; what an exporter refuses is missing
+
+# What is not as it should be, and why.
+NOT_BATCHED: dict[str, str] = {}
+ON_REFERENCE: dict[str, str] = {}
+REFUSED: dict[str, str] = {}
+
+
+@pytest.mark.timeout(3 * 3600)
+def test_exported_architectures(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    maker = Path(__file__).with_name("make_transformers.py")
+    made = subprocess.run([PYTHON, maker, tmp_path], capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr[-4000:]
+    folders = sorted(path.parent for path in tmp_path.glob("*/model.onnx"))
+    assert len(folders) >= LEAST, made.stderr[-4000:]
+    for folder in folders:
+        with subtests.test(folder.name):
+            found = examined(folder)
+            assert found.verdict in ("agrees", REFUSED.get(folder.name)), found
+            assert found.batchable or not found.independent or folder.name in NOT_BATCHED, found.reasons
+            assert not found.fallbacks or folder.name in ON_REFERENCE, found.reasons

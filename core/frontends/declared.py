@@ -23,10 +23,10 @@ class Symbols:
     """One symbol per `dim_param` of a model; dimensions without a name get a new one. Once `inputs_are_known` is set,
     a new symbol is an open one: no input has this dimension, so only a run shows its size."""
 
-    def __init__(self) -> None:
+    def __init__(self, open_: bool = False) -> None:
         self._by_param: dict[str, SymDim] = {}
         self._taken: set[str] = set()
-        self.inputs_are_known = False
+        self.inputs_are_known = open_
 
     def named(self, param: str) -> SymDim:
         """The symbol of a `dim_param` that names something."""

@@ -19,7 +19,7 @@ import onnx
 from core.errors import LatheError, ModelError, ShapeWarning, UnsupportedError
 from core.frontends import contrib, ml, opsets  # noqa: F401  (ml adds adapters to opsets)
 from core.frontends.attributes import attribute_value, check_kinds, check_known
-from core.frontends.declared import agree, value_type
+from core.frontends.declared import Symbols, agree, value_type
 from core.frontends.defaults import Types, replaceable
 from core.frontends.diagnosis import diagnosed, history, suggestion
 from core.frontends.external import ExternalFiles
@@ -345,15 +345,16 @@ class _Importer:
         An output of the model that no node reads is what its node makes it, whatever was declared."""
         frame.scope.define(name, value)
         if name in frame.declared and isinstance(value.type, TensorType) and value.type.shape is None:
-            declared = value_type(frame.declared[name], self.session.symbols, name)
+            symbols = Symbols(open_=True) if name in self.open else self.session.symbols
+            declared = value_type(frame.declared[name], symbols, name)
             if agree(value.type, declared) and isinstance(declared, TensorType) and declared.shape:
                 self.believed[value] = name
                 value.type = self._opened(declared, name) if name in self.open else declared
 
     def _opened(self, declared: TensorType, name: str) -> TensorType:
-        """The rank alone."""
-        extents = (self.session.symbols.fresh(f"{name}_dim{axis}") for axis in range(declared.rank))
-        return TensorType(declared.dtype, tuple(extents))
+        """The rank alone. Dimensions keep their names, but share them with no other value."""
+        hints = (f"{name}_dim{axis}" if isinstance(dim, int) else str(dim) for axis, dim in enumerate(declared.dims))
+        return TensorType(declared.dtype, tuple(map(self.session.symbols.fresh, hints)))
 
     def _constant(self, proto: onnx.NodeProto, attrs: Mapping[str, Attr], frame: Frame, where: str) -> None:
         if len(attrs) != 1 or len(proto.output) != 1 or not proto.output[0]:

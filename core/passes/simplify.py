@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from core.ir.graph import Array, Graph, Node, Value
+from core.ops import registry
+from core.ops.creation import ConstantOfShape
 from core.passes.base import (
     PassResult,
     expressible,
@@ -41,6 +43,7 @@ class Simplify:
         apply(editor, [*EXACT, *(unseen(rule, self.inside) for rule in ROUNDING)])
         for node in editor.nodes():
             _view_as_reshape(editor, node)
+            _fill_as_expand(editor, node)
             _read_before_expand(editor, node)
             _gather_before_expand(editor, node)
             _unflatten(editor, node)
@@ -165,6 +168,17 @@ def _read_before_expand(editor: Editor, node: Node) -> None:
     elif None not in shapes and len(node.outputs) == 1 and expressible(editor.graph, shape):
         small = editor.emit(node, node.op, *inputs, attrs=node.attrs)
         editor.replace(node.output, editor.emit(node, "Expand", small, attrs={"shape": shape}))
+
+
+def _fill_as_expand(editor: Editor, node: Node) -> None:
+    """One number everywhere, for which other rules know what to do."""
+    op = registry.get(node.op)
+    if not isinstance(op, ConstantOfShape) or "shape" not in node.attrs:
+        return
+    shape = node.output.shape
+    if expressible(editor.graph, shape):
+        number = editor.constant(op.fill(registry.NodeView(op, node)).reshape(()))
+        editor.replace(node.output, editor.emit(node, "Expand", number, attrs={"shape": shape}))
 
 
 def _gather_before_expand(editor: Editor, node: Node) -> None:

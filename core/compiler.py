@@ -471,6 +471,8 @@ def loaded(
 
 def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding) -> Compiled | Split:
     """The whole pipeline for one set of shapes."""
+    if not options.optimize:  # what the author wrote: products by their definition, too
+        options = replace(options, winograd=False)
     # 1. the batch size becomes `n`, every other symbol a number
     graph = bind(graph, batching, binding)
     supposed = supposed_of(graph, "n") if binding or batching.supposed else ()  # else `describe` found none

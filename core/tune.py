@@ -32,6 +32,7 @@ from core.codegen.jit import generator_version, llvm_version
 from core.errors import ArtifactError, DeviceMemoryError
 from core.ir.graph import Graph, Node
 from core.kernels.catalog import KernelCall, KernelSpec, Request, candidates, select
+from core.kernels.catalog.base import is_exact
 from core.kernels.cuda import triton_version
 from core.kernels.target import GpuTarget, Target
 from core.options import Options
@@ -114,7 +115,7 @@ class Choices:
 
     def __call__(self, request: Request) -> KernelCall | None:
         """The kernel for a node, as `catalog.select` would answer."""
-        request = replace(request, winograd=self.winograd)
+        request = replace(request, winograd=self.winograd and not is_exact(request.node))
         if not self.findings:
             return select(request)
         problem = self._problem(request)
@@ -187,7 +188,7 @@ def problems(
     """The choice that every node of known shapes leaves."""
     found = {}
     for node in filter(_is_static, graph.nodes):
-        request = Request(node, graph.constants, target, threads, winograd=winograd)
+        request = Request(node, graph.constants, target, threads, winograd=winograd and not is_exact(node))
         found[node] = Problem(request, candidates(request), batches)
     return found
 

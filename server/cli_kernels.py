@@ -47,7 +47,7 @@ def kernels(
             read_tar(output, store)
         for path in model:
             for kind in precision or ["float32"]:
-                graph = core.load(path, external_data=True)
+                graph = core.load(path)
                 compile_kernels(graph, target, folder, kind, max_batch, tune, sizes)
         count = write_tar(output, store)
     seconds, megabytes = time.perf_counter() - started, output.stat().st_size / 2**20

@@ -49,7 +49,7 @@ def compile(
     with model_errors(), console.status("compiling"):
         findings = read_findings(record) if record else None
         chosen = options.make_options("cpu", precision, threads, max_batch, True, None, tune, findings, packing=packing)
-        graph = core.load(model, external_data=True)
+        graph = core.load(model)
         compiler.compile_to(path, graph, chosen)
         packed = pack_info(graph, chosen) if packing else None
     if packed is not None and not packed.packable:
@@ -106,7 +106,7 @@ def _draw(model: Path, picture: Path) -> None:
 
     if model.suffix == COMPILED:
         raise fail(f"{model}: a compiled model has no graph to draw; expected an ONNX file")
-    picture.write_text(draw(core.load(model, external_data=True)))
+    picture.write_text(draw(core.load(model)))
 
 
 def profile(
@@ -150,7 +150,7 @@ def bench(
 def _inspect_onnx(model: Path) -> None:
     import core
 
-    graph = core.load(model, external_data=True)
+    graph = core.load(model)
     console.print(_signature([(v.name, v.type) for v in graph.inputs], [(v.name, v.type) for v in graph.outputs]))
     counts = Counter(node.op for node in graph.nodes)
     console.print(", ".join(f"{op} x{count}" for op, count in counts.most_common()))
@@ -232,7 +232,7 @@ def _compiled(model: Path, threads: int | None, max_batch: int) -> Session:
     try:
         return core.compile(model, threads=threads, max_batch=max_batch)
     except core.errors.ModelError:
-        graph = core.load(model, external_data=True)
+        graph = core.load(model)
         return core.compile(graph, threads=threads, max_batch=max_batch)
 
 

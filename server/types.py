@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -12,6 +13,7 @@ Array: TypeAlias = NDArray[np.generic]
 Tensors: TypeAlias = dict[str, Array]
 Parameter: TypeAlias = str | int | float | bool
 Parameters: TypeAlias = dict[str, Parameter]
+Fits: TypeAlias = Callable[[Mapping[str, tuple[int, ...]]], bool]  # of the shapes of a request's inputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,7 +274,7 @@ def install(tally: Tally) -> Callable[[], None]:
     def run(self: Session, *args: Any, **kwargs: Any) -> dict[str, Any]:
         results = _run(self, *args, **kwargs)
         feeds = args[0] if args else kwargs["feeds"]
-        if feeds.keys() & self.defaults.keys():
+        if feeds.keys() & self.defaults.keys() or self._strays(feeds):
             return results  # of a session of its own, which is checked
         if self.batching.batchable and self not in done:
             done.add(self)  # before its check, which runs it again

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
@@ -16,11 +18,11 @@ REFUSALS = (
 )
 
 
-def plain_session(data: bytes) -> ort.InferenceSession:
-    """A session that runs the nodes of a model as they stand in the file. Raises one of REFUSALS."""
+def plain_session(model: bytes | Path) -> ort.InferenceSession:
+    """A session that runs the nodes of a model, given as bytes or as a file, as they stand. Raises one of REFUSALS."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_mem_pattern = False  # a pattern of memory is planned for one shape, and the sessions see several
-    return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])

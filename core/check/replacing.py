@@ -16,7 +16,7 @@ from core.ops import registry
 
 # The first extra input of each operator with an epilogue. What comes before is read for many results.
 _EXTRAS = {"FusedMatMul": 2, "FusedConv": 3, "PooledConv": 3}
-_LINES = ("Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "GroupNormalization",
+_LINES = ("Softmax", "GuardedSoftmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "GroupNormalization",
           "InstanceNormalization")  # fmt: skip
 _SCATTERS = ("ScatterND", "ScatterElements")
 _ONE_BY_ONE = frozenset({"elementwise"})  # families that go through the elements of all operands together

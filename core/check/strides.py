@@ -17,7 +17,7 @@ from core.check.identity import Identities
 from core.errors import PlanError
 from core.ir.dim import Dim, symbol
 from core.ir.graph import Value
-from core.kernels.catalog.base import In, KernelCall, Out, Request, candidates
+from core.kernels.catalog.base import In, KernelCall, Out, Request, candidates, is_exact
 from core.kernels.catalog.cuda.elementwise import ElementwiseSpec as GpuElementwiseSpec
 from core.kernels.catalog.elementwise import ElementwiseSpec
 from core.kernels.catalog.nest import Nest
@@ -121,7 +121,7 @@ def _check_offered(facts: Facts, each: StepFacts, small: Identities, large: Iden
     for asked in _ways_to_ask(apart, spread):
         request = Request(
             each.node, facts.graph.constants, facts.target, facts.plan.threads,
-            winograd=facts.winograd, strides=asked, placed=placed,
+            winograd=facts.winograd and not is_exact(each.node), strides=asked, placed=placed,
         )  # fmt: skip
         for call in candidates(request):
             if call.spec.symbol == each.step.symbol and _honours(each, call, spread):

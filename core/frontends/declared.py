@@ -23,12 +23,13 @@ class Symbols:
     """One symbol per `dim_param` of a model; dimensions without a name get a new one. Once `inputs_are_known` is set,
     a new symbol is an open one: no input has this dimension, so only a run shows its size."""
 
-    def __init__(self) -> None:
+    def __init__(self, open_: bool = False) -> None:
         self._by_param: dict[str, SymDim] = {}
         self._taken: set[str] = set()
-        self.inputs_are_known = False
+        self.inputs_are_known = open_
 
     def named(self, param: str) -> SymDim:
+        """The symbol of a `dim_param` that names something."""
         if param not in self._by_param:
             self._by_param[param] = self.fresh(param)
         return self._by_param[param]
@@ -86,13 +87,19 @@ def _tensor_type(proto: onnx.TypeProto.Tensor, symbols: Symbols, name: str) -> T
 
 
 def _dim(proto: onnx.TensorShapeProto.Dimension, symbols: Symbols, hint: str, where: str) -> Dim:
-    if proto.dim_param:
+    if names_something(proto.dim_param):
         return symbols.named(proto.dim_param)
     if not proto.HasField("dim_value") or proto.dim_value == -1:  # -1: how some exporters write "any"
         return symbols.fresh(hint)
     if proto.dim_value < 0:
         raise ModelError(f"has a dimension of {proto.dim_value}, expected at least 0", where=where)
     return int(proto.dim_value)
+
+
+def names_something(param: str) -> bool:
+    """Whether a `dim_param` names a dimension, so that equal names mean equal sizes. Exporters write "?" (Paddle's),
+    "-1", "*" or Python's None for any size: those say nothing, each time anew."""
+    return param != "None" and any(character.isalpha() for character in param)
 
 
 def check_size(type_: ValueType, where: str) -> None:

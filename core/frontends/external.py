@@ -1,12 +1,15 @@
 """Tensors whose data lies in other files: which of them may be read, and reading them through memory maps.
 
-By default none may (`proto.check_messages` refuses them). Where a caller permits the files of one folder, a name must
-stay inside it, lead over no symbolic link, and end at a plain file; what a tensor claims must lie in its file, and all
-tensors together may not claim more than there is, so that a small file cannot unfold to a large graph.
+None may of a model that is given as bytes (`proto.check_messages` refuses them). Where the files of one folder are
+permitted, as those beside a model that is given as a path are, a name must stay inside it, lead over no symbolic link,
+and end at a plain file; what a tensor claims must lie in its file, and all tensors together may not claim more than
+there is, so that a small file cannot unfold to a large graph.
 """
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import mmap
 import os
 import stat
@@ -83,12 +86,18 @@ class ExternalFiles:
             raise ModelError(f"with it, tensors claim more bytes of '{location}' than it has", where=where)
         return file[offset : offset + nbytes]
 
+    def digest(self, location: str, where: str) -> str:
+        """The SHA-256 of a file, of which `read` gives parts from then on."""
+        return hashlib.sha256(self._file(location, where).data).hexdigest()
+
     def _file(self, location: str, where: str) -> Array:
         if location not in self._files:
             try:
                 self._files[location] = _mapped(self._folder, location)
             except OSError as error:
-                message = f"its data lies in '{location}', which cannot be read: {error.strerror or error}"
+                links = "symbolic links are not followed"
+                reason = links if error.errno == errno.ELOOP else error.strerror or str(error)
+                message = f"its data lies in '{location}', which cannot be read: {reason}"
                 raise ModelError(message, where=where) from None
         return self._files[location]
 

@@ -19,7 +19,7 @@ import onnx
 from core.errors import LatheError, ModelError, ShapeWarning, UnsupportedError
 from core.frontends import contrib, ml, opsets  # noqa: F401  (ml adds adapters to opsets)
 from core.frontends.attributes import attribute_value, check_kinds, check_known
-from core.frontends.declared import agree, value_type
+from core.frontends.declared import Symbols, agree, value_type
 from core.frontends.defaults import Types, replaceable
 from core.frontends.diagnosis import diagnosed, history, suggestion
 from core.frontends.external import ExternalFiles
@@ -66,19 +66,24 @@ STANDARD_DOMAINS = ("", "ai.onnx.preview")  # domains whose operators may be def
 Inputs = Sequence[Value | None]
 
 
-def load(source: str | os.PathLike[str] | bytes, external_data: bool = False) -> Graph:
-    """The graph of an ONNX model, given as a path or as bytes; nothing outside the file is read.
+def load(source: str | os.PathLike[str] | bytes, external_data: bool = True) -> Graph:
+    """The graph of an ONNX model, given as a path or as bytes.
 
-    `external_data` permits tensors to lie in other files of the model's folder; they are mapped, not copied.
+    Tensors of a model that is given as a path may lie in other files of its folder, unless `external_data` is False;
+    they are mapped, not copied. Of bytes nothing outside is read.
 
     ModelError names the node, operator and opset, what was expected and what came; UnsupportedError says the model is
     valid but needs what Lathe lacks.
     """
     if isinstance(source, bytes):
-        return import_model(parse_model(source))
+        return load_with(source, None)
     path = Path(source)
-    files = ExternalFiles(path.parent) if external_data else None
-    return import_model(parse_model(path.read_bytes(), external_data), files)
+    return load_with(path.read_bytes(), ExternalFiles(path.parent) if external_data else None)
+
+
+def load_with(data: bytes, files: ExternalFiles | None) -> Graph:
+    """As `load`, of a model whose tensors may lie in `files`."""
+    return import_model(parse_model(data, files is not None), files)
 
 
 def import_model(model: onnx.ModelProto, files: ExternalFiles | None = None) -> Graph:
@@ -92,8 +97,8 @@ def import_model(model: onnx.ModelProto, files: ExternalFiles | None = None) -> 
 
     whole = importer({})
     graph = whole.model(model.graph, versions)
-    read = elements_read(graph)
-    open_ |= {name for value, name in whole.believed.items() if value not in read}
+    read, used = elements_read(graph), graph.uses()
+    open_ |= {name for value, name in whole.believed.items() if value not in read or value not in used}
     if open_:
         whole = importer({})
         graph = whole.model(model.graph, versions)
@@ -336,18 +341,20 @@ class _Importer:
 
     def _define(self, name: str, value: Value, frame: Frame) -> None:
         """Where inference does not even know the rank, the declared shape counts, and a run checks the value's own. A
-        value whose elements nothing reads may never be made: of what reads its shape the sizes must not be believed."""
+        value whose elements nothing reads may never be made: of what reads its shape the sizes must not be believed.
+        An output of the model that no node reads is what its node makes it, whatever was declared."""
         frame.scope.define(name, value)
         if name in frame.declared and isinstance(value.type, TensorType) and value.type.shape is None:
-            declared = value_type(frame.declared[name], self.session.symbols, name)
+            symbols = Symbols(open_=True) if name in self.open else self.session.symbols
+            declared = value_type(frame.declared[name], symbols, name)
             if agree(value.type, declared) and isinstance(declared, TensorType) and declared.shape:
                 self.believed[value] = name
                 value.type = self._opened(declared, name) if name in self.open else declared
 
     def _opened(self, declared: TensorType, name: str) -> TensorType:
-        """The rank alone."""
-        extents = (self.session.symbols.fresh(f"{name}_dim{axis}") for axis in range(declared.rank))
-        return TensorType(declared.dtype, tuple(extents))
+        """The rank alone. Dimensions keep their names, but share them with no other value."""
+        hints = (f"{name}_dim{axis}" if isinstance(dim, int) else str(dim) for axis, dim in enumerate(declared.dims))
+        return TensorType(declared.dtype, tuple(map(self.session.symbols.fresh, hints)))
 
     def _constant(self, proto: onnx.NodeProto, attrs: Mapping[str, Attr], frame: Frame, where: str) -> None:
         if len(attrs) != 1 or len(proto.output) != 1 or not proto.output[0]:

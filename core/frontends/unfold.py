@@ -60,8 +60,20 @@ def _attention(w: Writer, node: Node) -> Sequence[Value]:
     q, k, v = (_wide(w, value) for value in (q, k, v))
     scores = w.emit("MatMul", _permuted(w, node, q, "perm_q"), _permuted(w, node, k, "perm_k"))
     weights = w.emit("Softmax", _finished(w, node, scores, extras), axis=-1)
+    weights = _guarded(w, weights) if node.attrs.get("guarded") else weights
     made = w.emit("MatMul", weights, _permuted(w, node, v, "perm_v"))
     return [_cast(w, _permuted(w, node, made, "perm_y"), node.output.dtype)]
+
+
+@_unfolds("GuardedSoftmax")
+def _guarded_softmax(w: Writer, node: Node) -> Sequence[Value]:
+    return [_guarded(w, w.emit("Softmax", node.inputs[0], **node.attrs))]
+
+
+def _guarded(w: Writer, weights: Value) -> Value:
+    """The same with zeros in place of what is no number."""
+    zero = w.emitter.constant(np.zeros((), weights.dtype.numpy))
+    return w.emit("Where", w.emit("IsNaN", weights), zero, weights)
 
 
 @_unfolds("FusedConv")
@@ -151,7 +163,11 @@ def _weight_gradient(w: Writer, node: Node, x: Value, dy: Value) -> Value:
 
 def _plain_conv(w: Writer, node: Node) -> Value:
     """The convolution itself, channels first, with its bias; in the type of the product (see `core.ops.products`)."""
-    own = {name: attr for name, attr in node.attrs.items() if name not in ("layout", "epilogue", "pool", "pad_value")}
+    own = {
+        name: attr
+        for name, attr in node.attrs.items()
+        if name not in ("layout", "epilogue", "pool", "pad_value", "exact")
+    }
     x, weight, bias = _first(w, node, node.inputs[0]), node.inputs[1], node.input(2)
     assert weight is not None, registry.describe(node)
     fill = registry.NodeView(registry.get(node.op), node).attr("pad_value")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -47,7 +47,8 @@ class If(OpDef):
         if c.dtype(0) is not DType.BOOL:
             c.fail(f"cond is {c.tensor(0)}, expected bool")
         branches: list[Graph] = [c.attr("then_branch"), c.attr("else_branch")]
-        possible = _possible(c, branches)
+        taken = _taken(c)
+        possible = _fitting(branches if taken is None else [taken], c.known)
         counts = [len(branch.outputs) for branch in branches]
         if set(counts) != {len(c.node.outputs)}:
             c.fail(f"its branches have {counts[0]} and {counts[1]} outputs, expected {len(c.node.outputs)}")
@@ -78,22 +79,32 @@ class If(OpDef):
         return back
 
 
-def _possible(c: Infer, branches: Sequence[Graph]) -> list[Graph]:
-    """The branches whose nodes fit the values they read. One that does not is never taken: it serves another rank.
+def _taken(c: Infer) -> Graph | None:
+    """The branch that an If takes, where its condition is known."""
+    condition = c.value(0)
+    if condition is None or condition.size != 1 or condition.dtype == object:
+        return None
+    branch: Graph = c.attr("then_branch" if condition.item() else "else_branch")
+    return branch
+
+
+def _fitting(branches: Sequence[Graph], known: Mapping[Value, Array]) -> list[Graph]:
+    """The branches whose nodes fit the values they read, typed. One that does not is never taken: it serves another
+    rank, or another size.
 
     ModelError when none fits.
     """
-    fitting: list[Graph] = []
+    found: list[Graph] = []
     refused: list[ModelError] = []
     for branch in branches:
         try:
-            infer_graph(branch, dict(c.known))
-            fitting.append(branch)
+            infer_graph(branch, dict(known))
+            found.append(branch)
         except ModelError as error:
             refused.append(error)
-    if not fitting:
+    if not found:
         raise refused[0]
-    return fitting
+    return found
 
 
 @register

@@ -80,7 +80,7 @@ class FusedConv(Conv):
 
     domain = "lathe"
     inputs = "X, W, B?, *extras"
-    attrs = {**Conv.attrs, "epilogue": None, "pad_value": 0}
+    attrs = {**Conv.attrs, "epilogue": None, "pad_value": 0, "exact": 0}
     no_gradient = "passes make it, after differentiation"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:

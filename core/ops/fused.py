@@ -19,6 +19,7 @@ from core.ops.elementwise import Elementwise
 from core.ops.products import check_epilogue, product_dtype, widened
 from core.ops.registry import Call, Infer, NodeView, OpDef, Required, get, register
 from core.ops.scalar import Operand, ScalarOps
+from core.ops.softmax import guarded
 
 
 def apply_epilogue(c: Call, result: Array, extras: Sequence[Array]) -> Array:
@@ -79,7 +80,7 @@ class FusedMatMul(OpDef):
     domain = "lathe"
     inputs = "A, B, *extras"
     outputs = "Y"
-    attrs = {"perm_a": None, "perm_b": None, "perm_y": None, "epilogue": None}
+    attrs = {"perm_a": None, "perm_b": None, "perm_y": None, "epilogue": None, "exact": 0}
     no_gradient = "passes make it, after differentiation"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
@@ -107,12 +108,13 @@ class FusedAttention(OpDef):
     Y = transpose(softmax(epilogue(Q' @ K', *extras)) @ V', perm_y), where Q', K' and V' are the operands transposed by
     perm_q, perm_k and perm_v (None is the identity), so K' is [..., width, keys]. Extras (scale, masks) broadcast to
     the scores [..., queries, keys]; softmax goes over the keys. Scores of operands in half precision are float32.
+    `guarded`: queries whose weights are no numbers, as where every key is masked by -inf, get zeros.
     """
 
     domain = "lathe"
     inputs = "Q, K, V, *extras"
     outputs = "Y"
-    attrs = {"perm_q": None, "perm_k": None, "perm_v": None, "perm_y": None, "epilogue": None}
+    attrs = {"perm_q": None, "perm_k": None, "perm_v": None, "perm_y": None, "epilogue": None, "guarded": 0}
     no_gradient = "passes make it, after differentiation"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
@@ -133,7 +135,8 @@ class FusedAttention(OpDef):
         left, right, values = (transposed(wide(x), perm) for x, perm in zip((q, k, v), perms, strict=True))
         scores = apply_epilogue(c, np.asarray(np.matmul(left, right)), extras)
         powers = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
-        result = np.asarray(np.matmul(wide(powers / powers.sum(-1, keepdims=True)), values))
+        weights = powers / powers.sum(-1, keepdims=True)
+        result = np.asarray(np.matmul(wide(guarded(weights) if c.attr("guarded") else weights), values))
         return transposed(result.astype(v.dtype, copy=False), c.attr("perm_y"))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from core.errors import ModelError
+from core.errors import LatheError, ModelError
 from core.ir.dim import SymDim, may_break
 from core.ir.graph import Array, Graph, Node, Value
 from core.ir.types import DType, TensorType, ValueType
@@ -38,7 +38,7 @@ def infer_node(node: Node, known: dict[Value, Array]) -> None:
         raise ModelError(message, where=registry.describe(node))
     for index, (output, inferred) in enumerate(zip(node.outputs, types, strict=False)):
         output.type = _declared(output.type, _possible(view, index, inferred))
-    if op.shape_arithmetic:
+    if op.shape_arithmetic or _is_of_numbers(op, node, known):
         _infer_values(op, node, known)
 
 
@@ -96,6 +96,15 @@ def _infer_values(op: registry.OpDef, node: Node, known: dict[Value, Array]) -> 
     known.update(zip(node.outputs, arrays, strict=False))
 
 
+def _is_of_numbers(op: registry.OpDef, node: Node, known: dict[Value, Array]) -> bool:
+    """Whether an operator that knows nothing of dimensions may compute a value all the same: from few numbers, without
+    symbols among them."""
+    if not op.pure or node.subgraphs or not node.inputs:
+        return False
+    given = [known.get(value) for value in node.inputs if value is not None]
+    return all(array is not None and array.dtype != object and array.size <= _LARGEST_KNOWN for array in given)
+
+
 def _is_small(output: Value) -> bool:
     """Whether a value is worth knowing: small, and of a type that shapes are computed in."""
     if not isinstance(output.type, TensorType) or output.dtype not in _SHAPE_TYPES:
@@ -114,12 +123,12 @@ def as_known(dims: tuple[object, ...]) -> Array:
 
 
 def _evaluate(op: registry.OpDef, node: Node, inputs: list[Array | None]) -> list[Array]:
-    """The outputs, or none of them when the operator cannot compute with symbols (compare or divide them, say)."""
+    """The outputs, or none of them when the operator cannot compute them: compare or divide symbols, say."""
     try:
         with np.errstate(all="ignore"):
             result = op.reference(registry.Call(op, node, inputs), *inputs)
-    except (TypeError, ValueError, IndexError, AttributeError, ArithmeticError, ModelError):
-        return []
+    except (LatheError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, MemoryError, RuntimeError):
+        return []  # what fails here must fail when the model runs, not when it is read
     results = result if isinstance(result, tuple) else (result,)
     arrays = [_normalized(np.asarray(item), output.dtype) for item, output in zip(results, node.outputs, strict=False)]
     known = [array for array in arrays if array is not None]

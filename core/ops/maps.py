@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,17 @@ class ZipMap(OpDef):
         labels = zip_labels(c)
         if x.shape[-1:] != (len(labels),):
             c.fail(f"X has shape {list(x.shape)}, expected a column for each of the {len(labels)} labels")
-        return [dict(zip(labels, row, strict=True)) for row in np.atleast_2d(x).tolist()]
+        return _zipped(labels, np.atleast_2d(x).tolist())
+
+
+def _zipped(labels: list[Any], rows: list[list[float]]) -> list[dict[Any, float]]:
+    """A map for each row; those of few labels, which most models have, without an iterator for each."""
+    match labels:
+        case [a, b]:
+            return [{a: x, b: y} for x, y in rows]
+        case [a, b, c]:
+            return [{a: x, b: y, c: z} for x, y, z in rows]
+    return list(map(dict, map(zip, repeat(labels), rows)))
 
 
 @register

@@ -198,6 +198,7 @@ class Transpose(OpDef):
     inputs = "data"
     outputs = "transposed"
     attrs = {"perm": None}
+    shape_arithmetic = True
 
     def perm(self, c: NodeView, rank: int) -> tuple[int, ...]:
         given = c.attr("perm")

@@ -157,6 +157,8 @@ def check_shown(op: OpDef, node: Node, inputs: Sequence[Runtime]) -> None:
     A symbol in a type may turn out to be any number, and NumPy would broadcast some of the wrong ones. FeedError when
     the inputs do not fit the operator.
     """
+    if not op.params and not op.agreeing:
+        return
     given = any(node.attrs.get(name) is None and node.input(index) for name, index in op.params.items())
     if given or (op.agreeing and any(map(_is_open, node.inputs, inputs))):
         op.infer(_Shown(op, node, inputs))

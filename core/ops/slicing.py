@@ -17,8 +17,9 @@ from core.ops.common import INDEX, Shape, check_kind, expect_shape, normalize_ax
 from core.ops.registry import Call, Infer, Mixes, OpDef, RowAxis, Runtime, register
 from core.ops.terms import Term
 
-# Exporters write "to the end" as the greatest (or least) number of int32 or int64; nothing is longer than this.
-_FAR = 2**31 - 2
+# "To the end": exporters write the greatest (or least) number of int32 or int64, tf2onnx writes 10**9. A bound is
+# compared with an extent that is a number; of a symbolic one no axis is taken to be longer: it would take gigabytes.
+_FAR = 10**9
 _Range = tuple[Any, Any, int]
 
 

@@ -57,6 +57,24 @@ class Softmax(AlongAxis):
 
 
 @register
+class GuardedSoftmax(Softmax):
+    """Softmax with zeros where results are no numbers: lines whose elements are all -inf, or of which one is +inf or
+    no number itself. PyTorch's attention computes it for tokens whose keys are all masked."""
+
+    domain = "lathe"
+    no_gradient = "passes make it, after differentiation"
+
+    def along(self, x: Array, axis: int) -> Array:
+        with np.errstate(invalid="ignore"):
+            return guarded(super().along(x, axis))
+
+
+def guarded(shares: Array) -> Array:
+    """The same with zeros in place of what is no number."""
+    return np.asarray(np.where(np.isnan(shares), shares.dtype.type(0), shares))
+
+
+@register
 class LogSoftmax(AlongAxis):
     rounds_freely = True
 

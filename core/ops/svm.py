@@ -28,6 +28,9 @@ from core.ops.scores import (
     transformed,
 )
 
+LEAST = 1e-7  # LIBSVM keeps pairwise probabilities this far from 0 and 1
+ROUNDS, TOLERANCE = 100, 0.005  # at most so many rounds of coupling, until nothing is further off than that per class
+
 
 class _Parameters(NamedTuple):
     gamma: float
@@ -35,9 +38,43 @@ class _Parameters(NamedTuple):
     degree: float
 
 
+class Machine(NamedTuple):
+    """Support vectors [vectors, features], those of one class after those of another, `sizes` of each; weights [classes
+    - 1, vectors], and an offset for every decision. A regressor is of one class, and has one row of weights."""
+
+    vectors: Array
+    sizes: tuple[int, ...]
+    weights: Array
+    rho: Array
+
+    @property
+    def spans(self) -> list[slice]:
+        """Where the vectors of each class lie."""
+        return [slice(end - size, end) for size, end in zip(self.sizes, np.cumsum(self.sizes).tolist(), strict=True)]
+
+    def decided(self, products: Array) -> Array:
+        """Decisions [.., decisions], without their offsets, from products [.., vectors]: one of each pair of classes
+        i < j, positive for i."""
+        if len(self.sizes) == 1:
+            return products @ self.weights.T
+        spans, weights = self.spans, self.weights
+        columns = [
+            products[..., spans[i]] @ weights[j - 1, spans[i]] + products[..., spans[j]] @ weights[i, spans[j]]
+            for i, j in combinations(range(len(spans)), 2)
+        ]
+        return np.stack(columns, axis=-1)
+
+    def linear(self) -> Array:
+        """The weights [decisions, features] of a machine whose kernel is the product."""
+        return self.decided(self.vectors.T).T
+
+
 def _rbf(x: Array, y: Array, p: _Parameters) -> Array:
-    squares = np.square(x).sum(axis=1)[:, None] - 2 * (x @ y.T) + np.square(y).sum(axis=1)
-    return np.exp(-p.gamma * np.maximum(squares, 0))
+    """Sums of squared differences: differences of sums of squares would lose what is small, and what is infinite."""
+    squares = np.zeros((len(x), len(y)))
+    for mine, theirs in zip(x.T, y.T, strict=True):
+        squares += np.square(mine[:, None] - theirs)
+    return np.exp(-p.gamma * squares)
 
 
 _KERNELS: Mapping[str, Callable[[Array, Array, _Parameters], Array]] = {
@@ -101,20 +138,19 @@ class SVMRegressor(_Svm):
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         self.check(c, 1)
-        self.weights(c)
+        self.machine(c)
         rows = matrix_rows(c)
         return [TensorType(DType.FLOAT32, None if rows is None else (rows, 1))]
 
-    def weights(self, c: NodeView) -> tuple[Array, Array]:
-        """Support vectors and the weight of each."""
-        supports = c.attr("n_supports")
+    def machine(self, c: NodeView) -> Machine:
+        supports, rho = c.attr("n_supports"), floats(c.attr("rho"), np.float64)[:1]
         if not supports:
-            return self.vectors(c, 1, "coefficients"), np.ones(1)
-        return self.vectors(c, supports), self.vectors(c, supports, "coefficients")[:, 0]
+            return Machine(self.vectors(c, 1, "coefficients"), (1,), np.ones((1, 1)), rho)
+        return Machine(self.vectors(c, supports), (supports,), self.vectors(c, supports, "coefficients").T[:1], rho)
 
     def reference(self, c: Call, x: Array) -> Array:
-        vectors, weights = self.weights(c)
-        scores = (self.kernel(c, x, vectors) @ weights + c.attr("rho")[0])[:, None]
+        machine = self.machine(c)
+        scores = machine.decided(self.kernel(c, x, machine.vectors)) + machine.rho
         if c.attr("one_class"):
             return np.where(scores > 0, 1, -1).astype(np.float32)
         return transformed(c, scores)
@@ -124,7 +160,9 @@ class SVMRegressor(_Svm):
 class SVMClassifier(_Svm):
     """The label, and scores: of each class where it is linear or has probabilities, else of each pair of classes.
 
-    Probabilities come from `prob_a` and `prob_b` by pairwise coupling (Wu, Lin and Weng 2004), as in LIBSVM.
+    The label is the class that wins most pairs, the first of equal ones, with probabilities as without: those of
+    another class may be larger. Probabilities come from `prob_a` and `prob_b` by pairwise coupling (Wu, Lin and Weng
+    2004), as in LIBSVM.
     """
 
     outputs = "Y, Z"
@@ -165,24 +203,18 @@ class SVMClassifier(_Svm):
         if not sum(c.attr("vectors_per_class") or ()):
             scores = self.kernel(c, x, self.vectors(c, len(labels), "coefficients")) + c.attr("rho")[0]
             return largest(labels, scores), transformed(c, scores)
-        decisions = self._decisions(c, x, len(labels))
-        if c.attr("prob_a"):
-            scores = _coupled(_pair_probabilities(c, decisions), len(labels))
-            return largest(labels, scores), transformed(c, scores)
+        machine = self.machine(c)
+        decisions = machine.decided(self.kernel(c, x, machine.vectors)) + machine.rho
         label = largest(labels, _votes(decisions, len(labels)))
-        return label, self._pair_scores(c, decisions)
+        if not c.attr("prob_a"):
+            return label, self._pair_scores(c, decisions)
+        return label, transformed(c, _coupled(_pair_probabilities(c, decisions), len(labels)))
 
-    def _decisions(self, c: Call, x: Array, classes: int) -> Array:
-        """The decision [rows, pairs] of each pair of classes i < j, positive for i."""
-        sizes = c.attr("vectors_per_class")
-        kernel = self.kernel(c, x, self.vectors(c, sum(sizes)))
-        coefficients = self.vectors(c, classes - 1, "coefficients")
-        spans = [slice(end - size, end) for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True)]
-        columns = [
-            kernel[:, spans[i]] @ coefficients[j - 1, spans[i]] + kernel[:, spans[j]] @ coefficients[i, spans[j]]
-            for i, j in combinations(range(classes), 2)
-        ]
-        return np.stack(columns, axis=1) + floats(c.attr("rho"), np.float64)[: len(columns)]
+    def machine(self, c: NodeView) -> Machine:
+        """The machine of a classifier that has support vectors."""
+        sizes, classes = c.attr("vectors_per_class"), len(class_labels(c))
+        rho = floats(c.attr("rho"), np.float64)[: classes * (classes - 1) // 2]
+        return Machine(self.vectors(c, sum(sizes)), tuple(sizes), self.vectors(c, classes - 1, "coefficients"), rho)
 
     def _pair_scores(self, c: Call, decisions: Array) -> Array:
         """One decision stands for both classes of a pair, unless there are more pairs."""
@@ -195,21 +227,19 @@ class SVMClassifier(_Svm):
 
 
 def _votes(decisions: Array, classes: int) -> Array:
-    """How many pairs each class wins: [rows, classes]."""
+    """How many pairs each class wins: [rows, classes]. The second class of a pair wins what is not positive."""
     votes = np.zeros((len(decisions), classes), np.int64)
     for column, (i, j) in enumerate(combinations(range(classes), 2)):
-        votes[:, i] += decisions[:, column] > 0
-        votes[:, j] += decisions[:, column] <= 0
+        first = decisions[:, column] > 0
+        votes[:, i] += first
+        votes[:, j] += ~first
     return votes
-
-
-_LEAST = 1e-7  # LIBSVM keeps pairwise probabilities this far from 0 and 1
 
 
 def _pair_probabilities(c: Call, decisions: Array) -> Array:
     """Platt's sigmoid of each decision."""
     a, b = floats(c.attr("prob_a"), np.float64), floats(c.attr("prob_b"), np.float64)
-    return np.clip(logistic(-(a * decisions + b)), _LEAST, 1 - _LEAST)
+    return np.clip(logistic(-(a * decisions + b)), LEAST, 1 - LEAST)
 
 
 def _coupled(pairs: Array, classes: int) -> Array:
@@ -222,10 +252,10 @@ def _coupled(pairs: Array, classes: int) -> Array:
     q[:, diagonal, diagonal] = np.square(r).sum(axis=1)
     p = np.full((len(pairs), classes), 1 / classes)
     rows = np.arange(len(pairs))  # those that are not there yet: LIBSVM stops early, and where it stops shows
-    for _ in range(max(100, classes)):
+    for _ in range(max(ROUNDS, classes)):
         qp = np.einsum("nij,nj->ni", q[rows], p[rows])
         pqp = np.einsum("ni,ni->n", p[rows], qp)
-        going = np.abs(qp - pqp[:, None]).max(axis=1) >= 0.005 / classes
+        going = np.abs(qp - pqp[:, None]).max(axis=1) >= TOLERANCE / classes
         if not going.any():
             break
         rows = rows[going]

@@ -29,7 +29,7 @@ class FuseAttention:
     def run(self, graph: Graph) -> PassResult:
         editor = Editor(graph)
         for node in editor.nodes():
-            if node.op == "Softmax" and _has_rows_of_keys(node, self.fewest_queries):
+            if node.op in ("Softmax", "GuardedSoftmax") and _has_rows_of_keys(node, self.fewest_queries):
                 _fuse(editor, node, "FusedAttention", _has_known_rows)
             elif node.op == "SegmentSoftmax":
                 _fuse_segments(editor, node)
@@ -50,7 +50,7 @@ def _fuse(
         return None
     attrs: dict[str, Attr] = {new: first.attrs.get(old) for new, old in _PERMS.items()}
     attrs |= {"perm_v": perms[2], "perm_y": perms[3], "epilogue": first.attrs.get("epilogue")}
-    attrs["guarded"] = softmax.attrs.get("guarded")
+    attrs["guarded"] = 1 if softmax.op == "GuardedSoftmax" else softmax.attrs.get("guarded")
     given = {name: value for name, value in attrs.items() if value is not None}
     new = editor.emit(second, op, q, k, v, *more, *first.inputs[2:], attrs=given)
     editor.replace(second.output, new)

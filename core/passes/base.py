@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from core.errors import LatheError
+from core.ir.dim import OPEN, Dim, SymDim, symbols
 from core.ir.graph import Attr, Graph, Node, Value
-from core.ir.types import Dim, SymDim, TensorType
+from core.ir.types import TensorType
 from core.ops import registry
 
 
@@ -77,6 +78,12 @@ def reshape_attrs(shape: Sequence[Dim]) -> dict[str, Attr]:
     return {"shape": tuple(shape), "allowzero": 1} if may_be_zero else {"shape": tuple(shape)}
 
 
+def expressible(graph: Graph, shape: Sequence[Dim]) -> bool:
+    """Whether a Reshape may name this shape: no 0, which means something else there, and only the inputs' symbols."""
+    free = input_symbols(graph)
+    return 0 not in shape and all(symbols(dim) <= free for dim in shape)
+
+
 def view_origin(value: Value) -> Value:
     """The value that a chain of views starts from."""
     while is_view_node(value.producer) and value.producer is not None and value.producer.inputs[0] is not None:
@@ -85,6 +92,8 @@ def view_origin(value: Value) -> Value:
 
 
 def input_symbols(graph: Graph) -> frozenset[str]:
-    """Symbols that are whole dimensions of the graph's inputs: known as soon as the model is fed."""
-    dims = (dim for value in graph.inputs for dim in shape_of(value) or ())
-    return frozenset(str(dim) for dim in dims if isinstance(dim, SymDim) and str(dim).isidentifier())
+    """Symbols that are whole dimensions of the graph's inputs: known as soon as the model is fed. Inputs of a nested
+    graph may have open symbols, too: those have other names as soon as what makes them is another node, so no attribute
+    may hold one."""
+    names = (str(dim) for value in graph.inputs for dim in shape_of(value) or () if isinstance(dim, SymDim))
+    return frozenset(name for name in names if name.isidentifier() and not name.startswith(OPEN))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.ir.dim import OPEN, SymDim, symbols
+from core.ir.dim import SymDim, symbols
 from core.ir.graph import Array, Attr, Graph, Node, Value
 from core.ops import registry
 from core.ops.inference import infer_graph
@@ -21,8 +21,7 @@ class BindParams:
             graph.remove_dead()
             return PassResult(0)  # without inference, which takes most of this pass
         known = infer_graph(graph)
-        # of the inputs of a nested graph some may have open symbols, and go when nothing else reads them
-        free = frozenset(name for name in input_symbols(graph) if not name.startswith(OPEN))
+        free = input_symbols(graph)
         changed = sum(_bind(node, known, free) for node in graph.nodes)
         graph.remove_dead()
         return PassResult(changed)

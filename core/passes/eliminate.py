@@ -11,7 +11,7 @@ import numpy as np
 from core.ir.graph import Array, Graph, Node, Value
 from core.ops import registry
 from core.ops.slicing import takes_all
-from core.passes.base import PassResult, is_only_declared, same_type
+from core.passes.base import PassResult, is_only_declared, same_type, shape_of
 from core.passes.edit import Editor
 from core.passes.pattern import is_constant
 
@@ -95,9 +95,27 @@ def _by_one(editor: Editor, node: Node) -> Value | None:
     return _unless(editor, node, is_constant(1), commutes=False)
 
 
-@_no_op("Sum", "Max", "Min", "Mean", "Concat")
+@_no_op("Sum", "Max", "Min", "Mean")
 def _single(editor: Editor, node: Node) -> Value | None:
     return node.inputs[0] if len(node.inputs) == 1 else None
+
+
+@_no_op("Concat")
+def _joined(editor: Editor, node: Node) -> Value | None:
+    """What has no elements along the axis, such as the keys kept before the first step, joins nothing."""
+    full = [value for value in node.inputs if not _adds_nothing(node, value)]
+    if 0 < len(full) < len(node.inputs):
+        editor.set_inputs(node, full)
+    return node.inputs[0] if len(node.inputs) == 1 else None
+
+
+def _adds_nothing(node: Node, value: Value | None) -> bool:
+    """Whether an operand surely has an extent of 0 along the axis of Concat, and the result's along all others."""
+    shape, joined, axis = shape_of(value), shape_of(node.output), node.attrs.get("axis")
+    if shape is None or joined is None or not isinstance(axis, int):
+        return False
+    at = axis % len(joined)
+    return shape[at] == 0 and (*shape[:at], *shape[at + 1 :]) == (*joined[:at], *joined[at + 1 :])
 
 
 @_no_op("Clip")

@@ -1,10 +1,11 @@
-"""Defaults that a run gives become inputs: the graph that computes with what is fed instead of them."""
+"""Graphs with other inputs than the model's: defaults that a run gives, or inputs of other types."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from core.ir.graph import Graph
+from core.ir.types import ValueType
 from core.ir.verify import verify
 from core.ops.inference import forget_types, infer_graph
 
@@ -25,7 +26,19 @@ def with_fed(graph: Graph, names: Collection[str]) -> Graph:
         value.type = type_
         copy.inputs.append(value)
     copy.defaults.clear()
-    forget_types(copy)
-    infer_graph(copy)
-    verify(copy, "feeding defaults")
-    return copy
+    return _inferred(copy, "feeding defaults")
+
+
+def with_types(graph: Graph, types: Mapping[str, ValueType]) -> Graph:
+    """A copy of `graph` whose inputs have the types of these names."""
+    copy = graph.clone()
+    for value in copy.inputs:
+        value.type = types[value.name]
+    return _inferred(copy, "giving inputs other types")
+
+
+def _inferred(graph: Graph, stage: str) -> Graph:
+    forget_types(graph)
+    infer_graph(graph)
+    verify(graph, stage)
+    return graph

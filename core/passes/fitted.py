@@ -1,4 +1,4 @@
-"""Fitted models of ai.onnx.ml in terms of products, trees and elementwise operators, which have kernels."""
+"""Fitted models of ai.onnx.ml in terms of what has kernels: products, trees, support vectors, elementwise operators."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from core.ir.types import DType
 from core.ops import registry
 from core.ops.linear import LinearClassifier, LinearRegressor
 from core.ops.scores import class_labels
+from core.ops.svm import SVMClassifier
 from core.ops.tree_models import TreeEnsembleClassifier
 from core.passes.base import PassResult, has_ranks, shape_of
 from core.passes.edit import Editor
@@ -191,6 +192,50 @@ def _tree_scores(at: _At, op: TreeEnsembleClassifier, targets: int, ids: Attr, b
     return at("TreeEnsembleRegressor", at.x, **attrs | {"base_values": tuple(base.tolist())})
 
 
+def _svm_regressor(at: _At) -> list[Value]:
+    if not _needs_plain_svm(at, False):
+        return []
+    y = at("SVMRegressor", at.floats(), **at.node.attrs | {"post_transform": "NONE"})
+    return [y if at.view.attr("one_class") else at.transformed(y)]
+
+
+def _svm_classifier(at: _At) -> list[Value]:
+    """With numbers for labels, and scores as they are; without support vectors a linear model."""
+    labels, view = class_labels(at.view), at.view
+    if not sum(view.attr("vectors_per_class") or ()):
+        return _linear_svm(at, labels)
+    named = labels.dtype == object
+    if not _needs_plain_svm(at, named):
+        return []
+    attrs: dict[str, Attr] = {name: value for name, value in at.node.attrs.items() if name != "classlabels_strings"}
+    attrs |= {
+        "post_transform": "NONE",
+        "classlabels_ints": tuple(range(len(labels))) if named else tuple(labels.tolist()),
+    }
+    label, scores = at.editor.emit_many(at.node, at.node.op, [at.floats()], 2, attrs)
+    if len(labels) == 2 and not view.attr("prob_a"):  # one decision and its negative, which no other transform changes
+        scores = at("Sigmoid", scores) if view.attr("post_transform") == "LOGISTIC" else scores
+    else:
+        scores = at.transformed(scores)
+    return [at.looked_up(labels, label) if named else label, scores]
+
+
+def _needs_plain_svm(at: _At, named: bool) -> bool:
+    """Whether a support vector machine must be written in another form to be computed by the kernel, and can be."""
+    transform = at.view.attr("post_transform")
+    return transform in _TRANSFORMS and (named or transform != "NONE" or at.x.dtype is not DType.FLOAT32)
+
+
+def _linear_svm(at: _At, labels: Array) -> list[Value]:
+    op = at.view.op
+    assert isinstance(op, SVMClassifier)
+    if at.view.attr("kernel_type") != "LINEAR" or at.view.attr("post_transform") not in _TRANSFORMS:
+        return []
+    coefficients = op.vectors(at.view, len(labels), "coefficients").astype(np.float32)
+    products = at("MatMul", at.floats(), np.ascontiguousarray(coefficients.T))
+    return _classified(at, labels, at("Add", products, at.view.attr("rho")[0]))
+
+
 _RULES: Mapping[str, Rule] = {
     "ArrayFeatureExtractor": _feature_extractor,
     "Binarizer": _binarizer,
@@ -198,6 +243,8 @@ _RULES: Mapping[str, Rule] = {
     "LinearClassifier": _linear_classifier,
     "LinearRegressor": _linear_regressor,
     "Normalizer": _normalizer,
+    "SVMClassifier": _svm_classifier,
+    "SVMRegressor": _svm_regressor,
     "Scaler": _scaler,
     "TreeEnsembleClassifier": _tree_classifier,
 }

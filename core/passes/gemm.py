@@ -117,18 +117,18 @@ def _from_matmul(editor: Editor, node: Node) -> None:
 
 
 def _from_integers(editor: Editor, node: Node) -> None:
-    """uint8 by a constant int8 matrix: the zero point of A is taken off as that many sums of B's columns."""
+    """uint8 by constant int8 matrices: the zero point of A is taken off as that many sums of B's columns."""
     a, b, zero = node.inputs[0], node.inputs[1], node.input(2)
     weight, left = editor.array(b), shape_of(a)
-    if a is None or weight is None or left is None or len(left) < 2 or weight.ndim != 2 or node.input(3) is not None:
+    if a is None or weight is None or left is None or min(len(left), weight.ndim) < 2 or node.input(3) is not None:
         return
-    if a.dtype is not DType.UINT8 or weight.dtype != np.int8 or left[-1] != weight.shape[0]:
+    if a.dtype is not DType.UINT8 or weight.dtype != np.int8 or left[-1] != weight.shape[-2]:
         return
     if zero is not None and shape_of(zero) not in ((), (1,)):
         return
     y = editor.emit(node, "FusedMatMul", a, b)
     if zero is not None:
-        columns = editor.constant(weight.astype(np.int32).sum(0, dtype=np.int32), "columns")
+        columns = editor.constant(weight.sum(-2, dtype=np.int32, keepdims=weight.ndim > 2), "columns")
         wide = editor.emit(node, "Cast", zero, attrs={"to": DType.INT32.onnx_code})
         y = editor.emit(node, "Sub", y, editor.emit(node, "Mul", columns, wide))
     editor.replace(node.output, y)

@@ -1,14 +1,20 @@
-"""An If whose condition is known becomes the branch it takes."""
+"""An If becomes the branch it takes, where its condition is known or only one branch fits what it reads."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from core.errors import ModelError
-from core.ir.graph import Graph, Node
+import numpy as np
+
+from core.errors import ModelError, UnsupportedError
+from core.ir.graph import Array, Graph, Node, Value
+from core.ir.types import DType, TensorType
 from core.ops.inference import infer_graph
 from core.passes.base import PassResult
 from core.passes.edit import Editor
+
+_BRANCHES = ("then_branch", "else_branch")
 
 
 @dataclass(frozen=True)
@@ -16,7 +22,7 @@ class InlineIf:
     name: str = "inline_if"
 
     def run(self, graph: Graph) -> PassResult:
-        if not any(_branch(graph, node) for node in graph.nodes):
+        if not any(node.op == "If" for node in graph.nodes):
             return PassResult(0)
         try:
             infer_graph(_inlined(graph.clone())[0])
@@ -24,7 +30,8 @@ class InlineIf:
             # An If may hide extents that only running tells: nodes after it that no type contradicts so far.
             return PassResult(0, (f"left as they are: {error}",))
         _, result = _inlined(graph)
-        infer_graph(graph)  # types after a branch are those of the branch now
+        if result.changed:
+            infer_graph(graph)  # types after a branch are those of the branch now
         return result
 
 
@@ -32,6 +39,9 @@ def _inlined(graph: Graph) -> tuple[Graph, PassResult]:
     editor = Editor(graph)
     while sum(_inline(editor, node) for node in editor.nodes()):
         pass  # the branch taken may hold another If
+    known = infer_graph(graph)
+    for node in editor.nodes():
+        _inline_the_only_one(editor, node, known)
     return graph, editor.finish()
 
 
@@ -51,3 +61,42 @@ def _inline(editor: Editor, node: Node) -> bool:
     for old, new in zip(node.outputs, editor.splice(node, branch), strict=True):
         editor.replace(old, new)
     return True
+
+
+def _inline_the_only_one(editor: Editor, node: Node, known: Mapping[Value, Array]) -> None:
+    """A model that serves two rates of sound has a branch for each, and a window of one rate's size fits only one. The
+    other may still be asked for: that is an error then, as it was."""
+    if node.op != "If" or node.inputs[0] is None or not all(isinstance(v.type, TensorType) for v in node.outputs):
+        return
+    then, other = (node.attrs[name] for name in _BRANCHES)
+    assert isinstance(then, Graph)
+    assert isinstance(other, Graph)
+    fits = _fits(then, known)
+    if fits is None or _fits(other, known) is not (not fits):
+        return
+    first = _zero_if(editor, node, fits)
+    for old, new in zip(node.outputs, editor.splice(node, then if fits else other), strict=True):
+        stacked = editor.emit(node, "Unsqueeze", new, attrs={"axes": (0,)})
+        editor.replace(old, editor.emit(node, "Gather", stacked, first, attrs={"axis": 0}))
+
+
+def _fits(branch: Graph, known: Mapping[Value, Array]) -> bool | None:
+    """Whether the nodes of a branch fit what they read; None where that is not known."""
+    try:
+        infer_graph(branch.clone(), dict(known))
+    except UnsupportedError:
+        return None
+    except ModelError:
+        return False
+    return True
+
+
+def _zero_if(editor: Editor, node: Node, wanted: bool) -> Value:
+    """0 where the condition of an If is the one that is wanted; else the node refuses its data."""
+    condition, label = node.inputs[0], node.name or node.outputs[0].name
+    name = f"{label}, whose {_BRANCHES[wanted]} does not fit these shapes"
+    other = editor.emit(node, "Not", condition) if wanted else condition
+    index = editor.emit(node, "Cast", other, attrs={"to": DType.INT64.onnx_code})
+    index = editor.emit(node, "Reshape", index, attrs={"shape": ()})
+    zero = editor.constant(np.zeros(1, np.int64), "zero")
+    return editor.emit(node, "Gather", zero, index, attrs={"axis": 0}, name=name)

@@ -180,7 +180,7 @@ def _operand(walk: _Walk, node: Node, value: Value | None, rank: int) -> Value |
     return value if len(shape) == 0 else walk.last(value, node)
 
 
-@_converts("Softmax", "LogSoftmax", "Hardmax", "LpNormalization", "Split")
+@_converts("Softmax", "GuardedSoftmax", "LogSoftmax", "Hardmax", "LpNormalization", "Split")
 def _along_axis(walk: _Walk, node: Node) -> None:
     x = node.inputs[0]
     if x is None or len(node.inputs) != 1:
@@ -211,7 +211,7 @@ def _slice(walk: _Walk, node: Node) -> None:
 
 @_converts("Pad")
 def _pad(walk: _Walk, node: Node) -> None:
-    if len(node.inputs) != 1 or node.inputs[0] is None:
+    if node.inputs[0] is None or node.input(1) is not None or node.input(3) is not None:
         return
     axes = node.attrs.get("axes")
     _with_axes(walk, node, axes if isinstance(axes, tuple) else tuple(range(len(node.inputs[0].shape))))
@@ -222,7 +222,7 @@ def _with_axes(walk: _Walk, node: Node, axes: Sequence[Attr]) -> None:
     x = node.inputs[0]
     if x is not None:
         attrs = {**node.attrs, "axes": tuple(_moved(axis, len(x.shape)) for axis in axes)}
-        walk.replace(node, [walk.editor.emit(node, node.op, walk.last(x, node), attrs=attrs)])
+        walk.replace(node, [walk.editor.emit(node, node.op, walk.last(x, node), *node.inputs[1:], attrs=attrs)])
 
 
 @_converts(*(name for name in registry.names() if name.startswith("Reduce")))

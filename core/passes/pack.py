@@ -16,12 +16,10 @@ from core.ir.verify import verify
 from core.ops.inference import infer_graph
 from core.ops.registry import describe
 from core.passes.base import shape_of
-from core.passes.pipeline import Options, preparation, run_passes
+from core.passes.pipeline import for_proofs, run_passes
 from core.passes.row_counts import Mixed
 from core.passes.rows import BatchInfo, rows
-from core.passes.simplify import Simplify
 from core.passes.token_flow import OFFSETS, POSITIONS, STARTS, TOKENS, Flow, TokenFlow
-from core.passes.transposes import Transposes
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ def pack(graph: Graph) -> Packed | str:
 
 def _packed(graph: Graph) -> Packed:
     batch, length = _symbols(graph)
-    whole, _ = run_passes(graph, [*preparation(Options()), Simplify(), Transposes()])
+    whole, _ = run_passes(graph, for_proofs())
     env: dict[str, Dim] = {length: symbol(TOKENS), **({batch: 1} if batch is not None else {})}
     tokens = whole.clone(env)
     flow = TokenFlow(tokens, {value: _flow_of_input(value) for value in tokens.inputs})

@@ -19,10 +19,12 @@ from core.passes.cse import CommonSubexpressions
 from core.passes.elementwise import FuseElementwise
 from core.passes.eliminate import Eliminate
 from core.passes.epilogue import FuseEpilogue
+from core.passes.exact_products import ExactProducts
 from core.passes.fitted import ExpandFitted
 from core.passes.fold_affine import FoldAffine
 from core.passes.fold_constants import FoldConstants
 from core.passes.gemm import FuseMatMul
+from core.passes.indexed_views import IndexedViews
 from core.passes.inline_if import InlineIf
 from core.passes.layout import ChannelsLast
 from core.passes.pooled_conv import PoolConvolutions
@@ -69,10 +71,17 @@ def preparation(options: Options) -> list[Pass]:
     return [BindParams(), FoldConstants(options.fold_limit_bytes), InlineIf(), Eliminate(), CommonSubexpressions()]
 
 
+def for_proofs() -> list[Pass]:
+    """What brings equal things into one form, before a proof looks at them: what it proves of the result is as true of
+    the graph as it was written."""
+    clean = preparation(Options())
+    return [*clean, Simplify(), IndexedViews(), *clean, Simplify(), Transposes()]
+
+
 def passes(options: Options) -> list[Pass]:
     """The whole pipeline, in order."""
     clean = preparation(options)
-    canonical: list[Pass] = [Simplify(options.inside), *clean]
+    canonical: list[Pass] = [Simplify(options.inside), IndexedViews(), *clean]
     algebra: list[Pass] = [Recompose(options.inside), FoldAffine(), Simplify(options.inside)]
     products: list[Pass] = [Transposes(), SplitRecurrent(), FuseMatMul()]
     learning: list[Pass] = [BatchLast()] if options.host else []
@@ -80,7 +89,15 @@ def passes(options: Options) -> list[Pass]:
     chains: list[Pass] = [ChainConvolutions()] if options.host and options.precision == "float32" else []
     last: list[Pass] = [*learning, TransposedConvolutions(), ChannelsLast(), Transposes(), FuseMatMul()]
     images = last if options.channels_last else []
-    fusion: list[Pass] = [FuseEpilogue(), FuseElementwise(), FuseEpilogue(), FuseAttention(), *pools, *chains]
+    fusion: list[Pass] = [
+        ExactProducts(),
+        FuseEpilogue(),
+        FuseElementwise(),
+        FuseEpilogue(),
+        FuseAttention(),
+        *pools,
+        *chains,
+    ]
     narrow: list[Pass] = [Narrow(dtype) for dtype in NARROW if str(dtype) == options.precision]
     bodies = OptimizeBodies(lambda body: _counted(optimize(body, replace(options, inside=True))))
     whole: list[Pass] = [Quantized(options.integers, options.host), ExpandFitted()]

@@ -15,21 +15,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 from typing import Any
 
 import numpy as np
 
-from core.ir.graph import Array, Attr, Graph, Node, Value
+from core.ir.graph import Array, Graph, Node, Value
 from core.ir.types import DType
 from core.passes.base import PassResult, has_ranks, shape_of
 from core.passes.edit import Editor
 from core.passes.permutation import perm_of
 from core.passes.scales import Real, dequantized, lower, real_of
+from core.passes.zero_points import OFFSET, centred, is_depthwise, lifted, missing_words, normalize, padded
 
-_QUAD = 4  # bytes that one word of a product holds
-_OFFSET = 128
-_MOST_TAPS = 512  # of a depthwise window: sums of so many products of bytes are exact in float32, too
 _MOVING = frozenset({
     "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose", "Slice", "DepthToSpace", "SpaceToDepth",
     "MaxPool",
@@ -51,7 +48,8 @@ class Quantized:
         steps: list[Callable[[Editor, Node], None]] = [_spell_out, _make_unsigned, _move]
         if self.integers:
             steps.append(partial(_multiply, depthwise=self.depthwise))
-        for step in (*steps, _normalize, lower):
+        steps += [partial(normalize, depthwise=self.depthwise), lower]
+        for step in steps:
             for node in editor.nodes():
                 step(editor, node)
         integers = sum(node.op in ("ConvInteger", "MatMulInteger") for node in editor.nodes())
@@ -118,7 +116,7 @@ def _is_dequantized_whole(editor: Editor, reader: Node) -> bool:
 
 
 def _raised(zero: Array) -> Array:
-    return (zero.astype(np.int32) + _OFFSET).astype(np.uint8).reshape(())
+    return (zero.astype(np.int32) + OFFSET).astype(np.uint8).reshape(())
 
 
 def _move(editor: Editor, node: Node) -> None:
@@ -159,7 +157,7 @@ def _multiply(editor: Editor, node: Node, depthwise: bool) -> None:
         return
     integers, scale = weight
     x, zero = _unsigned(editor, node, left)
-    if not _is_depthwise(node, integers):
+    if not is_depthwise(node, integers):
         x, integers = _whole_words(editor, node, x, integers)
     zero_value, right = editor.constant(zero, "zero"), editor.constant(integers, "weight")
     op = "ConvInteger" if node.op == "Conv" else "MatMulInteger"
@@ -184,12 +182,11 @@ def _is_matrix(node: Node, x: Value, weight: Array) -> bool:
 def _whole_words(editor: Editor, node: Node, x: Value, weight: Array) -> tuple[Value, Array]:
     """Operands with zeros added to the depth, so that it is a multiple of four."""
     x_axis, axis = (1, 1) if node.op == "Conv" else (len(x.shape) - 1, 0)
-    missing = -weight.shape[axis] % _QUAD
+    missing = missing_words(weight.shape[axis])
     if missing == 0:
         return x, weight
-    widths = [(0, missing if at == axis else 0) for at in range(weight.ndim)]
-    padded = editor.emit(node, "Pad", x, attrs={"pads": (0, missing), "axes": (x_axis,)})
-    return padded, np.pad(weight, widths)
+    wider = editor.emit(node, "Pad", x, attrs={"pads": (0, missing), "axes": (x_axis,)})
+    return wider, padded(weight, axis, missing)
 
 
 def _with_bias(editor: Editor, node: Node, y: Value) -> Value:
@@ -235,17 +232,9 @@ def _weight(editor: Editor, node: Node, depthwise: bool) -> tuple[Array, Array] 
     if scale.size > 1 and axis != channel:
         return None
     grouped = node.op == "Conv" and node.attrs.get("group", 1) != 1
-    if grouped and array.shape[along] % _QUAD and not (depthwise and _is_depthwise(node, array)):
+    if grouped and missing_words(array.shape[along]) and not (depthwise and is_depthwise(node, array)):
         return None
     return array, scale if scale.size > 1 else scale.reshape(())
-
-
-def _is_depthwise(node: Node, weight: Array) -> bool:
-    """Whether a convolution takes every channel for itself, in a way that has a kernel for bytes."""
-    groups = node.attrs.get("group", 1)
-    if node.op != "Conv" or groups == 1 or weight.shape[:2] != (groups, 1):
-        return False
-    return weight.ndim <= 4 and prod(weight.shape[2:]) <= _MOST_TAPS
 
 
 def _constant_weight(editor: Editor, value: Value | None, swapped: bool) -> tuple[Array, Array, int] | None:
@@ -271,45 +260,11 @@ def _centred(array: Array, zero: Array, axis: int) -> Array | None:
     if array.dtype not in (np.int8, np.uint8):
         return None
     shape = [-1 if at == axis % array.ndim else 1 for at in range(array.ndim)]
-    apart = array.astype(np.int32) - zero.astype(np.int32).reshape(shape if zero.size > 1 else ())
-    fits = apart.min(initial=0) >= -_OFFSET and apart.max(initial=0) < _OFFSET
-    return apart.astype(np.int8) if fits else None
+    return centred(array, zero.reshape(shape if zero.size > 1 else ()))
 
 
 def _unsigned(editor: Editor, anchor: Node, real: Real) -> tuple[Value, Array]:
     """The integers of the left operand as uint8, and their zero point."""
     if real.whole.dtype is DType.UINT8:
         return real.whole, real.zero.astype(np.uint8).reshape(())
-    return _lifted(editor, anchor, real.whole), _raised(real.zero)
-
-
-def _lifted(editor: Editor, anchor: Node, value: Value) -> Value:
-    """An int8 value, 128 higher."""
-    wide = editor.emit(anchor, "Cast", value, attrs={"to": DType.INT32.onnx_code})
-    higher = editor.emit(anchor, "Add", wide, editor.constant(np.array(_OFFSET, np.int32), "offset"))
-    return editor.emit(anchor, "Cast", higher, attrs={"to": DType.UINT8.onnx_code})
-
-
-# Integer products
-
-
-def _normalize(editor: Editor, node: Node) -> None:
-    """MatMulInteger and ConvInteger as kernels have them: uint8 by constant int8 around zero."""
-    if node.op not in ("MatMulInteger", "ConvInteger"):
-        return
-    a, zero = node.inputs[0], node.input(2)
-    weight, b_zero = editor.array(node.inputs[1]), editor.array(node.input(3))
-    if a is None or weight is None or (node.input(3) is not None and b_zero is None):
-        return
-    point = np.zeros((), weight.dtype) if b_zero is None else b_zero
-    centred = _centred(weight, point, 0 if node.op == "ConvInteger" else weight.ndim - 1)
-    if centred is None or (a.dtype is DType.UINT8 and weight.dtype == np.int8 and node.input(3) is None):
-        return
-    if a.dtype is DType.INT8:
-        a = _lifted(editor, node, a)
-        if zero is None:
-            zero = editor.constant(np.array(0, np.int8), "zero")
-        zero = _lifted(editor, node, zero)
-    attrs: dict[str, Attr] = dict(node.attrs)
-    right = editor.constant(centred, "weight")
-    editor.replace(node.output, editor.emit(node, node.op, a, right, zero, attrs=attrs))
+    return lifted(editor, anchor, real.whole), _raised(real.zero)

@@ -210,4 +210,18 @@ NORMALIZATIONS = [
     ),
 ]
 
-RULES = ACTIVATIONS + NORMALIZATIONS
+# Attention -----------------------------------------------------------------------------------------------------------
+
+
+def _guarded(e: Editor, m: Match) -> Value | None:
+    """PyTorch writes it for tokens whose keys are all masked by -inf."""
+    softmax = m["weights"].producer
+    if softmax is None or softmax.op != "Softmax" or not same_type(m["weights"], m.root.output):
+        return None
+    return e.emit(m.root, "GuardedSoftmax", *softmax.inputs, attrs=softmax.attrs)
+
+
+_WEIGHTS = var("weights")
+ATTENTION = [Rule("GuardedSoftmax", op("Where", op("IsNaN", _WEIGHTS), scalar(0.0), _WEIGHTS), _guarded)]
+
+RULES = ACTIVATIONS + NORMALIZATIONS + ATTENTION

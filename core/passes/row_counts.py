@@ -113,6 +113,12 @@ def _repeats_one(view: Infer, counted: Depends) -> bool:
     return all(dim == extent for dim, extent in ends if counted(dim))
 
 
+def _repeats_all(view: Infer, counted: Depends) -> bool:
+    """Tile: what is repeated is the same for every row, or the number of rows would stand in its size twice, which is
+    checked of every value anyway."""
+    return True
+
+
 def _takes_whole(view: Infer, counted: Depends) -> bool:
     """Slice: an axis with a count as an end is taken as a whole, from 0 to its extent in steps of 1."""
     shape, op = view.shape(0), view.op
@@ -140,6 +146,7 @@ _USES: dict[tuple[str, str], Callable[[Infer, Depends], bool]] = {
     ("Reshape", "shape"): _names_extents,
     ("ConstantOfShape", "shape"): _names_extents,
     ("Expand", "shape"): _repeats_one,
+    ("Tile", "repeats"): _repeats_all,
     ("Slice", "ends"): _takes_whole,
     ("Resize", "sizes"): _keeps_size,
 }

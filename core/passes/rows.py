@@ -29,10 +29,8 @@ from core.ops import registry
 from core.ops.inference import infer_graph
 from core.ops.registry import Mixes, RowAxis, describe
 from core.passes.base import shape_of
-from core.passes.pipeline import Options, preparation, run_passes
+from core.passes.pipeline import for_proofs, run_passes
 from core.passes.row_counts import Counts, Mixed, depends, steps_per_row
-from core.passes.simplify import Simplify
-from core.passes.transposes import Transposes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +51,15 @@ def rows(graph: Graph) -> BatchInfo:
     found = _proof(graph)
     if found.batchable or not graph.inputs or graph.states:
         return found
-    simplified, _ = run_passes(graph, [*preparation(Options()), Simplify(), Transposes()])
+    simplified, _ = run_passes(graph, for_proofs())
     again = _proof(simplified)
     return again if again.batchable else found
+
+
+def leading(value: Value) -> str | None:
+    """The symbol that an input leads with."""
+    shape = shape_of(value)
+    return str(shape[0]) if shape and not isinstance(shape[0], int) and str(shape[0]).isidentifier() else None
 
 
 def _proof(graph: Graph) -> BatchInfo:
@@ -74,10 +78,10 @@ def _leading_symbol(graph: Graph) -> str:
         raise Mixed(f"the model keeps state (%{graph.states[0].value.name}) from run to run")
     if not graph.inputs:
         raise Mixed("the model has no inputs")
-    leading = {_leading(value) for value in graph.inputs}
-    if len(leading) > 1:
-        raise Mixed(f"the inputs lead with different dimensions: {', '.join(sorted(leading))}")
-    batch = leading.pop()
+    names = {_leading(value) for value in graph.inputs}
+    if len(names) > 1:
+        raise Mixed(f"the inputs lead with different dimensions: {', '.join(sorted(names))}")
+    batch = names.pop()
     for value in graph.inputs:
         if any(depends(dim, batch) for dim in value.shape[1:]):
             raise Mixed(f"input '{value.name}' has dimension '{batch}' more than once")
@@ -85,10 +89,10 @@ def _leading_symbol(graph: Graph) -> str:
 
 
 def _leading(value: Value) -> str:
-    shape = shape_of(value)
-    if not shape or isinstance(shape[0], int) or not str(shape[0]).isidentifier():
+    found = leading(value)
+    if found is None:
         raise Mixed(f"input '{value.name}' ({value.type}) has no symbolic leading dimension")
-    return str(shape[0])
+    return found
 
 
 def _flow(graph: Graph, batch: str) -> dict[Value, RowAxis]:
@@ -231,8 +235,10 @@ def _repeated(node: Node, value: Value, batch: str) -> RowAxis:
     """The axis of a value that is one constant row for each of the callers' rows; None where it has none."""
     dims = shape_of(value) or ()
     along = [axis for axis, dim in enumerate(dims) if depends(dim, batch)]
-    if len(along) != 1 or node.op not in ("ConstantOfShape", "Expand"):
+    if len(along) != 1 or node.op not in ("ConstantOfShape", "Expand", "Tile"):
         return None
+    if node.op == "Tile":
+        return along[0]
     source = shape_of(node.inputs[0]) if node.op == "Expand" else ()
     back = along[0] - len(dims)
     repeats = source is not None and (len(source) < -back or source[back] == 1)

@@ -8,17 +8,16 @@ one form (division by a constant is multiplication, views are Reshape), so that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from core.ir.dim import symbols
 from core.ir.graph import Array, Graph, Node, Value
-from core.ir.types import Dim
+from core.ops import registry
+from core.ops.creation import ConstantOfShape
 from core.passes.base import (
     PassResult,
-    input_symbols,
+    expressible,
     is_elementwise,
     is_only_declared,
     is_view_node,
@@ -44,7 +43,9 @@ class Simplify:
         apply(editor, [*EXACT, *(unseen(rule, self.inside) for rule in ROUNDING)])
         for node in editor.nodes():
             _view_as_reshape(editor, node)
+            _fill_as_expand(editor, node)
             _read_before_expand(editor, node)
+            _gather_before_expand(editor, node)
             _unflatten(editor, node)
         return editor.finish()
 
@@ -148,18 +149,50 @@ def _view_as_reshape(editor: Editor, node: Node) -> None:
         or (node.attrs.get("shape") == target and source is node.inputs[0])
     ):
         return
-    if _expressible(editor, target):
+    if expressible(editor.graph, target):
         editor.replace(node.output, editor.emit(node, "Reshape", source, attrs=reshape_attrs(target)))
 
 
 def _read_before_expand(editor: Editor, node: Node) -> None:
-    """An elementwise node broadcasts by itself."""
-    if not is_elementwise(node) or shape_of(node.output) is None:
+    """An elementwise node broadcasts by itself. Where that does not give the whole output, what it computes of fewer
+    elements is expanded; so it goes on to the next node."""
+    shape = shape_of(node.output)
+    if not is_elementwise(node) or shape is None:
         return
     inputs = [_unexpanded(editor, value) for value in node.inputs]
     shapes = [shape_of(value) for value in inputs if value is not None]
-    if inputs != node.inputs and node.output.shape in shapes:
+    if inputs == node.inputs:
+        return
+    if shape in shapes:
         editor.set_inputs(node, inputs)
+    elif None not in shapes and len(node.outputs) == 1 and expressible(editor.graph, shape):
+        small = editor.emit(node, node.op, *inputs, attrs=node.attrs)
+        editor.replace(node.output, editor.emit(node, "Expand", small, attrs={"shape": shape}))
+
+
+def _fill_as_expand(editor: Editor, node: Node) -> None:
+    """One number everywhere, for which other rules know what to do."""
+    op = registry.get(node.op)
+    if not isinstance(op, ConstantOfShape) or "shape" not in node.attrs:
+        return
+    shape = node.output.shape
+    if expressible(editor.graph, shape):
+        number = editor.constant(op.fill(registry.NodeView(op, node)).reshape(()))
+        editor.replace(node.output, editor.emit(node, "Expand", number, attrs={"shape": shape}))
+
+
+def _gather_before_expand(editor: Editor, node: Node) -> None:
+    """Rows that are picked by repeated indices are picked once, and repeated."""
+    data, indices, shape = shape_of(node.input(0)), node.input(1), shape_of(node.output)
+    if node.op != "Gather" or data is None or indices is None or shape is None:
+        return
+    source, axis = _unexpanded(editor, indices), node.attrs.get("axis", 0)
+    given = shape_of(source)
+    if source is indices or given is None or not expressible(editor.graph, shape):
+        return
+    if axis == 0 or len(given) == len(shape_of(indices) or ()):
+        rows = editor.emit(node, "Gather", node.inputs[0], source, attrs=node.attrs)
+        editor.replace(node.output, editor.emit(node, "Expand", rows, attrs={"shape": shape}))
 
 
 def _unexpanded(editor: Editor, value: Value | None) -> Value | None:
@@ -175,7 +208,7 @@ def _unflatten(editor: Editor, node: Node) -> None:
     if folded is None or folded.producer is None or reader is None or reader.op != "Reshape":
         return
     shape, weight, bias = shape_of(reader.output), _plain_weight(editor, node), node.input(2)
-    if weight is None or not shape or shape[-1] != node.output.shape[-1] or not _expressible(editor, shape):
+    if weight is None or not shape or shape[-1] != node.output.shape[-1] or not expressible(editor.graph, shape):
         return
     extents = reshape_attrs((*shape[:-1], folded.shape[-1]))
     rows = editor.emit(reader, "Reshape", view_origin(folded), attrs=extents)
@@ -183,12 +216,6 @@ def _unflatten(editor: Editor, node: Node) -> None:
     if bias is not None:
         result = editor.emit(reader, "Add", result, bias, name=node.name)
     editor.replace(reader.output, result)
-
-
-def _expressible(editor: Editor, shape: Sequence[Dim]) -> bool:
-    """Whether a Reshape may name this shape: no 0, which means something else there, and only the inputs' symbols."""
-    free = input_symbols(editor.graph)
-    return 0 not in shape and all(symbols(dim) <= free for dim in shape)
 
 
 def _folded_rows(node: Node) -> Value | None:

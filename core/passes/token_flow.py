@@ -25,7 +25,6 @@ from core.ir.dim import symbol, symbols
 from core.ir.graph import Array, Attr, Graph, Node, Value, node_reads
 from core.ir.types import DType, TensorType
 from core.ops import registry
-from core.ops.creation import ConstantOfShape
 from core.ops.inference import infer_graph
 from core.ops.reduce import Reduce
 from core.ops.registry import Mixes, describe
@@ -207,8 +206,6 @@ class TokenFlow:
         """Rewrite a node that looks beyond one token; None for others."""
         if node.op == "Range" and node.output.type == TensorType(node.output.dtype, (N,)):
             return self._range(node)
-        if node.op == "ConstantOfShape" and len(self._grown(node)) == 2:
-            return self._filled(node)
         if not node.inputs or node.inputs[0] is None:
             return None
         flow = given[0]
@@ -299,14 +296,6 @@ class TokenFlow:
             place = self.editor.emit(node, "Add", place, self.editor.constant(np.array(start, np.int64)))
         new = self.editor.emit(node, "Gather", _first(node), place, attrs={"axis": axis})
         return self._replace(node, new, Flow((axis,)))
-
-    def _filled(self, node: Node) -> bool:
-        """The same number for all pairs, so that nobody has to write it down."""
-        op = registry.get(node.op)
-        assert isinstance(op, ConstantOfShape)
-        number = self.editor.constant(op.fill(self._view(node)).reshape(()))
-        new = self.editor.emit(node, "Expand", number, attrs={"shape": node.output.shape})
-        return self._replace(node, new, Flow(tuple(sorted(self._grown(node)))))
 
     def _triangle(self, node: Node, flow: Flow) -> bool | None:
         rank, view = len(node.output.shape), self._view(node)

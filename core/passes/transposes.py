@@ -11,7 +11,7 @@ from core.passes.base import PassResult, input_symbols, is_elementwise, reshape_
 from core.passes.edit import Editor
 from core.passes.permutation import Perm, compose, inverse, is_view, perm_of, permuted, split_axes
 
-_ALONG_AXIS = frozenset({"Softmax", "LogSoftmax", "Hardmax", "LpNormalization"})
+_ALONG_AXIS = frozenset({"Softmax", "GuardedSoftmax", "LogSoftmax", "Hardmax", "LpNormalization"})
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from core.ir.graph import Graph, Node, Value, node_reads
 from core.ir.types import DType, TensorType
 from core.kernels.catalog import VIEWS, KernelCall, Request, Selector, has_elements, select
+from core.kernels.catalog.base import is_exact
 from core.kernels.target import GPU_ALIGNMENT, GpuTarget, Target
 from core.plan.control import CONTROL, NotNative, PlanBody, control_call
 from core.plan.plan import Planned, exact_affine
@@ -107,7 +108,9 @@ def choose_kernels(graph: Graph, nodes: Sequence[Node], asked: Asked) -> Choice:
     """A kernel for every node that has one. Values live inside others where all their kernels can."""
 
     def request(node: Node) -> Request:
-        return Request(node, graph.constants, asked.target, asked.threads, winograd=asked.winograd)
+        return Request(
+            node, graph.constants, asked.target, asked.threads, winograd=asked.winograd and not is_exact(node)
+        )
 
     choice = Choice(nodes)
     for node in nodes:

@@ -5,7 +5,8 @@
     weights    the weight block, large pieces of which have digests of their own (see sharing.py)
     fallbacks  graph and constants of nodes that run on the reference
     states     initial values of the model's state
-    source     the graph itself, only for models compiled per shape and those with defaults that a run may replace
+    source     the graph itself, only for models compiled per shape those with defaults that a run may
+               replace, and those whose code assumes more of the inputs than is declared
 
 Where nodes are spread over devices, every part has a plan and sections of its own ("0.code", "1.code"), and the facts
 say how values get from one to the other. The code of a GPU's part are binaries, up to sm_89 each with its PTX.
@@ -40,7 +41,7 @@ from core.runtime.runner import Runner
 from core.runtime.session import BatchInfo, Description, PackInfo
 from core.runtime.sharing import SharedWeights
 
-SCHEMA = 7
+SCHEMA = 8
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def save(
 ) -> Written:
     """Write an artifact: compiled code, or for a model compiled per shape its graph. Replaces what was there.
 
-    `source`: the graph of compiled code, for runs that feed defaults. `durable`, and the result: see `write_bundle`.
+    `source`: the graph of compiled code, for runs with other inputs. `durable`, and the result: see `write_bundle`.
     """
     facts: dict[str, Any] = {
         "schema": SCHEMA,
@@ -122,7 +123,7 @@ def load(path: Path, threads: int, written: Written | None = None) -> Stored:
         if runner is None:
             graph = _read_graph(bundle, "source")
             return Stored(description, graph, options, bundle.digest, lambda: graph)
-        if description.defaults:  # the file stays open: it may be replaced, or dropped from the store
+        if description.has_variants:  # the file stays open: it may be replaced, or dropped from the store
             stack.pop_all()
             bundle.close_at_end()
         return Stored(description, runner, options, bundle.digest, partial(_read_graph, bundle, "source"))
@@ -250,6 +251,7 @@ def _description_to_json(description: Description) -> dict[str, Any]:
         "max_batch": description.max_batch,
         "may_not_end": description.may_not_end,
         "defaults": {name: str(type_) for name, type_ in description.defaults.items()},
+        "declared": {name: str(type_) for name, type_ in description.declared.items()},
         "packing": astuple(description.packing) if description.packing is not None else None,
     }
 
@@ -265,6 +267,7 @@ def _description_from_json(data: dict[str, Any]) -> Description:
             max_batch=int(data["max_batch"]),
             may_not_end=bool(data["may_not_end"]),
             defaults={name: parse_type(text) for name, text in data["defaults"].items()},
+            declared={name: parse_type(text) for name, text in data["declared"].items()},
             packing=PackInfo(*data["packing"]) if data["packing"] is not None else None,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from core.codegen.jit import Library
 from core.errors import FeedError, Interrupted, SessionClosed
 from core.ir.dim import affine, is_never_negative
-from core.ir.graph import Graph, Node, Value, node_reads
+from core.ir.graph import Node, Value, node_reads
 from core.ir.types import TensorType
 from core.kernels.catalog import Status
 from core.plan.plan import ARENA, WEIGHTS, Address, Fallback, Plan, Port, Segment
@@ -108,6 +108,9 @@ class Executable:
         self._loops = [index for index, step in enumerate(plan.steps) if step.may_not_end]
         self.may_not_end = plan.may_not_end
         self._in_flight: set[_Context] = set()  # kept where a run may not end by itself
+        self._prepared = {each.index: _prepared(plan, each) for each in plan.schedule if isinstance(each, Fallback)}
+        self._places = {name: _place_of(address, type_) for name, (address, type_) in plan.located.items()}
+        self._outputs = {port.base: index for index, port in enumerate(plan.outputs)}
         self._row_steps = np.array([0] * _FIRST_PORT + row_steps((*plan.inputs, *plan.states, *plan.outputs)))
 
     def set_state(self, name: str, array: NDArray[Any]) -> None:
@@ -292,7 +295,7 @@ class Executable:
             self._run_fallback(context, symbols, entry, boxed)
             if times is not None:
                 times.node(entry.index, started, perf_counter_ns())
-        by_base = {port.base: index for index, port in enumerate(self.plan.outputs)}
+        by_base = self._outputs
         updates: list[tuple[int, NDArray[Any]]] = []
         for name, base in self.plan.copies:
             value = self._read(context, n, name, boxed)
@@ -306,12 +309,10 @@ class Executable:
 
     def _run_fallback(self, context: _Context, symbols: dict[str, int], entry: Fallback, boxed: dict[str, Any]) -> None:
         """Run one node on its reference; `symbols` receives what its results show."""
-        graph, n = self.plan.fallbacks, symbols["n"]
-        node = graph.nodes[entry.index]
-        environment: dict[Value, Any] = {v: self._read(context, n, v.name, boxed) for v in _reads(node, graph)}
-        environment.update(graph.constants)
+        (node, reads, constants, fed), n = self._prepared[entry.index], symbols["n"]
+        environment = constants | {value: self._read(context, n, value.name, boxed) for value in reads}
         arguments = [environment[v] if v is not None else None for v in node.inputs]
-        results = run_node(node, arguments, environment, symbols, context.check, is_fed(node, graph.constants))
+        results = run_node(node, arguments, environment, symbols, context.check, fed)
         learn_symbols(node, results, symbols)
         for value, result in zip(node.outputs, results, strict=False):
             boxed[value.name] = self._kept(context, result)
@@ -330,18 +331,19 @@ class Executable:
     def _kept(self, context: _Context, result: Any) -> Any:
         """The result, without views of memory that later steps write to or that goes away with the model."""
         if isinstance(result, list):
-            return [self._kept(context, item) for item in result]
+            return [self._kept(context, item) if isinstance(item, list | np.ndarray) else item for item in result]
+        if not isinstance(result, np.ndarray):
+            return result
         blocks = (context.arena, self._weights.block, *self._states.values())
-        passing = isinstance(result, np.ndarray) and any(np.may_share_memory(result, block) for block in blocks)
-        return result.copy() if passing else result
+        return result.copy() if any(np.may_share_memory(result, block) for block in blocks) else result
 
     def _read(self, context: _Context, n: int, name: str, boxed: Mapping[str, Any]) -> Any:
         return boxed[name] if name in boxed else self._view(context, n, name)
 
     def _view(self, context: _Context, n: int, name: str) -> NDArray[Any]:
-        address, type_ = self.plan.located[name]
-        at = int(context.bases[address.base]) + address.offset.at(max(n, 1))
-        return array_at(at, type_.dtype.numpy, type_.evaluate({"n": n}))
+        base, a, b, shape, type_ = self._places[name]
+        dims = type_.evaluate({"n": n}) if shape is None else [step * n + least for step, least in shape]
+        return array_at(int(context.bases[base]) + a * max(n, 1) + b, type_.dtype.numpy, dims)
 
     # -- contexts -------------------------------------------------------------------------------------------------
 
@@ -434,5 +436,34 @@ def _shape_of(port: Port) -> _Shape | None:
     return _Shape(port.name, dims, type_.dtype.numpy, may_shrink)
 
 
-def _reads(node: Node, graph: Graph) -> list[Value]:
-    return [value for value in node_reads(node) if value not in graph.constants]
+class _Prepared(NamedTuple):
+    """A node on its reference: what it reads of what runs before it, the constants it reads, and `is_fed`."""
+
+    node: Node
+    reads: list[Value]
+    constants: dict[Value, Any]
+    fed: bool
+
+
+def _prepared(plan: Plan, entry: Fallback) -> _Prepared:
+    graph = plan.fallbacks
+    node, known = graph.nodes[entry.index], graph.constants
+    read = list(dict.fromkeys(node_reads(node)))
+    constants = {value: known[value] for value in read if value in known}
+    return _Prepared(node, [value for value in read if value not in known], constants, is_fed(node, known))
+
+
+class _Place(NamedTuple):
+    """Where a value lies, `a * n + b` behind a base; its dimensions as a*n + b where all are of that form."""
+
+    base: int
+    a: int
+    b: int
+    dims: list[tuple[int, int]] | None
+    type: TensorType
+
+
+def _place_of(address: Address, type_: TensorType) -> _Place:
+    dims = [parts for dim in type_.dims if (parts := affine(dim, "n")) is not None]
+    offset = address.offset
+    return _Place(address.base, offset.a, offset.b, dims if len(dims) == len(type_.dims) else None, type_)

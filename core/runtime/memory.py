@@ -8,6 +8,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def address_of(array: NDArray[Any]) -> int:
 
 def array_at(address: int, dtype: np.dtype[Any], shape: Sequence[int]) -> NDArray[Any]:
     """An array over memory that somebody else keeps alive."""
-    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    nbytes = prod(shape) * dtype.itemsize
     if nbytes == 0:
         return np.empty(shape, dtype)
     block: Any = (ctypes.c_uint8 * nbytes).from_address(address)

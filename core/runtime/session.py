@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.errors import FeedError, ModelError, SessionClosed, UnsupportedError, VerifyError
-from core.ir.dim import Dim, SymDim, affine, broken, symbols
+from core.ir.dim import Dim, SymDim, affine, broken, evaluate, symbols
 from core.ir.types import TensorType, ValueType
 from core.plan.plan import Memory
 from core.runtime.devices import HOST, loss_of
@@ -70,6 +70,13 @@ class Description:
     packing: PackInfo | None = None  # None: nobody asked for it
     may_not_end: bool = False  # data can make a run of some shapes go on for ever
     defaults: Mapping[str, ValueType] = field(default_factory=dict)  # inputs that a run may leave out
+    # The inputs as the model declares them, where `inputs` assumes more (`passes/assumptions.py`).
+    declared: Mapping[str, ValueType] = field(default_factory=dict)
+
+    @property
+    def has_variants(self) -> bool:
+        """Whether some runs need other code, which is made of the graph."""
+        return bool(self.defaults or self.declared)
 
 
 def _one_set_of_shapes(binding: Binding) -> Made:
@@ -91,14 +98,16 @@ class Session:
         fixed: Made | None = None,
         packed: MakePacked | None = None,
         variant: Callable[[Fed], Session] | None = None,
+        declared: Callable[[], Session] | None = None,
     ) -> None:
         """`fixed` is the code of a model without other symbols; else `maker` gives it for their values, and `packed`,
         where sequences can be packed, for all of them. `variant` gives a session that takes some defaults as inputs,
-        and compiles when it runs."""
+        and compiles when it runs; `declared` one for inputs that do not fit what the code assumes of them."""
         self.description = description
         self._shapes = Shapes(maker or Maker(_one_set_of_shapes), _SPECIALISATIONS, fixed)
         self._packed = LazyPacked(packed) if packed is not None else None
         self._variants = Variants(variant or _no_variant, _VARIANTS)
+        self._declared = Variants(lambda _: declared(), 1) if declared is not None else None
         self._closed = False
         self._checks = [_Check.of(name, type_, description.batching.symbol) for name, type_ in self.inputs.items()]
         self._is_fixed = fixed is not None
@@ -152,7 +161,7 @@ class Session:
     def devices(self) -> tuple[str, ...]:
         """What runs parts of the model besides the host ("cuda:0"), as far as its shapes are known."""
         made = [share.device for runner in self._shapes.made().values() for share in runner.shares]
-        others = [device for session in self._variants.made().values() for device in session.devices]
+        others = [device for session in self._others() for device in session.devices]
         return tuple(dict.fromkeys(device for device in [*made, *others] if device != HOST))
 
     @property
@@ -177,7 +186,9 @@ class Session:
             except SessionClosed:  # or replaced by a better one in this moment
                 pass
         if fed := self._fed(feeds):
-            return self._run_variant(fed, feeds, record)
+            return self._run_variant(self._variants, fed, feeds, record)
+        if self._declared is not None and self._strays(feeds):
+            return self._run_variant(self._declared, frozenset(), feeds, record)
         n, arrays, binding = self._bind(feeds)
         if self._packed is not None and (feed := self._feed(n, arrays, binding)).tokens:
             return self._packed.get().run([feed], record)[0]
@@ -192,7 +203,7 @@ class Session:
         if self._packed is None:
             reason = self.packing.reason if self.packing is not None else "it was compiled without `packing`"
             raise UnsupportedError(f"model {self.description.name} does not pack sequences: {reason}")
-        if any(map(self._fed, feeds)):  # each with code of its own
+        if any(self._fed(feed) or self._strays(feed) for feed in feeds):  # each with code of its own
             return [self.run(feed, record) for feed in feeds]
         bound = [self._feed(*self._bind(feed)) for feed in feeds]
         if not all(feed.tokens for feed in bound):  # an empty one has nothing to be packed
@@ -207,10 +218,38 @@ class Session:
         """The defaults among the feeds."""
         return frozenset(feeds.keys() & self.defaults.keys()) if self.defaults else frozenset()
 
-    def _run_variant(self, fed: Fed, feeds: Mapping[str, Any], record: Record | None) -> dict[str, Any]:
+    def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        """Whether inputs of these shapes are as the code assumes, beyond what the model declares. Others run by code of
+        their own, and share it with no other rows. Inputs that do not fit the model at all fit here."""
+        if self._declared is None:
+            return True
+        values: dict[str, int] = {}
+        for name, type_ in self.description.declared.items():
+            shape = shapes.get(name)
+            if shape is None or not isinstance(type_, TensorType) or len(shape) != len(type_.dims):
+                return True
+            values |= {str(dim): size for dim, size in zip(type_.dims, shape, strict=True) if isinstance(dim, SymDim)}
+        pairs = (
+            zip(type_.dims, shapes[name], strict=True)
+            for name, type_ in self.inputs.items()
+            if isinstance(type_, TensorType)
+        )
+        return all(evaluate(dim, values) == size for each in pairs for dim, size in each if isinstance(dim, SymDim))
+
+    def _strays(self, feeds: Mapping[str, Any]) -> bool:
+        """Whether feeds do not fit what the code assumes."""
+        return self._declared is not None and not self.fits({name: np.shape(feed) for name, feed in feeds.items()})
+
+    def _others(self) -> list[Session]:
+        """The sessions that there are for runs with other inputs."""
+        return [each for made in (self._variants, self._declared) if made is not None for each in made.made().values()]
+
+    def _run_variant(
+        self, variants: Variants[Session], fed: Fed, feeds: Mapping[str, Any], record: Record | None
+    ) -> dict[str, Any]:
         while True:
             with suppress(SessionClosed):  # too many others came in this moment; or this session is closed, too
-                return self._variants.get(fed).run(feeds, record)
+                return variants.get(fed).run(feeds, record)
             if self._closed:
                 raise SessionClosed("the session is closed")
 
@@ -232,6 +271,8 @@ class Session:
         """Median time of every step over some runs, beside the least time that this machine would need."""
         if fed := self._fed(feeds):
             return self._variants.get(fed).profile(feeds, runs)
+        if self._declared is not None and self._strays(feeds):
+            return self._declared.get(frozenset()).profile(feeds, runs)
         n, arrays, binding = self._bind(feeds)
         if self._packed is not None and (feed := self._feed(n, arrays, binding)).tokens:
             packed = self._packed.get()
@@ -259,6 +300,8 @@ class Session:
                 lines += executables[binding].explain(batch)
         for fed, session in self._variants.made().items():
             lines += [f"with {', '.join(sorted(fed))} fed:", session.explain(batch)]
+        for session in self._declared.made().values() if self._declared is not None else ():
+            lines += ["with inputs as the model declares them:", session.explain(batch)]
         return "\n".join(lines)
 
     def _explain_packing(self, tokens: int) -> list[str]:
@@ -277,7 +320,7 @@ class Session:
         """Wait until nothing is compiled, tuned or captured in the background; whether that was so within `timeout`
         seconds."""
         own = self._shapes.settle(timeout) and all(each.settle(timeout) for each in self._shapes.made().values())
-        return own and all(session.settle(timeout) for session in self._variants.made().values())
+        return own and all(session.settle(timeout) for session in self._others())
 
     def runs(self) -> dict[int, int]:
         """Where `may_not_end`: which run goes on now in which thread (its identifier). No two runs of a process have
@@ -295,7 +338,8 @@ class Session:
         packed = self._packed.made if self._packed is not None else None
         runners = [*self._shapes.runners(), *(packed.runners if packed is not None else ())]
         own = [host for runner in runners for host in _endless(runner)]
-        return own + [host for session in self._variants.alive() for host in session._endless()]
+        variants = [each for made in (self._variants, self._declared) if made is not None for each in made.alive()]
+        return own + [host for session in variants for host in session._endless()]
 
     def close(self) -> None:
         """End what goes on in the background; free code and memory as soon as the runs in flight have ended."""
@@ -304,6 +348,8 @@ class Session:
         if self._packed is not None:
             self._packed.close()
         self._variants.close()
+        if self._declared is not None:
+            self._declared.close()
 
     def __enter__(self) -> Session:
         return self

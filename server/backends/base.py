@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from server.types import Tensors, TensorSpec
+from server.types import Fits, Tensors, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +75,20 @@ class PackingModel(LoadedModel, Protocol):
 
 @runtime_checkable
 class OpenModel(LoadedModel, Protocol):
-    """A model with values of its own for some inputs, which a request may give instead."""
+    """A model that also takes requests of other inputs than those it batches."""
 
     @property
     def optional(self) -> tuple[TensorSpec, ...]:
-        """Those inputs; ``inputs`` has only the others."""
+        """Inputs that it has values of its own for, which a request may give instead; ``inputs`` has the others."""
+        ...
+
+    @property
+    def assumes(self) -> bool:
+        """Whether batching rests on dimensions being equal that the model lets differ."""
+        ...
+
+    def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        """Return whether a request of these shapes is like those that it batches. Any other runs alone."""
         ...
 
 
@@ -174,6 +183,11 @@ def lost(model: LoadedModel) -> str:
 def optional(model: LoadedModel) -> tuple[TensorSpec, ...]:
     """Return the inputs that a request may leave out."""
     return model.optional if isinstance(model, OpenModel) else ()
+
+
+def fitting(model: LoadedModel) -> Fits | None:
+    """Return what says whether a request is like those that a model batches; None where every one is."""
+    return model.fits if isinstance(model, OpenModel) and model.assumes else None
 
 
 def packing(model: LoadedModel) -> PackingModel | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +33,7 @@ class GraphModel:
         self.inputs = tuple(_spec(name, type_) for name, type_ in session.inputs.items())
         self.optional = tuple(_spec(name, type_) for name, type_ in session.defaults.items() if _travels(type_))
         self.outputs = tuple(_spec(name, type_) for name, type_ in session.outputs.items())
+        self.assumes = bool(session.description.declared)
         self.max_batch = session.max_batch
         self.batchable = session.batching.batchable
         self.batch_reason = session.batching.reason
@@ -77,6 +78,10 @@ class GraphModel:
         model = copy.copy(self)
         model._record = kernels.append
         return model
+
+    def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        """Return whether a request of these shapes is like those that are batched."""
+        return self._session.fits(shapes)
 
     @property
     def may_not_end(self) -> bool:

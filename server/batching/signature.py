@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from server.datatypes import wire_name
 from server.errors import BadRequest
-from server.types import RequestedOutput, Tensors, TensorSpec
+from server.types import Fits, RequestedOutput, Tensors, TensorSpec
 
 Shape = tuple[int, ...]
 _SHOWN = 20  # names in a text; models may have hundreds of optional inputs
@@ -24,14 +24,15 @@ class Group(NamedTuple):
     rows: int  # 0: never stacked with others
     key: tuple[Shape, ...]
     work: int
-    optional: bool = False  # it gives inputs that others leave out, for which code may have to be compiled
+    optional: bool = False  # it gives other inputs than those that batch, for which code may have to be compiled
 
 
 class Signature:
     """The inputs and outputs of one version, and whether its rows are independent.
 
     ``ragged``: requests batch whatever their lengths are. ``optional``: inputs that a request may leave out. One that
-    gives them shares its execution with no other: they have no rows, and belong to it alone.
+    gives them shares its execution with no other: they have no rows, and belong to it alone. ``fits``: so does
+    one whose shapes it says are not like those of a batch, as where an input has more rows than another.
     """
 
     def __init__(
@@ -41,12 +42,14 @@ class Signature:
         batchable: bool,
         ragged: bool = False,
         optional: Sequence[TensorSpec] = (),
+        fits: Fits | None = None,
     ) -> None:
         self.inputs = {spec.name: spec for spec in inputs}
         self.optional = {spec.name: spec for spec in optional}
         self.outputs = {spec.name: spec for spec in outputs}
         self.batchable = batchable
         self.ragged = ragged
+        self.fits = fits
         self.everything = tuple(RequestedOutput(name) for name in self.outputs)
         self._varying = {
             spec.name: [axis for axis, size in enumerate(spec.shape) if size == -1] for spec in (*inputs, *optional)
@@ -63,6 +66,8 @@ class Signature:
         work = max(counts, default=1)
         if not self.batchable or given:
             return Group(0, (), work, bool(given))
+        if self.fits is not None and not self.fits({name: shape for name, (_, shape) in shapes.items()}):
+            return Group(0, (), work, True)
         rows = {name: shapes[name][1][0] for name in self.inputs}
         if len(set(rows.values())) != 1:
             raise BadRequest(f"inputs: expected the same number of rows in every input, got {rows}")

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 from server.access.quotas import Quotas
-from server.backends.base import LoadedModel, endless, optional, packing
+from server.backends.base import LoadedModel, endless, fitting, optional, packing
 from server.batching.admission import Admission
 from server.batching.batcher import Batcher
 from server.batching.cache import ResponseCache, key_of
@@ -77,7 +77,7 @@ class Servable:
         self.batcher = batcher
         self.stats = batcher.stats
         packs = packing(model) is not None
-        self.signature = Signature(model.inputs, model.outputs, model.batchable, packs, optional(model))
+        self.signature = Signature(model.inputs, model.outputs, model.batchable, packs, optional(model), fitting(model))
         self.wire: Codec | None = None  # made by the wire layer on first use
         self.round: Repeats | None = None  # likewise
         self.cache: ResponseCache | None = None

@@ -369,7 +369,7 @@ def _arg_reduce(net: Net) -> Value:
 
 def _softmax(net: Net) -> Value:
     x = net.bounded()
-    return net.op(net.of(("Softmax", "LogSoftmax")), x, size=9.0, axis=net.axis(x))
+    return net.op(net.of(("Softmax", "GuardedSoftmax", "LogSoftmax")), x, size=9.0, axis=net.axis(x))
 
 
 def _batch_norm(net: Net) -> Value:

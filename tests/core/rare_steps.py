@@ -201,8 +201,41 @@ def _scattered_elements(net: Net) -> Value:
     return net.op("Tanh", made, size=1.0)
 
 
+def _gathered(net: Net) -> Value:
+    """Elements of each row, or rows of a table, that ids pick."""
+    ids = net.ids[0]
+    if net.choose(2):
+        x = net.bounded(2)
+        places = net.b("Mod", ids, net.b.constant(np.int64(net.dims(x)[0])))
+        return net.op("GatherElements", x, places, size=net.size[x], axis=1)
+    places = net.b("Unsqueeze", ids, axes=(2,))
+    return net.op("GatherND", net.weight(IDS, net.of(_HIDDEN)), places, size=4.0)
+
+
+def _running_product(net: Net) -> Value:
+    """Of numbers between -1 and 1, which none outgrows."""
+    x = net.b("Tanh", net.bounded())
+    attrs = {"exclusive": net.choose(2), "reverse": net.choose(2)}
+    return net.op("CumProd", x, size=1.0, axis=(net.axis(x),), **attrs)
+
+
+def _support_vectors(net: Net) -> Value:
+    """Scores, which are smooth; the label is not."""
+    x = net.b("Tanh", net.bounded(2))
+    features, count, kind = net.dims(x)[0], net.of((2, 5, 20)), net.of(("RBF", "LINEAR", "SIGMOID"))
+    numbers = net.rng.uniform(-1, 1, (count, features)).astype(np.float32)
+    weights = tuple(net.rng.uniform(-1, 1, count).astype(np.float32).tolist())
+    attrs = {"kernel_type": kind, "kernel_params": (0.5, 0.1, 0.0), "coefficients": weights, "rho": (0.25,),
+             "support_vectors": tuple(numbers.ravel().tolist())}  # fmt: skip
+    size = float(count * (features if kind == "LINEAR" else 1) + 1)
+    if net.choose(2):
+        return net.op("SVMRegressor", x, size=size, n_supports=count, **attrs)
+    sizes = {"vectors_per_class": (1, count - 1), "classlabels_ints": (3, 4)}
+    return net.keep(net.b("Tanh", net.b.emit("SVMClassifier", x, outputs=2, **sizes, **attrs)[1]), 1.0)
+
+
 RARE_STEPS: tuple[Step, ...] = (
     _hyperbolic, _inverse, _inverse, _shrink, _rounded, _rounded, _not_finite, _bits, _bits, _whole_arithmetic,
     _rare_reduction, _rare_reduction, _rms_norm, _barrier, _there_and_back, _recurrent, _recurrent, _trees,
-    _batched_weights, _scattered_rows, _scattered_elements,
+    _batched_weights, _scattered_rows, _scattered_elements, _gathered, _running_product, _support_vectors,
 )  # fmt: skip

@@ -47,7 +47,7 @@ APART = """
 
 def declared_batchable(body: str, monkeypatch: pytest.MonkeyPatch) -> Session:
     """A session that says that its rows may share a batch, whatever it computes."""
-    monkeypatch.setattr("core.compiler.rows", lambda graph: BatchInfo(True, "says the test", "n"))
+    monkeypatch.setattr("core.passes.assumptions.rows", lambda graph: BatchInfo(True, "says the test", "n"))
     monkeypatch.setattr("core.runtime.pieces._CACHE_BYTES", 1 << 30)  # whole batches
     return core.compile(parse_graph("graph @g { input %x : float32[n,4]" + body + "\noutput %y }"), threads=1)
 

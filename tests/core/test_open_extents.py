@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.core.small_models import assert_like_onnx_runtime, model
+import core
+from core.errors import FeedError
+from tests.core.small_models import assert_like_onnx_runtime, model, normal, untyped
 
 # %part has as many elements as `end` says.
 BODIES = {
@@ -41,3 +43,35 @@ def test_in_a_nested_graph_that_reads_the_extent_alone() -> None:
     )
     x = np.float32([[1], [2]])
     assert_like_onnx_runtime(data, *({"x": x, "last": np.array(last)} for last in (5, 2, 1, 9)))
+
+
+def test_a_branch_views_what_has_another_name_once_its_channels_are_last() -> None:
+    """The extent of a convolution of unknown width is named after its node; no attribute of a branch may hold it."""
+    constants = "int64[2] ends = {0, 1}, float[3,2,1,3] w = {" + ", ".join(str(k % 5 - 2) for k in range(18)) + "}"
+    body = """
+        k = Compress <axis = 3> (x, keep) h = Conv(k, w) r = Relu(h)
+        y = If(flag) <
+            then_branch = g1 () => (float a) { u = Unsqueeze(r, ends) a = Squeeze(u, ends) },
+            else_branch = g2 () => (float b) { v = Unsqueeze(r, ends) m = Neg(v) b = Squeeze(m, ends) }>"""
+    data = untyped(model("float[N,2,1,9] x, bool[9] keep, bool flag => float y", body, constants))
+    keep = np.arange(9) % 4 != 1
+    runs = [{"x": normal(2, 2, 1, 9), "keep": keep, "flag": np.array(flag)} for flag in (True, False)]
+    assert_like_onnx_runtime(data, *runs)
+
+
+def test_of_two_branches_the_one_that_fits_is_compiled() -> None:
+    """As a model for two rates of sound has them: the size of a window fits one."""
+    constants = "int64 rate = {16}, float[4,2] w = {1, 2, 3, 4, 5, 6, 7, 8}, float[3,2] v = {1, 2, 3, 4, 5, 6}"
+    body = """
+        wide = Equal(hertz, rate)
+        y = If(wide) <
+            then_branch = g1 () => (float a) { a = MatMul(x, w) },
+            else_branch = g2 () => (float b) { b = MatMul(x, v) }>"""
+    data = model("float[N,K] x, int64 hertz => float[N,2] y", body, constants)
+    runs = [{"x": normal(n, size), "hertz": np.array(hertz)} for n, size, hertz in ((2, 4, 16), (1, 3, 8), (3, 4, 16))]
+    assert_like_onnx_runtime(data, *runs)
+    with core.compile(data, threads=1, tune="off", new_shapes="wait") as session:
+        session.run(runs[0])
+        assert "FALLBACK" not in session.explain()
+        with pytest.raises(FeedError, match="whose else_branch does not fit these shapes"):
+            session.run({**runs[0], "hertz": np.array(8)})

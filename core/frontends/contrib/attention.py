@@ -46,7 +46,7 @@ def _multi_head_attention(e: Emitter, node: OnnxNode) -> Sequence[Value]:
         raise UnsupportedError("has its queries, keys and values in one tensor, expected three", where=node.where)
     given = [node.required(index) for index in range(3)]
     if (bias := node.input(3)) is not None:
-        parts = _split(e, node, bias, [e("Shape", value, start=-1) for value in given], 0)
+        parts = split(e, node, bias, [e("Shape", value, start=-1) for value in given], 0)
         given = [e("Add", value, part) for value, part in zip(given, parts, strict=True)]
     q, k, v = (value if value.tensor.rank == 4 else _heads(e, node, value) for value in given)
     if (past_k := node.input(6)) is not None and (past_v := node.input(7)) is not None:
@@ -64,10 +64,10 @@ def _parts(e: Emitter, node: OnnxNode, x: Value) -> list[Value]:
         if not isinstance(width, int):
             raise UnsupportedError("needs to know the width of its weight", where=node.where)
         sizes = [width // 3] * 3
-    return _split(e, node, x, [int64s(e, size) for size in sizes], -1)
+    return split(e, node, x, [int64s(e, size) for size in sizes], -1)
 
 
-def _split(e: Emitter, node: OnnxNode, x: Value, sizes: Sequence[Value], axis: int) -> list[Value]:
+def split(e: Emitter, node: OnnxNode, x: Value, sizes: Sequence[Value], axis: int) -> list[Value]:
     """Parts of these sizes, int64 [1] each."""
     names = [e.session.fresh(f"{node.label}.part") for _ in sizes]
     return e.emit("Split", [x, e("Concat", *sizes, axis=0)], {"axis": axis}, names, node.label)
@@ -85,13 +85,13 @@ def _at(e: Emitter, x: Value, index: int) -> Value:
 
 def _attended(e: Emitter, node: OnnxNode, q: Value, k: Value, v: Value, bias: Value | None) -> list[Value]:
     """The first output, [B,S,N*D]: softmax(q @ k^T * scale + bias) @ v."""
-    scores = e("Mul", e("MatMul", q, e("Transpose", k, perm=(0, 1, 3, 2))), _scale(e, node, q))
+    scores = e("Mul", e("MatMul", q, e("Transpose", k, perm=(0, 1, 3, 2))), scale_of(e, node, q))
     scores = scores if bias is None else e("Add", scores, bias)
     y = e("Transpose", e("MatMul", e("Softmax", scores, axis=-1), v), perm=(0, 2, 1, 3))
     return last(e, node, "Reshape", y, int64s(e, 0, 0, -1))
 
 
-def _scale(e: Emitter, node: OnnxNode, q: Value) -> Value:
+def scale_of(e: Emitter, node: OnnxNode, q: Value) -> Value:
     """The factor of the products of queries q [B,N,S,D] and keys: the attribute `scale`, or 1 / sqrt(D)."""
     given: Any = node.attrs.get("scale", 0.0)
     depth = q.shape[-1]
@@ -178,10 +178,10 @@ def _rotary(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     if node.rank(1) == 1:
         places = e("Unsqueeze", e("Add", _positions(e, x), places), int64s(e, 0))
     cos, sin = (e("Unsqueeze", e("Gather", node.required(i), places), int64s(e, 1)) for i in (2, 3))
-    turned = _turned(e, node, x, cos, sin)
+    y = turned(e, node, x, cos, sin, bool(node.attrs.get("interleaved")))
     if not is_flat:
-        return last(e, node, "Identity", turned)
-    return last(e, node, "Reshape", e("Transpose", turned, perm=(0, 2, 1, 3)), int64s(e, 0, 0, -1))
+        return last(e, node, "Identity", y)
+    return last(e, node, "Reshape", e("Transpose", y, perm=(0, 2, 1, 3)), int64s(e, 0, 0, -1))
 
 
 def _twice(node: OnnxNode, width: Any) -> int:
@@ -190,16 +190,16 @@ def _twice(node: OnnxNode, width: Any) -> int:
     return 2 * width
 
 
-def _turned(e: Emitter, node: OnnxNode, x: Value, cos: Value, sin: Value) -> Value:
-    """x [B,N,S,D] turned by angles whose cosines and sines are [B,1,S,D/2]."""
-    if node.attrs.get("interleaved"):
+def turned(e: Emitter, node: OnnxNode, x: Value, cos: Value, sin: Value, interleaved: bool) -> Value:
+    """x [B,N,S,D] turned by angles whose cosines and sines are [B,1,S,D/2]: pairs of neighbours, or of halves."""
+    if interleaved:
         pairs = e("Reshape", x, int64s(e, 0, 0, 0, -1, 2))
         a, b = (e("Gather", pairs, e.constant(i, dtype=DType.INT64), axis=-1) for i in (0, 1))
     else:
-        a, b = _split(e, node, x, [e("Shape", cos, start=-1)] * 2, -1)
+        a, b = split(e, node, x, [e("Shape", cos, start=-1)] * 2, -1)
     real = e("Sub", e("Mul", a, cos), e("Mul", b, sin))
     imaginary = e("Add", e("Mul", a, sin), e("Mul", b, cos))
-    if not node.attrs.get("interleaved"):
+    if not interleaved:
         return e("Concat", real, imaginary, axis=-1)
     joined = e("Concat", *(e("Unsqueeze", each, int64s(e, -1)) for each in (real, imaginary)), axis=-1)
     return e("Reshape", joined, int64s(e, 0, 0, 0, -1))

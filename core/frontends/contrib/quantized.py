@@ -129,14 +129,19 @@ def _dynamic(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 def dynamically_quantized(e: Emitter, node: OnnxNode, x: Value) -> tuple[Value, Value, Value]:
     """x as uint8, its scale, its zero point: DynamicQuantizeLinear as ONNX's reference computes it, which takes a range
     of 1 where all of x is zero. (The function body that ONNX has for it would divide by zero.)"""
-    zero = e.constant(0.0, dtype=DType.FLOAT32)
+    scale, point = dynamic_range(e, x)
+    zero = e("Cast", point, to=DType.UINT8.onnx_code)
+    return e("QuantizeLinear", x, scale, zero), scale, zero
+
+
+def dynamic_range(e: Emitter, x: Value) -> tuple[Value, Value]:
+    """The scale and the zero point, as a float, that x has as uint8."""
+    zero, most = (e.constant(number, dtype=DType.FLOAT32) for number in (0.0, 255.0))
     low = e("Min", e("ReduceMin", x, keepdims=0), zero)
     high = e("Max", e("ReduceMax", x, keepdims=0), zero)
     span = e("Where", e("Equal", high, low), e.constant(1.0, dtype=DType.FLOAT32), e("Sub", high, low))
-    scale = e("Div", span, e.constant(255.0, dtype=DType.FLOAT32))
-    offset = e("Round", e("Div", e("Sub", zero, low), scale))
-    point = e("Cast", e("Clip", offset, zero, e.constant(255.0, dtype=DType.FLOAT32)), to=DType.UINT8.onnx_code)
-    return e("QuantizeLinear", x, scale, point), scale, point
+    scale = e("Div", span, most)
+    return scale, e("Clip", e("Round", e("Div", e("Sub", zero, low), scale)), zero, most)
 
 
 @lowers("MatMulNBits")
@@ -152,7 +157,7 @@ def _packed_product(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     if packed is None or bits not in (4, 8) or block < 16 or node.input(4) is not None:
         raise UnsupportedError("needs constant weights of 4 or 8 bits, not reordered", where=node.where)
     blocks = -(-k // block)
-    weights = e.constant(_unpacked(packed.reshape(n, -1), bits)[:, : blocks * block].reshape(n, blocks, block))
+    weights = e.constant(unpacked(packed.reshape(n, -1), bits)[:, : blocks * block].reshape(n, blocks, block))
     scales = e("Reshape", node.required(2), e.constant([n, blocks, 1], dtype=DType.INT64))
     steps = e("Sub", e("Cast", weights, to=scales.dtype.onnx_code), _zero_points(e, node, n, blocks, bits, scales))
     dense = e("Reshape", e("Mul", steps, scales), e.constant([n, blocks * block], dtype=DType.INT64))
@@ -168,7 +173,7 @@ def _first_columns(e: Emitter, x: Value, count: int) -> Value:
     return e("Slice", x, starts, ends, axes)
 
 
-def _unpacked(packed: Any, bits: int) -> Any:
+def unpacked(packed: Any, bits: int) -> Any:
     """Numbers of 4 bits from bytes, the lower half first."""
     if bits == 8:
         return packed
@@ -184,5 +189,5 @@ def _zero_points(e: Emitter, node: OnnxNode, n: int, blocks: int, bits: int, sca
     if points is None:
         raise UnsupportedError("needs constant zero points", where=node.where)
     if points.dtype == np.uint8:
-        points = _unpacked(points.reshape(n, -1), bits)[:, :blocks]
+        points = unpacked(points.reshape(n, -1), bits)[:, :blocks]
     return e.constant(points.reshape(n, blocks, 1), dtype=scales.dtype)

@@ -28,6 +28,7 @@ class AttentionSpec(KernelSpec):
     (j, d), each extra along (q, j). V and Y are contiguous along c; `v_step` goes from key to key, `y_step` from query
     to query. `scores` is the register tile of the first product: its rows are keys, its columns a block of queries;
     `values` that of the second: rows are queries. `dtype` is the type of Q, K, V and Y; scores are float32.
+    `guarded`: queries whose weights are no numbers get zeros.
     """
 
     family: ClassVar[str] = "attention"
@@ -46,6 +47,7 @@ class AttentionSpec(KernelSpec):
     scores: Tile
     values: Tile
     dtype: DType = F32
+    guarded: bool = False
 
     @property
     def element(self) -> DType:
@@ -106,6 +108,7 @@ def attention(request: Request) -> KernelCall | None:
         scores=_score_tile(request, queries, keys),
         values=choose_tile(request.cpu, queries, columns),
         dtype=node.output.dtype,
+        guarded=bool(node.attrs.get("guarded")),
     )
     flops = product((*batch, queries, keys)) * (2 * depth + 2 * columns + SOFTMAX_FLOPS)
     scratch = Scratch(sum(spec.scratch_parts) * F32.itemsize)

@@ -168,6 +168,12 @@ class KernelCall:
     grid: tuple[Dim, ...] = ()  # on a GPU: programs along up to three axes, the last two at most 65535
 
 
+def is_exact(node: Node) -> bool:
+    """Whether a product must be computed by its definition, as its result is divided by its own size
+    (`core.passes.exact_products`)."""
+    return bool(node.attrs.get("exact"))
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What `select` may look at."""

@@ -255,18 +255,21 @@ class _Segment:
 
 @covers("Pad")
 def pad(request: Request) -> KernelCall | None:
-    """Constant (the default), edge, reflect and wrap padding, with a value known at compile time."""
+    """Constant (the default), edge, reflect and wrap padding; a computed value is one more operand."""
     node = request.node
-    widths, fill = _pad_widths(node), _fill_bits(request)
-    if not _is_movable(node) or widths is None or fill is None:
+    widths = _pad_widths(node)
+    if not _is_movable(node) or widths is None or node.input(1) is not None or node.input(3) is not None:
         return None
+    fill = _fill_bits(request)
+    operands: list[Operand] = [In(0), Out()] if fill is not None else [In(0), Out(), In(2)]
     source, mode = _input(node).shape, attribute(node, "mode") or "constant"
     axes = [_segments(mode, before, after, extent) for (before, after), extent in zip(widths, source, strict=True)]
     if any(segments is None for segments in axes):
         return None
     choices = itertools.product(*(segments for segments in axes if segments is not None))
-    pieces = [_pad_piece(choice, source, node.output.shape) for choice in choices]
-    return _call(node, pieces, [In(0), Out()], fill)
+    filler = None if fill is not None else operands.index(In(2))
+    pieces = [_pad_piece(choice, source, node.output.shape, filler) for choice in choices]
+    return _call(node, pieces, operands, fill or 0)
 
 
 def _pad_widths(node: Node) -> list[tuple[int, int]] | None:
@@ -289,8 +292,6 @@ def _fill_bits(request: Request) -> int | None:
         value = request.constant(2)
         if value is None:
             return None
-    if any(node.input(index) is not None for index in (1, 3)):
-        return None
     scalar = np.asarray(0 if value is None else value, dtype=node.output.dtype.numpy).ravel()[:1]
     return int.from_bytes(scalar.tobytes(), "little")
 
@@ -323,12 +324,13 @@ def _borders(mode: str, before: int, after: int, extent: Dim, middle: _Segment) 
     return None
 
 
-def _pad_piece(choice: Sequence[_Segment], source: Sequence[Dim], target: Sequence[Dim]) -> Piece:
+def _pad_piece(choice: Sequence[_Segment], source: Sequence[Dim], target: Sequence[Dim], filler: int | None) -> Piece:
+    """One part of a padded tensor. `filler`: the operand that holds the fill value, where it is computed."""
     extents = tuple(segment.extent for segment in choice)
     dense_in, dense_out = row_major(source), row_major(target)
     offset_out = sum((s.target * stride for s, stride in zip(choice, dense_out, strict=True)), start=_ZERO)
     if any(segment.source is None for segment in choice):
-        return Piece(None, 1, Nest(extents, (tuple(0 for _ in extents), dense_out)), (0, offset_out))
+        return Piece(filler, 1, Nest(extents, (tuple(0 for _ in extents), dense_out)), (0, offset_out))
     strides = tuple(segment.step * stride for segment, stride in zip(choice, dense_in, strict=True))
     starts = ((s.source or 0) * stride for s, stride in zip(choice, dense_in, strict=True))
     return Piece(0, 1, Nest(extents, (strides, dense_out)), (sum(starts, start=_ZERO), offset_out))

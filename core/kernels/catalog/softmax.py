@@ -1,4 +1,4 @@
-"""Softmax and LogSoftmax along any axis."""
+"""Softmax, GuardedSoftmax and LogSoftmax along any axis."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ _FLOPS_PER_ELEMENT = 12  # maximum, subtraction, exponential, sum and scaling
 
 @dataclass(frozen=True)
 class SoftmaxSpec(KernelSpec):
-    """Over the middle axis of [outer, length, inner]; the logarithm of the result when `log`."""
+    """Over the middle axis of [outer, length, inner]; the logarithm of the result when `log`; zeros in place of what is
+    no number when `guarded`."""
 
     family: ClassVar[str] = "softmax"
     outer: Dim
     length: Dim
     inner: Dim
     log: bool = False
+    guarded: bool = False
 
     @property
     def summary(self) -> str:
         return f"softmax({'rows' if self.inner == 1 else 'columns'} of {self.length})"
 
 
-@covers("Softmax", "LogSoftmax")
+@covers("Softmax", "GuardedSoftmax", "LogSoftmax")
 def softmax(request: Request) -> KernelCall | None:
     return call_of(request, {DType.FLOAT32})
 
@@ -43,6 +45,7 @@ def call_of(request: Request, dtypes: Collection[DType]) -> KernelCall | None:
     shape = node.output.shape
     axis = axis_of(attribute(node, "axis"), len(shape))
     length = shape[axis] if shape else 1
-    spec = SoftmaxSpec(product(shape[:axis]), length, product(shape[axis + 1 :]), node.op == "LogSoftmax")
+    extents = product(shape[:axis]), length, product(shape[axis + 1 :])
+    spec = SoftmaxSpec(*extents, node.op == "LogSoftmax", node.op == "GuardedSoftmax")
     flops = node.output.tensor.size * _FLOPS_PER_ELEMENT
     return KernelCall(spec, (In(0), Out()), inplace=(0,), flops=flops, bytes=traffic(node))

@@ -177,4 +177,11 @@ class _Block:
             factor = factors.load(query + r).splat(lanes)
             place = target.at((self.first + query + r) * spec.y_step)
             for v, value in enumerate(row):
-                place.store(value * factor, v * lanes, mask if v == vectors - 1 else None)
+                place.store(self._weighed(value, factor), v * lanes, mask if v == vectors - 1 else None)
+
+    def _weighed(self, total: Val, factor: Val) -> Val:
+        """A result; zero where the weights are no numbers, if that is asked for: then their sum is none."""
+        k = self.kernel
+        if not self.spec.guarded:
+            return total * factor
+        return k.ops.select(k.ops.is_nan(factor), k.zeros(F32, total.lanes), total * factor)

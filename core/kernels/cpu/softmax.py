@@ -33,12 +33,12 @@ def _rows(k: Kernel, spec: SoftmaxSpec, x: Pointer, y: Pointer) -> None:
     with even_chunks(k, k.dim(spec.outer), steps) as (start, stop), k.loop(start, stop) as row:
         source, target = x.at(row * length), y.at(row * length)
         if short and isinstance(spec.length, int):
-            _short_row(k, spec.length, spec.log, source, target)
+            _short_row(k, spec, spec.length, source, target)
         else:
-            _long_row(k, length, spec.log, source, target)
+            _long_row(k, spec, length, source, target)
 
 
-def _short_row(k: Kernel, length: int, log: bool, x: Pointer, y: Pointer) -> None:
+def _short_row(k: Kernel, spec: SoftmaxSpec, length: int, x: Pointer, y: Pointer) -> None:
     """The whole row in registers."""
     parts = parts_of(k, length)
     lowest = k.constant(-math.inf, _F32)
@@ -47,20 +47,30 @@ def _short_row(k: Kernel, length: int, log: bool, x: Pointer, y: Pointer) -> Non
     moved = [v - most for v in row]
     powers = [k.ops.exp(v) for v in moved]
     total = k.ops.sum(tree(powers, k.ops.add))
-    results = _finish(k, log, moved if log else powers, total)
+    results = _finish(k, spec, moved if spec.log else powers, total)
     for part, value in zip(parts, results, strict=True):
         y.store(value, part.start, part.mask)
 
 
-def _finish(k: Kernel, log: bool, values: Sequence[Val], total: Val) -> list[Val]:
-    if log:
-        shift = k.ops.log(total)
-        return [value - shift for value in values]
-    scale = 1.0 / total
-    return [value * scale for value in values]
+def _finish(k: Kernel, spec: SoftmaxSpec, values: Sequence[Val], total: Val) -> list[Val]:
+    last = _last_operand(k, spec, total)
+    return [_result(k, spec, value, last) for value in values]
 
 
-def _long_row(k: Kernel, length: Val, log: bool, x: Pointer, y: Pointer) -> None:
+def _last_operand(k: Kernel, spec: SoftmaxSpec, total: Val) -> Val:
+    """What `_result` takes besides each element, given the sum of the powers."""
+    return k.ops.log(total) if spec.log else 1.0 / total
+
+
+def _result(k: Kernel, spec: SoftmaxSpec, value: Val, last: Val) -> Val:
+    """`value`: a power, or where the logarithm is wanted its exponent. The sum is no number where a power is none."""
+    if spec.log:
+        return value - last
+    share = value * last
+    return k.ops.select(k.ops.is_nan(share), k.zeros(_F32, share.lanes), share) if spec.guarded else share
+
+
+def _long_row(k: Kernel, spec: SoftmaxSpec, length: Val, x: Pointer, y: Pointer) -> None:
     """Greatest element; exponentials and their sum; scaling. The row stays in the cache meanwhile."""
     greatest = Chains(k, _F32, -math.inf, lambda a, b: larger(k, a, b))
     sums = Chains(k, _F32, 0, k.ops.add, count=2)
@@ -73,15 +83,14 @@ def _long_row(k: Kernel, length: Val, log: bool, x: Pointer, y: Pointer) -> None
     def add(total: Val, i: Val, lanes: int, mask: Val | None) -> Val:
         moved = x.load(i, lanes, mask) - most
         power = k.ops.exp(moved)
-        y.store(moved if log else power, i, mask)
+        y.store(moved if spec.log else power, i, mask)
         return total + sums.masked(power, mask)
 
     total = sums.over(length, add)
-    last = k.ops.log(total) if log else 1.0 / total
+    last = _last_operand(k, spec, total)
 
     def finish(i: Val, lanes: int, mask: Val | None) -> None:
-        value = y.load(i, lanes, mask)
-        y.store(value - last if log else value * last, i, mask)
+        y.store(_result(k, spec, y.load(i, lanes, mask), last), i, mask)
 
     cover(k, length, finish, k.lanes, has_masks(k.target, [4]), unroll=4)
 
@@ -115,7 +124,6 @@ def _column_block(k: Kernel, spec: SoftmaxSpec, x: Pointer, y: Pointer, mask: Va
         y.store(moved if spec.log else power, fold.index * inner, mask)
         fold.values = [fold.values[0] + power]
     total = fold.values[0]
-    shift = k.ops.log(total) if spec.log else 1.0 / total
+    last = _last_operand(k, spec, total)
     with k.loop(0, length) as j:
-        value = y.load(j * inner, k.lanes, mask)
-        y.store(value - shift if spec.log else value * shift, j * inner, mask)
+        y.store(_result(k, spec, y.load(j * inner, k.lanes, mask), last), j * inner, mask)

@@ -64,7 +64,8 @@ def generate(spec: AttentionSpec, target: GpuTarget) -> Source:
     column = p.index(wide, down=False, hint="c")
     at = total([p.offset(3 + len(extras)), *_steps(p.query, column, spec.y_steps)])
     mask = joined(p.query_mask, edge_mask(w, column, spec.columns, wide))
-    Algebra(w).store("y", at, Reg(w.let(f"{sums} / {weight}"), spec.dtype), mask)
+    result = f"tl.where({weight} > 0.0, {sums} / {weight}, 0.0)" if spec.guarded else f"{sums} / {weight}"
+    Algebra(w).store("y", at, Reg(w.let(result), spec.dtype), mask)
     return w.source(tile.warps, tile.stages)
 
 

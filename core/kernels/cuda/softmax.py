@@ -23,8 +23,9 @@ def generate(spec: SoftmaxSpec, target: GpuTarget) -> Source:
     with lines.pieces() as piece:
         value = lines.load(x, 0, spec.dtype, piece).name
         shifted = f"({value} - {greatest})"
-        result = f"{shifted} - {logarithm}" if spec.log else f"tl.exp({shifted}) / {total}"
-        lines.store(y, 0, Reg(w.let(result), spec.dtype), piece)
+        result = w.let(f"{shifted} - {logarithm}" if spec.log else f"tl.exp({shifted}) / {total}")
+        result = w.let(f"tl.where({result} == {result}, {result}, 0.0)") if spec.guarded else result
+        lines.store(y, 0, Reg(result, spec.dtype), piece)
     return w.source(spec.lines.tile.warps)
 
 

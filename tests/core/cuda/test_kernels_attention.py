@@ -51,7 +51,8 @@ def test_causal() -> None:
     sweep("FusedAttention", text, text, text, mask, epilogue=scaled(1), batches=(2,), **HEADS)
 
 
-def test_special_numbers() -> None:
+@pytest.mark.parametrize("guarded", [0, 1])
+def test_special_numbers(guarded: int) -> None:
     q, k, v = floats(3, 9, 1, 4), floats(3, 23, 1, 4), floats(3, 1, 23, 4).reshape(3, 23, 1, 4)
     q[0, 2] = np.nan
     q[1] *= 1e4  # one key takes all
@@ -60,7 +61,7 @@ def test_special_numbers() -> None:
     mask[2, :, 4] = -np.inf  # nothing to attend to
     texts = ("float32[n,9,1,4]", "float32[n,23,1,4]", "float32[n,23,1,4]", "float32[n,1,9,23]")
     with np.errstate(all="ignore"):
-        GpuKernel("FusedAttention", *texts, epilogue=scaled(1), **HEADS).check(q, k, v, mask)
+        GpuKernel("FusedAttention", *texts, epilogue=scaled(1), guarded=guarded, **HEADS).check(q, k, v, mask)
 
 
 def test_keys_shared_by_all_rows_and_heads() -> None:

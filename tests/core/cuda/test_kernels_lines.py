@@ -18,7 +18,7 @@ from tests.core.kernels.sweep import floats, normal, positive
 LONG = 9001  # elements, more than registers hold
 
 
-@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
+@pytest.mark.parametrize("op", ["Softmax", "GuardedSoftmax", "LogSoftmax"])
 @pytest.mark.parametrize("length", [1, 3, 7, 17, 33, 128])
 def test_softmax_of_rows(op: str, length: int) -> None:
     sweep(op, f"float32[n,{length}]")
@@ -44,7 +44,8 @@ def test_softmax_of_special_numbers(length: int) -> None:
     rows[4] *= 1e30
     rows[5] = 88.0
     with np.errstate(all="ignore"):
-        GpuKernel("Softmax", f"float32[n,{length}]").check(rows)
+        for op in ("Softmax", "GuardedSoftmax"):
+            GpuKernel(op, f"float32[n,{length}]").check(rows)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import helper
 
+import core
 from core.errors import UnsupportedError
 from core.frontends.onnx import load
 from tests.core.frontends.models import assert_agree, floats, model
@@ -259,3 +260,60 @@ def test_packed_attention_is_refused() -> None:
     node = contributed("MultiHeadAttention", ["x"], ["y"], num_heads=2)
     with pytest.raises(UnsupportedError, match="in one tensor, expected three"):
         load(model([node], {"x": [1, 2, 2, 3, 4]}, domains={"com.microsoft": 1}).SerializeToString())
+
+
+def by_bytes(weight: Any, of_columns: bool) -> tuple[Any, Any, Any]:
+    """A weight [directions, gates, inputs] as the bytes, scales and zero points that ONNX Runtime's quantizer makes:
+    those of columns are signed, and their zero points 0."""
+    columns = weight.transpose(0, 2, 1)
+    if of_columns:
+        scale = np.abs(columns).max(1, keepdims=True) / 127
+        data = np.round(columns / scale).astype(np.int8)
+        return data, scale.squeeze(1).astype(np.float32), np.zeros_like(scale.squeeze(1), np.int8)
+    axes = (1, 2)
+    low, high = np.minimum(columns.min(axes, keepdims=True), 0), np.maximum(columns.max(axes, keepdims=True), 0)
+    scale = (high - low) / 255
+    zero = np.round(-low / scale)
+    data = np.clip(np.round(columns / scale) + zero, 0, 255).astype(np.uint8)
+    return data, scale.squeeze(axes).astype(np.float32), zero.squeeze(axes).astype(np.uint8)
+
+
+@pytest.mark.parametrize("of_columns", [False, True])
+@pytest.mark.parametrize(
+    ("direction", "count", "inputs", "forget"),
+    [("forward", 1, ["b", "", "h0", "c0"], 0), ("reverse", 1, ["b"], 0), ("bidirectional", 2, ["", "", "h0", "c0"], 1)],
+)
+def test_layers_of_quantized_weights(
+    direction: str, count: int, inputs: list[str], forget: int, of_columns: bool
+) -> None:
+    hidden, constants = 6, {"b": floats(count, 48, seed=3)}
+    for name, weight in {"w": floats(count, 24, 5, seed=1), "r": floats(count, 24, hidden, seed=2)}.items():
+        data, scale, zero = by_bytes(weight, of_columns)
+        constants |= {name: data, f"s{name}": scale, f"z{name}": zero}
+    feeds = {"x": floats(4, 3, 5), "h0": floats(count, 3, hidden, seed=4), "c0": floats(count, 3, hidden, seed=5)}
+    given = [*inputs, *[""] * (4 - len(inputs))]
+    attrs = {"direction": direction, "hidden_size": hidden, "input_forget": forget}
+    quantized = ["sw", "zw", "sr", "zr"]
+    node = contributed("DynamicQuantizeLSTM", ["x", "w", "r", *given, "", *quantized], ["y", "h", "c"], **attrs)
+    used = {name for name in node.input if name}
+    shapes = {"x": [4, "n", 5], **{name: [count, "n", hidden] for name in ("h0", "c0") if name in used}}
+    own = {name: array for name, array in constants.items() if name in used}
+    proto = model([node], shapes, ["y", "h", "c"], constants=own, domains={"com.microsoft": 1})
+    assert_agree(proto, {name: array for name, array in feeds.items() if name in used}, 1e-5)
+
+
+def test_steps_of_a_quantized_layer_are_compiled() -> None:
+    data, scale, zero = by_bytes(floats(1, 24, 6), True)
+    constants = {"w": data, "s": scale, "z": zero}
+    node = contributed("DynamicQuantizeLSTM", ["x", "w", "w", *[""] * 5, "s", "z", "s", "z"], ["y"], hidden_size=6)
+    proto = model([node], {"x": [4, "n", 6]}, ["y"], constants=constants, domains={"com.microsoft": 1})
+    with core.compile(proto.SerializeToString(), threads=1, tune="off") as session:
+        session.run({"x": floats(4, 3, 6)})
+        assert "FALLBACK" not in session.explain()
+
+
+def test_quantized_layers_of_what_is_not_done_are_refused() -> None:
+    inputs = ["x", "x", "x", "", "x", "", "", "", "x", "x", "x", "x"]
+    node = contributed("DynamicQuantizeLSTM", inputs, ["y"], hidden_size=6)
+    with pytest.raises(UnsupportedError, match="has sequence lengths or peepholes, expected neither"):
+        load(model([node], {"x": [1, 2, 6]}, domains={"com.microsoft": 1}).SerializeToString())

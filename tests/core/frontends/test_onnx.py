@@ -107,9 +107,9 @@ def test_declared_shapes_help_where_inference_knows_no_rank() -> None:
 
 def test_declared_shapes_outlive_inference() -> None:
     """The server infers again what another process parsed."""
-    nodes = [N("NonZero", ["x"], ["i"]), N("Squeeze", ["i"], ["s"]), N("Reshape", ["x", "s"], ["y"])]
-    proto = model(nodes, {"x": [6]})
-    proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3]))
+    shaped = [N("NonZero", ["x"], ["i"]), N("Squeeze", ["i"], ["s"]), N("Reshape", ["x", "s"], ["h"])]
+    proto = model([*shaped, N("Neg", ["h"], ["y"])], {"x": [6]})
+    proto.graph.value_info.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, [2, 3]))
     graph = load(proto.SerializeToString())
     infer_graph(graph)
     assert graph.outputs[0].shape == (2, 3)

@@ -107,3 +107,16 @@ def test_where_the_rank_is_known_a_declared_extent_changes_no_answer(declared: s
     x = np.float32([1, 0, 2, 3])
     with core.compile(data, tune="off") as session:
         np.testing.assert_array_equal(session.run({"x": x})["y"], theirs(data, {"x": x})["y"])
+
+
+@pytest.mark.parametrize("shape", ["[77,2]", "[n,2]", "[2,3]"])
+@pytest.mark.parametrize("made", MADE)
+def test_an_output_is_what_its_node_makes_it(made: str, shape: str) -> None:
+    """As AECMOS declares one score per row, and makes several."""
+    proto = onnx.load_from_string(declaring(made, shape, "z = Neg(x)"))
+    proto.graph.output[0].CopyFrom(proto.graph.value_info.pop())
+    data = proto.SerializeToString()
+    want = theirs(data, FEEDS)["y"]
+    with core.compile(data, tune="off") as session:
+        np.testing.assert_array_equal(session.run(FEEDS)["y"], want)
+    np.testing.assert_array_equal(interpret(core.load(data), FEEDS)["y"], want)

@@ -20,6 +20,7 @@ from core.passes.pipeline import optimize
 from core.plan.planner import make_plan
 from tests.core.kernels.harness import scalar_body, single_node
 from tests.core.kernels.sweep import floats, normal, tensor
+from tests.core.kernels.test_svm import fitted
 from tests.core.kernels.test_trees import grown
 from tests.core.passes.examples import chosen_branch, loop_with_a_body
 
@@ -96,6 +97,9 @@ def graphs() -> Iterator[Graph]:
     yield _node("Transpose", "uint8[n,33,17]", perm=(0, 2, 1))
     yield _node("Concat", "float32[n,3]", "float32[n,5]", axis=1)
     yield _node("Gather", "float32[n,9]", "int64[4]", axis=1)
+    yield _node("GatherElements", "float32[n,9]", "int64[n,4]", axis=1)
+    yield _node("GatherND", "float32[n,9,5]", "int64[n,2]")
+    yield _node("CumSum", "float32[n,9]", axis=(1,))
     yield _node("ScatterElements", "float32[n,9]", "int64[n,4]", "float32[n,4]", axis=1)
     yield _node("ScatterND", "float32[9,n]", "int64[4,1]", "float32[4,n]", reduction="add")
     yield _node("Resize", "float32[n,3,7,20]", mode="linear", scales=(1.0, 1.0, 2.0, 3.0))
@@ -104,6 +108,7 @@ def graphs() -> Iterator[Graph]:
     yield _node("SegmentAttention", *["float32[1,n,2,16]"] * 3, "int64[n+1]", epilogue=summed, **_HEADS)
     yield _node("SegmentReduce", "float32[n,8]", "int64[n+1]", axis=0, mode="mean")
     yield single_node("TreeEnsembleRegressor", tensor("float32[n,5]"), **grown(0, trees=6, targets=2))
+    yield single_node("SVMClassifier", tensor("float32[n,5]"), outputs=2, **fitted("RBF", 9, 20, 3, probable=True))
     yield _chain()
     yield loop_with_a_body()
     yield chosen_branch()

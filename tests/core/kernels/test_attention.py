@@ -74,9 +74,10 @@ def test_special_numbers(target: Target) -> None:
     mask = np.zeros((3, 1, 9, 23), np.float32)
     mask[2, :, 4] = -np.inf  # nothing to attend to
     texts = ("float32[n,9,1,4]", "float32[n,23,1,4]", "float32[n,23,1,4]", "float32[n,1,9,23]")
-    compiled = kernel("FusedAttention", *texts, target=target, epilogue=scaled(1), **HEADS)
-    with np.errstate(invalid="ignore"):
-        compiled.check(q, k, v, mask)
+    for guarded in (0, 1):
+        compiled = kernel("FusedAttention", *texts, target=target, epilogue=scaled(1), guarded=guarded, **HEADS)
+        with np.errstate(invalid="ignore"):
+            compiled.check(q, k, v, mask)
 
 
 def test_heads_already_in_front() -> None:

@@ -11,7 +11,7 @@ from tests.core.targets import each_target
 
 
 @each_target
-@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
+@pytest.mark.parametrize("op", ["Softmax", "GuardedSoftmax", "LogSoftmax"])
 @pytest.mark.parametrize("length", [1, 3, 16, 17, 33, 128, 300])
 def test_rows(target: Target, op: str, length: int) -> None:
     sweep(op, f"float32[n,{length}]", target=target)
@@ -22,6 +22,7 @@ def test_rows(target: Target, op: str, length: int) -> None:
 def test_columns(target: Target, shape: str) -> None:
     sweep("Softmax", f"float32[{shape}]", axis=1, target=target)
     sweep("LogSoftmax", f"float32[{shape}]", axis=1, target=target)
+    sweep("GuardedSoftmax", f"float32[{shape}]", axis=1, target=target)
 
 
 @each_target
@@ -42,6 +43,7 @@ def test_special_numbers(target: Target, length: int) -> None:
     rows[5] = 88.0
     with np.errstate(invalid="ignore"):
         kernel("Softmax", f"float32[n,{length}]", target=target).check(rows)
+        kernel("GuardedSoftmax", f"float32[n,{length}]", target=target).check(rows)
 
 
 def test_many_rows_are_shared_out() -> None:

@@ -13,6 +13,7 @@ from core.ir.dim import Dim, floor_div, symbol
 from core.ir.graph import Graph, Value
 from core.ir.types import DType, TensorType
 from core.ops.inference import infer_graph
+from tests.core.small_models import assert_like_onnx_runtime, model, normal
 
 N, S = symbol("n"), symbol("s")
 
@@ -107,6 +108,8 @@ def test_numbers_without_symbols_are_plain_integers() -> None:
         (-2, 2**63 - 1, 1, 2),
         (0, N, 1, N),
         (0, 2**63 - 1, 2, floor_div(N + 1, 2)),
+        (0, 10**9, 1, N),  # as tf2onnx writes it
+        (1, 10**9, 1, N - 1),
     ],
 )
 def test_slices_of_a_symbolic_extent(starts: Any, ends: Any, steps: int, expected: Dim) -> None:
@@ -177,3 +180,36 @@ def test_an_extent_may_be_zero(op: str, n: int) -> None:
         actual = core.compile(w.graph.clone(), optimize=optimize, threads=1, tune="off").run(feeds).values()
         for array, pair in zip(actual, (([n], [0, 1]), ([0, 1], [n])), strict=True):
             np.testing.assert_array_equal(array, ufunc(*pair))
+
+
+def test_what_only_numbers_go_into_is_known() -> None:
+    """An operator that cannot compute with symbols computes with the extents that are numbers."""
+    w = World(N, 3, 4)
+    extents = w.build("Slice", w.build("Shape", w.x), w.c(1), w.c(3))
+    sums = w.build("CumSum", extents, w.scalar(0))
+    assert w.known(sums) == [3, 7]
+    assert w.known(w.build("CumSum", w.build("Shape", w.x), w.scalar(0))) is None
+    assert w.known(w.build("Transpose", w.build("Reshape", w.build("Shape", w.x), shape=(3, 1)))) == [[N, 3, 4]]
+
+
+_PADDED = """
+    s{0} = Shape({0}) h{0} = Gather(s{0}, one) r{0} = Mod(h{0}, c4) d{0} = Sub(c4, r{0}) m{0} = Mod(d{0}, c4)
+    u{0} = Unsqueeze(m{0}, front) w{0} = Concat <axis = 0> (front, front, front, u{0}, front, front)
+    p{0} = Reshape(w{0}, pairs) q{0} = Slice(p{0}, last, least, front, last) t{0} = Transpose <perm = [1, 0]> (q{0})
+    v{0} = Reshape(t{0}, last) y{0} = Pad({0}, v{0}) {1} = Relu(y{0})
+"""  # as PyTorch's older exporter writes a padding of the height to a multiple of 4
+
+
+@pytest.mark.parametrize("height", ["6", "H"])
+def test_paddings_that_a_model_computes_one_after_the_other(height: str) -> None:
+    """Each needs to be known for the next one's extents to be."""
+    constants = """int64 one = {1}, int64 c4 = {4}, int64[1] front = {0}, int64[2] pairs = {-1, 2},
+        int64[1] last = {-1}, int64[1] least = {-9223372036854775807}, int64[1] second = {1}"""
+    body = _PADDED.format("x", "z") + "a = Slice(z, front, last, second)" + _PADDED.format("a", "y")
+    data = model(f"float[N,{height},9] x => float[N,R,S] y", body, constants)
+    runs = [{"x": normal(n, 6, 9)} for n in (1, 3)]
+    with core.compile(data, threads=1, tune="off") as session:
+        assert session.batching.batchable, session.batching.reason
+        session.run(runs[0])
+        assert "FALLBACK" not in session.explain()
+    assert_like_onnx_runtime(data, *runs, *([{"x": normal(2, 9, 9)}] if height == "H" else []))

@@ -221,8 +221,29 @@ def fitted_models() -> Graph:
     ):  # fmt: skip
         attrs = {**_stump(weighed), "classlabels_int64s": labels, "post_transform": kind}
         found += b.emit("TreeEnsembleClassifier", x, outputs=2, **attrs)
+    for kind in ("NONE", "LOGISTIC"):
+        found += b.emit(
+            "SVMClassifier", x, outputs=2, **_machine(numbers), classlabels_ints=(4, 5), post_transform=kind
+        )
+    chances = {"prob_a": (-1.0,), "prob_b": (0.25,), "classlabels_ints": (1, 0), "post_transform": "SOFTMAX"}
+    found += b.emit("SVMClassifier", x, outputs=2, **_machine(numbers), **chances)
+    found += b.emit("SVMClassifier", x, outputs=2, **_machine(numbers), classlabels_strings=("a", "b"))[1:]
+    found += b.emit("SVMClassifier", x, outputs=2, coefficients=numbers(12), rho=(0.5,), classlabels_ints=(7, 8, 9))
+    regressor = {name: attr for name, attr in _machine(numbers).items() if name != "vectors_per_class"}
+    found += [
+        b("SVMRegressor", x, **regressor, n_supports=5, post_transform="LOGISTIC"),
+        b("SVMRegressor", x, **regressor, n_supports=5, post_transform="LOGISTIC", one_class=1),
+    ]
     b.graph.outputs = found
     return b.graph
+
+
+def _machine(numbers: Callable[[int], tuple[float, ...]]) -> dict[str, Any]:
+    """A support vector machine of two classes."""
+    return {
+        "kernel_type": "RBF", "kernel_params": (0.25, 0.0, 0.0), "support_vectors": numbers(20),
+        "coefficients": numbers(5), "rho": numbers(1), "vectors_per_class": (2, 3),
+    }  # fmt: skip
 
 
 def _stump(ids: tuple[int, ...]) -> dict[str, Any]:

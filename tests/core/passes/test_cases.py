@@ -18,9 +18,11 @@ from core.passes.cse import CommonSubexpressions
 from core.passes.elementwise import FuseElementwise
 from core.passes.eliminate import Eliminate
 from core.passes.epilogue import FuseEpilogue
+from core.passes.exact_products import ExactProducts
 from core.passes.fold_affine import FoldAffine
 from core.passes.fold_constants import FoldConstants
 from core.passes.gemm import FuseMatMul
+from core.passes.indexed_views import IndexedViews
 from core.passes.inline_if import InlineIf
 from core.passes.layout import ChannelsLast
 from core.passes.pooled_conv import PoolConvolutions
@@ -42,7 +44,9 @@ PASSES: dict[str, Pass] = {
         CommonSubexpressions(),
         Eliminate(),
         Simplify(),
+        IndexedViews(),
         Requantize(),
+        ExactProducts(),
         FoldAffine(),
         Recompose(),
         Transposes(),

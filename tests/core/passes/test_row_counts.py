@@ -65,7 +65,7 @@ MISUSED = {
         %r : int64[*] = Concat(%ones, %n) {axis = 0}
         %e : float32[*] = Tile(%x, %r) "repeated"
         %y : float32[*] = ReduceSum(%e) {axes = [1], keepdims = 1}""",
-        "node 'repeated' (Tile): computes with the number of rows (input 1, repeats)",
+        "node 'repeated' (Tile): its size depends on the number of rows ('e' is float32[n,4*n])",
     ),
     "expanded to [n, n, 4]": (
         """

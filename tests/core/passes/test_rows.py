@@ -18,6 +18,27 @@ INDEPENDENT = {
         %h : float32[*] = MatMul(%x, %w)
         %y : float32[*] = Softmax(%h) {axis = -1}
         output %y""",
+    "a table tiled for every row": """
+        input %x : float32[n,4]
+        const %first : int64[1] = [0]
+        const %twice : int64[1] = [2]
+        const %once : int64[1] = [1]
+        const %table : float32[3,2] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+        const %one : float32[1,4] = [1.0, 2.0, 3.0, 4.0]
+        %s : int64[*] = Shape(%x)
+        %n : int64[*] = Slice(%s, %first, %once)
+        %r : int64[*] = Concat(%n, %twice) {axis = 0}
+        %q : int64[*] = Concat(%n, %once) {axis = 0}
+        %t : float32[*] = Tile(%table, %r)
+        %y : float32[*] = Reshape(%t) {shape = [n, 12]}
+        %o : float32[*] = Tile(%one, %q)
+        %z : float32[*] = Add(%x, %o)
+        output %y, %z""",
+    "all rows, and columns to the end as tf2onnx writes it": """
+        input %x : float32[n,4]
+        %a : float32[*] = Slice(%x) {starts = [0, 1], ends = [1000000000, 1000000000], axes = [0, 1]}
+        %y : float32[*] = Neg(%a)
+        output %y""",
     "rows folded with positions and unfolded again": """
         input %x : float32[n,3,4]
         const %w : float32[4,2] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]

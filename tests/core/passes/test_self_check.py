@@ -52,6 +52,7 @@ _FINITE_ONLY = {
 # What only meets graphs whose inputs say where sequences begin and end (test_pack.py, runtime/test_packed.py run it),
 # what only a type of small range asks for, and what the compiler asks before.
 _ELSEWHERE = {
+    "indexed_views": {"wanted_extents"},
     "attention": {"_fuse_segments", "_has_tokens", "_is_computed", "_adds_axes"},
     "bfloat16": {"_is_bounded", "_degree"},
     "widen": {"narrow_products", "_products"},

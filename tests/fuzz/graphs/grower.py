@@ -28,7 +28,7 @@ from tests.fuzz.graphs.facts import (
     VIEWS,
     WINDOWS,
 )
-from tests.fuzz.graphs.hidden import holds, of_all, rankless
+from tests.fuzz.graphs.hidden import UNKNOWN, holds, of_all, rankless
 from tests.fuzz.graphs.values import (
     F32,
     FLOATS,
@@ -530,7 +530,8 @@ class Grower:
         where rows have to stay apart."""
         found = [item for item in self.visible() if item.dtype == F32]
         if self.world.rowwise or not found:
-            number = self.constant([0.25], np.float32)
+            many = self.constant(np.full(UNKNOWN, 0.25), np.float32)
+            number = self.one("Reshape", self.one("ReduceMean", many, keepdims=0, keep=False), self.vector([1]))
         else:
             number = self.one("Reshape", self.one("ReduceSum", self.of(found), keepdims=0), self.vector([1]))
         half = self.one("Mul", self.one("Tanh", number), self.constant(0.5, np.float32))

@@ -17,6 +17,7 @@ from core.runtime.session import Session
 from tests import batching
 from tests.fuzz.graphs import faults
 from tests.fuzz.graphs.faults import FAULTS, Fault, Found, search
+from tests.fuzz.graphs.hidden import UNKNOWN
 
 NAMES = {fault.name: fault for fault in FAULTS}
 
@@ -99,14 +100,22 @@ def test_rows_of_unknown_rank_count_as_none_while_the_fault_is_there(size: bool)
     turned = helper.make_node("Neg", ["v"], ["w"])
     total = helper.make_node("ReduceSum", ["w"], ["s"], keepdims=0)
     nodes = [
+        helper.make_node("ReduceL1", ["many"], ["one"], keepdims=0),
+        helper.make_node("Greater", ["one", "none"], ["flag"]),
         helper.make_node("If", ["flag"], ["v"], then_branch=branches[0], else_branch=branches[1]),
         *([helper.make_node("Size", ["v"], ["s"])] if size else [turned, total]),
         helper.make_node("Cast", ["s"], ["t"], to=1),
-        helper.make_node("Add", ["x", "t"], ["y"]),
+        helper.make_node("Reshape", ["t", "single"], ["u"]),
+        helper.make_node("Add", ["x", "u"], ["y"]),
     ]
     ports = [[helper.make_tensor_value_info(name, 1, ["N", 3])] for name in "xy"]
-    constants = {"flag": np.array(True), "flat": np.array([-1])}
-    weights = [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()]
+    constants = {
+        "many": np.ones(UNKNOWN, np.float32),
+        "none": np.float32(0),
+        "flat": np.array([-1]),
+        "single": np.array([1]),
+    }
+    weights = [onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()]
     model = helper.make_model(
         helper.make_graph(nodes, "g", *ports, weights), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
     )

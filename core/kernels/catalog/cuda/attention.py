@@ -46,6 +46,7 @@ class AttentionSpec(KernelSpec):
 
     The loops of `batch` move Q, K, V, the extras and Y. Pairs are strides: of Q along (q, d), K along (j, d), V along
     (j, c), Y along (q, c), each extra along (q, j). Scores are float32, whatever `dtype`, that of Q, K, V and Y, is.
+    `guarded`: queries whose weights are no numbers get zeros.
     """
 
     family: ClassVar[str] = "attention"
@@ -64,6 +65,7 @@ class AttentionSpec(KernelSpec):
     dtype: DType
     tile: AttentionTile
     precision: str
+    guarded: bool
 
     @property
     def summary(self) -> str:
@@ -105,6 +107,7 @@ def _calls(request: Request) -> Iterator[KernelCall]:
             tuple(_last(extra) for extra in extras.values()),
             bodies.canonical(epilogue, {}) if isinstance(epilogue, Graph) else None,
             tuple(value.dtype for value in extras_of(node).values()), dtype, tile, precision,
+            bool(node.attrs.get("guarded")),
         )  # fmt: skip
         yield KernelCall(
             spec,

@@ -1,4 +1,4 @@
-"""Softmax and LogSoftmax along any axis on a GPU."""
+"""Softmax, GuardedSoftmax and LogSoftmax along any axis on a GPU."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ from core.kernels.catalog.cuda.product import FACTORS
 
 @dataclass(frozen=True)
 class SoftmaxSpec(KernelSpec):
-    """Of every line; the logarithm of the result when `log`. Operands: x and y, which lie alike."""
+    """Of every line; the logarithm of the result when `log`; zeros in place of what is no number when `guarded`.
+    Operands: x and y, which lie alike."""
 
     family: ClassVar[str] = "softmax"
     lines: Lines
     dtype: DType
     log: bool
+    guarded: bool
 
     @property
     def summary(self) -> str:
         return f"softmax({self.lines.length}, {self.lines.tile})"
 
 
-@covers("Softmax", "LogSoftmax", device="cuda")
+@covers("Softmax", "GuardedSoftmax", "LogSoftmax", device="cuda")
 def softmax(request: Request) -> KernelCall | None:
     return next(_calls(request), None)
 
 
-@offers("Softmax", "LogSoftmax", device="cuda")
+@offers("Softmax", "GuardedSoftmax", "LogSoftmax", device="cuda")
 def other_tiles(request: Request) -> Iterable[KernelCall]:
     return _calls(request)
 
@@ -43,4 +45,4 @@ def _calls(request: Request) -> Iterator[KernelCall]:
         return
     spec, dtype = call.spec, request.node.output.dtype
     for lines in covering(*middle_axis(spec.outer, spec.length, spec.inner)):
-        yield replace(call, spec=SoftmaxSpec(lines, dtype, spec.log), grid=(lines.programs,))
+        yield replace(call, spec=SoftmaxSpec(lines, dtype, spec.log, spec.guarded), grid=(lines.programs,))

@@ -1,0 +1,42 @@
+"""Dimensions as models declare them: names that say something, and those that do not."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import core
+from core.errors import FeedError
+from core.ir.types import TensorType
+from tests.onnx_runtime import plain_session
+
+
+def model(*dims: str) -> onnx.ModelProto:
+    """y = 2 x, of an input with these named dimensions."""
+    info = helper.make_tensor_value_info("x", TensorProto.FLOAT, list(dims))
+    for dim, name in zip(info.type.tensor_type.shape.dim, dims, strict=True):
+        dim.dim_param = name  # where it is empty, too
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "g", [info], [y])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("name", ["?", "", "-1", "*", "None"])
+def test_what_says_any_size_says_it_anew_each_time(name: str) -> None:
+    """Paddle's exporter writes "?" for the height and the width of one image."""
+    data = model("rows", name, name).SerializeToString()
+    x = np.arange(12, dtype=np.float32).reshape(1, 3, 4)
+    (expected,) = plain_session(data).run(None, {"x": x})
+    with core.compile(data, threads=1, tune="off") as session:
+        np.testing.assert_array_equal(session.run({"x": x})["y"], expected)
+    type_ = core.load(data).inputs[0].type
+    assert isinstance(type_, TensorType)
+    assert len(type_.symbols) == 3
+
+
+def test_a_name_means_one_size() -> None:
+    data = model("rows", "side", "side").SerializeToString()
+    with core.compile(data, threads=1, tune="off") as session, pytest.raises(FeedError, match="dimension side is 3"):
+        session.run({"x": np.zeros((1, 3, 4), np.float32)})

@@ -8,6 +8,7 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
 # Its Python interface raises RuntimeError for element types that it cannot hand over.
+NotImplementedByOnnxRuntime = _state.NotImplemented
 REFUSALS = (
     _state.Fail,
     _state.RuntimeException,

@@ -57,6 +57,8 @@ class Slice(OpDef):
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         type_ = c.tensor(0)
+        for index in filter(c.has_input, range(1, 5)):
+            check_kind(c, index, INDEX)
         if type_.shape is None:
             return [type_]
         ranges = self.ranges(c, type_.rank)

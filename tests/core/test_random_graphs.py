@@ -17,7 +17,7 @@ import core
 from core.frontends.export import export
 from core.ir.graph import Graph
 from tests.core.random_nets import Net, feeds
-from tests.onnx_runtime import plain_session
+from tests.onnx_runtime import NotImplementedByOnnxRuntime, plain_session
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCHES = (2, 0, 5, 1)
@@ -54,8 +54,14 @@ def check(graph: Graph, threads: int, max_batch: int, seed: int = 0) -> None:
 
 
 def onnx_runtime(graph: Graph, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What ONNX Runtime makes of the exported graph, without optimizing it."""
-    session = plain_session(export(graph))
+    """What ONNX Runtime makes of the exported graph, without optimizing it. Nothing where Swish, which it has no kernel
+    for, meets an operator of opset 26: it only takes functions of older opsets apart."""
+    try:
+        session = plain_session(export(graph))
+    except NotImplementedByOnnxRuntime as error:
+        if "Swish(24)" not in str(error):
+            raise
+        return {}
     used = {port.name: given[port.name] for port in session.get_inputs()}
     return dict(zip([port.name for port in session.get_outputs()], session.run(None, used), strict=True))
 

@@ -61,6 +61,7 @@ ILL_TYPED = [
     (case("Split", floats(4), num_outputs=3, outputs=2), "num_outputs is 3, but the node has 2 outputs"),
     (case("Slice", floats(4), vector(0), vector(4), vector(0), vector(0)), "a step is 0"),
     (case("Slice", floats(4), vector(0), vector(4, 5)), "have 1, 2, 1 and 1 elements"),
+    (case("Slice", floats(4), vector(0), floats(1)), "input 2 (ends) is float32, expected int32 or int64"),
     (case("Pad", floats(4), vector(1)), "pads has 1 elements, expected 2"),
     (case("Pad", floats(4), vector(-3, -3)), "crop more than there is"),
     (

@@ -33,6 +33,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", bombs.BOMBS)
 def test_bombs(name: str, results: dict[str, dict[str, Any]]) -> None:
     result = results[name]

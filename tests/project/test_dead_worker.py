@@ -26,6 +26,7 @@ def test_other():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", ["1", "2"])
 @pytest.mark.parametrize("signal", [4, 9], ids=["illegal instruction", "killed"])
 def test_it_ends_the_run_with_an_error(project: Path, tmp_path: Path, signal: int, jobs: str) -> None:

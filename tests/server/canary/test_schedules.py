@@ -413,6 +413,7 @@ def test_a_plan_reads_as_it_was_written() -> None:
         CanaryPlan.from_json({"version": 2, "steps": [{"weight": 0.1}]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [0, 1])
 def test_a_server_that_is_killed_between_steps_goes_on_where_it_was(tmp_path: Path, step: int) -> None:
     """With the machine's own clocks, and a process that gets no chance to write anything down."""

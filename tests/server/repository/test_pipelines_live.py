@@ -140,6 +140,7 @@ def test_a_models_bad_candidate_leaves_the_pipeline_by_itself(tmp_path: Path, ki
     run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["three", "chain"])
 def test_an_equal_candidate_goes_live_under_load(tmp_path: Path, model: str) -> None:
     """Of one of the pipeline's models, and of the pipeline."""

@@ -207,6 +207,7 @@ def test_acknowledged_means_durable_and_the_rest_is_whole_or_absent(
     assert violations == {None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("site", sync_sites(), ids=lambda site: f"{site[0]}:{site[1]}")
 def test_without_this_sync_something_is_lost(site: Site, tmp_path: Path) -> None:
     assert any(_breaks(scenario, site, tmp_path / scenario.__name__) for scenario in SCENARIOS)

@@ -18,9 +18,9 @@ from core.errors import ArtifactError, ModelError, UnsupportedError
 from core.frontends.beside import digests, names_files
 from core.frontends.external import ExternalFiles
 from core.frontends.onnx import load, load_with
-from core.ir.dim import Dim, SymDim, symbol, symbols
+from core.ir.dim import Dim, symbol, symbols
 from core.ir.graph import Graph
-from core.ir.types import TensorType, ValueType
+from core.ir.types import TensorType
 from core.ir.verify import verify
 from core.kernels.catalog import Selector
 from core.kernels.cpu import object_for
@@ -37,7 +37,7 @@ from core.passes.pipeline import Options as PassOptions
 from core.passes.pipeline import PassReport, optimize, prepare
 from core.passes.recompute import Recompute
 from core.passes.rows import BatchInfo as Proof
-from core.passes.rows import rows
+from core.passes.rows import leading, rows
 from core.passes.widen import narrow_products
 from core.plan.plan import Plan, Planned, weight_chunks
 from core.plan.planner import make_plan
@@ -158,8 +158,7 @@ def kept(
 
 def saved(store: Store, path: Path, graph: Graph, options: Options, new_shapes: NewShapes) -> Session | Written:
     """Compile into the store; a session only where the disk is full: what was compiled still runs."""
-    graph, proof, declared = to_compile(graph)
-    description = describe(graph, options, proof, declared)
+    graph, description = described(graph, options)
     content = content_of(graph, description.batching, options)
     try:
         written = artifact.save(path, description, options.kept(), content, False, _source_of(graph, description))
@@ -208,8 +207,7 @@ def _digests(model: bytes, beside: ExternalFiles | None) -> list[str]:
 
 def unkept(graph: Graph, options: Options, new_shapes: NewShapes = "default") -> Session:
     """A session that leaves nothing behind but object code."""
-    graph, proof, declared = to_compile(graph)
-    description = describe(graph, options, proof, declared)
+    graph, description = described(graph, options)
     session = session_of(description, content_of(graph, description.batching, options), graph, options, new_shapes)
     give_back(sum(array.nbytes for array in graph.constants.values()))  # what packing and generating code took
     return session
@@ -217,8 +215,7 @@ def unkept(graph: Graph, options: Options, new_shapes: NewShapes = "default") ->
 
 def compile_to(path: Path, graph: Graph, options: Options) -> None:
     """Compile into an artifact, one file; see runtime/artifact.py."""
-    graph, proof, declared = to_compile(graph)
-    description = describe(graph, options, proof, declared)
+    graph, description = described(graph, options)
     content, source = content_of(graph, description.batching, options), _source_of(graph, description)
     artifact.save(path, description, options.kept(), content, source=source)
 
@@ -250,7 +247,7 @@ def session_of(
 
 
 class _Others(TypedDict, total=False):
-    """What a session needs for runs with other inputs."""
+    """The arguments of a session that make further sessions, for runs with other inputs."""
 
     variant: Callable[[Fed], Session]
     declared: Callable[[], Session]
@@ -259,7 +256,7 @@ class _Others(TypedDict, total=False):
 def _others_of(
     graph: Callable[[], Graph], description: Description, options: Options, new_shapes: NewShapes, source: Source | None
 ) -> _Others:
-    """Makes the sessions for the runs that need other code, as far as there are some."""
+    """What makes the sessions for runs that need other code; empty where no run does."""
     others: _Others = {}
     if description.defaults:
         others["variant"] = variants_of(graph, options, new_shapes, source)
@@ -289,8 +286,7 @@ def variants_of(
     chosen = _without_packing(options)  # a default belongs to one request
 
     def variant(fed: Fed) -> Session:
-        opened_up, proof, declared = to_compile(with_fed(graph(), fed))
-        description = describe(opened_up, chosen, proof, declared)
+        opened_up, description = described(with_fed(graph(), fed), chosen)
         own = replace(source, fed=tuple(sorted(fed))) if source is not None else None
         make = partial(_stored, lambda: opened_up, description, source=own)
         others = _others_of(lambda: opened_up, description, chosen, new_shapes, None)
@@ -359,7 +355,7 @@ def specialise(path: Path, origin: str, binding: Binding, options: Options, fed:
     store = open_store(options.cache_dir)
     if store is None:
         raise UnsupportedError(f"the cache folder {options.cache_dir} cannot be written")
-    graph = to_compile(with_fed(_graph_in(path), fed))[0] if fed else _graph_in(path)
+    graph = as_one_batch(with_fed(_graph_in(path), fed))[0] if fed else _graph_in(path)
     description = describe(graph, options)
     compiled = build(graph, options, description.batching, binding)
     _keep(Source(path, origin, store, fed), description, binding, options, compiled)
@@ -369,23 +365,25 @@ def _graph_in(path: Path) -> Graph:
     """The graph that is compiled of an ONNX file, or that an artifact holds."""
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
-            return to_compile(load(path))[0]
+            return as_one_batch(load(path))[0]
     return artifact.load_graph(path)
 
 
-def to_compile(graph: Graph) -> tuple[Graph, Proof, Mapping[str, ValueType]]:
-    """The graph that is compiled, whether its rows are independent, and the types of the inputs as the model declares
-    them, where the graph assumes more than that (`passes/assumptions.py`)."""
+def described(graph: Graph, options: Options) -> tuple[Graph, Description]:
+    """The graph to compile, and its description. The graph may assume more of its inputs than the model declares
+    (`passes/assumptions.py`); then the description keeps the declared types, too."""
     together, proof = as_one_batch(graph)
     declared = {value.name: value.type for value in graph.inputs} if together is not graph else {}
-    return together, proof, declared
+    return together, replace(_describe(together, options, proof), declared=declared)
 
 
-def describe(
-    graph: Graph, options: Options, proof: Proof | None = None, declared: Mapping[str, ValueType] | None = None
-) -> Description:
-    """What can be said of a model before its shapes are known. `proof` and `declared`: see `to_compile`."""
-    proof = proof or rows(graph)
+def describe(graph: Graph, options: Options) -> Description:
+    """The description of a graph that is compiled as it is."""
+    return _describe(graph, options, rows(graph))
+
+
+def _describe(graph: Graph, options: Options, proof: Proof) -> Description:
+    """What is known of a model before its shapes are."""
     symbol = proof.symbol or leading_symbol(graph)
     batching = BatchInfo(proof.batchable, proof.reason, symbol, supposed_of(graph, symbol))
     inputs = {value.name: value.type for value in graph.inputs}
@@ -394,9 +392,7 @@ def describe(
     endless = may_not_end(graph.nodes)
     # State belongs to one code, so no other may run with it.
     defaults = {value.name: type_ for value, type_ in graph.defaults.items()} if not graph.states else {}
-    return Description(
-        graph.name, inputs, outputs, batching, options.max_batch, packing, endless, defaults, declared or {}
-    )
+    return Description(graph.name, inputs, outputs, batching, options.max_batch, packing, endless, defaults)
 
 
 def executable(
@@ -563,11 +559,7 @@ def bind(graph: Graph, batching: BatchInfo, binding: Binding) -> Graph:
 
 def leading_symbol(graph: Graph) -> str | None:
     """The symbol that leads the first input that has one: it varies at run time even when rows are not independent."""
-    for value in graph.inputs:
-        shape = value.type.shape if isinstance(value.type, TensorType) else None
-        if shape and isinstance(shape[0], SymDim) and str(shape[0]).isidentifier():
-            return str(shape[0])
-    return None
+    return next(filter(None, map(leading, graph.inputs)), None)
 
 
 def supposed_of(graph: Graph, batch: str | None) -> tuple[Dim, ...]:

@@ -226,14 +226,9 @@ def _sample(session: Session, rows: int) -> dict[str, Any]:
 
 
 def _compiled(model: Path, threads: int | None, max_batch: int) -> Session:
-    """What the cache holds of a file, where it can; a model whose weights lie beside it is compiled anew."""
     import core
 
-    try:
-        return core.compile(model, threads=threads, max_batch=max_batch)
-    except core.errors.ModelError:
-        graph = core.load(model)
-        return core.compile(graph, threads=threads, max_batch=max_batch)
+    return core.compile(model, threads=threads, max_batch=max_batch)
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""What lies beside a model in other files, found without importing it: a compiled model holds for that content only."""
+"""Digests of the files beside a model that hold its tensors. Compiled code is valid for these contents only, so it is
+found by their digests, without importing the model."""
 
 from __future__ import annotations
 

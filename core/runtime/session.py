@@ -84,6 +84,10 @@ def _one_set_of_shapes(binding: Binding) -> Made:
     raise UnsupportedError(f"the model has one set of shapes, not {binding}")
 
 
+def _nothing_assumed() -> Session:
+    raise UnsupportedError("the code assumes nothing of the inputs that the model does not declare")
+
+
 def _no_variant(fed: Fed) -> Session:
     raise UnsupportedError(f"the model has no defaults {', '.join(sorted(fed))}")
 
@@ -107,7 +111,7 @@ class Session:
         self._shapes = Shapes(maker or Maker(_one_set_of_shapes), _SPECIALISATIONS, fixed)
         self._packed = LazyPacked(packed) if packed is not None else None
         self._variants = Variants(variant or _no_variant, _VARIANTS)
-        self._declared = Variants(lambda _: declared(), 1) if declared is not None else None
+        self._declared = Variants(lambda _: (declared or _nothing_assumed)(), 1)
         self._closed = False
         self._checks = [_Check.of(name, type_, description.batching.symbol) for name, type_ in self.inputs.items()]
         self._is_fixed = fixed is not None
@@ -187,7 +191,7 @@ class Session:
                 pass
         if fed := self._fed(feeds):
             return self._run_variant(self._variants, fed, feeds, record)
-        if self._declared is not None and self._strays(feeds):
+        if self._strays(feeds):
             return self._run_variant(self._declared, frozenset(), feeds, record)
         n, arrays, binding = self._bind(feeds)
         if self._packed is not None and (feed := self._feed(n, arrays, binding)).tokens:
@@ -221,7 +225,7 @@ class Session:
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
         """Whether inputs of these shapes are as the code assumes, beyond what the model declares. Others run by code of
         their own, and share it with no other rows. Inputs that do not fit the model at all fit here."""
-        if self._declared is None:
+        if not self.description.declared:
             return True
         values: dict[str, int] = {}
         for name, type_ in self.description.declared.items():
@@ -238,11 +242,13 @@ class Session:
 
     def _strays(self, feeds: Mapping[str, Any]) -> bool:
         """Whether feeds do not fit what the code assumes."""
-        return self._declared is not None and not self.fits({name: np.shape(feed) for name, feed in feeds.items()})
+        if not self.description.declared:
+            return False
+        return not self.fits({name: np.shape(feed) for name, feed in feeds.items()})
 
     def _others(self) -> list[Session]:
         """The sessions that there are for runs with other inputs."""
-        return [each for made in (self._variants, self._declared) if made is not None for each in made.made().values()]
+        return [*self._variants.made().values(), *self._declared.made().values()]
 
     def _run_variant(
         self, variants: Variants[Session], fed: Fed, feeds: Mapping[str, Any], record: Record | None
@@ -271,7 +277,7 @@ class Session:
         """Median time of every step over some runs, beside the least time that this machine would need."""
         if fed := self._fed(feeds):
             return self._variants.get(fed).profile(feeds, runs)
-        if self._declared is not None and self._strays(feeds):
+        if self._strays(feeds):
             return self._declared.get(frozenset()).profile(feeds, runs)
         n, arrays, binding = self._bind(feeds)
         if self._packed is not None and (feed := self._feed(n, arrays, binding)).tokens:
@@ -300,7 +306,7 @@ class Session:
                 lines += executables[binding].explain(batch)
         for fed, session in self._variants.made().items():
             lines += [f"with {', '.join(sorted(fed))} fed:", session.explain(batch)]
-        for session in self._declared.made().values() if self._declared is not None else ():
+        for session in self._declared.made().values():
             lines += ["with inputs as the model declares them:", session.explain(batch)]
         return "\n".join(lines)
 
@@ -338,7 +344,7 @@ class Session:
         packed = self._packed.made if self._packed is not None else None
         runners = [*self._shapes.runners(), *(packed.runners if packed is not None else ())]
         own = [host for runner in runners for host in _endless(runner)]
-        variants = [each for made in (self._variants, self._declared) if made is not None for each in made.alive()]
+        variants = [*self._variants.alive(), *self._declared.alive()]
         return own + [host for session in variants for host in session._endless()]
 
     def close(self) -> None:
@@ -348,8 +354,7 @@ class Session:
         if self._packed is not None:
             self._packed.close()
         self._variants.close()
-        if self._declared is not None:
-            self._declared.close()
+        self._declared.close()
 
     def __enter__(self) -> Session:
         return self

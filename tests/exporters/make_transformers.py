@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +89,16 @@ def images(size: int, name: str = "pixel_values") -> Callable[[int, int], dict[s
     return lambda batch, length: {name: torch.randn(batch, 3, size, size)}
 
 
+def built(model: Any, config: Any, sizes: Mapping[str, Any]) -> nn.Module:
+    """A model of a configuration."""
+    made: nn.Module = model(config(**sizes))
+    return made
+
+
 def add_text(name: str, config: Any, model: Any, forward: Callable[..., Any] | None = None, **sizes: Any) -> None:
     """A model that reads token ids and a mask."""
     axes = {"input_ids": BATCH_AND_LENGTH, "attention_mask": BATCH_AND_LENGTH}
-    CASES[name] = Case(lambda: model(config(**{**SMALL, **sizes})), text, axes, forward=forward)
+    CASES[name] = Case(partial(built, model, config, {**SMALL, **sizes}), text, axes, forward=forward)
 
 
 def add_images(name: str, build: Callable[[], nn.Module], size: int = 32, input_name: str = "pixel_values") -> None:
@@ -230,7 +237,7 @@ def add_past(name: str, config: Any, model: Any, **sizes: Any) -> None:
         return [result.logits, *(tensor for layer in layers for tensor in (after[layer].keys, after[layer].values))]
 
     CASES[name] = Case(
-        lambda: model(config(**{**SMALL, **sizes}, attn_implementation="eager")),
+        partial(built, model, config, {**SMALL, **sizes, "attn_implementation": "eager"}),
         inputs,
         axes,
         sizes=((1, 7), (3, 12), (2, 5)),
@@ -304,8 +311,9 @@ def add_encoder_decoders() -> None:
         return {"input_features": torch.randn(batch, 16, 80), "decoder_input_ids": ids}
 
     axes = {"input_features": {0: "batch"}, "decoder_input_ids": BATCH_AND_LENGTH}
-    build = lambda: hf.WhisperForConditionalGeneration(hf.WhisperConfig(**whisper))  # noqa: E731
-    CASES["whisper"] = Case(build, heard, axes, forward=whole)
+    CASES["whisper"] = Case(
+        lambda: hf.WhisperForConditionalGeneration(hf.WhisperConfig(**whisper)), heard, axes, forward=whole
+    )
     CASES["bart"] = Case(
         lambda: hf.BartForConditionalGeneration(hf.BartConfig(**bart)),
         lambda batch, length: text(batch, length) | {"decoder_input_ids": torch.randint(3, 90, (batch, length))},
@@ -321,15 +329,17 @@ def add_encoder_decoders() -> None:
 # -- images, sound, several kinds --------------------------------------------------------------------------------------
 
 
+VIT = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "image_size": 32,
+    "patch_size": 8,
+}
+
+
 def add_vision() -> None:
-    vit = {
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 96,
-        "image_size": 32,
-        "patch_size": 8,
-    }
     stages = {"hidden_sizes": [16, 32, 64, 64], "depths": [1, 1, 1, 1]}
     window = {
         "image_size": 32,
@@ -339,10 +349,10 @@ def add_vision() -> None:
         "num_heads": [2, 4],
         "window_size": 4,
     }
-    add_images("vit", lambda: hf.ViTForImageClassification(hf.ViTConfig(**vit)))
-    add_images("deit", lambda: hf.DeiTModel(hf.DeiTConfig(**vit)))
-    add_images("beit", lambda: hf.BeitModel(hf.BeitConfig(**vit, use_relative_position_bias=True)))
-    add_images("dinov2", lambda: hf.Dinov2Model(hf.Dinov2Config(**vit)))
+    add_images("vit", lambda: hf.ViTForImageClassification(hf.ViTConfig(**VIT)))
+    add_images("deit", lambda: hf.DeiTModel(hf.DeiTConfig(**VIT)))
+    add_images("beit", lambda: hf.BeitModel(hf.BeitConfig(**VIT, use_relative_position_bias=True)))
+    add_images("dinov2", lambda: hf.Dinov2Model(hf.Dinov2Config(**VIT)))
     add_images("swin", lambda: hf.SwinModel(hf.SwinConfig(**window)))
     add_images("swinv2", lambda: hf.Swinv2Model(hf.Swinv2Config(**window)))
     add_images(
@@ -382,21 +392,21 @@ def add_vision() -> None:
     )
     add_images(
         "yolos",
-        lambda: hf.YolosForObjectDetection(hf.YolosConfig(**{**vit, "image_size": [32, 32]}, num_detection_tokens=5)),
+        lambda: hf.YolosForObjectDetection(hf.YolosConfig(**{**VIT, "image_size": [32, 32]}, num_detection_tokens=5)),
     )
     add_images(
         "dpt",
         lambda: hf.DPTForDepthEstimation(
             hf.DPTConfig(
-                **{**vit, "num_hidden_layers": 4},
+                **{**VIT, "num_hidden_layers": 4},
                 backbone_out_indices=[0, 1, 2, 3],
                 neck_hidden_sizes=[8, 16, 16, 16],
                 fusion_hidden_size=16,
             )
         ),
     )
-    add_images("clip_vision", lambda: hf.CLIPVisionModel(hf.CLIPVisionConfig(**vit)))
-    add_images("siglip_vision", lambda: hf.SiglipVisionModel(hf.SiglipVisionConfig(**vit)))
+    add_images("clip_vision", lambda: hf.CLIPVisionModel(hf.CLIPVisionConfig(**VIT)))
+    add_images("siglip_vision", lambda: hf.SiglipVisionModel(hf.SiglipVisionConfig(**VIT)))
     detr = {
         "d_model": 64,
         "encoder_layers": 1,
@@ -469,8 +479,7 @@ def add_sound() -> None:
         ("hubert", hf.HubertConfig, hf.HubertModel),
         ("wavlm", hf.WavLMConfig, hf.WavLMModel),
     ):
-        build = lambda config=config, model=model: model(config(**small))  # noqa: E731
-        CASES[name] = Case(build, waves, {"input_values": BATCH_AND_LENGTH})
+        CASES[name] = Case(partial(built, model, config, small), waves, {"input_values": BATCH_AND_LENGTH})
     ast = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
     CASES["audio_spectrogram"] = Case(
         lambda: hf.ASTForAudioClassification(hf.ASTConfig(**ast, max_length=64, num_mel_bins=32)),
@@ -480,19 +489,9 @@ def add_sound() -> None:
 
 
 def add_several_kinds() -> None:
-    texts, pictures = (
-        {**SMALL, "eos_token_id": 99},
-        {
-            "hidden_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "intermediate_size": 96,
-            "image_size": 32,
-            "patch_size": 8,
-        },
-    )
+    texts = {**SMALL, "eos_token_id": 99}
     CASES["clip"] = Case(
-        lambda: hf.CLIPModel(hf.CLIPConfig(text_config=texts, vision_config=pictures, projection_dim=32)),
+        lambda: hf.CLIPModel(hf.CLIPConfig(text_config=texts, vision_config=VIT, projection_dim=32)),
         lambda batch, length: text(batch, length) | images(32)(batch + 1, 0),
         {"input_ids": BATCH_AND_LENGTH, "attention_mask": BATCH_AND_LENGTH, "pixel_values": {0: "images"}},
         forward=lambda model, **given: list(model(**given).values())[:2],

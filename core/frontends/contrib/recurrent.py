@@ -19,9 +19,9 @@ _ACTIVATIONS = ["sigmoid", "tanh", "tanh"]
 
 @lowers("DynamicQuantizeLSTM")
 def _dynamic_lstm(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    """ONNX's LSTM with weights [directions, inputs, gates] of bytes. What meets them is rounded to 256 steps of its own
-    range, as ONNX Runtime does it: all of X at once, and in every step the state of the whole batch; so rows meet. The
-    products are those of the whole numbers of steps, as floats."""
+    """LSTM of ONNX with weights [directions, inputs, gates] of bytes. ONNX Runtime quantizes the other factor of each
+    product to uint8 by its own range: X once, and the state of the whole batch in every step. So the rows of a batch
+    depend on each other. The products are computed in floats, of whole numbers."""
     refuse(node, "clip")
     if node.input(4) is not None or node.input(7) is not None:
         raise UnsupportedError("has sequence lengths or peepholes, expected neither", where=node.where)

@@ -81,7 +81,7 @@ def test_the_first_graph_that_shows_a_fault_is_named(monkeypatch: pytest.MonkeyP
         raise ModelError("is refused")
 
     monkeypatch.setattr(faults, "target_of", lambda seed: own() if seed > 30_000 else "another")
-    everything = Fault("everything", "Every model is refused.", ((core.compiler, "describe", refuse),))
+    everything = Fault("everything", "Every model is refused.", ((core.compiler, "described", refuse),))
     found, count = search([everything], range(30_000, 30_004))
     assert isinstance(found, Found)
     assert (found.seed, found.after, count) == (30_001, 2, 2)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from core.codegen import cpus
-from core.codegen.target import host, listed, plain, x86_64_v3
+from core.codegen.target import avx512, host, listed, plain, x86_64_v3
 from core.kernels.target import Target
 
 X86 = platform.machine().lower() in ("x86_64", "amd64")
@@ -22,6 +22,7 @@ _SETS = {
     "products of bytes and bfloat16 on matrix tiles (AMX)": frozenset({"amx-tile", "amx-int8", "amx-bf16"}),
     "products of float16 on matrix tiles (AMX)": frozenset({"amx-tile", "amx-fp16"}),
 }
+_RARE = (plain(), avx512())  # no machine of the last ten years has less than AVX2; AVX-512 came with VNNI after 2019
 
 
 def vectors() -> Target:
@@ -37,7 +38,8 @@ def runs_here(target: Target) -> bool:
 def each(targets: Mapping[str, Target]) -> pytest.MarkDecorator:
     """Parametrize a test that runs code with `target`. Those that this machine cannot run are skipped, which
     `left_out` tells at the end of a run; their code is compiled and decoded in test_instructions.py. Of equal targets
-    (the host, and the host without tiles that it does not have) only the first is tested."""
+    (the host, and the host without tiles that it does not have) only the first is tested. What neither the host nor a
+    CPU with AVX2 would choose is slow: sweeps over all targets are a third of what the quick tests would compile."""
     names = {target: name for name, target in reversed(targets.items())}
     return pytest.mark.parametrize(
         "target", [_given(name, target) for name, target in targets.items() if names[target] == name]
@@ -53,7 +55,8 @@ def left_out() -> list[str]:
 def _given(name: str, target: Target) -> object:
     lacking = target.needs - host().needs
     marks = [pytest.mark.skip(reason=f"this machine lacks {listed(lacking)}")] if lacking else []
-    return pytest.param(target, id=name, marks=marks)
+    slow = [pytest.mark.slow] if target in _RARE and target != host() else []
+    return pytest.param(target, id=name, marks=marks + slow)
 
 
 # Every kind of vectors, as most kernels are tested on.

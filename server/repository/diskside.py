@@ -42,12 +42,13 @@ class DiskSide:
     async def sync(self, name: str, settled: Settled = always) -> None:
         """Take in new folders, load what is wanted, then show what the disk says. Failures are noted, never raised."""
         model = self._models.get(name)
-        versions = await asyncio.to_thread(self._store.versions, name)
-        if not versions and name not in await asyncio.to_thread(self._store.models):
-            self._forget(model)
-            return
-        self._models.keep(model)
-        self._note(model, versions)
+        async with model.lock:  # a list from before a change that is shown by now would take the change back
+            versions = await asyncio.to_thread(self._store.versions, name)
+            if not versions and name not in await asyncio.to_thread(self._store.models):
+                self._forget(model)
+                return
+            self._models.keep(model)
+            self._note(model, versions)
         await self._configure(model)
         try:
             await self._follow(model, settled)
@@ -118,13 +119,14 @@ class DiskSide:
 
     async def _fresh(self, model: LiveModel) -> list[int]:
         """Return the folders to take in."""
-        manifested = await asyncio.to_thread(
-            lambda: {version: self.manifest(model, version) is not None for version in list(model.statuses)}
-        )
-        fresh = policy.unadopted(await self._state(model), manifested)
-        if self._store.read_only:
-            fresh = [version for version in fresh if version not in model.guests]
-        model.untaken = set(fresh)
+        async with model.lock:  # a version that is being published is not fresh
+            manifested = await asyncio.to_thread(
+                lambda: {version: self.manifest(model, version) is not None for version in list(model.statuses)}
+            )
+            fresh = policy.unadopted(await self._state(model), manifested)
+            if self._store.read_only:
+                fresh = [version for version in fresh if version not in model.guests]
+            model.untaken = set(fresh)
         return [version for version in fresh if version not in model.failures]
 
     async def _load_wanted(self, model: LiveModel) -> None:

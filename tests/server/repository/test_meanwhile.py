@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -147,5 +150,48 @@ def test_what_the_watcher_saw_and_lost_before_its_publisher_was_done_is_publishe
             await w.rollout.sync("m")
             assert (w.live(), w.scale(), w.backend.open_models) == (1, 2.0, 1)
             assert [(e.version, e.status.state) for e in w.rollout.index()] == [(1, State.READY)]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("which", ["a list of versions", "aliases"])
+def test_a_version_published_while_the_watcher_reads_the_disk_stays(
+    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the watcher has read is older than the version."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(1.0))
+            await w.loader.settle()
+            loop, meanwhile = asyncio.get_running_loop(), list[Future[Any]]()
+
+            def run_beside(work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+                if not meanwhile:
+                    meanwhile.append(asyncio.run_coroutine_threadsafe(work(), loop))
+                    wait(meanwhile, timeout=0.5)
+
+            def versions_then_publish(name: str, plain: Any = w.store.versions) -> list[int]:
+                found: list[int] = plain(name)
+                run_beside(lambda: w.push(toy(2.0), promote=True))
+                return found
+
+            def sync_then_rename(source: Path, target: Path, plain: Any = w.store._fs.rename) -> None:
+                if target.name == "aliases.json":
+                    run_beside(lambda: w.rollout.sync("m", lambda *_: False))
+                plain(source, target)
+
+            let_go = Mock(wraps=w.loader.let_go)
+            monkeypatch.setattr(w.loader, "let_go", let_go)
+            if which == "aliases":
+                monkeypatch.setattr(w.store._fs, "rename", sync_then_rename)
+                await w.push(toy(2.0))
+            else:
+                monkeypatch.setattr(w.store, "versions", versions_then_publish)
+                await w.rollout.sync("m")
+            await asyncio.wrap_future(meanwhile[0])
+            await w.loader.settle()
+            assert (w.live(), let_go.call_count) == (1 if which == "aliases" else 2, 0)
+            assert [(e.version, e.status.state) for e in w.rollout.index()] == [(1, State.READY), (2, State.READY)]
 
     run(scenario())

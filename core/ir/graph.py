@@ -76,7 +76,7 @@ class Node:
     @property
     def subgraphs(self) -> tuple[Graph, ...]:
         """The graphs among the attributes, in the attributes' order."""
-        return tuple(attr for attr in self.attrs.values() if isinstance(attr, Graph))
+        return tuple([attr for attr in self.attrs.values() if isinstance(attr, Graph)])  # sooner than a generator
 
     def __repr__(self) -> str:
         return f"{self.op}({self.name})"
@@ -202,11 +202,12 @@ class Graph:
         return print_graph(self)
 
 
-def node_reads(node: Node) -> Iterator[Value]:
+def node_reads(node: Node) -> list[Value]:
     """Values a node reads from its graph: its inputs and what its bodies capture."""
-    yield from (value for value in node.inputs if value is not None)
+    reads = [value for value in node.inputs if value is not None]
     for body in node.subgraphs:
-        yield from captures(body)
+        reads += captures(body)
+    return reads
 
 
 def elements_read(graph: Graph) -> set[Value]:

@@ -121,7 +121,7 @@ class Editor:
     def set_inputs(self, node: Node, inputs: Sequence[Value | None]) -> None:
         """Give a node new inputs; what only served the old ones vanishes."""
         self.changed += 1
-        before = list(node_reads(node))
+        before = node_reads(node)
         self._forget_reads(node)
         node.inputs = trimmed(inputs)
         for value in node_reads(node):

@@ -151,7 +151,8 @@ def _run(step: Pass, graph: Graph, before: Sequence[PassReport]) -> PassReport:
     nodes, start = len(graph.nodes), time.perf_counter()
     try:
         result = step.run(graph)
-        verify(graph, after=step.name)
+        if result.changed:
+            verify(graph, after=step.name)
     except (VerifyError, ValueError, TypeError, KeyError, IndexError, AttributeError, AssertionError) as error:
         done = ", ".join(report.name for report in before) or "none"
         raise PassError(f"pass {step.name} failed ({error}); passes run before it: {done}") from error

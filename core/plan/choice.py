@@ -98,7 +98,7 @@ class Choice:
         call, source = self.calls.get(node), node.input(index)
         if call is None or source is None or index not in call.inplace or source in self.windows:
             return False
-        reads = list(node_reads(node))
+        reads = node_reads(node)
         reads.remove(source)
         others = [value for value in reads if self.root(value) is self.root(source)]
         return all(value is source and call.pointwise for value in others)

@@ -11,7 +11,7 @@ from core.ir.build import Builder
 from core.ir.dim import symbol
 from core.ir.graph import Graph, Value
 from core.ir.types import DType, TensorType
-from core.passes.pipeline import Options, optimize
+from core.passes.pipeline import Options, optimize, passes
 from core.passes.rows import rows
 from core.reference import interpret
 from tests.core.passes.case_files import feeds
@@ -169,3 +169,14 @@ def test_optimizing_twice_changes_little(seed: int) -> None:
     once, _ = optimize(RandomNet(seed).grow(steps=14))
     twice, _ = optimize(once)
     assert len(twice.nodes) <= len(once.nodes)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_pass_that_reports_no_change_changes_nothing(seed: int) -> None:
+    """Such a graph is not verified once more."""
+    graph = RandomNet(seed).grow(steps=14)
+    for step in passes(Options(integers=seed % 2 == 0, precision="bfloat16" if seed % 3 == 0 else "float32")):
+        graph.remove_dead()  # what every pass may do
+        before = str(graph)
+        if not step.run(graph).changed:
+            assert str(graph) == before, step.name

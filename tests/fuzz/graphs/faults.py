@@ -85,7 +85,7 @@ def _over_any_operand(choice: Choice, node: Node, index: int) -> bool:
     call, source = choice.calls.get(node), node.input(index)
     if call is None or index not in call.inplace or source is None or source in choice.windows:
         return False
-    return call.pointwise or list(node_reads(node)).count(source) == 1
+    return call.pointwise or node_reads(node).count(source) == 1
 
 
 def _over_itself(choice: Choice, node: Node, index: int) -> bool:

@@ -253,6 +253,7 @@ class OpDef:
     shape_arithmetic: ClassVar[bool] = False
     pure: ClassVar[bool] = True  # False: not to be folded, merged or reordered (random numbers)
     commutative: ClassVar[bool] = False
+    shaped_by: ClassVar[int | None] = None  # of an elementwise operator: the input that no other may be larger than
     open_ended: ClassVar[bool] = False  # data, and not their shapes, decide how long it takes; see `may_not_end`
     kernel_dtypes: ClassVar[Collection[DType]] = (DType.FLOAT32,)  # element types that `write_kernel` knows
     agreeing: ClassVar[bool] = False  # `infer` checks extents that its reference relies on; see `check_shown`

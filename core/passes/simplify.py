@@ -159,7 +159,8 @@ def _read_before_expand(editor: Editor, node: Node) -> None:
     shape = shape_of(node.output)
     if not is_elementwise(node) or shape is None:
         return
-    inputs = [_unexpanded(editor, value) for value in node.inputs]
+    whole = registry.get(node.op).shaped_by  # what others broadcast to has to stay whole
+    inputs = [value if i == whole else _unexpanded(editor, value) for i, value in enumerate(node.inputs)]
     shapes = [shape_of(value) for value in inputs if value is not None]
     if inputs == node.inputs:
         return

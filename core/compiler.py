@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Literal, TypedDict
@@ -60,7 +60,7 @@ from core.specialise import Make, NewShapes, Source, maker, note_of
 from core.split import split
 from core.tune import Record, choices, read_findings
 
-_PIECE = 1 << 20  # bytes
+_PIECE, _OVERLAP = 1 << 20, 64  # bytes
 _BY_DEFINITION = "winograd=False: every product is computed by its definition"
 
 
@@ -132,14 +132,20 @@ def _here_and_now(options: Options) -> Options:
 
 
 def kept(
-    store: Store, model: bytes | Path, options: Options, new_shapes: NewShapes, file: Path | None = None
+    store: Store,
+    model: bytes | Path,
+    options: Options,
+    new_shapes: NewShapes,
+    file: Path | None = None,
+    looked_for: Content | None = None,
 ) -> Session:
     """A session from the compiled model in the store, which is made and put there when it is missing or of no use.
-    `file`: where the model lies."""
+    `file`: where the model lies. `looked_for`: the content that lay there before."""
     if file is None:
         options = _here_and_now(options)
     beside = ExternalFiles(file.parent) if file is not None else None
-    key = model_key(model, options, beside)
+    content = _content_at(model) if isinstance(model, Path) else _content_of(model, looked_for)
+    key = _key_of(content, model, options, beside)
     path = store.model(key)
     source = Source(file, key, store) if file is not None and options.tune_later else None
     with suppress(ArtifactError):
@@ -147,8 +153,8 @@ def kept(
         store.used(path)
         return session
     if isinstance(model, Path):  # by now it may be another file than the one that was looked for
-        return kept(store, model.read_bytes(), options, new_shapes, file)
-    graph, size = load_with(model, beside if names_files(model) else None), len(model)
+        return kept(store, model.read_bytes(), options, new_shapes, file, content)
+    graph, size = load_with(model, beside if content.names_files else None), len(model)
     del model  # its memory is of use to what follows
     made = saved(store, path, graph, options, new_shapes)
     del graph
@@ -173,11 +179,27 @@ def _source_of(graph: Graph, description: Description) -> Graph | None:
     return graph if description.has_variants else None
 
 
+@dataclass(frozen=True)
+class Content:
+    """What is asked of the bytes of a model: what identifies them, and whether tensors may lie in other files."""
+
+    digest: str
+    names_files: bool
+
+
 def model_key(model: bytes | Path, options: Options, beside: ExternalFiles | None = None) -> str:
     """A digest of everything that compiling depends on. A file is not in memory as a whole meanwhile. Tensors may lie
     in the files `beside`."""
+    return _key_of(_content_at(model) if isinstance(model, Path) else _content_of(model), model, options, beside)
+
+
+def _key_of(content: Content, model: bytes | Path, options: Options, beside: ExternalFiles | None) -> str:
+    outside: list[str] = []
+    if content.names_files and beside is not None:
+        outside = digests(model.read_bytes() if isinstance(model, Path) else model, beside)
     parts = (
-        *(_file_digests(model, beside) if isinstance(model, Path) else _digests(model, beside)),
+        content.digest,
+        *outside,
         options.key,
         host().key,
         compiler_version(),
@@ -188,21 +210,21 @@ def model_key(model: bytes | Path, options: Options, beside: ExternalFiles | Non
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _file_digests(path: Path, beside: ExternalFiles | None) -> list[str]:
-    """As `_digests`, a piece at a time. The file is not mapped, as another process may make it shorter meanwhile."""
+def _content_at(path: Path) -> Content:
+    """As `_content_of`, a piece at a time. The file is not mapped, as another process may make it shorter meanwhile."""
     digest, last, outside = hashlib.sha256(), b"", False
     with path.open("rb") as file:
         while piece := file.read(_PIECE):
             digest.update(piece)
-            outside = outside or names_files(last + piece)
-            last = piece[-64:]
-    return [digest.hexdigest(), *(digests(path.read_bytes(), beside) if outside and beside is not None else [])]
+            outside = outside or names_files(piece) or names_files(last + piece[:_OVERLAP])
+            last = piece[-_OVERLAP:]
+    return Content(digest.hexdigest(), outside)
 
 
-def _digests(model: bytes, beside: ExternalFiles | None) -> list[str]:
-    """Of the content, and of what lies beside it."""
-    outside = digests(model, beside) if beside is not None else []
-    return [hashlib.sha256(model).hexdigest(), *outside]
+def _content_of(model: bytes, known: Content | None = None) -> Content:
+    """What the bytes are; `known` where they are those, which spares a search."""
+    digest = hashlib.sha256(model).hexdigest()
+    return known if known is not None and known.digest == digest else Content(digest, names_files(model))
 
 
 def unkept(graph: Graph, options: Options, new_shapes: NewShapes = "default") -> Session:

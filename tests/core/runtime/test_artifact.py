@@ -11,7 +11,6 @@ import core
 from core import compiler
 from core.errors import ArtifactError
 from core.frontends.export import export
-from core.frontends.external import ExternalFiles
 from core.runtime import artifact
 from core.runtime.bundle import Bundle, write_bundle
 from core.runtime.store import open_store
@@ -127,14 +126,14 @@ def test_a_file_that_changes_while_it_is_looked_for_is_kept_as_what_it_has_becom
 ) -> None:
     path, before, after = tmp_path / "model.onnx", export(graphs.mlp()), export(graphs.mlp(seed=1))
     path.write_bytes(before)
-    digest = compiler._file_digests
+    content = compiler._content_at
 
-    def changing(file: Path, beside: ExternalFiles | None) -> list[str]:
-        found = digest(file, beside)
+    def changing(file: Path) -> compiler.Content:
+        found = content(file)
         file.write_bytes(after)
         return found
 
-    monkeypatch.setattr(compiler, "_file_digests", changing)
+    monkeypatch.setattr(compiler, "_content_at", changing)
     with core.compile(path, threads=1, cache_dir=tmp_path / "cache", tune="off") as session:
         x = {"x": np.random.default_rng(0).standard_normal((5, 20), np.float32)}
         want = core.interpret(core.load(after), x)["add_2"]

@@ -47,7 +47,7 @@ class Tape:
     def _step(self, node: Node, call: KernelCall) -> Step:
         operands = tuple(self._operand(node, index, operand) for index, operand in enumerate(call.operands))
         return Step(
-            symbol=call.spec.symbol,
+            symbol=call.code.symbol,
             operands=operands,
             label=node.name,
             op=node.op,

@@ -83,6 +83,11 @@ class KernelSpec:
         what measuring has added to that."""
         return self.symbol
 
+    def general(self, target: Target) -> tuple[KernelSpec, tuple[int, ...]] | None:
+        """The spec of code that reads some numbers of this one when it runs, and those numbers: the same spec for all
+        that differ in nothing else. None where code must be made for them. See `core.kernels.catalog.numbers`."""
+        return None
+
     def settled(self, call: KernelCall, n: int, way: str) -> KernelCall:
         """The call of this spec with what was found to be the best way to run it for a batch of `n`."""
         return call
@@ -166,6 +171,12 @@ class KernelCall:
     bytes: Dim = 0  # least memory traffic: inputs read once, outputs written once
     parts: tuple[KernelSpec, ...] = ()  # further kernels, which this one calls
     grid: tuple[Dim, ...] = ()  # on a GPU: programs along up to three axes, the last two at most 65535
+    shared: KernelSpec | None = None  # of code for other numbers, too: the last operand is a Block of those of `spec`
+
+    @property
+    def code(self) -> KernelSpec:
+        """The spec of the code that runs."""
+        return self.shared or self.spec
 
 
 def is_exact(node: Node) -> bool:

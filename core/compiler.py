@@ -17,7 +17,8 @@ from core.codegen.target import has_bytes, host
 from core.errors import ArtifactError, ModelError, UnsupportedError
 from core.frontends.beside import digests, names_files
 from core.frontends.external import ExternalFiles
-from core.frontends.onnx import load, load_with
+from core.frontends.onnx import import_model, load
+from core.frontends.proto import parse_model
 from core.ir.dim import Dim, symbol, symbols
 from core.ir.graph import Graph
 from core.ir.types import TensorType
@@ -48,7 +49,7 @@ from core.runtime.compiled import Compiled, Split, ready, ready_split
 from core.runtime.devices import open_device
 from core.runtime.executable import Executable
 from core.runtime.general import General
-from core.runtime.memory import give_back, machine_bytes
+from core.runtime.memory import drop_code, give_back, machine_bytes
 from core.runtime.room import Block
 from core.runtime.runner import Runner
 from core.runtime.session import BatchInfo, Description, Session
@@ -61,6 +62,8 @@ from core.split import split
 from core.tune import Record, choices, read_findings
 
 _PIECE, _OVERLAP = 1 << 20, 64  # bytes
+_NODE = 1 << 12  # bytes that the copies of a node take, roughly
+_LLVM = "libllvmlite"
 _BY_DEFINITION = "winograd=False: every product is computed by its definition"
 
 
@@ -154,12 +157,18 @@ def kept(
         return session
     if isinstance(model, Path):  # by now it may be another file than the one that was looked for
         return kept(store, model.read_bytes(), options, new_shapes, file, content)
-    graph, size = load_with(model, beside if content.names_files else None), len(model)
+    files, size = beside if content.names_files else None, len(model)
+    parsed = parse_model(model, files is not None)
     del model  # its memory is of use to what follows
+    graph = import_model(parsed, files)
+    del parsed
+    size += _NODE * len(graph.nodes)
     made = saved(store, path, graph, options, new_shapes)
     del graph
     give_back(size)  # what packing and generating code took
-    return made if isinstance(made, Session) else opened(path, options, new_shapes, source, made)
+    session = made if isinstance(made, Session) else opened(path, options, new_shapes, source, made)
+    drop_code(_LLVM)
+    return session
 
 
 def saved(store: Store, path: Path, graph: Graph, options: Options, new_shapes: NewShapes) -> Session | Written:
@@ -231,8 +240,14 @@ def unkept(graph: Graph, options: Options, new_shapes: NewShapes = "default") ->
     """A session that leaves nothing behind but object code."""
     graph, description = described(graph, options)
     session = session_of(description, content_of(graph, description.batching, options), graph, options, new_shapes)
-    give_back(sum(array.nbytes for array in graph.constants.values()))  # what packing and generating code took
+    _tidy(graph)
     return session
+
+
+def _tidy(graph: Graph) -> None:
+    """Give back what compiling a graph took: other orders of its constants, copies of its nodes, the compiler's code."""
+    give_back(sum(array.nbytes for array in graph.constants.values()) + _NODE * len(graph.nodes))
+    drop_code(_LLVM)
 
 
 def compile_to(path: Path, graph: Graph, options: Options) -> None:
@@ -453,10 +468,13 @@ def _stored(
         found = artifact.load_executable(path, options.threads)
         source.store.used(path)
         return found
-    compiled = build(graph(), options, batching, binding)
+    whole = graph()
+    compiled = build(whole, options, batching, binding)
     with suppress(OSError, ArtifactError):  # a full disk costs memory, and the next process's time
         written = _keep(source, description, binding, options, compiled)
-        return artifact.load_executable(path, options.threads, written)  # mapped: other shapes can share its weights
+        found = artifact.load_executable(path, options.threads, written)  # mapped: other shapes can share its weights
+        _tidy(whole)
+        return found
     return loaded(compiled, options, batching)
 
 

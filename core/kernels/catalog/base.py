@@ -115,12 +115,14 @@ class Out:
 class Packed:
     """The address of a constant input in the kernel's own layout, made once at compile time.
 
-    `key` names the layout: the same input packed the same way is stored once.
+    `key` names the layout: the same input packed the same way is stored once. `nbytes` of the result, where that is
+    known without packing: large weights are packed when they are written, so that they are never all in memory.
     """
 
     index: int
     key: str
     pack: Callable[[Array], Array] = field(compare=False)
+    nbytes: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

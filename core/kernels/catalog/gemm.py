@@ -186,8 +186,17 @@ def _operands(spec: GemmSpec, node: Node) -> tuple[Operand, ...]:
     if spec.packed:
         perm, tile = perm_attribute(node, "perm_b"), spec.tile
         key = f"panels{tile.columns}x{tile.lanes}{perm or ''}{spec.element}"
-        b = Packed(1, key, partial(_pack, perm=perm, tile=tile, element=spec.element))
+        pack = partial(_pack, perm=perm, tile=tile, element=spec.element)
+        b = Packed(1, key, pack, _packed_bytes(node.inputs[1], spec))
     return (In(0), b, *(In(i) for i in extras_of(node)), Out(0), *spec.scratch)
+
+
+def _packed_bytes(weights: Value | None, spec: GemmSpec) -> int | None:
+    """What matrices of float32 take in panels."""
+    if weights is None or spec.element is not F32 or not isinstance(weights.tensor.size, int):
+        return None
+    matrices = weights.tensor.size // (spec.depth * spec.columns)
+    return matrices * packed_size(spec.depth, spec.columns, spec.tile) * WORD_BYTES
 
 
 def _pack(array: Array, perm: tuple[int, ...] | None, tile: Tile, element: DType) -> Array:

@@ -294,7 +294,8 @@ def _call(request: Request, slow: bool = False) -> KernelCall | None:
     part = PART if many > 1 else None
     spec = WinogradSpec(batch, (lines, places), channels, columns, finish, tile, block, form, element, part, many)
     key = f"winograd{form.output}s{form.stride}x{tile.columns}x{tile.lanes}{element}"
-    pack_weights = Packed(1, key, partial(pack, tile=tile, form=form, element=element))
+    nbytes = packed_size(form.products * channels, columns, tile) * WORD_BYTES if element is DType.FLOAT32 else None
+    pack_weights = Packed(1, key, partial(pack, tile=tile, form=form, element=element), nbytes)
     return KernelCall(
         spec,
         (

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
+import pytest
 
 import core
 from core.codegen.target import host
@@ -89,6 +91,20 @@ def test_equal_constants_are_stored_once_and_aligned() -> None:
     assert planned.plan.weights == 64
     block = b"".join(weight_chunks(planned))
     assert np.frombuffer(block, np.float32).tolist() == list(range(16))
+
+
+def test_large_weights_are_packed_when_they_are_written() -> None:
+    """Their sizes are known before: no plan holds all of them in a kernel's layout."""
+    b, graph = graph_of((N, 64))
+    weight = np.arange(64 * 100, dtype=np.float32).reshape(64, 100)
+    graph.outputs = [b("MatMul", graph.inputs[0], b.constant(weight))]
+    planned = make_plan(graph, host())
+    (item,) = planned.weights
+    assert item.data is not item.data and item.data.nbytes == item.nbytes == planned.plan.weights
+    assert sorted(set(item.data.tolist()) - {0.0}) == weight.ravel().tolist()[1:]
+    wrong = replace(planned, weights=(replace(item, nbytes=item.nbytes - 64),))
+    with pytest.raises(ValueError, match=f"have {item.nbytes} bytes, {item.nbytes - 64} were announced"):
+        list(weight_chunks(wrong))
 
 
 def test_kernels_that_differ_only_in_numbers_share_code_where_they_are_many() -> None:

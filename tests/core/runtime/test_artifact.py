@@ -143,6 +143,19 @@ def test_a_file_that_changes_while_it_is_looked_for_is_kept_as_what_it_has_becom
     assert kept.stem == compiler.model_key(after, options) != compiler.model_key(before, options)
 
 
+def test_what_names_files_is_found_across_the_pieces_that_a_model_is_read_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "_PIECE", 128)
+    path, name = tmp_path / "model.onnx", b"\x0a\x08location"
+    for start in range(100, 160):
+        data = bytes(start) + name + bytes(40)
+        path.write_bytes(data)
+        assert compiler._content_at(path) == compiler._content_of(data) and compiler._content_at(path).names_files
+    path.write_bytes(bytes(300))
+    assert not compiler._content_at(path).names_files
+
+
 def test_a_full_disk_only_costs_the_second_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")

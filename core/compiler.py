@@ -245,7 +245,7 @@ def unkept(graph: Graph, options: Options, new_shapes: NewShapes = "default") ->
 
 
 def _tidy(graph: Graph) -> None:
-    """Give back what compiling a graph took: other orders of its constants, copies of its nodes, the compiler's code."""
+    """Give back what compiling a graph took: copies of its constants and nodes, the compiler's code."""
     give_back(sum(array.nbytes for array in graph.constants.values()) + _NODE * len(graph.nodes))
     drop_code(_LLVM)
 

@@ -1,4 +1,4 @@
-"""Heaps of the C library are shared by threads once somebody says so; the compiler's code leaves memory when it is done."""
+"""Threads share heaps of the C library once somebody says so; the compiler's code leaves memory when it is done."""
 
 from __future__ import annotations
 

@@ -160,11 +160,10 @@ def kept(
     files, size = beside if content.names_files else None, len(model)
     parsed = parse_model(model, files is not None)
     del model  # its memory is of use to what follows
-    graph = import_model(parsed, files)
+    graphs = [import_model(parsed, files)]
     del parsed
-    size += _NODE * len(graph.nodes)
-    made = saved(store, path, graph, options, new_shapes)
-    del graph
+    size += _NODE * len(graphs[0].nodes)
+    made = saved(store, path, graphs.pop(), options, new_shapes)  # which has the only reference then
     give_back(size)  # what packing and generating code took
     session = made if isinstance(made, Session) else opened(path, options, new_shapes, source, made)
     drop_code(_LLVM)
@@ -175,8 +174,11 @@ def saved(store: Store, path: Path, graph: Graph, options: Options, new_shapes: 
     """Compile into the store; a session only where the disk is full: what was compiled still runs."""
     graph, description = described(graph, options)
     content = content_of(graph, description.batching, options)
+    source = _source_of(graph, description)
+    if source is None and not isinstance(content, Graph):
+        graph = Graph(graph.name)  # tensors that the optimized graph lays out otherwise go before they are packed
     try:
-        written = artifact.save(path, description, options.kept(), content, False, _source_of(graph, description))
+        written = artifact.save(path, description, options.kept(), content, False, source)
         store.added(path)
     except OSError:
         return session_of(description, content, graph, options, new_shapes)

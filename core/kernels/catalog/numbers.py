@@ -47,11 +47,14 @@ class Numbers:
 
 def of_nest(nest: Nest) -> tuple[Nest, tuple[int, ...]] | None:
     """A nest that says no more than which operands stand still, or go from one element to the next, in which loop; and
-    the numbers that it leaves out. None for one whose dimensions are no polynomials."""
+    the numbers that it leaves out. The extents between the first and the last loop stay: where a row lies is found by
+    dividing by them, which takes long by a number that only the call knows. None for a nest whose dimensions are no
+    polynomials."""
     if not all(map(is_plannable, nest.dims)):
         return None
     numbers = Numbers()
-    extents = tuple(map(numbers.take, nest.extents))
+    ends = (0, nest.rank - 1)
+    extents = tuple(numbers.take(extent) if k in ends else extent for k, extent in enumerate(nest.extents))
     strides = tuple(tuple(dim if dim in (0, 1) else numbers.take(dim) for dim in dims) for dims in nest.strides)
     return Nest(extents, strides), tuple(numbers.values)
 

@@ -133,7 +133,7 @@ def _steps(facts: Facts) -> Iterator[StepFacts]:
 def _is_general(call: KernelCall, target: Target | GpuTarget) -> bool:
     """Whether shared code, with the numbers it is given, is what the kernel of a step is."""
     block = call.operands[-1]
-    found = call.spec.general(target) if isinstance(target, Target) else None
+    found = call.spec.general(target, len(call.operands) - 1) if isinstance(target, Target) else None
     if found is None or call.shared is None or not isinstance(block, Block):
         return False
     spec, numbers = found

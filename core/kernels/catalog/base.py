@@ -83,9 +83,10 @@ class KernelSpec:
         what measuring has added to that."""
         return self.symbol
 
-    def general(self, target: Target) -> tuple[KernelSpec, tuple[int, ...]] | None:
+    def general(self, target: Target, place: int) -> tuple[KernelSpec, tuple[int, ...]] | None:
         """The spec of code that reads some numbers of this one when it runs, and those numbers: the same spec for all
-        that differ in nothing else. None where code must be made for them. See `core.kernels.catalog.numbers`."""
+        that differ in nothing else. None where code must be made for them. See `core.kernels.catalog.numbers`.
+        `place`: which operand brings the numbers."""
         return None
 
     def settled(self, call: KernelCall, n: int, way: str) -> KernelCall:

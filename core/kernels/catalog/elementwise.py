@@ -11,7 +11,7 @@ from core.ir.types import DType
 from core.kernels.catalog import body as bodies
 from core.kernels.catalog.base import VIEWS, In, KernelCall, KernelSpec, Out, Request, covers
 from core.kernels.catalog.nest import Nest, has_plannable_types, traffic
-from core.kernels.catalog.numbers import of_nest
+from core.kernels.catalog.numbers import Numbers
 from core.kernels.catalog.words import NARROW
 from core.kernels.target import Target
 from core.ops import registry
@@ -34,13 +34,14 @@ class ElementwiseSpec(KernelSpec):
     body: Graph
     nest: Nest
 
-    def general(self, target: Target) -> tuple[KernelSpec, tuple[int, ...]] | None:
+    def general(self, target: Target, place: int) -> tuple[KernelSpec, tuple[int, ...]] | None:
         """Rows that are long enough to be worth dividing are known to the code."""
         inner = self.nest.extents[-1]
         if self.nest.rank > 1 and isinstance(inner, int) and inner > _LONG_ROW:
             return None
-        found = of_nest(self.nest)
-        return (replace(self, nest=found[0]), found[1]) if found is not None else None
+        numbers = Numbers()
+        nest = numbers.of_nest(self.nest)
+        return (replace(self, nest=nest), tuple(numbers.values)) if nest is not None else None
 
     @property
     def summary(self) -> str:

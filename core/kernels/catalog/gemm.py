@@ -64,7 +64,7 @@ class GemmSpec(KernelSpec):
     element: DType = F32
     in_blocks: bool = False
 
-    def general(self, target: Target) -> tuple[KernelSpec, tuple[int, ...]] | None:
+    def general(self, target: Target, place: int) -> tuple[KernelSpec, tuple[int, ...]] | None:
         """Of any depth, for products with weights that have one kind of rows."""
         step = self.nest.strides[0][-1]
         plain = self.packed and self.nest.rank == 1 and not self.widened_words and self.a_step == 1

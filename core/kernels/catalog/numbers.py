@@ -40,23 +40,20 @@ class Numbers:
             taken = taken + term
         return taken
 
+    def of_nest(self, nest: Nest) -> Nest | None:
+        """A nest that says no more than which operands stand still, or go from one element to the next, in which loop.
+        The extents between the first and the last loop stay: where a row lies is found by dividing by them, which takes
+        long by a number that only the call knows. None for a nest whose dimensions are no polynomials."""
+        if not all(map(is_plannable, nest.dims)):
+            return None
+        ends = (0, nest.rank - 1)
+        extents = tuple(self.take(extent) if k in ends else extent for k, extent in enumerate(nest.extents))
+        strides = tuple(tuple(dim if dim in (0, 1) else self.take(dim) for dim in dims) for dims in nest.strides)
+        return Nest(extents, strides)
+
     def _symbol(self, value: int) -> Dim:
         self.values.append(value)
         return symbol(f"{_PREFIX}{len(self.values) - 1}")
-
-
-def of_nest(nest: Nest) -> tuple[Nest, tuple[int, ...]] | None:
-    """A nest that says no more than which operands stand still, or go from one element to the next, in which loop; and
-    the numbers that it leaves out. The extents between the first and the last loop stay: where a row lies is found by
-    dividing by them, which takes long by a number that only the call knows. None for a nest whose dimensions are no
-    polynomials."""
-    if not all(map(is_plannable, nest.dims)):
-        return None
-    numbers = Numbers()
-    ends = (0, nest.rank - 1)
-    extents = tuple(numbers.take(extent) if k in ends else extent for k, extent in enumerate(nest.extents))
-    strides = tuple(tuple(dim if dim in (0, 1) else numbers.take(dim) for dim in dims) for dims in nest.strides)
-    return Nest(extents, strides), tuple(numbers.values)
 
 
 def in_dims(dims: Iterable[Dim]) -> list[tuple[str, int]]:
@@ -67,7 +64,7 @@ def in_dims(dims: Iterable[Dim]) -> list[tuple[str, int]]:
 
 def with_numbers(call: KernelCall, target: Target) -> KernelCall | None:
     """The call with code that reads numbers, None where its kernel has no such code."""
-    found = call.spec.general(target)
+    found = call.spec.general(target, len(call.operands))
     if found is None:
         return None
     spec, numbers = found

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Literal, TypedDict
@@ -15,7 +15,7 @@ from typing import Literal, TypedDict
 from core.codegen.jit import compiler_version, llvm_version
 from core.codegen.target import has_bytes, host
 from core.errors import ArtifactError, ModelError, UnsupportedError
-from core.frontends.beside import digests, names_files
+from core.frontends.beside import Content, content_at, content_of_bytes, digests
 from core.frontends.external import ExternalFiles
 from core.frontends.onnx import import_model, load
 from core.frontends.proto import parse_model
@@ -61,7 +61,6 @@ from core.specialise import Make, NewShapes, Source, maker, note_of
 from core.split import split
 from core.tune import Record, choices, read_findings
 
-_PIECE, _OVERLAP = 1 << 20, 64  # bytes
 _NODE = 1 << 12  # bytes that the copies of a node take, roughly
 _LLVM = "libllvmlite"
 _BY_DEFINITION = "winograd=False: every product is computed by its definition"
@@ -147,7 +146,7 @@ def kept(
     if file is None:
         options = _here_and_now(options)
     beside = ExternalFiles(file.parent) if file is not None else None
-    content = _content_at(model) if isinstance(model, Path) else _content_of(model, looked_for)
+    content = content_at(model) if isinstance(model, Path) else content_of_bytes(model, looked_for)
     key = _key_of(content, model, options, beside)
     path = store.model(key)
     source = Source(file, key, store) if file is not None and options.tune_later else None
@@ -190,18 +189,10 @@ def _source_of(graph: Graph, description: Description) -> Graph | None:
     return graph if description.has_variants else None
 
 
-@dataclass(frozen=True)
-class Content:
-    """What is asked of the bytes of a model: what identifies them, and whether tensors may lie in other files."""
-
-    digest: str
-    names_files: bool
-
-
 def model_key(model: bytes | Path, options: Options, beside: ExternalFiles | None = None) -> str:
     """A digest of everything that compiling depends on. A file is not in memory as a whole meanwhile. Tensors may lie
     in the files `beside`."""
-    return _key_of(_content_at(model) if isinstance(model, Path) else _content_of(model), model, options, beside)
+    return _key_of(content_at(model) if isinstance(model, Path) else content_of_bytes(model), model, options, beside)
 
 
 def _key_of(content: Content, model: bytes | Path, options: Options, beside: ExternalFiles | None) -> str:
@@ -219,23 +210,6 @@ def _key_of(content: Content, model: bytes | Path, options: Options, beside: Ext
         *(f"{name} {open_device(name).target.key}" for name in options.devices),
     )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _content_at(path: Path) -> Content:
-    """As `_content_of`, a piece at a time. The file is not mapped, as another process may make it shorter meanwhile."""
-    digest, last, outside = hashlib.sha256(), b"", False
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-            outside = outside or names_files(piece) or names_files(last + piece[:_OVERLAP])
-            last = piece[-_OVERLAP:]
-    return Content(digest.hexdigest(), outside)
-
-
-def _content_of(model: bytes, known: Content | None = None) -> Content:
-    """What the bytes are; `known` where they are those, which spares a search."""
-    digest = hashlib.sha256(model).hexdigest()
-    return known if known is not None and known.digest == digest else Content(digest, names_files(model))
 
 
 def unkept(graph: Graph, options: Options, new_shapes: NewShapes = "default") -> Session:

@@ -10,6 +10,7 @@ import pytest
 import core
 from core import compiler
 from core.errors import ArtifactError
+from core.frontends import beside
 from core.frontends.export import export
 from core.runtime import artifact
 from core.runtime.bundle import Bundle, write_bundle
@@ -126,14 +127,14 @@ def test_a_file_that_changes_while_it_is_looked_for_is_kept_as_what_it_has_becom
 ) -> None:
     path, before, after = tmp_path / "model.onnx", export(graphs.mlp()), export(graphs.mlp(seed=1))
     path.write_bytes(before)
-    content = compiler._content_at
+    content = beside.content_at
 
-    def changing(file: Path) -> compiler.Content:
+    def changing(file: Path) -> beside.Content:
         found = content(file)
         file.write_bytes(after)
         return found
 
-    monkeypatch.setattr(compiler, "_content_at", changing)
+    monkeypatch.setattr(compiler, "content_at", changing)
     with core.compile(path, threads=1, cache_dir=tmp_path / "cache", tune="off") as session:
         x = {"x": np.random.default_rng(0).standard_normal((5, 20), np.float32)}
         want = core.interpret(core.load(after), x)["add_2"]
@@ -146,14 +147,14 @@ def test_a_file_that_changes_while_it_is_looked_for_is_kept_as_what_it_has_becom
 def test_what_names_files_is_found_across_the_pieces_that_a_model_is_read_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiler, "_PIECE", 128)
+    monkeypatch.setattr(beside, "_PIECE", 128)
     path, name = tmp_path / "model.onnx", b"\x0a\x08location"
     for start in range(100, 160):
         data = bytes(start) + name + bytes(40)
         path.write_bytes(data)
-        assert compiler._content_at(path) == compiler._content_of(data) and compiler._content_at(path).names_files
+        assert beside.content_at(path) == beside.content_of_bytes(data) and beside.content_at(path).names_files
     path.write_bytes(bytes(300))
-    assert not compiler._content_at(path).names_files
+    assert not beside.content_at(path).names_files
 
 
 def test_a_full_disk_only_costs_the_second_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,11 +227,15 @@ def affine(dim: Dim, name: str) -> tuple[int, int] | None:
 
 
 def product(dims: Iterable[Dim]) -> Dim:
-    """The product of dimensions; 1 for none."""
-    result: Dim = 1
+    """The product of dimensions; 1 for none. Numbers are multiplied first: a sum of terms is made anew each time."""
+    number = 1
+    result: Dim | None = None
     for dim in dims:
-        result = result * dim
-    return result
+        if isinstance(dim, SymDim):
+            result = dim if result is None else result * dim
+        else:
+            number *= dim
+    return number if result is None else result * number if number != 1 else result
 
 
 def parse_dim(text: str) -> Dim:

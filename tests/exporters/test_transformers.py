@@ -27,8 +27,6 @@ NOT_BATCHED = {
 ON_REFERENCE = {
     "clip.dynamo": _APART,
     "falcon.dynamo": _APART,
-    "detr.dynamo": "Resize of masks whose rows lie along axis 1",
-    "detr.torchscript": "Resize of masks whose rows lie along axis 1",
     "fnet.dynamo": "DFT has no kernel",
     "siglip_vision.dynamo": "a product whose batch axis, rows times heads, lies behind another axis",
     "siglip_vision.torchscript": "a product whose batch axis, rows times heads, lies behind another axis",

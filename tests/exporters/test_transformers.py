@@ -28,8 +28,6 @@ ON_REFERENCE = {
     "clip.dynamo": _APART,
     "falcon.dynamo": _APART,
     "fnet.dynamo": "DFT has no kernel",
-    "siglip_vision.dynamo": "a product whose batch axis, rows times heads, lies behind another axis",
-    "siglip_vision.torchscript": "a product whose batch axis, rows times heads, lies behind another axis",
     "tv_maxvit_t.dynamo": "Einsum has no kernel",
     "tv_maxvit_t.torchscript": "Einsum has no kernel",
     "wavlm.dynamo": _SPREAD,

@@ -27,9 +27,6 @@ NOT_BATCHED = {
 ON_REFERENCE = {
     "clip.dynamo": _APART,
     "falcon.dynamo": _APART,
-    "fnet.dynamo": "DFT has no kernel",
-    "tv_maxvit_t.dynamo": "Einsum has no kernel",
-    "tv_maxvit_t.torchscript": "Einsum has no kernel",
     "wavlm.dynamo": _SPREAD,
     "wavlm.torchscript": _SPREAD,
 }

@@ -91,11 +91,11 @@ class DFT(OpDef):
         if not isinstance(size, int) or not isinstance(length, int):
             g.unsupported(f"the length along axis {axis} of {g.tensor(0)} must be known to write it as products")
         matrix = _dft_matrix(size, length, bool(g.attr("inverse")), halved)
-        real, imaginary = _parts(x)
-        results = [_along(real, axis, matrix.real), _along(real, axis, matrix.imag)]
-        if imaginary is not None:
-            results[0] = results[0] - _along(imaginary, axis, matrix.imag)
-            results[1] = results[1] + _along(imaginary, axis, matrix.real)
+        products = _mirrored if size == length and not (halved and g.attr("inverse")) else _products
+        first, *second = [products(part, axis, matrix) for part in _parts(x)]
+        results = list(first)
+        for cosines, sines in second:
+            results = [first[0] - sines, first[1] + cosines]
         kept = results[:1] if halved and g.attr("inverse") else results
         columns = [part.unsqueeze(part.rank) for part in kept]
         return [columns[0].op("Concat", *columns[1:], axis=x.rank - 1)]
@@ -222,16 +222,15 @@ def _dft_matrix(size: int, length: int, inverse: bool, halved: bool) -> Any:
     return np.pad(matrix, [(0, 0), (0, size - used)])
 
 
-def _parts(x: Term) -> tuple[Term, Term | None]:
-    """The real and the imaginary numbers of [.., 1 or 2], each [..]; None where the latter are known to be 0."""
+def _parts(x: Term) -> list[Term]:
+    """The real and the imaginary numbers of [.., 1 or 2], each [..], without imaginary ones that are known to be 0."""
     node, last = x.value.producer, x.rank - 1
     if x.shape[-1] == 1:
-        return x.squeeze(last), None
+        return [x.squeeze(last)]
     if node is not None and node.op == "Concat" and node.attrs.get("axis") in (-1, last) and len(node.inputs) == 2:
-        real, imaginary = (Term(x.writer, value).squeeze(last) for value in node.inputs if value is not None)
-        return real, None if _is_zero(x.writer, node.inputs[1]) else imaginary
-    real, imaginary = (x.gather(x.writer.array(i, DType.INT64), last) for i in range(2))
-    return real, imaginary
+        parts = [Term(x.writer, value).squeeze(last) for value in node.inputs if value is not None]
+        return parts[:1] if _is_zero(x.writer, node.inputs[1]) else parts
+    return [x.gather(x.writer.array(i, DType.INT64), last) for i in range(2)]
 
 
 def _is_zero(writer: Writer, value: Value | None) -> bool:
@@ -240,6 +239,25 @@ def _is_zero(writer: Writer, value: Value | None) -> bool:
         value = value.producer.inputs[0]
     array = writer.known.get(value) if value is not None else None
     return array is not None and not np.any(array)
+
+
+def _products(x: Term, axis: int, matrix: Any) -> tuple[Term, Term]:
+    """The real and the imaginary part of a transform of real numbers."""
+    return _along(x, axis, matrix.real), _along(x, axis, matrix.imag)
+
+
+def _mirrored(x: Term, axis: int, matrix: Any) -> tuple[Term, Term]:
+    """The same where the cosine of a place is that of the mirrored one, and the sine its negative. So products are half
+    as long, and what a symmetry of the signal makes 0 is 0."""
+    length = matrix.shape[1]
+    pairs = (length - 1) // 2
+    if not pairs:
+        return _products(x, axis, matrix)
+    ahead, back = x.slice(axis, 1, 1 + pairs), x.slice(axis, length - 1, length - 1 - pairs, -1)
+    alone = [x.slice(axis, place, place + 1) for place in (0, length // 2)[: 2 - length % 2]]
+    even = alone[0].op("Concat", ahead + back, *alone[1:], axis=axis)
+    cosines, sines = matrix.real[:, : length // 2 + 1], matrix.imag[:, 1 : 1 + pairs]
+    return _along(even, axis, cosines), _along(ahead - back, axis, sines)
 
 
 def _along(x: Term, axis: int, matrix: Any) -> Term:

@@ -21,10 +21,9 @@ from core.passes.edit import Editor
 
 _DEFINED = frozenset({"Einsum", "DFT", "STFT"})
 
-# For each number of a signal, those of its spectrum times the products that make them. There the fast transform of the
-# reference takes half the time of products on one thread. But it has only one, and splits native code, and gives parts
-# that nobody reads; and a table must stay small.
-MOST_WORK = 1536
+# Multiplications for each number of a signal. There the fast transform of the reference takes about half the time of
+# products, on one thread. But it has only one, it splits native code, and tables must stay small.
+MOST_WORK = 1024
 _MOST_PLACES = 1 << 20  # that the frames of a signal take together: their numbers are a table
 
 

@@ -121,14 +121,21 @@ def _batch_first(editor: Editor, node: Node) -> None:
 
 
 def _sink_through_product(editor: Editor, node: Node) -> None:
-    """transpose(x) @ w = transpose(x @ w), where w is a constant matrix and the last axis stays the last."""
-    x, weight = node.inputs[0], editor.array(node.inputs[1])
+    """transpose(x) @ w = transpose(x @ w), where w is a constant matrix and the last axis stays the last. Others that
+    read the transposed values must be such products as well: queries, keys and values."""
+    x = node.inputs[0]
     perm = perm_of(x.producer) if x is not None and x.producer is not None else None
-    if x is None or x.producer is None or perm is None or weight is None or weight.ndim != 2:
+    if x is None or x.producer is None or perm is None or perm[-1] != len(perm) - 1 or editor.is_output(x):
         return
-    if perm[-1] == len(perm) - 1 and editor.only_reader(x) is node:
+    if all(_multiplies(editor, reader, x) for reader in editor.readers(x)):
         product = editor.emit(node, "MatMul", x.producer.inputs[0], node.inputs[1])
         editor.replace(node.output, editor.emit(node, "Transpose", product, attrs={"perm": perm}))
+
+
+def _multiplies(editor: Editor, reader: Node, x: Value) -> bool:
+    """Whether a node multiplies the rows of `x` by a constant matrix."""
+    weight = editor.array(reader.inputs[1]) if reader.op == "MatMul" and reader.inputs[0] is x else None
+    return weight is not None and weight.ndim == 2
 
 
 def _viewed(editor: Editor, anchor: Node, value: Value, shape: tuple[Dim, ...]) -> Value:

@@ -27,8 +27,6 @@ NOT_BATCHED = {
 ON_REFERENCE = {
     "clip.dynamo": _APART,
     "falcon.dynamo": _APART,
-    "wavlm.dynamo": _SPREAD,
-    "wavlm.torchscript": _SPREAD,
 }
 # Exported wrongly: a size of the example became a constant.
 REFUSED = dict.fromkeys(("gpt2_past.dynamo", "llama_past.dynamo"), "ORT no")

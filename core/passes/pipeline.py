@@ -16,6 +16,7 @@ from core.passes.bind_params import BindParams
 from core.passes.control import OptimizeBodies
 from core.passes.conv_chain import ChainConvolutions
 from core.passes.cse import CommonSubexpressions
+from core.passes.definitions import Define
 from core.passes.elementwise import FuseElementwise
 from core.passes.eliminate import Eliminate
 from core.passes.epilogue import FuseEpilogue
@@ -75,7 +76,7 @@ def for_proofs() -> list[Pass]:
     """What brings equal things into one form, before a proof looks at them: what it proves of the result is as true of
     the graph as it was written."""
     clean = preparation(Options())
-    return [*clean, Simplify(), IndexedViews(), *clean, Simplify(), Transposes()]
+    return [*clean, Define(), Simplify(), IndexedViews(), *clean, Simplify(), Transposes()]
 
 
 def passes(options: Options) -> list[Pass]:
@@ -106,6 +107,7 @@ def passes(options: Options) -> list[Pass]:
         *clean,
         Requantize(),
         Widen(),
+        Define(),
         *canonical,
         *algebra,
         *products,

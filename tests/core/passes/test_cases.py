@@ -15,6 +15,7 @@ from core.passes.base import Pass
 from core.passes.bind_params import BindParams
 from core.passes.conv_chain import ChainConvolutions
 from core.passes.cse import CommonSubexpressions
+from core.passes.definitions import Define
 from core.passes.elementwise import FuseElementwise
 from core.passes.eliminate import Eliminate
 from core.passes.epilogue import FuseEpilogue
@@ -45,6 +46,7 @@ PASSES: dict[str, Pass] = {
         Eliminate(),
         Simplify(),
         IndexedViews(),
+        Define(),
         Requantize(),
         ExactProducts(),
         FoldAffine(),

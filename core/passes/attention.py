@@ -21,9 +21,9 @@ _LAST = ("perm_b", "perm_y")  # of the product with the values
 
 @dataclass(frozen=True)
 class FuseAttention:
-    """`fewest_queries`: below it the lanes of the fused kernel are too empty to gain anything (measured)."""
+    """`fewest_queries`: with fewer, products and a softmax of their own are left as they are."""
 
-    fewest_queries: int = 12
+    fewest_queries: int = 1
     name: str = "attention"
 
     def run(self, graph: Graph) -> PassResult:

@@ -38,6 +38,8 @@ from core.passes.transposed_conv import TransposedConvolutions
 from core.passes.transposes import Transposes
 from core.passes.widen import Widen
 
+_FEWEST_QUERIES_ON_GPU = 12  # a program has one head: few of them leave multiprocessors idle
+
 
 @dataclass(frozen=True)
 class Options:
@@ -94,7 +96,7 @@ def passes(options: Options) -> list[Pass]:
         FuseEpilogue(),
         FuseElementwise(),
         FuseEpilogue(),
-        FuseAttention(),
+        FuseAttention() if options.host else FuseAttention(_FEWEST_QUERIES_ON_GPU),
         *pools,
         *chains,
     ]

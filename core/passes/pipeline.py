@@ -11,6 +11,7 @@ from core.ir.graph import Graph
 from core.ir.verify import verify
 from core.passes.attention import FuseAttention
 from core.passes.base import Pass, PassError
+from core.passes.batch_axes import BatchAxes
 from core.passes.batch_last import BatchLast
 from core.passes.bind_params import BindParams
 from core.passes.control import OptimizeBodies
@@ -85,7 +86,7 @@ def passes(options: Options) -> list[Pass]:
     clean = preparation(options)
     canonical: list[Pass] = [Simplify(options.inside), IndexedViews(), *clean]
     algebra: list[Pass] = [Recompose(options.inside), FoldAffine(), Simplify(options.inside)]
-    products: list[Pass] = [Transposes(), SplitRecurrent(), FuseMatMul()]
+    products: list[Pass] = [BatchAxes(), Transposes(), SplitRecurrent(), FuseMatMul()]
     learning: list[Pass] = [BatchLast()] if options.host else []
     pools: list[Pass] = [PoolConvolutions()] if options.host else []
     chains: list[Pass] = [ChainConvolutions()] if options.host and options.precision == "float32" else []

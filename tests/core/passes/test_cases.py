@@ -12,6 +12,7 @@ from core.ir.verify import verify
 from core.ops.inference import infer_graph
 from core.passes.attention import FuseAttention
 from core.passes.base import Pass
+from core.passes.batch_axes import BatchAxes
 from core.passes.bind_params import BindParams
 from core.passes.conv_chain import ChainConvolutions
 from core.passes.cse import CommonSubexpressions
@@ -45,6 +46,7 @@ PASSES: dict[str, Pass] = {
         Eliminate(),
         Simplify(),
         IndexedViews(),
+        BatchAxes(),
         Requantize(),
         ExactProducts(),
         FoldAffine(),

@@ -25,6 +25,7 @@ from core.passes.fitted import ExpandFitted
 from core.passes.fold_affine import FoldAffine
 from core.passes.fold_constants import FoldConstants
 from core.passes.gemm import FuseMatMul
+from core.passes.grouped_queries import GroupedQueries
 from core.passes.indexed_views import IndexedViews
 from core.passes.inline_if import InlineIf
 from core.passes.layout import ChannelsLast
@@ -98,6 +99,7 @@ def passes(options: Options) -> list[Pass]:
         FuseElementwise(),
         FuseEpilogue(),
         FuseAttention() if options.host else FuseAttention(_FEWEST_QUERIES_ON_GPU),
+        GroupedQueries(),
         *pools,
         *chains,
     ]

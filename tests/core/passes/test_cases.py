@@ -23,6 +23,7 @@ from core.passes.exact_products import ExactProducts
 from core.passes.fold_affine import FoldAffine
 from core.passes.fold_constants import FoldConstants
 from core.passes.gemm import FuseMatMul
+from core.passes.grouped_queries import GroupedQueries
 from core.passes.indexed_views import IndexedViews
 from core.passes.inline_if import InlineIf
 from core.passes.layout import ChannelsLast
@@ -47,6 +48,7 @@ PASSES: dict[str, Pass] = {
         Simplify(),
         IndexedViews(),
         BatchAxes(),
+        GroupedQueries(),
         Requantize(),
         ExactProducts(),
         FoldAffine(),

@@ -55,6 +55,12 @@ def test_boolean_masks(mask: str) -> None:
     sweep("FusedAttention", q, kv, kv, f"bool[{mask}]", epilogue=body, batches=(1, 2), **HEADS)
 
 
+def test_keys_shared_by_groups_of_heads() -> None:
+    q, kv, mask = "float32[n,21,2,3,8]", "float32[n,2,1,19,8]", "float32[n,1,1,21,19]"
+    perms = {"perm_q": (0, 2, 3, 1, 4), "perm_k": (0, 1, 2, 4, 3), "perm_y": (0, 3, 1, 2, 4)}
+    sweep("FusedAttention", q, kv, kv, mask, epilogue=scaled(1), batches=(1, 2), **perms)
+
+
 def test_causal() -> None:
     mask = np.where(np.tri(40, dtype=np.bool_), np.float32(0), np.float32(-np.inf))
     text = "float32[n,40,2,8]"

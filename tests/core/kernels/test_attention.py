@@ -145,6 +145,18 @@ def test_keys_shared_by_all_rows_and_heads() -> None:
     sweep("FusedAttention", q, k, v, target=_vectors())
 
 
+@each_target
+@pytest.mark.parametrize("queries", [1, 3, 16])
+def test_keys_shared_by_groups_of_heads(target: Target, queries: int) -> None:
+    """Heads of a group are an axis of the batch, or the queries."""
+    q, kv, mask = f"float32[n,{queries},2,3,8]", "float32[n,2,1,19,8]", f"float32[n,1,1,{queries},19]"
+    perms = {"perm_q": (0, 2, 3, 1, 4), "perm_k": (0, 1, 2, 4, 3), "perm_y": (0, 3, 1, 2, 4)}
+    sweep("FusedAttention", q, kv, kv, mask, target=target, epilogue=scaled(1), batches=(1, 2), **perms)
+    q, mask = f"float32[n,2,{queries},1,8]", "float32[n,1,1,1,19]"
+    perms = {"perm_q": (0, 1, 3, 2, 4), "perm_k": (0, 1, 2, 4, 3), "perm_y": (0, 2, 1, 3, 4)}
+    sweep("FusedAttention", q, kv, kv, mask, target=target, epilogue=scaled(1), batches=(1, 2), **perms)
+
+
 def test_constant_keys() -> None:
     sweep("FusedAttention", "float32[n,20,8]", floats(8, 300), floats(300, 8), target=_vectors())
 

@@ -69,7 +69,7 @@ class AttentionSpec(KernelSpec):
 
     @property
     def scratch_parts(self) -> tuple[int, int, int, int]:
-        """Elements of the copied queries, of the scores, of one number per query of a block, and of keys that must be
+        """Elements of the packed queries, of the scores, of one number per query of a block, and of keys that must be
         widened."""
         columns = self.scores.columns
         widened = self.scores.rows * row_pitch(self.depth, self.scores) if self.widens else 0

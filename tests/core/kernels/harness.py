@@ -124,11 +124,12 @@ class NodeKernel:
         self.status = int(counter[1])
 
 
-def scalar_body(inputs: int, write: Callable[..., Value], dtype: DType = DType.FLOAT32) -> Graph:
-    """An epilogue over `inputs` scalars: `write(builder, *inputs)` returns its result."""
+def scalar_body(inputs: int, write: Callable[..., Value], dtype: DType = DType.FLOAT32, *more: DType) -> Graph:
+    """An epilogue over `inputs` scalars of a type, and one of each type in `more`: `write(builder, *inputs)` returns
+    its result."""
     graph = Graph("body")
     builder = Builder(graph)
-    values = [builder.input(f"x{i}", TensorType(dtype, ())) for i in range(inputs)]
+    values = [builder.input(f"x{i}", TensorType(each, ())) for i, each in enumerate([*[dtype] * inputs, *more])]
     graph.outputs = [write(builder, *values)]
     return graph
 

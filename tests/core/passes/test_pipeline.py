@@ -133,6 +133,24 @@ def test_an_encoder_layer_becomes_products_norms_and_attention() -> None:
     assert_same_results(graph, optimized)
 
 
+def test_one_query_attends_in_one_kernel_on_a_cpu() -> None:
+    graph = parse_graph("""graph @g {
+      input %q : float32[n,2,1,4]
+      input %k : float32[n,2,7,4]
+      input %v : float32[n,2,7,4]
+      %t : float32[n,2,4,7] = Transpose(%k) {perm = [0, 1, 3, 2]}
+      %s : float32[n,2,1,7] = MatMul(%q, %t)
+      %p : float32[n,2,1,7] = Softmax(%s)
+      %y : float32[n,2,1,4] = MatMul(%p, %v)
+      output %y
+    }""")
+    optimized, _ = optimize(graph)
+    assert operators(optimized) == {"FusedAttention": 1}
+    assert_same_results(graph, optimized)
+    on_gpu, _ = optimize(graph, Options(host=False))
+    assert operators(on_gpu) == {"FusedMatMul": 2, "Softmax": 1}
+
+
 def test_the_bundled_model_is_all_fused() -> None:
     graph = load(DIGITS)
     optimized, _ = optimize(graph)

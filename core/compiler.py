@@ -269,7 +269,7 @@ class _Others(TypedDict, total=False):
 def _others_of(
     graph: Callable[[], Graph], description: Description, options: Options, new_shapes: NewShapes, source: Source | None
 ) -> _Others:
-    """What makes the sessions for runs that need other code; empty where no run does."""
+    """The functions that make sessions for runs with other inputs; empty where no run needs other code."""
     others: _Others = {}
     if description.defaults:
         others["variant"] = variants_of(graph, options, new_shapes, source)
@@ -396,7 +396,7 @@ def describe(graph: Graph, options: Options) -> Description:
 
 
 def _describe(graph: Graph, options: Options, proof: Proof) -> Description:
-    """What is known of a model before its shapes are."""
+    """The description of a model whose shapes are not known yet."""
     symbol = proof.symbol or leading_symbol(graph)
     batching = BatchInfo(proof.batchable, proof.reason, symbol, supposed_of(graph, symbol))
     inputs = {value.name: value.type for value in graph.inputs}

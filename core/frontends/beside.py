@@ -49,7 +49,7 @@ def digests(model: bytes, files: ExternalFiles) -> list[str]:
 
 @dataclass(frozen=True)
 class Content:
-    """What is asked of the bytes of a model: what identifies them, and whether tensors may lie in other files."""
+    """The SHA-256 digest of a model's bytes, and whether tensors may lie in other files."""
 
     digest: str
     names_files: bool
@@ -67,6 +67,6 @@ def content_at(path: Path) -> Content:
 
 
 def content_of_bytes(model: bytes, known: Content | None = None) -> Content:
-    """What the bytes are; `known` where they are those, which spares a search."""
+    """The content of a model in memory; `known` if its digest is equal, so that the bytes are not searched again."""
     digest = hashlib.sha256(model).hexdigest()
     return known if known is not None and known.digest == digest else Content(digest, names_files(model))

@@ -227,7 +227,8 @@ def affine(dim: Dim, name: str) -> tuple[int, int] | None:
 
 
 def product(dims: Iterable[Dim]) -> Dim:
-    """The product of dimensions; 1 for none. Numbers are multiplied first: a sum of terms is made anew each time."""
+    """The product of dimensions; 1 for none. Integers are multiplied first, because a product with a
+    symbol builds a new sum of terms."""
     number = 1
     result: Dim | None = None
     for dim in dims:

@@ -81,7 +81,7 @@ def _behind(editor: Editor, node: Node, moved: set[Value]) -> Value | None:
     if source is None or target is None:
         return None
     if node.op == "Reshape" and node.attrs.get("shape") == target:
-        editor.replace(node.output, _viewed(editor, node, source, target))
+        editor.replace(node.output, editor.reshaped(node, view_origin(source), target))
         return None
     attrs = dict(node.attrs)
     if node.op in ("Softmax", "GuardedSoftmax") and attrs.get("axis", -1) in (-1, 2):
@@ -102,12 +102,7 @@ def _split(editor: Editor, anchor: Node, value: Value | None, joined: Dim, batch
     if len(shape) > 3 or shape[0] not in (1, joined):
         return None
     split = (*(batch if shape[0] == joined else (1,) * len(batch)), *shape[1:])
-    return _viewed(editor, anchor, value, split) if expressible(editor.graph, split) else None
-
-
-def _viewed(editor: Editor, anchor: Node, value: Value, shape: Shape) -> Value:
-    origin = view_origin(value)
-    return origin if shape_of(origin) == shape else editor.emit(anchor, "Reshape", origin, attrs=reshape_attrs(shape))
+    return editor.reshaped(anchor, view_origin(value), split) if expressible(editor.graph, split) else None
 
 
 def _joined(editor: Editor, node: Node, inner: Value) -> Value:

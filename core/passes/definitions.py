@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from operator import le
 
 from core.errors import UnsupportedError
-from core.ir.dim import SymDim, symbols
-from core.ir.graph import Attr, Graph, Node
+from core.ir.graph import Graph, Node, attr_symbols
 from core.ir.types import DType
 from core.ops import registry
 from core.ops.backward import Rewrite
@@ -91,16 +90,10 @@ def _definition(editor: Editor, node: Node) -> Graph | None:
     except UnsupportedError:
         return None
     free = input_symbols(editor.graph)
-    if not all(_symbols(attr) <= free for each in body.nodes for attr in each.attrs.values()):
+    if not all(attr_symbols(each) <= free for each in body.nodes):
         return None
     for each in body.nodes:
         each.name = node.name
     body.outputs = [result.value]
     body.remove_dead()
     return body
-
-
-def _symbols(attr: Attr) -> frozenset[str]:
-    """The symbols of the dimensions in an attribute."""
-    dims = attr if isinstance(attr, tuple) else ()
-    return frozenset().union(*(symbols(dim) for dim in dims if isinstance(dim, int | SymDim)))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from core.ir.graph import Attr, Graph, Node, Value
 from core.ir.types import Dim
-from core.passes.base import PassResult, expressible, is_view_node, reshape_attrs, shape_of
+from core.passes.base import PassResult, expressible, is_view_node, shape_of
 from core.passes.edit import Editor
 from core.passes.permutation import Perm, perm_attribute
 
@@ -72,10 +72,10 @@ def _group(editor: Editor, node: Node) -> None:
     attrs |= {"perm_q": groups.wider(perms[0], groups.single), "perm_y": groups.of_output(perms[3])}
     attrs |= {"perm_k": groups.wider(perms[1], False), "perm_v": groups.wider(perms[2], False)}
     pairs = zip(extras, wanted, strict=True)
-    moved = [value if to is None else _viewed(editor, node, value, to) for value, to in pairs]
-    inputs = (_viewed(editor, node, q, split), keys[0], values[0], *moved)
+    moved = [x if x is None or to is None else editor.reshaped(node, x, to) for x, to in pairs]
+    inputs = (editor.reshaped(node, q, split), keys[0], values[0], *moved)
     new = editor.emit(node, node.op, *inputs, attrs=attrs)
-    editor.replace(node.output, _viewed(editor, node, new, node.output.shape))
+    editor.replace(node.output, editor.reshaped(node, new, node.output.shape))
 
 
 def _repeated(value: Value | None, perm: Perm) -> tuple[Value, int, int] | None:
@@ -108,7 +108,3 @@ def _extra_shape(value: Value | None, groups: _Groups) -> tuple[Dim, ...] | None
 
 def _with_two(shape: tuple[Dim, ...], axis: int, groups: _Groups) -> tuple[Dim, ...]:
     return (*shape[:axis], groups.count, groups.repeated, *shape[axis + 1 :])
-
-
-def _viewed(editor: Editor, anchor: Node, value: Value | None, shape: tuple[Dim, ...]) -> Value:
-    return editor.emit(anchor, "Reshape", value, attrs=reshape_attrs(shape))

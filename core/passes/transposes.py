@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from core.ir.dim import symbols
 from core.ir.graph import Graph, Node, Value
-from core.ir.types import Dim
 from core.passes.base import PassResult, input_symbols, is_elementwise, reshape_attrs, shape_of, view_origin
 from core.passes.edit import Editor
 from core.passes.permutation import Perm, common_axes, compose, inverse, is_view, perm_of, permuted, split_axes
@@ -88,7 +87,7 @@ def _sink_through_split(editor: Editor, node: Node) -> None:
     if source is None or parts is None or node.attrs.get("shape") != target:
         return
     order = [axis for before in inverse(perm) for axis in parts[before]]  # the target's axes as the source has them
-    view = _viewed(editor, node, view_origin(source), tuple(target[axis] for axis in order))
+    view = editor.reshaped(node, view_origin(source), tuple(target[axis] for axis in order))
     editor.replace(node.output, editor.emit(node, "Transpose", view, attrs={"perm": inverse(order)}))
 
 
@@ -112,10 +111,10 @@ def _batch_first(editor: Editor, node: Node) -> None:
     if at is None:
         return
     groups = [joins[at], *joins[:at], *joins[at + 1 :]]
-    fine = _viewed(editor, node, source, tuple(extents[axis] for axis in stored))
+    fine = editor.reshaped(node, source, tuple(extents[axis] for axis in stored))
     order = tuple(stored.index(axis) for group in groups for axis in group)
     moved = editor.emit(node, "Transpose", fine, attrs={"perm": order})
-    joined = _viewed(editor, node, moved, (target[at], *target[:at], *target[at + 1 :]))
+    joined = editor.reshaped(node, moved, (target[at], *target[:at], *target[at + 1 :]))
     back = (*range(1, at + 1), 0, *range(at + 1, len(target)))
     editor.replace(node.output, editor.emit(node, "Transpose", joined, attrs={"perm": back}))
 
@@ -136,10 +135,6 @@ def _multiplies(editor: Editor, reader: Node, x: Value) -> bool:
     """Whether a node multiplies the rows of `x` by a constant matrix."""
     weight = editor.array(reader.inputs[1]) if reader.op == "MatMul" and reader.inputs[0] is x else None
     return weight is not None and weight.ndim == 2
-
-
-def _viewed(editor: Editor, anchor: Node, value: Value, shape: tuple[Dim, ...]) -> Value:
-    return value if shape_of(value) == shape else editor.emit(anchor, "Reshape", value, attrs=reshape_attrs(shape))
 
 
 def _sink_through_choice(editor: Editor, node: Node) -> None:

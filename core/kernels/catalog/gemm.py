@@ -192,7 +192,7 @@ def _operands(spec: GemmSpec, node: Node) -> tuple[Operand, ...]:
 
 
 def _packed_bytes(weights: Value | None, spec: GemmSpec) -> int | None:
-    """What matrices of float32 take in panels."""
+    """The size in bytes of float32 matrices in panels; None for other elements and unknown sizes."""
     if weights is None or spec.element is not F32 or not isinstance(weights.tensor.size, int):
         return None
     matrices = weights.tensor.size // (spec.depth * spec.columns)

@@ -30,10 +30,7 @@ F32 = DType.FLOAT32
 
 def generate(spec: AttentionSpec, target: Target) -> Kernel:
     k = Kernel(spec, target)
-    dtypes = (spec.dtype, spec.dtype, spec.dtype, *spec.extra_dtypes, spec.dtype)
-    operands = [k.operand(i, dtype) for i, dtype in enumerate(dtypes)]
-    operands = [pointer.computing(computed_dtype(pointer.dtype)) for pointer in operands]
-    scratch = k.scratch(len(dtypes), sum(spec.scratch_parts) * F32.itemsize, F32)
+    operands, scratch = operands_of(k, spec)
     width = spec.scores.columns
     full, rest = divmod(spec.queries, width)
     with k.parallel(k.dim(product(spec.batch.extents)), full + bool(rest)) as (entry, block):
@@ -44,6 +41,14 @@ def generate(spec: AttentionSpec, target: Target) -> Kernel:
                 with k.when(wanted):
                     _Block(k, spec, tuple(places), scratch, block * width, count).emit()
     return k
+
+
+def operands_of(k: Kernel, spec: AttentionSpec) -> tuple[list[Pointer], Pointer]:
+    """Q, K, V, extras and Y, of elements as the kernel computes with them, and the scratch of this thread."""
+    dtypes = (spec.dtype, spec.dtype, spec.dtype, *spec.extra_dtypes, spec.dtype)
+    operands = [k.operand(i, dtype) for i, dtype in enumerate(dtypes)]
+    operands = [pointer.computing(computed_dtype(pointer.dtype)) for pointer in operands]
+    return operands, k.scratch(len(dtypes), sum(spec.scratch_parts) * F32.itemsize, F32)
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from core.codegen.vmath import exp_of_nonpositive
 from core.ir.dim import product
 from core.ir.types import DType
 from core.kernels.catalog.attention import QueryRowsSpec
-from core.kernels.catalog.words import computed_dtype
-from core.kernels.cpu.attention import Weighing
+from core.kernels.cpu.attention import Weighing, operands_of
 from core.kernels.cpu.lanes import Chains, larger, parts_of
 from core.kernels.cpu.microkernel import accumulate, zeros
 from core.kernels.cpu.nest import offsets_of
@@ -33,10 +32,7 @@ F32 = DType.FLOAT32
 
 def generate(spec: QueryRowsSpec, target: Target) -> Kernel:
     k = Kernel(spec, target)
-    dtypes = (spec.dtype, spec.dtype, spec.dtype, *spec.extra_dtypes, spec.dtype)
-    operands = [k.operand(i, dtype) for i, dtype in enumerate(dtypes)]
-    operands = [pointer.computing(computed_dtype(pointer.dtype)) for pointer in operands]
-    scratch = k.scratch(len(dtypes), sum(spec.scratch_parts) * F32.itemsize, F32)
+    operands, scratch = operands_of(k, spec)
     width = spec.block
     full, rest = divmod(spec.queries, width)
     with k.parallel(k.dim(product(spec.batch.extents)), full + bool(rest)) as (entry, block):

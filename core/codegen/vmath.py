@@ -89,7 +89,7 @@ def log(e: Arithmetic, x: Val) -> Val:
 
 @_float32_only("tanh")
 def tanh(e: Arithmetic, x: Val) -> Val:
-    """x * p(x^2) / q(x^2), no larger than 1 anywhere; the quotient exceeds 1 from |x| = 8.3 on, so that the result is 1."""
+    """x * p(x^2) / q(x^2), no larger than 1 anywhere: the quotient exceeds 1 from |x| = 8.3 on, where tanh is 1."""
     x = e.min(e.max(x, -_TANH_END), _TANH_END)
     square = x * x
     ratio = quotient(e, x * polynomial(e, square, _TANH_UPPER), polynomial(e, square, _TANH_LOWER))

@@ -379,9 +379,9 @@ def _by_number(numerator: SymDim, denominator: int) -> Dim:
 def _quotient_term(dim: SymDim) -> FloorDiv | None:
     """A quotient by a positive number that `dim` adds once."""
     for atoms, value in dim.terms:
-        if value == 1 and len(atoms) == 1 and isinstance(atom := atoms[0], FloorDiv):
-            if isinstance(atom.denominator, int) and atom.denominator > 0:
-                return atom
+        atom = atoms[0] if value == 1 and len(atoms) == 1 else None
+        if isinstance(atom, FloorDiv) and isinstance(atom.denominator, int) and atom.denominator > 0:
+            return atom
     return None
 
 

@@ -2,8 +2,9 @@
 
 Exporters give the leading dimension of every input a name of its own, or none; a decoder's mask is as long as its past
 and its new tokens together. Where rows are independent if such dimensions are equal, the graph is compiled for that. Of
-other models those leading dimensions are taken to be equal that meet: such as those of ids and their mask, beside images
-in another number. Whoever runs it has to look at the inputs of every run, and to take the graph as declared for those that do not fit.
+other models, those leading dimensions are taken to be equal that meet: those of ids and their mask, beside images in
+another number. Whoever runs it has to look at the inputs of every run, and to take the graph as declared for those that
+do not fit.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from core.passes.rows import BatchInfo, leading, rows
 
 def as_one_batch(graph: Graph) -> tuple[Graph, BatchInfo]:
     """The graph to compile, and whether its rows are independent. It is the one given, or a copy in which some symbols
-    of the inputs stand for others: then rows are independent, or gathers read whole tensors and operands have one extent,
-    if these dimensions are as the copy has them."""
+    of the inputs stand for others: if these dimensions are as the copy has them, rows are independent, or gathers read
+    whole tensors and operands have one extent."""
     equal = _equal_leads(graph)
     together = _bound(graph, equal) if equal else graph
     if together is None:

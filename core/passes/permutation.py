@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from core.ir.dim import floor_div
 from core.ir.graph import Array, Node
 from core.ir.types import Dim
 from core.passes.base import shape_of
@@ -66,6 +67,23 @@ def split_axes(source: Sequence[Dim], target: Sequence[Dim]) -> list[list[int]] 
         return None
     parts[-1] += rest
     return parts
+
+
+def refined(source: Sequence[Dim], target: Sequence[Dim]) -> tuple[Dim, ...] | None:
+    """The shape with the fewest axes that `source` is split into and that are joined to `target`; None where extents do
+    not divide each other."""
+    fine: list[Dim] = []
+    left, right = ([dim for dim in reversed(shape) if dim != 1] for shape in (source, target))
+    while left and right:
+        a, b = left.pop(), right.pop()
+        for one, other, rest in ((a, b, right), (b, a, left)):
+            if other != 0 and one != 0 and floor_div(other, one) * one == other:
+                fine.append(one)
+                rest += [floor_div(other, one)] if one != other else []
+                break
+        else:
+            return None
+    return tuple(fine) if not left and not right else None
 
 
 def permuted(array: Array, perm: Perm) -> Array:

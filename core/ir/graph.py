@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.errors import UnknownRankError
-from core.ir.dim import SymDim, substitute
+from core.ir.dim import SymDim, substitute, symbols
 from core.ir.types import Dim, DType, TensorType, ValueType
 
 Array: TypeAlias = NDArray[Any]
@@ -208,6 +208,21 @@ def node_reads(node: Node) -> list[Value]:
     for body in node.subgraphs:
         reads += captures(body)
     return reads
+
+
+def attr_symbols(node: Node) -> frozenset[str]:
+    """The symbols that a node's attributes name, those of its bodies among them."""
+    return frozenset().union(*map(_attr_symbols, node.attrs.values()))
+
+
+def _attr_symbols(attr: Attr) -> frozenset[str]:
+    if isinstance(attr, Graph):
+        return frozenset().union(*map(attr_symbols, attr.nodes))
+    if isinstance(attr, SymDim):
+        return symbols(attr)
+    if isinstance(attr, TensorType):
+        return attr.symbols
+    return frozenset().union(*map(_attr_symbols, attr)) if isinstance(attr, tuple) else frozenset()
 
 
 def elements_read(graph: Graph) -> set[Value]:

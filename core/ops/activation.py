@@ -66,6 +66,7 @@ class PRelu(Elementwise):
 
     accepts = NUMBER
     inputs = "X, slope"
+    shaped_by = 0
     outputs = "Y"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:

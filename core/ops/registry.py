@@ -253,6 +253,7 @@ class OpDef:
     shape_arithmetic: ClassVar[bool] = False
     pure: ClassVar[bool] = True  # False: not to be folded, merged or reordered (random numbers)
     commutative: ClassVar[bool] = False
+    shaped_by: ClassVar[int | None] = None  # of an elementwise operator: the input that no other may be larger than
     open_ended: ClassVar[bool] = False  # data, and not their shapes, decide how long it takes; see `may_not_end`
     kernel_dtypes: ClassVar[Collection[DType]] = (DType.FLOAT32,)  # element types that `write_kernel` knows
     agreeing: ClassVar[bool] = False  # `infer` checks extents that its reference relies on; see `check_shown`
@@ -312,7 +313,8 @@ class OpDef:
         raise NotImplementedError(f"{self.name} has no gradient")
 
     def definition(self, g: Rewrite) -> Sequence[Term]:
-        """The outputs in terms of other operators, whose gradients then make this one's."""
+        """The outputs in terms of other operators, whose gradients then make this one's where it has no `gradient`.
+        `core.passes.definitions` says of which operators it takes the node's place in compiled models."""
         raise NotImplementedError(f"{self.name} has no definition")
 
     def param_of(self, name: str, value: Array) -> tuple[Any, ...] | None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from core.ir.dim import Dim, symbol, symbols
-from core.ir.graph import Graph, Node, Value, node_reads
+from core.ir.dim import OPEN, Dim, symbol, symbols
+from core.ir.graph import Graph, Node, Value, attr_symbols, node_reads
 from core.ir.verify import verify
 from core.ops.inference import infer_graph
 from core.ops.registry import describe
@@ -141,6 +141,9 @@ def _check_sequences(graph: Graph, batch: str) -> None:
     varying = {name for value in graph.inputs for dim in value.shape for name in symbols(dim)}
     if not proof.batchable or varying != {batch}:
         raise Mixed(f"what is computed of whole sequences: {proof.reason}")
+    for node in graph.nodes:
+        if named := sorted(name for name in attr_symbols(node) - {batch} if not name.startswith(OPEN)):
+            raise Mixed(f"{describe(node)}: what is computed of whole sequences needs their length, '{named[0]}'")
 
 
 def _read(sequences: Graph, pools: dict[str, Value]) -> dict[str, Value]:

@@ -12,6 +12,7 @@ from core.ir.types import Dim
 from core.passes.base import shape_of
 
 Perm = tuple[int, ...]
+Parts = list[list[int]]
 
 
 def perm_of(node: Node) -> Perm | None:
@@ -69,21 +70,28 @@ def split_axes(source: Sequence[Dim], target: Sequence[Dim]) -> list[list[int]] 
     return parts
 
 
-def refined(source: Sequence[Dim], target: Sequence[Dim]) -> tuple[Dim, ...] | None:
-    """The shape with the fewest axes that `source` is split into and that are joined to `target`; None where extents do
-    not divide each other."""
-    fine: list[Dim] = []
-    left, right = ([dim for dim in reversed(shape) if dim != 1] for shape in (source, target))
-    while left and right:
-        a, b = left.pop(), right.pop()
-        for one, other, rest in ((a, b, right), (b, a, left)):
-            if other != 0 and one != 0 and floor_div(other, one) * one == other:
-                fine.append(one)
-                rest += [floor_div(other, one)] if one != other else []
-                break
-        else:
+def common_axes(source: Sequence[Dim], target: Sequence[Dim]) -> tuple[list[Dim], Parts, Parts] | None:
+    """The axes that both the axes of `source` and those of `target` consist of: their extents, and which of them each
+    axis of `source`, and of `target`, consists of. One of extent 1 consists of none. None for a view that does more
+    than split axes and join them."""
+    extents: list[Dim] = []
+    waiting, parts = ([*source], [*target]), (Parts(), Parts())
+    left: list[Dim] = [1, 1]  # of the axis under way on either side
+    while 0 not in (*source, *target):
+        for side in (0, 1):
+            while left[side] == 1 and waiting[side]:
+                left[side] = waiting[side].pop(0)
+                parts[side].append([])
+        if left == [1, 1]:
+            return extents, *parts
+        common = next((dim for dim in left if all(floor_div(each, dim) * dim == each for each in left)), 1)
+        if common == 1:
             return None
-    return tuple(fine) if not left and not right else None
+        for side in (0, 1):
+            left[side] = floor_div(left[side], common)
+            parts[side][-1].append(len(extents))
+        extents.append(common)
+    return None
 
 
 def permuted(array: Array, perm: Perm) -> Array:

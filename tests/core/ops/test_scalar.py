@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from core.errors import ModelError
+from core.ir.graph import Node, Value
+from core.ir.types import DType, TensorType
 from core.ops import registry, scalar_math
+from core.ops.inference import infer_node
 from core.ops.registry import NodeView
 from tests.core.ops.cases import CASES, Case
 from tests.core.ops.harness import assert_close, graph_of, lathe
@@ -83,3 +88,29 @@ def test_composed_functions_are_exact_to_float64(name: str) -> None:
         actual, expected = getattr(scalar_math, name)(NumpyScalar(), x), exact(x)
     assert actual.dtype == np.float64
     np.testing.assert_allclose(actual, expected, rtol=5e-14, atol=0)
+
+
+@pytest.mark.parametrize("name", [name for name in registry.names() if registry.get(name).is_elementwise])
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT64, DType.BOOL], ids=str)
+def test_an_input_that_others_may_not_exceed_is_declared(name: str, dtype: DType) -> None:
+    """Passes give any other input of an elementwise operator fewer elements, as long as one of them has all."""
+    op = registry.get(name)
+    count = max(op.arity[0], 2)
+    if op.arity[1] == 1 or not _is_inferred(op, dtype, [(2, 3)] * count):
+        return
+    refused = [i for i in range(count) if not _is_inferred(op, dtype, [() if j == i else (2, 3) for j in range(count)])]
+    assert refused == ([] if op.shaped_by is None else [op.shaped_by])
+
+
+def _is_inferred(op: registry.OpDef, dtype: DType, shapes: Sequence[tuple[int, ...]]) -> bool:
+    given = [dtype if op.name != "Where" or i else DType.BOOL for i in range(len(shapes))]
+    values = [
+        Value(f"x{i}", TensorType(each, shape)) for i, (each, shape) in enumerate(zip(given, shapes, strict=True))
+    ]
+    node = Node(op.name, list(values), [], {}, "node")
+    node.outputs = [Value("y", TensorType(dtype, None), node)]
+    try:
+        infer_node(node, {})
+    except ModelError:
+        return False
+    return True

@@ -338,6 +338,16 @@ OTHERS = {
         output %y""",
         "needs input 'x' of tokens",
     ),
+    "whole sequences with the length as a number": (
+        """input %x : float32[batch,sequence,4]
+        input %z : float32[batch,9]
+        %y : float32[*] = Relu(%x)
+        %s : float32[*] = Slice(%z) {axes = [1], starts = [0], ends = [sequence], steps = [1]}
+        %m : float32[*] = ReduceSum(%s) {axes = [1], keepdims = 0}
+        output %y
+        output %m""",
+        "needs their length, 'sequence'",
+    ),
     "a table of pairs": (
         """input %x : float32[batch,sequence,4]
         const %table : float32[2,2] = [1.0, 2.0, 3.0, 4.0]

@@ -11,6 +11,7 @@ looks at other tokens of the sequence is either known, and rewritten to keep wit
 | a triangle of all pairs | a comparison of positions |
 | sum, mean, extremes, first or last of the tokens | SegmentReduce: one row per sequence |
 | running sums of integers | less the sum before the sequence |
+| a convolution along the tokens, the token before or after | of windows that end where the sequence does |
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from core.ops.slicing import Slice
 from core.passes.base import is_elementwise, reshape_attrs, shape_of
 from core.passes.edit import Editor
 from core.passes.row_counts import Counts, Mixed
+from core.passes.token_windows import Places, convolved, shift_of, shifted
 
 TOKENS = "n"
 N = symbol(TOKENS)
@@ -39,7 +41,9 @@ N = symbol(TOKENS)
 # Inputs that a packed graph may have besides the model's own.
 POSITIONS = "packed.positions"  # int64[n]: the place of each token in its sequence
 STARTS = "packed.starts"  # int64[n]: the first token of each token's sequence
+ENDS = "packed.ends"  # int64[n]: the last one
 OFFSETS = "packed.offsets"  # int64[n + 1]: see core.ops.segments
+MARKS = frozenset({POSITIONS, STARTS, ENDS, OFFSETS})
 
 _POOLS = {"ReduceSum": "sum", "ReduceMean": "mean", "ReduceMax": "max", "ReduceMin": "min"}
 _ENDS = {0: "first", -1: "last"}
@@ -217,6 +221,8 @@ class TokenFlow:
             return self._one_end(node, flow.axes[0])
         if node.op == "CumSum" and len(flow.axes) == 1:
             return self._running_sum(node, flow)
+        if node.op in ("Slice", "Pad", "Conv") and len(flow.axes) == 1:
+            return self._beside_neighbours(node, flow)
         if len(flow.axes) == 2 and node.op == "Softmax":
             return self._softmax(node, flow)
         if len(given) == 3 and given[2].blocks and node.op == "Where":
@@ -325,11 +331,35 @@ class TokenFlow:
         first = emit(node, "Gather", before, self._input(STARTS), attrs={"axis": axis})
         return self._replace(node, emit(node, "Sub", total, first), flow)
 
+    def _beside_neighbours(self, node: Node, flow: Flow) -> bool | None:
+        """A convolution along the tokens, or a Pad behind a Slice that moves them; such a Slice is passed by."""
+        axis, view = flow.axes[0], self._view(node)
+        if node.op == "Slice":
+            readers = self.editor.readers(node.output)
+            moves = [reader.op == "Pad" and shift_of(self._view(reader), axis) for reader in readers]
+            if not all(moves) or self.editor.is_output(node.output):
+                return None
+            self._flows[node.output] = flow
+            return True
+        if node.op == "Pad":
+            shift = shift_of(view, axis)
+            new = None if shift is None else shifted(self.editor, node, axis, shift, self._places(node))
+        elif any(self.of(value) != SAME for value in node.inputs[1:] if value is not None):
+            return None
+        else:
+            new = convolved(self.editor, view, axis, lambda: self._places(node))
+        return None if new is None else self._replace(node, new, flow)
+
     # -- inputs of the packed graph -----------------------------------------------------------------------------------
 
     def _positions(self, node: Node, dtype: DType) -> Value:
         value = self._input(POSITIONS)
         return value if dtype is DType.INT64 else self.editor.emit(node, "Cast", value, attrs={"to": dtype.onnx_code})
+
+    def _places(self, node: Node) -> Places:
+        first = self._input(STARTS)
+        own = self.editor.emit(node, "Add", first, self._input(POSITIONS))
+        return Places(own, first, self._input(ENDS))
 
     def _input(self, name: str) -> Value:
         """One of the inputs that say where sequences are, made when it is first wanted."""

@@ -235,10 +235,20 @@ def pooled(p: Program, x: Value, kind: str) -> Value:
     if kind in ("first", "last"):
         end = p.b("Gather", x, p.b.constant(0 if kind == "first" else -1), axis=1)
         return p.b("Gemm", end, p.weight(WIDTH, 3))
+    if kind in ("greatest", "least"):
+        number = p.b("Cast", p.b("Mul", p.x, p.b.constant(np.array(2, np.float32))), to=DType.INT64.onnx_code)
+        numbers = p.b(
+            "Gather", number, p.b.constant(0), axis=2
+        )  # not of `x`, which is rounded in other ways when packed
+        if kind == "greatest":
+            at = p.b("ArgMax", numbers, axis=1, keepdims=0)
+        else:
+            at = p.b("ArgMin", numbers, axis=-1, keepdims=0, select_last_index=1)
+        return p.b("MatMul", p.b("GatherND", x, p.b("Unsqueeze", at, p.axes(1)), batch_dims=1), p.weight(WIDTH, 3))
     return p.b("MatMul", p.b(kind, x, p.axes(1), keepdims=0), p.weight(WIDTH, 3))
 
 
-POOLS = ["first", "last", "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin"]
+POOLS = ["first", "last", "greatest", "least", "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin"]
 
 
 def program(steps: Sequence[tuple[Callable[..., Value], int]], pools: Sequence[str]) -> Graph:
@@ -361,6 +371,14 @@ OTHERS = {
         %y : float32[*] = Add(%x, %t)
         output %y""",
         "its nested graphs do with tokens, or their number",
+    ),
+    "a token at a place that is given": (
+        """input %x : float32[batch,sequence,4]
+        input %at : int64[batch,sequence]
+        %last : int64[*] = ReduceMax(%at) {axes = [1], keepdims = 1}
+        %y : float32[*] = GatherND(%x, %last) {batch_dims = 1}
+        output %y""",
+        "(GatherND): uses what was computed of whole sequences together with their tokens",
     ),
     "numbers that happen to be as many as there are tokens": (
         """input %x : float32[batch,sequence,4]

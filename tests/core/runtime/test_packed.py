@@ -127,6 +127,28 @@ def test_convolutions_and_neighbours_are_compiled() -> None:
         assert "SegmentAttention" in text and "FALLBACK" not in text
 
 
+def test_the_token_of_the_greatest_id() -> None:
+    """As CLIP finds the end of a text; of several, it is the first."""
+    graph = parse_graph("""graph @g {
+        input %ids : int64[batch,sequence]
+        const %table : float32[5,3] = [9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+        %x : float32[*] = Gather(%table, %ids)
+        %short : int32[*] = Cast(%ids) {to = 6}
+        %numbers : float32[*] = Cast(%ids) {to = 1}
+        %divisors : float32[*] = Unsqueeze(%numbers) {axes = [2]}
+        %both : float32[*] = Div(%x, %divisors)
+        %at : int64[*] = ArgMax(%short) {axis = -1, keepdims = 1}
+        %end : float32[*] = GatherND(%both, %at) {batch_dims = 1}
+        output %end, %at
+    }""")
+    rng = np.random.default_rng(0)
+    shapes = ((1, 1), (2, 5), (1, 40), (3, 17))
+    feeds: list[Feeds] = [{"ids": rng.integers(0, 5, shape)} for shape in shapes]  # ids of 0 give infinities
+    with compile(graph, packing=50, tune="off") as session:
+        assert_agree(session.run_packed(feeds), [core.interpret(graph, feed) for feed in feeds])
+        assert "FALLBACK" not in session.explain(50)
+
+
 def test_says_that_it_packs() -> None:
     with packing(WHOLE.model(), 64) as session:
         text = session.explain(50)

@@ -21,6 +21,8 @@ from core.passes.base import shape_of
 from core.passes.edit import Editor
 from core.passes.permutation import inverse
 
+_MOST_COPIES = 16  # of a number, for each time that a convolution multiplies it
+
 
 @dataclass(frozen=True, slots=True)
 class Places:
@@ -42,13 +44,16 @@ class Shift:
 
 def convolved(editor: Editor, c: Infer, axis: int, places: Callable[[], Places]) -> Value | None:
     """What a convolution of one sequence along `axis` gives, of many; None where its results are not one for each
-    token, or sequences do not lie alone along the batch."""
+    token, sequences do not lie alone along the batch, or to copy the windows is most of the work."""
     x, *parameters = c.node.inputs
     kernel, shape = kernel_of(c, c.tensor(1).dims), shape_of(x)
     if x is None or kernel is None or shape is None or axis < 2 or shape[0] != 1 or c.attr("layout") != "NCHW":
         return None
     window, at, rank = window_of(c, kernel), axis - 2, len(shape)
     if window.pads is None or window.strides[at] != 1 or sum(window.pads[at]) != window.extents[at] - 1:
+        return None
+    outputs = c.tensor(1).dims[0]
+    if not isinstance(outputs, int) or kernel[at] * c.attr("group") > _MOST_COPIES * outputs:
         return None
     pads, dilations = [*window.pads], [*window.dilations]
     offsets = [tap * dilations[at] - pads[at][0] for tap in range(kernel[at])]

@@ -341,6 +341,15 @@ OTHERS = {
         output %y""",
         "(Conv): its tokens do not lie along the batch axis",
     ),
+    "a long convolution of each channel alone": (
+        """input %x : float32[batch,sequence,1]
+        const %one : float32[1] = [1.0]
+        %w : float32[*] = Expand(%one) {shape = [1, 1, 17]}
+        %t : float32[*] = Transpose(%x) {perm = [0, 2, 1]}
+        %y : float32[*] = Conv(%t, %w) {pads = [8, 8]}
+        output %y""",
+        "(Conv): its tokens do not lie along the batch axis",
+    ),
     "an output of pairs": (
         """input %x : float32[batch,sequence,4]
         %t : float32[*] = Transpose(%x) {perm = [0, 2, 1]}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from math import gcd
@@ -130,7 +131,9 @@ def symbol(name: str) -> SymDim:
 def floor_div(numerator: Dim, denominator: Dim) -> Dim:
     """`numerator // denominator`, divided exactly where every term allows it, else an opaque quotient.
 
-    Factors that numerator and denominator share are cancelled: where they are 0, the quotient has no value.
+    What divides stands outside of the quotient: (n - 20)//10 is n//10 - 2. A quotient of a quotient is one:
+    (n//5 + 1)//2 is (n + 5)//10. Factors that numerator and denominator share are cancelled, sums only where they are
+    the whole denominator: where they are 0, the quotient has no value.
     """
     if isinstance(denominator, int) and denominator == 0:
         return SymDim([((FloorDiv(numerator, denominator),), 1)])
@@ -138,6 +141,8 @@ def floor_div(numerator: Dim, denominator: Dim) -> Dim:
         return numerator // denominator
     if numerator == denominator:
         return 1
+    if isinstance(denominator, int) and denominator < 0:
+        return floor_div(-numerator, -denominator)
     divisor = _terms(denominator)
     if len(divisor) == 1:
         whole, rest = _divide_terms(numerator, *divisor[0])
@@ -145,9 +150,9 @@ def floor_div(numerator: Dim, denominator: Dim) -> Dim:
             return whole
         if isinstance(denominator, int) and isinstance(rest, int):
             return whole + rest // denominator
-        if isinstance(whole, SymDim):
-            return whole + _opaque(rest, denominator)
-    return _opaque(numerator, denominator)
+        return _opaque(rest, denominator) + whole
+    exact = _divide_exactly(numerator, denominator)
+    return _opaque(numerator, denominator) if exact is None else exact
 
 
 def evaluate(dim: Dim, env: Mapping[str, int]) -> int:
@@ -304,16 +309,41 @@ def _term_order(term: tuple[Monomial, int]) -> tuple[int, str]:
 
 
 def _divide_terms(numerator: Dim, monomial: Monomial, coefficient: int) -> tuple[Dim, Dim]:
-    """Split `numerator` into the terms the divisor divides exactly (divided) and the remaining terms."""
+    """Split `numerator` into what the divisor divides exactly (divided) and what remains. Of the constant term, a
+    number remains that is less than the divisor."""
     whole: Dim = 0
     rest: Dim = 0
     for atoms, value in _terms(numerator):
         left = _without(atoms, monomial)
-        if left is not None and value % coefficient == 0:
-            whole = whole + _make({left: value // coefficient})
-        else:
+        if left is None or (value % coefficient and atoms):
             rest = rest + _make({atoms: value})
+        else:
+            whole = whole + _make({left: value // coefficient})
+            rest = rest + value % coefficient
     return whole, rest
+
+
+def _divide_exactly(numerator: Dim, denominator: Dim) -> Dim | None:
+    """What `denominator` times is `numerator`: 4*n for 4*n*H - 4*n by H - 1. None where nothing is, or it
+    has too many parts on the way."""
+    atoms, coefficient = _highest(denominator)
+    whole: Dim = 0
+    with suppress(ValueError):
+        while numerator != 0:
+            own, value = _highest(numerator)
+            left = _without(own, atoms)
+            if left is None or value % coefficient:
+                return None
+            part = _make({left: value // coefficient})
+            whole, numerator = whole + part, numerator - part * denominator
+        return whole
+    return None
+
+
+def _highest(dim: Dim) -> tuple[Monomial, int]:
+    """The term of the most factors, of several the one whose factors are first in their order. That is the product of
+    those of two factors in a product of them, so a division takes the terms from the highest on."""
+    return min(_terms(dim), key=lambda term: (-len(term[0]), *map(str, term[0])))
 
 
 def _without(atoms: Monomial, divisor: Monomial) -> Monomial | None:
@@ -327,6 +357,8 @@ def _without(atoms: Monomial, divisor: Monomial) -> Monomial | None:
 
 
 def _opaque(numerator: Dim, denominator: Dim) -> Dim:
+    if isinstance(denominator, int) and isinstance(numerator, SymDim):
+        return _by_number(numerator, denominator)
     terms = _terms(numerator) + _terms(denominator)
     common = reduce(gcd, [abs(c) for _, c in terms])
     shared = _shared([atoms for atoms, _ in terms])
@@ -334,6 +366,28 @@ def _opaque(numerator: Dim, denominator: Dim) -> Dim:
         numerator, denominator = (_divided(side, common, shared) for side in (numerator, denominator))
         return floor_div(numerator, denominator)  # a denominator that has become 1 leaves no quotient
     return SymDim([((FloorDiv(numerator, denominator),), 1)])
+
+
+def _by_number(numerator: SymDim, denominator: int) -> Dim:
+    """The quotient by a positive number of what it does not divide as a whole."""
+    constant = next((value for atoms, value in numerator.terms if not atoms), 0)
+    common = reduce(gcd, [value for atoms, value in numerator.terms if atoms], denominator)
+    if common > 1:  # (2*n + 1)//4 is n//2: less than one whole step is lost
+        return floor_div(_divided(numerator - constant, common, ()) + constant // common, denominator // common)
+    inner = _quotient_term(numerator)
+    if inner is not None:
+        rest = numerator - SymDim([((inner,), 1)])
+        return floor_div(rest * inner.denominator + inner.numerator, denominator * inner.denominator)
+    return SymDim([((FloorDiv(numerator, denominator),), 1)])
+
+
+def _quotient_term(dim: SymDim) -> FloorDiv | None:
+    """A quotient by a positive number that `dim` adds once."""
+    for atoms, value in dim.terms:
+        atom = atoms[0] if value == 1 and len(atoms) == 1 else None
+        if isinstance(atom, FloorDiv) and isinstance(atom.denominator, int) and atom.denominator > 0:
+            return atom
+    return None
 
 
 def _shared(monomials: Iterable[Monomial]) -> Monomial:

@@ -163,8 +163,11 @@ class GatherND(OpDef):
             shape = c.shape(1)
             last = shape is None or indices == len(shape) - 1 or (indices or 0) < c.attr("batch_dims")
             return [indices] if indices is None or not last else Mixes("GatherND's coordinates lie along the row axis")
-        if data == indices and data < c.attr("batch_dims"):
+        shape, batch = c.shape(1), c.attr("batch_dims")
+        if data == indices and data < batch:
             return [data]
+        if indices is None and shape and isinstance(shape[-1], int) and data >= batch + shape[-1]:
+            return [len(shape) - 1 + data - batch - shape[-1]]  # an axis that is taken as a whole
         return Mixes("GatherND may pick from any row")
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:

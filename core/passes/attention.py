@@ -53,6 +53,7 @@ def _fuse(
         return None
     if len(extras) > _MOST_EXTRAS:
         return None
+    behind = second.attrs.get("epilogue")
     perm_y, back = (perms[3], None) if _keeps_columns(perms[3]) else _columns_last(perms[3])
     attrs: dict[str, Attr] = {new: first.attrs.get(old) for new, old in _PERMS.items()}
     attrs |= {"perm_v": perms[2], "perm_y": perm_y, "epilogue": epilogue}
@@ -60,7 +61,10 @@ def _fuse(
     given = {name: value for name, value in attrs.items() if value is not None}
     new = editor.emit(second, op, q, k, v, *more, *extras, attrs=given)
     made = new.producer
-    editor.replace(second.output, new if back is None else editor.emit(second, "Transpose", new, attrs={"perm": back}))
+    result = new if back is None else editor.emit(second, "Transpose", new, attrs={"perm": back})
+    if behind is not None:
+        result = editor.emit(second, FUSED, result, *second.inputs[2:], attrs={"body": behind})
+    editor.replace(second.output, result)
     return made
 
 
@@ -148,12 +152,15 @@ def _path(editor: Editor, value: Value, reader: Node) -> list[Node] | None:
 
 
 def _product_after(editor: Editor, softmax: Node) -> Node | None:
-    """The product of the weights, as they are, with the values."""
+    """The product of the weights, as they are, with the values. Its epilogue is done behind the attention."""
     node = editor.only_reader(softmax.output)
     if node is None or node.op != "FusedMatMul" or node.inputs[0] is not softmax.output:
         return None
-    plain = len(node.inputs) == 2 and node.inputs[1] is not softmax.output
-    return node if plain and all(node.attrs.get(name) is None for name in ("perm_a", "epilogue")) else None
+    plain = softmax.output not in node.inputs[1:] and node.attrs.get("perm_a") is None
+    epilogue = node.attrs.get("epilogue")
+    after = not isinstance(epilogue, Graph) or epilogue.inputs[0].dtype is DType.FLOAT32
+    ordered = len(node.inputs) == 2 or node.attrs.get("perm_y") is None  # what else the epilogue reads
+    return node if plain and after and ordered else None
 
 
 def _has_rows_of_keys(softmax: Node, fewest: int) -> bool:

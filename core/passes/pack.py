@@ -19,7 +19,7 @@ from core.passes.base import shape_of
 from core.passes.pipeline import for_proofs, run_passes
 from core.passes.row_counts import Mixed
 from core.passes.rows import BatchInfo, rows
-from core.passes.token_flow import OFFSETS, POSITIONS, STARTS, TOKENS, Flow, TokenFlow
+from core.passes.token_flow import MARKS, TOKENS, Flow, TokenFlow
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def _symbols(graph: Graph) -> tuple[str | None, str]:
     """The symbols of the batch, None where sequences come one at a time, and of the length."""
     if graph.states:
         raise Mixed(f"the model keeps state (%{graph.states[0].value.name}) from run to run")
-    taken = {value.name for value in graph.inputs} & {POSITIONS, STARTS, OFFSETS}
+    taken = {value.name for value in graph.inputs} & MARKS
     if taken:
         raise Mixed(f"input '{taken.pop()}' has a name that packing needs")
     if any(shape_of(value) is None for value in graph.inputs):

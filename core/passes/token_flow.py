@@ -10,7 +10,9 @@ looks at other tokens of the sequence is either known, and rewritten to keep wit
 | softmax(products of pairs of tokens) times tokens | SegmentSoftmax: block-diagonal |
 | a triangle of all pairs | a comparison of positions |
 | sum, mean, extremes, first or last of the tokens | SegmentReduce: one row per sequence |
+| the token of the greatest number | the sum of the tokens, zeros for the others |
 | running sums of integers | less the sum before the sequence |
+| a convolution along the tokens, the token before or after | of windows that end where the sequence does |
 """
 
 from __future__ import annotations
@@ -29,9 +31,10 @@ from core.ops.inference import infer_graph
 from core.ops.reduce import Reduce
 from core.ops.registry import Mixes, describe
 from core.ops.slicing import Slice
-from core.passes.base import is_elementwise, reshape_attrs, shape_of
+from core.passes.base import is_elementwise, reshape_attrs, shape_of, view_origin
 from core.passes.edit import Editor
 from core.passes.row_counts import Counts, Mixed
+from core.passes.token_windows import Places, convolved, shift_of, shifted
 
 TOKENS = "n"
 N = symbol(TOKENS)
@@ -39,7 +42,10 @@ N = symbol(TOKENS)
 # Inputs that a packed graph may have besides the model's own.
 POSITIONS = "packed.positions"  # int64[n]: the place of each token in its sequence
 STARTS = "packed.starts"  # int64[n]: the first token of each token's sequence
+ENDS = "packed.ends"  # int64[n]: the last one
+SEQUENCES = "packed.sequences"  # int64[n]: the number of each token's sequence
 OFFSETS = "packed.offsets"  # int64[n + 1]: see core.ops.segments
+MARKS = frozenset({POSITIONS, STARTS, ENDS, SEQUENCES, OFFSETS})
 
 _POOLS = {"ReduceSum": "sum", "ReduceMean": "mean", "ReduceMax": "max", "ReduceMin": "min"}
 _ENDS = {0: "first", -1: "last"}
@@ -70,6 +76,7 @@ class TokenFlow:
         self.editor = Editor(graph)
         self.known = infer_graph(graph)
         self.pools: dict[str, Value] = {}  # what became one row per sequence: by the name that it had
+        self._extremes: set[str] = set()  # of these, the positions of tokens
         self._flows = {**dict.fromkeys(graph.constants, SAME), **inputs}
         self._counts = Counts(self.known, TOKENS, "tokens")
 
@@ -89,6 +96,8 @@ class TokenFlow:
         given = [self.of(value) if value is not None else SAME for value in node.inputs]
         if node.subgraphs and any(self.of(value) != SAME or value in self._counts for value in node_reads(node)):
             refuse(node, "what its nested graphs do with tokens, or their number, is not followed")
+        if node.op == "GatherND" and self._picked(node, given):
+            return
         if any(flow.pooled for flow in given):
             self._flows.update(dict.fromkeys(node.outputs, self._pooled(node, given)))
             return
@@ -215,8 +224,12 @@ class TokenFlow:
             return self._reduced(node, flow.axes[0])
         if node.op == "Gather" and len(flow.axes) == 1 and given[1] == SAME:
             return self._one_end(node, flow.axes[0])
+        if node.op in ("ArgMax", "ArgMin") and len(flow.axes) == 1:
+            return self._place_of_extreme(node, flow.axes[0])
         if node.op == "CumSum" and len(flow.axes) == 1:
             return self._running_sum(node, flow)
+        if node.op in ("Slice", "Pad", "Conv") and len(flow.axes) == 1:
+            return self._beside_neighbours(node, flow)
         if len(flow.axes) == 2 and node.op == "Softmax":
             return self._softmax(node, flow)
         if len(given) == 3 and given[2].blocks and node.op == "Where":
@@ -262,9 +275,47 @@ class TokenFlow:
         return self._pool(node, axis, _ENDS[int(index.item())]) if int(index.item()) in _ENDS else None
 
     def _pool(self, node: Node, axis: int, mode: str) -> bool:
+        return self._replace(node, self._segments(node, _first(node), axis, mode), POOLED)
+
+    def _place_of_extreme(self, node: Node, axis: int) -> bool | None:
+        """The position in each sequence of its greatest or least integer: the first one, or the last, that it has."""
+        x, view = _first(node), self._view(node)
+        alone = all(dim == 1 for i, dim in enumerate(x.shape) if i != axis)
+        if not alone or x.dtype not in (DType.INT32, DType.INT64) or int(view.attr("axis")) % len(x.shape) != axis:
+            return None
+        last, emit, place = bool(view.attr("select_last_index")), self.editor.emit, self._input(POSITIONS)
+        numbers = self.editor.reshaped(node, x, (N,))
+        extreme = self._of_tokens(node, self._segments(node, numbers, 0, "max" if node.op == "ArgMax" else "min"))
+        none = self.editor.constant(np.array(-1 if last else np.iinfo(np.int64).max))
+        places = emit(node, "Where", emit(node, "Equal", numbers, extreme), place, none)
+        self._extremes.add(node.output.name)
+        return self._replace(node, self._segments(node, places, 0, "max" if last else "min"), POOLED)
+
+    def _picked(self, node: Node, given: Sequence[Flow]) -> bool | None:
+        """The token at a position that was found in each sequence."""
+        x, index = node.inputs
+        name = view_origin(index).name if index is not None else ""
+        if x is None or given[0] != Flow((1,)) or name not in self._extremes:
+            return None
+        if (
+            self._view(node).attr("batch_dims") != 1
+            or shape_of(index) != (1, 1)
+            or x.dtype not in (DType.FLOAT32, DType.INT32, DType.INT64)
+        ):
+            return None
+        emit, rest = self.editor.emit, (1 for _ in x.shape[2:])
+        here = emit(node, "Equal", self._input(POSITIONS), self._of_tokens(node, self.pools[name]))
+        zero = self.editor.constant(np.zeros((), x.dtype.numpy))
+        kept = emit(node, "Where", self.editor.reshaped(node, here, (N, *rest)), x, zero)
+        return self._replace(node, self._segments(node, kept, 1, "sum"), POOLED)
+
+    def _of_tokens(self, node: Node, pool: Value) -> Value:
+        """What each token's sequence has."""
+        return self.editor.emit(node, "Gather", pool, self._input(SEQUENCES), attrs={"axis": 0})
+
+    def _segments(self, node: Node, x: Value, axis: int, mode: str) -> Value:
         attrs: dict[str, Attr] = {"axis": axis, "mode": mode}
-        new = self.editor.emit(node, "SegmentReduce", _first(node), self._input(OFFSETS), attrs=attrs)
-        return self._replace(node, new, POOLED)
+        return self.editor.emit(node, "SegmentReduce", x, self._input(OFFSETS), attrs=attrs)
 
     def _range(self, node: Node) -> bool | None:
         """start, start + 1, ...: the position of each token."""
@@ -325,11 +376,35 @@ class TokenFlow:
         first = emit(node, "Gather", before, self._input(STARTS), attrs={"axis": axis})
         return self._replace(node, emit(node, "Sub", total, first), flow)
 
+    def _beside_neighbours(self, node: Node, flow: Flow) -> bool | None:
+        """A convolution along the tokens, or a Pad behind a Slice that moves them; such a Slice is passed by."""
+        axis, view = flow.axes[0], self._view(node)
+        if node.op == "Slice":
+            readers = self.editor.readers(node.output)
+            moves = [reader.op == "Pad" and shift_of(self._view(reader), axis) for reader in readers]
+            if not all(moves) or self.editor.is_output(node.output):
+                return None
+            self._flows[node.output] = flow
+            return True
+        if node.op == "Pad":
+            shift = shift_of(view, axis)
+            new = None if shift is None else shifted(self.editor, node, axis, shift, self._places(node))
+        elif any(self.of(value) != SAME for value in node.inputs[1:] if value is not None):
+            return None
+        else:
+            new = convolved(self.editor, view, axis, lambda: self._places(node))
+        return None if new is None else self._replace(node, new, flow)
+
     # -- inputs of the packed graph -----------------------------------------------------------------------------------
 
     def _positions(self, node: Node, dtype: DType) -> Value:
         value = self._input(POSITIONS)
         return value if dtype is DType.INT64 else self.editor.emit(node, "Cast", value, attrs={"to": dtype.onnx_code})
+
+    def _places(self, node: Node) -> Places:
+        first = self._input(STARTS)
+        own = self.editor.emit(node, "Add", first, self._input(POSITIONS))
+        return Places(own, first, self._input(ENDS))
 
     def _input(self, name: str) -> Value:
         """One of the inputs that say where sequences are, made when it is first wanted."""

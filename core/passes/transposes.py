@@ -93,7 +93,7 @@ def _sink_through_split(editor: Editor, node: Node) -> None:
 
 def _batch_first(editor: Editor, node: Node) -> None:
     """A view that joins axes after a transpose which put the batch elsewhere: join first, and move the batch then.
-    The batch may be joined with axes behind it, such as heads.
+    The batch may be joined with axes behind it, such as heads, or split from them.
 
     With the batch first in memory no other stride depends on its size, and products of attention layers that compute
     position-first get their transposes cancelled.
@@ -106,7 +106,7 @@ def _batch_first(editor: Editor, node: Node) -> None:
     if parts is None or source is None or perm[0] == 0 or node.attrs.get("shape") != target:
         return
     extents, split, joins = parts
-    batch, stored = split[perm.index(0)], [axis for before in inverse(perm) for axis in split[before]]
+    batch, stored = split[perm.index(0)][:1], [axis for before in inverse(perm) for axis in split[before]]
     at = next((i for i, join in enumerate(joins) if join[:1] == batch), None)
     if at is None:
         return

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from core.errors import SessionClosed
 from core.ir.dim import symbols
 from core.ir.types import ValueType
-from core.passes.token_flow import OFFSETS, POSITIONS, STARTS, TOKENS
+from core.passes.token_flow import ENDS, OFFSETS, POSITIONS, SEQUENCES, STARTS, TOKENS
 from core.plan.plan import Port
 from core.runtime.executable import Executable
 from core.runtime.record import Record, run_recorded
@@ -208,7 +208,13 @@ def _marks(lengths: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
     offsets = np.full(total + 1, total, np.int64)
     offsets[0], offsets[1 : len(ends) + 1] = 0, ends
     starts = np.repeat(ends - lengths, lengths)
-    return {OFFSETS: offsets, STARTS: starts, POSITIONS: np.arange(total, dtype=np.int64) - starts}
+    return {
+        OFFSETS: offsets,
+        STARTS: starts,
+        ENDS: np.repeat(ends - 1, lengths),
+        SEQUENCES: np.repeat(np.arange(len(lengths), dtype=np.int64), lengths),
+        POSITIONS: np.arange(total, dtype=np.int64) - starts,
+    }
 
 
 def _flat(array: NDArray[Any], axis: int) -> NDArray[Any]:

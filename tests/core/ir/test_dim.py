@@ -16,12 +16,13 @@ N, H = symbol("n"), symbol("H")
 
 ENV = {"n": 5, "H": 7}
 leaves = st.one_of(st.integers(-6, 6), st.sampled_from([N, H]))
+DIVISORS = st.integers(-5, 6).filter(bool)
 OPERATIONS: list[Callable[[Any, Any], Any]] = [operator.add, operator.sub, operator.mul]
 
 
 def _combine(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.builds(lambda f, a, b: f(a, b), st.sampled_from(OPERATIONS), parts, parts) | st.builds(
-        floor_div, parts, st.integers(1, 5)
+        floor_div, parts, DIVISORS
     )
 
 
@@ -50,10 +51,34 @@ def test_division_that_is_not_exact_stays_a_quotient_until_it_is_known() -> None
     assert floor_div(2 * N, 4) == floor_div(N, 2)
 
 
+def test_what_a_number_divides_stands_outside_of_the_quotient() -> None:
+    assert floor_div(N - 20, 10) == floor_div(N, 10) - 2
+    assert floor_div(N - 1, 2) + 1 == floor_div(N + 1, 2)
+    assert floor_div(2 * N + 1, 4) == floor_div(N, 2)
+    assert floor_div(N, -3) == floor_div(-N, 3)
+    assert floor_div(N * H + 3 * H, H) == N + 3
+
+
+def test_a_quotient_of_a_quotient_is_one() -> None:
+    assert floor_div(floor_div(N, 3) + H, 4) == floor_div(N + 3 * H, 12)
+    convolved = floor_div(floor_div(N - 10, 5) + 1 - 3, 2) + 1  # two convolutions, of 10 and 3 taps, strides 5 and 2
+    assert convolved == floor_div(N - 20, 10) + 1 == floor_div(N, 10) - 1
+    assert floor_div(2 * floor_div(N, 3) + 1, 4) == floor_div(N, 6)
+
+
 def test_shared_factors_of_a_quotient_are_cancelled() -> None:
     assert floor_div(N * H, 3 * N) == floor_div(H, 3)
     assert floor_div(N * H + N, 4 * N * H) == floor_div(H + 1, 4 * H)
     assert floor_div(2 * N * H, 4 * N * H) == 0
+
+
+def test_a_sum_divides_its_multiples() -> None:
+    half = floor_div(N, 2)
+    assert floor_div(4 * half - 4, half - 1) == 4
+    assert floor_div((half - 1) * (N + H) * 3, (half - 1) * 3) == N + H
+    assert floor_div((N - H) * (N + H), N - H) == N + H
+    assert str(floor_div(N * H - 1, N - 1)) == "((H*n-1)//(n-1))"
+    assert str(floor_div(product([N] * 200) - 1, N - 1)).endswith("//(n-1))")  # 200 terms would be too large
 
 
 def test_a_quotient_by_zero_has_no_value() -> None:
@@ -72,7 +97,7 @@ def test_arithmetic_commutes_with_evaluation(a: Dim, b: Dim) -> None:
         assert evaluate(apply(a, b), ENV) == apply(evaluate(a, ENV), evaluate(b, ENV))
 
 
-@given(dims, st.integers(1, 6))
+@given(dims, DIVISORS)
 def test_floor_division_commutes_with_evaluation(a: Dim, divisor: int) -> None:
     assert evaluate(floor_div(a, divisor), ENV) == evaluate(a, ENV) // divisor
 

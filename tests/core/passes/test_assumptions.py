@@ -92,6 +92,47 @@ def test_nothing_is_assumed_where_it_does_not_help() -> None:
     assert "lead with different dimensions: k, n" in proof.reason
 
 
+TWO_KINDS = """
+    input %ids : int64[texts,m]
+    input %mask : {mask}
+    input %images : float32[images,4]
+    const %zero : int64[] = [0]
+    const %one : int64[] = [1]
+    const %table : float32[9,4] = [{numbers}]
+    %is : int64[2] = Shape(%ids)
+    %n : int64[] = Gather(%is, %zero) {{axis = 0}}
+    %m : int64[] = Gather(%is, %one) {{axis = 0}}
+    %rows : int64[texts] = Range(%zero, %n, %one)
+    %places : int64[*] = Range(%zero, %m, %one)
+    {seen}
+    %x : float32[*] = Gather(%table, %ids) {{axis = 0}}
+    %kept : float32[*] = Cast(%seen) {{to = 1}}
+    %wide : float32[*] = Unsqueeze(%kept) {{axes = [2]}}
+    %both : float32[*] = Mul(%x, %wide)
+    %text : float32[*] = ReduceSum(%both) {{axes = [1], keepdims = 0}}
+    %t : float32[4,images] = Transpose(%images) {{perm = [1, 0]}}
+    %y : float32[*] = MatMul(%text, %t)
+    output %y"""
+SEEN = {"gathered": GATHERS["dynamo"], "multiplied": "%seen : bool[*] = Identity(%mask)"}
+
+
+@pytest.mark.parametrize("seen", SEEN)
+def test_leads_that_meet_are_equal_beside_others(seen: str) -> None:
+    """Rows of texts meet those of images, but each mask is that of a text."""
+    declared = graph(TWO_KINDS.format(numbers=NUMBERS, seen=SEEN[seen], mask="bool[masks,m]"))
+    together, proof = as_one_batch(declared)
+    assert not proof.batchable
+    assert "images, texts" in proof.reason
+    assert [str(value.type) for value in together.inputs] == ["int64[texts,m]", "bool[texts,m]", "float32[images,4]"]
+    assert [str(value.type) for value in together.outputs] == ["float32[texts,images]"]
+
+
+def test_a_lead_that_is_an_extent_of_another_input_is_no_number_of_rows() -> None:
+    text = TWO_KINDS.format(numbers=NUMBERS, seen=SEEN["multiplied"], mask="bool[masks,m]")
+    declared = graph(text.replace("float32[images,4]", "float32[images,4]\n    input %more : float32[3,masks]"))
+    assert as_one_batch(declared)[0] is declared
+
+
 def test_nothing_is_assumed_where_nothing_is_needed() -> None:
     declared = graph("""
     input %a : float32[n,m]

@@ -130,6 +130,41 @@ def counted(p: Program, x: Value, y: Value) -> Value:
     return p.b("Add", y, p.b("Cast", p.b("CumSum", positive, p.b.constant(1)), to=DType.FLOAT32.onnx_code))
 
 
+def convolved(p: Program, x: Value, y: Value) -> Value:
+    """Of three tokens two places apart, in two groups; then of the token and three before it."""
+    channels = p.b("Transpose", x, perm=(0, 2, 1))
+    wide = p.b("Conv", channels, p.weight(6, 2, 3), p.weight(6), group=2, dilations=(2,), pads=(2, 2))
+    summed = p.b("Conv", p.b("Tanh", wide), p.weight(WIDTH, 6, 4), pads=(3, 0))
+    return p.b("Add", p.b("Transpose", summed, perm=(0, 2, 1)), y)
+
+
+def convolved_as_images(p: Program, x: Value, y: Value) -> Value:
+    """Lines of a picture are tokens, its columns overlap."""
+    picture = p.b("Reshape", x, p.axes(0, 1, -1, WIDTH))
+    sums = p.b("Conv", picture, p.weight(2, 1, 5, 3), pads=(2, 1, 2, 0), strides=(1, 2))
+    return p.b("Add", p.b("Reshape", p.b("Transpose", sums, perm=(0, 2, 1, 3)), p.axes(0, 0, WIDTH)), y)
+
+
+def beside_others(p: Program, x: Value, y: Value) -> Value:
+    """The token after and the one before."""
+    cut = p.b("Slice", x, p.axes(1), p.axes(2**40), p.axes(1))
+    after = p.b("Pad", cut, p.axes(0, 0, 0, 0, 1, 0), p.b.constant(np.array(0.5, np.float32)))
+    before = p.b("Pad", p.b("Slice", y, p.axes(0), p.axes(-1), p.axes(1)), p.axes(0, 1, 0, 0, 0, 0))
+    return p.b("Sub", p.b("Mul", after, x), before)
+
+
+def moved_far(p: Program, x: Value, y: Value) -> Value:
+    """What a sequence of one token has too few for."""
+    cut = p.b("Slice", x, p.axes(2), p.axes(2**40), p.axes(1))
+    return p.b("Add", p.b("Pad", cut, p.axes(0, 0, 0, 0, 2, 0)), y)
+
+
+def cleared(p: Program, x: Value, y: Value) -> Value:
+    """All but the first token, in their places."""
+    cut = p.b("Slice", x, p.axes(1), p.axes(2**40), p.axes(1))
+    return p.b("Add", p.b("Pad", cut, p.axes(0, 1, 0, 0, 0, 0)), y)
+
+
 def centred(p: Program, x: Value, y: Value) -> Value:
     return p.b("Sub", x, p.b("ReduceMean", x, p.axes(1), keepdims=1))
 
@@ -178,11 +213,14 @@ def cut(p: Program, x: Value, y: Value) -> Value:
 
 SAFE: list[Callable[..., Value]] = [
     linear, normalized, gated, attended, attended_causally, attended_near, in_heads, placed, from_a_table, counted,
+    convolved, convolved_as_images, beside_others,
 ]  # fmt: skip
 UNSAFE: list[Callable[..., Value]] = [
     centred,
     weighed,
     shifted,
+    moved_far,
+    cleared,
     correlated,
     unmasked,
     folded,
@@ -197,10 +235,20 @@ def pooled(p: Program, x: Value, kind: str) -> Value:
     if kind in ("first", "last"):
         end = p.b("Gather", x, p.b.constant(0 if kind == "first" else -1), axis=1)
         return p.b("Gemm", end, p.weight(WIDTH, 3))
+    if kind in ("greatest", "least"):
+        number = p.b("Cast", p.b("Mul", p.x, p.b.constant(np.array(2, np.float32))), to=DType.INT64.onnx_code)
+        numbers = p.b(
+            "Gather", number, p.b.constant(0), axis=2
+        )  # not of `x`, which is rounded in other ways when packed
+        if kind == "greatest":
+            at = p.b("ArgMax", numbers, axis=1, keepdims=0)
+        else:
+            at = p.b("ArgMin", numbers, axis=-1, keepdims=0, select_last_index=1)
+        return p.b("MatMul", p.b("GatherND", x, p.b("Unsqueeze", at, p.axes(1)), batch_dims=1), p.weight(WIDTH, 3))
     return p.b("MatMul", p.b(kind, x, p.axes(1), keepdims=0), p.weight(WIDTH, 3))
 
 
-POOLS = ["first", "last", "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin"]
+POOLS = ["first", "last", "greatest", "least", "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin"]
 
 
 def program(steps: Sequence[tuple[Callable[..., Value], int]], pools: Sequence[str]) -> Graph:
@@ -239,6 +287,8 @@ REFUSED = {
     "the mean is used again for every token": (centred, "together with their tokens"),
     "a softmax over the tokens": (weighed, "Softmax works along the token axis"),
     "tokens move to other places": (shifted, "Slice works along the token axis"),
+    "tokens move by two places": (moved_far, "Slice works along the token axis"),
+    "tokens are cut off": (cleared, "Slice works along the token axis"),
     "a sum over the tokens": (correlated, "MatMul sums over the token axis"),
     "weights between sequences": (unmasked, "pairs of tokens otherwise than attention does"),
     "tokens in another order": (folded, "Reshape spreads or joins tokens"),
@@ -283,6 +333,23 @@ OTHERS = {
         output %z""",
         "output 'z' is an input",
     ),
+    "a convolution that leaves tokens out": (
+        """input %x : float32[batch,sequence,4]
+        const %w : float32[2,4,2] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+        %t : float32[*] = Transpose(%x) {perm = [0, 2, 1]}
+        %y : float32[*] = Conv(%t, %w)
+        output %y""",
+        "(Conv): its tokens do not lie along the batch axis",
+    ),
+    "a long convolution of each channel alone": (
+        """input %x : float32[batch,sequence,1]
+        const %one : float32[1] = [1.0]
+        %w : float32[*] = Expand(%one) {shape = [1, 1, 17]}
+        %t : float32[*] = Transpose(%x) {perm = [0, 2, 1]}
+        %y : float32[*] = Conv(%t, %w) {pads = [8, 8]}
+        output %y""",
+        "(Conv): its tokens do not lie along the batch axis",
+    ),
     "an output of pairs": (
         """input %x : float32[batch,sequence,4]
         %t : float32[*] = Transpose(%x) {perm = [0, 2, 1]}
@@ -313,6 +380,14 @@ OTHERS = {
         %y : float32[*] = Add(%x, %t)
         output %y""",
         "its nested graphs do with tokens, or their number",
+    ),
+    "a token at a place that is given": (
+        """input %x : float32[batch,sequence,4]
+        input %at : int64[batch,sequence]
+        %last : int64[*] = ReduceMax(%at) {axes = [1], keepdims = 1}
+        %y : float32[*] = GatherND(%x, %last) {batch_dims = 1}
+        output %y""",
+        "(GatherND): uses what was computed of whole sequences together with their tokens",
     ),
     "numbers that happen to be as many as there are tokens": (
         """input %x : float32[batch,sequence,4]

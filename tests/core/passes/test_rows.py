@@ -77,6 +77,18 @@ INDEPENDENT = {
         %u : float32[*] = Reshape(%g) {shape = [3, n, 2]}
         %y : float32[*] = Transpose(%u) {perm = [1, 0, 2]}
         output %y""",
+    "the same places of every row, which lies behind them": """
+        input %x : float32[n,3,4,2]
+        const %last : int64[2,1,1] = [2, 0]
+        const %pairs : int64[2,5,1] = [0, 1, 1, 0, 1, 0, 0, 1, 1, 0]
+        %t : float32[*] = Transpose(%x) {perm = [1, 0, 2, 3]}
+        %g : float32[*] = GatherND(%t, %last)
+        %u : float32[*] = Transpose(%g) {perm = [0, 3, 1, 2, 4]}
+        %v : float32[*] = Reshape(%u) {shape = [2, 4, n, 2]}
+        %w : float32[*] = Transpose(%v) {perm = [0, 3, 1, 2]}
+        %b : float32[*] = GatherND(%w, %pairs) {batch_dims = 1}
+        %y : float32[*] = Transpose(%b) {perm = [3, 0, 1, 2]}
+        output %y""",
     "a view there and back": """
         input %x : float32[n,6]
         %a : float32[*] = Reshape(%x) {shape = [2, 3*n]}
@@ -221,6 +233,15 @@ MIXING = {
         %y : float32[*] = Cast(%r) {to = 1}
         output %y""",
         "node 'numbers' (Range): computes with the number of rows",
+    ),
+    "places among the rows": (
+        """
+        input %x : float32[n,4]
+        const %p : int64[2,1,2] = [0, 1, 0, 2]
+        %t : float32[*] = Transpose(%x) {perm = [1, 0]}
+        %y : float32[*] = GatherND(%t, %p) "pick"
+        output %y""",
+        "node 'pick' (GatherND): GatherND may pick from any row",
     ),
     "a scan over the rows": (
         """

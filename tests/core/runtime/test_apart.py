@@ -16,7 +16,7 @@ import core
 from core.compiler import compile_to
 from core.errors import FeedError, SessionClosed
 from core.options import make_options
-from tests.core.passes.test_assumptions import DECODER, GATHERS, NUMBERS, graph
+from tests.core.passes.test_assumptions import DECODER, GATHERS, NUMBERS, TWO_KINDS, graph
 from tests.onnx_runtime import plain_session
 
 RANDOM = np.random.default_rng(5)
@@ -129,3 +129,19 @@ def test_a_mask_that_is_longer_than_what_it_is_for() -> None:
             assert session.fits({name: array.shape for name, array in given.items()}) == (total == new + past)
             (expected,) = core.interpret(declared, given).values()
             np.testing.assert_allclose(session.run(given)["y"], expected, 1e-6)
+
+
+def test_masks_of_texts_beside_images() -> None:
+    """No rows share a run, but a mask has the rows of its ids: nothing is left to the reference."""
+    declared = graph(TWO_KINDS.format(numbers=NUMBERS, seen=GATHERS["dynamo"], mask="bool[masks,m]"))
+    with core.compile(declared, threads=1, tune="off", new_shapes="wait") as session:
+        assert not session.batching.batchable
+        for texts, masks, images in ((3, 3, 2), (1, 1, 4), (2, 3, 5)):  # a mask of no text is not read
+            given = {
+                "ids": RANDOM.integers(0, 9, (texts, 4)),
+                "mask": RANDOM.random((masks, 4)) < 0.5,
+                "images": RANDOM.normal(size=(images, 4)).astype(np.float32),
+            }
+            (expected,) = core.interpret(declared, given).values()
+            np.testing.assert_allclose(session.run(given)["y"], expected, 1e-5)
+            assert "FALLBACK" not in session.explain() or texts < masks

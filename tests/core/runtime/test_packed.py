@@ -18,6 +18,7 @@ import core
 from core import compiler, nn
 from core.compiler import compile
 from core.errors import FeedError, SessionClosed, UnsupportedError
+from core.ir.text import parse_graph
 from core.runtime.packed import Feed, items_of, packed_bins
 from core.runtime.session import Session
 from tests.core.encoders import Encoder, Feeds
@@ -101,6 +102,53 @@ def test_models_written_in_python() -> None:
         assert "FALLBACK" not in session.explain(50)
 
 
+def test_convolutions_and_neighbours_are_compiled() -> None:
+    weights = ", ".join(f"{value:.2f}" for value in np.random.default_rng(1).uniform(-1, 1, 40))
+    graph = parse_graph(f"""graph @g {{
+        input %x : float32[batch,sequence,8]
+        const %w : float32[8,1,5] = [{weights}]
+        %t : float32[*] = Transpose(%x) {{perm = [0, 2, 1]}}
+        %c : float32[*] = Conv(%t, %w) {{group = 8, pads = [2, 2]}}
+        %u : float32[*] = Transpose(%c) {{perm = [0, 2, 1]}}
+        %s : float32[*] = MatMul(%u, %t)
+        %p : float32[*] = Softmax(%s) {{axis = -1}}
+        %a : float32[*] = MatMul(%p, %x)
+        %b : float32[*] = Add(%a, %u)
+        %cut : float32[*] = Slice(%b) {{axes = [1], starts = [0], ends = [-1], steps = [1]}}
+        %y : float32[*] = Pad(%cut) {{pads = [0, 1, 0, 0, 0, 0]}}
+        output %y
+    }}""")
+    rng = np.random.default_rng(0)
+    shapes = ((1, 1), (2, 5), (1, 40), (3, 17))
+    feeds: list[Feeds] = [{"x": rng.standard_normal((*shape, 8)).astype(np.float32)} for shape in shapes]
+    with compile(graph, packing=50, tune="off") as session:
+        assert_agree(session.run_packed(feeds), [core.interpret(graph, feed) for feed in feeds])
+        text = session.explain(50)
+        assert "SegmentAttention" in text and "FALLBACK" not in text
+
+
+def test_the_token_of_the_greatest_id() -> None:
+    """As CLIP finds the end of a text; of several, it is the first."""
+    graph = parse_graph("""graph @g {
+        input %ids : int64[batch,sequence]
+        const %table : float32[5,3] = [9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+        %x : float32[*] = Gather(%table, %ids)
+        %short : int32[*] = Cast(%ids) {to = 6}
+        %numbers : float32[*] = Cast(%ids) {to = 1}
+        %divisors : float32[*] = Unsqueeze(%numbers) {axes = [2]}
+        %both : float32[*] = Div(%x, %divisors)
+        %at : int64[*] = ArgMax(%short) {axis = -1, keepdims = 1}
+        %end : float32[*] = GatherND(%both, %at) {batch_dims = 1}
+        output %end, %at
+    }""")
+    rng = np.random.default_rng(0)
+    shapes = ((1, 1), (2, 5), (1, 40), (3, 17))
+    feeds: list[Feeds] = [{"ids": rng.integers(0, 5, shape)} for shape in shapes]  # ids of 0 give infinities
+    with compile(graph, packing=50, tune="off") as session:
+        assert_agree(session.run_packed(feeds), [core.interpret(graph, feed) for feed in feeds])
+        assert "FALLBACK" not in session.explain(50)
+
+
 def test_says_that_it_packs() -> None:
     with packing(WHOLE.model(), 64) as session:
         text = session.explain(50)
@@ -139,14 +187,14 @@ def test_models_that_cannot_be_packed_run_as_ever() -> None:
 
 
 def test_attention_for_all_pairs_is_not_packed() -> None:
-    """A model whose scores are something else as well, or that is not to be optimized."""
+    """A model whose weights each head scales, or that is not to be optimized."""
     model = Encoder(pools=()).model()
     softmax = next(node for node in model.graph.node if node.op_type == "Softmax")
     product = next(node for node in model.graph.node if node.op_type == "MatMul" and softmax.output[0] in node.input)
-    twice = onnx.helper.make_node("Mul", [softmax.output[0], "two"], ["twice"])
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(2, np.float32), "two"))
-    model.graph.node.insert(list(model.graph.node).index(product), twice)
-    product.input[0] = "twice"
+    scaled = onnx.helper.make_node("Mul", [softmax.output[0], "factors"], ["scaled"])
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([[[2]], [[3]]], np.float32), "factors"))
+    model.graph.node.insert(list(model.graph.node).index(product), scaled)
+    product.input[0] = "scaled"
     for options in ({}, {"optimize": False}):
         with packing(model, **options) as session:
             assert session.packing is not None

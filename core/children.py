@@ -24,12 +24,13 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from core import compiler, custom
-from core.errors import DeviceMemoryError, LatheError
+from core.errors import DeviceMemoryError, FeedError, LatheError
 from core.frontends.maps import maps_as_tensors
 from core.frontends.onnx import load
 from core.ir.graph import Array, Graph
@@ -94,7 +95,7 @@ def read_parsed(folder: Path) -> Graph:
 
 
 def compile_stage(arguments: argparse.Namespace) -> None:
-    """Compile parsed IR into an artifact, load it, and run it once on zeros."""
+    """Compile parsed IR into an artifact, load it, and run it once on zeros, which the model may refuse as data."""
     options = compiler.make_options(
         arguments.device,
         arguments.precision,
@@ -115,7 +116,8 @@ def compile_stage(arguments: argparse.Namespace) -> None:
     with compiler.load_compiled(arguments.out / COMPILED, options.threads, arguments.cache, "wait", "off") as session:
         feeds = _zeros(graph)
         if feeds is not None:
-            session.run(feeds)
+            with suppress(FeedError):
+                session.run(feeds)
 
 
 def parse_stage(arguments: argparse.Namespace) -> None:

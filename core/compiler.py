@@ -41,7 +41,8 @@ from core.passes.rows import BatchInfo as Proof
 from core.passes.rows import leading, rows
 from core.passes.widen import narrow_products
 from core.plan.plan import Plan, Planned, weight_chunks
-from core.plan.planner import make_plan
+from core.plan.planner import make_plan, plan_for_no_batch
+from core.plan.probe import misfit
 from core.plan.within import plan_within
 from core.runtime import artifact
 from core.runtime.bundle import MAGIC, Written
@@ -491,6 +492,8 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     # 2. rewrite: fold, fuse, lay out
     graph, reports = rewritten(graph, options)
     supposed = tuple(dict.fromkeys((*supposed, *supposed_of(graph, "n"))))
+    if not batching.batchable and not graph.states and (node := misfit(graph)) is not None:
+        return Compiled(plan_for_no_batch(graph, target_of(options), node), {}, list)
     if options.devices:
         content = split(graph, options, [log_line(report) for report in reports if report.changed])
         return replace(content, parts=tuple(_supposing(part, supposed) for part in content.parts))

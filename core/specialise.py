@@ -19,7 +19,7 @@ from core.ops.registry import are_everywhere, revisions
 from core.options import Options
 from core.runtime.background import Background
 from core.runtime.general import General
-from core.runtime.runner import Runner
+from core.runtime.runner import Runner, serves_none
 from core.runtime.shapes import Binding, Made, Maker, Stage
 from core.runtime.store import Store
 
@@ -60,7 +60,7 @@ def maker(make: Make, options: Options, new_shapes: NewShapes, general: General 
     stages = [_stage(make, chosen, source, chosen == tuned) for chosen in (quick, tuned)]
     waits = new_shapes == "wait" and not options.tune_later
     return Maker(
-        now=lambda binding: Made(make(binding, options), note_of(options), last=options == tuned),
+        now=lambda binding: _made(make(binding, options), options, options == tuned),
         later=() if waits else tuple(stages),
         at_hand=lambda binding: source is not None and source.place(binding, options).exists(),
         general=general,
@@ -76,9 +76,13 @@ def _stage(make: Make, options: Options, source: Source | None, last: bool) -> S
             )
             if not done and options.tune:
                 raise UnsupportedError("measuring needs a child process, and it failed")
-        return Made(make(binding, options), note_of(options), last)
+        return _made(make(binding, options), options, last)
 
     return run
+
+
+def _made(runner: Runner, options: Options, last: bool) -> Made:
+    return Made(runner, note_of(options), last or serves_none(runner))
 
 
 def note_of(options: Options) -> str:

@@ -39,6 +39,12 @@ class TensorSpec:
     name: str
     datatype: str
     shape: tuple[int, ...]  # -1: any size
+    any_rank: bool = False  # the shape is (-1,) then, which is how the wire says that any will do
+
+    @property
+    def text(self) -> str:
+        """The datatype and shape for people, `FP32[-1, 4]`; `FP32[*]` where any rank will do."""
+        return f"{self.datatype}{'[*]' if self.any_rank else list(self.shape)}"
 
     def describe(self) -> dict[str, object]:
         """Return the spec as the wire's metadata object."""

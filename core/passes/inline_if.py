@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ from core.errors import ModelError, UnsupportedError
 from core.ir.graph import Array, Graph, Node, Value
 from core.ir.types import DType, TensorType
 from core.ops.inference import infer_graph
-from core.passes.base import PassResult
+from core.passes.base import Pass, PassResult
 from core.passes.edit import Editor
 
 _BRANCHES = ("then_branch", "else_branch")
@@ -19,9 +19,22 @@ _BRANCHES = ("then_branch", "else_branch")
 
 @dataclass(frozen=True)
 class InlineIf:
+    """`between` runs after something was inlined and before the rest is tried again: what a branch computes may tell
+    which one the next If takes, however many there are."""
+
+    between: Sequence[Pass] = ()
     name: str = "inline_if"
 
     def run(self, graph: Graph) -> PassResult:
+        result = self._once(graph)
+        changed = result.changed
+        while result.changed and self.between:
+            changed += sum(step.run(graph).changed for step in self.between)
+            result = self._once(graph)
+            changed += result.changed
+        return PassResult(changed, result.notes)
+
+    def _once(self, graph: Graph) -> PassResult:
         if not any(node.op == "If" for node in graph.nodes):
             return PassResult(0)
         try:

@@ -73,7 +73,8 @@ class PassReport:
 
 def preparation(options: Options) -> list[Pass]:
     """What the planner cannot do without: parameters and constants known, nothing dead."""
-    return [BindParams(), FoldConstants(options.fold_limit_bytes), InlineIf(), Eliminate(), CommonSubexpressions()]
+    known: list[Pass] = [BindParams(), FoldConstants(options.fold_limit_bytes)]
+    return [*known, InlineIf(known), Eliminate(), CommonSubexpressions()]
 
 
 def for_proofs() -> list[Pass]:

@@ -18,6 +18,7 @@ from core.ops.registry import may_not_end
 from core.plan.liveness import Affine
 
 ARENA, WEIGHTS = 0, 1  # the first bases; model inputs, states and outputs follow in this order, then flags
+NO_BATCH: Dim = -1  # what a plan supposes that serves no batch size
 FLAG_BYTES = 16  # from one flag to the next: operands of GPUs are that far aligned
 
 
@@ -135,6 +136,11 @@ class Plan:
     most_rows: int | None = None  # that kernels reach; None: any
     seams: tuple[Seam, ...] = ()  # where a batch may be parted otherwise than before
     supposed: tuple[Dim, ...] = ()  # of n: the plan is right as long as none is negative
+
+    @property
+    def serves_none(self) -> bool:
+        """Whether it is no code, but stands for all batch sizes where each has code of its own."""
+        return NO_BATCH in self.supposed
 
     @property
     def may_not_end(self) -> bool:

@@ -5,15 +5,18 @@ order -> choose a kernel per node, and values inside others -> storage -> tape
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from core.check.plans import check_plan, is_on
-from core.ir.graph import Graph, Value, node_reads
+from core.ir.graph import Graph, Node, Value, node_reads
 from core.ir.types import TensorType
 from core.kernels.catalog import Selector, select
 from core.kernels.target import GpuTarget, Target
+from core.ops.registry import describe
 from core.plan.choice import Asked, Choice, choose_kernels, plannable
 from core.plan.liveness import Affine, lower_bound
 from core.plan.order import order
-from core.plan.plan import Address, Memory, Plan, Planned, Region, Seam
+from core.plan.plan import NO_BATCH, Address, Memory, Plan, Planned, Region, Seam
 from core.plan.ports import Ports, ports_of
 from core.plan.reach import ELEMENTS, PROGRAMS, most_rows
 from core.plan.seams import find_seams
@@ -33,6 +36,14 @@ def make_plan(
     if is_on():
         check_plan(graph, planned, target, winograd)
     return planned
+
+
+def plan_for_no_batch(graph: Graph, target: Target | GpuTarget, misfit: Node) -> Plan:
+    """What is in the place of a plan for all batch sizes where a node only fits some: it does nothing, and sends every
+    run to code for just its size, where that node can have a kernel."""
+    nothing = make_plan(Graph(graph.name, inputs=list(graph.inputs)), target).plan
+    note = f"every batch size has code of its own: {describe(misfit)} only fits some"
+    return replace(nothing, log=(note,), supposed=(NO_BATCH,))
 
 
 def _plan(graph: Graph, target: Target | GpuTarget, threads: int, choose: Selector, winograd: bool) -> Planned:

@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from core.errors import LatheError
+from core.ir.dim import Dim
 from core.ir.graph import Array, Graph, Node, Value
+from core.ir.types import TensorType
 from core.ops import registry
 from core.ops.inference import forget_types, infer_graph
+from core.passes.control import CONTROL
 
 _PROBE = 1_000_003  # a prime, and an extent that no model has: no accident makes it agree with another one
 
@@ -23,16 +26,52 @@ def holds_for_every_batch(node: Node, constants: Mapping[Value, Array]) -> bool:
     inputs = list(dict.fromkeys(value for value in node.inputs if value is not None))
     if not any(value.tensor.symbols for value in [*inputs, *node.outputs]) and not _may_be_declared(node, constants):
         return True
+    twin = _twin(node, constants, {"n": _PROBE})
+    declared = [value.type for value in twin.outputs]
+    return _is_valid(twin) and [value.type for value in twin.outputs] == declared
+
+
+def misfit(graph: Graph, around: Mapping[Value, Array] | None = None) -> Node | None:
+    """The first node, also inside control flow, that is valid for some batch sizes and not for others; `around`: the
+    constants of the graphs around this one. Code for a number in the place of `n` may have a kernel for it."""
+    constants = {**(around or {}), **graph.constants}
+    for node in graph.live_nodes():
+        if node.op in CONTROL:
+            found = next(filter(None, (misfit(body, constants) for body in node.subgraphs)), None)
+        else:
+            found = node if _fits_some(node, constants) else None
+        if found is not None:
+            return found
+    return None
+
+
+def _fits_some(node: Node, constants: Mapping[Value, Array]) -> bool:
+    """Whether a node is valid for some batch sizes only. One that never is belongs to a branch that nobody takes; where
+    data decide the shape, no size tells more than another."""
+    if _may_be_declared(node, constants):
+        return False
+    types = [value.type for value in node.inputs if value is not None]
+    if not any(isinstance(type_, TensorType) and "n" in type_.symbols for type_ in types):
+        return False
+    return not _is_valid(_twin(node, constants, {"n": _PROBE})) and _is_valid(_twin(node, constants, {}))
+
+
+def _twin(node: Node, constants: Mapping[Value, Array], env: Mapping[str, Dim]) -> Graph:
+    """A graph of the node alone, with numbers for some symbols."""
+    inputs = list(dict.fromkeys(value for value in node.inputs if value is not None))
     given = [value for value in inputs if value not in constants]
     known = {value: constants[value] for value in inputs if value in constants}
-    twin = Graph("probe", given, list(node.outputs), [node], known).clone({"n": _PROBE})
-    declared = [value.type for value in twin.outputs]
+    return Graph("probe", given, list(node.outputs), [node], known).clone(env)
+
+
+def _is_valid(twin: Graph) -> bool:
+    """Whether inference accepts the nodes, whose types it gives anew."""
     forget_types(twin)
     try:
         infer_graph(twin)
     except LatheError:
         return False
-    return [value.type for value in twin.outputs] == declared
+    return True
 
 
 def _may_be_declared(node: Node, constants: Mapping[Value, Array]) -> bool:

@@ -97,6 +97,11 @@ def supposed_by(runner: Runner) -> tuple[Dim, ...]:
     return tuple(dim for share in runner.shares for dim in share.plan.supposed)
 
 
+def serves_none(runner: Runner) -> bool:
+    """Whether it is in the place of code for all batch sizes where each has its own."""
+    return any(share.plan.serves_none for share in runner.shares)
+
+
 def memory_of(runner: Runner) -> Memory:
     """Of all devices together."""
     each = [share.plan.memory for share in runner.shares]

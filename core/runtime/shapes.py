@@ -18,7 +18,7 @@ from weakref import WeakSet
 from core.errors import SessionClosed
 from core.runtime.background import Background
 from core.runtime.general import General
-from core.runtime.runner import Runner
+from core.runtime.runner import Runner, serves_none
 
 Binding: TypeAlias = tuple[tuple[str, int], ...]  # values of the symbols other than the batch size, sorted by name
 
@@ -80,6 +80,11 @@ class Shape:
     @property
     def ready(self) -> bool:
         return self.held is not None
+
+    @property
+    def serves(self) -> bool:
+        """Whether there is code that answers, or will be."""
+        return self.held is None or not serves_none(self.held.made.executable)
 
     @property
     def wanted(self) -> bool:
@@ -230,7 +235,7 @@ class Shapes:
 
     def _begin(self, binding: Binding) -> None:
         """A new shape: it is made in the background unless the first run had better wait for it."""
-        first = not self._shapes
+        first = not any(shape.serves for shape in self._shapes.values())
         shape = self._shapes[binding] = Shape(binding)
         if (self._maker.first or not first) and not self._maker.at_hand(binding):
             self._submit(shape, 0)

@@ -199,6 +199,8 @@ class Codec:
             count = len(self.signature.inputs)
             raise BadRequest(f"body: a raw body needs a model with one input, this one has {count}")
         spec = next(iter(self.signature.inputs.values()))
+        if spec.any_rank:
+            raise BadRequest(f"body: a raw body needs an input of a known rank, {spec.name!r} takes any")
         if spec.datatype == "BYTES":
             raise Unsupported(f"input {spec.name!r}: BYTES in a raw body is not supported")
         shape = _raw_shape(spec.shape, size // NUMPY_OF[spec.datatype].itemsize)

@@ -70,7 +70,7 @@ def configuration(servable: Servable) -> dict[str, Any]:
         "output": [_tensor(spec, model.batchable) for spec in model.outputs],
         "instance_group": [{"count": policy.instances, **_placement(model)}],
         "model_transaction_policy": {"decoupled": False},
-        "parameters": {"batching": {"string_value": model.batch_reason}, **_optional(model)},
+        "parameters": {"batching": {"string_value": model.batch_reason}, **_optional(model), **_any_rank(model)},
     }
     if servable.cache is not None:
         config["response_cache"] = {"enable": True}
@@ -104,6 +104,13 @@ def _optional(model: LoadedModel) -> dict[str, Any]:
     return {"optional_inputs": {"string_value": few(texts)}} if texts else {}
 
 
+def _any_rank(model: LoadedModel) -> dict[str, Any]:
+    """Name what may have any rank: the wire's shapes cannot say so, and have a single -1 there."""
+    names = [spec.name for spec in (*model.inputs, *model.outputs) if spec.any_rank]
+    return {"any_rank": {"string_value": few(names)}} if names else {}
+
+
 def _tensor(spec: TensorSpec, batched: bool) -> dict[str, Any]:
     kind = _CONFIG_TYPE.get(spec.datatype, spec.datatype)
-    return {"name": spec.name, "data_type": f"TYPE_{kind}", "dims": list(spec.shape[1:] if batched else spec.shape)}
+    dims = spec.shape[1:] if batched and not spec.any_rank else spec.shape
+    return {"name": spec.name, "data_type": f"TYPE_{kind}", "dims": list(dims)}

@@ -177,12 +177,14 @@ def _travels(type_: ValueType) -> bool:
     """Whether the inference protocol can carry such a value."""
     from core.ir.types import TensorType
 
-    return isinstance(type_, TensorType) and type_.shape is not None and type_.dtype.triton in NUMPY_OF
+    return isinstance(type_, TensorType) and type_.dtype.triton in NUMPY_OF
 
 
 def _spec(name: str, type_: ValueType) -> TensorSpec:
     from core.ir.types import TensorType
 
-    if not isinstance(type_, TensorType) or type_.shape is None or not _travels(type_):
+    if not isinstance(type_, TensorType) or not _travels(type_):
         raise Unprocessable(f"{name!r} is {type_}, which the inference protocol cannot carry")
+    if type_.shape is None:
+        return TensorSpec(name, type_.dtype.triton, (-1,), any_rank=True)
     return TensorSpec(name, type_.dtype.triton, tuple(dim if isinstance(dim, int) else -1 for dim in type_.shape))

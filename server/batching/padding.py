@@ -85,9 +85,8 @@ class Padding:
                 yield f"{name!r}: {spec.datatype} cannot hold value {self.value:g}"
 
     def _unfit(self, spec: TensorSpec) -> str | None:
-        if spec.datatype == "BYTES" or len(spec.shape) <= self.axis or spec.shape[self.axis] != -1:
-            found = f"{spec.datatype}{list(spec.shape)}"
-            return f"{spec.name!r}: expected numbers, of any length along axis {self.axis}, it is {found}"
+        if spec.datatype == "BYTES" or spec.any_rank or len(spec.shape) <= self.axis or spec.shape[self.axis] != -1:
+            return f"{spec.name!r}: expected numbers, of any length along axis {self.axis}, it is {spec.text}"
         return None
 
 

@@ -62,8 +62,7 @@ class Signature:
             raise BadRequest(f"inputs: expected {self.expected}, got {sorted(shapes)}")
         for name, (datatype, shape) in shapes.items():
             self._check(self.spec(name), datatype, shape)
-        counts = (prod(shape[axis] for axis in self._varying[name]) for name, (_, shape) in shapes.items())
-        work = max(counts, default=1)
+        work = max((self._extent(self.spec(name), shape) for name, (_, shape) in shapes.items()), default=1)
         if not self.batchable or given:
             return Group(0, (), work, bool(given))
         if self.fits is not None and not self.fits({name: shape for name, (_, shape) in shapes.items()}):
@@ -88,10 +87,16 @@ class Signature:
         """Check arrays in place of declared shapes."""
         return self.group({name: (wire_name(array), array.shape) for name, array in tensors.items()})
 
+    def _extent(self, spec: TensorSpec, shape: Shape) -> int:
+        """How large an input is along what may vary."""
+        return prod(shape if spec.any_rank else (shape[axis] for axis in self._varying[spec.name]))
+
     @staticmethod
     def _check(spec: TensorSpec, datatype: str, shape: Shape) -> None:
         if datatype != spec.datatype:
             raise BadRequest(f"input {spec.name!r}: expected datatype {spec.datatype}, got {datatype}")
+        if spec.any_rank:
+            return
         if len(shape) != len(spec.shape) or any(w not in (-1, g) for w, g in zip(spec.shape, shape, strict=True)):
             raise BadRequest(f"input {spec.name!r}: expected shape {list(spec.shape)}, got {list(shape)}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Protocol, TypeAlias
 
 from server.pipelines.definition import BadPipeline, Definition, StepDef
@@ -50,27 +51,28 @@ def attach(step: StepDef, interface: Interface, types: Types) -> None:
     for name, tensor in step.inputs.items():
         types[tensor] = _joined(step, takes[name], tensor, types.get(tensor))
     for name, tensor in step.outputs.items():
-        types[tensor] = TensorSpec(tensor, gives[name].datatype, gives[name].shape)
+        types[tensor] = replace(gives[name], name=tensor)
 
 
 def fits(given: TensorSpec, wanted: TensorSpec) -> bool:
     """Whether a tensor of one type may go where the other is expected; a size of -1 may turn out to be any."""
-    return (
-        given.datatype == wanted.datatype
-        and len(given.shape) == len(wanted.shape)
-        and all(-1 in (g, w) or g == w for g, w in zip(given.shape, wanted.shape, strict=True))
+    if given.datatype != wanted.datatype or given.any_rank or wanted.any_rank:
+        return given.datatype == wanted.datatype
+    return len(given.shape) == len(wanted.shape) and all(
+        -1 in (g, w) or g == w for g, w in zip(given.shape, wanted.shape, strict=True)
     )
 
 
 def _joined(step: StepDef, wanted: TensorSpec, tensor: str, given: TensorSpec | None) -> TensorSpec:
     """Return what is known of a tensor once a step takes it."""
     if given is None:
-        return TensorSpec(tensor, wanted.datatype, wanted.shape)
+        return replace(wanted, name=tensor)
     if not fits(given, wanted):
         raise BadPipeline(
-            f"step {step.name!r}, input {wanted.name!r}: expected {wanted.datatype}{list(wanted.shape)}, "
-            f"tensor {tensor!r} is {given.datatype}{list(given.shape)}"
+            f"step {step.name!r}, input {wanted.name!r}: expected {wanted.text}, tensor {tensor!r} is {given.text}"
         )
+    if given.any_rank or wanted.any_rank:
+        return replace(wanted if given.any_rank else given, name=tensor)
     return TensorSpec(tensor, given.datatype, tuple(map(max, given.shape, wanted.shape)))
 
 

@@ -7,6 +7,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -16,7 +17,7 @@ import numpy as np
 from server.backends.base import Backend, LoadedModel, packing
 from server.children import Children
 from server.datatypes import NUMPY_OF
-from server.errors import ServerError, Unavailable, Unprocessable
+from server.errors import BadRequest, ServerError, Unavailable, Unprocessable
 from server.repository.artifacts import ArtifactCache, BuildOptions, compiler_at_start, compiler_now, key_of
 from server.repository.manifest import MANIFEST
 from server.repository.memory import MemoryBudget, Owner
@@ -148,13 +149,15 @@ def _reading(model_file: Path) -> list[str]:
 
 
 def warm_up(model: LoadedModel) -> None:
-    """Run the model once on zeros, if its inputs say how large they are, or it packs, whatever the length."""
+    """Run the model once on zeros, if its inputs say how large they are, or it packs, whatever the length. It may
+    refuse these as data: a shape of zeros, say."""
     if packing(model) is not None or all(_is_sized(spec) for spec in model.inputs):
-        model.execute({spec.name: _zeros(spec) for spec in model.inputs})
+        with suppress(BadRequest):
+            model.execute({spec.name: _zeros(spec) for spec in model.inputs})
 
 
 def _is_sized(spec: TensorSpec) -> bool:
-    return spec.datatype != "BYTES" and all(size >= 0 for size in spec.shape[1:])
+    return spec.datatype != "BYTES" and not spec.any_rank and all(size >= 0 for size in spec.shape[1:])
 
 
 def _zeros(spec: TensorSpec) -> Array:

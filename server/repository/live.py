@@ -97,11 +97,17 @@ class LiveModel:
         queue, cache = self.config.queue, self.config.response_cache.max_bytes
         servable.configure(self.config.policy, queue.max_queue_size, queue.max_queue_bytes, cache)
         padding = self.config.padding.rule if packing(servable.model) is None else None
+        problems: dict[str, str] = {}  # by field
+        if (rows := self.config.max_batch_size or 1) > 1 and not servable.model.batchable:
+            problems["max_batch_size"] = _not_batched(servable.model, rows)
         if self.config.compile.packing and (reason := _not_packed(servable.model)):
-            self.config_error = f"{CONFIG}: compile.packing: version {servable.ref.version}: {reason}"
+            problems["compile.packing"] = reason
         if padding is not None and (problem := padding.problem(servable.signature)):
-            self.config_error = f"{CONFIG}: padding: version {servable.ref.version}: {problem}"
+            problems["padding"] = problem
             padding = None
+        if problems:
+            told = (f"{at}: version {servable.ref.version}: {problem}" for at, problem in problems.items())
+            self.config_error = f"{CONFIG}: {'; '.join(told)}"
         servable.rules.padding, servable.rules.quotas = padding, self.quotas
 
     @contextmanager
@@ -224,6 +230,11 @@ class LiveModels:
         """Drop a model whose folder is gone."""
         self._models.pop(model.name, None)
         self.registry.remove(model.name)
+
+
+def _not_batched(model: LoadedModel, rows: int) -> str:
+    """Why a model runs every request alone where its owner wants batches."""
+    return f"expected 1, or a model whose requests may share a batch, got {rows}: {model.batch_reason}"
 
 
 def _not_packed(model: LoadedModel) -> str:

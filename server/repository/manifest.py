@@ -53,7 +53,7 @@ class Signature:
 
     def describe(self) -> str:
         """Return the signature in one line."""
-        sides = ([f"{t.name}: {t.datatype}{list(t.shape)}" for t in side] for side in (self.inputs, self.outputs))
+        sides = ([f"{t.name}: {t.text}" for t in side] for side in (self.inputs, self.outputs))
         return " -> ".join(", ".join(side) for side in sides)
 
 
@@ -84,8 +84,8 @@ class Manifest:
             "metadata": dict(self.metadata),
         }
         if self.signature is not None:
-            document["inputs"] = [spec.describe() for spec in self.signature.inputs]
-            document["outputs"] = [spec.describe() for spec in self.signature.outputs]
+            document["inputs"] = [_kept(spec) for spec in self.signature.inputs]
+            document["outputs"] = [_kept(spec) for spec in self.signature.outputs]
         return document
 
     def dump(self) -> bytes:
@@ -138,10 +138,16 @@ def _specs(document: dict[str, Any], side: str) -> tuple[TensorSpec, ...]:
     return tuple(_spec(entry, side) for entry in listed)
 
 
+def _kept(spec: TensorSpec) -> dict[str, object]:
+    return spec.describe() | ({"any_rank": True} if spec.any_rank else {})
+
+
 def _spec(entry: object, side: str) -> TensorSpec:
     match entry:
-        case {"name": str(name), "datatype": str(datatype), "shape": [*shape]} if all(type(d) is int for d in shape):
-            return TensorSpec(name, datatype, tuple(shape))
+        case {"name": str(name), "datatype": str(datatype), "shape": [*shape], **more} if all(
+            type(d) is int for d in shape
+        ):
+            return TensorSpec(name, datatype, tuple(shape), more.get("any_rank") is True)
     raise DamagedDocument(f"manifest: an entry of {side!r} needs name, datatype and shape")
 
 

@@ -175,7 +175,11 @@ class Compilation(_Section):
 class ModelConfig(_Section):
     """One model's configuration."""
 
-    max_batch_size: Size | None = Field(default=None, description="Largest batch; at most what it is compiled for.")
+    max_batch_size: Size | None = Field(
+        default=None,
+        description="Largest batch; at most what it is compiled for. Where a version's requests cannot share a batch, "
+        "`config_error` says why.",
+    )
     instances: int = Field(
         default=1, ge=1, le=64, description="Batches of a version that run at once; at most the server's `workers`."
     )

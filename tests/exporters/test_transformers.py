@@ -28,6 +28,6 @@ def test_exported_architectures(tmp_path: Path, subtests: pytest.Subtests) -> No
     for folder in folders:
         with subtests.test(folder.name):
             found = examined(folder)
-            assert found.verdict == REFUSED.get(folder.name, "agrees"), found.reasons
-            assert found.batchable or not found.independent, found.reasons
-            assert not found.fallbacks, found.reasons
+            assert found.result == REFUSED.get(folder.name, "agrees"), found.notes
+            assert found.batchable or not found.independent, found.notes
+            assert not found.fallbacks, found.notes

@@ -133,4 +133,4 @@ def _info(spec: TensorSpec) -> ValueInfoProto:
 
 
 def _shown(spec: TensorSpec) -> str:
-    return f"{spec.datatype}{list(spec.shape)}"
+    return spec.text

@@ -24,6 +24,7 @@ from core.passes.fold_constants import FoldConstants
 from core.passes.pipeline import Options, optimize, prepare, run_passes
 from core.reference import interpret
 from tests.core.passes.case_files import feeds, operators
+from tests.core.small_models import model
 
 DIGITS = Path(__file__).parents[3] / "model_repo" / "digits" / "1" / "model.onnx"
 RNG = np.random.default_rng(0)
@@ -178,6 +179,20 @@ def test_preparation_only_binds_and_cleans() -> None:
     assert [report.name for report in reports] == names
     assert operators(prepared)["MatMul"] == 8
     assert all(len(node.inputs) == 1 for node in prepared.nodes if node.op == "Reshape")
+
+
+def test_branches_that_tell_each_other_apart_go_however_many_there_are() -> None:
+    """What rank each If gives is known when the one before it is gone."""
+    before = ["x", *(f"v{index}" for index in range(6))]
+    steps = (
+        f"s{i} = Shape({x}) r{i} = Size(s{i}) c{i} = Equal(r{i}, two) "
+        f"v{i} = If(c{i}) <then_branch = t{i} () => (float[n,4] a{i}) {{ a{i} = Neg({x}) }}, "
+        f"else_branch = e{i} () => (float[] b{i}) {{ b{i} = ReduceSum <keepdims = 0> ({x}) }}>"
+        for i, x in enumerate(before[:-1])
+    )
+    graph = load(model("float[n,4] x => float[n,4] y", " ".join([*steps, "y = Neg(v5)"]), "int64 two = {2}"))
+    assert operators(graph)["If"] == 6
+    assert "If" not in operators(prepare(graph)[0])
 
 
 def test_equal_epilogues_have_equal_text_so_that_kernels_are_shared() -> None:

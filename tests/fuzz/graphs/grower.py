@@ -2,7 +2,7 @@
 
 A rule asks for operands, and the grower decides what they are: a constant, a value of the graph, the same value again,
 a part of it, something computed from an extent, something of unknown rank. What an oracle refuses, what is not finite,
-and what small changes of the inputs turn into something else is not kept (`Unfit`).
+and what small changes of the inputs turn into something else is not kept (`Unfit`; see `shadows`).
 """
 
 from __future__ import annotations
@@ -19,21 +19,17 @@ from tests.fuzz.graphs.adapt import adapted
 from tests.fuzz.graphs.evaluate import LOCAL, reads, tensor, tensor_type
 from tests.fuzz.graphs.facts import (
     CARRIES,
-    EXACT,
     FIXES_RANK,
     JOINS,
-    MANY_ROUNDINGS,
-    ONE_ROUNDING,
-    ROUGH,
     VIEWS,
     WINDOWS,
 )
 from tests.fuzz.graphs.hidden import UNKNOWN, holds, of_all, rankless
+from tests.fuzz.graphs.shadows import MOST_ELEMENTS, computed
 from tests.fuzz.graphs.values import (
     F32,
     FLOATS,
     I64,
-    ROUNDING,
     STRING,
     Array,
     Item,
@@ -44,9 +40,6 @@ from tests.fuzz.graphs.values import (
 from tests.fuzz.graphs.world import World
 
 T = TypeVar("T")
-MOST_ELEMENTS = 3000
-MOST_SIZE = 200.0  # of floating-point numbers: products of larger ones leave the range in which rounding is small
-_MOST_CHANGE = 2e-3  # of a value under its shadow, relative to its largest number
 KINDS = ("plain", "constant", "alias", "window", "part", "count", "unknown rank")
 
 
@@ -116,7 +109,7 @@ class Grower:
         made = list(names) if names is not None else [self.world.name() for _ in range(outputs)]
         node = helper.make_node(op, given, made, domain=domain, **attrs)
         sources = [self.find(name) for name in reads(node)]
-        results, shadows, steps = self._computed(node, sources)
+        results, shadows, steps = computed(self.world, node, sources)
         flows = op in ("Shape", "Size") or any(item.counted for item in self._carriers(op, domain, inputs, sources))
         if self.world.rowwise and op not in ("Shape", "Size") and not self._keeps_rows(sources, results):
             raise Unfit("mixes rows")
@@ -143,60 +136,6 @@ class Grower:
 
     def one(self, op: str, *inputs: Item | None, **attrs: Any) -> Item:
         return self.emit(op, inputs, **attrs)[0]
-
-    def _computed(
-        self, node: onnx.NodeProto, sources: Sequence[Item]
-    ) -> tuple[dict[int, list[Array]], dict[int, list[Array]], int]:
-        """The results by case, those of the shadows, and how many roundings are behind them."""
-        world, cases = self.world, list(self.alive)
-        constants = {item.name: item.at(cases[0]) for item in sources if item.static}
-        moving = [item for item in sources if not item.static]
-        feeds = [{item.name: item.at(case) for item in moving} for case in cases]
-        shaken = any(item.steps for item in moving)
-        if shaken:
-            feeds += [{item.name: item.shadows[case] for item in moving} for case in cases]
-            feeds += [{item.name: _mirrored(item, case) for item in moving} for case in cases]
-        answers = world.evaluator.node(node, constants, feeds)
-        lost = [case for index, case in enumerate(cases) if any(a is None for a in answers[index :: len(cases)])]
-        left = [case for case in cases if case not in lost]
-        if lost and (len(left) < 2 or not (set(lost) == {len(world.cases) - 1} or self.often(0.15))):
-            raise Unfit("refused for some rows")
-        steps = self._steps(node, sources)
-        results: dict[int, list[Array]] = {}
-        shadows: dict[int, list[Array]] = {}
-        for index, case in enumerate(cases):
-            if case in left:
-                results[case] = answers[index] or []
-                shadows[case] = (answers[index + len(cases)] if shaken else answers[index]) or []
-                _check(results[case], shadows[case])
-                _check(results[case], (answers[index + 2 * len(cases)] if shaken else answers[index]) or [])
-        if steps > 1:
-            size = 20 if node.op_type in MANY_ROUNDINGS else 1
-            for case in left:
-                shadows[case] = [self._shake(array, node.op_type, size) for array in shadows[case]]
-        world.alive = left
-        return results, shadows, steps
-
-    def _steps(self, node: onnx.NodeProto, sources: Sequence[Item]) -> int:
-        before = max((item.steps for item in sources), default=0)
-        if node.op_type in EXACT:
-            return before
-        integers = all(item.dtype not in FLOATS for item in sources)
-        if integers and node.op_type not in ("DequantizeLinear", "Cast", "CastLike") and not _has_body(node):
-            return before
-        return before + 1 if node.op_type in ONE_ROUNDING else 2
-
-    def _shake(self, array: Array, op: str, size: int) -> Array:
-        """Noise of the size of rounding: of each number where the operator works on each, else of the largest."""
-        rounding = ROUNDING.get(array.dtype)
-        if rounding is None or array.size == 0:
-            return array
-        if op in ROUGH:
-            rounding = max(rounding, ROUNDING[F32])
-        noise = self.world.numbers.uniform(-1, 1, array.shape) * rounding * size
-        wide = array.astype(np.float64)
-        scale = np.abs(wide) if op in ONE_ROUNDING else np.abs(wide).max()
-        return np.asarray(wide + noise * scale).astype(array.dtype)
 
     def _keeps_rows(self, sources: Sequence[Item], results: Mapping[int, Sequence[Array]]) -> bool:
         """Whether results lead with the number of rows where an operand does."""
@@ -590,35 +529,3 @@ def _ranked(op: str) -> int:
 def _is_number(op: str, inputs: Sequence[Item | None], attrs: Mapping[str, Any]) -> bool:
     """Whether an operator reduces a tensor of whatever rank to one number."""
     return op.startswith("Reduce") and len(inputs) == 1 and "axes" not in attrs and attrs.get("keepdims") == 0
-
-
-def _has_body(node: onnx.NodeProto) -> bool:
-    return any(attribute.HasField("g") for attribute in node.attribute)
-
-
-def _mirrored(item: Item, case: int) -> Array:
-    """The shadow on the other side of a value: one of the two crosses a step that the value stands at."""
-    array, shadow = item.at(case), item.shadows[case]
-    if array.dtype not in ROUNDING:
-        return array
-    return np.asarray(2 * array.astype(np.float64) - shadow.astype(np.float64)).astype(array.dtype)
-
-
-def _check(results: Sequence[Array], shadows: Sequence[Array]) -> None:
-    """Unfit unless the results are small and finite, and the shadows tell the same."""
-    for array, shadow in zip(results, shadows, strict=True):
-        if array.size > MOST_ELEMENTS:
-            raise Unfit("large")
-        if array.shape != shadow.shape or array.dtype != shadow.dtype:
-            raise Unfit("unstable")
-        if array.dtype not in ROUNDING:
-            if not np.array_equal(array, shadow):
-                raise Unfit("unstable")
-            continue
-        wide, other = array.astype(np.float64), shadow.astype(np.float64)
-        size = float(np.abs(wide).max(initial=0.0))
-        if not np.isfinite(wide).all() or size > MOST_SIZE:
-            raise Unfit("not finite, or large")
-        most = max(_MOST_CHANGE, 20 * ROUNDING[array.dtype])
-        if not float(np.abs(wide - other).max(initial=0.0)) <= most * max(size, 1e-3):
-            raise Unfit("unstable")

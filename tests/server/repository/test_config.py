@@ -195,3 +195,21 @@ def test_padding_that_does_not_fit_a_version_is_told_of_and_not_done(tmp_path: P
             assert "padding: version 2: 'x': expected numbers, of any length along axis 1" in w.model("m").config_error
 
     run(scenario())
+
+
+def test_batches_that_a_version_cannot_have_are_told_of(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(1.0, batchable=False, batch_reason="node 'y' (CumSum) runs over the rows"))
+            await write(w, "max_batch_size = 4\n[padding]\nmask = 'x'")
+            error = w.model("m").config_error
+            assert error.startswith("config.toml: max_batch_size: version 1: expected 1, or a model whose requests")
+            assert "may share a batch, got 4: node 'y' (CumSum) runs over the rows" in error
+            assert "; padding: version 1: " in error  # all that is wrong, not the last of it
+            await write(w, "max_batch_size = 1")
+            assert w.model("m").config_error == ""
+            await w.push(toy(2.0), promote=True)
+            await write(w, "max_batch_size = 4\n[version_policy]\nspecific = [2]")
+            assert w.registry.resolve("m").ref.version == 2
+
+    run(scenario())

@@ -111,7 +111,7 @@ class ToyBackend:
             self.refusals = max(0, self.refusals - 1)
             raise Unprocessable("the artifact does not load")
         self.open_models += 1
-        names = ("fails_every", "differs_every", "delay", "packs", "packing_reason")
+        names = ("fails_every", "differs_every", "delay", "packs", "packing_reason", "batchable", "batch_reason")
         habits = {name: model[name] for name in names if name in model}
         return ToyModel(model["scale"], tuple(model["shape"]), self, **habits, closed=closed)
 

@@ -26,11 +26,11 @@ from core.kernels.catalog import Selector
 from core.kernels.cpu import object_for
 from core.kernels.target import Target
 from core.ops.inference import infer_graph
-from core.ops.registry import may_not_end, revisions
+from core.ops.registry import are_everywhere, may_not_end, revisions
 from core.ops.supposed import suppositions
 from core.options import Options, with_placement
 from core.options import make_options as make_options
-from core.packing import pack_info, packed_maker
+from core.packing import PACKED, described_packed, for_any_length, of_any_length, pack_info, packed_maker
 from core.passes.assumptions import as_one_batch
 from core.passes.feed_defaults import with_fed, with_types
 from core.passes.pipeline import Options as PassOptions
@@ -43,16 +43,19 @@ from core.plan.plan import Plan, Planned, weight_chunks
 from core.plan.planner import make_plan
 from core.plan.within import plan_within
 from core.runtime import artifact
+from core.runtime.any_length import AnyLength
+from core.runtime.background import Background
 from core.runtime.bundle import MAGIC, Written
 from core.runtime.compiled import Compiled, Split, ready, ready_split
 from core.runtime.devices import open_device
 from core.runtime.executable import Executable
 from core.runtime.general import General
+from core.runtime.given import Binding
 from core.runtime.memory import give_back, machine_bytes
 from core.runtime.room import Block
 from core.runtime.runner import Runner
 from core.runtime.session import BatchInfo, Description, Session
-from core.runtime.shapes import Binding, Made, Maker
+from core.runtime.shapes import Made, Maker, StandIn
 from core.runtime.store import Store, open_store
 from core.runtime.trial import host_bench
 from core.runtime.variants import Fed
@@ -243,7 +246,8 @@ def session_of(
         return executable(content, chosen, batching, binding)
 
     packed = packed_maker(lambda: content, description, options, partial(_stored_on_host, source=None))
-    return Session(description, _maker_of(content, make, options, new_shapes), packed=packed, **others)
+    made = _maker_of(content, description, make, options, new_shapes)
+    return Session(description, made, packed=packed, **others)
 
 
 class _Others(TypedDict, total=False):
@@ -270,7 +274,7 @@ def _as_declared(graph: Graph, options: Options) -> Session:
     chosen = _without_packing(options)
     description = describe(graph, chosen)
     make = partial(_stored, lambda: graph, description, source=None)
-    return Session(description, _maker_of(graph, make, chosen, "wait"))
+    return Session(description, _maker_of(graph, description, make, chosen, "wait"))
 
 
 def _without_packing(options: Options) -> Options:
@@ -290,7 +294,7 @@ def variants_of(
         own = replace(source, fed=tuple(sorted(fed))) if source is not None else None
         make = partial(_stored, lambda: opened_up, description, source=own)
         others = _others_of(lambda: opened_up, description, chosen, new_shapes, None)
-        return Session(description, _maker_of(opened_up, make, chosen, new_shapes, own), **others)
+        return Session(description, _maker_of(opened_up, description, make, chosen, new_shapes, own), **others)
 
     return variant
 
@@ -332,7 +336,7 @@ def opened(
         graph, source = stored.content, own
         make = partial(_stored, lambda: graph, stored.description, source=source)
         packed = packed_maker(lambda: graph, stored.description, chosen, partial(_stored_on_host, source=source))
-        made = _maker_of(graph, make, chosen, new_shapes, source)
+        made = _maker_of(graph, stored.description, make, chosen, new_shapes, source)
         return Session(stored.description, made, packed=packed, **others)
     if source is None:
         return Session(stored.description, fixed=Made(stored.content), **others)
@@ -341,24 +345,52 @@ def opened(
     return Session(stored.description, maker(make, chosen, "wait", None, source), fixed, **others)
 
 
-def _maker_of(graph: Graph, make: Make, options: Options, new_shapes: NewShapes, source: Source | None = None) -> Maker:
+def _maker_of(
+    graph: Graph,
+    description: Description,
+    make: Make,
+    options: Options,
+    new_shapes: NewShapes,
+    source: Source | None = None,
+) -> Maker:
     """State belongs to one executable: where there is some, nothing else may take its place. What runs on other devices
     is compiled by the run that needs it."""
-    if graph.states or options.devices:
+    if graph.states or options.devices or new_shapes == "wait":
         return maker(make, options, "wait", None, source)
-    return maker(make, options, new_shapes, General(graph), source)
+    return maker(make, options, new_shapes, _stand_in(graph, description, options, source), source)
+
+
+def _stand_in(graph: Graph, description: Description, options: Options, source: Source | None) -> StandIn:
+    """What answers for shapes that have no code of their own yet."""
+    general = General(graph)
+    chosen = for_any_length(options)
+    packed = described_packed(description, chosen)
+    make = packed_maker(lambda: graph, packed, chosen, partial(_stored_on_host, source=source))
+    if make is None or not description.any_length:
+        return general
+
+    def compile_beside(background: Background) -> None:
+        if source is not None and are_everywhere():
+            background.run_child(source.command(PACKED, chosen))
+
+    return AnyLength(make, list(description.inputs), list(description.outputs), general, compile_beside)
 
 
 def specialise(path: Path, origin: str, binding: Binding, options: Options, fed: tuple[str, ...] = ()) -> None:
-    """Put the code of one shape of a model, an ONNX file or an artifact that holds a graph, into the store. The
-    defaults named in `fed` are inputs."""
+    """Put the code of one shape of a model, an ONNX file or an artifact that holds a graph, into the store; that for
+    packed sequences if the binding is `PACKED`. The defaults named in `fed` are inputs."""
     store = open_store(options.cache_dir)
     if store is None:
         raise UnsupportedError(f"the cache folder {options.cache_dir} cannot be written")
     graph = as_one_batch(with_fed(_graph_in(path), fed))[0] if fed else _graph_in(path)
-    description = describe(graph, options)
+    description, source = describe(graph, options), Source(path, origin, store, fed)
+    if binding == PACKED:
+        make = packed_maker(lambda: graph, description, options, partial(_stored_on_host, source=source))
+        if make is not None:
+            make().close()
+        return
     compiled = build(graph, options, description.batching, binding)
-    _keep(Source(path, origin, store, fed), description, binding, options, compiled)
+    _keep(source, description, binding, options, compiled)
 
 
 def _graph_in(path: Path) -> Graph:
@@ -392,7 +424,8 @@ def _describe(graph: Graph, options: Options, proof: Proof) -> Description:
     endless = may_not_end(graph.nodes)
     # State belongs to one code, so no other may run with it.
     defaults = {value.name: type_ for value, type_ in graph.defaults.items()} if not graph.states else {}
-    return Description(graph.name, inputs, outputs, batching, options.max_batch, packing, endless, defaults)
+    any_length = of_any_length(graph, batching, options)
+    return Description(graph.name, inputs, outputs, batching, options.max_batch, packing, endless, defaults, any_length)
 
 
 def executable(

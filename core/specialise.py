@@ -18,9 +18,9 @@ from core.errors import UnsupportedError
 from core.ops.registry import are_everywhere, revisions
 from core.options import Options
 from core.runtime.background import Background
-from core.runtime.general import General
+from core.runtime.given import Binding
 from core.runtime.runner import Runner
-from core.runtime.shapes import Binding, Made, Maker, Stage
+from core.runtime.shapes import Made, Maker, Stage, StandIn
 from core.runtime.store import Store
 
 NewShapes: TypeAlias = Literal["default", "wait", "background"]
@@ -51,7 +51,7 @@ class Source:
         return ["specialise", str(self.path), self.origin, *texts]
 
 
-def maker(make: Make, options: Options, new_shapes: NewShapes, general: General | None, source: Source | None) -> Maker:
+def maker(make: Make, options: Options, new_shapes: NewShapes, general: StandIn | None, source: Source | None) -> Maker:
     """For a model without state. The first shape of a session is tuned as the options say before it runs, unless it is
     to wait for the background like the others. ValueError for unknown `new_shapes`."""
     if new_shapes not in _CHOICES:

@@ -23,7 +23,8 @@ from core.ir.graph import Graph
 from core.ir.types import DType, TensorType
 from core.runtime.background import Background
 from core.runtime.general import General, work
-from core.runtime.shapes import Binding, Made
+from core.runtime.given import Binding
+from core.runtime.shapes import Made
 from tests.core.runtime import graphs
 
 Feeds = dict[str, np.ndarray]

@@ -15,9 +15,10 @@ from typing import Literal, TypedDict
 from core.codegen.jit import compiler_version, llvm_version
 from core.codegen.target import has_bytes, host
 from core.errors import ArtifactError, ModelError, UnsupportedError
-from core.frontends.beside import digests, names_files
+from core.frontends.beside import Content, content_at, content_of_bytes, digests
 from core.frontends.external import ExternalFiles
-from core.frontends.onnx import load, load_with
+from core.frontends.onnx import import_model, load
+from core.frontends.proto import parse_model
 from core.ir.dim import Dim, symbol, symbols
 from core.ir.graph import Graph
 from core.ir.types import TensorType
@@ -51,7 +52,7 @@ from core.runtime.devices import open_device
 from core.runtime.executable import Executable
 from core.runtime.general import General
 from core.runtime.given import Binding
-from core.runtime.memory import give_back, machine_bytes
+from core.runtime.memory import drop_code, give_back, machine_bytes
 from core.runtime.room import Block
 from core.runtime.runner import Runner
 from core.runtime.session import BatchInfo, Description, Session
@@ -63,7 +64,8 @@ from core.specialise import Make, NewShapes, Source, maker, note_of
 from core.split import split
 from core.tune import Record, choices, read_findings
 
-_PIECE = 1 << 20  # bytes
+_NODE = 1 << 12  # bytes that the copies of a node take, roughly
+_LLVM = "libllvmlite"
 _BY_DEFINITION = "winograd=False: every product is computed by its definition"
 
 
@@ -135,14 +137,20 @@ def _here_and_now(options: Options) -> Options:
 
 
 def kept(
-    store: Store, model: bytes | Path, options: Options, new_shapes: NewShapes, file: Path | None = None
+    store: Store,
+    model: bytes | Path,
+    options: Options,
+    new_shapes: NewShapes,
+    file: Path | None = None,
+    looked_for: Content | None = None,
 ) -> Session:
     """A session from the compiled model in the store, which is made and put there when it is missing or of no use.
-    `file`: where the model lies."""
+    `file`: where the model lies. `looked_for`: the content that lay there before."""
     if file is None:
         options = _here_and_now(options)
     beside = ExternalFiles(file.parent) if file is not None else None
-    key = model_key(model, options, beside)
+    content = content_at(model) if isinstance(model, Path) else content_of_bytes(model, looked_for)
+    key = _key_of(content, model, options, beside)
     path = store.model(key)
     source = Source(file, key, store) if file is not None and options.tune_later else None
     with suppress(ArtifactError):
@@ -150,21 +158,29 @@ def kept(
         store.used(path)
         return session
     if isinstance(model, Path):  # by now it may be another file than the one that was looked for
-        return kept(store, model.read_bytes(), options, new_shapes, file)
-    graph, size = load_with(model, beside if names_files(model) else None), len(model)
+        return kept(store, model.read_bytes(), options, new_shapes, file, content)
+    files, size = beside if content.names_files else None, len(model)
+    parsed = parse_model(model, files is not None)
     del model  # its memory is of use to what follows
-    made = saved(store, path, graph, options, new_shapes)
-    del graph
+    graphs = [import_model(parsed, files)]
+    del parsed
+    size += _NODE * len(graphs[0].nodes)
+    made = saved(store, path, graphs.pop(), options, new_shapes)  # which has the only reference then
     give_back(size)  # what packing and generating code took
-    return made if isinstance(made, Session) else opened(path, options, new_shapes, source, made)
+    session = made if isinstance(made, Session) else opened(path, options, new_shapes, source, made)
+    drop_code(_LLVM)
+    return session
 
 
 def saved(store: Store, path: Path, graph: Graph, options: Options, new_shapes: NewShapes) -> Session | Written:
     """Compile into the store; a session only where the disk is full: what was compiled still runs."""
     graph, description = described(graph, options)
     content = content_of(graph, description.batching, options)
+    source = _source_of(graph, description)
+    if source is None and not isinstance(content, Graph):
+        graph = Graph(graph.name)  # tensors that the optimized graph lays out otherwise go before they are packed
     try:
-        written = artifact.save(path, description, options.kept(), content, False, _source_of(graph, description))
+        written = artifact.save(path, description, options.kept(), content, False, source)
         store.added(path)
     except OSError:
         return session_of(description, content, graph, options, new_shapes)
@@ -179,8 +195,16 @@ def _source_of(graph: Graph, description: Description) -> Graph | None:
 def model_key(model: bytes | Path, options: Options, beside: ExternalFiles | None = None) -> str:
     """A digest of everything that compiling depends on. A file is not in memory as a whole meanwhile. Tensors may lie
     in the files `beside`."""
+    return _key_of(content_at(model) if isinstance(model, Path) else content_of_bytes(model), model, options, beside)
+
+
+def _key_of(content: Content, model: bytes | Path, options: Options, beside: ExternalFiles | None) -> str:
+    outside: list[str] = []
+    if content.names_files and beside is not None:
+        outside = digests(model.read_bytes() if isinstance(model, Path) else model, beside)
     parts = (
-        *(_file_digests(model, beside) if isinstance(model, Path) else _digests(model, beside)),
+        content.digest,
+        *outside,
         options.key,
         host().key,
         compiler_version(),
@@ -191,29 +215,18 @@ def model_key(model: bytes | Path, options: Options, beside: ExternalFiles | Non
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _file_digests(path: Path, beside: ExternalFiles | None) -> list[str]:
-    """As `_digests`, a piece at a time. The file is not mapped, as another process may make it shorter meanwhile."""
-    digest, last, outside = hashlib.sha256(), b"", False
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-            outside = outside or names_files(last + piece)
-            last = piece[-64:]
-    return [digest.hexdigest(), *(digests(path.read_bytes(), beside) if outside and beside is not None else [])]
-
-
-def _digests(model: bytes, beside: ExternalFiles | None) -> list[str]:
-    """Of the content, and of what lies beside it."""
-    outside = digests(model, beside) if beside is not None else []
-    return [hashlib.sha256(model).hexdigest(), *outside]
-
-
 def unkept(graph: Graph, options: Options, new_shapes: NewShapes = "default") -> Session:
     """A session that leaves nothing behind but object code."""
     graph, description = described(graph, options)
     session = session_of(description, content_of(graph, description.batching, options), graph, options, new_shapes)
-    give_back(sum(array.nbytes for array in graph.constants.values()))  # what packing and generating code took
+    _tidy(graph)
     return session
+
+
+def _tidy(graph: Graph) -> None:
+    """Give back what compiling a graph took: copies of its constants and nodes, the compiler's code."""
+    give_back(sum(array.nbytes for array in graph.constants.values()) + _NODE * len(graph.nodes))
+    drop_code(_LLVM)
 
 
 def compile_to(path: Path, graph: Graph, options: Options) -> None:
@@ -260,7 +273,7 @@ class _Others(TypedDict, total=False):
 def _others_of(
     graph: Callable[[], Graph], description: Description, options: Options, new_shapes: NewShapes, source: Source | None
 ) -> _Others:
-    """What makes the sessions for runs that need other code; empty where no run does."""
+    """The functions that make sessions for runs with other inputs; empty where no run needs other code."""
     others: _Others = {}
     if description.defaults:
         others["variant"] = variants_of(graph, options, new_shapes, source)
@@ -415,7 +428,7 @@ def describe(graph: Graph, options: Options) -> Description:
 
 
 def _describe(graph: Graph, options: Options, proof: Proof) -> Description:
-    """What is known of a model before its shapes are."""
+    """The description of a model whose shapes are not known yet."""
     symbol = proof.symbol or leading_symbol(graph)
     batching = BatchInfo(proof.batchable, proof.reason, symbol, supposed_of(graph, symbol))
     inputs = {value.name: value.type for value in graph.inputs}
@@ -464,10 +477,13 @@ def _stored(
         found = artifact.load_executable(path, options.threads)
         source.store.used(path)
         return found
-    compiled = build(graph(), options, batching, binding)
+    whole = graph()
+    compiled = build(whole, options, batching, binding)
     with suppress(OSError, ArtifactError):  # a full disk costs memory, and the next process's time
         written = _keep(source, description, binding, options, compiled)
-        return artifact.load_executable(path, options.threads, written)  # mapped: other shapes can share its weights
+        found = artifact.load_executable(path, options.threads, written)  # mapped: other shapes can share its weights
+        _tidy(whole)
+        return found
     return loaded(compiled, options, batching)
 
 

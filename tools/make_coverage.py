@@ -58,6 +58,7 @@ TABLE = """
 FUSED = {
     "Gemm": "FusedMatMul", "MatMul": "FusedMatMul", "Conv": "FusedConv", "ConvTranspose": "FusedConv",
     "RNN": "RecurrentSteps", "GRU": "RecurrentSteps", "LSTM": "RecurrentSteps",
+    "Einsum": "FusedMatMul", "DFT": "FusedMatMul", "STFT": "FusedMatMul",
 }  # fmt: skip
 
 

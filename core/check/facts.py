@@ -9,7 +9,7 @@ from core.errors import PlanError
 from core.ir.dim import Dim, affine, evaluate, symbols
 from core.ir.graph import Graph, Node, Value, captures
 from core.ir.types import DType, TensorType
-from core.kernels.catalog.base import Flag, In, KernelCall, Out, Outer
+from core.kernels.catalog.base import Block, Flag, In, KernelCall, Out, Outer
 from core.kernels.target import GPU_ALIGNMENT, GpuTarget, Target
 from core.plan.plan import WEIGHTS, Address, Fallback, Plan, Planned, Port, Segment, Step
 
@@ -112,11 +112,13 @@ def _steps(facts: Facts) -> Iterator[StepFacts]:
             raise PlanError(f"step {index} runs node {position}, expected one of {len(nodes)}")
         node = nodes[position]
         given = (step.label, step.op, step.symbol, len(step.operands))
-        expected = (node.name, node.op, call.spec.symbol, len(call.operands))
+        expected = (node.name, node.op, call.code.symbol, len(call.operands))
         if given != expected:
             raise PlanError(f"step {index} is {given}, expected {expected}")
-        if call.spec.symbol not in facts.planned.specs:
-            raise PlanError(f"step {index}: no code is asked for {call.spec.symbol}")
+        if call.shared is not None and not _is_general(call, facts.target):
+            raise PlanError(f"step {index} runs code for other numbers than those of {call.spec.symbol}")
+        if call.code.symbol not in facts.planned.specs:
+            raise PlanError(f"step {index}: no code is asked for {call.code.symbol}")
         for operand in call.operands:
             count = {In: len(node.inputs), Out: len(node.outputs)}.get(type(operand), 1)
             if isinstance(operand, In | Out) and not 0 <= operand.index < count:
@@ -126,6 +128,16 @@ def _steps(facts: Facts) -> Iterator[StepFacts]:
             if isinstance(operand, In | Outer) and value is None:
                 raise PlanError(f"step {index} reads {operand}, which its node lacks")
         yield StepFacts(index, step, node, call, values)
+
+
+def _is_general(call: KernelCall, target: Target | GpuTarget) -> bool:
+    """Whether shared code, with the numbers it is given, is what the kernel of a step is."""
+    block = call.operands[-1]
+    found = call.spec.general(target, len(call.operands) - 1) if isinstance(target, Target) else None
+    if found is None or call.shared is None or not isinstance(block, Block):
+        return False
+    spec, numbers = found
+    return spec.key == call.shared.key and block.data.tolist() == list(numbers)
 
 
 def _fallback_node(facts: Facts, entry: Fallback) -> Node:

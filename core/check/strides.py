@@ -17,7 +17,7 @@ from core.check.identity import Identities
 from core.errors import PlanError
 from core.ir.dim import Dim, symbol
 from core.ir.graph import Value
-from core.kernels.catalog.base import In, KernelCall, Out, Request, candidates, is_exact
+from core.kernels.catalog.base import Block, In, KernelCall, Out, Request, candidates, is_exact
 from core.kernels.catalog.cuda.elementwise import ElementwiseSpec as GpuElementwiseSpec
 from core.kernels.catalog.elementwise import ElementwiseSpec
 from core.kernels.catalog.nest import Nest
@@ -49,7 +49,8 @@ def _check_nest(each: StepFacts, nest: Nest, sizes: Sizes, same: Identities) -> 
     """The nest's operands are the inputs, and then one output for all."""
     walks, made = [], []
     result = same.box(each.node.output)
-    for operand, value in zip(each.call.operands, each.values, strict=True):
+    operands = [pair for pair in zip(each.call.operands, each.values, strict=True) if not isinstance(pair[0], Block)]
+    for operand, value in operands:
         box = same.box(value) if value is not None else None
         if box is None or result is None:
             raise PlanError(f"{each} has operand {operand}, which is no value in memory")
@@ -124,7 +125,7 @@ def _check_offered(facts: Facts, each: StepFacts, small: Identities, large: Iden
             winograd=facts.winograd and not is_exact(each.node), strides=asked, placed=placed,
         )  # fmt: skip
         for call in candidates(request):
-            if call.spec.symbol == each.step.symbol and _honours(each, call, spread):
+            if call.spec.symbol == each.call.spec.symbol and _honours(each, call, spread):
                 return
     names = ", ".join(f"%{value.name} {tuple(map(str, apart[value]))}" for value in spread)
     raise PlanError(

@@ -24,9 +24,9 @@ class Weights:
         self._starts = [item.offset for item in self._items]
         self._right: set[tuple[object, ...]] = set()
         for before, after in pairwise(self._items):
-            if before.offset + before.data.nbytes > after.offset:
+            if before.offset + before.nbytes > after.offset:
                 raise PlanError(f"weights at {before.offset} reach beyond {after.offset}, where the next ones begin")
-        end = max((item.offset + item.data.nbytes for item in self._items), default=0)
+        end = max((item.offset + item.nbytes for item in self._items), default=0)
         if min(self._starts, default=0) < 0 or end > facts.plan.weights:
             raise PlanError(f"weights lie up to byte {end}, expected from 0 to {facts.plan.weights}")
 

@@ -16,7 +16,7 @@ scratch operand. The native signature and the meaning of `counter` are those of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 from typing import TypeAlias
@@ -30,6 +30,7 @@ from core.codegen.registers import Pointer, Val, element_type, register_type
 from core.ir.dim import FloorDiv
 from core.ir.types import Dim, DType
 from core.kernels.catalog.base import KernelSpec, Status
+from core.kernels.catalog.numbers import in_dims
 from core.kernels.target import Target
 
 Index: TypeAlias = "Val | int"
@@ -58,6 +59,7 @@ class Kernel:
         self.ops = Arithmetic(self)
         self._table, n, tid, threads, self._counter = self.module.arguments
         self.n, self.tid, self.threads = (Val(self, arg, DType.INT64) for arg in (n, tid, threads))
+        self._numbers: dict[str, Val] = {}
         self._finished = False
 
     @property
@@ -71,6 +73,13 @@ class Kernel:
         """The address of operand `index`. Ask for it once, outside loops."""
         slot = self.builder.offset(self._table, POINTER, assembly.number(I64, index))
         return Pointer(self, self.builder.load(POINTER, slot, 8), dtype)
+
+    def read_numbers(self, index: int, dims: Iterable[Dim]) -> None:
+        """Let the dimensions use the numbers in the block that operand `index` is. Ask for it outside loops, and before
+        the dimensions are used."""
+        if wanted := in_dims(dims):
+            block = self.operand(index, DType.INT64)
+            self._numbers |= {name: block.load(place) for name, place in wanted}
 
     def scratch(self, index: int, nbytes: Dim, dtype: DType) -> Pointer:
         """This thread's part of a `Scratch(nbytes)` operand."""
@@ -266,6 +275,8 @@ class Kernel:
     def _atom(self, atom: str | FloorDiv) -> Val:
         if isinstance(atom, FloorDiv):
             return self.dim(atom.numerator) // self.dim(atom.denominator)
+        if atom in self._numbers:
+            return self._numbers[atom]
         if atom != "n":
             raise ValueError(f"kernel {self.symbol}: dimension {atom} is not known, only n may vary")
         return self.n

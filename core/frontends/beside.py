@@ -3,6 +3,10 @@ found by their digests, without importing the model."""
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
 import onnx
 from google.protobuf.message import DecodeError
 
@@ -13,6 +17,7 @@ from core.frontends.proto import messages
 # How a tensor says that it names a file: the key of an entry, its field and its length before it. A model that says it
 # in some other encoding names no file here, and is refused when it is read.
 _LOCATION = b"\x0a\x08location"
+_PIECE, _OVERLAP = 1 << 20, 64  # bytes
 
 
 def names_files(model: bytes) -> bool:
@@ -40,3 +45,28 @@ def digests(model: bytes, files: ExternalFiles) -> list[str]:
         except ModelError:
             continue
     return [f"{digest} {location!r}" for location, digest in sorted(found.items())]
+
+
+@dataclass(frozen=True)
+class Content:
+    """The SHA-256 digest of a model's bytes, and whether tensors may lie in other files."""
+
+    digest: str
+    names_files: bool
+
+
+def content_at(path: Path) -> Content:
+    """As `content_of_bytes`, a piece at a time. The file is not mapped: others may make it shorter meanwhile."""
+    digest, last, outside = hashlib.sha256(), b"", False
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+            outside = outside or names_files(piece) or names_files(last + piece[:_OVERLAP])
+            last = piece[-_OVERLAP:]
+    return Content(digest.hexdigest(), outside)
+
+
+def content_of_bytes(model: bytes, known: Content | None = None) -> Content:
+    """The content of a model in memory; `known` if its digest is equal, so that the bytes are not searched again."""
+    digest = hashlib.sha256(model).hexdigest()
+    return known if known is not None and known.digest == digest else Content(digest, names_files(model))

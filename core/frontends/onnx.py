@@ -76,14 +76,10 @@ def load(source: str | os.PathLike[str] | bytes, external_data: bool = True) -> 
     valid but needs what Lathe lacks.
     """
     if isinstance(source, bytes):
-        return load_with(source, None)
+        return import_model(parse_model(source))
     path = Path(source)
-    return load_with(path.read_bytes(), ExternalFiles(path.parent) if external_data else None)
-
-
-def load_with(data: bytes, files: ExternalFiles | None) -> Graph:
-    """As `load`, of a model whose tensors may lie in `files`."""
-    return import_model(parse_model(data, files is not None), files)
+    files = ExternalFiles(path.parent) if external_data else None
+    return import_model(parse_model(path.read_bytes(), files is not None), files)
 
 
 def import_model(model: onnx.ModelProto, files: ExternalFiles | None = None) -> Graph:

@@ -227,11 +227,16 @@ def affine(dim: Dim, name: str) -> tuple[int, int] | None:
 
 
 def product(dims: Iterable[Dim]) -> Dim:
-    """The product of dimensions; 1 for none."""
-    result: Dim = 1
+    """The product of dimensions; 1 for none. Integers are multiplied first, because a product with a
+    symbol builds a new sum of terms."""
+    number = 1
+    result: Dim | None = None
     for dim in dims:
-        result = result * dim
-    return result
+        if isinstance(dim, SymDim):
+            result = dim if result is None else result * dim
+        else:
+            number *= dim
+    return number if result is None else result * number if number != 1 else result
 
 
 def parse_dim(text: str) -> Dim:

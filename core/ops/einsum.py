@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import string
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
 
 import numpy as np
 
 from core.ir.dim import Dim
 from core.ir.graph import Array
 from core.ir.types import TensorType, ValueType
-from core.ops.backward import Backward
+from core.ops.backward import Backward, Rewrite
 from core.ops.common import NUMBER, check_kind, same_dtype, wide
+from core.ops.einsum_definition import Label, Labelled, define
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required, RowAxis, register
 from core.ops.terms import Term
-
-# An axis by its letter, or by its place from the right among those that an ellipsis stands for.
-Label: TypeAlias = str | int
 
 
 @register
@@ -76,6 +73,13 @@ class Einsum(OpDef):
         if found or not shared or result.count(row) != 1 or any(term.count(row) > 1 for term in labels):
             return Mixes("Einsum sums over the row axis, or not all its operands have rows along one axis")
         return [result.index(row)]
+
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        """Products of matrices; of one or two operands."""
+        terms, output = self.terms(g)
+        labels = [_labels(g, term, x.rank) for term, x in zip(terms, g.terms, strict=True)]
+        result = _labels(g, output, g.node.output.tensor.rank)
+        return [define([Labelled.of(*pair) for pair in zip(labels, g.terms, strict=True)], result)]
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
         """Each input's gradient is the Einsum of the others and dY, repeated along the axes that only it has."""

@@ -313,7 +313,8 @@ class OpDef:
         raise NotImplementedError(f"{self.name} has no gradient")
 
     def definition(self, g: Rewrite) -> Sequence[Term]:
-        """The outputs in terms of other operators, whose gradients then make this one's."""
+        """The outputs in terms of other operators, whose gradients then make this one's where it has no `gradient`.
+        `core.passes.definitions` says of which operators it takes the node's place in compiled models."""
         raise NotImplementedError(f"{self.name} has no definition")
 
     def param_of(self, name: str, value: Array) -> tuple[Any, ...] | None:

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from core.ir.graph import Array
-from core.ir.types import Dim, TensorType, ValueType
+from core.ir.graph import Array, Value
+from core.ir.types import Dim, DType, TensorType, ValueType
 from core.ops.backward import Rewrite
 from core.ops.common import FLOAT, as_dtype, check_kind, normalize_axis, rows_beside, wide
 from core.ops.registry import Call, Infer, Mixes, OpDef, RowAxis, Runtime, register
 from core.ops.spatial import batch_rows
-from core.ops.terms import Term
+from core.ops.terms import Term, Writer
 
 
 @register
@@ -24,6 +24,7 @@ class DFT(OpDef):
     """
 
     agreeing = True
+    rounds_freely = True
     inputs = "input, dft_length?, axis?"
     outputs = "output"
     attrs = {"inverse": 0, "onesided": 0}
@@ -42,6 +43,13 @@ class DFT(OpDef):
         dims = [*shape[:-1], 1 if c.attr("onesided") and c.attr("inverse") else 2]
         dims[axis] = length // 2 + 1 if halved else length
         return [TensorType(dtype, tuple(dims))]
+
+    def extents(self, c: Infer) -> tuple[Dim, ...]:
+        """Of the results, and of the input, along the axis."""
+        shape = c.tensor(0).dims
+        size = shape[self._axis(c, len(shape))]
+        length: Dim = self._length(c, size)
+        return length, length, size
 
     def _axis(self, c: Infer | Call, rank: int) -> int:
         axis = normalize_axis(c, (c.param("axis") or (-2,))[0], rank)
@@ -75,23 +83,22 @@ class DFT(OpDef):
     def definition(self, g: Rewrite) -> Sequence[Term]:
         """Products with the matrices of cosines and sines."""
         x = g.x()
+        if x.shape[-1] not in (1, 2) or (g.has_param("axis") and g.param("axis") is None):
+            g.unsupported(f"its axis, and the parts of {g.tensor(0)}, must be known to write it as products")
         axis, halved = self._axis(g, x.rank), bool(g.attr("onesided"))
         size = x.shape[axis]
         length = self._length(g, size)
         if not isinstance(size, int) or not isinstance(length, int):
-            g.unsupported(f"the length along axis {axis} of {g.tensor(0)} must be known to differentiate it")
+            g.unsupported(f"the length along axis {axis} of {g.tensor(0)} must be known to write it as products")
         matrix = _dft_matrix(size, length, bool(g.attr("inverse")), halved)
-        order = [i for i in range(x.rank - 1) if i != axis]
-        moved = x.transpose(x.rank - 1, *order, axis)  # the parts first, so that slices of them are whole
-        real, imaginary = (g.writer.array(part.T, x.dtype) for part in (matrix.real, matrix.imag))
-        parts = [moved.slice(0, i, i + 1) for i in range(2 if x.shape[-1] == 2 else 1)]
-        results = [parts[0] @ real, parts[0] @ imaginary]
-        if len(parts) == 2:
-            results = [results[0] - parts[1] @ imaginary, results[1] + parts[1] @ real]
+        products = _mirrored if size == length and not (halved and g.attr("inverse")) else _products
+        first, *second = [products(part, axis, matrix) for part in _parts(x)]
+        results = list(first)
+        for cosines, sines in second:
+            results = [first[0] - sines, first[1] + cosines]
         kept = results[:1] if halved and g.attr("inverse") else results
-        joined = kept[0].op("Concat", *kept[1:], axis=0)
-        places = [x.rank - 1, *order, axis]
-        return [joined.transpose(*(places.index(i) for i in range(x.rank)))]
+        columns = [part.unsqueeze(part.rank) for part in kept]
+        return [columns[0].op("Concat", *columns[1:], axis=x.rank - 1)]
 
 
 @register
@@ -99,6 +106,7 @@ class STFT(OpDef):
     """Fourier transforms of windowed frames of signals [N, L, 1 or 2]: [N, frames, bins, 2]."""
 
     agreeing = True
+    rounds_freely = True
     inputs = "signal, frame_step, window?, frame_length?"
     outputs = "output"
     attrs = {"onesided": 1}
@@ -118,6 +126,11 @@ class STFT(OpDef):
             return [TensorType(dtype, (shape[0], c.fresh_dim("frames"), c.fresh_dim("bins"), 2))]
         frames = (shape[1] - length) // step[0] + 1
         return [TensorType(dtype, (shape[0], frames, length // 2 + 1 if c.attr("onesided") else length, 2))]
+
+    def extents(self, c: Infer) -> tuple[Dim, ...]:
+        """Of all frames together, and of a frame."""
+        length, frames = self._frame_length(c), c.node.output.shape[1]
+        return (0, 0) if length is None else (frames * length, length)
 
     def _frame_length(self, c: Infer) -> Dim | None:
         if c.has_param("frame_length"):
@@ -197,14 +210,64 @@ class MelWeightMatrix(OpDef):
 def _dft_matrix(size: int, length: int, inverse: bool, halved: bool) -> Any:
     """The transform of `size` numbers, zero-padded or cut to `length`, as a complex matrix [results, size]."""
     used = min(size, length)
-    angles = 2 * np.pi / length * np.outer(np.arange(length), np.arange(used))
-    matrix = np.exp(1j * angles) / length if inverse else np.exp(-1j * angles)
+    turns = np.outer(np.arange(length), np.arange(used)) % length / length  # below 1, where sines are most exact
+    cosines, sines = np.cos(2 * np.pi * turns), np.sin(2 * np.pi * turns)
+    real, imaginary = (np.where(np.abs(part) < 1e-15, 0, part) for part in (cosines, sines))
+    matrix = (real + 1j * imaginary) / length if inverse else real - 1j * imaginary
     if halved and inverse:  # every number but the ends stands for its mirror image, too
         twice = np.arange(used) * 2 % length != 0
         matrix = np.where(np.arange(used) <= length // 2, matrix * (1 + twice), 0)
     elif halved:
         matrix = matrix[: length // 2 + 1]
     return np.pad(matrix, [(0, 0), (0, size - used)])
+
+
+def _parts(x: Term) -> list[Term]:
+    """The real and the imaginary numbers of [.., 1 or 2], each [..], without imaginary ones that are known to be 0."""
+    node, last = x.value.producer, x.rank - 1
+    if x.shape[-1] == 1:
+        return [x.squeeze(last)]
+    if node is not None and node.op == "Concat" and node.attrs.get("axis") in (-1, last) and len(node.inputs) == 2:
+        parts = [Term(x.writer, value).squeeze(last) for value in node.inputs if value is not None]
+        return parts[:1] if _is_zero(x.writer, node.inputs[1]) else parts
+    return [x.gather(x.writer.array(i, DType.INT64), last) for i in range(2)]
+
+
+def _is_zero(writer: Writer, value: Value | None) -> bool:
+    """Whether a value is known to be 0 everywhere."""
+    while value is not None and value.producer is not None and value.producer.op in ("Expand", "Reshape", "Unsqueeze"):
+        value = value.producer.inputs[0]
+    array = writer.known.get(value) if value is not None else None
+    return array is not None and not np.any(array)
+
+
+def _products(x: Term, axis: int, matrix: Any) -> tuple[Term, Term]:
+    """The real and the imaginary part of a transform of real numbers."""
+    return _along(x, axis, matrix.real), _along(x, axis, matrix.imag)
+
+
+def _mirrored(x: Term, axis: int, matrix: Any) -> tuple[Term, Term]:
+    """The same where the cosine of a place is that of the mirrored one, and the sine its negative. So products are half
+    as long, and what a symmetry of the signal makes 0 is 0."""
+    length = matrix.shape[1]
+    pairs = (length - 1) // 2
+    if not pairs:
+        return _products(x, axis, matrix)
+    ahead, back = x.slice(axis, 1, 1 + pairs), x.slice(axis, length - 1, length - 1 - pairs, -1)
+    alone = [x.slice(axis, place, place + 1) for place in (0, length // 2)[: 2 - length % 2]]
+    even = alone[0].op("Concat", ahead + back, *alone[1:], axis=axis)
+    cosines, sines = matrix.real[:, : length // 2 + 1], matrix.imag[:, 1 : 1 + pairs]
+    return _along(even, axis, cosines), _along(ahead - back, axis, sines)
+
+
+def _along(x: Term, axis: int, matrix: Any) -> Term:
+    """A matrix [results, places] applied along one axis."""
+    last = x.rank - 1
+    if axis == last:
+        return x @ x.writer.array(matrix.T, x.dtype)
+    order = [*(i for i in range(last) if i != axis), axis, last]
+    product = x.writer.array(matrix, x.dtype) @ x.transpose(*order)
+    return product.transpose(*(order.index(i) for i in range(x.rank)))
 
 
 def _mel_edges(mels: int, length: int, rate: int, low: float, high: float) -> Any:

@@ -17,13 +17,14 @@ from core.passes.edit import Editor
 
 _PERMS = {"perm_q": "perm_a", "perm_k": "perm_b"}  # of FusedAttention, of the product that makes the scores
 _LAST = ("perm_b", "perm_y")  # of the product with the values
+_MOST_EXTRAS = 4  # further tensors that one epilogue may read
 
 
 @dataclass(frozen=True)
 class FuseAttention:
-    """`fewest_queries`: below it the lanes of the fused kernel are too empty to gain anything (measured)."""
+    """`fewest_queries`: with fewer, products and a softmax of their own are left as they are."""
 
-    fewest_queries: int = 12
+    fewest_queries: int = 1
     name: str = "attention"
 
     def run(self, graph: Graph) -> PassResult:
@@ -41,20 +42,42 @@ def _fuse(
 ) -> Node | None:
     """The new node, if there is one. `suits` says of an operand and its permutation whether the kernel can take it;
     `more` are inputs behind V."""
-    first, second = _product_before(editor, softmax), _product_after(editor, softmax)
-    if first is None or second is None:
+    scores, second = _product_before(editor, softmax), _product_after(editor, softmax)
+    if scores is None or second is None:
         return None
+    first = scores[0]
     q, k, v = first.inputs[0], first.inputs[1], second.inputs[1]
     perms = [*(first.attrs.get(name) for name in _PERMS.values()), *(second.attrs.get(name) for name in _LAST)]
-    if not all(map(suits, (q, k, v, second.output), perms)) or not all(map(_keeps_columns, perms[2:])):
+    epilogue, extras = _epilogue(editor, scores)
+    if not all(map(suits, (q, k, v, second.output), perms)) or not _keeps_columns(perms[2]):
         return None
+    if len(extras) > _MOST_EXTRAS:
+        return None
+    perm_y, back = (perms[3], None) if _keeps_columns(perms[3]) else _columns_last(perms[3])
     attrs: dict[str, Attr] = {new: first.attrs.get(old) for new, old in _PERMS.items()}
-    attrs |= {"perm_v": perms[2], "perm_y": perms[3], "epilogue": first.attrs.get("epilogue")}
+    attrs |= {"perm_v": perms[2], "perm_y": perm_y, "epilogue": epilogue}
     attrs["guarded"] = 1 if softmax.op == "GuardedSoftmax" else softmax.attrs.get("guarded")
     given = {name: value for name, value in attrs.items() if value is not None}
-    new = editor.emit(second, op, q, k, v, *more, *first.inputs[2:], attrs=given)
-    editor.replace(second.output, new)
-    return new.producer
+    new = editor.emit(second, op, q, k, v, *more, *extras, attrs=given)
+    made = new.producer
+    editor.replace(second.output, new if back is None else editor.emit(second, "Transpose", new, attrs={"perm": back}))
+    return made
+
+
+def _epilogue(editor: Editor, scores: list[Node]) -> tuple[Attr, list[Value | None]]:
+    """What becomes of the elements of the product, the first node, until the last one; and what that reads besides."""
+    product, *rest = scores
+    old, extras = product.attrs.get("epilogue"), product.inputs[2:]
+    if not rest:
+        return old, extras
+    body = Body(editor.graph.constants, "epilogue")
+    element = body.input(None, old.inputs[0].dtype if isinstance(old, Graph) else product.output.dtype)
+    given = [body.input(value, value.dtype) for value in extras if value is not None]
+    body.inner[product.output] = body.inline(old, [element, *given])[0] if isinstance(old, Graph) else element
+    for node in rest:
+        body.add(node)
+    body.graph.outputs = [body.inner[rest[-1].output]]
+    return body.graph, body.arguments[1:]
 
 
 def _fuse_segments(editor: Editor, softmax: Node) -> None:
@@ -100,13 +123,28 @@ def _adds_axes(source: Value, value: Value) -> bool:
     return is_view_node(value.producer) and old == new
 
 
-def _product_before(editor: Editor, softmax: Node) -> Node | None:
-    """The product that only serves to make the scores."""
+def _product_before(editor: Editor, softmax: Node) -> list[Node] | None:
+    """The product that only serves to make the scores, and the elementwise nodes from it to the softmax: masks that are
+    no numbers, and what else no epilogue of a product takes."""
     scores = softmax.inputs[0]
-    node = scores.producer if scores is not None else None
-    if node is None or scores is None or node.op != "FusedMatMul" or editor.only_reader(scores) is not softmax:
+    return _path(editor, scores, softmax) if scores is not None and scores.dtype is DType.FLOAT32 else None
+
+
+def _path(editor: Editor, value: Value, reader: Node) -> list[Node] | None:
+    """The nodes from a product to `value`, which only `reader` reads; all of one shape."""
+    node = value.producer
+    if node is None or editor.only_reader(value) is not reader:
         return None
-    return node if node.attrs.get("perm_y") is None and scores.dtype is DType.FLOAT32 else None
+    if node.op == "FusedMatMul":
+        return [node] if node.attrs.get("perm_y") is None and value.dtype is DType.FLOAT32 else None
+    if len(node.outputs) != 1 or not (node.op == FUSED or is_elementwise(node)):
+        return None
+    for source in node.inputs:
+        if source is not None and shape_of(source) == shape_of(value) is not None:
+            path = _path(editor, source, node)
+            if path is not None:
+                return [*path, node]
+    return None
 
 
 def _product_after(editor: Editor, softmax: Node) -> Node | None:
@@ -139,6 +177,14 @@ def _has_tokens(value: Value | None, perm: Attr) -> bool:
     """Whether tokens lie along one axis, and everything else is of known extent."""
     varying = [dim for dim in shape_of(value) or () if not isinstance(dim, int)]
     return len(varying) == 1
+
+
+def _columns_last(perm: Attr) -> tuple[Attr, tuple[int, ...]]:
+    """A permutation that keeps the elements of a row neighbours, and the one that leads from there to `perm`."""
+    axes = tuple(perm) if isinstance(perm, tuple) else ()
+    last = len(axes) - 1
+    kept = (*(axis for axis in axes if axis != last), last)
+    return kept if kept != tuple(range(len(axes))) else None, tuple(kept.index(axis) for axis in axes)
 
 
 def _keeps_columns(perm: Attr) -> bool:

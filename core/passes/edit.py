@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from core.errors import VerifyError
 from core.ir.graph import Array, Attr, Graph, Node, Value, node_reads
-from core.ir.types import DType, TensorType
+from core.ir.types import Dim, DType, TensorType
 from core.ops.inference import infer_node
-from core.passes.base import PassResult, shape_of
+from core.passes.base import PassResult, reshape_attrs, shape_of
 
 _UNTYPED = TensorType(DType.FLOAT32, None)
 
@@ -117,6 +117,10 @@ class Editor:
         """Whether `value` could take over the name of an output: it is computed here, and no output itself."""
         computed = value.producer is not None or value in self.graph.constants
         return computed and value not in self.graph.outputs
+
+    def reshaped(self, anchor: Node, value: Value, shape: tuple[Dim, ...]) -> Value:
+        """The value in another shape, its elements in the same order; the value itself where it has that shape."""
+        return value if shape_of(value) == shape else self.emit(anchor, "Reshape", value, attrs=reshape_attrs(shape))
 
     def set_inputs(self, node: Node, inputs: Sequence[Value | None]) -> None:
         """Give a node new inputs; what only served the old ones vanishes."""

@@ -9,8 +9,8 @@ import numpy as np
 
 from core.ir.dim import symbols
 from core.ir.graph import Attr, Graph, Node, Value
-from core.ir.types import Dim, DType
-from core.passes.base import PassResult, input_symbols, reshape_attrs, shape_of
+from core.ir.types import DType
+from core.passes.base import PassResult, input_symbols, shape_of
 from core.passes.bodies import Body
 from core.passes.edit import Editor
 from core.passes.permutation import Perm, compose, perm_attribute, perm_of, trimmed_axes
@@ -111,9 +111,9 @@ def _from_matmul(editor: Editor, node: Node) -> None:
         return
     if not all(symbols(dim) <= input_symbols(editor.graph) for dim in (*left, *right, *shape)):
         return
-    a = _reshaped(editor, node, a, (1, *left)) if len(left) == 1 else a
-    b = _reshaped(editor, node, b, (*right, 1)) if len(right) == 1 else b
-    editor.replace(node.output, _reshaped(editor, node, editor.emit(node, "FusedMatMul", a, b), shape))
+    a = editor.reshaped(node, a, (1, *left)) if len(left) == 1 else a
+    b = editor.reshaped(node, b, (*right, 1)) if len(right) == 1 else b
+    editor.replace(node.output, editor.reshaped(node, editor.emit(node, "FusedMatMul", a, b), shape))
 
 
 def _from_integers(editor: Editor, node: Node) -> None:
@@ -132,10 +132,6 @@ def _from_integers(editor: Editor, node: Node) -> None:
         wide = editor.emit(node, "Cast", zero, attrs={"to": DType.INT32.onnx_code})
         y = editor.emit(node, "Sub", y, editor.emit(node, "Mul", columns, wide))
     editor.replace(node.output, y)
-
-
-def _reshaped(editor: Editor, anchor: Node, value: Value, shape: tuple[Dim, ...]) -> Value:
-    return editor.emit(anchor, "Reshape", value, attrs=reshape_attrs(shape))
 
 
 def _absorb(editor: Editor, node: Node) -> None:

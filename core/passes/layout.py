@@ -313,8 +313,10 @@ def _has_weight(walk: _Walk, node: Node, reader: Node) -> bool:
 def _reordered(weight: Array, image: Value) -> Array:
     """Rows of a weight for elements in the order C, D1.., as rows for elements in the order D1.., C."""
     dims = tuple(int(dim) for dim in image.shape[1:] if isinstance(dim, int))
-    rows = np.arange(weight.shape[0]).reshape(dims)
-    return weight[np.moveaxis(rows, 0, -1).reshape(-1)]
+    if weight.flags.f_contiguous:  # the order in memory stays, so that runs of elements are copied
+        columns = np.moveaxis(weight.T.reshape(-1, *dims), 1, -1)
+        return columns.reshape(weight.shape[::-1]).T
+    return np.moveaxis(weight.reshape(*dims, -1), 0, -2).reshape(weight.shape)
 
 
 def _moved(axis: Attr, rank: int) -> int:

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from core.ir.dim import floor_div
 from core.ir.graph import Array, Node
 from core.ir.types import Dim
 from core.passes.base import shape_of
 
 Perm = tuple[int, ...]
+Parts = list[list[int]]
 
 
 def perm_of(node: Node) -> Perm | None:
@@ -66,6 +68,30 @@ def split_axes(source: Sequence[Dim], target: Sequence[Dim]) -> list[list[int]] 
         return None
     parts[-1] += rest
     return parts
+
+
+def common_axes(source: Sequence[Dim], target: Sequence[Dim]) -> tuple[list[Dim], Parts, Parts] | None:
+    """The axes that both the axes of `source` and those of `target` consist of: their extents, and which of them each
+    axis of `source`, and of `target`, consists of. One of extent 1 consists of none. None for a view that does more
+    than split axes and join them."""
+    extents: list[Dim] = []
+    waiting, parts = ([*source], [*target]), (Parts(), Parts())
+    left: list[Dim] = [1, 1]  # of the axis under way on either side
+    while 0 not in (*source, *target):
+        for side in (0, 1):
+            while left[side] == 1 and waiting[side]:
+                left[side] = waiting[side].pop(0)
+                parts[side].append([])
+        if left == [1, 1]:
+            return extents, *parts
+        common = next((dim for dim in left if all(floor_div(each, dim) * dim == each for each in left)), 1)
+        if common == 1:
+            return None
+        for side in (0, 1):
+            left[side] = floor_div(left[side], common)
+            parts[side][-1].append(len(extents))
+        extents.append(common)
+    return None
 
 
 def permuted(array: Array, perm: Perm) -> Array:

@@ -11,11 +11,13 @@ from core.ir.graph import Graph
 from core.ir.verify import verify
 from core.passes.attention import FuseAttention
 from core.passes.base import Pass, PassError
+from core.passes.batch_axes import BatchAxes
 from core.passes.batch_last import BatchLast
 from core.passes.bind_params import BindParams
 from core.passes.control import OptimizeBodies
 from core.passes.conv_chain import ChainConvolutions
 from core.passes.cse import CommonSubexpressions
+from core.passes.definitions import Define
 from core.passes.elementwise import FuseElementwise
 from core.passes.eliminate import Eliminate
 from core.passes.epilogue import FuseEpilogue
@@ -24,6 +26,7 @@ from core.passes.fitted import ExpandFitted
 from core.passes.fold_affine import FoldAffine
 from core.passes.fold_constants import FoldConstants
 from core.passes.gemm import FuseMatMul
+from core.passes.grouped_queries import GroupedQueries
 from core.passes.indexed_views import IndexedViews
 from core.passes.inline_if import InlineIf
 from core.passes.layout import ChannelsLast
@@ -37,6 +40,8 @@ from core.passes.simplify import Simplify
 from core.passes.transposed_conv import TransposedConvolutions
 from core.passes.transposes import Transposes
 from core.passes.widen import Widen
+
+_FEWEST_QUERIES_ON_GPU = 12  # a program has one head: few of them leave multiprocessors idle
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ def for_proofs() -> list[Pass]:
     """What brings equal things into one form, before a proof looks at them: what it proves of the result is as true of
     the graph as it was written."""
     clean = preparation(Options())
-    return [*clean, Simplify(), IndexedViews(), *clean, Simplify(), Transposes()]
+    return [*clean, Define(), Simplify(), IndexedViews(), *clean, Simplify(), Transposes()]
 
 
 def passes(options: Options) -> list[Pass]:
@@ -83,7 +88,7 @@ def passes(options: Options) -> list[Pass]:
     clean = preparation(options)
     canonical: list[Pass] = [Simplify(options.inside), IndexedViews(), *clean]
     algebra: list[Pass] = [Recompose(options.inside), FoldAffine(), Simplify(options.inside)]
-    products: list[Pass] = [Transposes(), SplitRecurrent(), FuseMatMul()]
+    products: list[Pass] = [BatchAxes(), Transposes(), SplitRecurrent(), FuseMatMul()]
     learning: list[Pass] = [BatchLast()] if options.host else []
     pools: list[Pass] = [PoolConvolutions()] if options.host else []
     chains: list[Pass] = [ChainConvolutions()] if options.host and options.precision == "float32" else []
@@ -94,7 +99,8 @@ def passes(options: Options) -> list[Pass]:
         FuseEpilogue(),
         FuseElementwise(),
         FuseEpilogue(),
-        FuseAttention(),
+        FuseAttention() if options.host else FuseAttention(_FEWEST_QUERIES_ON_GPU),
+        GroupedQueries(),
         *pools,
         *chains,
     ]
@@ -106,6 +112,7 @@ def passes(options: Options) -> list[Pass]:
         *clean,
         Requantize(),
         Widen(),
+        Define(),
         *canonical,
         *algebra,
         *products,

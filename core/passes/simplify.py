@@ -46,6 +46,7 @@ class Simplify:
             _fill_as_expand(editor, node)
             _read_before_expand(editor, node)
             _gather_before_expand(editor, node)
+            _take_from_part(editor, node)
             _unflatten(editor, node)
         return editor.finish()
 
@@ -194,6 +195,28 @@ def _gather_before_expand(editor: Editor, node: Node) -> None:
     if axis == 0 or len(given) == len(shape_of(indices) or ()):
         rows = editor.emit(node, "Gather", node.inputs[0], source, attrs=node.attrs)
         editor.replace(node.output, editor.emit(node, "Expand", rows, attrs={"shape": shape}))
+
+
+def _take_from_part(editor: Editor, node: Node) -> None:
+    """What lies within one of several joined tensors is taken from that one."""
+    joined = node.inputs[0].producer if node.op == "Gather" and node.inputs[0] is not None else None
+    indices, shape = editor.array(node.input(1)), shape_of(node.input(0))
+    axis = node.attrs.get("axis", 0)
+    if joined is None or joined.op != "Concat" or indices is None or shape is None or not isinstance(axis, int):
+        return
+    axis, total, start = axis % len(shape), shape[axis % len(shape)], 0
+    if joined.attrs.get("axis") not in (axis, axis - len(shape)) or not isinstance(total, int) or not indices.size:
+        return
+    places = np.where(indices < 0, indices + total, indices)
+    for part in joined.inputs:
+        extent = (shape_of(part) or (None,) * len(shape))[axis]
+        if not isinstance(extent, int):
+            return
+        if start <= places.min() and places.max() < start + extent:
+            inner = editor.constant((places - start).astype(indices.dtype))
+            editor.replace(node.output, editor.emit(node, "Gather", part, inner, attrs=node.attrs))
+            return
+        start += extent
 
 
 def _unexpanded(editor: Editor, value: Value | None) -> Value | None:

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from core.ir.dim import symbols
 from core.ir.graph import Graph, Node, Value
-from core.ir.types import Dim
 from core.passes.base import PassResult, input_symbols, is_elementwise, reshape_attrs, shape_of, view_origin
 from core.passes.edit import Editor
-from core.passes.permutation import Perm, compose, inverse, is_view, perm_of, permuted, split_axes
+from core.passes.permutation import Perm, common_axes, compose, inverse, is_view, perm_of, permuted, split_axes
 
 _ALONG_AXIS = frozenset({"Softmax", "GuardedSoftmax", "LogSoftmax", "Hardmax", "LpNormalization"})
 
@@ -88,12 +87,13 @@ def _sink_through_split(editor: Editor, node: Node) -> None:
     if source is None or parts is None or node.attrs.get("shape") != target:
         return
     order = [axis for before in inverse(perm) for axis in parts[before]]  # the target's axes as the source has them
-    view = _viewed(editor, node, view_origin(source), tuple(target[axis] for axis in order))
+    view = editor.reshaped(node, view_origin(source), tuple(target[axis] for axis in order))
     editor.replace(node.output, editor.emit(node, "Transpose", view, attrs={"perm": inverse(order)}))
 
 
 def _batch_first(editor: Editor, node: Node) -> None:
     """A view that joins axes after a transpose which put the batch elsewhere: join first, and move the batch then.
+    The batch may be joined with axes behind it, such as heads.
 
     With the batch first in memory no other stride depends on its size, and products of attention layers that compute
     position-first get their transposes cancelled.
@@ -102,30 +102,39 @@ def _batch_first(editor: Editor, node: Node) -> None:
     perm = perm_of(x.producer) if x is not None and x.producer is not None else None
     if x is None or x.producer is None or perm is None or target is None or editor.only_reader(x) is not node:
         return
-    parts, source = split_axes(target, x.shape) if shape_of(x) is not None else None, x.producer.inputs[0]
-    place = perm.index(0)
-    if not parts or source is None or [place] not in parts or perm[0] == 0 or node.attrs.get("shape") != target:
+    parts, source = common_axes(x.shape, target) if shape_of(x) is not None else None, x.producer.inputs[0]
+    if parts is None or source is None or perm[0] == 0 or node.attrs.get("shape") != target:
         return
-    at = parts.index([place])
-    moved = editor.emit(node, "Transpose", source, attrs={"perm": (0, *(axis for axis in perm if axis != 0))})
-    joined = _viewed(editor, node, moved, (target[at], *target[:at], *target[at + 1 :]))
+    extents, split, joins = parts
+    batch, stored = split[perm.index(0)], [axis for before in inverse(perm) for axis in split[before]]
+    at = next((i for i, join in enumerate(joins) if join[:1] == batch), None)
+    if at is None:
+        return
+    groups = [joins[at], *joins[:at], *joins[at + 1 :]]
+    fine = editor.reshaped(node, source, tuple(extents[axis] for axis in stored))
+    order = tuple(stored.index(axis) for group in groups for axis in group)
+    moved = editor.emit(node, "Transpose", fine, attrs={"perm": order})
+    joined = editor.reshaped(node, moved, (target[at], *target[:at], *target[at + 1 :]))
     back = (*range(1, at + 1), 0, *range(at + 1, len(target)))
     editor.replace(node.output, editor.emit(node, "Transpose", joined, attrs={"perm": back}))
 
 
 def _sink_through_product(editor: Editor, node: Node) -> None:
-    """transpose(x) @ w = transpose(x @ w), where w is a constant matrix and the last axis stays the last."""
-    x, weight = node.inputs[0], editor.array(node.inputs[1])
+    """transpose(x) @ w = transpose(x @ w), where w is a constant matrix and the last axis stays the last. Others that
+    read the transposed values must be such products as well: queries, keys and values."""
+    x = node.inputs[0]
     perm = perm_of(x.producer) if x is not None and x.producer is not None else None
-    if x is None or x.producer is None or perm is None or weight is None or weight.ndim != 2:
+    if x is None or x.producer is None or perm is None or perm[-1] != len(perm) - 1 or editor.is_output(x):
         return
-    if perm[-1] == len(perm) - 1 and editor.only_reader(x) is node:
+    if all(_multiplies(editor, reader, x) for reader in editor.readers(x)):
         product = editor.emit(node, "MatMul", x.producer.inputs[0], node.inputs[1])
         editor.replace(node.output, editor.emit(node, "Transpose", product, attrs={"perm": perm}))
 
 
-def _viewed(editor: Editor, anchor: Node, value: Value, shape: tuple[Dim, ...]) -> Value:
-    return value if shape_of(value) == shape else editor.emit(anchor, "Reshape", value, attrs=reshape_attrs(shape))
+def _multiplies(editor: Editor, reader: Node, x: Value) -> bool:
+    """Whether a node multiplies the rows of `x` by a constant matrix."""
+    weight = editor.array(reader.inputs[1]) if reader.op == "MatMul" and reader.inputs[0] is x else None
+    return weight is not None and weight.ndim == 2
 
 
 def _sink_through_choice(editor: Editor, node: Node) -> None:

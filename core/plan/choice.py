@@ -9,6 +9,7 @@ from core.ir.graph import Graph, Node, Value, node_reads
 from core.ir.types import DType, TensorType
 from core.kernels.catalog import VIEWS, KernelCall, Request, Selector, has_elements, select
 from core.kernels.catalog.base import is_exact
+from core.kernels.catalog.numbers import sharing
 from core.kernels.target import GPU_ALIGNMENT, GpuTarget, Target
 from core.plan.control import CONTROL, NotNative, PlanBody, control_call
 from core.plan.plan import Planned, exact_affine
@@ -130,6 +131,8 @@ def choose_kernels(graph: Graph, nodes: Sequence[Node], asked: Asked) -> Choice:
     choice.calls.update(windows.kernels())
     for node in windows.gone:
         del choice.calls[node]
+    if isinstance(asked.target, Target):
+        choice.calls = dict(zip(choice.calls, sharing(list(choice.calls.values()), asked.target), strict=True))
     return choice
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
+from heapq import heappop, heappush
 
 from core.ir.dim import evaluate, symbols
 from core.ir.graph import Graph, Node, Value, node_reads
@@ -19,23 +20,74 @@ def order(graph: Graph) -> list[Node]:
 
 def _greedy(graph: Graph) -> list[Node]:
     """Always run the ready node that grows the live set least; ties go to the graph's own order."""
-    readers = {value: len(set(nodes)) for value, nodes in graph.uses().items()}
-    keep, homes, reading = graph.live_outs(), _homes(graph), _reading(graph)
-    made: set[Value] = {value for value in graph.values() if value.producer is None}
-    waiting = list(graph.nodes)
-    result: list[Node] = []
-    while waiting:
-        ready = [node for node in waiting if all(v in made or v.producer is None for v in node_reads(node))]
-        patient = [node for node in ready if not _overwrites(node, homes, reading)] or ready
-        best = min(patient, key=lambda node: _growth(node, readers, keep, homes.keys()))
-        waiting.remove(best)
-        result.append(best)
-        made.update(best.outputs)
-        for nodes in reading.values():
-            nodes.discard(best)
-        for value in set(node_reads(best)):
-            readers[value] -= 1
-    return result
+    walk = _Greedy(graph)
+    return [walk.next() for _ in graph.nodes]
+
+
+class _Greedy:
+    """Gives one node after the other. What a node adds to the live set is computed when it becomes ready, and again
+    when it has become the last reader of something."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._nodes = graph.nodes
+        self._reads = [set(node_reads(node)) for node in graph.nodes]
+        self._readers: dict[Value, list[int]] = {}  # by their places
+        for place, reads in enumerate(self._reads):
+            for value in reads:
+                self._readers.setdefault(value, []).append(place)
+        self._left = {value: len(places) for value, places in self._readers.items()}
+        self._missing = [sum(value.producer is not None for value in reads) for reads in self._reads]
+        self._keep, self._homes, self._reading = graph.live_outs(), _homes(graph), _reading(graph)
+        self._growth: dict[int, int] = {}  # of the nodes that are ready, by their places
+        self._heap: list[tuple[int, int]] = []  # growth and place; some are no longer true
+        for place, missing in enumerate(self._missing):
+            if not missing:
+                self._offer(place)
+
+    def next(self) -> Node:
+        """The node to run. One that overwrites what others still have to read waits if it can."""
+        held: list[tuple[int, int]] = []
+        chosen: tuple[int, int] | None = None
+        while self._heap and chosen is None:
+            growth, place = entry = heappop(self._heap)
+            if self._growth.get(place) != growth:
+                continue
+            if _overwrites(self._nodes[place], self._homes, self._reading):
+                held.append(entry)
+            else:
+                chosen = entry
+        if chosen is None:
+            chosen, *held = held
+        for entry in held:
+            heappush(self._heap, entry)
+        self._run(chosen[1])
+        return self._nodes[chosen[1]]
+
+    def _run(self, place: int) -> None:
+        node = self._nodes[place]
+        del self._growth[place]
+        for value in node.outputs:
+            for reader in self._readers.get(value, ()):
+                self._missing[reader] -= 1
+                if not self._missing[reader]:
+                    self._offer(reader)
+        for nodes in self._reading.values():
+            nodes.discard(node)
+        for value in self._reads[place]:
+            self._left[value] -= 1
+            if self._left[value] == 1:
+                for reader in self._readers[value]:
+                    if reader in self._growth:
+                        self._offer(reader)
+
+    def _offer(self, place: int) -> None:
+        """A node is ready, or has come to free more than it did."""
+        freed = (v for v in self._reads[place] if v.producer is not None and self._left[v] == 1 and v not in self._keep)
+        made = (v for v in self._nodes[place].outputs if v not in self._homes)
+        growth = sum(map(_size, made)) - sum(map(_size, freed))
+        if self._growth.get(place) != growth:
+            self._growth[place] = growth
+            heappush(self._heap, (growth, place))
 
 
 def _homes(graph: Graph) -> dict[Value, Value]:
@@ -56,12 +108,6 @@ def _reading(graph: Graph) -> dict[Value, set[Node]]:
 def _overwrites(node: Node, homes: Mapping[Value, Value], reading: Mapping[Value, set[Node]]) -> bool:
     """Whether others still have to read a state that the node gives its next value."""
     return any(reading[homes[value]] - {node} for value in node.outputs if value in homes)
-
-
-def _growth(node: Node, readers: dict[Value, int], keep: Set[Value], homes: Set[Value]) -> int:
-    """Bytes the node adds to the live set, less what it frees."""
-    freed = {v for v in node_reads(node) if v.producer is not None and readers[v] == 1 and v not in keep}
-    return sum(_size(value) for value in node.outputs if value not in homes) - sum(map(_size, freed))
 
 
 def _peak(graph: Graph, nodes: list[Node]) -> int:

@@ -5,7 +5,7 @@ A plan is plain data: it can be printed, stored beside its object code, and exec
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -163,10 +163,15 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class WeightItem:
-    """One array of the weight block: a constant as it is, or in a kernel's layout."""
+    """One array of the weight block: a constant as it is, or in a kernel's layout. `make` gives its elements."""
 
     offset: int
-    data: Array
+    nbytes: int
+    make: Callable[[], Array]
+
+    @property
+    def data(self) -> Array:
+        return np.ascontiguousarray(self.make())
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +195,11 @@ def weight_chunks(planned: Planned) -> Iterator[memoryview]:
     end = 0
     for item in planned.weights:
         yield memoryview(bytes(item.offset - end))
-        yield item.data.reshape(-1).view(np.uint8).data
-        end = item.offset + item.data.nbytes
+        data = item.data.reshape(-1).view(np.uint8).data
+        if len(data) != item.nbytes:
+            raise ValueError(f"weights at {item.offset} have {len(data)} bytes, {item.nbytes} were announced")
+        yield data
+        end = item.offset + item.nbytes
     yield memoryview(bytes(planned.plan.weights - end))
 
 

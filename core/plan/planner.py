@@ -61,7 +61,7 @@ def _plan(graph: Graph, target: Target | GpuTarget, threads: int, choose: Select
         most_rows=_most_rows(choice) if isinstance(target, GpuTarget) else None,
         seams=() if isinstance(target, GpuTarget) else _seams(choice, storage),
     )
-    specs = {spec.symbol: spec for call in choice.calls.values() for spec in (call.spec, *call.parts)}
+    specs = {spec.symbol: spec for call in choice.calls.values() for spec in (call.code, *call.parts)}
     place = {node: index for index, node in enumerate(graph.nodes)}
     calls = tuple((place[node], choice.calls[node]) for node in choice.nodes if node in choice.calls)
     bodies = {place[node]: planned for node, planned in choice.bodies.items()}

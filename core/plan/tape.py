@@ -47,7 +47,7 @@ class Tape:
     def _step(self, node: Node, call: KernelCall) -> Step:
         operands = tuple(self._operand(node, index, operand) for index, operand in enumerate(call.operands))
         return Step(
-            symbol=call.spec.symbol,
+            symbol=call.code.symbol,
             operands=operands,
             label=node.name,
             op=node.op,
@@ -72,7 +72,7 @@ class Tape:
             case Outer():
                 return storage.place(outer_values(node, self._graph.constants)[operand.index]).address()
             case Packed():
-                return _in_weights(storage.weights.packed(_present(node, operand.index), operand.key, operand.pack))
+                return _in_weights(storage.weights.packed(_present(node, operand.index), operand))
             case Block():
                 return _in_weights(storage.weights.block(node, operand))
             case Flag():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from core.ir.graph import Array, Node, Value
-from core.kernels.catalog import Block
+from core.kernels.catalog import Block, Packed
 from core.plan.liveness import ALIGNMENT
 from core.plan.plan import WeightItem
 
@@ -28,17 +28,20 @@ class WeightBlock:
         """A constant as it is."""
         return self._item(value, "", lambda: self.constants[value])
 
-    def packed(self, value: Value, key: str, pack: Callable[[Array], Array]) -> WeightItem:
-        """A constant in the layout that `key` names."""
-        return self._item(value, key, lambda: pack(self.constants[value]))
+    def packed(self, value: Value, packed: Packed) -> WeightItem:
+        """A constant in a kernel's layout."""
+        return self._item(value, packed.key, lambda: packed.pack(self.constants[value]), packed.nbytes)
 
     def block(self, node: Node, block: Block) -> WeightItem:
         """An array that a node's kernel brings along."""
         return self._item(node.output, block.key, lambda: block.data)
 
-    def _item(self, value: Value, key: str, make: Callable[[], Array]) -> WeightItem:
+    def _item(self, value: Value, key: str, make: Callable[[], Array], nbytes: int | None = None) -> WeightItem:
+        """What is there, or is made: now, unless it is known how large it will be."""
         if (value, key) not in self._items:
-            data = np.ascontiguousarray(make())
-            self._items[value, key] = WeightItem(self.nbytes, data)
-            self.nbytes += -(-data.nbytes // ALIGNMENT) * ALIGNMENT
+            if nbytes is None:
+                data = np.ascontiguousarray(make())
+                make, nbytes = (lambda: data), data.nbytes
+            self._items[value, key] = WeightItem(self.nbytes, nbytes, make)
+            self.nbytes += -(-nbytes // ALIGNMENT) * ALIGNMENT
         return self._items[value, key]

@@ -22,6 +22,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 _trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
 _option: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)
 _M_ARENA_MAX = -8
+_MAPS = Path("/proc/self/maps")
 _addressof = ctypes.addressof
 _first_byte: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
 
@@ -71,6 +72,23 @@ def give_back(used: int) -> None:
         gc.collect()
         if _trim is not None:
             _trim(0)
+
+
+def drop_code(library: str) -> None:
+    """Take the code of a library that is seldom called out of this process's memory (Linux): it comes back from its
+    file, page by page, when it is called. Threads that are in it meanwhile only wait for a page.
+
+    Only pages of code are dropped, which nobody writes to, so that the file has all there is to know.
+    """
+    advise = getattr(ctypes.CDLL(None), "madvise", None)
+    if advise is None or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    with suppress(OSError):  # no such file system as /proc
+        for line in _MAPS.read_text().splitlines():
+            place, access, *_, path = line.split(maxsplit=5)
+            if access == "r-xp" and Path(path).name.startswith(library):
+                start, end = (int(part, 16) for part in place.split("-"))
+                advise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
 
 
 def share_heaps(most: int) -> None:

@@ -258,15 +258,55 @@ def _gram(net: Net) -> Value:
 
 
 def _attention(net: Net) -> Value:
+    """Of all tokens or the last few; heads apart from the batch or joined with it, several with the same keys and
+    values; masks of three kinds, or none."""
     x = net.bounded(3)
     t, k = net.dims(x)
-    heads = net.of([h for h in (1, 2, 3, 4) if k % h == 0])
+    heads, queries = net.of([h for h in (1, 2, 3, 4) if k % h == 0]), min(t, net.of((33, 33, 1, 3)))
     split = net.b("Reshape", x, shape=(0, t, heads, k // heads))
-    q, v = (net.b("Transpose", split, perm=(0, 2, 1, 3)) for _ in range(2))
-    scores = net.b("MatMul", q, net.b("Transpose", split, perm=(0, 2, 3, 1)))
-    weights = net.b("Softmax", net.b("Div", scores, net.b.constant(np.float32(4))), axis=-1)
-    mixed = net.b("Transpose", net.b("MatMul", weights, v), perm=(0, 2, 1, 3))
+    q = net.b("Transpose", split, perm=(0, 2, 1, 3))
+    v = _shared(net, q, net.of([each for each in (1, 2, 3) if heads % each == 0]))
+    keys = net.b("Transpose", v, perm=(0, 1, 3, 2))
+    if queries < t:
+        q = net.b("Slice", q, starts=(t - queries,), ends=(t,), axes=(2,))
+    joined = net.of((False, True))
+    if joined:
+        q, keys, v = (net.b("Reshape", each, shape=(-1, *net.dims(each)[1:])) for each in (q, keys, v))
+    scores = net.b("Div", net.b("MatMul", q, keys), net.b.constant(np.float32(4)))
+    if joined:
+        scores = net.b("Reshape", scores, shape=(-1, heads, queries, t))
+    weights = net.b("Softmax", _masked(net, scores), axis=-1)
+    if joined:
+        weights = net.b("Reshape", weights, shape=(-1, queries, t))
+    mixed = net.b("MatMul", weights, v)
+    if joined:
+        mixed = net.b("Reshape", mixed, shape=(-1, heads, queries, k // heads))
+    mixed = net.b("Transpose", mixed, perm=(0, 2, 1, 3))
     return net.op("Reshape", mixed, size=net.size[x], shape=(0, 0, -1))
+
+
+def _shared(net: Net, x: Value, repeats: int) -> Value:
+    """The first heads, so often each that there are as many."""
+    heads, *rest = net.dims(x)
+    if repeats == 1:
+        return x
+    groups = net.b("Slice", x, starts=(0,), ends=(heads // repeats,), axes=(1,))
+    apart = net.b("Unsqueeze", groups, axes=(2,))
+    repeated = net.b("Expand", apart, shape=(1, heads // repeats, repeats, *rest))
+    return net.b("Reshape", repeated, shape=(-1, heads, *rest))
+
+
+def _masked(net: Net, scores: Value) -> Value:
+    queries, keys = net.dims(scores)[1:]
+    kind = net.of(("none", "keys", "pairs", "booleans"))
+    if kind == "none":
+        return scores
+    shape = (keys,) if kind == "keys" else (queries, keys)
+    kept = net.b.constant(net.rng.random(shape) < 0.7)
+    low = net.b.constant(np.float32(-1e4))
+    if kind == "booleans":
+        return net.b("Where", kept, scores, low)
+    return net.b("Add", scores, net.b("Where", kept, net.b.constant(np.float32(0)), low))
 
 
 def _window(net: Net, x: Value) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ _SETS = {
     "products of bytes and bfloat16 on matrix tiles (AMX)": frozenset({"amx-tile", "amx-int8", "amx-bf16"}),
     "products of float16 on matrix tiles (AMX)": frozenset({"amx-tile", "amx-fp16"}),
 }
-_RARE = (plain(), avx512())  # no machine of the last ten years has less than AVX2; AVX-512 came with VNNI after 2019
+_RARE = (plain(), avx512())  # server CPUs since 2016 have AVX2, and those with AVX-512 have VNNI since 2019
 
 
 def vectors() -> Target:

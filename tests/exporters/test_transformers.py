@@ -27,15 +27,6 @@ NOT_BATCHED = {
 ON_REFERENCE = {
     "clip.dynamo": _APART,
     "falcon.dynamo": _APART,
-    "detr.dynamo": "Resize of masks whose rows lie along axis 1",
-    "detr.torchscript": "Resize of masks whose rows lie along axis 1",
-    "fnet.dynamo": "DFT has no kernel",
-    "siglip_vision.dynamo": "a product whose batch axis, rows times heads, lies behind another axis",
-    "siglip_vision.torchscript": "a product whose batch axis, rows times heads, lies behind another axis",
-    "tv_maxvit_t.dynamo": "Einsum has no kernel",
-    "tv_maxvit_t.torchscript": "Einsum has no kernel",
-    "wavlm.dynamo": _SPREAD,
-    "wavlm.torchscript": _SPREAD,
 }
 # Exported wrongly: a size of the example became a constant.
 REFUSED = dict.fromkeys(("gpt2_past.dynamo", "llama_past.dynamo"), "ORT no")

@@ -1,4 +1,7 @@
-"""Attention of float32 or narrower floats: scores, softmax and weighted values of a block of queries in one kernel."""
+"""Attention of float32 or narrower floats: scores, softmax and weighted values of a block of queries in one kernel.
+
+There are two, and `_goes_by_query` chooses: a vector of scores belongs to one key, or to one query.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,10 @@ from core.kernels.catalog.panels import Tile, choose_tile, row_pitch
 F32, BF16, F16 = DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16
 SOFTMAX_FLOPS = 12  # for one score
 _SCORE_BYTES = 1 << 19  # of one block of queries: what a second-level cache holds besides keys and values
+_BLOCK = 64  # queries that share the transposed keys
+_ADDED_ACROSS = 3  # queries
+_EMPTY = 0.15  # lanes without a query for each query: with more, rows of scores are faster (measured)
+_EMPTY_PAIRED = 1.0  # the same where a lane multiplies two numbers at once
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,56 @@ class AttentionSpec(KernelSpec):
         return self.dtype is F16 and self.k_steps[1] == 1
 
 
+@dataclass(frozen=True)
+class QueryRowsSpec(AttentionSpec):
+    """The same where a vector holds scores of one query, not of one key. A task is a `block` of queries. The rows of
+    the tile `scores` are queries, its columns keys."""
+
+    family: ClassVar[str] = "query_rows"
+
+    @property
+    def summary(self) -> str:
+        return f"attention {self.scores} of {self.keys} keys by query, {self.values}"
+
+    @property
+    def block(self) -> int:
+        fit = _SCORE_BYTES // (self.key_pitch * F32.itemsize)
+        return max(1, min(self.queries, _BLOCK, fit))
+
+    @property
+    def adds_across(self) -> bool:
+        """Whether keys are read as they lie, and the lanes of a sum added up for each query and key. A query more costs
+        more than with keys that have been transposed."""
+        return self.k_steps[1] == 1 and self.block <= _ADDED_ACROSS
+
+    @property
+    def repacks(self) -> bool:
+        """Whether keys are transposed, a panel at a time."""
+        return not self.adds_across and self.k_steps[0] != 1
+
+    @property
+    def copies(self) -> bool:
+        """Whether queries are copied first, as contiguous float32."""
+        return self.dtype is not F32 or self.q_steps[1] != 1
+
+    @property
+    def query_pitch(self) -> int:
+        """Elements from one query to the next, copied or not."""
+        return self.depth if self.copies else self.q_steps[0]
+
+    @property
+    def key_pitch(self) -> int:
+        """Elements from the scores of one query to those of the next."""
+        return -(-self.keys // self.scores.lanes) * self.scores.lanes
+
+    @property
+    def scratch_parts(self) -> tuple[int, int, int, int]:
+        """Elements of the copied queries, of the scores, of a panel of keys, and of one number per query."""
+        copied = self.block * self.depth if self.copies else 0
+        panel = self.depth * self.scores.columns if self.repacks else 0
+        return copied, self.block * self.key_pitch, panel, self.block
+
+
 @covers("FusedAttention")
 def attention(request: Request) -> KernelCall | None:
     """None for other element types, and where a length or a step between rows depends on the batch."""
@@ -110,6 +167,8 @@ def attention(request: Request) -> KernelCall | None:
         dtype=node.output.dtype,
         guarded=bool(node.attrs.get("guarded")),
     )
+    if _goes_by_query(spec):
+        spec = QueryRowsSpec(**(spec.facts | {"scores": choose_tile(request.cpu, queries, keys)}))
     flops = product((*batch, queries, keys)) * (2 * depth + 2 * columns + SOFTMAX_FLOPS)
     scratch = Scratch(sum(spec.scratch_parts) * F32.itemsize)
     operands: tuple[Operand, ...] = (*(In(i) for i in (0, 1, 2, *extras_of(node))), Out(), scratch)
@@ -117,6 +176,13 @@ def attention(request: Request) -> KernelCall | None:
     if spec.dtype is F32:
         strided = (*(In(i) for i in (0, 1, 2, *extras_of(node))), Out())
     return KernelCall(spec, operands, strided=strided, flops=flops, bytes=traffic(node))
+
+
+def _goes_by_query(spec: AttentionSpec) -> bool:
+    """Whether a query to each lane would leave many lanes empty, or have to gather what the epilogue reads."""
+    empty = -spec.queries % spec.scores.lanes
+    most = _EMPTY if spec.element is F32 else _EMPTY_PAIRED
+    return empty > spec.queries * most or any(across not in (0, 1) for across, _ in spec.extra_steps)
 
 
 def _score_tile(request: Request, queries: int, keys: int) -> Tile:

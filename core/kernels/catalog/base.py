@@ -83,6 +83,12 @@ class KernelSpec:
         what measuring has added to that."""
         return self.symbol
 
+    def general(self, target: Target, place: int) -> tuple[KernelSpec, tuple[int, ...]] | None:
+        """The spec of code that reads some numbers of this one when it runs, and those numbers: the same spec for all
+        that differ in nothing else. None where code must be made for them. See `core.kernels.catalog.numbers`.
+        `place`: which operand brings the numbers."""
+        return None
+
     def settled(self, call: KernelCall, n: int, way: str) -> KernelCall:
         """The call of this spec with what was found to be the best way to run it for a batch of `n`."""
         return call
@@ -110,12 +116,14 @@ class Out:
 class Packed:
     """The address of a constant input in the kernel's own layout, made once at compile time.
 
-    `key` names the layout: the same input packed the same way is stored once.
+    `key` names the layout: the same input packed the same way is stored once. `nbytes` of the result, where that is
+    known without packing: large weights are packed when they are written, so that they are never all in memory.
     """
 
     index: int
     key: str
     pack: Callable[[Array], Array] = field(compare=False)
+    nbytes: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +174,12 @@ class KernelCall:
     bytes: Dim = 0  # least memory traffic: inputs read once, outputs written once
     parts: tuple[KernelSpec, ...] = ()  # further kernels, which this one calls
     grid: tuple[Dim, ...] = ()  # on a GPU: programs along up to three axes, the last two at most 65535
+    shared: KernelSpec | None = None  # of code for other numbers, too: the last operand is a Block of those of `spec`
+
+    @property
+    def code(self) -> KernelSpec:
+        """The spec of the code that runs."""
+        return self.shared or self.spec
 
 
 def is_exact(node: Node) -> bool:

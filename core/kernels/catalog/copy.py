@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -23,6 +23,8 @@ from core.kernels.catalog.nest import (
     row_major,
     traffic,
 )
+from core.kernels.catalog.numbers import Numbers
+from core.kernels.target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +40,46 @@ class Piece:
     offsets: tuple[Dim, Dim] = (0, 0)
 
 
+_LONG_ROW = 1 << 14  # elements; of shorter ones a task takes several
+
+
 @dataclass(frozen=True)
 class CopySpec(KernelSpec):
-    """Copies elements of `itemsize` bytes; `fill` is the bit pattern that pieces without a source write."""
+    """Copies elements of `itemsize` bytes; `fill` is the bit pattern that pieces without a source write. `numbers`: the
+    operand with those that come with the call."""
 
     family: ClassVar[str] = "copy"
     itemsize: int
     pieces: tuple[Piece, ...]
     fill: int = 0
+    numbers: int = 0
+
+    def general(self, target: Target, place: int) -> tuple[KernelSpec, tuple[int, ...]] | None:
+        """Of rows that stay rows, and are short enough that a task takes whole ones."""
+        numbers, pieces = Numbers(), []
+        for piece in self.pieces:
+            nest = numbers.of_nest(piece.nest) if _goes_by_rows(piece.nest) else None
+            if nest is None or not all(map(is_plannable, piece.offsets)):
+                return None
+            start, goal = map(numbers.take, piece.offsets)
+            pieces.append(replace(piece, nest=nest, offsets=(start, goal)))
+        return replace(self, pieces=tuple(pieces), numbers=place), tuple(numbers.values)
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        """All that pieces are described by."""
+        return tuple(dim for piece in self.pieces for dim in (*piece.nest.dims, *piece.offsets))
 
     @property
     def summary(self) -> str:
         loops = max((piece.nest.rank for piece in self.pieces), default=0)
         return f"copy({len(self.pieces)} pieces, {loops} loops)"
+
+
+def _goes_by_rows(nest: Nest) -> bool:
+    """Whether no other loop than the last one goes from one element of the source to the next."""
+    inner, (source, _) = nest.extents[-1], nest.strides
+    return 1 not in source[:-1] and (nest.rank == 1 or (isinstance(inner, int) and inner <= _LONG_ROW))
 
 
 def _call(

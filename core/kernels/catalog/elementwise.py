@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from core.ir.graph import Array, Graph, Value
@@ -11,7 +11,9 @@ from core.ir.types import DType
 from core.kernels.catalog import body as bodies
 from core.kernels.catalog.base import VIEWS, In, KernelCall, KernelSpec, Out, Request, covers
 from core.kernels.catalog.nest import Nest, has_plannable_types, traffic
+from core.kernels.catalog.numbers import Numbers
 from core.kernels.catalog.words import NARROW
+from core.kernels.target import Target
 from core.ops import registry
 
 DTYPES = frozenset(
@@ -20,6 +22,7 @@ DTYPES = frozenset(
 )
 STORED = NARROW  # kernels convert such elements, they do not compute with them
 
+_LONG_ROW = 1024  # elements; of shorter ones a task takes several
 _MOST_NAMED = 4  # operators of a kernel that `summary` lists
 
 
@@ -30,6 +33,15 @@ class ElementwiseSpec(KernelSpec):
     family: ClassVar[str] = "elementwise"
     body: Graph
     nest: Nest
+
+    def general(self, target: Target, place: int) -> tuple[KernelSpec, tuple[int, ...]] | None:
+        """Rows that are long enough to be worth dividing are known to the code."""
+        inner = self.nest.extents[-1]
+        if self.nest.rank > 1 and isinstance(inner, int) and inner > _LONG_ROW:
+            return None
+        numbers = Numbers()
+        nest = numbers.of_nest(self.nest)
+        return (replace(self, nest=nest), tuple(numbers.values)) if nest is not None else None
 
     @property
     def summary(self) -> str:

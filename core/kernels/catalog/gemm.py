@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -16,6 +16,7 @@ from core.kernels.catalog import body as bodies
 from core.kernels.catalog.base import In, KernelCall, KernelSpec, Operand, Out, Packed, Request, Scratch, covers
 from core.kernels.catalog.matrices import Matrices, perm_attribute, unpermuted
 from core.kernels.catalog.nest import Nest, has_plannable_types, row_major, traffic
+from core.kernels.catalog.numbers import Numbers
 from core.kernels.catalog.panels import (
     Tile,
     choose_tile,
@@ -25,10 +26,13 @@ from core.kernels.catalog.panels import (
     packed_size,
     row_pitch,
     stage_bytes,
+    stays_cached,
 )
 from core.kernels.catalog.words import NARROW, WORD_BYTES, element_of, in_words, pack_words, per_word
+from core.kernels.target import Target
 
 F32, F16 = DType.FLOAT32, DType.FLOAT16
+_DEEP = 32  # from where on the code is the same but for the length of its loop
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,9 @@ class GemmSpec(KernelSpec):
     extras and Y. Strides count elements. `packed`: B lies in panels (`core.kernels.catalog.panels`), and the batch
     strides of B are those of packed matrices. `element` is what the words of A hold (`core.kernels.catalog.words`):
     the depth, and the strides of A and of a packed B, count words.
+
+    A `depth` of 0 comes with the call (`core.kernels.catalog.numbers`), as the stride of A along i may; `in_blocks`
+    says then what else would follow from the depth (see `each_panel`).
     """
 
     family: ClassVar[str] = "gemm"
@@ -55,6 +62,26 @@ class GemmSpec(KernelSpec):
     dtype: DType  # of Y
     tile: Tile
     element: DType = F32
+    in_blocks: bool = False
+
+    def general(self, target: Target, place: int) -> tuple[KernelSpec, tuple[int, ...]] | None:
+        """Of any depth, for products with weights that have one kind of rows."""
+        step = self.nest.strides[0][-1]
+        plain = self.packed and self.nest.rank == 1 and not self.widened_words and self.a_step == 1
+        if not plain or self.depth < _DEEP or not isinstance(step, int):
+            return None
+        numbers = Numbers()
+        numbers.take(self.depth)
+        nest = replace(self.nest, strides=((numbers.take(step),), *self.nest.strides[1:]))
+        spec = replace(
+            self, nest=nest, depth=0, b_steps=(0, 1), in_blocks=stays_cached(target, self.depth, self.columns)
+        )
+        return spec, tuple(numbers.values)
+
+    @property
+    def any_depth(self) -> Dim:
+        """The depth, of which only the call may know how much it is."""
+        return self.depth or Numbers().take(0)
 
     @property
     def summary(self) -> str:
@@ -159,8 +186,17 @@ def _operands(spec: GemmSpec, node: Node) -> tuple[Operand, ...]:
     if spec.packed:
         perm, tile = perm_attribute(node, "perm_b"), spec.tile
         key = f"panels{tile.columns}x{tile.lanes}{perm or ''}{spec.element}"
-        b = Packed(1, key, partial(_pack, perm=perm, tile=tile, element=spec.element))
+        pack = partial(_pack, perm=perm, tile=tile, element=spec.element)
+        b = Packed(1, key, pack, _packed_bytes(node.inputs[1], spec))
     return (In(0), b, *(In(i) for i in extras_of(node)), Out(0), *spec.scratch)
+
+
+def _packed_bytes(weights: Value | None, spec: GemmSpec) -> int | None:
+    """The size in bytes of float32 matrices in panels; None for other elements and unknown sizes."""
+    if weights is None or spec.element is not F32 or not isinstance(weights.tensor.size, int):
+        return None
+    matrices = weights.tensor.size // (spec.depth * spec.columns)
+    return matrices * packed_size(spec.depth, spec.columns, spec.tile) * WORD_BYTES
 
 
 def _pack(array: Array, perm: tuple[int, ...] | None, tile: Tile, element: DType) -> Array:

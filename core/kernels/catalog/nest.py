@@ -26,6 +26,11 @@ class Nest:
     def rank(self) -> int:
         return len(self.extents)
 
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        """All extents and strides."""
+        return tuple(dim for dims in (self.extents, *self.strides) for dim in dims)
+
     def loop(self, k: int) -> tuple[Dim, ...]:
         """The strides of all operands in loop `k`."""
         return tuple(strides[k] for strides in self.strides)

@@ -8,14 +8,17 @@ from typing import ClassVar
 
 import numpy as np
 
+from core.ir.dim import evaluate
 from core.ir.graph import Array, Node
-from core.ir.types import Dim, DType
+from core.ir.types import Dim, DType, Shape
 from core.kernels.catalog.attributes import attribute
 from core.kernels.catalog.base import In, KernelCall, KernelSpec, Out, Request, covers
 from core.kernels.catalog.nest import has_plannable_types, traffic
 from core.ops import registry
 from core.ops.registry import Call
 from core.ops.resize import Samples, samples_by_axis
+
+_ONE = {"n": 1}  # what a size that depends on the batch is taken for; neither it nor its axis is resampled
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,29 +52,35 @@ class ResizeSpec(KernelSpec):
 
 @covers("Resize")
 def resize(request: Request) -> KernelCall | None:
-    """None unless exactly the two spatial axes of float32 images of known size change."""
+    """None unless exactly the two spatial axes of float32 images of known size change. Rows may lie along the channels
+    where those come first: every channel is an image of its own."""
     node = request.node
     x = node.inputs[0]
     if x is None or not has_plannable_types(node) or x.dtype is not DType.FLOAT32 or len(x.shape) != 4:
         return None
     last = attribute(node, "layout") == "NHWC"
-    if node.output.shape[0] != x.shape[0]:
+    before, after = (_channels_first(value.shape, last) for value in (x, node.output))
+    extents = after[1:] if last else after[2:]
+    if not all(isinstance(extent, int) for extent in extents) or before[:2] != after[:2] or 0 in before:
         return None
-    height, width, channels = (x.shape[1], x.shape[2], x.shape[3]) if last else (x.shape[2], x.shape[3], x.shape[1])
-    if any(value is not None for value in node.inputs[1:]) or not isinstance(height, int) or not isinstance(width, int):
+    if any(value is not None for value in node.inputs[1:]) or not all(isinstance(size, int) for size in before[2:]):
         return None
-    axes = _taps(node, (1, channels if isinstance(channels, int) else 1, height, width))
-    if axes is None or not isinstance(channels, int):
+    axes = _taps(node, [evaluate(dim, _ONE) for dim in before])
+    if axes is None:
         return None
-    batch = x.shape[0] if last else x.shape[0] * channels
-    spec = ResizeSpec(batch, *axes, channels if last else 1)
+    inner = before[1] if last and isinstance(before[1], int) else 1
+    spec = ResizeSpec(before[0] if last else before[0] * before[1], *axes, inner)
     flops = node.output.tensor.size * (2 * axes[0].shape[1] * axes[1].shape[1])
     return KernelCall(spec, (In(0), Out()), flops=flops, bytes=traffic(node))
 
 
+def _channels_first(shape: Shape, last: bool) -> Shape:
+    return (shape[0], shape[-1], *shape[1:-1]) if last else shape
+
+
 def _taps(node: Node, shape: Sequence[int]) -> tuple[Taps, Taps] | None:
     """The taps of both spatial axes; None when another axis changes or something lies outside the image."""
-    call = Call(registry.get(node.op), node, [], symbols={"n": 1})
+    call = Call(registry.get(node.op), node, [], symbols=_ONE)
     n, c, rows, columns = samples_by_axis(call, shape)
     if n is not None or c is not None or any(s is not None and s.outside is not None for s in (rows, columns)):
         return None

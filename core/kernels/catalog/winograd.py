@@ -37,6 +37,7 @@ Matrix: TypeAlias = tuple[tuple[float, ...], ...]
 _BLOCK = 32  # tiles of a task: few enough that both intermediates stay near, enough to use the weights well
 _FAR_BYTES = 16 << 20  # weights that the last-level cache does not hold beside the rest: more tiles must share them
 _LARGE_IMAGE = 12  # results along an axis from which large tiles cover an image well and are many
+_INPUTS_AT_ONCE = 32  # that weights are transformed of
 _PER_BYTE = 10  # operations in the time of reading a byte from memory; 10 to 16 on servers
 
 
@@ -293,7 +294,8 @@ def _call(request: Request, slow: bool = False) -> KernelCall | None:
     part = PART if many > 1 else None
     spec = WinogradSpec(batch, (lines, places), channels, columns, finish, tile, block, form, element, part, many)
     key = f"winograd{form.output}s{form.stride}x{tile.columns}x{tile.lanes}{element}"
-    pack_weights = Packed(1, key, partial(pack, tile=tile, form=form, element=element))
+    nbytes = packed_size(form.products * channels, columns, tile) * WORD_BYTES if element is DType.FLOAT32 else None
+    pack_weights = Packed(1, key, partial(pack, tile=tile, form=form, element=element), nbytes)
     return KernelCall(
         spec,
         (
@@ -372,7 +374,8 @@ def by_definition(request: Request) -> Iterator[KernelCall]:
 def pack(weight: Array, tile: Tile, form: Form = LARGE, element: DType = DType.FLOAT32) -> Array:
     """[O, I, 3, 3] as panels of the transformed matrices [parts * I, O], one for every two points.
 
-    Panel by panel: what the transform makes of one is still in the cache when it goes to its places.
+    A panel at a time, and of that some inputs: what the transform makes of them is still in the cache when it goes to
+    its places.
     """
     outputs, inputs = weight.shape[:2]
     both = np.kron(form.weight, form.weight)  # the transform of rows and of columns in one product
@@ -381,15 +384,28 @@ def pack(weight: Array, tile: Tile, form: Form = LARGE, element: DType = DType.F
     depths = [-(-len(rows) * len(columns) * inputs // per_word(multiplied)) for rows, columns in spans]
     sizes = [packed_size(depth, outputs, tile) for depth in depths]
     packed = np.empty(sum(sizes), word_dtype(element).numpy)
+    at_once = _INPUTS_AT_ONCE if per_word(multiplied) == 1 else inputs  # a word may hold some of several inputs
     for first in range(0, outputs, tile.columns):
         panel = weight[first : first + tile.columns].reshape(-1, inputs, 9).transpose(2, 1, 0)
-        transformed = both @ panel.astype(np.float64, order="C").reshape(9, -1)
-        lines = transformed.reshape(form.line_products, form.line_products, *panel.shape[1:])
-        for start, depth, (rows, columns) in zip(accumulate(sizes, initial=0), depths, spans, strict=False):
-            part = lines[rows.start : rows.stop, columns.start : columns.stop].astype(np.float32)
-            words = pack_panels(pack_words(part.reshape(-1, panel.shape[2]), multiplied), tile)
-            packed[start + depth * first :][: words.size] = words
+        for low in range(0, inputs, at_once):
+            some = panel[:, low : low + at_once].astype(np.float64, order="C")
+            lines = (both @ some.reshape(9, -1)).reshape(form.line_products, form.line_products, *some.shape[1:])
+            for start, depth, (rows, columns) in zip(accumulate(sizes, initial=0), depths, spans, strict=False):
+                part = lines[rows.start : rows.stop, columns.start : columns.stop]
+                whole = packed[start + depth * first :][: packed_size(depth, panel.shape[2], tile)]
+                if per_word(multiplied) == 1:
+                    _put(part, whole.reshape(*part.shape[:2], inputs, -1)[:, :, low : low + at_once])
+                else:
+                    words = pack_words(part.astype(np.float32).reshape(-1, panel.shape[2]), multiplied)
+                    whole[:] = pack_panels(words, tile)
     return packed
+
+
+def _put(lines: Array, place: Array) -> None:
+    """Rows into those of a panel, which may be longer."""
+    width = lines.shape[-1]
+    place[..., :width] = lines
+    place[..., width:] = 0
 
 
 def _spans(form: Form) -> list[range]:

@@ -1,4 +1,5 @@
-"""Attention: a task is a block of queries of one head, and its scores wait in scratch, [keys][queries].
+"""Attention with a row of scores for each key: a task is a block of queries of one head, and its scores wait in
+scratch, [keys][queries].
 
 With a query per lane the greatest score and the sum of a softmax need no step across lanes, keys and values are read
 where they lie, and only the block of queries is packed.
@@ -7,6 +8,7 @@ where they lie, and only the block of queries is packed.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from core.codegen.lang import Kernel, Val
@@ -28,10 +30,7 @@ F32 = DType.FLOAT32
 
 def generate(spec: AttentionSpec, target: Target) -> Kernel:
     k = Kernel(spec, target)
-    dtypes = (spec.dtype, spec.dtype, spec.dtype, *spec.extra_dtypes, spec.dtype)
-    operands = [k.operand(i, dtype) for i, dtype in enumerate(dtypes)]
-    operands = [pointer.computing(computed_dtype(pointer.dtype)) for pointer in operands]
-    scratch = k.scratch(len(dtypes), sum(spec.scratch_parts) * F32.itemsize, F32)
+    operands, scratch = operands_of(k, spec)
     width = spec.scores.columns
     full, rest = divmod(spec.queries, width)
     with k.parallel(k.dim(product(spec.batch.extents)), full + bool(rest)) as (entry, block):
@@ -42,6 +41,14 @@ def generate(spec: AttentionSpec, target: Target) -> Kernel:
                 with k.when(wanted):
                     _Block(k, spec, tuple(places), scratch, block * width, count).emit()
     return k
+
+
+def operands_of(k: Kernel, spec: AttentionSpec) -> tuple[list[Pointer], Pointer]:
+    """Q, K, V, extras and Y, of elements as the kernel computes with them, and the scratch of this thread."""
+    dtypes = (spec.dtype, spec.dtype, spec.dtype, *spec.extra_dtypes, spec.dtype)
+    operands = [k.operand(i, dtype) for i, dtype in enumerate(dtypes)]
+    operands = [pointer.computing(computed_dtype(pointer.dtype)) for pointer in operands]
+    return operands, k.scratch(len(dtypes), sum(spec.scratch_parts) * F32.itemsize, F32)
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,8 @@ class _Block:
         factors = self.scores.at(spec.scratch_parts[1])
         for v, total in enumerate(totals):
             factors.store(1.0 / total, v * self.lanes)
-        self._weigh(factors)
+        values, results = self.operands[2], self.operands[-1].at(self.first * spec.y_step)
+        Weighing(k, spec, self.scores.at, self.width, factors, values, results, self.count).emit()
 
     def _product(self) -> list[Val]:
         """Scores of all keys; the answer is the greatest for each query."""
@@ -146,36 +154,53 @@ class _Block:
             fold.values = [total + power for total, power in zip(fold.values, powers, strict=True)]
         return fold.values
 
-    def _weigh(self, factors: Pointer) -> None:
-        """The sums of values by these powers, times one factor per query."""
+
+@dataclass(frozen=True)
+class Weighing:
+    """Writes the sums of the values of `count` queries by the powers of their scores, times one factor per query.
+
+    `powers` says where those of a query lie, `step` is the way from key to key there. `values` and `results` are V and
+    Y of this head, Y from the first of these queries on.
+    """
+
+    kernel: Kernel
+    spec: AttentionSpec
+    powers: Callable[[Val], Pointer]
+    step: int
+    factors: Pointer
+    values: Pointer
+    results: Pointer
+    count: int
+
+    def emit(self) -> None:
         k, spec = self.kernel, self.spec
         width = spec.values.columns
         full, rest = divmod(spec.columns, width)
         with k.loop(0, full) as panel:
-            self._weigh_panel(factors, panel * width, width)
+            self._panel(panel * width, width)
         if rest:
-            self._weigh_panel(factors, k.index(full * width), rest)
+            self._panel(k.index(full * width), rest)
 
-    def _weigh_panel(self, factors: Pointer, column: Val, columns: int) -> None:
+    def _panel(self, column: Val, columns: int) -> None:
         """`columns` columns of the values, a register tile of queries at a time."""
         height = self.spec.values.rows
         whole = self.count // height * height
         with self.kernel.loop(0, whole, height) as query:
-            self._value_tile(factors, query, height, column, columns)
+            self._tile(query, height, column, columns)
         if self.count > whole:
-            self._value_tile(factors, self.kernel.index(whole), self.count - whole, column, columns)
+            self._tile(self.kernel.index(whole), self.count - whole, column, columns)
 
-    def _value_tile(self, factors: Pointer, query: Val, height: int, column: Val, columns: int) -> None:
+    def _tile(self, query: Val, height: int, column: Val, columns: int) -> None:
         k, spec, lanes = self.kernel, self.spec, self.spec.values.lanes
         vectors, tail = -(-columns // lanes), columns % lanes
         mask = k.lane_mask(tail, lanes) if tail else None
-        sources = [self.scores.at(query + r) for r in range(height)]
+        sources = [self.powers(query + r) for r in range(height)]
         grid = zeros(k, height, vectors, lanes)
-        values, target = self.operands[2].at(column), self.operands[-1].at(column)
-        grid = accumulate(k, grid, sources, self.width, values, spec.v_step, spec.keys, mask)
+        values, target = self.values.at(column), self.results.at(column)
+        grid = accumulate(k, grid, sources, self.step, values, spec.v_step, spec.keys, mask)
         for r, row in enumerate(grid):
-            factor = factors.load(query + r).splat(lanes)
-            place = target.at((self.first + query + r) * spec.y_step)
+            factor = self.factors.load(query + r).splat(lanes)
+            place = target.at((query + r) * spec.y_step)
             for v, value in enumerate(row):
                 place.store(self._weighed(value, factor), v * lanes, mask if v == vectors - 1 else None)
 

@@ -23,6 +23,7 @@ _ZERO: Dim = 0
 
 def generate(spec: CopySpec, target: Target) -> Kernel:
     k = Kernel(spec, target)
+    k.read_numbers(spec.numbers, spec.dims)
     if len(spec.pieces) == 1:
         _shared(k, spec, spec.pieces[0])
     elif spec.pieces:

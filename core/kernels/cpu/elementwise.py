@@ -15,6 +15,7 @@ def generate(spec: ElementwiseSpec, target: Target) -> Kernel:
     body, nest = spec.body, spec.nest
     inputs = [k.operand(i, value.dtype) for i, value in enumerate(body.inputs)]
     outputs = [k.operand(len(inputs) + i, value.dtype) for i, value in enumerate(body.outputs)]
+    k.read_numbers(len(inputs) + len(outputs), nest.dims)
     spread = [stride == 0 for stride in nest.loop(nest.rank - 1)]
     sizes = [dtype.itemsize for dtype in bodies.dtypes(body)]
     lanes = max(1, target.vector_bytes // max(sizes))

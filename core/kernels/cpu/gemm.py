@@ -41,10 +41,12 @@ class _Gemm:
             self.rows = k.scratch(index, spec.widened_words * WORD_BYTES, F32)
         index += spec.widened_words > 0
         self.stage = k.scratch(index, stage_bytes(spec.tile), total_dtype(spec.element)) if spec.staged else None
+        k.read_numbers(index + spec.staged, (*spec.nest.dims, spec.any_depth))
+        self.depth = spec.depth or k.dim(spec.any_depth)
         self.batch = spec.nest.take(range(spec.nest.rank - 1))
         self.moves = [k.dim(stride) for stride in spec.nest.loop(spec.nest.rank - 1)]
         entries = k.dim(product(self.batch.extents))
-        in_blocks = spec.packed and stays_cached(target, spec.depth, spec.columns)
+        in_blocks = spec.packed and (stays_cached(target, spec.depth, spec.columns) if spec.depth else spec.in_blocks)
         self.ahead = tiles_ahead(spec.rows, spec.tile, in_blocks) if spec.packed else 0
         each_panel(k, entries, spec.columns, spec.rows, spec.tile, self._panel, in_blocks)
 
@@ -54,7 +56,7 @@ class _Gemm:
         first = panel * spec.tile.columns
         offsets = offsets_of(k, self.batch, entry)
         a, b, *rest = (pointer.at(offset) for pointer, offset in zip(self.operands, offsets, strict=True))
-        b = b.at(first * (spec.depth if spec.packed else spec.b_steps[1]))
+        b = b.at(first * (self.depth if spec.packed else spec.b_steps[1]))
         if spec.repacks:
             if spec.element is DType.BFLOAT16:
                 gather_pairs(k, b, self.scratch, (spec.depth, columns), spec.b_steps, self.lanes)
@@ -68,7 +70,7 @@ class _Gemm:
         def tile(row: Val, height: int) -> None:
             ahead, number = None, (row - start) // spec.tile.rows
             if self.ahead and height == spec.tile.rows:
-                ahead = ahead_of(b, columns * spec.depth, columns, spec.tile, number, self.ahead, spec.depth, new)
+                ahead = ahead_of(b, columns * self.depth, columns, spec.tile, number, self.ahead, self.depth, new)
             self._tile(a, b, results, row, height, columns, ahead)
 
         each_tile(k, start, stop, spec.rows, spec.tile.rows, tile)
@@ -92,7 +94,7 @@ class _Gemm:
         if spec.packed or spec.repacks:
             step = vectors * lanes
             grid = accumulate(
-                k, grid, sources, spec.a_step, b, step, spec.depth,
+                k, grid, sources, spec.a_step, b, step, self.depth,
                 element=spec.element, ahead=ahead, panel_vectors=spec.tile.vectors,
             )  # fmt: skip
         else:

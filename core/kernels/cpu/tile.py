@@ -35,6 +35,18 @@ def _exchange(k: Kernel, upper: Val, lower: Val, distance: int) -> tuple[Val, Va
     return shuffle(k, upper, lower, to_upper), shuffle(k, upper, lower, to_lower)
 
 
+def sums_of(k: Kernel, rows: Sequence[Val]) -> Val:
+    """The sum of each row's lanes: that of row i in lane i. As many rows as lanes."""
+    sums, lanes, distance = list(rows), rows[0].lanes, 1
+    while len(sums) > 1:
+        near = [lane if lane & distance == 0 else lanes + lane for lane in range(lanes)]
+        far = [place ^ distance for place in near]
+        pairs = zip(sums[::2], sums[1::2], strict=True)
+        sums = [shuffle(k, a, b, near) + shuffle(k, a, b, far) for a, b in pairs]
+        distance *= 2
+    return sums[0]
+
+
 def shuffle(k: Kernel, a: Val, b: Val, lanes: Sequence[int]) -> Val:
     """Lanes chosen from `a` (0, 1, ...) and from `b` (counted on)."""
     return Val(k, k.builder.shuffle(a.ir, b.ir, lanes), a.dtype, len(lanes))

@@ -111,6 +111,22 @@ def branches(threads: int) -> Case:
 
 
 @functools.cache
+def ladder() -> Case:
+    """Products and sums that differ only in numbers, so that they share code."""
+    rng = np.random.default_rng(0)
+
+    def net(b: Builder, x: Value) -> list[Value]:
+        found = []
+        for depth in range(64, 144, 16):
+            given = b.input(f"x{depth}", TensorType(F32, (N, depth))) if found else x
+            moved = b("Exp", b("Mul", given, b.constant(rng.standard_normal(depth).astype(np.float32))))
+            found.append(b("MatMul", moved, b.constant(rng.standard_normal((depth, 16)).astype(np.float32))))
+        return [b("Softmax", b("Tanh", each)) for each in found]
+
+    return case("ladder", optimized(written(net, N, 64)))
+
+
+@functools.cache
 def images() -> Case:
     """A chain with seams: large images, then rows."""
     rng = np.random.default_rng(0)
@@ -185,6 +201,6 @@ def loop() -> Case:
 def all_cases() -> list[Case]:
     nets = [random_net(seed, 1 + seed % 2) for seed in range(8)]
     return [
-        *nets, joined(), joined(2), joined(target=GPU), branches(1), branches(2), images(), with_fallback(),
+        *nets, joined(), joined(2), joined(target=GPU), branches(1), branches(2), ladder(), images(), with_fallback(),
         trained(1), trained(2), trained(1, GPU), states(), loop(),
     ]  # fmt: skip

@@ -247,6 +247,24 @@ def other_constant(case: Case, rng: Random) -> Planned | None:
     return with_operand(case, place, moved(address_at(case, place), b=rng.choice((4, 64)))) if place else None
 
 
+def numbers_of_another(case: Case, rng: Random) -> Planned | None:
+    """Code for any numbers is given those of another step, with a claim that they are its own or without."""
+    calls = [call for _, call in case.planned.calls]
+    pairs = [
+        (mine, other)
+        for mine, a in enumerate(calls)
+        for other, b in enumerate(calls)
+        if a.shared and b.shared and a.code.key == b.code.key and a.spec.key != b.spec.key
+    ]
+    if not pairs:
+        return None
+    mine, other = rng.choice(pairs)
+    *own, _ = calls[mine].operands
+    wrong = with_operand(case, (mine, len(own)), case.plan.steps[other].operands[-1])
+    claimed = replace(calls[mine], operands=(*own, calls[other].operands[-1]))
+    return rng.choice((wrong, replace(wrong, calls=case.calls(mine, claimed))))
+
+
 def dense_kernel(case: Case, rng: Random) -> Planned | None:
     """A kernel that goes through its operands as if none of them lay inside another tensor."""
     found = []
@@ -408,8 +426,8 @@ def body_of_shifted_steps(case: Case, rng: Random) -> Planned | None:
 
 FAULTS: tuple[Fault, ...] = (
     shifted_operand, another_growth, another_base, exchanged_operands, outside_the_arena, two_in_one_place, no_barrier,
-    read_before_written, missing_step, scratch_over_a_value, other_weights, other_constant, dense_kernel, shifted_seam,
-    seam_of_other_rows, seam_without_memory, seam_elsewhere, missing_copy, copies_to_each_other, located_elsewhere,
-    fallback_first, body_over_its_flags, one_buffer_for_two, carried_in_place, body_without_a_move,
-    body_of_shifted_steps,
+    read_before_written, missing_step, scratch_over_a_value, other_weights, other_constant, numbers_of_another,
+    dense_kernel, shifted_seam, seam_of_other_rows, seam_without_memory, seam_elsewhere, missing_copy,
+    copies_to_each_other, located_elsewhere, fallback_first, body_over_its_flags, one_buffer_for_two, carried_in_place,
+    body_without_a_move, body_of_shifted_steps,
 )  # fmt: skip

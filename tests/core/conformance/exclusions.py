@@ -9,6 +9,7 @@ _CODEC = "ImageDecoder reads the lossless formats only: JPEG, JPEG 2000 and WebP
 _DRAWN = "expects what NumPy's global generator happened to draw; ONNX fixes no generator"
 
 EXCLUSIONS: dict[str, str] = {
+    "test_dft_inverse_opset19": "expects what NumPy's transform in float32 leaves of an exact 0: 2e-7, not within 1e-7",
     "test_image_decoder_decode_jpeg2k_rgb": _CODEC,
     "test_image_decoder_decode_jpeg_bgr": _CODEC,
     "test_image_decoder_decode_jpeg_grayscale": _CODEC,

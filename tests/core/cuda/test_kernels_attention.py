@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from core.ir.graph import Graph
+from core.ir.types import DType
 from tests.core.cuda.gpu_kernel import GpuKernel, compiles, sweep
 from tests.core.kernels.harness import scalar_body
 from tests.core.kernels.sweep import floats
@@ -43,6 +44,21 @@ def test_widths_of_heads(width: int, columns: int) -> None:
 def test_masks(mask: str) -> None:
     q, kv = "float32[n,21,2,8]", "float32[n,37,2,8]"
     sweep("FusedAttention", q, kv, kv, f"float32[{mask}]", epilogue=scaled(1), batches=(1, 2), **HEADS)
+
+
+@pytest.mark.parametrize("mask", ["n,1,21,37", "n,1,1,37", "21,1"])
+def test_boolean_masks(mask: str) -> None:
+    def write(b: Any, score: Any, kept: Any) -> Any:
+        return b("Where", kept, score, b.constant(np.array(-1e9, np.float32)))
+
+    body, q, kv = scalar_body(1, write, DType.FLOAT32, DType.BOOL), "float32[n,21,2,8]", "float32[n,37,2,8]"
+    sweep("FusedAttention", q, kv, kv, f"bool[{mask}]", epilogue=body, batches=(1, 2), **HEADS)
+
+
+def test_keys_shared_by_groups_of_heads() -> None:
+    q, kv, mask = "float32[n,21,2,3,8]", "float32[n,2,1,19,8]", "float32[n,1,1,21,19]"
+    perms = {"perm_q": (0, 2, 3, 1, 4), "perm_k": (0, 1, 2, 4, 3), "perm_y": (0, 3, 1, 2, 4)}
+    sweep("FusedAttention", q, kv, kv, mask, epilogue=scaled(1), batches=(1, 2), **perms)
 
 
 def test_causal() -> None:

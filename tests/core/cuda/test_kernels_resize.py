@@ -21,6 +21,7 @@ WAYS: list[dict[str, Any]] = [
 def test_ways(way: dict[str, Any]) -> None:
     sweep("Resize", "float32[n,3,7,20]", batches=(0, 2), **way)
     sweep("Resize", "float32[n,7,5,19]", batches=(0, 2), layout="NHWC", **way)
+    sweep("Resize", "float32[2,n,7,20]", batches=(0, 2), **way)
 
 
 def test_one_result() -> None:

@@ -66,7 +66,8 @@ def graphs() -> Iterator[Graph]:
         yield _node("FusedMatMul", f"{dtype}[n,64]", floats(64, 48))
         yield _node("FusedConv", f"{dtype}[n,14,14,32]", floats(32, 32, 3, 3), floats(32), **_IMAGE)
         yield _node("FusedConv", f"{dtype}[n,14,14,32]", floats(48, 32, 3, 3), strides=(2, 2), **_IMAGE)
-        yield _node("FusedAttention", *[f"{dtype}[n,7,2,16]"] * 3, epilogue=summed, **_HEADS)
+        for length in (5, 16):
+            yield _node("FusedAttention", *[f"{dtype}[n,{length},2,16]"] * 3, epilogue=summed, **_HEADS)
         yield _node("MaxPool", f"{dtype}[n,9,9,20]", kernel_shape=(3, 3), **_IMAGE)
         yield _node("LayerNormalization", f"{dtype}[n,9,20]", floats(20), floats(20))
     yield _node("FusedMatMul", "uint8[n,64]", _SIGNED)

@@ -27,6 +27,7 @@ from core.ir.dim import evaluate
 from core.ir.graph import Array, Graph, Value
 from core.ir.types import DType, TensorType
 from core.kernels.catalog import Block, In, KernelCall, Out, Packed, Request, Scratch, select
+from core.kernels.catalog.numbers import with_numbers
 from core.kernels.cpu import object_for
 from core.kernels.target import Target
 from core.reference import bind_symbols, interpret
@@ -66,8 +67,8 @@ class NodeKernel:
     def use(self, call: KernelCall) -> None:
         """Run this kernel, of those that are offered for the node, from now on."""
         self.call: KernelCall = call
-        self.library = _library(call.spec, self.target)
-        self.native = _NATIVE(self.library.address(symbol_of(call.spec)))
+        self.library = _library(call.code, self.target)
+        self.native = _NATIVE(self.library.address(symbol_of(call.code)))
 
     def __call__(self, *arrays: Array, threads: int = 1) -> list[Array]:
         """The outputs, computed by `threads` threads that share one counter; `status` is the kernel's status word."""
@@ -81,11 +82,15 @@ class NodeKernel:
         return [output.array for output in outputs]
 
     def check(self, *arrays: Array, threads: int = 1, rtol: float = 1e-4, atol: float = 1e-5) -> None:
-        """AssertionError when the kernel and the reference executor differ."""
+        """AssertionError when the kernel and the reference executor differ, or code for any numbers and the reference
+        executor do, where the kernel has such code."""
         names = [value.name for value in self.graph.inputs]
         expected = interpret(self.graph, dict(zip(names, arrays, strict=True)))
-        for value, actual in zip(self.node.outputs, self(*arrays, threads=threads), strict=True):
-            np.testing.assert_allclose(actual, expected[value.name], rtol=rtol, atol=atol, err_msg=str(self.node))
+        general, made = with_numbers(self.call, self.target), self.call
+        for call in filter(None, (general, made)):
+            self.use(call)
+            for value, actual in zip(self.node.outputs, self(*arrays, threads=threads), strict=True):
+                np.testing.assert_allclose(actual, expected[value.name], rtol=rtol, atol=atol, err_msg=str(self.node))
 
     def _memory(
         self, operand: Any, feeds: dict[Value, Array], outputs: Sequence[Output], n: int, threads: int
@@ -119,11 +124,12 @@ class NodeKernel:
         self.status = int(counter[1])
 
 
-def scalar_body(inputs: int, write: Callable[..., Value], dtype: DType = DType.FLOAT32) -> Graph:
-    """An epilogue over `inputs` scalars: `write(builder, *inputs)` returns its result."""
+def scalar_body(inputs: int, write: Callable[..., Value], dtype: DType = DType.FLOAT32, *more: DType) -> Graph:
+    """An epilogue over `inputs` scalars of a type, and one of each type in `more`: `write(builder, *inputs)` returns
+    its result."""
     graph = Graph("body")
     builder = Builder(graph)
-    values = [builder.input(f"x{i}", TensorType(dtype, ())) for i in range(inputs)]
+    values = [builder.input(f"x{i}", TensorType(each, ())) for i, each in enumerate([*[dtype] * inputs, *more])]
     graph.outputs = [write(builder, *values)]
     return graph
 

@@ -9,7 +9,9 @@ import pytest
 
 from core.errors import ModelError
 from core.ir.graph import Graph
+from core.ir.types import DType
 from core.kernels.catalog import Request, select
+from core.kernels.catalog.attention import QueryRowsSpec
 from core.kernels.target import Target
 from tests.core.kernels.harness import scalar_body, single_node
 from tests.core.kernels.sweep import floats, kernel, sweep, tensor
@@ -80,6 +82,60 @@ def test_special_numbers(target: Target) -> None:
             compiled.check(q, k, v, mask)
 
 
+@each_target
+@pytest.mark.parametrize(("queries", "keys"), [(1, 4), (2, 33), (3, 130), (5, 16), (7, 131), (9, 23)])
+def test_few_queries(target: Target, queries: int, keys: int) -> None:
+    """Keys that are contiguous along the depth, from key to key, and neither; widths around vectors."""
+    for width in (3, 16, 21):
+        q, v, mask = f"float32[n,2,{queries},{width}]", f"float32[n,2,{keys},5]", f"float32[n,1,{queries},{keys}]"
+        layouts = {(0, 1, 3, 2): (2, keys, width), (0, 1, 2, 3): (2, width, keys), (0, 3, 2, 1): (keys, width, 2)}
+        for perm, shape in layouts.items():
+            k = "float32[n," + ",".join(map(str, shape)) + "]"
+            sweep("FusedAttention", q, k, v, mask, target=target, batches=(2,), epilogue=scaled(1), perm_k=perm)
+
+
+@each_target
+@pytest.mark.parametrize("queries", [3, 5])
+@pytest.mark.parametrize("mask", ["n,1,1,37", "Q,37", "n,2,Q,37", "1,1,Q,1", "2,1,37"])
+def test_masks_of_few_queries(target: Target, queries: int, mask: str) -> None:
+    q, kv, m = f"float32[n,{queries},2,8]", "float32[n,37,2,8]", f"float32[{mask.replace('Q', str(queries))}]"
+    sweep("FusedAttention", q, kv, kv, m, target=target, epilogue=scaled(1), batches=(1, 2), **HEADS)
+
+
+@each_target
+@pytest.mark.parametrize("queries", [2, 5, 21])
+def test_boolean_masks(target: Target, queries: int) -> None:
+    """Where a mask is false the score is a number of its own; of so many keys a whole vector may be masked."""
+
+    def write(b: Any, score: Any, mask: Any) -> Any:
+        return b.emit("Where", mask, score, b.constant(np.array(-1e9, np.float32)))[0]
+
+    body = scalar_body(1, write, DType.FLOAT32, DType.BOOL)
+    q, kv = f"float32[n,{queries},2,8]", "float32[n,37,2,8]"
+    for mask in (f"bool[n,1,{queries},37]", "bool[n,1,1,37]"):
+        sweep("FusedAttention", q, kv, kv, mask, target=target, epilogue=body, batches=(1, 2), **HEADS)
+
+
+@each_target
+@pytest.mark.parametrize("queries", [2, 5])
+def test_queries_that_are_no_rows(target: Target, queries: int) -> None:
+    q, kv = f"float32[n,2,21,{queries}]", "float32[n,2,19,21]"
+    perms = {"perm_q": (0, 1, 3, 2), "perm_k": (0, 1, 3, 2)}
+    sweep("FusedAttention", q, kv, kv, target=target, batches=(2,), **perms)
+
+
+@pytest.mark.parametrize("queries", [150, 201])
+def test_masks_of_each_pair(queries: int) -> None:
+    """Several blocks of queries, the last one smaller."""
+    q, kv, mask = f"float32[n,{queries},2,8]", "float32[n,37,2,8]", f"float32[{queries},37]"
+    compiled = kernel("FusedAttention", q, kv, kv, mask, target=_vectors(), epilogue=scaled(1), **HEADS)
+    assert isinstance(compiled.call.spec, QueryRowsSpec)
+    for threads in (1, 3):
+        compiled.check(
+            floats(2, queries, 2, 8), floats(2, 37, 2, 8), floats(2, 37, 2, 8), floats(queries, 37), threads=threads
+        )
+
+
 def test_heads_already_in_front() -> None:
     sweep("FusedAttention", "float32[n,3,20,8]", "float32[n,3,8,30]", "float32[n,3,30,8]", target=_vectors())
 
@@ -87,6 +143,18 @@ def test_heads_already_in_front() -> None:
 def test_keys_shared_by_all_rows_and_heads() -> None:
     q, k, v = "float32[n,3,20,8]", "float32[8,30]", "float32[3,30,8]"
     sweep("FusedAttention", q, k, v, target=_vectors())
+
+
+@each_target
+@pytest.mark.parametrize("queries", [1, 3, 16])
+def test_keys_shared_by_groups_of_heads(target: Target, queries: int) -> None:
+    """Heads of a group are an axis of the batch, or the queries."""
+    q, kv, mask = f"float32[n,{queries},2,3,8]", "float32[n,2,1,19,8]", f"float32[n,1,1,{queries},19]"
+    perms = {"perm_q": (0, 2, 3, 1, 4), "perm_k": (0, 1, 2, 4, 3), "perm_y": (0, 3, 1, 2, 4)}
+    sweep("FusedAttention", q, kv, kv, mask, target=target, epilogue=scaled(1), batches=(1, 2), **perms)
+    q, mask = f"float32[n,2,{queries},1,8]", "float32[n,1,1,1,19]"
+    perms = {"perm_q": (0, 1, 3, 2, 4), "perm_k": (0, 1, 2, 4, 3), "perm_y": (0, 2, 1, 3, 4)}
+    sweep("FusedAttention", q, kv, kv, mask, target=target, epilogue=scaled(1), batches=(1, 2), **perms)
 
 
 def test_constant_keys() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from core.ir.dim import symbol
 from core.kernels.catalog import Request, select
 from core.kernels.target import Target
 from tests.core.kernels.harness import single_node
@@ -28,6 +29,20 @@ WAYS: list[dict[str, Any]] = [
 def test_ways(target: Target, way: dict[str, Any]) -> None:
     sweep("Resize", "float32[n,3,7,20]", target=target, batches=(0, 2), **way)
     sweep("Resize", "float32[n,7,5,19]", target=target, batches=(0, 2), layout="NHWC", **way)
+
+
+@each_target
+@pytest.mark.parametrize("way", WAYS[::2], ids=lambda way: "-".join(map(str, way.values())))
+def test_rows_along_the_channels(target: Target, way: dict[str, Any]) -> None:
+    sweep("Resize", "float32[2,2*n,7,20]", target=target, batches=(0, 2), **way)
+
+
+@each_target
+def test_sizes_of_all_axes_may_be_named(target: Target) -> None:
+    """As exporters resize one mask a row, and where there are several images."""
+    for shape in ((symbol("n"), 3), (1, symbol("n")), (2, symbol("n"))):
+        sizes = (*shape, 3, 5)
+        sweep("Resize", f"float32[{shape[0]},{shape[1]},7,20]", target=target, batches=(0, 2), sizes=sizes)
 
 
 def test_large_images_are_shared_out() -> None:

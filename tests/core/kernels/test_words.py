@@ -202,12 +202,13 @@ def test_other_kernels_pass_narrow_floats_on(target: Target, dtype: DType) -> No
 @each_wide
 @each_narrow
 @pytest.mark.parametrize("depth", [16, 7])
-def test_attention_of_narrow_floats(target: Target, dtype: DType, depth: int) -> None:
-    shape = (N, 3, 21, depth)
+@pytest.mark.parametrize("queries", [1, 4, 21])
+def test_attention_of_narrow_floats(target: Target, dtype: DType, depth: int, queries: int) -> None:
+    lengths = (queries, 21, 21)
     kernel = NodeKernel(
-        "FusedAttention", *(TensorType(dtype, shape) for _ in range(3)), perm_k=(0, 1, 3, 2), target=target
+        "FusedAttention", *(TensorType(dtype, (N, 3, n, depth)) for n in lengths), perm_k=(0, 1, 3, 2), target=target
     )
-    kernel.check(*(halves(2, 3, 21, depth, dtype=dtype) for _ in range(3)), rtol=2e-2, atol=2e-2)
+    kernel.check(*(halves(2, 3, n, depth, dtype=dtype) for n in lengths), rtol=2e-2, atol=2e-2)
 
 
 @each_target

@@ -12,9 +12,11 @@ from core.ir.verify import verify
 from core.ops.inference import infer_graph
 from core.passes.attention import FuseAttention
 from core.passes.base import Pass
+from core.passes.batch_axes import BatchAxes
 from core.passes.bind_params import BindParams
 from core.passes.conv_chain import ChainConvolutions
 from core.passes.cse import CommonSubexpressions
+from core.passes.definitions import Define
 from core.passes.elementwise import FuseElementwise
 from core.passes.eliminate import Eliminate
 from core.passes.epilogue import FuseEpilogue
@@ -22,6 +24,7 @@ from core.passes.exact_products import ExactProducts
 from core.passes.fold_affine import FoldAffine
 from core.passes.fold_constants import FoldConstants
 from core.passes.gemm import FuseMatMul
+from core.passes.grouped_queries import GroupedQueries
 from core.passes.indexed_views import IndexedViews
 from core.passes.inline_if import InlineIf
 from core.passes.layout import ChannelsLast
@@ -45,6 +48,9 @@ PASSES: dict[str, Pass] = {
         Eliminate(),
         Simplify(),
         IndexedViews(),
+        Define(),
+        BatchAxes(),
+        GroupedQueries(),
         Requantize(),
         ExactProducts(),
         FoldAffine(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -45,6 +46,20 @@ def image_net() -> Graph:
     flat = b("Flatten", pooled, axis=1)
     b.graph.outputs = [b("Gemm", flat, weight(b, 10, 128), weight(b, 10), transB=1, name="y")]
     return b.graph
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_weights_behind_a_flattened_image_take_its_order_whatever_theirs_is(order: Literal["C", "F"]) -> None:
+    b = Builder(Graph("net"))
+    x = b.input("x", TensorType(DType.FLOAT32, (symbol("n"), 3, 6, 5)))
+    image = b("Relu", b("Conv", x, weight(b, 4, 3, 3, 3)))
+    rows = b.constant(np.asarray(RNG.standard_normal((4 * 4 * 3, 7)).astype(np.float32), order=order))
+    b.graph.outputs = [b("MatMul", b("Flatten", image, axis=1), rows, name="y")]
+    optimized, _ = optimize(b.graph)
+    assert not any(node.op == "Transpose" and node.inputs[0] is not optimized.inputs[0] for node in optimized.nodes)
+    given = {"x": RNG.standard_normal((2, 3, 6, 5)).astype(np.float32)}
+    (expected,), (actual,) = (interpret(graph, given).values() for graph in (b.graph, optimized))
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 def _normalized(b: Builder, x: Value, channels: int) -> Value:
@@ -116,6 +131,24 @@ def test_an_encoder_layer_becomes_products_norms_and_attention() -> None:
         "ReduceMean": 1,
     }
     assert_same_results(graph, optimized)
+
+
+def test_one_query_attends_in_one_kernel_on_a_cpu() -> None:
+    graph = parse_graph("""graph @g {
+      input %q : float32[n,2,1,4]
+      input %k : float32[n,2,7,4]
+      input %v : float32[n,2,7,4]
+      %t : float32[n,2,4,7] = Transpose(%k) {perm = [0, 1, 3, 2]}
+      %s : float32[n,2,1,7] = MatMul(%q, %t)
+      %p : float32[n,2,1,7] = Softmax(%s)
+      %y : float32[n,2,1,4] = MatMul(%p, %v)
+      output %y
+    }""")
+    optimized, _ = optimize(graph)
+    assert operators(optimized) == {"FusedAttention": 1}
+    assert_same_results(graph, optimized)
+    on_gpu, _ = optimize(graph, Options(host=False))
+    assert operators(on_gpu) == {"FusedMatMul": 2, "Softmax": 1}
 
 
 def test_the_bundled_model_is_all_fused() -> None:

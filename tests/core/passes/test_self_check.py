@@ -44,6 +44,7 @@ each_graph = pytest.mark.parametrize(("name", "graph"), [(name, graph) for name,
 _TOLERANCES = {"bfloat16": 0.05, "float16": 0.01, "widen": 3e-3, "quantized": 0.06}
 # Where a result that is not finite may become another one, and why.
 _FINITE_ONLY = {
+    "definitions": "what only one operand has is summed before it is multiplied, and a table has zeros",
     "quantized": "integers know neither infinities nor NaN",
     "transposed_conv": "zeros that fill up the kernels of its phases meet the neighbours of a pixel",
     "bfloat16": "what is just finite in float32 may not be in bfloat16",

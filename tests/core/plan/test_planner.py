@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
+import pytest
 
-import core.ops  # noqa: F401
+import core
 from core.codegen.target import host
 from core.ir.build import Builder
 from core.ir.graph import Graph
@@ -89,6 +91,41 @@ def test_equal_constants_are_stored_once_and_aligned() -> None:
     assert planned.plan.weights == 64
     block = b"".join(weight_chunks(planned))
     assert np.frombuffer(block, np.float32).tolist() == list(range(16))
+
+
+def test_large_weights_are_packed_when_they_are_written() -> None:
+    """Their sizes are known before: no plan holds all of them in a kernel's layout."""
+    b, graph = graph_of((N, 64))
+    weight = np.arange(64 * 100, dtype=np.float32).reshape(64, 100)
+    graph.outputs = [b("MatMul", graph.inputs[0], b.constant(weight))]
+    planned = make_plan(graph, host())
+    (item,) = planned.weights
+    assert item.data is not item.data and item.data.nbytes == item.nbytes == planned.plan.weights
+    assert sorted(set(item.data.tolist()) - {0.0}) == weight.ravel().tolist()[1:]
+    wrong = replace(planned, weights=(replace(item, nbytes=item.nbytes - 64),))
+    with pytest.raises(ValueError, match=f"have {item.nbytes} bytes, {item.nbytes - 64} were announced"):
+        list(weight_chunks(wrong))
+
+
+def test_kernels_that_differ_only_in_numbers_share_code_where_they_are_many() -> None:
+    """Products of every depth, and sums of every width: one kernel each. Three are still made for their numbers."""
+    for count, products in ((3, 3), (6, 1)):
+        b, graph = graph_of((N, 64))
+        parts, wide = [graph.inputs[0]], graph.inputs[0]
+        for step in range(count):
+            width = 64 + 8 * step
+            y = b("Add", wide, b.constant(np.linspace(-1, 1, width, dtype=np.float32)))
+            parts.append(b("MatMul", y, b.constant(np.cos(np.arange(width * 8, dtype=np.float32)).reshape(width, 8))))
+            wide = b("Concat", *parts, axis=1)
+        graph.outputs = [b("Neg", wide)]
+        made = make_plan(graph, host())
+        assert sum(spec.family == "gemm" for spec in made.specs.values()) == products
+        assert sum(step.op == "MatMul" for step in made.plan.steps) == count
+        x = np.random.default_rng(0).standard_normal((5, 64), np.float32)
+        with core.compile(graph, threads=2, tune="off") as session:
+            (y,) = session.run({graph.inputs[0].name: x}).values()
+        (want,) = core.interpret(graph, {graph.inputs[0].name: x}).values()
+        np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-4)
 
 
 def test_plans_survive_json() -> None:

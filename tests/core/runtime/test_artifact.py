@@ -10,8 +10,8 @@ import pytest
 import core
 from core import compiler
 from core.errors import ArtifactError
+from core.frontends import beside
 from core.frontends.export import export
-from core.frontends.external import ExternalFiles
 from core.runtime import artifact
 from core.runtime.bundle import Bundle, write_bundle
 from core.runtime.store import open_store
@@ -127,14 +127,14 @@ def test_a_file_that_changes_while_it_is_looked_for_is_kept_as_what_it_has_becom
 ) -> None:
     path, before, after = tmp_path / "model.onnx", export(graphs.mlp()), export(graphs.mlp(seed=1))
     path.write_bytes(before)
-    digest = compiler._file_digests
+    content = beside.content_at
 
-    def changing(file: Path, beside: ExternalFiles | None) -> list[str]:
-        found = digest(file, beside)
+    def changing(file: Path) -> beside.Content:
+        found = content(file)
         file.write_bytes(after)
         return found
 
-    monkeypatch.setattr(compiler, "_file_digests", changing)
+    monkeypatch.setattr(compiler, "content_at", changing)
     with core.compile(path, threads=1, cache_dir=tmp_path / "cache", tune="off") as session:
         x = {"x": np.random.default_rng(0).standard_normal((5, 20), np.float32)}
         want = core.interpret(core.load(after), x)["add_2"]
@@ -142,6 +142,19 @@ def test_a_file_that_changes_while_it_is_looked_for_is_kept_as_what_it_has_becom
     (kept,) = (tmp_path / "cache" / "models").iterdir()
     options = compiler.make_options(threads=1)
     assert kept.stem == compiler.model_key(after, options) != compiler.model_key(before, options)
+
+
+def test_what_names_files_is_found_across_the_pieces_that_a_model_is_read_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beside, "_PIECE", 128)
+    path, name = tmp_path / "model.onnx", b"\x0a\x08location"
+    for start in range(100, 160):
+        data = bytes(start) + name + bytes(40)
+        path.write_bytes(data)
+        assert beside.content_at(path) == beside.content_of_bytes(data) and beside.content_at(path).names_files
+    path.write_bytes(bytes(300))
+    assert not beside.content_at(path).names_files
 
 
 def test_a_full_disk_only_costs_the_second_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

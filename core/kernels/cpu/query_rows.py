@@ -1,0 +1,193 @@
+"""Attention with a row of scores for each query: a task is a block of queries of one head.
+
+A vector holds scores of neighbouring keys, so no lane is empty however few queries there are, and numbers that an
+epilogue reads for each pair of query and key are neighbours as well. All queries of a block meet a few keys while those
+are in the first-level cache: keys come from memory once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from core.codegen.lang import Kernel, Val
+from core.codegen.registers import Pointer
+from core.codegen.vmath import exp_of_nonpositive
+from core.ir.dim import product
+from core.ir.types import DType
+from core.kernels.catalog.attention import QueryRowsSpec
+from core.kernels.cpu.attention import Weighing, operands_of
+from core.kernels.cpu.lanes import Chains, larger, parts_of
+from core.kernels.cpu.microkernel import accumulate, zeros
+from core.kernels.cpu.nest import offsets_of
+from core.kernels.cpu.repack import gather_panel
+from core.kernels.cpu.tile import sums_of
+from core.kernels.target import Target
+from core.ops.fused import scalar_body
+
+F32 = DType.FLOAT32
+
+
+def generate(spec: QueryRowsSpec, target: Target) -> Kernel:
+    k = Kernel(spec, target)
+    operands, scratch = operands_of(k, spec)
+    width = spec.block
+    full, rest = divmod(spec.queries, width)
+    with k.parallel(k.dim(product(spec.batch.extents)), full + bool(rest)) as (entry, block):
+        offsets = offsets_of(k, spec.batch, entry)
+        steps = (spec.q_steps[0], 0, 0, *(across for across, _ in spec.extra_steps), spec.y_step)
+        moves = zip(operands, offsets, steps, strict=True)
+        places = tuple(pointer.at(offset + block * (width * step)) for pointer, offset, step in moves)
+        for count, wanted in ((width, block < full), (rest, block.equals(full))):
+            if count and (count < width or full):
+                with k.when(wanted):
+                    _Block(k, spec, places, scratch, count).emit()
+    return k
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Writes the code for `count` queries of one head."""
+
+    kernel: Kernel
+    spec: QueryRowsSpec
+    operands: tuple[Pointer, ...]  # Q, K, V, extras, Y; all but K and V from the first of these queries on
+    scratch: Pointer
+    count: int
+
+    @property
+    def lanes(self) -> int:
+        return self.spec.scores.lanes
+
+    def emit(self) -> None:
+        k, spec = self.kernel, self.spec
+        if spec.copies:
+            with k.loop(0, self.count) as query:
+                self._copy(query)
+        if spec.adds_across:
+            self._product_across()
+        else:
+            self._product()
+        factors = self.scratch.at(sum(spec.scratch_parts[:3]))
+        with k.loop(0, self.count) as query:
+            factors.store(1.0 / self._softmax(self._scores(query)), query)
+        Weighing(k, spec, self._scores, 1, factors, self.operands[2], self.operands[-1], self.count).emit()
+
+    def _query(self, query: Val) -> Pointer:
+        source = self.scratch if self.spec.copies else self.operands[0]
+        return source.at(query * self.spec.query_pitch)
+
+    def _scores(self, query: Val) -> Pointer:
+        return self.scratch.at(self.spec.scratch_parts[0]).at(query * self.spec.key_pitch)
+
+    def _copy(self, query: Val) -> None:
+        k, spec = self.kernel, self.spec
+        across, along = spec.q_steps
+        source, target = self.operands[0].at(query * across), self._query(query)
+        for part in parts_of(k, spec.depth, self.lanes):
+            if along == 1:
+                value = source.load(part.start, part.lanes, part.mask)
+            else:
+                value = source.at(part.start * along).gather(k.lane_numbers(part.lanes) * along, part.mask)
+            target.store(value, part.start, part.mask)
+
+    def _product_across(self) -> None:
+        """A vector of sums for each key, whose lanes are added up for as many keys as a vector has lanes at once."""
+        k, whole = self.kernel, self.spec.keys // self.lanes * self.lanes
+        with k.loop(0, whole, self.lanes) as key:
+            self._some_keys(key, self.lanes)
+        if self.spec.keys > whole:
+            self._some_keys(k.index(whole), self.spec.keys - whole)
+
+    def _some_keys(self, key: Val, count: int) -> None:
+        """The scores of `count` keys, at most a vector of them."""
+        k, spec, lanes = self.kernel, self.spec, self.lanes
+        rows = [self.operands[1].at((key + r) * spec.k_steps[0]) for r in range(count)]
+        with k.loop(0, self.count) as query:
+            source, whole = self._query(query), spec.depth // lanes * lanes
+            with k.fold(0, whole, [k.zeros(F32, lanes)] * count, lanes) as fold:
+                factor = source.load(fold.index, lanes)
+                loaded = [row.load(fold.index, lanes) for row in rows]
+                fold.values = [k.ops.fma(x, factor, total) for x, total in zip(loaded, fold.values, strict=True)]
+            sums = fold.values
+            if spec.depth > whole:
+                mask = k.lane_mask(spec.depth - whole, lanes)
+                factor, *loaded = [row.load(whole, lanes, mask) for row in (source, *rows)]
+                sums = [k.ops.fma(x, factor, total) for x, total in zip(loaded, sums, strict=True)]
+            self._keep(sums_of(k, [*sums, *[k.zeros(F32, lanes)] * (lanes - count)]), query, key, count)
+
+    def _product(self) -> None:
+        """Panels of keys, transposed where they are no neighbours."""
+        k, spec = self.kernel, self.spec
+        height, width = spec.scores.rows, spec.scores.columns
+        rows, columns = (n // size * size for n, size in ((self.count, height), (spec.keys, width)))
+
+        def panel(key: Val, count: int) -> None:
+            keys, step = self.operands[1].at(key * spec.k_steps[0]), spec.k_steps[1]
+            if spec.repacks:
+                packed = self.scratch.at(sum(spec.scratch_parts[:2]))
+                gather_panel(k, keys, packed, (spec.depth, count), (step, spec.k_steps[0]), self.lanes)
+                keys, step = packed, -(-count // self.lanes) * self.lanes
+            with k.loop(0, rows, height) as query:
+                self._score_tile(query, height, key, count, keys, step)
+            if self.count > rows:
+                self._score_tile(k.index(rows), self.count - rows, key, count, keys, step)
+
+        with k.loop(0, columns, width) as key:
+            panel(key, width)
+        if spec.keys > columns:
+            panel(k.index(columns), spec.keys - columns)
+
+    def _score_tile(self, query: Val, height: int, key: Val, count: int, panel: Pointer, step: int) -> None:
+        """Scores of `height` queries and `count` keys, which lie in `panel`."""
+        k, spec, lanes = self.kernel, self.spec, self.lanes
+        starts = range(0, count, lanes)
+        mask = k.lane_mask(count % lanes, lanes) if count % lanes and not spec.repacks else None
+        sources = [self._query(query + r) for r in range(height)]
+        grid = zeros(k, height, len(starts), lanes)
+        grid = accumulate(k, grid, sources, 1, panel, step, spec.depth, mask)
+        for r, row in enumerate(grid):
+            for start, score in zip(starts, row, strict=True):
+                self._keep(score, query + r, key + start, min(count - start, lanes))
+
+    def _keep(self, score: Val, query: Val, key: Val, count: int) -> None:
+        """Write a vector of scores after the epilogue; minus infinity beyond the last key."""
+        k, lanes = self.kernel, self.lanes
+        mask = k.lane_mask(count, lanes) if count < lanes else None
+        score = self._finished(score, query, key, mask)
+        if mask is not None:
+            score = k.ops.select(mask, score, k.constant(-math.inf, F32, lanes))
+        self._scores(query).store(score, key)
+
+    def _finished(self, score: Val, query: Val, key: Val, mask: Val | None) -> Val:
+        k, spec = self.kernel, self.spec
+        if spec.epilogue is None:
+            return score
+        extras = list(self._extras(query, key, mask))
+        return k.ops.splat(scalar_body(k.ops, spec.epilogue, [score, *extras])[0], self.lanes)
+
+    def _extras(self, query: Val, key: Val, mask: Val | None) -> Iterator[Val]:
+        k, lanes = self.kernel, self.lanes
+        for pointer, (across, along) in zip(self.operands[3:-1], self.spec.extra_steps, strict=True):
+            place = pointer.at(query * across + key * along)
+            if along == 0:
+                yield place.load().splat(lanes)
+            elif along == 1:
+                yield place.load(0, lanes, mask)
+            else:
+                yield place.gather(k.lane_numbers(lanes) * along, mask)
+
+    def _softmax(self, scores: Pointer) -> Val:
+        """Scores of one query to powers, in place; the answer is their sum."""
+        k = self.kernel
+        greatest = Chains(k, F32, -math.inf, partial(larger, k))
+        most = greatest.over(self.spec.key_pitch, lambda best, i, n, mask: larger(k, scores.load(i, n), best))
+
+        def add(total: Val, i: Val, lanes: int, mask: Val | None) -> Val:
+            power = exp_of_nonpositive(k.ops, scores.load(i, lanes) - most.splat(lanes))
+            scores.store(power, i)
+            return total + power
+
+        return Chains(k, F32, 0.0, k.ops.add).over(self.spec.key_pitch, add)

@@ -1,0 +1,99 @@
+"""Operators without kernels that are products of matrices: each is replaced by its definition in other operators.
+
+So every later pass, and every proof, sees products: Einsum, and Fourier transforms of a known, moderate length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import le
+
+from core.errors import UnsupportedError
+from core.ir.graph import Graph, Node, attr_symbols
+from core.ir.types import DType
+from core.ops import registry
+from core.ops.backward import Rewrite
+from core.ops.signal import DFT, STFT
+from core.ops.terms import Writer
+from core.passes.base import PassResult, has_ranks, input_symbols
+from core.passes.edit import Editor
+
+_DEFINED = frozenset({"Einsum", "DFT", "STFT"})
+
+# Multiplications for each number of a signal. There the fast transform of the reference takes about half the time of
+# products, on one thread. But it has only one, it splits native code, and tables must stay small.
+MOST_WORK = 1024
+_MOST_PLACES = 1 << 20  # that the frames of a signal take together: their numbers are a table
+
+
+@dataclass(frozen=True)
+class Define:
+    """`most_work`: what a Fourier transform may take as products."""
+
+    most_work: int = MOST_WORK
+    name: str = "definitions"
+
+    def run(self, graph: Graph) -> PassResult:
+        editor = Editor(graph)
+        while sum(self._rewrite(editor, node) for node in editor.nodes() if node.op in _DEFINED):
+            pass  # what one definition writes may have one itself
+        return editor.finish()
+
+    def _rewrite(self, editor: Editor, node: Node) -> bool:
+        if not has_ranks(node) or not node.output.dtype.is_float or not self._is_short(editor, node):
+            return False
+        body = _definition(editor, node)
+        if body is None or not self._pays(editor, node, body):
+            return False
+        editor.replace(node.output, editor.splice(node, body)[0])
+        return True
+
+    def _is_short(self, editor: Editor, node: Node) -> bool:
+        """Whether the tables of a Fourier transform are small, and of a type whose products have kernels."""
+        op = registry.get(node.op)
+        if not isinstance(op, DFT | STFT):
+            return True
+        extents = op.extents(registry.Infer(op, node, editor.graph.constants))
+        known = [extent for extent in extents if isinstance(extent, int) and extent > 0]
+        limits = [_MOST_PLACES, *(self.most_work for _ in known[1:])]
+        few = len(known) == len(extents) and all(map(le, known, limits))
+        return few and node.output.dtype is not DType.FLOAT64
+
+    def _pays(self, editor: Editor, node: Node, body: Graph) -> bool:
+        """Whether products take little more time than a fast transform. Where one part of the spectrum is read, only
+        half of them remain."""
+        op = registry.get(node.op)
+        if not isinstance(op, DFT):
+            return True
+        *_, size = op.extents(registry.Infer(op, node, editor.graph.constants))
+        tables = [body.constant_of(value) for each in body.nodes if each.op == "MatMul" for value in each.inputs]
+        work = sum(table.size for table in tables if table is not None)
+        read = 0.5 if _reads_one_part(editor, node) else 1
+        return isinstance(size, int) and work * read <= size * self.most_work
+
+
+def _reads_one_part(editor: Editor, node: Node) -> bool:
+    """Whether the real or the imaginary parts of a spectrum are all that is read of it."""
+    last, parts = len(node.output.shape) - 1, set[object]()
+    for reader in editor.readers(node.output):
+        index = editor.array(reader.inputs[1]) if reader.op == "Gather" else None
+        along = reader.attrs.get("axis", 0) in (-1, last)
+        parts.add(int(index) % 2 if index is not None and index.size == 1 and along else None)
+    return len(parts) == 1 and None not in parts and not editor.is_output(node.output)
+
+
+def _definition(editor: Editor, node: Node) -> Graph | None:
+    """What a node computes, as a graph of what it reads; None where that needs what only a run shows."""
+    op, body = registry.get(node.op), Graph("definition")
+    try:
+        (result,) = op.definition(Rewrite(op, node, Writer(body, editor.graph.constants)))
+    except UnsupportedError:
+        return None
+    free = input_symbols(editor.graph)
+    if not all(attr_symbols(each) <= free for each in body.nodes):
+        return None
+    for each in body.nodes:
+        each.name = node.name
+    body.outputs = [result.value]
+    body.remove_dead()
+    return body

@@ -1,0 +1,224 @@
+"""Einsum and Fourier transforms as products: like ONNX Runtime and the ONNX reference, and no node on the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx.reference
+import pytest
+
+import core
+from core.ir.build import Builder
+from core.ir.dim import symbol
+from core.ir.graph import Graph
+from core.ir.types import DType, TensorType
+from core.passes.bind_params import BindParams
+from core.passes.definitions import Define
+from core.passes.pipeline import optimize
+from tests.core.small_models import assert_like_onnx_runtime, model, normal
+
+# Equations of attention, of windows, of adapters and of mixtures, with the shapes of their operands.
+EQUATIONS = [
+    ("bhid,bhjd->bhij", "N,2,5,4", "N,2,7,4"),
+    ("b g h i j, b g h j d -> b g h i d", "N,3,2,5,5", "N,3,2,5,4"),
+    ("bqhd,bkhd->bhqk", "N,5,2,4", "N,7,2,4"),
+    ("bhqk,bkhd->bqhd", "N,2,5,7", "N,7,2,4"),
+    ("ibnd,jbnd->ijbn", "5,N,2,4", "7,N,2,4"),
+    ("bhwc,hkc->bhwk", "N,5,6,4", "5,3,4"),
+    ("bhwc,wkc->bhwk", "N,5,6,4", "6,3,4"),
+    ("bcl,oc->bol", "N,3,20", "5,3"),
+    ("oc,bcl->bol", "5,3", "N,3,20"),
+    ("bsm,mhd->bshd", "N,5,8", "8,2,4"),
+    ("bshd,hdm->bsm", "N,5,2,4", "2,4,8"),
+    ("bshd,dhm->bsm", "N,5,2,4", "4,2,8"),
+    ("...d,de->...e", "N,5,8", "8,3"),
+    ("...ij,...jk", "N,3,5,4", "1,1,4,6"),
+    ("nctkv,kvw->nctw", "N,3,4,2,5", "2,5,5"),
+    ("bi,bi->b", "N,7", "N,7"),
+    ("bi,bj->bij", "N,7", "N,5"),
+    ("bi,i->b", "N,7", "7"),
+    ("bij,bj->bi", "N,3,7", "N,7"),
+    ("bij,bik->bjk", "N,3,7", "N,1,5"),
+    ("bii->bi", "N,3,3"),
+    ("bij->bji", "N,3,4"),
+    ("bii,bij->bj", "N,3,3", "N,3,4"),
+]
+
+
+def einsum(equation: str, *shapes: str) -> bytes:
+    inputs = [f"float[{shape}] x{i}" for i, shape in enumerate(shapes)]
+    names = ", ".join(f"x{i}" for i in range(len(shapes)))
+    return model(f"{', '.join(inputs)} => float[] y", f'y = Einsum <equation = "{equation}"> ({names})')
+
+
+def extents(shape: str, rows: int) -> list[int]:
+    return [rows if size == "N" else int(size) for size in shape.split(",")]
+
+
+@pytest.mark.parametrize(("equation", "shapes"), [(first, rest) for first, *rest in EQUATIONS], ids=lambda x: str(x))
+def test_equations(equation: str, shapes: Sequence[str]) -> None:
+    data = einsum(equation, *shapes)
+    runs = [{f"x{i}": normal(*extents(shape, n), seed=i) for i, shape in enumerate(shapes)} for n in (1, 3)]
+    assert_like_onnx_runtime(data, *runs)
+    with core.compile(data, tune="off") as session:
+        session.run(runs[0])
+        assert "FALLBACK" not in session.explain(), session.explain()
+
+
+SCORES = 's = Einsum <equation = "bqhd,bkhd->bhqk"> (h, h)'
+VALUES = 'v = Einsum <equation = "bhqk,bkhd->bqhd"> (p, h)'
+ATTENTION = model(
+    "float[N,S,8] x, float[N,S] mask => float[N,S,8] y",
+    f"h = Reshape (x, heads)  {SCORES}  m = Unsqueeze (mask, axes)  f = Sub (one, m)  b = Mul (f, low)"
+    f"  masked = Add (s, b)  p = Softmax <axis = -1> (masked)  {VALUES}  y = Reshape (v, joined)",
+    "int64[4] heads = {0, 0, 2, 4}, int64[3] joined = {0, 0, 8}, int64[2] axes = {1, 2}, float one = {1},"
+    " float low = {-10000}",
+)
+
+
+def test_attention_is_fused() -> None:
+    rng = np.random.default_rng(0)
+    feeds = {"x": normal(3, 16, 8), "mask": (rng.random((3, 16)) < 0.8).astype(np.float32)}
+    assert_like_onnx_runtime(ATTENTION, feeds)
+    with core.compile(ATTENTION, tune="off", new_shapes="wait") as session:
+        session.run(feeds)
+        assert session.batching.batchable, session.batching.reason
+        assert "FusedAttention" in session.explain()
+
+
+def test_attention_is_packed() -> None:
+    with core.compile(ATTENTION, tune="off", packing=64) as session:
+        assert session.packing is not None and session.packing.packable, session.packing
+
+
+def test_extents_that_only_a_run_shows_to_agree() -> None:
+    """They stay with the reference, which refuses what does not fit."""
+    data = model("float[N,A,4] x, float[N,B,4] z => float[] y", 'y = Einsum <equation = "nak,nak->n"> (x, z)')
+    assert_like_onnx_runtime(data, *({"x": normal(2, a, 4), "z": normal(2, b, 4)} for a, b in ((3, 3), (1, 3), (3, 1))))
+
+
+def transform(
+    shape: Sequence[Any], dtype: DType = DType.FLOAT32, axis: int = 1, length: int | None = None, **attrs: int
+) -> Graph:
+    b = Builder(Graph("transform"))
+    x = b.input("x", TensorType(dtype, tuple(shape)))
+    count = None if length is None else b.constant(np.array(length))
+    b.graph.outputs = [b("DFT", x, count, b.constant(np.array(axis)), **attrs)]
+    return b.graph
+
+
+def by_onnx(graph: Graph, feeds: dict[str, Any]) -> Any:
+    """What ONNX's reference gives for the same numbers in double precision."""
+    (found,) = onnx.reference.ReferenceEvaluator(core.export(graph)).run(None, feeds)
+    return found
+
+
+N = symbol("n")
+TRANSFORMS: list[dict[str, Any]] = [
+    {"shape": (N, 16, 1)},
+    {"shape": (N, 15, 1), "onesided": 1},
+    {"shape": (N, 7, 2)},
+    {"shape": (N, 12, 2), "inverse": 1},
+    {"shape": (N, 8, 1), "length": 13},
+    {"shape": (N, 8, 2), "length": 5},
+    {"shape": (N, 8, 1), "length": 12, "onesided": 1},
+    {"shape": (N, 6, 5, 1)},
+    {"shape": (N, 6, 5, 2), "inverse": 1},
+    {"shape": (N, 6, 5, 4, 2), "axis": 2},
+    {"shape": (N, 6, 5, 4, 2), "axis": -2, "length": 9},
+    {"shape": (N, 251, 1)},
+    {"shape": (N, 512, 1), "onesided": 1},
+]
+
+
+@pytest.mark.parametrize("way", TRANSFORMS, ids=lambda way: "-".join(map(str, way.values())))
+def test_fourier_transforms(way: dict[str, Any]) -> None:
+    graph = transform(**way)
+    with core.compile(graph, tune="off") as session:
+        for rows in (1, 3):
+            feeds = {"x": normal(*(size if isinstance(size, int) else rows for size in way["shape"]))}
+            (got,), want = session.run(feeds).values(), by_onnx(graph, feeds)
+            assert (got.shape, got.dtype) == (want.shape, want.dtype)
+            assert np.abs(got - want).max() < 1e-6 * np.abs(want).max() * max(1, np.log2(got.shape[1]))
+        assert "FALLBACK" not in session.explain() and session.batching.batchable
+
+
+@pytest.mark.parametrize("length", [6, 7])
+def test_there_and_back(length: int) -> None:
+    """Half of a spectrum gives back the real numbers; the reference of ONNX has no such inverse in every version."""
+    b = Builder(Graph("there and back"))
+    x = b.input("x", TensorType(DType.FLOAT32, (N, length, 1)))
+    half = b("DFT", x, None, b.constant(np.array(1)), onesided=1)
+    b.graph.outputs = [b("DFT", half, b.constant(np.array(length)), b.constant(np.array(1)), onesided=1, inverse=1)]
+    feeds = {"x": normal(3, length, 1)}
+    with core.compile(b.graph, tune="off") as session:
+        (got,) = session.run(feeds).values()
+        assert "FALLBACK" not in session.explain()
+    np.testing.assert_allclose(got, feeds["x"], atol=1e-6)
+
+
+@pytest.mark.parametrize("length", [7, 10])
+def test_half_of_a_longer_spectrum(length: int) -> None:
+    graph = transform((N, 7, 2), length=length, onesided=1, inverse=1)
+    feeds = {"x": normal(3, 7, 2)}
+    with core.compile(graph, tune="off") as session:
+        (got,) = session.run(feeds).values()
+        assert "FALLBACK" not in session.explain()
+    np.testing.assert_allclose(got[..., 0], np.fft.irfft(feeds["x"] @ [1, 1j], length), atol=1e-6)
+
+
+def test_symmetry_is_kept() -> None:
+    """The spectrum of a symmetric signal is real, however large its numbers are."""
+    half = 1000 * np.random.default_rng(0).random((3, 50)).astype(np.float32)
+    signal = np.concatenate([half, half[:, :1], half[:, :0:-1]], axis=1)
+    with core.compile(transform((N, 100, 1)), tune="off") as session:
+        (got,) = session.run({"x": signal[..., None]}).values()
+    assert np.all(got[..., 1] == 0) and np.abs(got[..., 0]).max() > 1000
+
+
+def test_parts_that_nobody_reads_are_not_computed() -> None:
+    """The real part of a transform along two axes of real numbers, as in FNet: four products."""
+    b = Builder(Graph("fnet"))
+    x = b("Unsqueeze", b.input("x", TensorType(DType.FLOAT32, (N, 16, 24))), axes=(3,))
+    zeros = b("Expand", b.constant(np.float32(0)), b("Shape", x))
+    y = b("DFT", b("Concat", x, zeros, axis=-1), axis=(2,))
+    b.graph.outputs = [b("Gather", b("DFT", y, axis=(1,)), b.constant(np.array(0)), axis=3)]
+    optimized, _ = optimize(b.graph)
+    assert [node.op for node in optimized.nodes].count("FusedMatMul") == 4
+    feeds = {"x": normal(3, 16, 24)}
+    with core.compile(b.graph, tune="off") as session:
+        (got,) = session.run(feeds).values()
+        assert "FALLBACK" not in session.explain()
+    np.testing.assert_allclose(got, np.fft.fft2(feeds["x"]).real, atol=1e-4)
+
+
+@pytest.mark.parametrize("onesided", [0, 1])
+@pytest.mark.parametrize("windowed", [False, True])
+def test_frames_of_a_signal(onesided: int, windowed: bool) -> None:
+    body = f"y = STFT <onesided = {onesided}> (x, step, {'window' if windowed else ''}, length)"
+    window = ", float[16] window = {" + ", ".join(str(i / 16) for i in range(16)) + "}"
+    constants = "int64 step = {5}, int64 length = {16}" + (window if windowed else "")
+    data = model("float[N,100,1] x => float[] y", body, constants)
+    feeds = {"x": normal(3, 100, 1)}
+    assert_like_onnx_runtime(data, feeds)
+    with core.compile(data, tune="off") as session:
+        session.run(feeds)
+        assert "FALLBACK" not in session.explain()
+
+
+BETTER_FAST: dict[str, dict[str, Any]] = {
+    "long": {"shape": (N, 2000, 1)},
+    "long for complex numbers": {"shape": (N, 600, 2)},
+    "padded": {"shape": (N, 8, 1), "length": 9999},
+    "double": {"shape": (N, 8, 1), "dtype": DType.FLOAT64},
+}
+
+
+@pytest.mark.parametrize("name", BETTER_FAST)
+def test_what_the_fast_transform_is_better_at(name: str) -> None:
+    graph = transform(**BETTER_FAST[name])
+    BindParams().run(graph)
+    assert Define().run(graph).changed == 0
+    assert [node.op for node in graph.nodes] == ["DFT"]

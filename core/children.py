@@ -94,7 +94,8 @@ def read_parsed(folder: Path) -> Graph:
 
 
 def compile_stage(arguments: argparse.Namespace) -> None:
-    """Compile parsed IR into an artifact, load it, and run it once on zeros."""
+    """Compile parsed IR into an artifact, load it, and run it once on zeros. Of a model that packs this leaves packed
+    code in the cache: whoever loads the artifact has that for sequences of every length."""
     options = compiler.make_options(
         arguments.device,
         arguments.precision,
@@ -112,7 +113,7 @@ def compile_stage(arguments: argparse.Namespace) -> None:
     for left in arguments.out.glob(f".{COMPILED}.*"):  # by an attempt that was broken off
         left.unlink()
     compiler.compile_to(arguments.out / COMPILED, graph, options)
-    with compiler.load_compiled(arguments.out / COMPILED, options.threads, arguments.cache, "wait", "off") as session:
+    with compiler.load_compiled(arguments.out / COMPILED, options.threads, arguments.cache, tune="off") as session:
         feeds = _zeros(graph)
         if feeds is not None:
             session.run(feeds)
@@ -125,8 +126,7 @@ def parse_stage(arguments: argparse.Namespace) -> None:
 def specialise_stage(arguments: argparse.Namespace) -> None:
     """What `Source.command` writes: JSON, in which tuples are lists."""
     binding = tuple((str(name), int(size)) for name, size in json.loads(arguments.binding))
-    given = json.loads(arguments.options)
-    options = Options(**{**given, "findings": tuple(map(tuple, given["findings"]))})
+    options = Options(**json.loads(arguments.options))
     compiler.specialise(arguments.model, arguments.origin, binding, options, tuple(json.loads(arguments.fed)))
 
 

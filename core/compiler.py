@@ -27,11 +27,11 @@ from core.kernels.catalog import Selector
 from core.kernels.cpu import object_for
 from core.kernels.target import Target
 from core.ops.inference import infer_graph
-from core.ops.registry import are_everywhere, may_not_end, revisions
+from core.ops.registry import may_not_end, revisions
 from core.ops.supposed import suppositions
 from core.options import Options, with_placement
 from core.options import make_options as make_options
-from core.packing import PACKED, described_packed, for_any_length, of_any_length, pack_info, packed_maker
+from core.packing import PACKED, of_any_length, pack_info, packed_maker, stand_in
 from core.passes.assumptions import as_one_batch
 from core.passes.feed_defaults import with_fed, with_types
 from core.passes.pipeline import Options as PassOptions
@@ -44,19 +44,16 @@ from core.plan.plan import Plan, Planned, weight_chunks
 from core.plan.planner import make_plan
 from core.plan.within import plan_within
 from core.runtime import artifact
-from core.runtime.any_length import AnyLength
-from core.runtime.background import Background
 from core.runtime.bundle import MAGIC, Written
 from core.runtime.compiled import Compiled, Split, ready, ready_split
 from core.runtime.devices import open_device
 from core.runtime.executable import Executable
-from core.runtime.general import General
 from core.runtime.given import Binding
 from core.runtime.memory import drop_code, give_back, machine_bytes
 from core.runtime.room import Block
 from core.runtime.runner import Runner
 from core.runtime.session import BatchInfo, Description, Session
-from core.runtime.shapes import Made, Maker, StandIn
+from core.runtime.shapes import Made, Maker
 from core.runtime.store import Store, open_store
 from core.runtime.trial import host_bench
 from core.runtime.variants import Fed
@@ -101,7 +98,8 @@ def compile(
 
     A model with symbolic dimensions besides the batch size is compiled for each combination that a run shows. The first
     one is waited for; others are compiled in the background, and the references answer meanwhile where that is
-    faster. `new_shapes="wait"` waits for all of them, "background" for none.
+    faster. If the model's sequences can be packed, packed code answers for every length until that has its own, and the
+    first run waits for packed code alone. `new_shapes="wait"` waits for each combination, "background" for none.
 
     `packing` compiles a model of sequences for tokens instead, whatever the lengths: `Session.run_packed` lays
     sequences one after the other, so many tokens to a run at most, where that is proven to give what each would get
@@ -259,7 +257,7 @@ def session_of(
         return executable(content, chosen, batching, binding)
 
     packed = packed_maker(lambda: content, description, options, partial(_stored_on_host, source=None))
-    made = _maker_of(content, description, make, options, new_shapes)
+    made = _maker_of(content, description, make, options, new_shapes, None)
     return Session(description, made, packed=packed, **others)
 
 
@@ -287,7 +285,7 @@ def _as_declared(graph: Graph, options: Options) -> Session:
     chosen = _without_packing(options)
     description = describe(graph, chosen)
     make = partial(_stored, lambda: graph, description, source=None)
-    return Session(description, _maker_of(graph, description, make, chosen, "wait"))
+    return Session(description, _maker_of(graph, description, make, chosen, "wait", None))
 
 
 def _without_packing(options: Options) -> Options:
@@ -359,34 +357,14 @@ def opened(
 
 
 def _maker_of(
-    graph: Graph,
-    description: Description,
-    make: Make,
-    options: Options,
-    new_shapes: NewShapes,
-    source: Source | None = None,
+    graph: Graph, description: Description, make: Make, options: Options, new_shapes: NewShapes, source: Source | None
 ) -> Maker:
     """State belongs to one executable: where there is some, nothing else may take its place. What runs on other devices
     is compiled by the run that needs it."""
     if graph.states or options.devices or new_shapes == "wait":
         return maker(make, options, "wait", None, source)
-    return maker(make, options, new_shapes, _stand_in(graph, description, options, source), source)
-
-
-def _stand_in(graph: Graph, description: Description, options: Options, source: Source | None) -> StandIn:
-    """What answers for shapes that have no code of their own yet."""
-    general = General(graph)
-    chosen = for_any_length(options)
-    packed = described_packed(description, chosen)
-    make = packed_maker(lambda: graph, packed, chosen, partial(_stored_on_host, source=source))
-    if make is None or not description.any_length:
-        return general
-
-    def compile_beside(background: Background) -> None:
-        if source is not None and are_everywhere():
-            background.run_child(source.command(PACKED, chosen))
-
-    return AnyLength(make, list(description.inputs), list(description.outputs), general, compile_beside)
+    general = stand_in(graph, description, options, partial(_stored_on_host, source=source), source)
+    return maker(make, options, new_shapes, general, source)
 
 
 def specialise(path: Path, origin: str, binding: Binding, options: Options, fed: tuple[str, ...] = ()) -> None:
@@ -419,7 +397,9 @@ def described(graph: Graph, options: Options) -> tuple[Graph, Description]:
     (`passes/assumptions.py`); then the description keeps the declared types, too."""
     together, proof = as_one_batch(graph)
     declared = {value.name: value.type for value in graph.inputs} if together is not graph else {}
-    return together, replace(_describe(together, options, proof), declared=declared)
+    description = _describe(together, options, proof)
+    any_length = of_any_length(together, description.batching, options)
+    return together, replace(description, declared=declared, any_length=any_length)
 
 
 def describe(graph: Graph, options: Options) -> Description:
@@ -437,8 +417,7 @@ def _describe(graph: Graph, options: Options, proof: Proof) -> Description:
     endless = may_not_end(graph.nodes)
     # State belongs to one code, so no other may run with it.
     defaults = {value.name: type_ for value, type_ in graph.defaults.items()} if not graph.states else {}
-    any_length = of_any_length(graph, batching, options)
-    return Description(graph.name, inputs, outputs, batching, options.max_batch, packing, endless, defaults, any_length)
+    return Description(graph.name, inputs, outputs, batching, options.max_batch, packing, endless, defaults)
 
 
 def executable(
@@ -525,7 +504,7 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     graph, reports = rewritten(graph, options)
     supposed = tuple(dict.fromkeys((*supposed, *supposed_of(graph, "n"))))
     if options.devices:
-        content = split(graph, options, [log_line(report) for report in reports if report.changed])
+        content = split(graph, options, [report.line for report in reports if report.changed])
         return replace(content, parts=tuple(_supposing(part, supposed) for part in content.parts))
     # 3. measure alternatives, as far as the options allow
     store = open_store(options.cache_dir)
@@ -538,7 +517,7 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     # 5. native code for every distinct kernel, from the cache where it has been made before
     objects = {name: compiled(spec) for name, spec in planned.specs.items()}
     # 6. constants in the layouts the kernels want
-    log = [*([] if options.winograd else [_BY_DEFINITION]), *(log_line(report) for report in reports if report.changed)]
+    log = [*([] if options.winograd else [_BY_DEFINITION]), *(report.line for report in reports if report.changed)]
     plan = replace(planned.plan, log=tuple(log))
     states = {state.value.name: state.initial for state in graph.states}
     return _supposing(Compiled(plan, objects, lambda: weight_chunks(planned), states, choose.used), supposed)
@@ -585,12 +564,6 @@ def check_fits(plan: Plan, machine: int) -> None:
     if needed > machine:
         message = f"needs {needed} bytes for weights and the results of one row, this machine has {machine}"
         raise ModelError(message, where="model")
-
-
-def log_line(report: PassReport) -> str:
-    """What a pass did, without its time: equal inputs give equal artifacts."""
-    notes = f" ({'; '.join(report.notes)})" if report.notes else ""
-    return f"{report.name}: {report.changed} rewrites, {report.nodes_before} -> {report.nodes_after} nodes{notes}"
 
 
 def bind(graph: Graph, batching: BatchInfo, binding: Binding) -> Graph:

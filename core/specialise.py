@@ -1,7 +1,8 @@
 """When a session compiles what: its shapes as they come, in the run that waits or in the background, and tuned plans.
 
 A new shape is compiled twice in the background: at once without measuring, then with it. A child process does the work
-where the model lies in a file and the result can be kept in the store; what it left there is then loaded.
+where the model lies in a file and the result can be kept in the store; what it left there is then loaded. What answers
+before is packed code or the references, see `packing.stand_in`.
 """
 
 from __future__ import annotations

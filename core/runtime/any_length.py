@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
 from core.errors import SessionClosed
 from core.runtime.background import Background
 from core.runtime.executable import Executable
@@ -27,22 +29,32 @@ class AnyLength:
         inputs: Sequence[str],
         outputs: Sequence[str],
         general: StandIn,
+        at_hand: Callable[[], bool] = lambda: False,
         compile_beside: Callable[[Background], None] = lambda background: None,
     ) -> None:
-        """`compile_beside` lets a child process of the background do most of what `make` has to do."""
+        """`at_hand`: whether `make` only has to load. `compile_beside` lets a child process of the background do most
+        of what `make` has to do."""
         self._packed = LazyPacked(make)
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
         self._general = general
-        self._compile_beside = compile_beside
+        self._at_hand, self._compile_beside = at_hand, compile_beside
         self._failed = False
 
     @property
     def prepared(self) -> bool:
-        return self._failed or self._packed.made is not None
+        return self._failed or self.quick
+
+    @property
+    def at_hand(self) -> bool:
+        return self.prepared or self._at_hand()
 
     @property
     def quick(self) -> bool:
         return self._packed.made is not None
+
+    @property
+    def name(self) -> str:
+        return "packed code" if self.quick else self._general.name
 
     @property
     def runners(self) -> tuple[Executable, ...]:
@@ -51,7 +63,7 @@ class AnyLength:
     def prepare(self, background: Background | None = None) -> None:
         """Compile what is not in the store, in a child process of the background where there is one."""
         try:
-            if background is not None:
+            if background is not None and not self.at_hand:
                 self._compile_beside(background)
             self._packed.get()
         except SessionClosed:
@@ -60,13 +72,14 @@ class AnyLength:
             self._failed = True
 
     def run(self, given: Given, enough: Callable[[], bool]) -> list[Any] | None:
-        length = given.binding[0][1]
-        if self._packed.made is None or given.rows * length == 0:  # an empty one has nothing to be packed
+        packed = self._packed.made
+        # Packing knows one dimension besides the batch, which may not be bound, and an empty feed is nothing to pack.
+        if packed is None or len(given.binding) != 1 or given.rows * given.binding[0][1] == 0:
             return self._general.run(given, enough)
-        feed = Feed(dict(zip(self._inputs, given.arrays, strict=True)), given.rows, length)
+        feed = Feed(dict(zip(self._inputs, given.arrays, strict=True)), given.rows, given.binding[0][1])
         with suppress(SessionClosed):
-            [found] = self._packed.made.run([feed], given.record)
-            return [found[name] for name in self._outputs]
+            [found] = packed.run([feed], given.record)
+            return [np.ascontiguousarray(found[name]) for name in self._outputs]
         return None
 
     def close(self) -> None:

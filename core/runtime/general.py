@@ -27,7 +27,8 @@ _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})  # a Python loop over time
 class General:
     """Runs a graph without state; thread-safe."""
 
-    prepared, quick = True, False
+    prepared, at_hand, quick = True, True, False
+    name = "the general version"
     runners: tuple[Executable, ...] = ()
 
     def __init__(self, graph: Graph) -> None:

@@ -42,8 +42,16 @@ class StandIn(Protocol):
         """Whether `prepare` has nothing to do."""
 
     @property
+    def at_hand(self) -> bool:
+        """Whether `prepare` takes no time worth mentioning."""
+
+    @property
     def quick(self) -> bool:
         """Whether it is about as fast as code for the shape."""
+
+    @property
+    def name(self) -> str:
+        """What answers, for people."""
 
     @property
     def runners(self) -> tuple[Executable, ...]:
@@ -111,11 +119,10 @@ class Shape:
         """Whether somebody will run it."""
         return self.users > 0 or not self.dropped
 
-    @property
-    def state(self) -> str:
-        """How far it has come, for people."""
+    def state(self, meanwhile: str) -> str:
+        """How far it has come, for people. `meanwhile`: what serves before there is code; "" where nothing does."""
         if self.held is None:
-            return "being compiled; the general version serves meanwhile"
+            return "being compiled" + (f"; {meanwhile} serves meanwhile" if meanwhile else "")
         return self.held.made.note + ("; being tuned in the background" if self.pending else "")
 
     def hold(self, made: Made) -> _Held | None:
@@ -192,25 +199,35 @@ class Shapes:
         """What the general version answers while there is no code, if it does.
 
         One that is not quick answers one run at a time, and rests for as long as it took: the processors are for those
-        who compile.
+        who compile. The other runs wait for one that is being prepared.
         """
         general = self._maker.general
         if general is None or shape.ready or not shape.pending:
             return None
-        if general.quick:
-            return general.run(given, lambda: False)
-        if not shape.answering.acquire(blocking=False):
-            return None
-        try:
-            with self._changed:
-                rest = max(shape.resting_until - time.monotonic(), 0.0)
-                self._changed.wait_for(lambda: shape.ready or not shape.pending, rest)
-            started = time.monotonic()
-            results = general.run(given, lambda: shape.ready)
-            shape.resting_until = 2 * time.monotonic() - started
-            return results
-        finally:
-            shape.answering.release()
+        if not general.quick and shape.answering.acquire(blocking=False):
+            try:
+                results = self._slowly(general, shape, given)
+            finally:
+                shape.answering.release()
+            if results is not None:
+                return results
+        with self._changed:
+            self._changed.wait_for(lambda: general.prepared or shape.ready or not shape.pending or self._closed)
+        return general.run(given, lambda: False) if general.quick and not shape.ready else None
+
+    def _slowly(self, general: StandIn, shape: Shape, given: Given) -> list[Any] | None:
+        """By what is not quick, after a rest; None once there is something better."""
+
+        def enough() -> bool:
+            return shape.ready or general.quick
+
+        with self._changed:
+            rest = max(shape.resting_until - time.monotonic(), 0.0)
+            self._changed.wait_for(lambda: enough() or not shape.pending, rest)
+        started = time.monotonic()
+        results = general.run(given, enough)
+        shape.resting_until = 2 * time.monotonic() - started
+        return results
 
     def made(self) -> dict[Binding, Runner]:
         """What exists now, the most recently used last."""
@@ -225,8 +242,9 @@ class Shapes:
 
     def states(self) -> dict[Binding, str]:
         """How far every shape has come."""
+        name = self._maker.general.name if self._maker.general is not None else ""
         with self._changed:
-            return {binding: shape.state for binding, shape in self._shapes.items()}
+            return {binding: shape.state(name) for binding, shape in self._shapes.items()}
 
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until nothing is being made in the background; whether that was so in time."""
@@ -255,13 +273,19 @@ class Shapes:
         general = self._maker.general
         if general is None or general.prepared or self._closed or self._maker.at_hand(binding):
             return
-        if not self._maker.first:
+        if general.at_hand or not self._maker.first:
             general.prepare()
             return
         with self._changed:
             submit, self._preparing = not self._preparing, True
         if submit:
-            self._backgrounds[0].submit(lambda: general.prepare(self._backgrounds[0]))
+            self._backgrounds[0].submit(lambda: self._prepare_beside(general))
+
+    def _prepare_beside(self, general: StandIn) -> None:
+        general.prepare(self._backgrounds[0])
+        with self._changed:
+            self._preparing = False
+            self._changed.notify_all()
 
     def _enter(self, binding: Binding) -> Shape:
         with self._changed:

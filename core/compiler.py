@@ -49,7 +49,7 @@ from core.runtime.compiled import Compiled, Split, ready, ready_split
 from core.runtime.devices import open_device
 from core.runtime.executable import Executable
 from core.runtime.given import Binding
-from core.runtime.memory import drop_code, give_back, machine_bytes
+from core.runtime.memory import block_of, drop_code, give_back, let_go, machine_bytes
 from core.runtime.room import Block
 from core.runtime.runner import Runner
 from core.runtime.session import BatchInfo, Description, Session
@@ -222,7 +222,9 @@ def unkept(graph: Graph, options: Options, new_shapes: NewShapes = "default") ->
 
 
 def _tidy(graph: Graph) -> None:
-    """Give back what compiling a graph took: copies of its constants and nodes, the compiler's code."""
+    """Give back what compiling a graph took: copies of its constants and nodes, pages of files, the compiler's code."""
+    for block in {id(block): block for block in map(block_of, graph.constants.values())}.values():
+        let_go(block)
     give_back(sum(array.nbytes for array in graph.constants.values()) + _NODE * len(graph.nodes))
     drop_code(_LLVM)
 

@@ -324,6 +324,10 @@ class Session:
             lines += ["what is computed of whole sequences:", *packed.sequences.explain(1)]
         return lines
 
+    def prepare(self) -> None:
+        """Load what answers for shapes without code of their own, if it is kept somewhere: the first run need not."""
+        self._shapes.prepare()
+
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until nothing is compiled, tuned or captured in the background; whether that was so within `timeout`
         seconds."""

@@ -246,6 +246,12 @@ class Shapes:
         with self._changed:
             return {binding: shape.state(name) for binding, shape in self._shapes.items()}
 
+    def prepare(self) -> None:
+        """Load what stands in, where that takes no time worth mentioning."""
+        general = self._maker.general
+        if general is not None and general.at_hand and not self._closed:
+            general.prepare()
+
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until nothing is being made in the background; whether that was so in time."""
         with self._changed:

@@ -250,4 +250,6 @@ def test_the_compile_stage_leaves_packed_code_in_the_cache(model: Path, monkeypa
     monkeypatch.setattr(Background, "submit", lambda self, work: None)
     path = folder / "out" / "model.lathe"
     with core.load_compiled(path, threads=1, cache_dir=cache, new_shapes="background") as session:
+        session.prepare()
+        assert session._shapes._maker.general.quick  # type: ignore[union-attr]
         agree(session.run(ENCODER.feeds(2, 13)), theirs(ENCODER.model(), ENCODER.feeds(2, 13)))

@@ -95,7 +95,9 @@ def read_parsed(folder: Path) -> Graph:
 
 
 def compile_stage(arguments: argparse.Namespace) -> None:
-    """Compile parsed IR into an artifact, load it, and run it once on zeros, which the model may refuse as data."""
+    """Compile parsed IR into an artifact, load it, and run it once on zeros, which the model may refuse as data. Of a
+    model that packs this leaves packed code in the cache: whoever loads the artifact has that for sequences of every
+    length."""
     options = compiler.make_options(
         arguments.device,
         arguments.precision,
@@ -113,7 +115,7 @@ def compile_stage(arguments: argparse.Namespace) -> None:
     for left in arguments.out.glob(f".{COMPILED}.*"):  # by an attempt that was broken off
         left.unlink()
     compiler.compile_to(arguments.out / COMPILED, graph, options)
-    with compiler.load_compiled(arguments.out / COMPILED, options.threads, arguments.cache, "wait", "off") as session:
+    with compiler.load_compiled(arguments.out / COMPILED, options.threads, arguments.cache, tune="off") as session:
         feeds = _zeros(graph)
         if feeds is not None:
             with suppress(FeedError):
@@ -127,8 +129,7 @@ def parse_stage(arguments: argparse.Namespace) -> None:
 def specialise_stage(arguments: argparse.Namespace) -> None:
     """What `Source.command` writes: JSON, in which tuples are lists."""
     binding = tuple((str(name), int(size)) for name, size in json.loads(arguments.binding))
-    given = json.loads(arguments.options)
-    options = Options(**{**given, "findings": tuple(map(tuple, given["findings"]))})
+    options = Options(**json.loads(arguments.options))
     compiler.specialise(arguments.model, arguments.origin, binding, options, tuple(json.loads(arguments.fed)))
 
 

@@ -31,7 +31,7 @@ from core.ops.registry import may_not_end, revisions
 from core.ops.supposed import suppositions
 from core.options import Options, with_placement
 from core.options import make_options as make_options
-from core.packing import pack_info, packed_maker
+from core.packing import PACKED, of_any_length, pack_info, packed_maker, stand_in
 from core.passes.assumptions import as_one_batch
 from core.passes.feed_defaults import with_fed, with_types
 from core.passes.pipeline import Options as PassOptions
@@ -49,12 +49,12 @@ from core.runtime.bundle import MAGIC, Written
 from core.runtime.compiled import Compiled, Split, ready, ready_split
 from core.runtime.devices import open_device
 from core.runtime.executable import Executable
-from core.runtime.general import General
-from core.runtime.memory import drop_code, give_back, machine_bytes
+from core.runtime.given import Binding
+from core.runtime.memory import block_of, drop_code, give_back, let_go, machine_bytes
 from core.runtime.room import Block
 from core.runtime.runner import Runner
 from core.runtime.session import BatchInfo, Description, Session
-from core.runtime.shapes import Binding, Made, Maker
+from core.runtime.shapes import Made, Maker
 from core.runtime.store import Store, open_store
 from core.runtime.trial import host_bench
 from core.runtime.variants import Fed
@@ -99,7 +99,8 @@ def compile(
 
     A model with symbolic dimensions besides the batch size is compiled for each combination that a run shows. The first
     one is waited for; others are compiled in the background, and the references answer meanwhile where that is
-    faster. `new_shapes="wait"` waits for all of them, "background" for none.
+    faster. If the model's sequences can be packed, packed code answers for every length until that has its own, and the
+    first run waits for packed code alone. `new_shapes="wait"` waits for each combination, "background" for none.
 
     `packing` compiles a model of sequences for tokens instead, whatever the lengths: `Session.run_packed` lays
     sequences one after the other, so many tokens to a run at most, where that is proven to give what each would get
@@ -222,7 +223,9 @@ def unkept(graph: Graph, options: Options, new_shapes: NewShapes = "default") ->
 
 
 def _tidy(graph: Graph) -> None:
-    """Give back what compiling a graph took: copies of its constants and nodes, the compiler's code."""
+    """Give back what compiling a graph took: copies of its constants and nodes, pages of files, the compiler's code."""
+    for block in {id(block): block for block in map(block_of, graph.constants.values())}.values():
+        let_go(block)
     give_back(sum(array.nbytes for array in graph.constants.values()) + _NODE * len(graph.nodes))
     drop_code(_LLVM)
 
@@ -257,7 +260,8 @@ def session_of(
         return executable(content, chosen, batching, binding)
 
     packed = packed_maker(lambda: content, description, options, partial(_stored_on_host, source=None))
-    return Session(description, _maker_of(content, make, options, new_shapes), packed=packed, **others)
+    made = _maker_of(content, description, make, options, new_shapes, None)
+    return Session(description, made, packed=packed, **others)
 
 
 class _Others(TypedDict, total=False):
@@ -284,7 +288,7 @@ def _as_declared(graph: Graph, options: Options) -> Session:
     chosen = _without_packing(options)
     description = describe(graph, chosen)
     make = partial(_stored, lambda: graph, description, source=None)
-    return Session(description, _maker_of(graph, make, chosen, "wait"))
+    return Session(description, _maker_of(graph, description, make, chosen, "wait", None))
 
 
 def _without_packing(options: Options) -> Options:
@@ -304,7 +308,7 @@ def variants_of(
         own = replace(source, fed=tuple(sorted(fed))) if source is not None else None
         make = partial(_stored, lambda: opened_up, description, source=own)
         others = _others_of(lambda: opened_up, description, chosen, new_shapes, None)
-        return Session(description, _maker_of(opened_up, make, chosen, new_shapes, own), **others)
+        return Session(description, _maker_of(opened_up, description, make, chosen, new_shapes, own), **others)
 
     return variant
 
@@ -346,7 +350,7 @@ def opened(
         graph, source = stored.content, own
         make = partial(_stored, lambda: graph, stored.description, source=source)
         packed = packed_maker(lambda: graph, stored.description, chosen, partial(_stored_on_host, source=source))
-        made = _maker_of(graph, make, chosen, new_shapes, source)
+        made = _maker_of(graph, stored.description, make, chosen, new_shapes, source)
         return Session(stored.description, made, packed=packed, **others)
     if source is None:
         return Session(stored.description, fixed=Made(stored.content), **others)
@@ -355,24 +359,32 @@ def opened(
     return Session(stored.description, maker(make, chosen, "wait", None, source), fixed, **others)
 
 
-def _maker_of(graph: Graph, make: Make, options: Options, new_shapes: NewShapes, source: Source | None = None) -> Maker:
+def _maker_of(
+    graph: Graph, description: Description, make: Make, options: Options, new_shapes: NewShapes, source: Source | None
+) -> Maker:
     """State belongs to one executable: where there is some, nothing else may take its place. What runs on other devices
     is compiled by the run that needs it."""
-    if graph.states or options.devices:
+    if graph.states or options.devices or new_shapes == "wait":
         return maker(make, options, "wait", None, source)
-    return maker(make, options, new_shapes, General(graph), source)
+    general = stand_in(graph, description, options, partial(_stored_on_host, source=source), source)
+    return maker(make, options, new_shapes, general, source)
 
 
 def specialise(path: Path, origin: str, binding: Binding, options: Options, fed: tuple[str, ...] = ()) -> None:
-    """Put the code of one shape of a model, an ONNX file or an artifact that holds a graph, into the store. The
-    defaults named in `fed` are inputs."""
+    """Put the code of one shape of a model, an ONNX file or an artifact that holds a graph, into the store; that for
+    packed sequences if the binding is `PACKED`. The defaults named in `fed` are inputs."""
     store = open_store(options.cache_dir)
     if store is None:
         raise UnsupportedError(f"the cache folder {options.cache_dir} cannot be written")
     graph = as_one_batch(with_fed(_graph_in(path), fed))[0] if fed else _graph_in(path)
-    description = describe(graph, options)
+    description, source = describe(graph, options), Source(path, origin, store, fed)
+    if binding == PACKED:
+        make = packed_maker(lambda: graph, description, options, partial(_stored_on_host, source=source))
+        if make is not None:
+            make().close()
+        return
     compiled = build(graph, options, description.batching, binding)
-    _keep(Source(path, origin, store, fed), description, binding, options, compiled)
+    _keep(source, description, binding, options, compiled)
 
 
 def _graph_in(path: Path) -> Graph:
@@ -388,7 +400,9 @@ def described(graph: Graph, options: Options) -> tuple[Graph, Description]:
     (`passes/assumptions.py`); then the description keeps the declared types, too."""
     together, proof = as_one_batch(graph)
     declared = {value.name: value.type for value in graph.inputs} if together is not graph else {}
-    return together, replace(_describe(together, options, proof), declared=declared)
+    description = _describe(together, options, proof)
+    any_length = of_any_length(together, description.batching, options)
+    return together, replace(description, declared=declared, any_length=any_length)
 
 
 def describe(graph: Graph, options: Options) -> Description:
@@ -495,7 +509,7 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     if not batching.batchable and not graph.states and (node := misfit(graph)) is not None:
         return Compiled(plan_for_no_batch(graph, target_of(options), node), {}, list)
     if options.devices:
-        content = split(graph, options, [log_line(report) for report in reports if report.changed])
+        content = split(graph, options, [report.line for report in reports if report.changed])
         return replace(content, parts=tuple(_supposing(part, supposed) for part in content.parts))
     # 3. measure alternatives, as far as the options allow
     store = open_store(options.cache_dir)
@@ -508,7 +522,7 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     # 5. native code for every distinct kernel, from the cache where it has been made before
     objects = {name: compiled(spec) for name, spec in planned.specs.items()}
     # 6. constants in the layouts the kernels want
-    log = [*([] if options.winograd else [_BY_DEFINITION]), *(log_line(report) for report in reports if report.changed)]
+    log = [*([] if options.winograd else [_BY_DEFINITION]), *(report.line for report in reports if report.changed)]
     plan = replace(planned.plan, log=tuple(log))
     states = {state.value.name: state.initial for state in graph.states}
     return _supposing(Compiled(plan, objects, lambda: weight_chunks(planned), states, choose.used), supposed)
@@ -555,12 +569,6 @@ def check_fits(plan: Plan, machine: int) -> None:
     if needed > machine:
         message = f"needs {needed} bytes for weights and the results of one row, this machine has {machine}"
         raise ModelError(message, where="model")
-
-
-def log_line(report: PassReport) -> str:
-    """What a pass did, without its time: equal inputs give equal artifacts."""
-    notes = f" ({'; '.join(report.notes)})" if report.notes else ""
-    return f"{report.name}: {report.changed} rewrites, {report.nodes_before} -> {report.nodes_after} nodes{notes}"
 
 
 def bind(graph: Graph, batching: BatchInfo, binding: Binding) -> Graph:

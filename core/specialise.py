@@ -1,7 +1,8 @@
 """When a session compiles what: its shapes as they come, in the run that waits or in the background, and tuned plans.
 
 A new shape is compiled twice in the background: at once without measuring, then with it. A child process does the work
-where the model lies in a file and the result can be kept in the store; what it left there is then loaded.
+where the model lies in a file and the result can be kept in the store; what it left there is then loaded. What answers
+before is packed code or the references, see `packing.stand_in`.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from core.errors import UnsupportedError
 from core.ops.registry import are_everywhere, revisions
 from core.options import Options
 from core.runtime.background import Background
-from core.runtime.general import General
+from core.runtime.given import Binding
 from core.runtime.runner import Runner, serves_none
-from core.runtime.shapes import Binding, Made, Maker, Stage
+from core.runtime.shapes import Made, Maker, Stage, StandIn
 from core.runtime.store import Store
 
 NewShapes: TypeAlias = Literal["default", "wait", "background"]
@@ -51,7 +52,7 @@ class Source:
         return ["specialise", str(self.path), self.origin, *texts]
 
 
-def maker(make: Make, options: Options, new_shapes: NewShapes, general: General | None, source: Source | None) -> Maker:
+def maker(make: Make, options: Options, new_shapes: NewShapes, general: StandIn | None, source: Source | None) -> Maker:
     """For a model without state. The first shape of a session is tuned as the options say before it runs, unless it is
     to wait for the background like the others. ValueError for unknown `new_shapes`."""
     if new_shapes not in _CHOICES:

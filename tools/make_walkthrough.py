@@ -117,7 +117,7 @@ def walkthrough() -> str:
     return PAGE.format(
         imported=printed(graph),
         bound=next(line for line in str(bound).splitlines() if "input" in line),
-        passes="\n".join(compiler.log_line(report) for report in reports if report.changed),
+        passes="\n".join(report.line for report in reports if report.changed),
         optimized=printed(optimized),
         plan="\n".join(plan_lines(planned)),
         lines=len(text),

@@ -70,6 +70,12 @@ class PassReport:
     seconds: float
     notes: tuple[str, ...] = ()
 
+    @property
+    def line(self) -> str:
+        """What it did, without its time: equal inputs give equal artifacts."""
+        notes = f" ({'; '.join(self.notes)})" if self.notes else ""
+        return f"{self.name}: {self.changed} rewrites, {self.nodes_before} -> {self.nodes_after} nodes{notes}"
+
 
 def preparation(options: Options) -> list[Pass]:
     """What the planner cannot do without: parameters and constants known, nothing dead."""

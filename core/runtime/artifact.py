@@ -36,6 +36,7 @@ from core.runtime.bundle import Bundle, Chunks, Written, write_bundle
 from core.runtime.compiled import Compiled, Split, ready, ready_split
 from core.runtime.device import Device
 from core.runtime.devices import HOST, open_device
+from core.runtime.memory import let_go
 from core.runtime.placed import Wiring
 from core.runtime.runner import Runner
 from core.runtime.session import BatchInfo, Description, PackInfo
@@ -238,7 +239,12 @@ def _graph_sections(name: str, graph: Graph) -> dict[str, Chunks]:
 
 
 def _read_graph(bundle: Bundle, name: str) -> Graph:
-    return parse_graph(bytes(bundle.section(f"{name}.lir")).decode(), bundle.section(f"{name}.bin"))
+    """The graph in a section. Its constants are read when they are used: child processes compile most of what is
+    compiled of it, so what checking them has brought into memory goes again."""
+    text, constants = bundle.section(f"{name}.lir"), bundle.section(f"{name}.bin")
+    graph = parse_graph(bytes(text).decode(), constants)
+    let_go(constants)
+    return graph
 
 
 def _description_to_json(description: Description) -> dict[str, Any]:
@@ -253,6 +259,7 @@ def _description_to_json(description: Description) -> dict[str, Any]:
         "defaults": {name: str(type_) for name, type_ in description.defaults.items()},
         "declared": {name: str(type_) for name, type_ in description.declared.items()},
         "packing": astuple(description.packing) if description.packing is not None else None,
+        "any_length": description.any_length,
     }
 
 
@@ -269,6 +276,7 @@ def _description_from_json(data: dict[str, Any]) -> Description:
             defaults={name: parse_type(text) for name, text in data["defaults"].items()},
             declared={name: parse_type(text) for name, text in data["declared"].items()},
             packing=PackInfo(*data["packing"]) if data["packing"] is not None else None,
+            any_length=bool(data["any_length"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArtifactError(f"description is malformed: {type(error).__name__} {error}") from error

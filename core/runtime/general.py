@@ -6,7 +6,7 @@ the work is so much that compiling takes no longer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import inf, prod
 from typing import Any
 
@@ -15,6 +15,9 @@ import numpy as np
 from core.ir.graph import Graph, Node, Value, node_reads
 from core.ir.types import TensorType
 from core.reference import bind_symbols, learn_symbols, run_node
+from core.runtime.background import Background
+from core.runtime.executable import Executable
+from core.runtime.given import Given
 
 _MOST_WORK = 2e10  # operations: about what NumPy does while a model of some fifty layers compiles
 _STEP = 30  # operations that an element of anything but a product takes
@@ -24,6 +27,10 @@ _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})  # a Python loop over time
 class General:
     """Runs a graph without state; thread-safe."""
 
+    prepared, at_hand, quick = True, True, False
+    name = "the general version"
+    runners: tuple[Executable, ...] = ()
+
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         kept = graph.live_outs()
@@ -32,10 +39,16 @@ class General:
         for value, node in last.items():
             self._dying.setdefault(node, []).append(value)
 
-    def run(self, arrays: Sequence[Any], enough: Callable[[], bool]) -> list[Any] | None:
+    def prepare(self, background: Background | None = None) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+    def run(self, given: Given, enough: Callable[[], bool]) -> list[Any] | None:
         """Outputs in the model's order; None where it is not worth beginning, once it is `enough`, and where the data
         do not fit: compiled code says why, as always."""
-        environment: dict[Value, Any] = dict(zip(self._graph.inputs, arrays, strict=True))
+        environment: dict[Value, Any] = dict(zip(self._graph.inputs, given.arrays, strict=True))
         try:
             known = bind_symbols(self._graph.inputs, environment)
             if work(self._graph, known) > _MOST_WORK:

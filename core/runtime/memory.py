@@ -74,6 +74,27 @@ def give_back(used: int) -> None:
             _trim(0)
 
 
+def block_of(array: NDArray[Any]) -> NDArray[Any]:
+    """The array that others are parts of: this one, or the one that it is a view of."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def let_go(array: NDArray[Any], start: int = 0, end: int | None = None) -> None:
+    """Drop the pages between two bytes of an array over a file that is mapped read-only; they come back from there if
+    somebody looks. Nothing for other memory."""
+    base: object = array.base
+    mapping = base.obj if isinstance(base, memoryview) else base
+    if not isinstance(mapping, mmap.mmap) or array.flags.writeable or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    last = (array.nbytes if end is None else end) // mmap.PAGESIZE * mmap.PAGESIZE
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    if first < last:
+        with suppress(OSError):  # nothing but memory is lost
+            mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
 def drop_code(library: str) -> None:
     """Take the code of a library that is seldom called out of this process's memory (Linux): it comes back from its
     file, page by page, when it is called. Threads that are in it meanwhile only wait for a page.

@@ -16,11 +16,12 @@ from core.ir.types import TensorType, ValueType
 from core.plan.plan import Memory
 from core.runtime.devices import HOST, loss_of
 from core.runtime.executable import Executable
+from core.runtime.given import Binding, Given
 from core.runtime.packed import Feed, LazyPacked, MakePacked, items_of
 from core.runtime.profile import Profile, profile
 from core.runtime.record import Record, run_recorded
 from core.runtime.runner import Runner, memory_of, supposed_by
-from core.runtime.shapes import Binding, Made, Maker, Shape, Shapes
+from core.runtime.shapes import Made, Maker, Shape, Shapes
 from core.runtime.variants import Fed, Variants
 
 _VARIANTS = 4  # sessions of other choices of the defaults that are fed
@@ -70,6 +71,7 @@ class Description:
     packing: PackInfo | None = None  # None: nobody asked for it
     may_not_end: bool = False  # data can make a run of some shapes go on for ever
     defaults: Mapping[str, ValueType] = field(default_factory=dict)  # inputs that a run may leave out
+    any_length: bool = False  # packed code answers for every new length until that has code of its own
     # The inputs as the model declares them, where `inputs` assumes more (`passes/assumptions.py`).
     declared: Mapping[str, ValueType] = field(default_factory=dict)
 
@@ -260,9 +262,9 @@ class Session:
                 raise SessionClosed("the session is closed")
 
     def _run(self, n: int, arrays: list[NDArray[Any]], binding: Binding, record: Record | None) -> list[Any]:
-        """By the code of this shape, or by the general version while that is being made, which records nothing."""
+        """By the code of this shape, or by what stands in while that is being made."""
         with self._shapes.enter(binding) as shape:
-            results = self._shapes.meanwhile(shape, arrays)
+            results = self._shapes.meanwhile(shape, Given(n, arrays, binding, record))
             if results is not None:
                 return results
             with self._code(shape) as executable:
@@ -321,6 +323,10 @@ class Session:
         if packed.sequences is not None:
             lines += ["what is computed of whole sequences:", *packed.sequences.explain(1)]
         return lines
+
+    def prepare(self) -> None:
+        """Load what answers for shapes without code of their own, if it is kept somewhere: the first run need not."""
+        self._shapes.prepare()
 
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until nothing is compiled, tuned or captured in the background; whether that was so within `timeout`

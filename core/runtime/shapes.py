@@ -9,18 +9,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 from weakref import WeakSet
 
 from core.errors import SessionClosed
 from core.runtime.background import Background
-from core.runtime.general import General
+from core.runtime.executable import Executable
+from core.runtime.given import Binding, Given
 from core.runtime.runner import Runner, serves_none
-
-Binding: TypeAlias = tuple[tuple[str, int], ...]  # values of the symbols other than the batch size, sorted by name
 
 
 @dataclass(frozen=True)
@@ -35,19 +34,53 @@ class Made:
 Stage: TypeAlias = Callable[[Binding, Background], Made]  # may let a child process of the background do the work
 
 
+class StandIn(Protocol):
+    """What answers for shapes that have no code of their own yet. Any number of threads may run it."""
+
+    @property
+    def prepared(self) -> bool:
+        """Whether `prepare` has nothing to do."""
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether `prepare` takes no time worth mentioning."""
+
+    @property
+    def quick(self) -> bool:
+        """Whether it is about as fast as code for the shape."""
+
+    @property
+    def name(self) -> str:
+        """What answers, for people."""
+
+    @property
+    def runners(self) -> tuple[Executable, ...]:
+        """The code that it runs."""
+
+    def prepare(self, background: Background | None = None) -> None:
+        """Do what takes time; with a background, let its child processes do it."""
+
+    def run(self, given: Given, enough: Callable[[], bool]) -> list[Any] | None:
+        """Outputs in the model's order; None where it does not answer, or once it is `enough`."""
+
+    def close(self) -> None:
+        """Free what it holds once nobody runs it."""
+
+
 @dataclass(frozen=True)
 class Maker:
     """How code for a shape comes to be. `now` takes as long as it takes. The stages of `later` replace each other in
     the background, each one better; without any every run waits for its shape.
 
     What is `at_hand` takes `now` no time. `general` answers in the meantime, if there is something that can. `first`:
-    also a session's first shape may wait for the background, instead of making the first run wait.
+    also a session's first shape may wait for the background, instead of making the first run wait; so may it where
+    `general` is quick.
     """
 
     now: Callable[[Binding], Made]
     later: tuple[Stage, ...] = ()
     at_hand: Callable[[Binding], bool] = lambda binding: False
-    general: General | None = None
+    general: StandIn | None = None
     first: bool = False
 
 
@@ -91,11 +124,10 @@ class Shape:
         """Whether somebody will run it."""
         return self.users > 0 or not self.dropped
 
-    @property
-    def state(self) -> str:
-        """How far it has come, for people."""
+    def state(self, meanwhile: str) -> str:
+        """How far it has come, for people. `meanwhile`: what serves before there is code; "" where nothing does."""
         if self.held is None:
-            return "being compiled; the general version serves meanwhile"
+            return "being compiled" + (f"; {meanwhile} serves meanwhile" if meanwhile else "")
         return self.held.made.note + ("; being tuned in the background" if self.pending else "")
 
     def hold(self, made: Made) -> _Held | None:
@@ -130,6 +162,7 @@ class Shapes:
         self._changed = threading.Condition()
         self._runners: WeakSet[Runner] = WeakSet()
         self._backgrounds = [Background() for _ in maker.later]
+        self._preparing = False  # what stands in, in the background
         self._closed = False
         self.fixed: Runner | None = None
         if fixed is not None:
@@ -144,6 +177,8 @@ class Shapes:
     @contextmanager
     def enter(self, binding: Binding) -> Iterator[Shape]:
         """The shape of these values, which the block may ask for its executable. SessionClosed after `close`."""
+        if binding not in self._shapes:
+            self._prepare(binding)
         shape = self._enter(binding)
         try:
             yield shape
@@ -165,24 +200,39 @@ class Shapes:
         finally:
             self._give(held)
 
-    def meanwhile(self, shape: Shape, arrays: Sequence[Any]) -> list[Any] | None:
+    def meanwhile(self, shape: Shape, given: Given) -> list[Any] | None:
         """What the general version answers while there is no code, if it does.
 
-        It answers one run at a time, and rests for as long as it took: the processors are for those who compile.
+        One that is not quick answers one run at a time, and rests for as long as it took: the processors are for those
+        who compile. The other runs wait for one that is being prepared.
         """
         general = self._maker.general
-        if general is None or shape.ready or not shape.pending or not shape.answering.acquire(blocking=False):
+        if general is None or shape.ready or not shape.pending:
             return None
-        try:
-            with self._changed:
-                rest = max(shape.resting_until - time.monotonic(), 0.0)
-                self._changed.wait_for(lambda: shape.ready or not shape.pending, rest)
-            started = time.monotonic()
-            results = general.run(arrays, lambda: shape.ready)
-            shape.resting_until = 2 * time.monotonic() - started
-            return results
-        finally:
-            shape.answering.release()
+        if not general.quick and shape.answering.acquire(blocking=False):
+            try:
+                results = self._slowly(general, shape, given)
+            finally:
+                shape.answering.release()
+            if results is not None:
+                return results
+        with self._changed:
+            self._changed.wait_for(lambda: general.prepared or shape.ready or not shape.pending or self._closed)
+        return general.run(given, lambda: False) if general.quick and not shape.ready else None
+
+    def _slowly(self, general: StandIn, shape: Shape, given: Given) -> list[Any] | None:
+        """By what is not quick, after a rest; None once there is something better."""
+
+        def enough() -> bool:
+            return shape.ready or general.quick
+
+        with self._changed:
+            rest = max(shape.resting_until - time.monotonic(), 0.0)
+            self._changed.wait_for(lambda: enough() or not shape.pending, rest)
+        started = time.monotonic()
+        results = general.run(given, enough)
+        shape.resting_until = 2 * time.monotonic() - started
+        return results
 
     def made(self) -> dict[Binding, Runner]:
         """What exists now, the most recently used last."""
@@ -191,13 +241,21 @@ class Shapes:
 
     def runners(self) -> list[Runner]:
         """All code, and what was replaced, dropped or closed as long as somebody runs it."""
+        general = self._maker.general
         with self._changed:
-            return list(self._runners)
+            return [*self._runners, *(general.runners if general is not None else ())]
 
     def states(self) -> dict[Binding, str]:
         """How far every shape has come."""
+        name = self._maker.general.name if self._maker.general is not None else ""
         with self._changed:
-            return {binding: shape.state for binding, shape in self._shapes.items()}
+            return {binding: shape.state(name) for binding, shape in self._shapes.items()}
+
+    def prepare(self) -> None:
+        """Load what stands in, where that takes no time worth mentioning."""
+        general = self._maker.general
+        if general is not None and general.at_hand and not self._closed:
+            general.prepare()
 
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until nothing is being made in the background; whether that was so in time."""
@@ -216,8 +274,29 @@ class Shapes:
         _close(*idle)
         for background in self._backgrounds:
             background.close()
+        if self._maker.general is not None:
+            self._maker.general.close()
 
     # -- one shape ------------------------------------------------------------------------------------------------
+
+    def _prepare(self, binding: Binding) -> None:
+        """Before a new shape is there, have what answers for it: in this run, unless runs are to wait for nothing."""
+        general = self._maker.general
+        if general is None or general.prepared or self._closed or self._maker.at_hand(binding):
+            return
+        if general.at_hand or not self._maker.first:
+            general.prepare()
+            return
+        with self._changed:
+            submit, self._preparing = not self._preparing, True
+        if submit:
+            self._backgrounds[0].submit(lambda: self._prepare_beside(general))
+
+    def _prepare_beside(self, general: StandIn) -> None:
+        general.prepare(self._backgrounds[0])
+        with self._changed:
+            self._preparing = False
+            self._changed.notify_all()
 
     def _enter(self, binding: Binding) -> Shape:
         with self._changed:
@@ -235,9 +314,11 @@ class Shapes:
 
     def _begin(self, binding: Binding) -> None:
         """A new shape: it is made in the background unless the first run had better wait for it."""
-        first = not any(shape.serves for shape in self._shapes.values())
+        general = self._maker.general
+        served = any(shape.serves for shape in self._shapes.values())
+        waits = not served and not self._maker.first and (general is None or not general.quick)
         shape = self._shapes[binding] = Shape(binding)
-        if (self._maker.first or not first) and not self._maker.at_hand(binding):
+        if not waits and not self._maker.at_hand(binding):
             self._submit(shape, 0)
 
     def _leave(self, shape: Shape) -> None:

@@ -7,18 +7,13 @@ computes with that one, and lets go of the pages that checking its own file has 
 
 from __future__ import annotations
 
-import mmap
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable
-from contextlib import suppress
 from weakref import WeakValueDictionary
 
-import numpy as np
-from numpy.typing import NDArray
-
 from core.runtime.bundle import LARGE, Bytes, Span
-from core.runtime.memory import address_of
+from core.runtime.memory import address_of, let_go
 
 _known: WeakValueDictionary[str, Bytes] = (
     WeakValueDictionary()
@@ -40,7 +35,7 @@ class SharedWeights:
         self._moved = [address_of(held) - own - at for held, at in zip(self._held, self._starts, strict=True)]
         for at, end, moved in zip(self._starts, self._ends, self._moved, strict=True):
             if moved:
-                _let_go(block, at, end)
+                let_go(block, at, end)
 
     def offset(self, offset: int) -> int:
         """Where the byte at an offset of the block lies, from the block's address on."""
@@ -52,15 +47,3 @@ def _shared(piece: Bytes, digest: str) -> Bytes:
     """The piece of this digest that is in memory already, else this one from now on."""
     with _lock:
         return _known.setdefault(digest, piece)
-
-
-def _let_go(block: NDArray[np.uint8], start: int, end: int) -> None:
-    """Drop the pages between two offsets of a mapped file; they come back from there if somebody looks."""
-    base: object = block.base
-    mapping = base.obj if isinstance(base, memoryview) else base
-    if not isinstance(mapping, mmap.mmap) or block.flags.writeable or not hasattr(mmap, "MADV_DONTNEED"):
-        return
-    first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
-    if first < last:
-        with suppress(OSError):  # nothing but memory is lost
-            mapping.madvise(mmap.MADV_DONTNEED, first, last - first)

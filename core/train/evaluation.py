@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from core.ir.graph import Array, Graph
+from core.runtime.given import Binding
 from core.runtime.runner import Runner
 from core.runtime.session import BatchInfo
-from core.runtime.shapes import Binding
 from core.train.feeds import Door
 from core.train.joint import evaluation_graph
 from core.train.stepping import TrainStep

@@ -12,7 +12,7 @@ from core.errors import FeedError
 from core.ir.graph import Array, Value
 from core.ir.types import TensorType
 from core.reference import bind_symbols
-from core.runtime.shapes import Binding
+from core.runtime.given import Binding
 
 
 class Door:

@@ -14,11 +14,11 @@ from core.options import Options
 from core.plan.plan import Fallback, Step
 from core.runtime.device_executable import DeviceExecutable
 from core.runtime.devices import HOST, find_device
+from core.runtime.given import Binding
 from core.runtime.placed import Placed
 from core.runtime.room import Block
 from core.runtime.runner import Runner
 from core.runtime.session import BatchInfo
-from core.runtime.shapes import Binding
 
 _NAMED = 3  # nodes that a message names
 

@@ -14,9 +14,9 @@ from core.errors import LatheError, UnsupportedError
 from core.ir.graph import Array, Graph, State
 from core.ir.types import TensorType
 from core.options import Options, make_options
+from core.runtime.given import Binding
 from core.runtime.runner import Runner
 from core.runtime.session import BatchInfo
-from core.runtime.shapes import Binding
 from core.train.feeds import Door, describe
 from core.train.homes import home_of
 from core.train.joint import KEY, NO_CLIP, SCALAR, Clip, StepSettings, Trainable, is_weight, joint_graph

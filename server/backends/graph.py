@@ -166,6 +166,7 @@ class GraphBackend:
             raise Unavailable(str(error)) from error
         except core.errors.LatheError as error:
             raise Unprocessable(f"the compiled model cannot be loaded: {error}") from error
+        session.prepare()
         try:
             return GraphModel(session, closed)
         except Unprocessable:

@@ -1,4 +1,5 @@
-"""Threads share heaps of the C library once somebody says so; the compiler's code leaves memory when it is done."""
+"""Threads share heaps of the C library once somebody says so; the compiler's code and a model's file leave memory when
+they have been read."""
 
 from __future__ import annotations
 
@@ -7,7 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+import core
+from core import compiler
+from core.ir.build import Builder
+from core.ir.graph import Graph
+from core.ir.types import DType, TensorType, symbol
+from core.options import make_options
+from core.runtime.memory import block_of, let_go
+from tests.core.runtime import graphs
 
 SCRIPT = """
 import ctypes, sys, tempfile, threading
@@ -70,3 +81,42 @@ for seed in range(3):
 def test_the_compilers_code_leaves_memory_and_comes_back_when_it_is_called(tmp_path: Path) -> None:
     made = subprocess.run([sys.executable, "-c", COMPILE, tmp_path], capture_output=True, text=True, check=True)
     assert all(int(line) < 16 for line in made.stdout.split()) and len(made.stdout.split()) == 3
+
+
+def resident(path: Path) -> int:
+    """KiB of a file that this process has in memory."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    starts = [index for index, line in enumerate(lines) if line.endswith(str(path))]
+    return sum(int(next(line for line in lines[index:] if line.startswith("Rss:")).split()[1]) for index in starts)
+
+
+def wide() -> Graph:
+    """[batch, length, 1000] times 4 MB of weights."""
+    graph = Graph("wide")
+    b = Builder(graph)
+    x = b.input("x", TensorType(DType.FLOAT32, (graphs.N, symbol("length"), 1000)))
+    w = b.constant(np.random.default_rng(0).standard_normal((1000, 1000), np.float32), "w")
+    graph.outputs = [b("Softmax", b("MatMul", x, w), axis=1)]
+    return graph
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="memory is listed in Linux's /proc")
+def test_a_graph_that_was_checked_leaves_memory_until_somebody_compiles_it(tmp_path: Path) -> None:
+    path, x = tmp_path / "model.lathe", np.ones((1, 3, 1000), np.float32)
+    compiler.compile_to(path, wide(), make_options(threads=1))
+    cache = tmp_path / "cache"
+    with core.load_compiled(path, threads=1, cache_dir=cache, new_shapes="wait", tune="off") as session:
+        assert resident(path) < 1000
+        (found,) = session.run({"x": x}).values()
+        assert resident(path) < 1000
+    (expected,) = core.interpret(wide(), {"x": x}).values()
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_only_pages_of_files_are_let_go() -> None:
+    array = np.arange(1 << 16)
+    part = array[5:]
+    assert block_of(part) is block_of(array) is array
+    let_go(part)
+    let_go(array)
+    assert (array == np.arange(1 << 16)).all()

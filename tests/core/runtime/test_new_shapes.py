@@ -6,7 +6,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,8 @@ from core.ir.graph import Graph
 from core.ir.types import DType, TensorType
 from core.runtime.background import Background
 from core.runtime.general import General, work
-from core.runtime.shapes import Binding, Made
+from core.runtime.given import Binding, Given
+from core.runtime.shapes import Made
 from tests.core.runtime import graphs
 
 Feeds = dict[str, np.ndarray]
@@ -31,6 +32,10 @@ Feeds = dict[str, np.ndarray]
 
 def feed(length: int, rows: int = 2) -> Feeds:
     return {"x": np.random.default_rng(length).standard_normal((rows, length, 8), np.float32)}
+
+
+def given(length: int) -> Given:
+    return Given(2, list(feed(length).values()), (("length", length),))
 
 
 def agree(graph: Graph, session: core.Session, feeds: Feeds) -> None:
@@ -97,8 +102,8 @@ def test_the_general_version_gives_up_once_there_is_code() -> None:
     general = core.compile(graph, threads=1)._shapes._maker.general
     assert general is not None
     asked = iter((False, True))
-    assert general.run(list(feed(5).values()), lambda: next(asked)) is None
-    assert general.run(list(feed(5).values()), lambda: False) is not None
+    assert general.run(given(5), lambda: next(asked)) is None
+    assert general.run(given(5), lambda: False) is not None
 
 
 def test_the_general_version_rests_as_long_as_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,10 +112,10 @@ def test_the_general_version_rests_as_long_as_it_works(monkeypatch: pytest.Monke
     slowed(session, go_on)
     run, spans = General.run, []
 
-    def slow(self: General, arrays: Sequence[Any], enough: Callable[[], bool]) -> list[Any] | None:
+    def slow(self: General, given: Given, enough: Callable[[], bool]) -> list[Any] | None:
         started = time.monotonic()
         time.sleep(0.05)
-        results = run(self, arrays, enough)
+        results = run(self, given, enough)
         spans.append((started, time.monotonic()))
         return results
 
@@ -129,7 +134,7 @@ def test_one_run_at_a_time_is_answered_by_the_general_version() -> None:
     slowed(session, go_on)
     session.run(feed(4))
     with session._shapes.enter((("length", 4),)) as shape, shape.answering:
-        assert session._shapes.meanwhile(shape, list(feed(4).values())) is None
+        assert session._shapes.meanwhile(shape, given(4)) is None
     go_on.set()
     session.close()
 
@@ -140,11 +145,11 @@ def test_answers_of_the_general_version_are_fresh_arrays_in_rows() -> None:
     x = b.input("x", TensorType(DType.FLOAT32, (graphs.N, 3)))
     kept = b.constant(np.ones((2, 2), np.float32))
     graph.outputs = [b("Transpose", x, perm=(1, 0)), b("Identity", x), b("Identity", kept)]
-    given = np.arange(6, dtype=np.float32).reshape(2, 3)
-    outputs = General(graph).run([given], lambda: False)
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    outputs = General(graph).run(Given(2, [array]), lambda: False)
     assert outputs is not None and outputs[0].flags.c_contiguous
-    np.testing.assert_array_equal(outputs[0], given.T)
-    assert not any(np.shares_memory(output, owned) for output in outputs for owned in (given, graph.constants[kept]))
+    np.testing.assert_array_equal(outputs[0], array.T)
+    assert not any(np.shares_memory(output, owned) for output in outputs for owned in (array, graph.constants[kept]))
 
 
 def test_work_is_that_of_products_and_unknown_for_loops() -> None:
@@ -196,6 +201,19 @@ def test_a_child_compiles_and_its_work_is_kept(model: Path, tmp_path: Path) -> N
     with core.compile(model, threads=1, cache_dir=cache, new_shapes="background") as session:
         agree(graph, session, feed(7))
         assert "length=7: tuned" in session.explain()  # at hand: nothing to wait for
+
+
+def test_what_a_child_has_compiled_is_not_compiled_again(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with core.compile(model, threads=1, cache_dir=tmp_path / "cache", new_shapes="background") as session:
+
+        def refuse(*_: Any) -> Any:
+            raise AssertionError("compiled in the process that answers")
+
+        monkeypatch.setattr("core.compiler.build", refuse)
+        session.run(feed(7))
+        assert session.settle(timeout=60) and "length=7: tuned" in session.explain()
 
 
 def test_closing_ends_the_child(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

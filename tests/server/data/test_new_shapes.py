@@ -5,13 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
 from core.runtime.background import Background
+from core.runtime.general import General
 from server.backends.graph import GraphModel
+from tests.core.encoders import Encoder
 from tests.server.data.fakes import FakeModel, doubler
 from tests.server.data.running import Running, infer_request, rows, serving, tensor_of, wait_for
 from tests.server.data.test_graph_backend import load
@@ -80,6 +84,25 @@ def test_it_is_answered_while_its_code_is_compiled(children: SlowChildren, model
         assert model._session.settle(timeout=60)
         assert "being compiled" not in model._session.explain()
         np.testing.assert_allclose(ask(running, "softmax", x), expected(x), rtol=1e-5)
+
+
+def test_packed_code_answers_for_a_new_length_while_its_own_is_compiled(
+    children: SlowChildren, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("the references answered")
+
+    monkeypatch.setattr(General, "run", refuse)
+    encoder = Encoder(layers=1)
+    model, feeds = encoder.model().SerializeToString(), encoder.feeds(2, 9)
+    loaded = load(model, tmp_path)
+    found = loaded.execute(feeds)
+    assert "sequence=9: being compiled; packed code serves meanwhile" in loaded._session.explain()
+    for array, expected in zip(
+        found.values(), onnxruntime.InferenceSession(model).run(list(found), feeds), strict=True
+    ):
+        np.testing.assert_allclose(array, expected, rtol=1e-4, atol=1e-5)
+    loaded.close()
 
 
 def test_others_are_answered_even_when_it_has_to_wait(

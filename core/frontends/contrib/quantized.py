@@ -97,7 +97,7 @@ def _integer_product(e: Emitter, node: OnnxNode) -> Sequence[Value]:
 @lowers("DynamicQuantizeMatMul")
 def _dynamic_product(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     """A is quantized to uint8 by its own range first. Inputs A, B, B's scale, B's zero point, a bias."""
-    a, scale, zero = dynamically_quantized(e, node, node.required(0))
+    a, scale, zero = dynamically_quantized(e, node.required(0))
     return _product(e, node, a, scale, zero, node.input(2), node.input(3), 4)
 
 
@@ -122,19 +122,19 @@ def _product(
 
 @lowers("DynamicQuantizeLinear", domain="")
 def _dynamic(e: Emitter, node: OnnxNode) -> Sequence[Value]:
-    values = dynamically_quantized(e, node, node.required(0))
+    values = dynamically_quantized(e, node.required(0))
     return [e.emit("Identity", [value], {}, [name])[0] for value, name in zip(values, node.outputs, strict=False)]
 
 
-def dynamically_quantized(e: Emitter, node: OnnxNode, x: Value) -> tuple[Value, Value, Value]:
+def dynamically_quantized(e: Emitter, x: Value) -> tuple[Value, Value, Value]:
     """x as uint8, its scale, its zero point: DynamicQuantizeLinear as ONNX's reference computes it, which takes a range
     of 1 where all of x is zero. (The function body that ONNX has for it would divide by zero.)"""
-    scale, point = dynamic_range(e, x)
+    scale, point = _dynamic_range(e, x)
     zero = e("Cast", point, to=DType.UINT8.onnx_code)
     return e("QuantizeLinear", x, scale, zero), scale, zero
 
 
-def dynamic_range(e: Emitter, x: Value) -> tuple[Value, Value]:
+def _dynamic_range(e: Emitter, x: Value) -> tuple[Value, Value]:
     """The scale and the zero point, as a float, that x has as uint8."""
     zero, most = (e.constant(number, dtype=DType.FLOAT32) for number in (0.0, 255.0))
     low = e("Min", e("ReduceMin", x, keepdims=0), zero)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from core.errors import UnsupportedError
-from core.frontends.contrib.quantized import dynamic_range
+from core.frontends.contrib.quantized import dynamically_quantized
 from core.frontends.contrib.table import int64s, lowers, refuse
 from core.frontends.opsets import OnnxNode
 from core.frontends.scope import Emitter
@@ -21,7 +22,7 @@ _ACTIVATIONS = ["sigmoid", "tanh", "tanh"]
 def _dynamic_lstm(e: Emitter, node: OnnxNode) -> Sequence[Value]:
     """LSTM of ONNX with weights [directions, inputs, gates] of bytes. ONNX Runtime quantizes the other factor of each
     product to uint8 by its own range: X once, and the state of the whole batch in every step. So the rows of a batch
-    depend on each other. The products are computed in floats, of whole numbers."""
+    depend on each other."""
     refuse(node, "clip")
     if node.input(4) is not None or node.input(7) is not None:
         raise UnsupportedError("has sequence lengths or peepholes, expected neither", where=node.where)
@@ -45,19 +46,25 @@ def _stacked(e: Emitter, node: OnnxNode, at: int, parts: Sequence[Value], axis: 
     return e.emit("Concat", [e("Unsqueeze", part, axes) for part in parts], {"axis": axis}, names)[0]
 
 
+@dataclass(frozen=True)
+class _Weight:
+    """Bytes [K, N] of a direction, and for all of them or by column: the size of a step, and which byte is zero."""
+
+    steps: Value
+    scale: Value
+    zero: Value | None
+
+
 class _Rounded:
-    """A tensor in whole steps of its range: how many above zero, as floats, and how large one is."""
+    """A tensor as uint8: in whole steps of its range."""
 
     def __init__(self, e: Emitter, x: Value) -> None:
-        self.scale, point = dynamic_range(e, x)
-        most = e.constant(255.0, dtype=DType.FLOAT32)
-        steps = e("Add", e("Round", e("Div", x, self.scale)), point)
-        self.steps = e("Sub", e("Clip", steps, e.constant(0.0, dtype=DType.FLOAT32), most), point)
+        self.steps, self.scale, self.zero = dynamically_quantized(e, x)
 
-    def times(self, e: Emitter, weight: tuple[Value, Value]) -> Value:
-        """The product with weights in steps [K, N], of sizes [] or [N]."""
-        steps, scale = weight
-        return e("Mul", e("MatMul", self.steps, steps), e("Mul", self.scale, scale))
+    def times(self, e: Emitter, weight: _Weight) -> Value:
+        """The product with a weight, as floats."""
+        total = e("MatMulInteger", self.steps, weight.steps, self.zero, weight.zero)
+        return e("Mul", e("Cast", total, to=DType.FLOAT32.onnx_code), e("Mul", self.scale, weight.scale))
 
 
 def _direction(e: Emitter, node: OnnxNode, x: _Rounded, index: int, backward: bool) -> tuple[Value, Value, Value]:
@@ -67,7 +74,7 @@ def _direction(e: Emitter, node: OnnxNode, x: _Rounded, index: int, backward: bo
     if (bias := node.input(3)) is not None:
         halves = e("Reshape", _one(e, bias, index), int64s(e, 2, -1))
         gates = e("Add", gates, e("ReduceSum", halves, int64s(e, 0), keepdims=0))
-    hidden = r[0].tensor.dims[0]
+    hidden = r.steps.tensor.dims[0]
     if not isinstance(hidden, int):
         raise UnsupportedError(f"the hidden size is {hidden}, expected a number", where=node.where)
     starts = [_start(e, node, at, index, hidden) for at in (5, 6)]
@@ -84,7 +91,7 @@ def _direction(e: Emitter, node: OnnxNode, x: _Rounded, index: int, backward: bo
     return y, h, c
 
 
-def _step(e: Emitter, gates: TensorType, hidden: int, r: tuple[Value, Value], input_forget: bool) -> Graph:
+def _step(e: Emitter, gates: TensorType, hidden: int, r: _Weight, input_forget: bool) -> Graph:
     """(hidden state, memory, what the input gives to the gates) to (both, and the hidden state once more)."""
     body = Graph("step")
     inner = Emitter(body, e.session, e.label)
@@ -103,16 +110,17 @@ def _step(e: Emitter, gates: TensorType, hidden: int, r: tuple[Value, Value], in
     return body
 
 
-def _weight(e: Emitter, node: OnnxNode, at: int, scale_at: int, index: int) -> tuple[Value, Value]:
-    """The weights of a direction in steps [K, N], as floats, and how large a step is: one for all, or by column."""
-    steps = e("Cast", _one(e, node.required(at), index), to=DType.FLOAT32.onnx_code)
-    if (zero := node.input(scale_at + 1)) is not None:
-        steps = e("Sub", steps, e("Cast", _one(e, zero, index), to=DType.FLOAT32.onnx_code))
-    return steps, _one(e, node.required(scale_at), index)
+def _weight(e: Emitter, node: OnnxNode, at: int, scale_at: int, index: int) -> _Weight:
+    """The weights of a direction."""
+    zero = node.input(scale_at + 1)
+    scale = _one(e, node.required(scale_at), index)
+    return _Weight(_one(e, node.required(at), index), scale, _one(e, zero, index) if zero is not None else None)
 
 
 def _one(e: Emitter, x: Value, index: int) -> Value:
-    """What belongs to one direction."""
+    """What belongs to one direction. Of weights it is a constant: products of bytes have kernels for those."""
+    if (known := e.value_of(x)) is not None:
+        return e.constant(known[index])
     return e("Gather", x, e.constant(index, dtype=DType.INT64), axis=0)
 
 

@@ -171,7 +171,11 @@ def conv(request: Request) -> KernelCall | None:
     wide = element in (F32, F16)  # as words of one number
     pair = groups_per_vector(groups, channels, columns, request.cpu) if wide else 1
     groups, channels, columns = groups // pair, channels * pair, columns * pair
-    finish, pitch = finish_of(node, request), request.pitch(x)
+    single = groups == pair == 1
+    is_point = single and all(w == Window(w.size, w.size, 1, 1, w.dilation, 0, 0) for w in windows)
+    if is_point and (product := _product(request, weight, element, channels)) is not None:
+        return product
+    finish = finish_of(node, request)
     pixels = x.shape[0] * prod(window.count for window in windows)
     tile = choose_tile(request.cpu, pixels, columns, request.rank)
     key = f"conv{tile.columns}x{tile.lanes}g{groups}{element}"
@@ -184,18 +188,48 @@ def conv(request: Request) -> KernelCall | None:
     )
     extras = [In(i) for i in extra_indices(node)]
     lines = in_lines(request)
-    single = groups == pair == 1
-    if single and pitch is not None and all(w == Window(w.size, w.size, 1, 1, w.dilation, 0, 0) for w in windows):
-        step = pitch if wide else channels
-        spec = _pointwise(finish, channels, columns, step, tile, element)
-        strided = (In(0), *lines) if wide and lines else ()
-        return call(spec, (In(0), pack, *extras, Out(0), *spec.scratch), strided=strided)
     fill = word_of(attribute(node, "pad_value"), element) if node.op == "FusedConv" else 0
     full = ConvSpec(x.shape[0], windows, groups, channels, columns, finish, False, tile, element, fill, pair)
     short = channels < _FEW_CHANNELS and windows[-1].dilation == 1 and not full.has_whole_rows
     if single and short:
         full = dataclasses.replace(full, gathers=True)
     return call(full, (In(0), pack, *extras, Out(0), *_scratch(full, request.cpu)), strided=lines)
+
+
+@covers("FusedConv", "Conv")
+def pointwise(request: Request) -> KernelCall | None:
+    """A window of one place over an image whose size is not a number, as where the batch is one of its axes."""
+    node, weight = request.node, request.constant(1)
+    if weight is None or not has_plannable_types(node) or not is_covered(node) or windows_of(node) is not None:
+        return None
+    x = _value(node, 0)
+    if set(weight.shape[2:]) != {1} or x.shape[:-1] != node.output.shape[:-1] or int(attribute(node, "group")) != 1:
+        return None
+    element = element_of(x.dtype, _value(node, 1).dtype)
+    channels = in_words(weight.shape[1], element) if element is not None else None
+    return _product(request, weight, element, channels) if element is not None and isinstance(channels, int) else None
+
+
+def _product(request: Request, weight: Array, element: DType, channels: int) -> KernelCall | None:
+    """A 1x1 convolution as a product; None where pixels do not lie one step apart. `channels` counts words."""
+    node, columns, wide = request.node, len(weight), element in (F32, F16)
+    pitch = request.pitch(_value(node, 0))
+    if pitch is None:
+        return None
+    tile = choose_tile(request.cpu, prod(node.output.shape[:-1]), columns, request.rank)
+    pack = Packed(
+        1, f"conv{tile.columns}x{tile.lanes}g1{element}", partial(_pack, groups=1, tile=tile, element=element)
+    )
+    finish, lines = finish_of(node, request), in_lines(request)
+    spec = _pointwise(finish, channels, columns, pitch if wide else channels, tile, element)
+    extras = [In(i) for i in extra_indices(node)]
+    return KernelCall(
+        spec, (In(0), pack, *extras, Out(0), *spec.scratch),
+        inplace=() if finish.deferred else inplace_extras(node),
+        flops=node.output.tensor.size * (2 * weight[0].size),
+        bytes=traffic(node),
+        strided=(In(0), *lines) if wide and lines else (),
+    )  # fmt: skip
 
 
 def groups_per_vector(groups: int, channels: int, columns: int, target: Target) -> int:

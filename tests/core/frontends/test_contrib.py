@@ -312,6 +312,19 @@ def test_steps_of_a_quantized_layer_are_compiled() -> None:
         assert "FALLBACK" not in session.explain()
 
 
+def test_weights_of_a_quantized_layer_stay_bytes() -> None:
+    """Every step reads all that meet the state: as floats they were four times as much."""
+    rng = np.random.default_rng(0)
+    constants = {name: rng.integers(-99, 99, (1, 64, 256)).astype(np.int8) for name in "wr"}
+    constants |= {"s": np.full(1, 0.01, np.float32), "z": np.zeros(1, np.int8)}
+    node = contributed("DynamicQuantizeLSTM", ["x", "w", "r", *[""] * 5, "s", "z", "s", "z"], ["y"], hidden_size=64)
+    proto = model([node], {"x": [4, "n", 64]}, ["y"], constants=constants, domains={"com.microsoft": 1})
+    with core.compile(proto.SerializeToString(), threads=1, tune="off") as session:
+        session.run({"x": floats(4, 3, 64)})
+        assert session.memory is not None
+        assert session.memory.weights < 1.5 * sum(constants[name].nbytes for name in "wr")
+
+
 def test_quantized_layers_of_what_is_not_done_are_refused() -> None:
     inputs = ["x", "x", "x", "", "x", "", "", "", "x", "x", "x", "x"]
     node = contributed("DynamicQuantizeLSTM", inputs, ["y"], hidden_size=6)

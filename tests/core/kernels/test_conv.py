@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import core
 from core.ir.build import Builder
 from core.ir.graph import Array, Value
 from core.ir.types import DType, TensorType, symbol
 from core.kernels.catalog import Request, select
 from core.kernels.target import Target
 from tests.core.kernels.harness import NodeKernel, scalar_body, single_node
+from tests.core.small_models import assert_like_onnx_runtime, model, normal
 from tests.core.targets import each_target, vectors
 
 F32 = DType.FLOAT32
@@ -163,3 +165,15 @@ def test_long_epilogues_run_over_finished_rows_and_never_in_place() -> None:
         assert (node.call.spec.family, node.call.inplace) == (family, ())
         for n in (1, 3):
             node.check(floats(n, 5, 6, 4), floats(n, 5, 6, 21), threads=n)
+
+
+def test_one_by_one_over_an_image_whose_size_is_the_batch() -> None:
+    """[1, channels, n]: a sequence with a batch of one, as the end of silero-vad's layers over time."""
+    data = model("float[n,8] x => float[1,k,n] y", "t = Transpose(x) u = Unsqueeze(t, zero) v = Tanh(u) "
+                 "c = Conv(v, w, b) y = Sigmoid(c)",
+                 f"int64[1] zero = {{0}}, float[3,8,1] w = {{{', '.join(str(i / 16) for i in range(24))}}}, "
+                 "float[3] b = {0.5, 0, -0.5}")  # fmt: skip
+    assert_like_onnx_runtime(data, *({"x": normal(n, 8)} for n in (3, 1, 17)))
+    with core.compile(data, tune="off") as session:
+        session.run({"x": normal(3, 8)})
+        assert "FALLBACK" not in session.explain()

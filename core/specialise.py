@@ -18,6 +18,7 @@ from core.codegen.target import host
 from core.errors import UnsupportedError
 from core.ops.registry import are_everywhere, revisions
 from core.options import Options
+from core.runtime.any_length import AnyLength
 from core.runtime.background import Background
 from core.runtime.given import Binding
 from core.runtime.runner import Runner, serves_none
@@ -57,6 +58,8 @@ def maker(make: Make, options: Options, new_shapes: NewShapes, general: StandIn 
     to wait for the background like the others. ValueError for unknown `new_shapes`."""
     if new_shapes not in _CHOICES:
         raise ValueError(f"new_shapes is {new_shapes!r}, expected {', '.join(map(repr, _CHOICES))}")
+    if isinstance(general, AnyLength):  # most lengths share its weights then: those of Strassen's have other layouts
+        options = replace(options, winograd=False)
     quick, tuned = replace(options, tune=0.0), replace(options, tune=options.tune or options.tune_later)
     stages = [_stage(make, chosen, source, chosen == tuned) for chosen in (quick, tuned)]
     waits = new_shapes == "wait" and not options.tune_later

@@ -25,14 +25,14 @@ WIDTH = 256
 MATRIX = 4 * WIDTH * WIDTH  # bytes
 
 
-def encoder(scale: float = 1.0, seed: int = 0) -> Graph:
-    """[batch, length, 256] through two matrices, the second one `scale` times as large."""
+def encoder(scale: float = 1.0, seed: int = 0, width: int = WIDTH) -> Graph:
+    """[batch, length, width] through two matrices, the second one `scale` times as large."""
     rng = np.random.default_rng(seed)
     graph = Graph("encoder")
     b = Builder(graph)
-    x = b.input("x", TensorType(DType.FLOAT32, (symbol("batch"), symbol("length"), WIDTH)))
+    x = b.input("x", TensorType(DType.FLOAT32, (symbol("batch"), symbol("length"), width)))
     for factor in (1.0, scale):
-        weight = rng.standard_normal((WIDTH, WIDTH), np.float32) * np.float32(factor / 16)
+        weight = rng.standard_normal((width, width), np.float32) * np.float32(factor / 16)
         x = b("Tanh", b("MatMul", x, b.constant(weight, "w")))
     graph.outputs = [x]
     return graph
@@ -89,6 +89,24 @@ def test_the_shapes_of_a_model_hold_its_weights_once(tmp_path: Path) -> None:
                 check(other, graph, length)
             assert mapped(".lathe") - before < MATRIX
         check(session, graph, 4)
+
+
+def test_the_lengths_of_a_model_that_packs_use_the_weights_of_packed_code(tmp_path: Path) -> None:
+    width, path = 512, tmp_path / "model.onnx"
+    graph, rng = encoder(width=width), np.random.default_rng(0)
+    path.write_bytes(export(graph))
+    with core.compile(path, cache_dir=tmp_path / "cache", threads=1, tune="off") as session:
+        session.run({"x": np.zeros((1, 16, width), np.float32)})
+        assert session.settle(timeout=60)
+        before = mapped(".lathe")
+        for length in (17, 64, 256):
+            x = rng.standard_normal((1, length, width), np.float32)
+            (expected,) = core.interpret(graph, {"x": x}).values()
+            for _ in range(2):  # by packed code, and by code of its own
+                np.testing.assert_allclose(*session.run({"x": x}).values(), expected, rtol=1e-4, atol=1e-4)
+                assert session.settle(timeout=60)
+        assert len(session._shapes.made()) == 4 and "Strassen" not in session.explain()
+        assert mapped(".lathe") - before < 3 * 4 * width * width  # one matrix for each length instead of two
 
 
 @pytest.mark.parametrize("first_goes", [True, False])

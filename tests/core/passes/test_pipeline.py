@@ -181,17 +181,22 @@ def test_preparation_only_binds_and_cleans() -> None:
     assert all(len(node.inputs) == 1 for node in prepared.nodes if node.op == "Reshape")
 
 
-def test_branches_that_tell_each_other_apart_go_however_many_there_are() -> None:
-    """What rank each If gives is known when the one before it is gone."""
-    before = ["x", *(f"v{index}" for index in range(6))]
-    steps = (
-        f"s{i} = Shape({x}) r{i} = Size(s{i}) c{i} = Equal(r{i}, two) "
-        f"v{i} = If(c{i}) <then_branch = t{i} () => (float[n,4] a{i}) {{ a{i} = Neg({x}) }}, "
-        f"else_branch = e{i} () => (float[] b{i}) {{ b{i} = ReduceSum <keepdims = 0> ({x}) }}>"
-        for i, x in enumerate(before[:-1])
+def _nested_branches(depth: int, x: str = "x") -> str:
+    """Nodes that give a<depth>: an If of the rank of x, whose branch holds the next one."""
+    if depth == 0:
+        return f"a0 = Neg({x})"
+    inner = _nested_branches(depth - 1, f"u{depth}")
+    return (
+        f"s{depth} = Shape({x}) r{depth} = Size(s{depth}) c{depth} = Equal(r{depth}, two) "
+        f"a{depth} = If(c{depth}) <then_branch = t{depth} () => (float[n,4] a{depth - 1}) {{ u{depth} = Neg({x}) {inner} }}, "
+        f"else_branch = e{depth} () => (float[] b{depth}) {{ b{depth} = ReduceSum <keepdims = 0> ({x}) }}>"
     )
-    graph = load(model("float[n,4] x => float[n,4] y", " ".join([*steps, "y = Neg(v5)"]), "int64 two = {2}"))
-    assert operators(graph)["If"] == 6
+
+
+def test_branches_that_tell_each_other_apart_go_however_deep_they_are() -> None:
+    """Which branch an If takes is known when the one around it is gone."""
+    body = f"{_nested_branches(6)} y = Neg(a6)"
+    graph = load(model("float[n,4] x => float[n,4] y", body, "int64 two = {2}"))
     assert "If" not in operators(prepare(graph)[0])
 
 

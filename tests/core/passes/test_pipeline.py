@@ -188,7 +188,8 @@ def _nested_branches(depth: int, x: str = "x") -> str:
     inner = _nested_branches(depth - 1, f"u{depth}")
     return (
         f"s{depth} = Shape({x}) r{depth} = Size(s{depth}) c{depth} = Equal(r{depth}, two) "
-        f"a{depth} = If(c{depth}) <then_branch = t{depth} () => (float[n,4] a{depth - 1}) {{ u{depth} = Neg({x}) {inner} }}, "
+        f"a{depth} = If(c{depth}) <"
+        f"then_branch = t{depth} () => (float[n,4] a{depth - 1}) {{ u{depth} = Neg({x}) {inner} }}, "
         f"else_branch = e{depth} () => (float[] b{depth}) {{ b{depth} = ReduceSum <keepdims = 0> ({x}) }}>"
     )
 

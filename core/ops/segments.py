@@ -128,7 +128,8 @@ class SegmentAttention(FusedAttention):
         perms = (c.attr("perm_q"), c.attr("perm_k"), c.attr("perm_v"))
         left, right, values = (transposed(wide(x), perm) for x, perm in zip((q, k, v), perms, strict=True))
         scores = apply_epilogue(c, np.asarray(np.matmul(left, right)), extras)
-        weights = np.zeros_like(scores)
-        for at in segments(offsets):
-            weights[..., at, at] = _shares(scores[..., at, at], c.attr("guarded"))
-        return transposed(np.matmul(weights, values).astype(v.dtype, copy=False), c.attr("perm_y"))
+        batch = np.broadcast_shapes(scores.shape[:-2], values.shape[:-2])
+        found = np.zeros((*batch, scores.shape[-2], values.shape[-1]), np.result_type(scores, values))
+        for at in segments(offsets):  # one by one: a NaN of another sequence times 0 would be a NaN
+            found[..., at, :] = np.matmul(_shares(scores[..., at, at], c.attr("guarded")), values[..., at, :])
+        return transposed(found.astype(v.dtype, copy=False), c.attr("perm_y"))

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from core.errors import SessionClosed
+from core.ir.types import TensorType
 from core.runtime.background import Background
 from core.runtime.executable import Executable
 from core.runtime.given import Given
-from core.runtime.packed import Feed, LazyPacked, MakePacked
+from core.runtime.packed import Feed, LazyPacked, MakePacked, PackedRuns
 from core.runtime.shapes import StandIn
 
 
@@ -35,6 +36,7 @@ class AnyLength:
         """`at_hand`: whether `make` only has to load. `compile_beside` lets a child process of the background do most
         of what `make` has to do."""
         self._packed = LazyPacked(make)
+        self._code: PackedRuns | None = None  # once it is prepared, and as fast as it should be
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
         self._general = general
         self._at_hand, self._compile_beside = at_hand, compile_beside
@@ -50,7 +52,7 @@ class AnyLength:
 
     @property
     def quick(self) -> bool:
-        return self._packed.made is not None
+        return self._code is not None
 
     @property
     def name(self) -> str:
@@ -58,21 +60,25 @@ class AnyLength:
 
     @property
     def runners(self) -> tuple[Executable, ...]:
-        return self._packed.made.runners if self._packed.made is not None else ()
+        return self._code.runners if self._code is not None else ()
 
     def prepare(self, background: Background | None = None) -> None:
         """Compile what is not in the store, in a child process of the background where there is one."""
         try:
             if background is not None and not self.at_hand:
                 self._compile_beside(background)
-            self._packed.get()
+            code = self._packed.get()
+            if any(map(_is_slow, code.runners)):
+                self._failed = True
+            else:
+                self._code = code
         except SessionClosed:
             return
         except Exception:  # whatever it is: a model is not refused by what only stands in
             self._failed = True
 
     def run(self, given: Given, enough: Callable[[], bool]) -> list[Any] | None:
-        packed = self._packed.made
+        packed = self._code
         # Packing knows one dimension besides the batch, which may not be bound, and an empty feed is nothing to pack.
         if packed is None or len(given.binding) != 1 or given.rows * given.binding[0][1] == 0:
             return self._general.run(given, enough)
@@ -84,3 +90,9 @@ class AnyLength:
 
     def close(self) -> None:
         self._packed.close()
+
+
+def _is_slow(code: Executable) -> bool:
+    """Whether references compute more than integers in it, such as positions."""
+    outputs = [value for node in code.plan.fallbacks.nodes for value in node.outputs]
+    return any(not isinstance(value.type, TensorType) or not value.type.dtype.is_integer for value in outputs)

@@ -26,6 +26,7 @@ from core.runtime.given import Binding, Given
 from core.runtime.shapes import Made
 from tests.core.encoders import Encoder, Feeds
 from tests.core.runtime import graphs
+from tests.server.data.test_padding import attention
 
 ENCODER = Encoder(pools=("mean", "first"), layers=1)
 
@@ -185,6 +186,15 @@ def test_what_cannot_be_made_leaves_the_references_to_answer(model: Path, monkey
             time.sleep(0.01)
         agree(session.run(ENCODER.feeds(1, 4)), theirs(ENCODER.model(), ENCODER.feeds(1, 4)))
         assert "the general version serves meanwhile" in session.explain()
+
+
+def test_packed_code_that_needs_the_references_does_not_stand_in() -> None:
+    """Products of six columns have no kernels."""
+    with core.compile(attention(), threads=1, tune="off") as session:
+        assert session.description.any_length
+        session.run({"hidden": np.zeros((1, 4, 6), np.float32), "mask": np.ones((1, 4), np.int64)})
+        general = session._shapes._maker.general
+        assert isinstance(general, AnyLength) and general.prepared and not general.quick
 
 
 def test_models_that_cannot_be_packed_have_the_references() -> None:

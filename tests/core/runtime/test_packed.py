@@ -22,6 +22,7 @@ from core.ir.text import parse_graph
 from core.runtime.packed import Feed, items_of, packed_bins
 from core.runtime.session import Session
 from tests.core.encoders import Encoder, Feeds
+from tests.server.data.test_padding import attention
 
 LENGTHS = (1, 3, 7, 17, 33, 128)
 WHOLE = Encoder(pools=("mean", "first"))
@@ -275,3 +276,13 @@ def test_bins(shapes: list[tuple[int, int]], capacity: int) -> None:
     assert all(size <= capacity or len(items) == items[0].rows == 1 for size, items in zip(sizes, bins, strict=True))
     small = [size for size in sizes if 2 * size <= capacity]
     assert len(small) <= 1  # two such bins would have been one
+
+
+def test_numbers_that_are_none_reach_no_other_sequence_on_the_references_either() -> None:
+    """Products of six columns have no kernels."""
+    hidden = np.zeros((3, 2, 6), np.float32)
+    hidden[1] = np.nan
+    with compile(attention(), packing=64, tune="off") as session:
+        found = session.run({"hidden": hidden, "mask": np.ones((3, 2), np.int64)})
+    for array in found.values():
+        assert np.isnan(array[1]).all() and not array[[0, 2]].any()

@@ -32,6 +32,7 @@ from core import compiler, custom
 from core.errors import DeviceMemoryError, LatheError
 from core.frontends.maps import maps_as_tensors
 from core.frontends.onnx import load
+from core.ir.dim import parse_dim
 from core.ir.graph import Array, Graph
 from core.ir.text import Weights, parse_graph, print_graph
 from core.ir.types import TensorType
@@ -124,9 +125,8 @@ def parse_stage(arguments: argparse.Namespace) -> None:
 
 def specialise_stage(arguments: argparse.Namespace) -> None:
     """What `Source.command` writes: JSON, in which tuples are lists."""
-    binding = tuple((str(name), int(size)) for name, size in json.loads(arguments.binding))
-    given = json.loads(arguments.options)
-    options = Options(**{**given, "findings": tuple(map(tuple, given["findings"]))})
+    binding = tuple((str(name), parse_dim(str(size))) for name, size in json.loads(arguments.binding))
+    options = Options(**json.loads(arguments.options))
     compiler.specialise(arguments.model, arguments.origin, binding, options, tuple(json.loads(arguments.fed)))
 
 

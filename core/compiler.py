@@ -49,11 +49,12 @@ from core.runtime.compiled import Compiled, Split, ready, ready_split
 from core.runtime.devices import open_device
 from core.runtime.executable import Executable
 from core.runtime.general import General
+from core.runtime.lines import Sizes, is_line
 from core.runtime.memory import drop_code, give_back, machine_bytes
 from core.runtime.room import Block
 from core.runtime.runner import Runner
 from core.runtime.session import BatchInfo, Description, Session
-from core.runtime.shapes import Binding, Made, Maker
+from core.runtime.shapes import Made, Maker
 from core.runtime.store import Store, open_store
 from core.runtime.trial import host_bench
 from core.runtime.variants import Fed
@@ -252,7 +253,7 @@ def session_of(
     if not isinstance(content, Graph):
         return Session(description, fixed=Made(loaded(content, options, batching)), **others)
 
-    def make(binding: Binding, chosen: Options) -> Runner:
+    def make(binding: Sizes, chosen: Options) -> Runner:
         return executable(content, chosen, batching, binding)
 
     packed = packed_maker(lambda: content, description, options, partial(_stored_on_host, source=None))
@@ -362,7 +363,7 @@ def _maker_of(graph: Graph, make: Make, options: Options, new_shapes: NewShapes,
     return maker(make, options, new_shapes, General(graph), source)
 
 
-def specialise(path: Path, origin: str, binding: Binding, options: Options, fed: tuple[str, ...] = ()) -> None:
+def specialise(path: Path, origin: str, binding: Sizes, options: Options, fed: tuple[str, ...] = ()) -> None:
     """Put the code of one shape of a model, an ONNX file or an artifact that holds a graph, into the store. The
     defaults named in `fed` are inputs."""
     store = open_store(options.cache_dir)
@@ -370,6 +371,7 @@ def specialise(path: Path, origin: str, binding: Binding, options: Options, fed:
         raise UnsupportedError(f"the cache folder {options.cache_dir} cannot be written")
     graph = as_one_batch(with_fed(_graph_in(path), fed))[0] if fed else _graph_in(path)
     description = describe(graph, options)
+    description = replace(description, batching=description.batching.of(binding))
     compiled = build(graph, options, description.batching, binding)
     _keep(Source(path, origin, store, fed), description, binding, options, compiled)
 
@@ -412,14 +414,15 @@ def executable(
     graph: Graph,
     options: Options,
     batching: BatchInfo,
-    binding: Binding,
+    binding: Sizes,
     adopted: Mapping[str, Block] | None = None,
 ) -> Runner:
-    """Compile for one set of shapes and load the result. `adopted`: see `ready`."""
+    """Compile for one set of shapes, or a line of them, and load the result. `adopted`: see `ready`."""
+    batching = batching.of(binding)
     return loaded(build(graph, options, batching, binding), options, batching, adopted)
 
 
-def host_executable(graph: Graph, options: Options, batching: BatchInfo, binding: Binding) -> Executable:
+def host_executable(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -> Executable:
     """As `executable`, for those who share memory with what runs. UnsupportedError where options name devices."""
     return _on_host(executable(graph, options, batching, binding))
 
@@ -433,10 +436,11 @@ def _on_host(made: Runner) -> Executable:
 
 
 def _stored(
-    graph: Callable[[], Graph], description: Description, binding: Binding, options: Options, source: Source | None
+    graph: Callable[[], Graph], description: Description, binding: Sizes, options: Options, source: Source | None
 ) -> Runner:
     """As `executable`, from the store where the same source was compiled for these shapes before."""
-    batching = description.batching
+    batching = description.batching.of(binding)
+    description = replace(description, batching=batching)
     if source is None:
         return executable(graph(), options, batching, binding)
     path = source.place(binding, options)
@@ -455,14 +459,14 @@ def _stored(
 
 
 def _stored_on_host(
-    graph: Callable[[], Graph], description: Description, binding: Binding, options: Options, source: Source | None
+    graph: Callable[[], Graph], description: Description, binding: Sizes, options: Options, source: Source | None
 ) -> Executable:
     """As `_stored`. UnsupportedError where options name devices."""
     return _on_host(_stored(graph, description, binding, options, source))
 
 
 def _keep(
-    source: Source, description: Description, binding: Binding, options: Options, compiled: Compiled | Split
+    source: Source, description: Description, binding: Sizes, options: Options, compiled: Compiled | Split
 ) -> Written:
     path = source.place(binding, options)
     written = artifact.save(path, description, options.kept(), compiled, durable=False)
@@ -481,11 +485,12 @@ def loaded(
     return ready(compiled, options.threads, options.max_batch, batching.divisible)
 
 
-def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding) -> Compiled | Split:
-    """The whole pipeline for one set of shapes."""
+def build(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -> Compiled | Split:
+    """The whole pipeline for one set of shapes, or a line of them. UnsupportedError where nodes of a line have no
+    kernel: then each shape of it is better off with code of its own."""
     if not options.optimize:  # what the author wrote: products by their definition, too
         options = replace(options, winograd=False)
-    # 1. the batch size becomes `n`, every other symbol a number
+    # 1. the batch size, or on a line the past, becomes `n`, every other symbol a number
     graph = bind(graph, batching, binding)
     supposed = supposed_of(graph, "n") if binding or batching.supposed else ()  # else `describe` found none
     # 2. rewrite: fold, fuse, lay out
@@ -502,6 +507,8 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     # 4. choose kernels, share memory, give addresses
     planned, reports = planned_of(graph, options, choose, reports)
     check_fits(planned.plan, machine_bytes())
+    if is_line(binding) and (left := planned.plan.fallbacks.nodes):
+        raise UnsupportedError(f"{left[0]} has no kernel for any length of the past")
     # 5. native code for every distinct kernel, from the cache where it has been made before
     objects = {name: compiled(spec) for name, spec in planned.specs.items()}
     # 6. constants in the layouts the kernels want
@@ -560,9 +567,9 @@ def log_line(report: PassReport) -> str:
     return f"{report.name}: {report.changed} rewrites, {report.nodes_before} -> {report.nodes_after} nodes{notes}"
 
 
-def bind(graph: Graph, batching: BatchInfo, binding: Binding) -> Graph:
-    """A copy of the graph with the symbols of `binding` replaced by numbers, and the batch symbol renamed to `n` unless
-    it is one of those."""
+def bind(graph: Graph, batching: BatchInfo, binding: Sizes) -> Graph:
+    """A copy of the graph with the symbols of `binding` replaced by their sizes, and the batch symbol renamed to `n`
+    unless it is one of those."""
     env: dict[str, Dim] = dict(binding)
     if batching.symbol is not None and batching.symbol not in env:
         env[batching.symbol] = symbol("n")

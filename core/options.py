@@ -38,7 +38,7 @@ class Options:
 
     def __post_init__(self) -> None:
         """Lists, which is what JSON makes of tuples, become tuples again."""
-        for name in ("devices", "pins", "limits"):
+        for name in ("findings", "devices", "pins", "limits"):
             object.__setattr__(self, name, _tuples(getattr(self, name)))
 
     @property

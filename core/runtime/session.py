@@ -16,6 +16,7 @@ from core.ir.types import TensorType, ValueType
 from core.plan.plan import Memory
 from core.runtime.devices import HOST, loss_of
 from core.runtime.executable import Executable
+from core.runtime.lines import Lines, Sizes, is_line
 from core.runtime.packed import Feed, LazyPacked, MakePacked, items_of
 from core.runtime.profile import Profile, profile
 from core.runtime.record import Record, run_recorded
@@ -46,6 +47,10 @@ class BatchInfo:
     def divisible(self) -> bool:
         """Whether a batch may run in pieces of any size."""
         return self.batchable and not self.supposed
+
+    def of(self, sizes: Sizes) -> BatchInfo:
+        """What holds of the code for these sizes: on a line, what `n` counts are no rows."""
+        return BatchInfo(False, "n is the length of a past") if is_line(sizes) else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,7 @@ class Description:
         return bool(self.defaults or self.declared)
 
 
-def _one_set_of_shapes(binding: Binding) -> Made:
+def _one_set_of_shapes(binding: Sizes) -> Made:
     """What a session with a fixed executable would be asked for by mistake."""
     raise UnsupportedError(f"the model has one set of shapes, not {binding}")
 
@@ -110,6 +115,8 @@ class Session:
         self.description = description
         self._shapes = Shapes(maker or Maker(_one_set_of_shapes), _SPECIALISATIONS, fixed)
         self._packed = LazyPacked(packed) if packed is not None else None
+        has_lines = maker is not None and maker.lines and packed is None
+        self._lines = Lines(self.inputs, self.outputs) if has_lines else None
         self._variants = Variants(variant or _no_variant, _VARIANTS)
         self._declared = Variants(lambda _: (declared or _nothing_assumed)(), 1)
         self._closed = False
@@ -261,6 +268,9 @@ class Session:
 
     def _run(self, n: int, arrays: list[NDArray[Any]], binding: Binding, record: Record | None) -> list[Any]:
         """By the code of this shape, or by the general version while that is being made, which records nothing."""
+        line = self._line(n, binding)
+        if line is not None and (results := self._run_line(*line, arrays, record)) is not None:
+            return results
         with self._shapes.enter(binding) as shape:
             results = self._shapes.meanwhile(shape, arrays)
             if results is not None:
@@ -273,6 +283,26 @@ class Session:
                     return executable.run(n, arrays)
         return self._run(n, arrays, self._apart(n, binding, reason), record)
 
+    def _line(self, n: int, binding: Binding) -> tuple[Sizes, int] | None:
+        """The line of shapes that these lie on, and the length of the past; None where they need code of their own."""
+        rows = {self.batching.symbol: n} if self.batching.symbol is not None else {}
+        return self._lines.find(tuple(sorted((rows | dict(binding)).items()))) if self._lines is not None else None
+
+    def _run_line(self, line: Sizes, n: int, arrays: list[NDArray[Any]], record: Record | None) -> list[Any] | None:
+        """By the code for a line, or by the general version while that is being made; None where there is none."""
+        with ExitStack() as stack:
+            try:
+                shape = stack.enter_context(self._shapes.enter(line))
+                results = self._shapes.meanwhile(shape, arrays)
+                executable = stack.enter_context(self._shapes.executable(shape)) if results is None else None
+            except ModelError:
+                if self._lines is not None:
+                    self._lines.refuse(line)
+                return None
+            if executable is None or broken(supposed_by(executable), {"n": n}):
+                return results
+            return executable.run(n, arrays) if record is None else run_recorded(executable, n, arrays, record)
+
     def profile(self, feeds: Mapping[str, Any], runs: int = 10) -> Profile:
         """Median time of every step over some runs, beside the least time that this machine would need."""
         if fed := self._fed(feeds):
@@ -283,6 +313,10 @@ class Session:
         if self._packed is not None and (feed := self._feed(n, arrays, binding)).tokens:
             packed = self._packed.get()
             return profile(packed.tokens, *packed.arrays([feed], items_of([feed], n * feed.length)), runs)
+        line = self._line(n, binding)
+        if line is not None and line[0] in self._shapes.made():
+            with self._executable(line[0]) as executable:
+                return profile(executable, line[1], arrays, runs)
         with self._executable(binding) as executable:
             reason = broken(supposed_by(executable), {"n": n})
             if not reason:
@@ -417,7 +451,7 @@ class Session:
         return n
 
     @contextmanager
-    def _executable(self, binding: Binding) -> Iterator[Runner]:
+    def _executable(self, binding: Sizes) -> Iterator[Runner]:
         with self._shapes.enter(binding) as shape, self._code(shape) as executable:
             yield executable
 

@@ -18,6 +18,7 @@ from weakref import WeakSet
 from core.errors import SessionClosed
 from core.runtime.background import Background
 from core.runtime.general import General
+from core.runtime.lines import Sizes
 from core.runtime.runner import Runner
 
 Binding: TypeAlias = tuple[tuple[str, int], ...]  # values of the symbols other than the batch size, sorted by name
@@ -32,7 +33,7 @@ class Made:
     last: bool = True
 
 
-Stage: TypeAlias = Callable[[Binding, Background], Made]  # may let a child process of the background do the work
+Stage: TypeAlias = Callable[[Sizes, Background], Made]  # may let a child process of the background do the work
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,16 @@ class Maker:
     the background, each one better; without any every run waits for its shape.
 
     What is `at_hand` takes `now` no time. `general` answers in the meantime, if there is something that can. `first`:
-    also a session's first shape may wait for the background, instead of making the first run wait.
+    also a session's first shape may wait for the background, instead of making the first run wait. `lines`: it makes
+    code for lines of shapes, too (see lines.py), or raises ModelError.
     """
 
-    now: Callable[[Binding], Made]
+    now: Callable[[Sizes], Made]
     later: tuple[Stage, ...] = ()
-    at_hand: Callable[[Binding], bool] = lambda binding: False
+    at_hand: Callable[[Sizes], bool] = lambda binding: False
     general: General | None = None
     first: bool = False
+    lines: bool = False
 
 
 @dataclass(eq=False)
@@ -66,9 +69,9 @@ class _Held:
 
 @dataclass(eq=False)
 class Shape:
-    """One shape as those see it who want to run it."""
+    """One shape, or a line of them, as those see it who want to run it."""
 
-    binding: Binding
+    binding: Sizes
     making: threading.Lock = field(default_factory=threading.Lock)  # held by the run that compiles for all who wait
     held: _Held | None = None
     users: int = 0
@@ -121,7 +124,7 @@ class Shapes:
         """`fixed` is what a model has that depends on nothing but the batch size: the shape without values."""
         self._maker = maker
         self._limit = limit
-        self._shapes: OrderedDict[Binding, Shape] = OrderedDict()
+        self._shapes: OrderedDict[Sizes, Shape] = OrderedDict()
         self._changed = threading.Condition()
         self._runners: WeakSet[Runner] = WeakSet()
         self._backgrounds = [Background() for _ in maker.later]
@@ -137,7 +140,7 @@ class Shapes:
         return self._closed
 
     @contextmanager
-    def enter(self, binding: Binding) -> Iterator[Shape]:
+    def enter(self, binding: Sizes) -> Iterator[Shape]:
         """The shape of these values, which the block may ask for its executable. SessionClosed after `close`."""
         shape = self._enter(binding)
         try:
@@ -179,7 +182,7 @@ class Shapes:
         finally:
             shape.answering.release()
 
-    def made(self) -> dict[Binding, Runner]:
+    def made(self) -> dict[Sizes, Runner]:
         """What exists now, the most recently used last."""
         with self._changed:
             return {binding: s.held.made.executable for binding, s in self._shapes.items() if s.held is not None}
@@ -189,7 +192,7 @@ class Shapes:
         with self._changed:
             return list(self._runners)
 
-    def states(self) -> dict[Binding, str]:
+    def states(self) -> dict[Sizes, str]:
         """How far every shape has come."""
         with self._changed:
             return {binding: shape.state for binding, shape in self._shapes.items()}
@@ -214,7 +217,7 @@ class Shapes:
 
     # -- one shape ------------------------------------------------------------------------------------------------
 
-    def _enter(self, binding: Binding) -> Shape:
+    def _enter(self, binding: Sizes) -> Shape:
         with self._changed:
             if self._closed:
                 raise SessionClosed("the session is closed")
@@ -228,7 +231,7 @@ class Shapes:
         _close(idle)
         return shape
 
-    def _begin(self, binding: Binding) -> None:
+    def _begin(self, binding: Sizes) -> None:
         """A new shape: it is made in the background unless the first run had better wait for it."""
         first = not self._shapes
         shape = self._shapes[binding] = Shape(binding)

@@ -74,33 +74,42 @@ class Lines:
 
     def find(self, values: Values) -> tuple[Sizes, int] | None:
         """The line that these values lie on, and n there, which is at least 1; None where each shape needs code of its
-        own, as where nothing is past yet."""
-        if not self._symbols or len(self._refused) >= _ATTEMPTS or min(_of(values, self._symbols), default=0) < 1:
-            self._seen.append(values)
+        own: nothing is past yet, or all runs had as much, and may differ in the number of rows."""
+        if not self._symbols or len(self._refused) >= _ATTEMPTS:
             return None
         for line in (*self._known,):
             n = place_on(line, values)
             if n is not None:
                 return (line, n) if line not in self._refused else None
         with self._guard:
-            line = self._through(values) or self._guess(values)
-            self._seen.append(values)
-            self._known.appendleft(line)
-        n = place_on(line, values)
-        return (line, n) if n is not None and line not in self._refused else None
+            found = self._new(values)
+            if values not in self._seen:
+                self._seen.append(values)
+            if found is None or found in self._refused:
+                return None
+            self._known.appendleft(found)
+        n = place_on(found, values)
+        return (found, n) if n is not None else None
 
     def refuse(self, line: Sizes) -> None:
         """There is no code for this line."""
         with self._guard:
             self._refused.add(line)
 
+    def _new(self, values: Values) -> Sizes | None:
+        """A line for values that lie on none that is known."""
+        pasts = _of(values, self._symbols)
+        differ = any(_of(seen, self._symbols) != pasts for seen in self._seen)
+        return (self._through(values) or self._guess(values)) if differ and min(pasts) >= 1 else None
+
     def _through(self, values: Values) -> Sizes | None:
-        """The line through these and other values, where all pasts grow."""
+        """The line through these and other values, where all pasts grow, and no number of rows or new tokens."""
         found = (line_through(seen, values) for seen in reversed(self._seen))
-        return next((line for line in found if line is not None and self._symbols <= grown_on(line)), None)
+        lines = (line for line in found if line is not None and self._symbols <= grown_on(line))
+        return next((line for line in lines if self._fixed.isdisjoint(grown_on(line))), None)
 
     def _guess(self, values: Values) -> Sizes:
-        """The line of the first shape: what is as long as the past and the new tokens together grows with the past."""
+        """The line of one shape: what is as long as the past and the new tokens together grows with the past."""
         known = dict(values)
         grown = {evaluate(past.after, known) for past in self._pasts}
         growing = self._symbols | {name for name, value in values if value in grown and name not in self._fixed}

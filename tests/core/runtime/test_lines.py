@@ -128,10 +128,11 @@ def test_profiles_and_records_are_those_of_the_line(builds: list[Sizes]) -> None
     decoder, names = Decoder(), []
     graph = core.load(decoder.model().SerializeToString())
     with core.compile(graph, threads=1, new_shapes="wait", tune="off") as session:
+        session.run(decoder.feeds(1, 9, 0))
         feeds = decoder.feeds(1, 1, 9)
         session.run(feeds, record=lambda run: names.append(run))
         assert names and session.profile(feeds, runs=2).table()
-    assert sum(dict(sizes)["batch"] == 1 for sizes in builds) == 1
+    assert sum(dict(sizes).get("batch") == 1 for sizes in builds) == 1
 
 
 # -- which shapes lie on a line ----------------------------------------------------------------------------------------
@@ -160,12 +161,15 @@ def test_lines_through_two_shapes() -> None:
 
 
 def test_the_first_shape_with_a_past_tells_what_grows() -> None:
-    found = lines(mask="int64[batch,total]").find(values(batch=1, length=1, past=4, total=5))
+    known = lines(mask="int64[batch,total]")
+    assert known.find(values(batch=1, length=4, past=0, total=4)) is None
+    found = known.find(values(batch=1, length=1, past=4, total=5))
     assert found == ((("batch", 1), ("length", 1), ("past", N), ("total", N + 1)), 4)
 
 
 def test_a_wrong_guess_is_put_right_by_the_second_shape() -> None:
     known = lines(mask="int64[batch,total]", encoded="float32[batch,encoded,8]")
+    known.find(values(batch=1, length=4, past=0, total=4, encoded=5))
     first = known.find(values(batch=1, length=1, past=4, total=5, encoded=5))
     assert first is not None and dict(first[0])["encoded"] == N + 1
     second = known.find(values(batch=1, length=1, past=5, total=6, encoded=5))
@@ -173,12 +177,23 @@ def test_a_wrong_guess_is_put_right_by_the_second_shape() -> None:
     assert known.find(values(batch=1, length=1, past=6, total=7, encoded=5)) == (second[0], 6)
 
 
-def test_nothing_is_past_yet() -> None:
-    assert lines().find(values(batch=1, length=9, past=0)) is None
+def test_a_past_that_is_always_the_same_makes_no_line() -> None:
+    """One code has the batch for `n`, and serves all numbers of rows."""
+    known = lines()
+    for rows in (1, 2, 3, 1):
+        assert known.find(values(batch=rows, length=1, past=40)) is None
+    assert known.find(values(batch=2, length=1, past=41)) == ((("batch", 2), ("length", 1), ("past", N)), 41)
+
+
+def test_numbers_of_rows_and_new_tokens_do_not_grow() -> None:
+    known = lines()
+    assert known.find(values(batch=1, length=2, past=0)) is None
+    assert known.find(values(batch=2, length=3, past=1)) == ((("batch", 2), ("length", 3), ("past", N)), 1)
 
 
 def test_refused_lines_are_given_up() -> None:
     known = lines()
+    assert known.find(values(batch=1, length=9, past=0)) is None
     for rows in (1, 2, 3):
         found = known.find(values(batch=rows, length=1, past=4))
         assert found is not None

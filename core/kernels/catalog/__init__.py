@@ -31,6 +31,7 @@ from core.kernels.catalog import (
     svm,
     tiles,
     trees,
+    varying_gemm,
     winograd,
     winograd_lines,
 )
@@ -62,5 +63,5 @@ __all__ = [
     "covers", "cuda", "cumulative", "depthwise", "direct", "elementwise", "gather", "gather_elements", "gather_rows",
     "gemm", "has_elements", "iota", "norm", "offers", "pool", "pool_gradient", "recurrent", "reduce", "resize",
     "scatter", "segment_attention", "segment_reduce", "select", "softmax", "strassen", "svm", "tiles", "trees",
-    "winograd", "winograd_lines",
+    "varying_gemm", "winograd", "winograd_lines",
 ]  # fmt: skip

@@ -38,11 +38,14 @@ class Past:
 
 
 def pasts_of(inputs: Mapping[str, ValueType], outputs: Mapping[str, ValueType]) -> tuple[Past, ...]:
-    """The inputs that outputs are longer versions of, along an axis that does not lead. Each symbol once."""
+    """The inputs that outputs are longer versions of, along an axis that does not lead; each symbol once. What an
+    output is as long as, is new in each run."""
     pairs = [(given, made) for given in inputs.values() for made in outputs.values()]
     found = [past for given, made in pairs if (past := _past_of(given, made)) is not None]
     shown = {name for given in inputs.values() if isinstance(given, TensorType) for name in given.symbols}
-    return tuple({past.symbol: past for past in found if symbols(past.after) <= shown}.values())
+    new = {str(dim) for made in outputs.values() if isinstance(made, TensorType) for dim in made.shape or ()}
+    kept = [past for past in found if symbols(past.after) <= shown and past.symbol not in new]
+    return tuple({past.symbol: past for past in kept}.values())
 
 
 def _past_of(given: ValueType, made: ValueType) -> Past | None:

@@ -203,6 +203,14 @@ def test_refused_lines_are_given_up() -> None:
     assert known.find(values(batch=4, length=1, past=4)) is None
 
 
+def test_new_tokens_are_no_past() -> None:
+    """Attention by itself: keys that are new, and as many answers."""
+    given = {"q": "float32[b,4,l,8]", "k": "float32[b,4,l,8]", "past": "float32[b,4,p,8]"}
+    made = {"y": "float32[b,4,l,8]", "present": "float32[b,4,l+p,8]"}
+    found = pasts_of(*({name: parse_type(text) for name, text in types.items()} for types in (given, made)))
+    assert found == (Past("p", symbol("l") + symbol("p")),)
+
+
 def test_what_stands_for_a_past() -> None:
     def of(given: str, made: str) -> tuple[Past, ...]:
         return pasts_of({"x": parse_type(given), "more": parse_type("float32[length]")}, {"y": parse_type(made)})

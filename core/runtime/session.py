@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -518,13 +519,20 @@ def _match(name: str, type_: TensorType, dim: Any, size: int, shape: tuple[int, 
         if dim != size:
             raise FeedError(f"input '{name}' has shape {list(shape)}, expected {type_}")
         return
-    names = symbols(dim)
-    parts = affine(dim, next(iter(names))) if len(names) == 1 else None
-    if parts is None:
+    form = _form(dim)
+    if form is None:
         return  # a dimension of several symbols only follows from others
-    symbol = next(iter(names))
-    value, rest = divmod(size - parts[1], parts[0])
+    symbol, step, least = form
+    value, rest = divmod(size - least, step) if form[1:] != (1, 0) else (size, 0)
     if rest or value < 0:
         raise FeedError(f"input '{name}' has shape {list(shape)}, expected {type_}")
     if values.setdefault(symbol, value) != value:
         raise FeedError(f"dimension {symbol} is {values[symbol]} in one input and {value} in '{name}'")
+
+
+@lru_cache(maxsize=4096)  # asked for every dimension of every input in every run
+def _form(dim: SymDim) -> tuple[str, int, int] | None:
+    """The one symbol of a dimension, what it is multiplied by and what is added to that."""
+    names = symbols(dim)
+    parts = affine(dim, next(iter(names))) if len(names) == 1 else None
+    return (next(iter(names)), *parts) if parts is not None else None

@@ -70,7 +70,7 @@ class Lines:
         self._symbols = frozenset(past.symbol for past in self._pasts)
         others = [symbols(past.after) for past in self._pasts] + [_leading(type_) for type_ in inputs.values()]
         self._fixed = frozenset().union(*others) - self._symbols  # do not grow with a past
-        self._known: deque[Sizes] = deque(maxlen=_KNOWN)
+        self._known: tuple[Sizes, ...] = ()
         self._refused: set[Sizes] = set()
         self._seen: deque[Values] = deque(maxlen=_REMEMBERED)
         self._guard = threading.Lock()
@@ -80,7 +80,7 @@ class Lines:
         own: nothing is past yet, or all runs had as much, and may differ in the number of rows."""
         if not self._symbols or len(self._refused) >= _ATTEMPTS:
             return None
-        for line in (*self._known,):
+        for line in self._known:
             n = place_on(line, values)
             if n is not None:
                 return (line, n) if line not in self._refused else None
@@ -90,7 +90,7 @@ class Lines:
                 self._seen.append(values)
             if found is None or found in self._refused:
                 return None
-            self._known.appendleft(found)
+            self._known = (found, *self._known)[:_KNOWN]
         n = place_on(found, values)
         return (found, n) if n is not None else None
 

@@ -1,7 +1,7 @@
 """Load tests and measurements; exit status 1 when a promise is broken.
 
 python -m loadtest SCENARIO --url http://127.0.0.1:8080 --out reports     of a running server
-python -m loadtest engine | footprint | packing | gpu | docs              of the engine: see these modules
+python -m loadtest engine | exported | footprint | packing | gpu | docs   of the engine: see these modules
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from loadtest import engine, footprint, packing, report_docs
+from loadtest import engine, exported, footprint, packing, report_docs
 from loadtest.admin import CallFailed
 from loadtest.gpu import run as gpu
 from loadtest.output import save, show
@@ -37,6 +37,7 @@ HELP = {
 }
 OFFLINE: dict[str, Callable[[Sequence[str]], int]] = {
     "engine": engine.main,
+    "exported": exported.main,
     "footprint": footprint.main,
     "gpu": gpu.main,
     "packing": packing.main,

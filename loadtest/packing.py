@@ -1,8 +1,10 @@
 """Sequences of different lengths, packed, padded and one by one: `python -m loadtest packing`.
 
-A MiniLM encoder (Wang et al. 2020: six layers of width 384; random weights) makes one vector of each request. Lengths
-are log-normal, forty tokens in the mean and 128 at most. All ways take turns, round after round; "ahead" is the median
-over rounds of a way's time over that of packed runs. Exit status 1 when an answer differs from ONNX Runtime's.
+A MiniLM encoder (Wang et al. 2020: six layers of width 384; random weights) makes one vector of each request; `--model`
+takes another one, such as an exporter wrote. Lengths are log-normal, forty tokens in the mean and 128 at most. All ways
+take turns, round after round; "ahead" is the median over rounds of a way's time over that of packed runs. Then requests
+arrive by chance (Poisson) at 80 % of the rate that ONNX Runtime's best way can answer, and wait for earlier runs. Exit
+status 1 when an answer differs from ONNX Runtime's.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -33,6 +36,8 @@ PACKED = "packed"
 TOLERANCE = 1e-4  # of the largest output
 
 Run = Callable[[], NDArray[np.float32]]  # one row per request
+Together = Callable[[Sequence[Feeds]], object]
+UTILIZATION = 0.8  # of ONNX Runtime's best way, in the open loop
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,15 @@ class Row:
     way: str
     ms: float
     ahead: float
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Percentiles of the time from a request's arrival to its answer, in milliseconds."""
+
+    way: str
+    p50: float
+    p99: float
 
 
 def minilm() -> onnx.ModelProto:
@@ -99,38 +113,84 @@ def padded(feeds: Sequence[Feeds], length: int = 0) -> Feeds:
     length = length or max(feed[INPUTS[0]].shape[1] for feed in feeds)
     return {
         name: np.concatenate([np.pad(feed[name], ((0, 0), (0, length - feed[name].shape[1]))) for feed in feeds])
-        for name in INPUTS
+        for name in feeds[0]
     }
+
+
+def read_by(model: bytes, feeds: Sequence[Feeds]) -> list[Feeds]:
+    """The inputs that a model has; some have no token types."""
+    names = {value.name for value in onnx.load_from_string(model).graph.input}
+    return [{name: array for name, array in feed.items() if name in names} for feed in feeds]
 
 
 def ways(model: bytes, feeds: Sequence[Feeds], threads: int) -> dict[str, Run]:
     """Lathe packed, one by one by the same code, and padded; ONNX Runtime one by one, padded, and sorted by length to
     be padded less."""
-    import onnxruntime as ort
-
     import core
 
-    options = ort.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    theirs = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    theirs, place = onnxruntime(model, threads)
     packed = core.compile(model, threads=threads, packing=1024)
     fixed = core.compile(model, threads=threads, new_shapes="wait")
-    output = next(iter(packed.outputs))
+    output = list(packed.outputs)[place]
     order = sorted(range(len(feeds)), key=lambda i: feeds[i][INPUTS[0]].shape[1])
     groups = [order[i : i + 8] for i in range(0, len(order), 8)]
 
     def sorted_groups() -> NDArray[np.float32]:
-        rows = np.concatenate([theirs.run(None, padded([feeds[i] for i in group]))[0] for group in groups])
+        rows = np.concatenate([theirs.run(None, padded([feeds[i] for i in group]))[place] for group in groups])
         return np.asarray(rows[np.argsort(order)])
 
     return {
         PACKED: lambda: np.concatenate([each[output] for each in packed.run_packed(feeds)]),
         "one by one": lambda: np.concatenate([packed.run(feed)[output] for feed in feeds]),
         "padded": lambda: fixed.run(padded(feeds, LONGEST))[output],
-        "ONNX Runtime one by one": lambda: np.concatenate([theirs.run(None, feed)[0] for feed in feeds]),
-        "ONNX Runtime padded": lambda: theirs.run(None, padded(feeds))[0],
+        "ONNX Runtime one by one": lambda: np.concatenate([theirs.run(None, feed)[place] for feed in feeds]),
+        "ONNX Runtime padded": lambda: theirs.run(None, padded(feeds))[place],
         "ONNX Runtime sorted, padded by eights": sorted_groups,
     }
+
+
+def onnxruntime(model: bytes, threads: int) -> tuple[Any, int]:
+    """A session, and which of its outputs has one row per request: the first that is a matrix."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return session, next(i for i, output in enumerate(session.get_outputs()) if len(output.shape) == 2)
+
+
+def latencies(model: bytes, feeds: Sequence[Feeds], threads: int, rate: float, count: int) -> list[Latency]:
+    """Of packed runs, and of ONNX Runtime's one by one and in groups of up to eight, at `rate` requests/s."""
+    import core
+
+    theirs, _ = onnxruntime(model, threads)
+    packed = core.compile(model, threads=threads, packing=1024)
+    policies: dict[str, tuple[Together, int]] = {
+        PACKED: (packed.run_packed, 16),
+        "ONNX Runtime one by one": (lambda group: theirs.run(None, group[0]), 1),
+        "ONNX Runtime padded by eights": (lambda group: theirs.run(None, padded(group)), 8),
+    }
+    arrivals = np.random.default_rng(1).exponential(1 / rate, count).cumsum()
+    sent = [feeds[index % len(feeds)] for index in range(count)]
+    found = []
+    for way, (run, most) in policies.items():
+        run(sent[:1])
+        times = open_loop(run, sent, arrivals, most) * 1e3
+        found.append(Latency(way, float(np.percentile(times, 50)), float(np.percentile(times, 99))))
+    return found
+
+
+def open_loop(run: Together, sent: Sequence[Feeds], arrivals: NDArray[np.float64], most: int) -> NDArray[np.float64]:
+    """Seconds from each arrival to its answer, where those that have arrived run together, `most` at once."""
+    times, done, begin = np.zeros(len(sent)), 0, time.perf_counter()
+    while done < len(sent):
+        time.sleep(max(arrivals[done] - (time.perf_counter() - begin), 0))
+        arrived = int(np.searchsorted(arrivals, time.perf_counter() - begin))
+        last = min(max(arrived, done + 1), done + most)
+        run(sent[done:last])
+        times[done:last] = time.perf_counter() - begin - arrivals[done:last]
+        done = last
+    return times
 
 
 def measure(runs: dict[str, Run], rounds: int) -> list[Row]:
@@ -158,12 +218,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--model", type=Path, help="an ONNX file with a matrix among its outputs, instead of MiniLM")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     chosen, console = parser.parse_args(arguments), Console()
-    feeds = requests(chosen.requests)
+    model = chosen.model.read_bytes() if chosen.model else minilm().SerializeToString()
+    feeds = read_by(model, requests(chosen.requests))
     tokens = sum(feed[INPUTS[0]].size for feed in feeds)
     try:
-        rows = measure(ways(minilm().SerializeToString(), feeds, chosen.threads), chosen.rounds)
+        rows = measure(ways(model, feeds, chosen.threads), chosen.rounds)
     except ValueError as error:
         console.print(f"[red]{error}[/red]")
         return 1
@@ -173,8 +235,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for row in rows:
         made.add_row(row.way, f"{row.ms:.1f}", f"{1e3 * len(feeds) / row.ms:.0f}", f"{row.ahead:.2f}")
     console.print(made)
+    best = min(row.ms for row in rows if row.way.startswith("ONNX Runtime"))
+    rate = UTILIZATION * 1e3 * len(feeds) / best
+    waits = latencies(model, feeds, chosen.threads, rate, chosen.rounds * len(feeds))
+    made = Table(title=f"{rate:.0f} requests/s, {UTILIZATION:.0%} of ONNX Runtime's best", title_justify="left")
+    for column in ("way", "p50 ms", "p99 ms"):
+        made.add_column(column, justify="left" if column == "way" else "right")
+    for wait in waits:
+        made.add_row(wait.way, f"{wait.p50:.1f}", f"{wait.p99:.1f}")
+    console.print(made)
     if chosen.json:
-        chosen.json.write_bytes(orjson.dumps([asdict(row) for row in rows], option=orjson.OPT_INDENT_2))
+        report = {"ways": [asdict(row) for row in rows], "latencies": [asdict(wait) for wait in waits]}
+        chosen.json.write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2))
     return 0
 
 

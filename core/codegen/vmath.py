@@ -89,7 +89,7 @@ def log(e: Arithmetic, x: Val) -> Val:
 
 @_float32_only("tanh")
 def tanh(e: Arithmetic, x: Val) -> Val:
-    """x * p(x^2) / q(x^2) for |x| up to 8, no larger than 1 anywhere."""
+    """x * p(x^2) / q(x^2), no larger than 1 anywhere: the quotient exceeds 1 from |x| = 8.3 on, where tanh is 1."""
     x = e.min(e.max(x, -_TANH_END), _TANH_END)
     square = x * x
     ratio = quotient(e, x * polynomial(e, square, _TANH_UPPER), polynomial(e, square, _TANH_LOWER))
@@ -301,7 +301,7 @@ _EXP = (0.5, 0.1666666567325592, 0.041666463017463684, 0.008333571255207062, 0.0
         1.9739725394174457e-4)  # fmt: skip
 _LOG = (0.3333331346511841, -0.25000008940696716, 0.2000207155942917, -0.16667988896369934, 0.14220358431339264,
         -0.12406233698129654, 0.11883548647165298, -0.11670098453760147, 0.06749269366264343)  # fmt: skip
-_TANH_END = 8.0
+_TANH_END = 9.0  # where the quotient is 1 + 3.6e-6
 _TANH_UPPER = (1.0, 0.1297922432422638, 0.002985862549394369, 9.878664059215225e-06, -1.4704231610096485e-08,
                2.3508634275359874e-11)  # fmt: skip
 _TANH_LOWER = (1.0, 0.46312540769577026, 0.024027926847338676, 0.0002372033050050959)

@@ -3,6 +3,9 @@
 Shapes with layout 0: X [T, B, I], W [D, G*H, I], R [D, G*H, H], B [D, 2*G*H], sequence_lens [B], initial states
 [D, B, H], Y [T, D, B, H], final states [D, B, H], for D directions and G gates. With layout 1 the batch comes first:
 X [B, T, I], Y [B, T, D, H], states [B, D, H].
+
+The final states of an item whose sequence_lens is 0 are zero, whatever its initial states are: ONNX does not say what
+they are, and ONNX Runtime gives zeros.
 """
 
 from __future__ import annotations
@@ -151,7 +154,7 @@ class Recurrent(OpDef):
             along = None if peepholes is None else wide(peepholes)[direction].reshape(3, -1)
             mine = functions[direction * len(self.defaults) :][: len(self.defaults)]
             cell = Cell(wide(r)[direction].T, bias[direction], along, mine)
-            states = tuple(start[direction] for start in starts)
+            states = tuple(_begun(start[direction], lengths) for start in starts)
             results.append(self._run(c, cell, given[direction], states, lengths, backward))
         y = np.stack([rows for rows, _ in results], axis=1)
         return (y, *(np.stack([final[i] for _, final in results]) for i in range(self.states)))
@@ -307,6 +310,11 @@ def _initial(c: Call, state: Array | None, data: Any, r: Array) -> Any:
     if state is None:
         return np.zeros((r.shape[0], data.shape[1], r.shape[2]), data.dtype)
     return wide(state).swapaxes(0, 1) if c.attr("layout") else wide(state)
+
+
+def _begun(state: Any, lengths: Array | None) -> Any:
+    """The state [B, H] before the first step: zero for an item without steps, which keeps it to the end."""
+    return state if lengths is None else np.where((lengths > 0)[:, None], state, 0)
 
 
 def _activations(c: NodeView, defaults: tuple[str, ...], directions: int) -> list[Activation]:

@@ -85,6 +85,8 @@ def _direction(
     along = None if peepholes is None else _one(peepholes, direction)
     layer = Layer(g, g.writer, r, both.slice(0, width, 2 * width), along, functions)
     starts = [_start(g, 5 + i, direction, (x.shape[1], r.shape[0]), x.dtype) for i in range(states)]
+    if lengths is not None:  # an item without steps keeps zeros to the end
+        starts = [(lengths > 0).unsqueeze(1).where(start, 0) for start in starts]
     times = g.writer.fill(1, DType.INT32, (x.shape[0],)).op("CumSum", g.writer.array(0), exclusive=1)
     body = _body(layer, gates, starts, lengths, step)
     order = (int(backward),)

@@ -83,9 +83,9 @@ def asinh(e: ScalarOps, x: Operand) -> Operand:
 
 
 def acosh(e: ScalarOps, x: Operand) -> Operand:
-    """log1p(t + sqrt(2t + t*t)) for t = x - 1; log(2x) where t*t would overflow."""
+    """log1p(t + sqrt(t) sqrt(t + 2)) for t = x - 1, no number below 0; log(2x) where log1p would lose digits."""
     t = e.sub(e.min(x, 1e9), 1.0)
-    near = log1p(e, e.add(t, e.sqrt(e.mul(t, e.add(t, 2.0)))))
+    near = log1p(e, e.add(t, e.mul(e.sqrt(t), e.sqrt(e.add(t, 2.0)))))
     return e.select(e.lt(x, 1e9), near, e.add(e.log(x), log(2.0)))
 
 

@@ -122,6 +122,8 @@ class STFT(OpDef):
             c.fail(f"signal is {c.tensor(0)}, expected [N,L,1] or [N,L,2]")
         if step is not None and (not isinstance(step[0], int) or step[0] < 1):
             c.fail(f"frame_step is {step[0]}, expected at least 1")
+        if isinstance(length, int) and (length < 1 or (isinstance(shape[1], int) and length > shape[1])):
+            c.fail(f"a frame has {length} samples, expected 1 to the {shape[1]} of the signal")
         if step is None or length is None:
             return [TensorType(dtype, (shape[0], c.fresh_dim("frames"), c.fresh_dim("bins"), 2))]
         frames = (shape[1] - length) // step[0] + 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 from loadtest import packing
 from loadtest.__main__ import main
+from loadtest.build import Feeds
 
 
 @pytest.fixture
@@ -22,9 +25,35 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_ways_agree_and_are_timed(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     assert main(["packing", "--requests", "9", "--rounds", "2", "--json", str(out)]) == 0
-    rows = {row["way"]: row for row in orjson.loads(out.read_bytes())}
+    report = orjson.loads(out.read_bytes())
+    rows = {row["way"]: row for row in report["ways"]}
     assert len(rows) == 6 and rows[packing.PACKED]["ahead"] == 1.0
     assert all(row["ms"] > 0 for row in rows.values())
+    assert report["latencies"][0]["way"] == packing.PACKED
+    assert all(0 < wait["p50"] <= wait["p99"] for wait in report["latencies"])
+
+
+@pytest.mark.usefixtures("small")
+def test_a_model_of_another_exporter_has_inputs_of_its_own(tmp_path: Path) -> None:
+    model = packing.minilm()
+    taken = [value for value in model.graph.input if value.name != "token_type_ids"]
+    del model.graph.input[:]
+    model.graph.input.extend(taken)
+    read = packing.read_by(model.SerializeToString(), packing.requests(2))
+    assert [list(feed) for feed in read] == [["input_ids", "attention_mask"]] * 2
+
+
+def test_those_that_have_arrived_run_together() -> None:
+    groups: list[int] = []
+
+    def run(group: Sequence[Feeds]) -> None:
+        groups.append(len(group))
+        time.sleep(0.2)
+
+    arrivals = np.array([0.0, 0.1, 0.1, 0.1, 0.8])
+    times = packing.open_loop(run, [{}] * 5, arrivals, 3)
+    assert groups == [1, 3, 1]
+    assert times.min() >= 0.2 and times[1] >= 0.3
 
 
 def test_what_differs_is_no_figure() -> None:

@@ -121,9 +121,17 @@ class _Recurrent:
             if given is None:
                 state.store(self.kernel.zeros(_F32, self.lanes), place)
             else:
-                state.store(given.load(self._of_batch(task, row, unit), self.lanes, mask), place)
+                value = given.load(self._of_batch(task, row, unit), self.lanes, mask)
+                state.store(self._begun(task.first + row, value), place)
 
         self._each_vector(task, copy)
+
+    def _begun(self, entry: Val, state: Val) -> Val:
+        """The state of an entry before its first step: zero for one without steps, which keeps it to the end."""
+        if self.lengths is None:
+            return state
+        empty = self.lengths.load(entry).equals(0)
+        return self.kernel.ops.select(empty, self.kernel.zeros(_F32, self.lanes), state)
 
     def _end(self, task: _Task, state: Pointer, result: Pointer) -> None:
         def copy(row: Val, unit: Val, mask: Val | None) -> None:

@@ -73,8 +73,8 @@ class _Recurrent:
 
     def source(self) -> Source:
         spec, w = self.spec, self.w
-        self._begin()
         length = w.let(f"tl.load(lengths + {self.row}, {self.row_mask}, other=0)", "length") if spec.lengths else None
+        self._begin(length)
         with w.block(f"for s in range(0, {text_of(spec.steps)})"):
             now = self._now(length)
             {"RNN": self._rnn, "GRU": self._gru, "LSTM": self._lstm}[spec.cell](now)
@@ -84,14 +84,16 @@ class _Recurrent:
 
     # Time
 
-    def _begin(self) -> None:
-        """The first states are what was given, or zero."""
+    def _begin(self, length: str | None) -> None:
+        """The first states are those given, or zero; zero for a sequence without steps, which ends with it."""
         starts = [("h0", 0, self.spec.initial[0])]
         if self.spec.cell == "LSTM":
             starts.append(("c0", _CELL, self.spec.initial[1]))
         with self._units() as units:
             for name, buffer, given in starts:
                 value = self._load(name, self.rows, units) if given else Reg(cleared(self.w, self.spec.tile), F32)
+                if given and length is not None:
+                    value = self.e.select(Reg(self.w.let(f"{length} > 0", "begins"), DType.BOOL), value, 0.0)
                 self._keep(self._buffer(buffer), units, value)
         self._meet()
 

@@ -19,7 +19,30 @@ UNARY = [
     "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Tan", "Tanh",
 ]  # fmt: skip
 POSITIVE = {"Acosh", "Sqrt", "Reciprocal", "Tan"}
-SPECIAL = np.array([0.0, -0.0, 0.5, 1.5, -2.5, 1e-30, 3e38, -3e38, np.inf, -np.inf, np.nan, 88.0, -104.0], np.float32)
+SPECIAL = np.array(
+    [
+        0.0,
+        -0.0,
+        0.5,
+        1.0,
+        -1.0,
+        1.5,
+        -2.5,
+        1e-30,
+        1e30,
+        -1e30,
+        3e38,
+        -3e38,
+        np.inf,
+        -np.inf,
+        np.nan,
+        20,
+        88,
+        -104,
+        -1e3,
+    ],
+    np.float32,
+)
 
 
 @pytest.mark.parametrize("op", UNARY)
@@ -31,10 +54,12 @@ def test_functions_of_one_number(op: str) -> None:
     sweep(op, f"{dtype}[n,7]", batches=(3,), sample=positive if op in POSITIVE else None, rtol=2e-5)
 
 
-@pytest.mark.parametrize("op", ["Relu", "Tanh", "Sigmoid", "Round", "Exp", "Gelu", "Softplus", "Sign"])
+@pytest.mark.parametrize("op", [op for op in UNARY if op != "Not"])
 def test_special_numbers(op: str) -> None:
+    waves = op in ("Sin", "Cos", "Tan")
+    x = SPECIAL[~(np.isfinite(SPECIAL) & (np.abs(SPECIAL) > 1e4))] if waves else SPECIAL
     with np.errstate(all="ignore"):
-        GpuKernel(op, f"float32[{SPECIAL.size}]").check(SPECIAL)
+        GpuKernel(op, f"float32[{x.size}]").check(x)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int64", "int32", "int8", "uint8", "uint64"])

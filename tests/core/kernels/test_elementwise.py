@@ -15,6 +15,7 @@ from core.ir.types import DType, TensorType
 from core.kernels.catalog import VIEWS, In, Out, Request, select
 from core.kernels.target import Target
 from core.ops import registry
+from core.reference import interpret
 from tests.core.kernels.harness import single_node
 from tests.core.kernels.sweep import floats, kernel, normal, positive, sweep, tensor
 from tests.core.targets import each_target
@@ -71,6 +72,28 @@ def test_every_operator_in_every_type(op: str) -> None:
             attrs = NEEDED.get(op, {})
             tolerance = 1e-12 if dtype == "float64" else 2e-6
             sweep(op, *inputs, target=host(), batches=(9,), sample=sample, tolerance=tolerance, **attrs)
+
+
+@each_target
+@pytest.mark.parametrize("op", [*OPERATORS, "Gelu by tanh"])
+def test_limits_are_reached(target: Target, op: str) -> None:
+    """At infinities, and at numbers so large that the result is its limit: 0, 1, -1 or an operand."""
+    op, _, by = op.partition(" by ")
+    attrs = {"approximate": by} if by else NEEDED.get(op, {})
+    least, most = registry.get(op).arity
+    count = max(least, 2) if most is None else least
+    if count > 2 or _inputs(op, "float32") is None:
+        return
+    column = np.array([-np.inf, -1e30, -1e3, -20, -1, -0.0, 0, 0.5, 1, 20, 1e3, 1e30, np.inf, np.nan], np.float32)
+    given = [column[:, None], column][:count]
+    compiled = kernel(op, *["float32[n,1]", f"float32[{column.size}]"][:count], target=target, **attrs)
+    with np.errstate(all="ignore"):
+        (want,) = interpret(compiled.graph, {f"x{i}": array for i, array in enumerate(given)}).values()
+        (got,) = compiled(*given)
+    limits = [np.full(want.shape, each, np.float32) for each in (0, 1, -1, np.nan, np.inf, -np.inf)]
+    limits += [np.broadcast_to(array, want.shape) for array in given]
+    reached = np.any([(want == limit) | (np.isnan(want) & np.isnan(limit)) for limit in limits], axis=0)
+    np.testing.assert_array_equal(got[reached], want[reached])
 
 
 @each_target

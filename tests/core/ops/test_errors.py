@@ -54,6 +54,8 @@ ILL_TYPED = [
     (case("Reshape", floats(2, 3), vector(-1, -1)), "at most one -1"),
     (case("Reshape", floats(2, 3), vector(1, 1, 0)), "copies extent 2 of an input of rank 2"),
     (case("Squeeze", floats(2, 3), vector(1)), "its extent is 3, expected 1"),
+    (case("STFT", floats(1, 8, 1), scalar(4, I64), floats(16)), "a frame has 16 samples, expected 1 to the 8 of the"),
+    (case("STFT", floats(1, 8, 1), scalar(4, I64), None, scalar(-4, I64)), "a frame has -4 samples, expected 1 to"),
     (case("Transpose", floats(2, 3), perm=[0, 0]), "perm is [0, 0], expected a permutation of 0..1"),
     (case("Concat", floats(2, 3), floats(2, 4), axis=0), "must agree except along axis 0, got [2,3], [2,4]"),
     (case("Concat", floats(2, 3), floats(2), axis=0), "must have one rank, got [2,3], [2]"),

@@ -130,8 +130,9 @@ def tolerance(want: Array, shadow: Array) -> Array | float:
     if want.dtype not in FLOATS or want.size == 0:
         return 0.0
     wide = want.astype(np.float64)
-    scale = max(float(np.abs(wide).max()), _LEAST_SCALE)
-    moved = float(np.abs(wide - shadow.astype(np.float64)).max()) if shadow.shape == want.shape else 0.0
+    finite = np.isfinite(wide)
+    scale = max(float(np.abs(wide[finite]).max(initial=0.0)), _LEAST_SCALE)
+    moved = np.abs(wide - shadow.astype(np.float64)).max(initial=0.0, where=finite) if shadow.shape == want.shape else 0
     return max(_TOLERANCES[want.dtype] * scale, _SHADOWS * moved)
 
 
@@ -144,8 +145,8 @@ def difference(got: Array, want: Array, shadow: Array) -> str:
     if want.dtype not in FLOATS:
         wrong = np.asarray(got != want)
         return f"values: {int(wrong.sum())} of {want.size}, {_first(got, want, wrong)}" if wrong.any() else ""
-    off = np.abs(got.astype(np.float64) - want.astype(np.float64))
-    wrong = ~(off <= tolerance(want, shadow))
+    near = tolerance(want, shadow)
+    wrong = ~np.isclose(got.astype(np.float64), want.astype(np.float64), rtol=0, atol=near, equal_nan=True)
     return f"values: {int(wrong.sum())} of {want.size}, {_first(got, want, wrong)}" if wrong.any() else ""
 
 

@@ -41,6 +41,11 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
         operator="RoiAlign",
     ),
     Exclusion(
+        "ONNX Runtime takes as many regions as there are batch indices, however many regions are given",
+        kind="refused: FeedError",
+        text=r"\(RoiAlign\): batch_indices is int64\[\d+\], expected \[\d+\]",
+    ),
+    Exclusion(
         "ONNX Runtime does not look at the other extents of an empty tensor in Concat",
         kind="refused: FeedError",
         text=r"\(Concat(FromSequence)?\): all the input array dimensions except for the concatenation axis must match",

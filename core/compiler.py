@@ -360,7 +360,7 @@ def _maker_of(graph: Graph, make: Make, options: Options, new_shapes: NewShapes,
     is compiled by the run that needs it."""
     if graph.states or options.devices:
         return maker(make, options, "wait", None, source)
-    return maker(make, options, new_shapes, General(graph), source)
+    return maker(make, options, new_shapes, General(graph), source, lines=True)
 
 
 def specialise(path: Path, origin: str, binding: Sizes, options: Options, fed: tuple[str, ...] = ()) -> None:

@@ -52,10 +52,16 @@ class Source:
         return ["specialise", str(self.path), self.origin, sizes, *map(json.dumps, (asdict(options), self.fed))]
 
 
-def maker(make: Make, options: Options, new_shapes: NewShapes, general: General | None, source: Source | None) -> Maker:
+def maker(
+    make: Make,
+    options: Options,
+    new_shapes: NewShapes,
+    general: General | None,
+    source: Source | None,
+    lines: bool = False,
+) -> Maker:
     """For a model without state. The first shape of a session is tuned as the options say before it runs, unless it is
-    to wait for the background like the others. `general`: None where each shape needs code of its own.
-    ValueError for unknown `new_shapes`."""
+    to wait for the background like the others. `lines`: see Maker. ValueError for unknown `new_shapes`."""
     if new_shapes not in _CHOICES:
         raise ValueError(f"new_shapes is {new_shapes!r}, expected {', '.join(map(repr, _CHOICES))}")
     quick, tuned = replace(options, tune=0.0), replace(options, tune=options.tune or options.tune_later)
@@ -67,7 +73,7 @@ def maker(make: Make, options: Options, new_shapes: NewShapes, general: General 
         at_hand=lambda binding: source is not None and source.place(binding, options).exists(),
         general=general,
         first=new_shapes == "background",
-        lines=general is not None,
+        lines=lines,
     )
 
 

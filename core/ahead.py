@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from core.compiler import build, describe, other_symbols
+from core.compiler import build, describe
 from core.errors import ModelError
 from core.ir.graph import Graph
 from core.options import make_options
+from core.sizes import other_symbols
 
 
 def compile_kernels(

@@ -33,6 +33,7 @@ from core import compiler, custom
 from core.errors import DeviceMemoryError, FeedError, LatheError
 from core.frontends.maps import maps_as_tensors
 from core.frontends.onnx import load
+from core.ir.dim import parse_dim
 from core.ir.graph import Array, Graph
 from core.ir.text import Weights, parse_graph, print_graph
 from core.ir.types import TensorType
@@ -128,7 +129,7 @@ def parse_stage(arguments: argparse.Namespace) -> None:
 
 def specialise_stage(arguments: argparse.Namespace) -> None:
     """What `Source.command` writes: JSON, in which tuples are lists."""
-    binding = tuple((str(name), int(size)) for name, size in json.loads(arguments.binding))
+    binding = tuple((str(name), parse_dim(str(size))) for name, size in json.loads(arguments.binding))
     options = Options(**json.loads(arguments.options))
     compiler.specialise(arguments.model, arguments.origin, binding, options, tuple(json.loads(arguments.fed)))
 

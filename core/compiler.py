@@ -19,16 +19,12 @@ from core.frontends.beside import Content, content_at, content_of_bytes, digests
 from core.frontends.external import ExternalFiles
 from core.frontends.onnx import import_model, load
 from core.frontends.proto import parse_model
-from core.ir.dim import Dim, symbol, symbols
+from core.ir.dim import Dim
 from core.ir.graph import Graph
-from core.ir.types import TensorType
-from core.ir.verify import verify
 from core.kernels.catalog import Selector
 from core.kernels.cpu import object_for
 from core.kernels.target import Target
-from core.ops.inference import infer_graph
 from core.ops.registry import may_not_end, revisions
-from core.ops.supposed import suppositions
 from core.options import Options, with_placement
 from core.options import make_options as make_options
 from core.packing import PACKED, of_any_length, pack_info, packed_maker, stand_in
@@ -38,7 +34,7 @@ from core.passes.pipeline import Options as PassOptions
 from core.passes.pipeline import PassReport, optimize, prepare
 from core.passes.recompute import Recompute
 from core.passes.rows import BatchInfo as Proof
-from core.passes.rows import leading, rows
+from core.passes.rows import rows
 from core.passes.widen import narrow_products
 from core.plan.plan import Plan, Planned, weight_chunks
 from core.plan.planner import make_plan, plan_for_no_batch
@@ -49,7 +45,7 @@ from core.runtime.bundle import MAGIC, Written
 from core.runtime.compiled import Compiled, Split, ready, ready_split
 from core.runtime.devices import open_device
 from core.runtime.executable import Executable
-from core.runtime.given import Binding
+from core.runtime.lines import Sizes, is_line
 from core.runtime.memory import block_of, drop_code, give_back, let_go, machine_bytes
 from core.runtime.room import Block
 from core.runtime.runner import Runner
@@ -58,6 +54,7 @@ from core.runtime.shapes import Made, Maker
 from core.runtime.store import Store, open_store
 from core.runtime.trial import host_bench
 from core.runtime.variants import Fed
+from core.sizes import bind, leading_symbol, other_symbols, supposed_of
 from core.specialise import Make, NewShapes, Source, maker, note_of
 from core.split import split
 from core.tune import Record, choices, read_findings
@@ -256,7 +253,7 @@ def session_of(
     if not isinstance(content, Graph):
         return Session(description, fixed=Made(loaded(content, options, batching)), **others)
 
-    def make(binding: Binding, chosen: Options) -> Runner:
+    def make(binding: Sizes, chosen: Options) -> Runner:
         return executable(content, chosen, batching, binding)
 
     packed = packed_maker(lambda: content, description, options, partial(_stored_on_host, source=None))
@@ -364,13 +361,14 @@ def _maker_of(
 ) -> Maker:
     """State belongs to one executable: where there is some, nothing else may take its place. What runs on other devices
     is compiled by the run that needs it."""
-    if graph.states or options.devices or new_shapes == "wait":
+    if graph.states or options.devices:
         return maker(make, options, "wait", None, source)
-    general = stand_in(graph, description, options, partial(_stored_on_host, source=source), source)
-    return maker(make, options, new_shapes, general, source)
+    waits = new_shapes == "wait"
+    general = None if waits else stand_in(graph, description, options, partial(_stored_on_host, source=source), source)
+    return maker(make, options, new_shapes, general, source, lines=True)
 
 
-def specialise(path: Path, origin: str, binding: Binding, options: Options, fed: tuple[str, ...] = ()) -> None:
+def specialise(path: Path, origin: str, binding: Sizes, options: Options, fed: tuple[str, ...] = ()) -> None:
     """Put the code of one shape of a model, an ONNX file or an artifact that holds a graph, into the store; that for
     packed sequences if the binding is `PACKED`. The defaults named in `fed` are inputs."""
     store = open_store(options.cache_dir)
@@ -383,6 +381,7 @@ def specialise(path: Path, origin: str, binding: Binding, options: Options, fed:
         if make is not None:
             make().close()
         return
+    description = replace(description, batching=description.batching.of(binding))
     compiled = build(graph, options, description.batching, binding)
     _keep(source, description, binding, options, compiled)
 
@@ -427,14 +426,15 @@ def executable(
     graph: Graph,
     options: Options,
     batching: BatchInfo,
-    binding: Binding,
+    binding: Sizes,
     adopted: Mapping[str, Block] | None = None,
 ) -> Runner:
-    """Compile for one set of shapes and load the result. `adopted`: see `ready`."""
+    """Compile for one set of shapes, or a line of them, and load the result. `adopted`: see `ready`."""
+    batching = batching.of(binding)
     return loaded(build(graph, options, batching, binding), options, batching, adopted)
 
 
-def host_executable(graph: Graph, options: Options, batching: BatchInfo, binding: Binding) -> Executable:
+def host_executable(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -> Executable:
     """As `executable`, for those who share memory with what runs. UnsupportedError where options name devices."""
     return _on_host(executable(graph, options, batching, binding))
 
@@ -448,10 +448,11 @@ def _on_host(made: Runner) -> Executable:
 
 
 def _stored(
-    graph: Callable[[], Graph], description: Description, binding: Binding, options: Options, source: Source | None
+    graph: Callable[[], Graph], description: Description, binding: Sizes, options: Options, source: Source | None
 ) -> Runner:
     """As `executable`, from the store where the same source was compiled for these shapes before."""
-    batching = description.batching
+    batching = description.batching.of(binding)
+    description = replace(description, batching=batching)
     if source is None:
         return executable(graph(), options, batching, binding)
     path = source.place(binding, options)
@@ -470,14 +471,14 @@ def _stored(
 
 
 def _stored_on_host(
-    graph: Callable[[], Graph], description: Description, binding: Binding, options: Options, source: Source | None
+    graph: Callable[[], Graph], description: Description, binding: Sizes, options: Options, source: Source | None
 ) -> Executable:
     """As `_stored`. UnsupportedError where options name devices."""
     return _on_host(_stored(graph, description, binding, options, source))
 
 
 def _keep(
-    source: Source, description: Description, binding: Binding, options: Options, compiled: Compiled | Split
+    source: Source, description: Description, binding: Sizes, options: Options, compiled: Compiled | Split
 ) -> Written:
     path = source.place(binding, options)
     written = artifact.save(path, description, options.kept(), compiled, durable=False)
@@ -496,11 +497,12 @@ def loaded(
     return ready(compiled, options.threads, options.max_batch, batching.divisible)
 
 
-def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding) -> Compiled | Split:
-    """The whole pipeline for one set of shapes."""
+def build(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -> Compiled | Split:
+    """The whole pipeline for one set of shapes, or a line of them. UnsupportedError where nodes of a line have no
+    kernel: then each shape of it is better off with code of its own."""
     if not options.optimize:  # what the author wrote: products by their definition, too
         options = replace(options, winograd=False)
-    # 1. the batch size becomes `n`, every other symbol a number
+    # 1. the batch size, or on a line the past, becomes `n`, every other symbol a number
     graph = bind(graph, batching, binding)
     supposed = supposed_of(graph, "n") if binding or batching.supposed else ()  # else `describe` found none
     # 2. rewrite: fold, fuse, lay out
@@ -519,6 +521,8 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Binding)
     # 4. choose kernels, share memory, give addresses
     planned, reports = planned_of(graph, options, choose, reports)
     check_fits(planned.plan, machine_bytes())
+    if is_line(binding) and (left := planned.plan.fallbacks.nodes):
+        raise UnsupportedError(f"{left[0]} has no kernel for any length of the past")
     # 5. native code for every distinct kernel, from the cache where it has been made before
     objects = {name: compiled(spec) for name, spec in planned.specs.items()}
     # 6. constants in the layouts the kernels want
@@ -569,35 +573,3 @@ def check_fits(plan: Plan, machine: int) -> None:
     if needed > machine:
         message = f"needs {needed} bytes for weights and the results of one row, this machine has {machine}"
         raise ModelError(message, where="model")
-
-
-def bind(graph: Graph, batching: BatchInfo, binding: Binding) -> Graph:
-    """A copy of the graph with the symbols of `binding` replaced by numbers, and the batch symbol renamed to `n` unless
-    it is one of those."""
-    env: dict[str, Dim] = dict(binding)
-    if batching.symbol is not None and batching.symbol not in env:
-        env[batching.symbol] = symbol("n")
-    bound = graph.clone(env)
-    bound.defaults.clear()  # from here on constants are what they are
-    infer_graph(bound)
-    verify(bound, "binding shapes")
-    return bound
-
-
-def leading_symbol(graph: Graph) -> str | None:
-    """The symbol that leads the first input that has one: it varies at run time even when rows are not independent."""
-    return next(filter(None, map(leading, graph.inputs)), None)
-
-
-def supposed_of(graph: Graph, batch: str | None) -> tuple[Dim, ...]:
-    """What the code for all sizes of the batch symbol supposes."""
-    if batch is None:
-        return ()
-    given = {name for value in graph.inputs if isinstance(value.type, TensorType) for name in value.type.symbols}
-    return tuple(dim for dim in suppositions(graph, infer_graph(graph), given) if batch in symbols(dim))
-
-
-def other_symbols(graph: Graph, batching: BatchInfo) -> list[str]:
-    """Symbols of the inputs that are bound per shape."""
-    found = {name for v in graph.inputs if isinstance(v.type, TensorType) for name in v.type.symbols}
-    return sorted(found - {batching.symbol})

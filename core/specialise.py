@@ -20,13 +20,13 @@ from core.ops.registry import are_everywhere, revisions
 from core.options import Options
 from core.runtime.any_length import AnyLength
 from core.runtime.background import Background
-from core.runtime.given import Binding
+from core.runtime.lines import Sizes
 from core.runtime.runner import Runner, serves_none
 from core.runtime.shapes import Made, Maker, Stage, StandIn
 from core.runtime.store import Store
 
 NewShapes: TypeAlias = Literal["default", "wait", "background"]
-Make: TypeAlias = Callable[[Binding, Options], Runner]
+Make: TypeAlias = Callable[[Sizes, Options], Runner]
 
 _CHOICES = ("default", "wait", "background")
 
@@ -41,21 +41,28 @@ class Source:
     store: Store
     fed: tuple[str, ...] = ()
 
-    def place(self, binding: Binding, options: Options) -> Path:
+    def place(self, binding: Sizes, options: Options) -> Path:
         """Where the code of a shape is kept."""
         fed = [json.dumps(self.fed)] if self.fed else []
         key = "\n".join((self.origin, repr(binding), options.key, host().key, revisions(), *fed))
         return self.store.model(hashlib.sha256(key.encode()).hexdigest())
 
-    def command(self, binding: Binding, options: Options) -> list[str]:
+    def command(self, binding: Sizes, options: Options) -> list[str]:
         """Arguments for children.py that put the code of a shape into its place."""
-        texts = map(json.dumps, (binding, asdict(options), self.fed))
-        return ["specialise", str(self.path), self.origin, *texts]
+        sizes = json.dumps(binding, default=str)  # of a line: dimensions as text
+        return ["specialise", str(self.path), self.origin, sizes, *map(json.dumps, (asdict(options), self.fed))]
 
 
-def maker(make: Make, options: Options, new_shapes: NewShapes, general: StandIn | None, source: Source | None) -> Maker:
+def maker(
+    make: Make,
+    options: Options,
+    new_shapes: NewShapes,
+    general: StandIn | None,
+    source: Source | None,
+    lines: bool = False,
+) -> Maker:
     """For a model without state. The first shape of a session is tuned as the options say before it runs, unless it is
-    to wait for the background like the others. ValueError for unknown `new_shapes`."""
+    to wait for the background like the others. `lines`: see Maker. ValueError for unknown `new_shapes`."""
     if new_shapes not in _CHOICES:
         raise ValueError(f"new_shapes is {new_shapes!r}, expected {', '.join(map(repr, _CHOICES))}")
     if isinstance(general, AnyLength):  # most lengths share its weights then: those of Strassen's have other layouts
@@ -69,11 +76,12 @@ def maker(make: Make, options: Options, new_shapes: NewShapes, general: StandIn 
         at_hand=lambda binding: source is not None and source.place(binding, options).exists(),
         general=general,
         first=new_shapes == "background",
+        lines=lines,
     )
 
 
 def _stage(make: Make, options: Options, source: Source | None, last: bool) -> Stage:
-    def run(binding: Binding, background: Background) -> Made:
+    def run(binding: Sizes, background: Background) -> Made:
         if source is not None and not source.place(binding, options).exists():
             done = are_everywhere() and background.run_child(
                 source.command(binding, options), patient=bool(options.tune)

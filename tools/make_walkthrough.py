@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from core import compiler, load
+from core import compiler, load, sizes
 from core.codegen.jit import assembly_of
 from core.ir.graph import Graph
 from core.kernels.catalog import select
@@ -45,7 +45,7 @@ is a symbol. Weights of more than a few numbers are not printed.
 ## 2. Bound
 
 The leading symbol becomes `n`, an argument of the generated code; any other symbol would become a number here.
-`core.compiler.bind` does that, and the first line of the graph shows it:
+`core.sizes.bind` does that, and the first line of the graph shows it:
 
 ```
 {bound}
@@ -107,7 +107,7 @@ LLVM's version; `core/runtime/executable.py` links them, and runs the tape.
 def walkthrough() -> str:
     """The page."""
     graph = load(model())
-    bound = compiler.bind(graph, compiler.describe(graph, Options()).batching, ())
+    bound = sizes.bind(graph, compiler.describe(graph, Options()).batching, ())
     optimized, reports = optimize(bound, PassOptions())
     planned = make_plan(optimized, TARGET, 1, select)
     spec = planned.specs[planned.plan.steps[0].symbol]

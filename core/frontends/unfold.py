@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 
 from core.frontends.writer import Writer
+from core.ir.dim import SymDim
 from core.ir.graph import Graph, Node, Value
 from core.ir.types import DType
 from core.ops import registry
@@ -112,6 +113,22 @@ def _recurrent(w: Writer, node: Node) -> Sequence[Value]:
     own = {name: attr for name, attr in node.attrs.items() if name not in ("cell", "layout")}
     inputs = [gates, w.emitter.constant(pick), r, bias, *node.inputs[3:]]
     return w.emit_many(str(node.attrs["cell"]), inputs, len(node.outputs), **own)
+
+
+@_unfolds("Iota")
+def _iota(w: Writer, node: Node) -> Sequence[Value]:
+    """The start, and a Range times its step along each axis."""
+    shape, steps = node.output.shape, node.attrs["steps"]
+    start = node.attrs.get("start", 0)
+    assert isinstance(steps, tuple) and isinstance(start, int | SymDim), registry.describe(node)
+    zero, one = (w.emitter.constant(np.array(number, np.int64)) for number in (0, 1))
+    total = w.dims((start,)) if shape else w.emitter("Squeeze", w.dims((start,)))
+    for axis, (extent, step) in enumerate(zip(shape, steps, strict=True)):
+        assert isinstance(step, int | SymDim), registry.describe(node)
+        line = w.emit("Mul", w.emit("Range", zero, w.emitter("Squeeze", w.dims((extent,))), one), w.dims((step,)))
+        behind = tuple(range(1, len(shape) - axis))
+        total = w.emit("Add", total, w.emit("Unsqueeze", line, axes=behind) if behind else line)
+    return [_cast(w, total, node.output.dtype)]
 
 
 @_unfolds("StopGradient")

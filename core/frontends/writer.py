@@ -100,7 +100,7 @@ class Writer:
     def _parameter(self, op: str, name: str, value: Attr, data: Value | None) -> Value:
         items = value if isinstance(value, tuple) else (value,)
         if any(isinstance(item, SymDim) for item in items):
-            dims = self._dims(items)  # type: ignore[arg-type]
+            dims = self.dims(items)  # type: ignore[arg-type]
             return self.emitter("Squeeze", dims) if op in _SCALAR_OPS else dims
         array = np.asarray(items, np.int64 if not items else None)
         if data is not None and (op, name) in _LIKE_DATA:
@@ -113,7 +113,7 @@ class Writer:
 
     # Dimensions
 
-    def _dims(self, dims: Sequence[Dim]) -> Value:
+    def dims(self, dims: Sequence[Dim]) -> Value:
         """A vector of dimensions."""
         parts = [self._dim(dim) for dim in dims]
         return parts[0] if len(parts) == 1 else self.emitter("Concat", *parts, axis=0)

@@ -12,9 +12,9 @@ from core.ir.dim import Dim
 from core.ir.graph import Array
 from core.ir.types import DType, TensorType, ValueType
 from core.ops.backward import Backward
-from core.ops.common import as_dtype, same_dtype, unknown_shape
+from core.ops.common import INDEX, as_dtype, same_dtype, unknown_shape
 from core.ops.inference import as_known
-from core.ops.registry import Call, Infer, NodeView, OpDef, Runtime, register
+from core.ops.registry import Call, Infer, NodeView, OpDef, Required, Runtime, register
 from core.ops.terms import Term
 
 
@@ -114,6 +114,33 @@ class Range(OpDef):
         """start + i * delta"""
         steps = g.writer.fill(1, g.dy().dtype, g.dy().shape).op("CumSum", g.writer.array(0), exclusive=1)
         return [g.dy().sum(keepdims=False).reshape(g.x(0).shape), None, (g.dy() * steps).sum(keepdims=False)]
+
+
+@register
+class Iota(OpDef):
+    """Integers that only depend on their place: the one at [i, j, ...] is start + steps[0] * i + steps[1] * j + ...
+
+    `start` and `steps` may be dimensions, as extents are.
+    """
+
+    domain = "lathe"
+    inputs = ""
+    outputs = "output"
+    attrs = {"dtype": Required("dtype"), "shape": Required("ints"), "start": 0, "steps": Required("ints")}
+    zero_gradient = "it depends on a shape only"
+
+    def infer(self, c: Infer) -> Sequence[ValueType]:
+        shape, dtype = tuple(c.attr("shape")), as_dtype(c, c.attr("dtype"))
+        if dtype not in INDEX or len(c.attr("steps")) != len(shape):
+            c.fail(f"has {len(c.attr('steps'))} steps of {dtype}, expected {len(shape)} of {INDEX.label}")
+        return [TensorType(dtype, shape)]
+
+    def reference(self, c: Call) -> Array:
+        shape, (start,), steps = (c.param(name) or () for name in ("shape", "start", "steps"))
+        total = np.full(shape, start, np.int64)
+        for step, grid in zip(steps, np.indices(shape, np.int64, sparse=True), strict=True):
+            total += step * grid
+        return total.astype(as_dtype(c, c.attr("dtype")).numpy)
 
 
 @register

@@ -5,10 +5,12 @@ Of packed sequences, where scores only exist between tokens of one sequence, the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile
+from typing import TypeAlias
 
+from core.ir.dim import is_never_negative
 from core.ir.graph import Attr, Graph, Node, Value
 from core.ir.types import DType
 from core.passes.base import PassResult, is_elementwise, is_view_node, shape_of
@@ -18,6 +20,8 @@ from core.passes.edit import Editor
 _PERMS = {"perm_q": "perm_a", "perm_k": "perm_b"}  # of FusedAttention, of the product that makes the scores
 _LAST = ("perm_b", "perm_y")  # of the product with the values
 _MOST_EXTRAS = 4  # further tensors that one epilogue may read
+
+Operands: TypeAlias = tuple[Value | None, Value | None, Value | None, Value]  # Q, K, V, Y
 
 
 @dataclass(frozen=True)
@@ -31,17 +35,17 @@ class FuseAttention:
         editor = Editor(graph)
         for node in editor.nodes():
             if node.op in ("Softmax", "GuardedSoftmax") and _has_rows_of_keys(node, self.fewest_queries):
-                _fuse(editor, node, "FusedAttention", _has_known_rows)
+                _fuse(editor, node, "FusedAttention", _have_known_rows)
             elif node.op == "SegmentSoftmax":
                 _fuse_segments(editor, node)
         return editor.finish()
 
 
 def _fuse(
-    editor: Editor, softmax: Node, op: str, suits: Callable[[Value | None, Attr], bool], *more: Value | None
+    editor: Editor, softmax: Node, op: str, suit: Callable[[Operands, Sequence[Attr]], bool], *more: Value | None
 ) -> Node | None:
-    """The new node, if there is one. `suits` says of an operand and its permutation whether the kernel can take it;
-    `more` are inputs behind V."""
+    """The new node, if there is one. `suit` says of Q, K, V and Y and their permutations whether the kernel can take
+    them; `more` are inputs behind V."""
     scores, second = _product_before(editor, softmax), _product_after(editor, softmax)
     if scores is None or second is None:
         return None
@@ -49,7 +53,7 @@ def _fuse(
     q, k, v = first.inputs[0], first.inputs[1], second.inputs[1]
     perms = [*(first.attrs.get(name) for name in _PERMS.values()), *(second.attrs.get(name) for name in _LAST)]
     epilogue, extras = _epilogue(editor, scores)
-    if not all(map(suits, (q, k, v, second.output), perms)) or not _keeps_columns(perms[2]):
+    if not suit((q, k, v, second.output), perms) or not _keeps_columns(perms[2]):
         return None
     if len(extras) > _MOST_EXTRAS:
         return None
@@ -86,7 +90,7 @@ def _epilogue(editor: Editor, scores: list[Node]) -> tuple[Attr, list[Value | No
 
 def _fuse_segments(editor: Editor, softmax: Node) -> None:
     """What is a number for each pair of tokens must not be written down: there are n * n."""
-    node = _fuse(editor, softmax, "SegmentAttention", _has_tokens, softmax.inputs[1])
+    node = _fuse(editor, softmax, "SegmentAttention", _have_tokens, softmax.inputs[1])
     epilogue = node.attrs.get("epilogue") if node is not None else None
     if node is None or not isinstance(epilogue, Graph):
         return
@@ -171,6 +175,27 @@ def _has_rows_of_keys(softmax: Node, fewest: int) -> bool:
     return isinstance(shape[-2], int) and shape[-2] >= fewest
 
 
+def _have_known_rows(operands: Operands, perms: Sequence[Attr]) -> bool:
+    """Whether kernels for one number of keys, or for any, take the operands."""
+    (q, k, v, y), (perm_q, perm_k, perm_v, perm_y) = operands, perms
+    if not (_has_known_rows(q, perm_q) and _has_known_rows(y, perm_y)):
+        return False
+    known = _has_known_rows(k, perm_k) and _has_known_rows(v, perm_v)
+    return known or (_has_any_rows(k, perm_k, -1) and _has_any_rows(v, perm_v, -2))
+
+
+def _has_any_rows(value: Value | None, perm: Attr, rows: int) -> bool:
+    """Whether there may be any number of contiguous rows, but at least one, of known extent and a known step apart.
+    They go along axis `rows` of the permuted tensor, whose last two axes are those of matrices."""
+    shape = shape_of(value)
+    if shape is None:
+        return False
+    order = perm if isinstance(perm, tuple) else (*range(len(shape)),)
+    *others, across = (shape[int(str(axis))] for axis in (*(a for a in order if a != order[rows]), order[rows]))
+    fixed = all(isinstance(extent, int) and extent > 0 for extent in others)
+    return fixed and is_never_negative(across - 1) and order[-3 - rows] == len(shape) - 1
+
+
 def _has_known_rows(value: Value | None, perm: Attr) -> bool:
     """Whether rows and columns are of known extent, not empty, and a known step apart: only a batch axis may vary."""
     shape = shape_of(value)
@@ -180,7 +205,12 @@ def _has_known_rows(value: Value | None, perm: Attr) -> bool:
     return isinstance(shape[0], int) or (leads and len(shape) > 2)
 
 
-def _has_tokens(value: Value | None, perm: Attr) -> bool:
+def _have_tokens(operands: Operands, perms: Sequence[Attr]) -> bool:
+    """Whether tokens lie along one axis of each operand."""
+    return all(map(_has_tokens, operands))
+
+
+def _has_tokens(value: Value | None) -> bool:
     """Whether tokens lie along one axis, and everything else is of known extent."""
     varying = [dim for dim in shape_of(value) or () if not isinstance(dim, int)]
     return len(varying) == 1

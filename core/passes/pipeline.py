@@ -29,6 +29,7 @@ from core.passes.gemm import FuseMatMul
 from core.passes.grouped_queries import GroupedQueries
 from core.passes.indexed_views import IndexedViews
 from core.passes.inline_if import InlineIf
+from core.passes.iota import WriteIota
 from core.passes.layout import ChannelsLast
 from core.passes.pooled_conv import PoolConvolutions
 from core.passes.precision import NARROW, Narrow
@@ -101,6 +102,7 @@ def passes(options: Options) -> list[Pass]:
     chains: list[Pass] = [ChainConvolutions()] if options.host and options.precision == "float32" else []
     last: list[Pass] = [*learning, TransposedConvolutions(), ChannelsLast(), Transposes(), FuseMatMul()]
     images = last if options.channels_last else []
+    sizes: list[Pass] = [WriteIota()] if options.host and not options.inside else []
     fusion: list[Pass] = [
         ExactProducts(),
         FuseEpilogue(),
@@ -125,6 +127,7 @@ def passes(options: Options) -> list[Pass]:
         *products,
         *images,
         *clean,
+        *sizes,
         *fusion,
         *narrow,
         bodies,

@@ -86,7 +86,7 @@ class Windows:
 
     def _take_apart(self, node: Node) -> bool:
         """Whether all outputs of the node are windows now."""
-        source = node.inputs[0]
+        source = node.input(0)
         if source is None or source in self.graph.constants:
             return False
         parts = dict(_parts(node, self.strides_of(source), self.graph))

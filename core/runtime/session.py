@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from core.plan.plan import Memory
 from core.runtime.devices import HOST, loss_of
 from core.runtime.executable import Executable
 from core.runtime.given import Binding, Given
+from core.runtime.lines import Lines, Sizes, is_line
 from core.runtime.packed import Feed, LazyPacked, MakePacked, items_of
 from core.runtime.profile import Profile, profile
 from core.runtime.record import Record, run_recorded
@@ -47,6 +49,10 @@ class BatchInfo:
     def divisible(self) -> bool:
         """Whether a batch may run in pieces of any size."""
         return self.batchable and not self.supposed
+
+    def of(self, sizes: Sizes) -> BatchInfo:
+        """What holds of the code for these sizes: on a line, what `n` counts are no rows."""
+        return BatchInfo(False, "n is the length of a past") if is_line(sizes) else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,7 @@ class Description:
         return bool(self.defaults or self.declared)
 
 
-def _one_set_of_shapes(binding: Binding) -> Made:
+def _one_set_of_shapes(binding: Sizes) -> Made:
     """What a session with a fixed executable would be asked for by mistake."""
     raise UnsupportedError(f"the model has one set of shapes, not {binding}")
 
@@ -112,6 +118,8 @@ class Session:
         self.description = description
         self._shapes = Shapes(maker or Maker(_one_set_of_shapes), _SPECIALISATIONS, fixed)
         self._packed = LazyPacked(packed) if packed is not None else None
+        has_lines = maker is not None and maker.lines and packed is None
+        self._lines = Lines(self.inputs, self.outputs) if has_lines else None
         self._variants = Variants(variant or _no_variant, _VARIANTS)
         self._declared = Variants(lambda _: (declared or _nothing_assumed)(), 1)
         self._closed = False
@@ -263,8 +271,12 @@ class Session:
 
     def _run(self, n: int, arrays: list[NDArray[Any]], binding: Binding, record: Record | None) -> list[Any]:
         """By the code of this shape, or by what stands in while that is being made."""
+        line = self._line(n, binding)
+        given = Given(n, arrays, binding, record)
+        if line is not None and (results := self._run_line(*line, given)) is not None:
+            return results
         with self._shapes.enter(binding) as shape:
-            results = self._shapes.meanwhile(shape, Given(n, arrays, binding, record))
+            results = self._shapes.meanwhile(shape, given)
             if results is not None:
                 return results
             with self._code(shape) as executable:
@@ -274,6 +286,28 @@ class Session:
                 if not reason:
                     return executable.run(n, arrays)
         return self._run(n, arrays, self._apart(n, binding, reason), record)
+
+    def _line(self, n: int, binding: Binding) -> tuple[Sizes, int] | None:
+        """The line of shapes that these lie on, and the length of the past; None where they need code of their own."""
+        rows = {self.batching.symbol: n} if self.batching.symbol is not None else {}
+        return self._lines.find(tuple(sorted((rows | dict(binding)).items()))) if self._lines is not None else None
+
+    def _run_line(self, line: Sizes, n: int, given: Given) -> list[Any] | None:
+        """By the code for a line, or by what stands in while that is being made; None where there is none."""
+        with ExitStack() as stack:
+            try:
+                shape = stack.enter_context(self._shapes.enter(line))
+                results = self._shapes.meanwhile(shape, given)
+                executable = stack.enter_context(self._shapes.executable(shape)) if results is None else None
+            except ModelError:
+                if self._lines is not None:
+                    self._lines.refuse(line)
+                return None
+            if executable is None or broken(supposed_by(executable), {"n": n}):
+                return results
+            if given.record is None:
+                return executable.run(n, given.arrays)
+            return run_recorded(executable, n, given.arrays, given.record)
 
     def profile(self, feeds: Mapping[str, Any], runs: int = 10) -> Profile:
         """Median time of every step over some runs, beside the least time that this machine would need."""
@@ -285,6 +319,10 @@ class Session:
         if self._packed is not None and (feed := self._feed(n, arrays, binding)).tokens:
             packed = self._packed.get()
             return profile(packed.tokens, *packed.arrays([feed], items_of([feed], n * feed.length)), runs)
+        line = self._line(n, binding)
+        if line is not None and line[0] in self._shapes.made():
+            with self._executable(line[0]) as executable:
+                return profile(executable, line[1], arrays, runs)
         with self._executable(binding) as executable:
             reason = broken(supposed_by(executable), {"n": n})
             if not reason:
@@ -423,7 +461,7 @@ class Session:
         return n
 
     @contextmanager
-    def _executable(self, binding: Binding) -> Iterator[Runner]:
+    def _executable(self, binding: Sizes) -> Iterator[Runner]:
         with self._shapes.enter(binding) as shape, self._code(shape) as executable:
             yield executable
 
@@ -490,13 +528,20 @@ def _match(name: str, type_: TensorType, dim: Any, size: int, shape: tuple[int, 
         if dim != size:
             raise FeedError(f"input '{name}' has shape {list(shape)}, expected {type_}")
         return
-    names = symbols(dim)
-    parts = affine(dim, next(iter(names))) if len(names) == 1 else None
-    if parts is None:
+    form = _form(dim)
+    if form is None:
         return  # a dimension of several symbols only follows from others
-    symbol = next(iter(names))
-    value, rest = divmod(size - parts[1], parts[0])
+    symbol, step, least = form
+    value, rest = divmod(size - least, step) if form[1:] != (1, 0) else (size, 0)
     if rest or value < 0:
         raise FeedError(f"input '{name}' has shape {list(shape)}, expected {type_}")
     if values.setdefault(symbol, value) != value:
         raise FeedError(f"dimension {symbol} is {values[symbol]} in one input and {value} in '{name}'")
+
+
+@lru_cache(maxsize=4096)  # asked for every dimension of every input in every run
+def _form(dim: SymDim) -> tuple[str, int, int] | None:
+    """The one symbol of a dimension, what it is multiplied by and what is added to that."""
+    names = symbols(dim)
+    parts = affine(dim, next(iter(names))) if len(names) == 1 else None
+    return (next(iter(names)), *parts) if parts is not None else None

@@ -18,7 +18,8 @@ from weakref import WeakSet
 from core.errors import SessionClosed
 from core.runtime.background import Background
 from core.runtime.executable import Executable
-from core.runtime.given import Binding, Given
+from core.runtime.given import Given
+from core.runtime.lines import Sizes
 from core.runtime.runner import Runner, serves_none
 
 
@@ -31,7 +32,7 @@ class Made:
     last: bool = True
 
 
-Stage: TypeAlias = Callable[[Binding, Background], Made]  # may let a child process of the background do the work
+Stage: TypeAlias = Callable[[Sizes, Background], Made]  # may let a child process of the background do the work
 
 
 class StandIn(Protocol):
@@ -74,14 +75,15 @@ class Maker:
 
     What is `at_hand` takes `now` no time. `general` answers in the meantime, if there is something that can. `first`:
     also a session's first shape may wait for the background, instead of making the first run wait; so may it where
-    `general` is quick.
+    `general` is quick. `lines`: it makes code for lines of shapes, too (see lines.py), or raises ModelError.
     """
 
-    now: Callable[[Binding], Made]
+    now: Callable[[Sizes], Made]
     later: tuple[Stage, ...] = ()
-    at_hand: Callable[[Binding], bool] = lambda binding: False
+    at_hand: Callable[[Sizes], bool] = lambda binding: False
     general: StandIn | None = None
     first: bool = False
+    lines: bool = False
 
 
 @dataclass(eq=False)
@@ -99,9 +101,9 @@ class _Held:
 
 @dataclass(eq=False)
 class Shape:
-    """One shape as those see it who want to run it."""
+    """One shape, or a line of them, as those see it who want to run it."""
 
-    binding: Binding
+    binding: Sizes
     making: threading.Lock = field(default_factory=threading.Lock)  # held by the run that compiles for all who wait
     held: _Held | None = None
     users: int = 0
@@ -158,7 +160,7 @@ class Shapes:
         """`fixed` is what a model has that depends on nothing but the batch size: the shape without values."""
         self._maker = maker
         self._limit = limit
-        self._shapes: OrderedDict[Binding, Shape] = OrderedDict()
+        self._shapes: OrderedDict[Sizes, Shape] = OrderedDict()
         self._changed = threading.Condition()
         self._runners: WeakSet[Runner] = WeakSet()
         self._backgrounds = [Background() for _ in maker.later]
@@ -175,7 +177,7 @@ class Shapes:
         return self._closed
 
     @contextmanager
-    def enter(self, binding: Binding) -> Iterator[Shape]:
+    def enter(self, binding: Sizes) -> Iterator[Shape]:
         """The shape of these values, which the block may ask for its executable. SessionClosed after `close`."""
         if binding not in self._shapes:
             self._prepare(binding)
@@ -234,7 +236,7 @@ class Shapes:
         shape.resting_until = 2 * time.monotonic() - started
         return results
 
-    def made(self) -> dict[Binding, Runner]:
+    def made(self) -> dict[Sizes, Runner]:
         """What exists now, the most recently used last."""
         with self._changed:
             return {binding: s.held.made.executable for binding, s in self._shapes.items() if s.held is not None}
@@ -245,7 +247,7 @@ class Shapes:
         with self._changed:
             return [*self._runners, *(general.runners if general is not None else ())]
 
-    def states(self) -> dict[Binding, str]:
+    def states(self) -> dict[Sizes, str]:
         """How far every shape has come."""
         name = self._maker.general.name if self._maker.general is not None else ""
         with self._changed:
@@ -279,7 +281,7 @@ class Shapes:
 
     # -- one shape ------------------------------------------------------------------------------------------------
 
-    def _prepare(self, binding: Binding) -> None:
+    def _prepare(self, binding: Sizes) -> None:
         """Before a new shape is there, have what answers for it: in this run, unless runs are to wait for nothing."""
         general = self._maker.general
         if general is None or general.prepared or self._closed or self._maker.at_hand(binding):
@@ -298,7 +300,7 @@ class Shapes:
             self._preparing = False
             self._changed.notify_all()
 
-    def _enter(self, binding: Binding) -> Shape:
+    def _enter(self, binding: Sizes) -> Shape:
         with self._changed:
             if self._closed:
                 raise SessionClosed("the session is closed")
@@ -312,7 +314,7 @@ class Shapes:
         _close(idle)
         return shape
 
-    def _begin(self, binding: Binding) -> None:
+    def _begin(self, binding: Sizes) -> None:
         """A new shape: it is made in the background unless the first run had better wait for it."""
         general = self._maker.general
         served = any(shape.serves for shape in self._shapes.values())

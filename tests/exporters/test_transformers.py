@@ -7,9 +7,12 @@ import os
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import core
 from tests.exporters.corpus import examined
+from tests.onnx_runtime import plain_session
 
 PYTHON = (Path(os.environ["LATHE_EXPORTERS"]) / "torch" / "bin" / "python").absolute()
 LEAST = 150  # models; what an exporter refuses is missing
@@ -31,3 +34,20 @@ def test_exported_architectures(tmp_path: Path, subtests: pytest.Subtests) -> No
             assert found.result == REFUSED.get(folder.name, "agrees"), found.notes
             assert found.batchable or not found.independent, found.notes
             assert not found.fallbacks, found.notes
+
+
+@pytest.mark.parametrize("name", ["gpt2_past", "llama_past"])
+def test_one_code_for_all_lengths_of_a_past(tmp_path: Path, name: str) -> None:
+    maker = Path(__file__).with_name("make_transformers.py")
+    subprocess.run([PYTHON, maker, tmp_path, name], capture_output=True, check=True)
+    path = tmp_path / f"{name}.torchscript" / "model.onnx"
+    oracle, rng = plain_session(path), np.random.default_rng(0)
+    with core.compile(path, threads=1, new_shapes="wait", tune="off", cache_dir=tmp_path / "cache") as session:
+        for past in (0, 1, 2, 7, 31, 32, 33, *range(8, 50)):
+            kept = {each: (2, 4, past, 16) for each in session.inputs if each.startswith("past")}
+            feeds = {each: rng.standard_normal(shape).astype(np.float32) for each, shape in kept.items()}
+            feeds["input_ids"] = rng.integers(3, 90, (2, 1))
+            feeds["attention_mask"] = np.ones((2, past + 1), np.int64)
+            for got, want in zip(session.run(feeds).values(), oracle.run(None, feeds), strict=True):
+                np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+        assert len(session._shapes.states()) == 2, "for no past, and for all others"

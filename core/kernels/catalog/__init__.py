@@ -16,6 +16,7 @@ from core.kernels.catalog import (
     gather_elements,
     gather_rows,
     gemm,
+    iota,
     norm,
     pool,
     pool_gradient,
@@ -30,6 +31,7 @@ from core.kernels.catalog import (
     svm,
     tiles,
     trees,
+    varying_gemm,
     winograd,
     winograd_lines,
 )
@@ -59,7 +61,7 @@ __all__ = [
     "VIEWS", "Block", "Flag", "In", "KernelCall", "KernelSpec", "Operand", "Out", "Outer", "Packed", "Request",
     "Scratch", "Selector", "Status", "amx", "attention", "candidates", "conv", "conv_batch", "conv_chain", "copy",
     "covers", "cuda", "cumulative", "depthwise", "direct", "elementwise", "gather", "gather_elements", "gather_rows",
-    "gemm", "has_elements", "norm", "offers", "pool", "pool_gradient", "recurrent", "reduce", "resize", "scatter",
-    "segment_attention", "segment_reduce", "select", "softmax", "strassen", "svm", "tiles", "trees", "winograd",
-    "winograd_lines",
+    "gemm", "has_elements", "iota", "norm", "offers", "pool", "pool_gradient", "recurrent", "reduce", "resize",
+    "scatter", "segment_attention", "segment_reduce", "select", "softmax", "strassen", "svm", "tiles", "trees",
+    "varying_gemm", "winograd", "winograd_lines",
 ]  # fmt: skip

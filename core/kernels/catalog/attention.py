@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from core.ir.dim import product
+from core.ir.dim import is_never_negative, product
 from core.ir.graph import Graph, Node, Value
 from core.ir.types import Dim, DType
 from core.kernels.catalog import body as bodies
@@ -25,6 +25,7 @@ _BLOCK = 64  # queries that share the transposed keys
 _ADDED_ACROSS = 3  # queries
 _EMPTY = 0.15  # lanes without a query for each query: with more, rows of scores are faster (measured)
 _EMPTY_PAIRED = 1.0  # the same where a lane multiplies two numbers at once
+_USUAL_KEYS = 1024  # where only a run shows how many there are
 
 
 @dataclass(frozen=True)
@@ -36,19 +37,21 @@ class AttentionSpec(KernelSpec):
     to query. `scores` is the register tile of the first product: its rows are keys, its columns a block of queries;
     `values` that of the second: rows are queries. `dtype` is the type of Q, K, V and Y; scores are float32.
     `guarded`: queries whose weights are no numbers get zeros.
+
+    `keys`, and the steps of extras from query to query, are numbers, but for a QueryRowsSpec.
     """
 
     family: ClassVar[str] = "attention"
     batch: Nest
     queries: int
-    keys: int
+    keys: Dim
     depth: int
     columns: int
     q_steps: tuple[int, int]
     k_steps: tuple[int, int]
     v_step: int
     y_step: int
-    extra_steps: tuple[tuple[int, int], ...]
+    extra_steps: tuple[tuple[Dim, int], ...]
     epilogue: Graph | None
     extra_dtypes: tuple[DType, ...]
     scores: Tile
@@ -68,12 +71,19 @@ class AttentionSpec(KernelSpec):
         return f"attention {self.scores} of {self.keys} keys, {self.values}"
 
     @property
-    def scratch_parts(self) -> tuple[int, int, int, int]:
+    def known_keys(self) -> int:
+        """The number of keys; TypeError where only a run shows it."""
+        if not isinstance(self.keys, int):
+            raise TypeError(f"the kernel is for a number of keys, not {self.keys}")
+        return self.keys
+
+    @property
+    def scratch_parts(self) -> tuple[int, Dim, int, int]:
         """Elements of the packed queries, of the scores, of one number per query of a block, and of keys that must be
         widened."""
         columns = self.scores.columns
         widened = self.scores.rows * row_pitch(self.depth, self.scores) if self.widens else 0
-        return self.depth * columns, self.keys * columns, columns, widened
+        return self.depth * columns, self.known_keys * columns, columns, widened
 
     @property
     def widens(self) -> bool:
@@ -84,7 +94,8 @@ class AttentionSpec(KernelSpec):
 @dataclass(frozen=True)
 class QueryRowsSpec(AttentionSpec):
     """The same where a vector holds scores of one query, not of one key. A task is a `block` of queries. The rows of
-    the tile `scores` are queries, its columns keys."""
+    the tile `scores` are queries, its columns keys. Where only a run shows how many keys there are, at least one, each
+    of them is contiguous."""
 
     family: ClassVar[str] = "query_rows"
 
@@ -94,7 +105,8 @@ class QueryRowsSpec(AttentionSpec):
 
     @property
     def block(self) -> int:
-        fit = _SCORE_BYTES // (self.key_pitch * F32.itemsize)
+        keys = self.keys if isinstance(self.keys, int) else _USUAL_KEYS
+        fit = _SCORE_BYTES // (whole_vectors(keys, self.scores) * F32.itemsize)
         return max(1, min(self.queries, _BLOCK, fit))
 
     @property
@@ -119,21 +131,27 @@ class QueryRowsSpec(AttentionSpec):
         return self.depth if self.copies else self.q_steps[0]
 
     @property
-    def key_pitch(self) -> int:
-        """Elements from the scores of one query to those of the next."""
-        return -(-self.keys // self.scores.lanes) * self.scores.lanes
+    def key_pitch(self) -> Dim:
+        """Elements from the scores of one query to those of the next: whole vectors at least."""
+        return whole_vectors(self.keys, self.scores) if isinstance(self.keys, int) else self.keys + self.scores.lanes
 
     @property
-    def scratch_parts(self) -> tuple[int, int, int, int]:
+    def scratch_parts(self) -> tuple[int, Dim, int, int]:
         """Elements of the copied queries, of the scores, of a panel of keys, and of one number per query."""
         copied = self.block * self.depth if self.copies else 0
         panel = self.depth * self.scores.columns if self.repacks else 0
         return copied, self.block * self.key_pitch, panel, self.block
 
 
+def whole_vectors(count: int, tile: Tile) -> int:
+    """So many elements, padded to vectors."""
+    return -(-count // tile.lanes) * tile.lanes
+
+
 @covers("FusedAttention")
 def attention(request: Request) -> KernelCall | None:
-    """None for other element types, and where a length or a step between rows depends on the batch."""
+    """None for other element types, and where a length or a step between rows depends on the batch; but there may be
+    any number of contiguous keys."""
     node = request.node
     if not _is_covered(node):
         return None
@@ -143,12 +161,16 @@ def attention(request: Request) -> KernelCall | None:
     y = Matrices(shape, unpermuted(request.strides_of(node.output), perm_y))
     scores = (*shape[:-1], k.shape[-1])
     extras = {i: Matrices(scores, request.walk(value, scores)) for i, value in extras_of(node).items()}
-    steps = _whole(step for matrix in (q, k, v, y, *extras.values()) for step in matrix.strides[-2:])
-    sizes = _whole((q.shape[-2], k.shape[-1], q.shape[-1], v.shape[-1]))
-    if steps is None or sizes is None or 0 in sizes or (steps[5], steps[7]) != (1, 1):
+    steps = _whole(step for matrix in (q, k, v, y) for step in matrix.strides[-2:])
+    sizes, along = _whole((q.shape[-2], q.shape[-1], v.shape[-1])), _whole(e.strides[-1] for e in extras.values())
+    keys, across = k.shape[-1], tuple(e.strides[-2] for e in extras.values())
+    if steps is None or sizes is None or along is None or 0 in (*sizes, keys) or (steps[5], steps[7]) != (1, 1):
         return None
-    queries, keys, depth, columns = sizes
+    if not isinstance(keys, int) and not (steps[2] == 1 and is_never_negative(keys - 1)):
+        return None
+    queries, depth, columns = sizes
     batch, epilogue = shape[:-2], node.attrs.get("epilogue")
+    usual = keys if isinstance(keys, int) else _USUAL_KEYS
     spec = AttentionSpec(
         batch=Nest(batch, tuple(matrix.along(batch) for matrix in (q, k, v, *extras.values(), y))).collapsed(),
         queries=queries,
@@ -159,16 +181,16 @@ def attention(request: Request) -> KernelCall | None:
         k_steps=(steps[3], steps[2]),
         v_step=steps[4],
         y_step=steps[6],
-        extra_steps=tuple(zip(steps[8::2], steps[9::2], strict=True)),
+        extra_steps=tuple(zip(across, along, strict=True)),
         epilogue=bodies.canonical(epilogue, {}) if isinstance(epilogue, Graph) else None,
         extra_dtypes=tuple(value.dtype for value in extras_of(node).values()),
-        scores=_score_tile(request, queries, keys),
+        scores=_score_tile(request, queries, usual),
         values=choose_tile(request.cpu, queries, columns),
         dtype=node.output.dtype,
         guarded=bool(node.attrs.get("guarded")),
     )
     if _goes_by_query(spec):
-        spec = QueryRowsSpec(**(spec.facts | {"scores": choose_tile(request.cpu, queries, keys)}))
+        spec = QueryRowsSpec(**(spec.facts | {"scores": choose_tile(request.cpu, queries, usual)}))
     flops = product((*batch, queries, keys)) * (2 * depth + 2 * columns + SOFTMAX_FLOPS)
     scratch = Scratch(sum(spec.scratch_parts) * F32.itemsize)
     operands: tuple[Operand, ...] = (*(In(i) for i in (0, 1, 2, *extras_of(node))), Out(), scratch)
@@ -179,7 +201,10 @@ def attention(request: Request) -> KernelCall | None:
 
 
 def _goes_by_query(spec: AttentionSpec) -> bool:
-    """Whether a query to each lane would leave many lanes empty, or have to gather what the epilogue reads."""
+    """Whether a query to each lane would leave many lanes empty, or have to gather what the epilogue reads; and where
+    only a run shows how many keys there are."""
+    if not isinstance(spec.keys, int):
+        return True
     empty = -spec.queries % spec.scores.lanes
     most = _EMPTY if spec.element is F32 else _EMPTY_PAIRED
     return empty > spec.queries * most or any(across not in (0, 1) for across, _ in spec.extra_steps)

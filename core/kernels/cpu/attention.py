@@ -15,7 +15,7 @@ from core.codegen.lang import Kernel, Val
 from core.codegen.registers import Pointer
 from core.codegen.vmath import exp_of_nonpositive
 from core.ir.dim import product
-from core.ir.types import DType
+from core.ir.types import Dim, DType
 from core.kernels.catalog.attention import AttentionSpec
 from core.kernels.catalog.words import computed_dtype, per_word, word_dtype
 from core.kernels.cpu.lanes import larger
@@ -86,7 +86,7 @@ class _Block:
         packed = self.scratch.view(word_dtype(spec.element))
         gather_panel(k, queries, packed, (spec.depth // size, self.count), (down, across // size), self.lanes)
         totals = self._softmax(self._product())
-        factors = self.scores.at(spec.scratch_parts[1])
+        factors = self.scores.at(k.dim(spec.scratch_parts[1]))
         for v, total in enumerate(totals):
             factors.store(1.0 / total, v * self.lanes)
         values, results = self.operands[2], self.operands[-1].at(self.first * spec.y_step)
@@ -94,7 +94,7 @@ class _Block:
 
     def _product(self) -> list[Val]:
         """Scores of all keys; the answer is the greatest for each query."""
-        k, keys, height = self.kernel, self.spec.keys, self.spec.scores.rows
+        k, keys, height = self.kernel, self.spec.known_keys, self.spec.scores.rows
         lowest = [k.constant(-math.inf, F32, self.lanes)] * self.vectors
         whole = keys // height * height
         with k.fold(0, whole, lowest, height) as fold:
@@ -107,7 +107,7 @@ class _Block:
         across, down = spec.k_steps
         sources = [self._words(self.operands[1].at((key + r) * across)) for r in range(height)]
         if spec.widens:
-            sources = widened(k, sources, self.scratch.at(sum(spec.scratch_parts[:-1])), spec.depth, self.lanes)
+            sources = widened(k, sources, self.scratch.at(k.dim(sum(spec.scratch_parts[:-1]))), spec.depth, self.lanes)
         grid = zeros(k, height, self.vectors, self.lanes)
         queries, depth = self.scratch.view(word_dtype(spec.element)), spec.depth // per_word(spec.element)
         grid = accumulate(k, grid, sources, down, queries, self.width, depth, element=spec.element)
@@ -132,7 +132,7 @@ class _Block:
         extras = [self._extra(place.at(key * steps[1]), steps[0], v) for place, steps in pairs]
         return k.ops.splat(scalar_body(k.ops, spec.epilogue, [score, *extras])[0], self.lanes)
 
-    def _extra(self, place: Pointer, step: int, v: int) -> Val:
+    def _extra(self, place: Pointer, step: Dim, v: int) -> Val:
         """What an extra holds for vector `v` of the queries; `step` goes from one query to the next."""
         k, lanes = self.kernel, self.lanes
         if step == 0:
@@ -141,12 +141,12 @@ class _Block:
         mask = k.lane_mask(left, lanes) if left < lanes else None
         if step == 1:
             return place.load(self.first + at, lanes, mask)
-        return place.at((self.first + at) * step).gather(k.lane_numbers(lanes) * step, mask)
+        return place.at((self.first + at) * k.dim(step)).gather(k.lane_numbers(lanes) * k.dim(step), mask)
 
     def _softmax(self, most: list[Val]) -> list[Val]:
         """Scores to powers, in place; the answer is their sum for each query."""
         k, lanes = self.kernel, self.lanes
-        with k.fold(0, self.spec.keys, [k.zeros(F32, lanes)] * self.vectors) as fold:
+        with k.fold(0, self.spec.known_keys, [k.zeros(F32, lanes)] * self.vectors) as fold:
             row = self.scores.at(fold.index * self.width)
             powers = [exp_of_nonpositive(k.ops, row.load(v * lanes, lanes) - most[v]) for v in range(self.vectors)]
             for v, power in enumerate(powers):
@@ -197,7 +197,8 @@ class Weighing:
         sources = [self.powers(query + r) for r in range(height)]
         grid = zeros(k, height, vectors, lanes)
         values, target = self.values.at(column), self.results.at(column)
-        grid = accumulate(k, grid, sources, self.step, values, spec.v_step, spec.keys, mask)
+        keys = spec.keys if isinstance(spec.keys, int) else k.dim(spec.keys)
+        grid = accumulate(k, grid, sources, self.step, values, spec.v_step, keys, mask)
         for r, row in enumerate(grid):
             factor = self.factors.load(query + r).splat(lanes)
             place = target.at((query + r) * spec.y_step)

@@ -39,7 +39,7 @@ def generate(spec: QueryRowsSpec, target: Target) -> Kernel:
         offsets = offsets_of(k, spec.batch, entry)
         steps = (spec.q_steps[0], 0, 0, *(across for across, _ in spec.extra_steps), spec.y_step)
         moves = zip(operands, offsets, steps, strict=True)
-        places = tuple(pointer.at(offset + block * (width * step)) for pointer, offset, step in moves)
+        places = tuple(pointer.at(offset + block * (k.dim(step) * width)) for pointer, offset, step in moves)
         for count, wanted in ((width, block < full), (rest, block.equals(full))):
             if count and (count < width or full):
                 with k.when(wanted):
@@ -67,10 +67,10 @@ class _Block:
             with k.loop(0, self.count) as query:
                 self._copy(query)
         if spec.adds_across:
-            self._product_across()
+            self._product_across(k.index(0))
         else:
             self._product()
-        factors = self.scratch.at(sum(spec.scratch_parts[:3]))
+        factors = self.scratch.at(k.dim(sum(spec.scratch_parts[:3])))
         with k.loop(0, self.count) as query:
             factors.store(1.0 / self._softmax(self._scores(query)), query)
         Weighing(k, spec, self._scores, 1, factors, self.operands[2], self.operands[-1], self.count).emit()
@@ -80,7 +80,7 @@ class _Block:
         return source.at(query * self.spec.query_pitch)
 
     def _scores(self, query: Val) -> Pointer:
-        return self.scratch.at(self.spec.scratch_parts[0]).at(query * self.spec.key_pitch)
+        return self.scratch.at(self.spec.scratch_parts[0]).at(query * self.kernel.dim(self.spec.key_pitch))
 
     def _copy(self, query: Val) -> None:
         k, spec = self.kernel, self.spec
@@ -93,18 +93,31 @@ class _Block:
                 value = source.at(part.start * along).gather(k.lane_numbers(part.lanes) * along, part.mask)
             target.store(value, part.start, part.mask)
 
-    def _product_across(self) -> None:
-        """A vector of sums for each key, whose lanes are added up for as many keys as a vector has lanes at once."""
-        k, whole = self.kernel, self.spec.keys // self.lanes * self.lanes
-        with k.loop(0, whole, self.lanes) as key:
-            self._some_keys(key, self.lanes)
-        if self.spec.keys > whole:
-            self._some_keys(k.index(whole), self.spec.keys - whole)
+    @property
+    def keys(self) -> Val:
+        return self.kernel.dim(self.spec.keys)
 
-    def _some_keys(self, key: Val, count: int) -> None:
-        """The scores of `count` keys, at most a vector of them."""
+    def _product_across(self, first: Val) -> None:
+        """Scores from key `first` on: a vector of sums for each key, whose lanes are added up for as many keys as a
+        vector has lanes at once."""
+        k, lanes, count = self.kernel, self.lanes, self.keys - first
+        until = first + count // lanes * lanes
+        with k.loop(first, until, lanes) as key:
+            self._some_keys(key, k.index(lanes))
+        rest = self.keys - until
+        if rest.constant is None:
+            with k.when(rest > 0):
+                self._some_keys(until, rest)
+        elif rest.constant:
+            self._some_keys(until, rest)
+
+    def _some_keys(self, key: Val, left: Val) -> None:
+        """The scores of the `left` keys from here on, at most a vector of them. Where only a run shows how many, the
+        last one takes the place of those that are missing."""
         k, spec, lanes = self.kernel, self.spec, self.lanes
-        rows = [self.operands[1].at((key + r) * spec.k_steps[0]) for r in range(count)]
+        count = lanes if left.constant is None else int(left.constant)
+        places = [key + r if left.constant is not None else key + k.ops.min(left - 1, r) for r in range(count)]
+        rows = [self.operands[1].at(place * spec.k_steps[0]) for place in places]
         with k.loop(0, self.count) as query:
             source, whole = self._query(query), spec.depth // lanes * lanes
             with k.fold(0, whole, [k.zeros(F32, lanes)] * count, lanes) as fold:
@@ -116,18 +129,18 @@ class _Block:
                 mask = k.lane_mask(spec.depth - whole, lanes)
                 factor, *loaded = [row.load(whole, lanes, mask) for row in (source, *rows)]
                 sums = [k.ops.fma(x, factor, total) for x, total in zip(loaded, sums, strict=True)]
-            self._keep(sums_of(k, [*sums, *[k.zeros(F32, lanes)] * (lanes - count)]), query, key, count)
+            self._keep(sums_of(k, [*sums, *[k.zeros(F32, lanes)] * (lanes - count)]), query, key, left)
 
     def _product(self) -> None:
         """Panels of keys, transposed where they are no neighbours."""
         k, spec = self.kernel, self.spec
         height, width = spec.scores.rows, spec.scores.columns
-        rows, columns = (n // size * size for n, size in ((self.count, height), (spec.keys, width)))
+        rows, columns = self.count // height * height, self.keys // width * width
 
         def panel(key: Val, count: int) -> None:
             keys, step = self.operands[1].at(key * spec.k_steps[0]), spec.k_steps[1]
             if spec.repacks:
-                packed = self.scratch.at(sum(spec.scratch_parts[:2]))
+                packed = self.scratch.at(k.dim(spec.scratch_parts[0] + spec.scratch_parts[1]))
                 gather_panel(k, keys, packed, (spec.depth, count), (step, spec.k_steps[0]), self.lanes)
                 keys, step = packed, -(-count // self.lanes) * self.lanes
             with k.loop(0, rows, height) as query:
@@ -137,8 +150,11 @@ class _Block:
 
         with k.loop(0, columns, width) as key:
             panel(key, width)
-        if spec.keys > columns:
-            panel(k.index(columns), spec.keys - columns)
+        rest = (self.keys - columns).constant
+        if rest is None:
+            self._product_across(columns)
+        elif rest:
+            panel(columns, int(rest))
 
     def _score_tile(self, query: Val, height: int, key: Val, count: int, panel: Pointer, step: int) -> None:
         """Scores of `height` queries and `count` keys, which lie in `panel`."""
@@ -150,12 +166,12 @@ class _Block:
         grid = accumulate(k, grid, sources, 1, panel, step, spec.depth, mask)
         for r, row in enumerate(grid):
             for start, score in zip(starts, row, strict=True):
-                self._keep(score, query + r, key + start, min(count - start, lanes))
+                self._keep(score, query + r, key + start, k.index(min(count - start, lanes)))
 
-    def _keep(self, score: Val, query: Val, key: Val, count: int) -> None:
+    def _keep(self, score: Val, query: Val, key: Val, count: Val) -> None:
         """Write a vector of scores after the epilogue; minus infinity beyond the last key."""
         k, lanes = self.kernel, self.lanes
-        mask = k.lane_mask(count, lanes) if count < lanes else None
+        mask = k.lane_mask(count, lanes) if count.constant != lanes else None
         score = self._finished(score, query, key, mask)
         if mask is not None:
             score = k.ops.select(mask, score, k.constant(-math.inf, F32, lanes))
@@ -171,7 +187,7 @@ class _Block:
     def _extras(self, query: Val, key: Val, mask: Val | None) -> Iterator[Val]:
         k, lanes = self.kernel, self.lanes
         for pointer, (across, along) in zip(self.operands[3:-1], self.spec.extra_steps, strict=True):
-            place = pointer.at(query * across + key * along)
+            place = pointer.at(query * k.dim(across) + key * along)
             if along == 0:
                 yield place.load().splat(lanes)
             elif along == 1:
@@ -181,13 +197,14 @@ class _Block:
 
     def _softmax(self, scores: Pointer) -> Val:
         """Scores of one query to powers, in place; the answer is their sum."""
-        k = self.kernel
+        k, lanes = self.kernel, self.lanes
+        padded = (self.keys + (lanes - 1)) // lanes * lanes
         greatest = Chains(k, F32, -math.inf, partial(larger, k))
-        most = greatest.over(self.spec.key_pitch, lambda best, i, n, mask: larger(k, scores.load(i, n), best))
+        most = greatest.over(padded, lambda best, i, n, mask: larger(k, scores.load(i, n), best))
 
         def add(total: Val, i: Val, lanes: int, mask: Val | None) -> Val:
             power = exp_of_nonpositive(k.ops, scores.load(i, lanes) - most.splat(lanes))
             scores.store(power, i)
             return total + power
 
-        return Chains(k, F32, 0.0, k.ops.add).over(self.spec.key_pitch, add)
+        return Chains(k, F32, 0.0, k.ops.add).over(padded, add)

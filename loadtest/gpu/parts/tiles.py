@@ -7,13 +7,14 @@ import statistics
 from functools import lru_cache
 from math import inf
 
-from core.compiler import bind, describe, rewritten
+from core.compiler import describe, rewritten
 from core.errors import DeviceMemoryError
 from core.frontends.onnx import load
 from core.options import make_options
 from core.runtime.device_trial import device_bench
 from core.runtime.devices import canonical, open_device
 from core.runtime.store import open_store
+from core.sizes import bind
 from core.split import placement_of, target_on
 from core.tune import Problem, problems
 from loadtest.gpu import models

@@ -11,7 +11,7 @@ import onnx.parser
 
 import core
 from core.codegen.target import x86_64_v3
-from core.compiler import bind, describe
+from core.compiler import describe
 from core.ir.build import Builder
 from core.ir.graph import Graph, State, Value
 from core.ir.types import Dim, DType, TensorType, symbol
@@ -22,6 +22,7 @@ from core.passes.pipeline import optimize
 from core.plan.plan import Plan, Planned
 from core.plan.planner import make_plan
 from core.runtime import simulated  # noqa: F401  (registers the kernels of the simulated device)
+from core.sizes import bind
 from core.train import losses, optimizers, step
 from tests.core.random_nets import Net
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import core
-from core import compiler, tune
+from core import compiler, sizes, tune
 from core.errors import ArtifactError, DeviceError
 from core.ir.build import Builder
 from core.ir.graph import Array, Graph
@@ -70,7 +70,7 @@ def layer(
 
 def optimized(graph: Graph, **options: Any) -> Graph:
     batching = compiler.describe(graph, make_options(threads=1)).batching
-    return optimize(compiler.bind(graph, batching, ()), Options(host=False, **options))[0]
+    return optimize(sizes.bind(graph, batching, ()), Options(host=False, **options))[0]
 
 
 def offers(graph: Graph, **target: Any) -> list[LibrarySpec]:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from core.compiler import leading_symbol
 from core.ir.build import Builder
 from core.ir.dim import symbol
 from core.ir.graph import Array, Graph
@@ -15,6 +14,7 @@ from core.ir.types import DType, TensorType
 from core.ops.inference import infer_graph
 from core.passes.pipeline import Options, optimize
 from core.reference import bind_symbols, run_nodes
+from core.sizes import leading_symbol
 from core.train import step
 from core.train.evaluation import Evaluation
 from core.train.joint import StepSettings, is_weight, joint_graph

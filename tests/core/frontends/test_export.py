@@ -16,6 +16,7 @@ from core.ir.build import Builder
 from core.ir.dim import symbol
 from core.ir.equality import difference
 from core.ir.graph import Graph, State, Value
+from core.ir.text import parse_graph
 from core.ir.types import DType, TensorType
 from core.ops import registry
 from core.passes.pipeline import Options, optimize
@@ -116,6 +117,22 @@ def test_optimized_models_agree_with_onnx_runtime(name: str) -> None:
     want = theirs(proto, {"x": x})["y"]
     got = theirs(onnx.ModelProto.FromString(data), {"x": x})["y"]
     np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * np.abs(want).max())
+
+
+def test_integers_that_sizes_tell() -> None:
+    text = """
+        graph @g {
+          input %x : int64[n,4]
+          %a : int64[3,n] = Iota() {dtype = type int64, shape = [3, n], start = n+1, steps = [n, -2]}
+          %b : int64[] = Iota() {dtype = type int64, shape = [], start = 2*n, steps = []}
+          %c : int32[1,4] = Iota() {dtype = type int32, shape = [1, 4], start = 0, steps = [0, 1]}
+          %d : int64[n,4] = Add(%x, %b)
+          output %a, %b, %c, %d
+        }"""
+    graph, feeds = parse_graph(text), {"x": np.zeros((5, 4), np.int64)}
+    got = theirs(onnx.load_from_string(export(graph)), feeds)
+    for name, want in interpret(graph, feeds).items():
+        np.testing.assert_array_equal(got[name], want, strict=True)
 
 
 @pytest.mark.parametrize("op", ["GlobalMaxPool", "GlobalAveragePool", "InstanceNormalization"])

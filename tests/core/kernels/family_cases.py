@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from core.ir.build import Builder
+from core.ir.dim import symbol
 from core.ir.graph import Array, Graph
 from core.ir.types import DType, TensorType
 from core.kernels import cpu
@@ -101,6 +102,8 @@ def graphs() -> Iterator[Graph]:
     yield _node("GatherElements", "float32[n,9]", "int64[n,4]", axis=1)
     yield _node("GatherND", "float32[n,9,5]", "int64[n,2]")
     yield _node("CumSum", "float32[n,9]", axis=(1,))
+    yield _node("FusedMatMul", "float32[2,3,9]", "float32[2,n,9]", perm_b=(0, 2, 1))
+    yield _node("Iota", dtype=DType.INT64, shape=(symbol("n"),), start=symbol("n"), steps=(1,))
     yield _node("ScatterElements", "float32[n,9]", "int64[n,4]", "float32[n,4]", axis=1)
     yield _node("ScatterND", "float32[9,n]", "int64[4,1]", "float32[4,n]", reduction="add")
     yield _node("Resize", "float32[n,3,7,20]", mode="linear", scales=(1.0, 1.0, 2.0, 3.0))

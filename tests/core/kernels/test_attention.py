@@ -157,6 +157,24 @@ def test_keys_shared_by_groups_of_heads(target: Target, queries: int) -> None:
     sweep("FusedAttention", q, kv, kv, mask, target=target, epilogue=scaled(1), batches=(1, 2), **perms)
 
 
+@each_target
+@pytest.mark.parametrize(("queries", "width"), [(1, 16), (1, 21), (3, 3), (5, 16), (40, 8)])
+def test_any_number_of_keys(target: Target, queries: int, width: int) -> None:
+    """As many as there are queries, and a past of n: none, around a vector, around a panel."""
+    keys, past = f"n+{queries}", (0, 1, 2, 7, 15, 16, 17, 31, 33, 100, 130)
+    q, mask = f"float32[2,3,{queries},{width}]", f"float32[2,1,{queries},{keys}]"
+    k, v = f"float32[2,3,{keys},{width}]", f"float32[2,3,{keys},5]"
+    attrs = {"epilogue": scaled(1), "perm_k": (0, 1, 3, 2)}
+    sweep("FusedAttention", q, k, v, mask, target=target, batches=past, **attrs)
+    q, kv = f"float32[2,{queries},3,{width}]", f"float32[2,{keys},3,{width}]"
+    sweep("FusedAttention", q, kv, kv, target=target, batches=past, guarded=1, **HEADS)
+
+
+def test_any_number_of_narrow_keys() -> None:
+    q, kv = "bfloat16[2,3,1,16]", "bfloat16[2,3,n+1,16]"
+    sweep("FusedAttention", q, kv, kv, target=_vectors(), batches=(1, 15, 40), tolerance=1e-2, perm_k=(0, 1, 3, 2))
+
+
 def test_constant_keys() -> None:
     sweep("FusedAttention", "float32[n,20,8]", floats(8, 300), floats(300, 8), target=_vectors())
 
@@ -181,6 +199,8 @@ def test_heads_are_shared_out() -> None:
         ("float32[n,n,8]", "float32[n,8,4]", "float32[n,4,8]"),
         ("float32[n,4,8]", "float32[n,8,n]", "float32[n,n,8]"),
         ("float32[n,4,8]", "float32[n,8,0]", "float32[n,0,8]"),
+        ("float32[2,4,8]", "float32[2,8,n+1]", "float32[2,n+1,8]"),
+        ("float32[2,4,1]", "float32[2,1,n]", "float32[2,n,8]"),
     ],
 )
 def test_what_is_left_to_the_reference(q: str, k: str, v: str) -> None:

@@ -11,7 +11,7 @@ from core.ir.build import Builder
 from core.ir.graph import Array, Value
 from core.ir.types import DType, TensorType, symbol
 from core.kernels.catalog import Request, select
-from core.kernels.catalog.gemm import GemmSpec
+from core.kernels.catalog.gemm import GemmSpec, gemm
 from core.kernels.cpu.gemm import generate
 from core.kernels.target import Target
 from core.plan.choice import Choice
@@ -137,7 +137,7 @@ def test_gelu_epilogue() -> None:
 
 def test_depth_that_depends_on_the_batch_is_declined() -> None:
     graph = single_node("FusedMatMul", tensor(4, N), tensor(N, 5))
-    assert select(Request(graph.nodes[0], graph.constants, vectors())) is None
+    assert gemm(Request(graph.nodes[0], graph.constants, vectors())) is None
 
 
 def test_equal_weights_share_their_packed_form_whatever_the_rows() -> None:

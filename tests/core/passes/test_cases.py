@@ -27,6 +27,7 @@ from core.passes.gemm import FuseMatMul
 from core.passes.grouped_queries import GroupedQueries
 from core.passes.indexed_views import IndexedViews
 from core.passes.inline_if import InlineIf
+from core.passes.iota import WriteIota
 from core.passes.layout import ChannelsLast
 from core.passes.pooled_conv import PoolConvolutions
 from core.passes.recompose import Recompose
@@ -48,6 +49,7 @@ PASSES: dict[str, Pass] = {
         Eliminate(),
         Simplify(),
         IndexedViews(),
+        WriteIota(),
         Define(),
         BatchAxes(),
         GroupedQueries(),

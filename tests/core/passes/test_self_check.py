@@ -54,7 +54,7 @@ _FINITE_ONLY = {
 # what only a type of small range asks for, and what the compiler asks before.
 _ELSEWHERE = {
     "indexed_views": {"wanted_extents"},
-    "attention": {"_fuse_segments", "_has_tokens", "_is_computed", "_adds_axes"},
+    "attention": {"_fuse_segments", "_have_tokens", "_has_tokens", "_is_computed", "_adds_axes"},
     "bfloat16": {"_is_bounded", "_degree"},
     "widen": {"narrow_products", "_products"},
 }

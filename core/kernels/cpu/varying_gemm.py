@@ -1,0 +1,95 @@
+"""Products of any depth and width: a task is a row, in vectors along its columns, or along the depth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from core.codegen.lang import Kernel, Val
+from core.codegen.registers import Pointer
+from core.ir.dim import product
+from core.ir.types import DType
+from core.kernels.catalog.varying_gemm import VaryingGemmSpec
+from core.kernels.cpu.microkernel import accumulate, zeros
+from core.kernels.cpu.nest import offsets_of
+from core.kernels.cpu.results import Results
+from core.kernels.cpu.tile import sums_of
+from core.kernels.target import Target
+
+F32 = DType.FLOAT32
+_VECTORS = 4  # of columns at a time, where there are so many
+
+
+def generate(spec: VaryingGemmSpec, target: Target) -> Kernel:
+    k = Kernel(spec, target)
+    dtypes = (F32, F32, *spec.extra_dtypes, spec.dtype)
+    operands = [k.operand(i, dtype) for i, dtype in enumerate(dtypes)]
+    write = _along_columns if spec.b_steps[1] == 1 else _along_depth
+    with k.parallel(k.dim(product(spec.nest.extents))) as (row,):
+        offsets = offsets_of(k, spec.nest, row)
+        a, b, *rest = (pointer.at(offset) for pointer, offset in zip(operands, offsets, strict=True))
+        write(k, spec, a, b, Results(k, spec.epilogue, tuple(rest), (*spec.extra_steps, 1)))
+    return k
+
+
+def _along_columns(k: Kernel, spec: VaryingGemmSpec, a: Pointer, b: Pointer, results: Results) -> None:
+    a_step, b_step, depth = k.dim(spec.a_step), k.dim(spec.b_steps[0]), k.dim(spec.depth)
+
+    def columns(at: Val, vectors: int, count: Val) -> None:
+        mask = None if count.constant == vectors * k.lanes else k.lane_mask(count, k.lanes)
+        grid = accumulate(k, zeros(k, 1, vectors, k.lanes), [a], a_step, b.at(at), b_step, depth, mask)
+        _store(results, at, grid[0], mask)
+
+    _cover(k, spec, columns, (_VECTORS, 1))
+
+
+def _along_depth(k: Kernel, spec: VaryingGemmSpec, a: Pointer, b: Pointer, results: Results) -> None:
+    """A vector of sums for each column, whose lanes are added up for as many columns as a vector has lanes."""
+    step, depth, lanes = k.dim(spec.b_steps[1]), k.dim(spec.depth), k.lanes
+    whole = depth // lanes * lanes
+
+    def columns(at: Val, vectors: int, count: Val) -> None:
+        """Where there are fewer, the last one takes the place of those that are missing."""
+        known = count.constant == lanes
+        rows = [b.at((at + (r if known else k.ops.min(count - 1, r))) * step) for r in range(lanes)]
+
+        def add(sums: list[Val], i: Val, mask: Val | None) -> list[Val]:
+            factor = a.load(i, lanes, mask)
+            pairs = zip(rows, sums, strict=True)
+            return [k.ops.fma(line.load(i, lanes, mask), factor, total) for line, total in pairs]
+
+        with k.fold(0, whole, [k.zeros(F32, lanes)] * lanes, lanes) as fold:
+            fold.values = add(fold.values, fold.index, None)
+        sums, rest = fold.values, depth - whole
+        if rest.constant is None:
+            sums = k.choose(rest > 0, lambda: add(fold.values, whole, k.lane_mask(rest, lanes)), lambda: fold.values)
+        elif rest.constant:
+            sums = add(sums, whole, k.lane_mask(rest, lanes))
+        _store(results, at, [sums_of(k, sums)], None if known else k.lane_mask(count, lanes))
+
+    _cover(k, spec, columns, (1,))
+
+
+def _store(results: Results, at: Val, values: list[Val], mask: Val | None) -> None:
+    """Finish and store vectors of one row, from column `at` on."""
+    nowhere = [at.kernel.index(0)] * len(results.operands)
+    results.at_column(at).store([values], [nowhere], mask)
+
+
+def _cover(
+    k: Kernel, spec: VaryingGemmSpec, columns: Callable[[Val, int, Val], None], vectors: tuple[int, ...]
+) -> None:
+    """Call `columns(first, vectors, count)` for all columns: as many vectors at a time as there are, the last one with
+    fewer columns than lanes."""
+    size, done = k.dim(spec.columns), k.index(0)
+    for count in vectors:
+        width = count * k.lanes
+        until = size // width * width
+        with k.loop(done, until, width) as at:
+            columns(at, count, k.index(width))
+        done = until
+    rest = size - done
+    if rest.constant is None:
+        with k.when(rest > 0):
+            columns(done, 1, rest)
+    elif rest.constant:
+        columns(done, 1, rest)

@@ -1,0 +1,45 @@
+"""Which sizes of a model are numbers when its code is made: the symbols of its inputs, and binding them."""
+
+from __future__ import annotations
+
+from core.ir.dim import symbol, symbols
+from core.ir.graph import Graph
+from core.ir.types import Dim, TensorType
+from core.ir.verify import verify
+from core.ops.inference import infer_graph
+from core.ops.supposed import suppositions
+from core.passes.rows import leading
+from core.runtime.lines import Sizes
+from core.runtime.session import BatchInfo
+
+
+def bind(graph: Graph, batching: BatchInfo, binding: Sizes) -> Graph:
+    """A copy of the graph with the symbols of `binding` replaced by their sizes, and the batch symbol renamed to `n`
+    unless it is one of those."""
+    env: dict[str, Dim] = dict(binding)
+    if batching.symbol is not None and batching.symbol not in env:
+        env[batching.symbol] = symbol("n")
+    bound = graph.clone(env)
+    bound.defaults.clear()  # from here on constants are what they are
+    infer_graph(bound)
+    verify(bound, "binding shapes")
+    return bound
+
+
+def leading_symbol(graph: Graph) -> str | None:
+    """The symbol that leads the first input that has one: it varies at run time even when rows are not independent."""
+    return next(filter(None, map(leading, graph.inputs)), None)
+
+
+def supposed_of(graph: Graph, batch: str | None) -> tuple[Dim, ...]:
+    """What the code for all sizes of the batch symbol supposes."""
+    if batch is None:
+        return ()
+    given = {name for value in graph.inputs if isinstance(value.type, TensorType) for name in value.type.symbols}
+    return tuple(dim for dim in suppositions(graph, infer_graph(graph), given) if batch in symbols(dim))
+
+
+def other_symbols(graph: Graph, batching: BatchInfo) -> list[str]:
+    """Symbols of the inputs that are bound per shape."""
+    found = {name for v in graph.inputs if isinstance(v.type, TensorType) for name in v.type.symbols}
+    return sorted(found - {batching.symbol})

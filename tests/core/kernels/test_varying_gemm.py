@@ -1,0 +1,56 @@
+"""Products whose depth or width only a run shows, around vectors and of nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from core.kernels.catalog import Request, select
+from core.kernels.target import Target
+from tests.core.kernels.harness import single_node
+from tests.core.kernels.sweep import sweep, tensor
+from tests.core.kernels.test_attention import scaled
+from tests.core.targets import each_target, vectors
+
+_SIZES = (0, 1, 2, 7, 15, 16, 17, 33, 64, 70, 131)
+
+
+@each_target
+@pytest.mark.parametrize(
+    ("a", "b", "perms"),
+    [
+        ("2,3,21", "2,21,n", {}),
+        ("2,3,n", "2,n,21", {}),
+        ("2,3,n", "2,n,70", {}),
+        ("2,3,21", "2,n,21", {"perm_b": (0, 2, 1)}),
+        ("2,3,n", "2,5,n", {"perm_b": (0, 2, 1)}),
+        ("2,n,3", "n,21", {"perm_a": (0, 2, 1)}),
+        ("1,n+1", "n+1,n", {}),
+        ("2,4,1,8", "2,4,n+1,8", {"perm_b": (0, 1, 3, 2)}),
+        ("2,1,4,8", "2,n,4,8", {"perm_a": (0, 2, 1, 3), "perm_b": (0, 2, 3, 1), "perm_y": (0, 2, 1, 3)}),
+    ],
+    ids=str,
+)
+def test_sizes(target: Target, a: str, b: str, perms: dict[str, Any]) -> None:
+    sweep("FusedMatMul", f"float32[{a}]", f"float32[{b}]", target=target, batches=_SIZES, tolerance=2e-5, **perms)
+
+
+@each_target
+@pytest.mark.parametrize("extra", ["2,1,n", "3,n", "2,3,1", "1"])
+def test_epilogues(target: Target, extra: str) -> None:
+    operands = ("float32[2,3,8]", "float32[2,n,8]", f"float32[{extra}]")
+    sweep("FusedMatMul", *operands, target=target, batches=_SIZES, perm_b=(0, 2, 1), epilogue=scaled(1))
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ("float64[3,8]", "float64[8,n]"),
+        ("float32[40,8]", "float32[8,n]"),
+        ("float32[n,8]", "float32[8,n]"),
+    ],
+)
+def test_what_is_left_to_the_reference(a: str, b: str) -> None:
+    graph = single_node("FusedMatMul", tensor(a), tensor(b))
+    assert select(Request(graph.nodes[0], graph.constants, vectors())) is None

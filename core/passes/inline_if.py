@@ -84,30 +84,32 @@ def _inline_the_only_one(editor: Editor, node: Node, known: Mapping[Value, Array
     then, other = (node.attrs[name] for name in _BRANCHES)
     assert isinstance(then, Graph)
     assert isinstance(other, Graph)
-    fits = _fits(then, known)
-    if fits is None or _fits(other, known) is not (not fits):
+    misfits = [_misfit(branch, known) for branch in (then, other)]
+    if None in misfits or all(misfits) or not any(misfits):
         return
-    first = _zero_if(editor, node, fits)
+    fits = not misfits[0]
+    first = _zero_if(editor, node, fits, misfits[fits] or "")
     for old, new in zip(node.outputs, editor.splice(node, then if fits else other), strict=True):
         stacked = editor.emit(node, "Unsqueeze", new, attrs={"axes": (0,)})
         editor.replace(old, editor.emit(node, "Gather", stacked, first, attrs={"axis": 0}))
 
 
-def _fits(branch: Graph, known: Mapping[Value, Array]) -> bool | None:
-    """Whether the nodes of a branch fit what they read; None where that is not known."""
+def _misfit(branch: Graph, known: Mapping[Value, Array]) -> str | None:
+    """Why a node of a branch does not fit what it reads; "" where all fit, None where that is not known."""
     try:
         infer_graph(branch.clone(), dict(known))
     except UnsupportedError:
         return None
-    except ModelError:
-        return False
-    return True
+    except ModelError as error:
+        return error.reason
+    return ""
 
 
-def _zero_if(editor: Editor, node: Node, wanted: bool) -> Value:
-    """0 where the condition of an If is the one that is wanted; else the node refuses its data."""
+def _zero_if(editor: Editor, node: Node, wanted: bool, reason: str) -> Value:
+    """0 where the condition of an If is the one that is wanted; else the node refuses its data. `reason`: why the other
+    branch does not fit."""
     condition, label = node.inputs[0], node.name or node.outputs[0].name
-    name = f"{label}, whose {_BRANCHES[wanted]} does not fit these shapes"
+    name = f"{label}, whose {_BRANCHES[wanted]} does not fit these shapes: {reason}"
     other = editor.emit(node, "Not", condition) if wanted else condition
     index = editor.emit(node, "Cast", other, attrs={"to": DType.INT64.onnx_code})
     index = editor.emit(node, "Reshape", index, attrs={"shape": ()})

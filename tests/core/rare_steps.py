@@ -49,6 +49,15 @@ def _rounded(net: Net) -> Value:
     return net.op(op, _exact(net), size=4.0, **attrs.get(op, {}))
 
 
+def _numbered(net: Net) -> Value:
+    """A quarter of the places within a row, added to it."""
+    x = net.pick()
+    steps = (0, *(net.choose(3) for _ in x.shape[1:]))
+    places = net.b("Iota", dtype=DType.INT64.onnx_code, shape=x.shape, start=net.choose(4), steps=steps)
+    quarters = net.b("Mul", net.b("Cast", places, to=DType.FLOAT32), net.b.constant(np.float32(0.25)))
+    return net.op("Add", x, net.b("Tanh", quarters), size=net.size[x] + 1)
+
+
 def _not_finite(net: Net) -> Value:
     """Infinities and NaN where ids are small, and who finds them."""
     x = _exact(net)
@@ -235,7 +244,7 @@ def _support_vectors(net: Net) -> Value:
 
 
 RARE_STEPS: tuple[Step, ...] = (
-    _hyperbolic, _inverse, _inverse, _shrink, _rounded, _rounded, _not_finite, _bits, _bits, _whole_arithmetic,
-    _rare_reduction, _rare_reduction, _rms_norm, _barrier, _there_and_back, _recurrent, _recurrent, _trees,
+    _hyperbolic, _inverse, _inverse, _shrink, _rounded, _rounded, _numbered, _not_finite, _bits, _bits,
+    _whole_arithmetic, _rare_reduction, _rare_reduction, _rms_norm, _barrier, _there_and_back, _recurrent, _recurrent, _trees,
     _batched_weights, _scattered_rows, _scattered_elements, _gathered, _running_product, _support_vectors,
 )  # fmt: skip

@@ -24,7 +24,7 @@ LAYERS = [
     ["core.options"],
     ["core.tune"],
     ["core.split"],
-    ["core.specialise", "core.packing"],
+    ["core.specialise", "core.packing", "core.sizes"],
     ["core.compiler"],
     ["core.custom", "core.ahead"],
     ["core.nn"],

@@ -279,9 +279,9 @@ def _answer(answers: Any, name: str, path: Path, feeds: list[Feeds], options: Ma
 
 def _awaited(child: Any, answers: Any, deadline: float) -> Verdict | None:
     """What a child finds; None where it ends without an answer, or not in time."""
-    while time.monotonic() < deadline:
+    while (left := deadline - time.monotonic()) > 0:
         with suppress(queue.Empty):
-            found: Verdict = answers.get(timeout=1)
+            found: Verdict = answers.get(timeout=min(left, 1))
             return found
         if not child.is_alive() and answers.empty():
             return None

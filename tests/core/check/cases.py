@@ -148,10 +148,10 @@ def with_fallback() -> Case:
 
     def net(b: Builder, x: Value) -> list[Value]:
         h = b("Exp", x)
-        sums = b("Det", b("Reshape", h, shape=(-1, 4, 4)))
-        return [b("Mul", b("Relu", h), b("Unsqueeze", sums, axes=(1,))), b("Reshape", h, shape=(-1, 2, 8))]
+        sums = b("Det", h)
+        return [b("Mul", b("Relu", h), b("Unsqueeze", sums, axes=(1, 2))), b("Reshape", h, shape=(-1, 2, 8))]
 
-    return case("fallback", written(net, N, 16))
+    return case("fallback", written(net, N, 4, 4))
 
 
 @functools.cache

@@ -245,6 +245,6 @@ def _support_vectors(net: Net) -> Value:
 
 RARE_STEPS: tuple[Step, ...] = (
     _hyperbolic, _inverse, _inverse, _shrink, _rounded, _rounded, _numbered, _not_finite, _bits, _bits,
-    _whole_arithmetic, _rare_reduction, _rare_reduction, _rms_norm, _barrier, _there_and_back, _recurrent, _recurrent, _trees,
-    _batched_weights, _scattered_rows, _scattered_elements, _gathered, _running_product, _support_vectors,
+    _whole_arithmetic, _rare_reduction, _rare_reduction, _rms_norm, _barrier, _there_and_back, _recurrent, _recurrent,
+    _trees, _batched_weights, _scattered_rows, _scattered_elements, _gathered, _running_product, _support_vectors,
 )  # fmt: skip

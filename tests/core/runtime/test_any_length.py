@@ -188,9 +188,9 @@ def test_what_cannot_be_made_leaves_the_references_to_answer(model: Path, monkey
         assert "the general version serves meanwhile" in session.explain()
 
 
-def test_packed_code_that_needs_the_references_does_not_stand_in() -> None:
+def test_packed_code_that_needs_the_references_does_not_stand_in(tmp_path: Path) -> None:
     """Products of six columns have no kernels."""
-    with core.compile(attention(), threads=1, tune="off") as session:
+    with core.compile(attention(), threads=1, tune="off", cache_dir=tmp_path) as session:
         assert session.description.any_length
         session.run({"hidden": np.zeros((1, 4, 6), np.float32), "mask": np.ones((1, 4), np.int64)})
         general = session._shapes._maker.general

@@ -12,6 +12,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Literal, TypedDict
 
+from core.check.plans import is_on
+from core.check.types import check_types
 from core.codegen.jit import compiler_version, llvm_version
 from core.codegen.target import has_bytes, host
 from core.errors import ArtifactError, ModelError, UnsupportedError
@@ -543,7 +545,10 @@ def rewritten(graph: Graph, options: Options) -> tuple[Graph, list[PassReport]]:
     wanted = "float32" if options.precision == "tf32" else options.precision
     precision = str(own) if own is not None and wanted == "float32" else wanted
     passes = PassOptions(precision=precision, integers=not here or has_bytes(host()), host=here)
-    return (optimize if options.optimize else prepare)(graph, passes)
+    graph, reports = (optimize if options.optimize else prepare)(graph, passes)
+    if is_on():
+        check_types(graph)
+    return graph, reports
 
 
 def target_of(options: Options) -> Target:

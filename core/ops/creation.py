@@ -127,6 +127,7 @@ class Iota(OpDef):
     inputs = ""
     outputs = "output"
     attrs = {"dtype": Required("dtype"), "shape": Required("ints"), "start": 0, "steps": Required("ints")}
+    shape_arithmetic = True
     zero_gradient = "it depends on a shape only"
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
@@ -134,6 +135,14 @@ class Iota(OpDef):
         if dtype not in INDEX or len(c.attr("steps")) != len(shape):
             c.fail(f"has {len(c.attr('steps'))} steps of {dtype}, expected {len(shape)} of {INDEX.label}")
         return [TensorType(dtype, shape)]
+
+    def known(self, c: Infer) -> Array | None:
+        shape, start, steps = tuple(c.attr("shape")), c.attr("start"), c.attr("steps")
+        if not all(isinstance(extent, int) for extent in shape):
+            return None
+        places = np.ndindex(shape)
+        dims = (start + sum(step * i for step, i in zip(steps, place, strict=True)) for place in places)
+        return as_known(tuple(dims)).reshape(shape)
 
     def reference(self, c: Call) -> Array:
         shape, (start,), steps = (c.param(name) or () for name in ("shape", "start", "steps"))

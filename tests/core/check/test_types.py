@@ -1,0 +1,59 @@
+"""Inference over a rewritten graph knows as much as the passes did."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import core
+from core.check.types import check_types
+from core.errors import VerifyError
+from core.ir.dim import symbol
+from core.ir.graph import Graph
+from core.ops.creation import Iota
+from core.passes.pipeline import optimize
+from tests.core.small_models import assert_like_onnx_runtime, model, normal
+
+# Only a run shows the shape of v; the shape that it is then given names the batch size, which becomes an Iota.
+PRODUCT = model(
+    "float[N,3,6,6] x, int64[4] shape => float[] y",
+    "m = Expand (one, shape)  n = Shape <start = 0, end = 1> (x)  d = Shape <start = 3> (m)"
+    "  s = Concat <axis = 0> (n, k, d)  v = Reshape (m, s)  y = MatMul (x, v)",
+    "float[1,1,1,1] one = {1}, int64[2] k = {3, 6}",
+)
+FEEDS = {"x": normal(2, 3, 6, 6), "shape": np.array([2, 3, 6, 5])}
+
+
+def test_a_shape_made_of_the_batch_size_is_known_after_the_passes() -> None:
+    assert_like_onnx_runtime(PRODUCT, FEEDS)
+
+
+def test_the_rewritten_graph_keeps_its_types() -> None:
+    graph = rewritten()
+    before = types(graph)
+    check_types(graph)
+    assert types(graph) == before
+
+
+def test_a_pass_that_hides_a_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = rewritten()
+    monkeypatch.setattr(Iota, "known", lambda op, view: None)
+    with pytest.raises(VerifyError, match=r"inference refuses the rewritten graph: .* cannot multiply"):
+        check_types(graph)
+
+
+def test_a_lost_extent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = rewritten()
+    graph.nodes.pop()  # the product, whose operator would refuse
+    graph.outputs = [graph.nodes[-1].output]
+    monkeypatch.setattr(Iota, "known", lambda op, view: None)
+    with pytest.raises(VerifyError, match=r"'v' \(Reshape\) is float32\[n,3,6,_m_d3\], and inference says float32"):
+        check_types(graph)
+
+
+def rewritten() -> Graph:
+    return optimize(core.load(PRODUCT).clone({"N": symbol("n")}))[0]
+
+
+def types(graph: Graph) -> list[str]:
+    return [str(value.type) for node in graph.nodes for value in node.outputs]

@@ -79,7 +79,7 @@ def lineage(http: httpx.Client, version: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_digits_from_upload_to_a_refused_fine_tuning(http: httpx.Client) -> None:
     data = upload(http, "digits", DIGITS.images, DIGITS.target)
     assert (data["rows"], data["classes"]) == (1797, [str(digit) for digit in range(10)])
@@ -123,7 +123,7 @@ def test_digits_from_upload_to_a_refused_fine_tuning(http: httpx.Client) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_sweep_publishes_its_best_trial(http: httpx.Client) -> None:
     upload(http, "few", DIGITS.images[:400], DIGITS.target[:400])
     recipe = {

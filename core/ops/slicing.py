@@ -126,7 +126,9 @@ class Cut:
 
 def cut_of(extent: Dim, start: Dim, end: Dim, step: int) -> Cut | None:
     """What a slice takes. Bounds are clamped as far as their order is known, and else supposed to lie within the
-    extent. None where even that says nothing."""
+    extent. None where even that says nothing, and where there can be no such tensor."""
+    if isinstance(extent, int) and extent < 0:
+        return None
     if isinstance(extent, int) and isinstance(start, int) and isinstance(end, int):
         return Cut(len(range(*slice(start, end, step).indices(extent))))
     if _is_whole(extent, start, end, step):

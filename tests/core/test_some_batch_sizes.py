@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 import core
 from core.compiler import compile_to, make_options
-from core.errors import FeedError
+from core.errors import FeedError, LatheError
 from tests.core.small_models import assert_like_onnx_runtime, model, normal
 
 SUM = model("float[n,4] x, float[2,m,4] t => float[2,k,4] y", "s = Add(x, t) y = Tanh(s)")
@@ -96,3 +96,14 @@ def test_a_branch_that_never_fits_asks_for_nothing() -> None:
         for n in (2, 5):
             session.run({"x": normal(n, 4), "p": np.array(True)})
         assert "every batch size" not in session.explain()
+
+
+def test_a_slice_of_what_is_too_short_for_some_sizes() -> None:
+    """For nine rows and more the extent 8 - n would be below 0: Expand refuses it, here as in ONNX Runtime."""
+    shape = "s = Size (x)  d = Sub (eight, s)  t = Concat <axis = 0> (d, one)"
+    body = f"{shape}  e = Expand (x, t)  y = Slice (e, zero, one, zero)"
+    constants = "int64[1] eight = {8}, int64[1] one = {1}, int64[1] zero = {0}"
+    data = model("float[n] x => float[a,b] y", body, constants)
+    assert_like_onnx_runtime(data, {"x": normal(7)}, {"x": normal(1)})
+    with core.compile(data, tune="off") as session, pytest.raises(LatheError, match="Expand"):
+        session.run({"x": normal(9)})

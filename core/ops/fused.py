@@ -16,6 +16,7 @@ from core.ir.graph import Array, Graph
 from core.ir.types import Dim, TensorType, ValueType
 from core.ops.common import broadcast_shapes, wide
 from core.ops.elementwise import Elementwise
+from core.ops.inference import infer_graph
 from core.ops.products import check_epilogue, product_dtype, widened
 from core.ops.registry import Call, Infer, NodeView, OpDef, Required, get, register
 from core.ops.scalar import Operand, ScalarOps
@@ -57,7 +58,20 @@ class FusedElementwise(Elementwise):
     inputs = "*x"
     outputs = "*y"
     attrs = {"body": Required("graph")}
+    shape_arithmetic = True
     no_gradient = "passes make it, after differentiation"
+
+    def known(self, c: Infer) -> Sequence[Array] | None:
+        """What the nodes of the body make of known inputs: they may compute shapes."""
+        given = [c.value(index) for index in range(len(c.node.inputs))]
+        if not given or any(array is None for array in given):
+            return None
+        body = c.attr("body").clone()
+        arrays = {value: array for value, array in zip(body.inputs, given, strict=True) if array is not None}
+        shape = np.broadcast_shapes(*(array.shape for array in arrays.values()))
+        known = infer_graph(body, arrays)
+        found = [np.broadcast_to(known[value], shape) for value in body.outputs if value in known]
+        return found if len(found) == len(body.outputs) else None
 
     def infer(self, c: Infer) -> Sequence[ValueType]:
         shape = broadcast_shapes(c, [c.shape(i) for i in range(len(c.node.inputs))])

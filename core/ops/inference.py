@@ -89,9 +89,9 @@ def _infer_values(op: registry.OpDef, node: Node, known: dict[Value, Array]) -> 
     view = registry.Infer(op, node, known)
     if any(map(may_break, op.supposes(view))):
         return
-    array = op.known(view)
-    arrays = [] if array is None else [array]
-    if array is None and all(value is None or value in known for value in node.inputs):
+    found = op.known(view)
+    arrays = [found] if isinstance(found, np.ndarray) else list(found or ())
+    if found is None and all(value is None or value in known for value in node.inputs):
         arrays = _evaluate(op, node, [known[value] if value is not None else None for value in node.inputs])
     known.update(zip(node.outputs, arrays, strict=False))
 

@@ -272,8 +272,9 @@ class OpDef:
         """Dimensions that must not be negative for the types of `infer` to be right, besides those in the types."""
         return ()
 
-    def known(self, c: Infer) -> Array | None:
-        """The output's elements where the types of the inputs alone give them, as Shape's do."""
+    def known(self, c: Infer) -> Array | Sequence[Array] | None:
+        """The elements of the output, or of all outputs, where more than the values of the inputs gives them: the types
+        of the inputs, as for Shape, or a body."""
         return None
 
     def reference(self, c: Call, *inputs: Runtime) -> Runtime:

@@ -52,6 +52,15 @@ class Slice(OpDef):
             c.fail("a step is 0, expected any other number")
         return {axis: (starts[i], ends[i], steps[i]) for i, axis in enumerate(axes)}
 
+    def _axes(self, c: Infer, rank: int) -> Sequence[int]:
+        """The axes that are cut, also where nobody knows at what; all of them where those are not known either."""
+        axes = c.param("axes")
+        if axes is not None:
+            return normalize_axes(c, axes, rank)
+        bounds = [c.shape(index) for index in (1, 2) if c.has_input(index)]
+        count = next((shape[0] for shape in bounds if shape is not None and len(shape) == 1), rank)
+        return range(rank if c.has_param("axes") or not isinstance(count, int) else count)
+
     def _hidden(self, c: Infer) -> bool:
         return any(c.has_param(name) and c.param(name) is None for name in ("axes", "steps"))
 
@@ -62,9 +71,11 @@ class Slice(OpDef):
         if type_.shape is None:
             return [type_]
         ranges = self.ranges(c, type_.rank)
-        if ranges is None:
-            return [TensorType(type_.dtype, tuple(c.fresh_dim(f"d{axis}") for axis in range(type_.rank)))]
         dims = list(type_.shape)
+        if ranges is None:
+            cut_axes = self._axes(c, type_.rank)
+            dims = [c.fresh_dim(f"d{axis}") if axis in cut_axes else dim for axis, dim in enumerate(dims)]
+            return [TensorType(type_.dtype, tuple(dims))]
         for axis, bounds in ranges.items():
             cut = cut_of(dims[axis], *bounds)
             dims[axis] = c.fresh_dim(f"d{axis}") if cut is None or any(map(may_break, cut.supposed)) else cut.length

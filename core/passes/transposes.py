@@ -103,7 +103,7 @@ def _batch_first(editor: Editor, node: Node) -> None:
     if x is None or x.producer is None or perm is None or target is None or editor.only_reader(x) is not node:
         return
     parts, source = common_axes(x.shape, target) if shape_of(x) is not None else None, x.producer.inputs[0]
-    if parts is None or source is None or perm[0] == 0 or node.attrs.get("shape") != target:
+    if parts is None or source is None or perm[:1] in ((), (0,)) or node.attrs.get("shape") != target:
         return
     extents, split, joins = parts
     batch, stored = split[perm.index(0)][:1], [axis for before in inverse(perm) for axis in split[before]]

@@ -28,6 +28,32 @@ def test_a_shape_made_of_the_batch_size_is_known_after_the_passes() -> None:
     assert_like_onnx_runtime(PRODUCT, FEEDS)
 
 
+# The bounds are sums of an extent that only a run shows; fused into one node they are still known to lie within it.
+BOUNDS = model(
+    "float[N,6] x, int64[1] last, int64[2] v => int64[] y",
+    "p = Slice (x, six, last, one)  s = Shape (p)  n = Gather <axis = 0> (s, zero)  a = Add (n, two)  b = Mul (a, two)"
+    "  f = Shape (v)  y = Slice (v, f, b, zero)",
+    "int64[1] six = {6}, int64[1] one = {1}, int64[1] zero = {0}, int64[1] two = {2}",
+)
+# Only a run shows where the slice begins: that says nothing of the other axes.
+BESIDE = model(
+    "float[N,4,6] x, int64[1] first => float[a,b,c] y",
+    "s = Shape <start = 0, end = 1> (x)  m = Mul (first, two)  e = Sub (s, m)  c = Slice (x, e, s, zero)  y = Relu (c)",
+    "int64[1] two = {2}, int64[1] zero = {0}",
+)
+
+
+def test_fused_shape_arithmetic_is_known_after_the_passes() -> None:
+    feeds = {"x": normal(3, 6), "last": np.array([6]), "v": np.array([4, 5])}
+    assert_like_onnx_runtime(BOUNDS, feeds, {**feeds, "x": normal(1, 6), "last": np.array([0])})
+
+
+def test_a_slice_at_a_place_that_data_say_keeps_the_other_extents() -> None:
+    (cut,) = [node for node in core.load(BESIDE).nodes if node.op == "Slice"]
+    assert str(cut.output.type).endswith(",4,6]")
+    assert_like_onnx_runtime(BESIDE, {"x": normal(5, 4, 6), "first": np.array([2])})
+
+
 def test_the_rewritten_graph_keeps_its_types() -> None:
     graph = rewritten()
     before = types(graph)

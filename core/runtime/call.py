@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from core.runtime.native import ContextWord
 from core.runtime.team import Team
 
 Run: TypeAlias = Callable[[Sequence[Any]], list[Any]]  # outputs for inputs, of certain shapes
+Form: TypeAlias = tuple[tuple[int, ...], np.dtype[Any]]  # of an output: its shape, its type
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]  # of the inputs, in their order
 
 _KEPT = 256  # shapes; when there are more, they are forgotten together
@@ -35,9 +37,17 @@ _THREADS, _TIMES, _ARRAYS = int(ContextWord.THREADS), int(ContextWord.TIMES), in
 
 
 class Host(Protocol):
-    """The code that a `Call` is of."""
+    """The code that a call is of."""
 
     def new_context(self) -> Context: ...
+
+    def run_schedule(
+        self, context: Context, n: int, inputs: Sequence[Any], outputs: list[Any], times: None
+    ) -> list[Any]: ...
+
+    def view(self, context: Context, n: int, name: str) -> Any:
+        """A value that native code has written."""
+        ...
 
     def refusal(self, status: int) -> Exception:
         """What a run raises whose status is not 0."""
@@ -46,27 +56,32 @@ class Host(Protocol):
     def free(self) -> None: ...
 
 
-class Call:
-    """All steps of a plan, on the caller's thread, for a batch of `n` rows."""
+class Setting:
+    """What no run of a call changes: the batch size, so many steps, bytes of the arena, arrays that are ports. A
+    context is set once, and again after it has served another call."""
 
-    def __init__(
-        self,
-        host: Host,
-        contexts: Contexts,
-        team: Team,
-        n: int,
-        steps: int,
-        arena: int,
-        inputs: int,
-        outputs: Sequence[tuple[tuple[int, ...], np.dtype[Any]]],
-    ) -> None:
-        """`arena`: the bytes it needs. `outputs`: shapes and types of all, which follow the inputs in the bases."""
-        self._host, self._contexts = host, contexts
+    def __init__(self, n: int, steps: int, arena: int, ports: int) -> None:
+        self.n, self._steps, self._arena, self._ports = n, steps, arena, ports
+        self.number = next(_NUMBERS)
+
+    def apply(self, context: Context) -> None:
+        context.call = 0
+        context.make_room(self._arena)
+        words = context.words
+        words[_N], words[_THREADS], words[_TIMES] = self.n, 1, 0
+        words[_FIRST], words[_LAST], words[_ARRAYS] = 0, self._steps, self._ports
+        context.show(self.n)
+        context.call = self.number
+
+
+class Call:
+    """All steps of a plan on the caller's thread, as one native call."""
+
+    def __init__(self, host: Host, contexts: Contexts, team: Team, setting: Setting, outputs: Sequence[Form]) -> None:
+        self._host, self._contexts, self._setting = host, contexts, setting
         self._enter, self._team = team.enter, team.handle
-        self._n, self._steps, self._arena = n, steps, arena
-        self._arrays = inputs + len(outputs)
+        self._number = setting.number
         self._outputs = tuple(outputs)
-        self._number = next(_NUMBERS)
 
     def __call__(self, inputs: Sequence[NDArray[Any]]) -> list[Any]:
         contexts = self._contexts
@@ -74,7 +89,7 @@ class Call:
             context = contexts.take(self._host.new_context)
             try:
                 if context.call != self._number:
-                    self._set(context)
+                    self._setting.apply(context)
                 # The driver reads the addresses of elements out of the arrays, all of which live until it has ended.
                 outputs = [np.empty(shape, dtype) for shape, dtype in self._outputs]
                 objects, place = context.objects, 0
@@ -89,19 +104,78 @@ class Call:
                 if contexts.give(context):
                     self._host.free()
         except MemoryError as error:
-            raise no_room(self._n, error) from error
+            raise no_room(self._setting.n, error) from error
         if status:
             raise self._host.refusal(status)
         return outputs
 
-    def _set(self, context: Context) -> None:
-        """What no run of this call changes."""
-        context.call = 0
-        context.make_room(self._arena)
-        words = context.words
-        words[_N], words[_THREADS], words[_TIMES] = self._n, 1, 0
-        words[_FIRST], words[_LAST], words[_ARRAYS] = 0, self._steps, self._arrays
-        context.call = self._number
+
+_NOTHING = np.empty(0, np.uint8)
+
+
+class Tail(NamedTuple):
+    """Nodes that run behind native code."""
+
+    # Functions of their arguments (see OpDef.quickly), names of these, or "" and a constant, and the result's name.
+    steps: Sequence[tuple[Callable[..., Any], Sequence[tuple[str, Any]], str]]
+    outputs: Sequence[tuple[int, str]]  # places of results among the outputs
+
+
+class Played:
+    """As `Call`, with nodes on their references between native calls, or behind the one that there is."""
+
+    def __init__(
+        self,
+        host: Host,
+        contexts: Contexts,
+        team: Team,
+        setting: Setting,
+        outputs: Sequence[Form | None],
+        tail: Tail | None,
+    ) -> None:
+        """`outputs`: None for those that a reference makes."""
+        self._host, self._contexts, self._setting = host, contexts, setting
+        self._enter, self._team = team.enter, team.handle
+        self._outputs, self._tail = tuple(outputs), tail
+
+    def __call__(self, inputs: Sequence[NDArray[Any]]) -> list[Any]:
+        contexts, setting = self._contexts, self._setting
+        try:
+            context = contexts.take(self._host.new_context)
+            try:
+                if context.call != setting.number:
+                    setting.apply(context)
+                outputs = [None if form is None else np.empty(*form) for form in self._outputs]
+                objects = context.objects
+                for place, array in enumerate((*inputs, *outputs)):
+                    objects[place] = id(_NOTHING if array is None else array)
+                if self._tail is not None and self._finished(context, outputs, self._tail):
+                    return outputs
+                return self._host.run_schedule(context, setting.n, inputs, outputs, None)
+            finally:
+                if contexts.give(context):
+                    self._host.free()
+        except MemoryError as error:
+            raise no_room(setting.n, error) from error
+
+    def _finished(self, context: Context, outputs: list[Any], tail: Tail) -> bool:
+        """Whether native code and the tail have run. If not, the schedule runs, whose references say what is wrong."""
+        if status := self._enter(self._team, context.handle):
+            raise self._host.refusal(status)
+        made: dict[str, Any] = {}
+        with suppress(Exception):
+            for run, reads, name in tail.steps:
+                made[name] = run(
+                    *[(made[of] if of in made else self._seen(context, of)) if of else it for of, it in reads]
+                )
+            for place, name in tail.outputs:
+                outputs[place] = made[name]
+            return True
+        return False
+
+    def _seen(self, context: Context, name: str) -> Any:
+        view = context.views.get(name)
+        return self._host.view(context, self._setting.n, name) if view is None else view
 
 
 def no_room(n: int, error: MemoryError) -> FeedError:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,8 @@ class Context:
     second: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
     handle: ctypes.c_void_p = field(init=False)
     objects: memoryview = field(init=False)  # over `arrays`: twice as fast to write one word
+    rows: int = -1  # of the views
+    views: dict[str, NDArray[Any]] = field(default_factory=dict)  # of values in the arena, for so many rows
     call: int = 0  # what the words are set for, see call.py; 0 where each run sets them
     # What of these is kept where a run may not end by itself.
     run: int = 0
@@ -45,6 +48,13 @@ class Context:
         if self.arena.nbytes < nbytes:
             self.arena = aligned_bytes(nbytes)
             self.bases[ARENA] = address_of(self.arena)
+            self.views.clear()
+
+    def show(self, n: int) -> None:
+        """Have views for `n` rows alone."""
+        if self.rows != n:
+            self.views.clear()
+            self.rows = n
 
     def behind(self, nbytes: int) -> NDArray[np.uint8]:
         """The arena of the steps behind a seam, at least so large."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -19,9 +20,10 @@ from core.ir.dim import affine, is_never_negative
 from core.ir.graph import Node, Value, node_reads
 from core.ir.types import TensorType
 from core.kernels.catalog import Status
+from core.ops import registry
 from core.plan.plan import ARENA, FIRST_PORT, WEIGHTS, Address, Fallback, Plan, Port, Segment
 from core.reference import is_fed, learn_symbols, run_node
-from core.runtime.call import Call, Run, no_room
+from core.runtime.call import Call, Played, Run, Setting, Tail, no_room
 from core.runtime.context import Context, Contexts
 from core.runtime.explain import explain_plan
 from core.runtime.machine import peaks
@@ -72,6 +74,7 @@ class Executable:
         self._team = team(threads)
         self._work = plan.work
         self._shapes = [_shape_of(port) for port in plan.outputs]
+        self._names = [port.name for port in plan.inputs]
         self._whole = (0, len(plan.steps))
         self._simple = len(plan.schedule) == 1 and isinstance(plan.schedule[0], Segment) and not plan.copies
         divisible = independent and self._simple and not plan.states and not plan.supposed
@@ -135,15 +138,36 @@ class Executable:
 
     def call(self, n: int) -> Run:
         """`run` for batches of just `n` rows."""
-        shapes = [shape.at(n) if shape is not None else None for shape in self._shapes]
-        known = [shape for shape in shapes if shape is not None]
         alone = self.threads == 1 or self._work.at(n) <= _ALONE_BELOW_IN_A_ROW
-        plain = self._simple and not self.plan.states and not self.may_not_end
-        if not plain or not alone or n > self._pieces.most or len(known) < len(shapes):
+        if not alone or self.plan.states or self.may_not_end or n > self._pieces.most:
             return partial(self.run, n)
-        outputs = [(shape, each.dtype) for shape, each in zip(known, self._shapes, strict=True) if each is not None]
-        arena = self.plan.arena.at(max(n, 1))
-        return Call(self, self._contexts, self._team, n, self._whole[1], arena, len(self.plan.inputs), outputs)
+        copied = {base for _, base in self.plan.copies}
+        outputs = [
+            (shape.at(n), shape.dtype) if shape is not None and port.base not in copied else None
+            for port, shape in zip(self.plan.outputs, self._shapes, strict=True)
+        ]
+        arena, inputs = self.plan.arena.at(max(n, 1)), len(self.plan.inputs)
+        setting = Setting(n, self._whole[1], arena, inputs + len(outputs))
+        known = [each for each in outputs if each is not None]
+        if self._simple and len(known) == len(outputs):
+            return Call(self, self._contexts, self._team, setting, known)
+        return Played(self, self._contexts, self._team, setting, outputs, self._tail())
+
+    def _tail(self) -> Tail | None:
+        """What is left to do in Python where native code runs as a whole, and simple nodes follow."""
+        first, *rest = self.plan.schedule
+        nodes = [self._prepared[entry.index] for entry in rest if isinstance(entry, Fallback)]
+        if first != Segment(*self._whole) or len(nodes) < len(rest):
+            return None
+        made = [node.node.outputs[0].name for node in nodes]
+        known = {*made, *self._places} - set(self._names)
+        read = {name for node in nodes for name, _ in node.quick_reads if name}
+        copied = [name for name, _ in self.plan.copies]
+        apart = len(set(copied)) == len(copied) and set(copied) <= set(made) and self._places.keys().isdisjoint(made)
+        if not apart or not read <= known or any(node.quick is None for node in nodes):
+            return None
+        steps = [(node.quick, node.quick_reads, name) for node, name in zip(nodes, made, strict=True) if node.quick]
+        return Tail(steps, [(self._outputs[base], name) for name, base in self.plan.copies])
 
     def runs(self) -> dict[int, int]:
         """The number of the run that each thread is in, where a run may not end by itself."""
@@ -196,7 +220,7 @@ class Executable:
         if self._simple:
             self._enter(context, *self._whole, times)
             return outputs
-        return self._run_schedule(context, n, inputs, outputs, times)
+        return self.run_schedule(context, n, inputs, outputs, times)
 
     def _run_pieces(self, context: Context, n: int, times: Times | None) -> None:
         """The tape once per piece; where it has a seam, the rows of several pieces together from there on."""
@@ -263,11 +287,11 @@ class Executable:
         reason = Status(status & 0xFF).name.lower().replace("_", " ")
         return FeedError(f"node '{step.label}' ({step.op}): {reason}")
 
-    def _run_schedule(
+    def run_schedule(
         self, context: Context, n: int, inputs: Sequence[Any], outputs: list[Any], times: Times | None
     ) -> list[Any]:
         """Native segments and reference nodes in turn, then what has to be copied out."""
-        boxed: dict[str, Any] = {port.name: array for port, array in zip(self.plan.inputs, inputs, strict=True)}
+        boxed: dict[str, Any] = dict(zip(self._names, inputs, strict=True))
         symbols = {"n": n}
         for entry in self.plan.schedule:
             if isinstance(entry, Segment):
@@ -291,19 +315,30 @@ class Executable:
 
     def _run_fallback(self, context: Context, symbols: dict[str, int], entry: Fallback, boxed: dict[str, Any]) -> None:
         """Run one node on its reference; `symbols` receives what its results show."""
-        (node, reads, constants, fed), n = self._prepared[entry.index], symbols["n"]
-        environment = constants | {value: self._read(context, n, value.name, boxed) for value in reads}
+        prepared, n = self._prepared[entry.index], symbols["n"]
+        if prepared.quick is not None:
+            with suppress(Exception):  # the reference tells what is wrong
+                reads = prepared.quick_reads
+                arguments = [self._read(context, n, name, boxed) if name else known for name, known in reads]
+                value, result = prepared.node.outputs[0], prepared.quick(*arguments)
+                boxed[value.name] = result
+                if value.name in self._places:
+                    self._hand_over(context, n, prepared.node, value, result)
+                return
+        node = prepared.node
+        environment = prepared.constants | {v: self._read(context, n, v.name, boxed) for v in prepared.reads}
         arguments = [environment[v] if v is not None else None for v in node.inputs]
-        results = run_node(node, arguments, environment, symbols, context.check, fed)
-        learn_symbols(node, results, symbols)
+        results = run_node(node, arguments, environment, symbols, context.check, prepared.fed)
+        if prepared.teaches:
+            learn_symbols(node, results, symbols)
         for value, result in zip(node.outputs, results, strict=False):
             boxed[value.name] = self._kept(context, result)
-            if value.name in self.plan.located:
+            if value.name in self._places:
                 self._hand_over(context, n, node, value, result)
 
     def _hand_over(self, context: Context, n: int, node: Node, value: Value, result: Any) -> None:
         """Copy a result to where native code reads it."""
-        place = self._view(context, n, value.name)
+        place = self.view(context, n, value.name)
         if place.shape != np.shape(result):
             expected = f"expected {value.type} with n = {n}"
             found = f"its output '{value.name}' has shape {list(np.shape(result))}"
@@ -320,12 +355,19 @@ class Executable:
         return result.copy() if any(np.may_share_memory(result, block) for block in blocks) else result
 
     def _read(self, context: Context, n: int, name: str, boxed: Mapping[str, Any]) -> Any:
-        return boxed[name] if name in boxed else self._view(context, n, name)
+        return boxed[name] if name in boxed else self.view(context, n, name)
 
-    def _view(self, context: Context, n: int, name: str) -> NDArray[Any]:
+    def view(self, context: Context, n: int, name: str) -> NDArray[Any]:
+        """A value in memory. Those of the arena stay where they are until there is another arena, or another `n`."""
+        context.show(n)
+        if (view := context.views.get(name)) is not None:
+            return view
         base, a, b, shape, type_ = self._places[name]
         dims = type_.evaluate({"n": n}) if shape is None else [step * n + least for step, least in shape]
-        return array_at(int(context.bases[base]) + a * max(n, 1) + b, type_.dtype.numpy, dims)
+        view = array_at(int(context.bases[base]) + a * max(n, 1) + b, type_.dtype.numpy, dims)
+        if base == ARENA:
+            context.views[name] = view
+        return view
 
     # -- contexts -------------------------------------------------------------------------------------------------
 
@@ -415,6 +457,9 @@ class _Prepared(NamedTuple):
     reads: list[Value]
     constants: dict[Value, Any]
     fed: bool
+    teaches: bool  # its results may show what symbols stand for
+    quick: Callable[..., Any] | None  # see OpDef.quickly
+    quick_reads: list[tuple[str, Any]]  # names of its arguments, or "" and a constant
 
 
 def _prepared(plan: Plan, entry: Fallback) -> _Prepared:
@@ -422,7 +467,14 @@ def _prepared(plan: Plan, entry: Fallback) -> _Prepared:
     node, known = graph.nodes[entry.index], graph.constants
     read = list(dict.fromkeys(node_reads(node)))
     constants = {value: known[value] for value in read if value in known}
-    return _Prepared(node, [value for value in read if value not in known], constants, is_fed(node, known))
+    reads = [value for value in read if value not in known]
+    symbols = {name for value in node.outputs if isinstance(value.type, TensorType) for name in value.type.symbols}
+    op = registry.get(node.op)
+    given = [value for value in node.inputs if value is not None]
+    simple = len(node.outputs) == 1 and len(given) == len(node.inputs) and not symbols - {"n"}
+    quick = op.quickly(registry.NodeView(op, node)) if simple else None
+    quick_reads = [("", known[value]) if value in known else (value.name, None) for value in given]
+    return _Prepared(node, reads, constants, is_fed(node, known), bool(symbols - {"n"}), quick, quick_reads)
 
 
 class _Place(NamedTuple):

@@ -123,11 +123,11 @@ def token() -> tuple[bytes, Feeds]:
         "past_key": [1, shared, past, size], "past_value": [1, shared, past, size],
     }  # fmt: skip
     feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in inputs.items()}
-    numbers = {"lengths": np.array([past], np.int32), "total": np.array(past + 1, np.int32)}
+    numbers = {"lengths": np.array([past], np.int32)}
     turns = rng.random((past + 1, size // 2)).astype(np.float32) * 6
-    tables = {"cos": np.cos(turns), "sin": np.sin(turns)}
+    known = {"total": np.array(past + 1, np.int32), "cos": np.cos(turns), "sin": np.sin(turns)}
     node = onnx.helper.make_node(
-        "GroupQueryAttention", [*feeds, *numbers, *tables], ["y", "key", "value"], domain="com.microsoft",
+        "GroupQueryAttention", [*feeds, *numbers, *known], ["y", "key", "value"], domain="com.microsoft",
         num_heads=heads, kv_num_heads=shared, do_rotary=1,
     )  # fmt: skip
     everything = {**feeds, **numbers}
@@ -135,7 +135,7 @@ def token() -> tuple[bytes, Feeds]:
         onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
         for name, array in everything.items()
     ]
-    constants = [onnx.numpy_helper.from_array(table, name) for name, table in tables.items()]
+    constants = [onnx.numpy_helper.from_array(table, name) for name, table in known.items()]
     outputs = [onnx.ValueInfoProto(name=name) for name in node.output]
     graph = onnx.helper.make_graph([node], "token", declared, outputs, constants)
     opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("com.microsoft", 1)]

@@ -12,10 +12,15 @@ from weakref import ref
 import ml_dtypes
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 from onnx.parser import parse_model
 
 import core
 from core.errors import FeedError, SessionClosed
+from core.ir.build import Builder
+from core.ir.graph import Graph
+from core.ir.types import DType, TensorType
+from core.ops import registry
 from core.runtime.context import Context, Contexts
 from core.runtime.memory import address_of
 from tests.core.runtime import graphs
@@ -262,3 +267,91 @@ def test_a_pool_that_nobody_used_ends_when_it_is_closed() -> None:
 )  # fmt: skip
 def test_the_address_of_any_array(array: np.ndarray[Any, Any]) -> None:
     assert address_of(array) == array.ctypes.data
+
+
+LABELS = """(float[n,3] x) => (string[n] word, float[n,3] y)
+    { y = Softmax(x) best = ArgMax<axis = 1, keepdims = 0>(x) word = Gather(words, best) }"""
+WORDS = ["one", "two", "three"]
+
+
+def labelled() -> bytes:
+    graph = parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {LABELS}')
+    graph.graph.initializer.append(helper.make_tensor("words", TensorProto.STRING, [3], WORDS))
+    return graph.SerializeToString()
+
+
+def test_words_behind_native_code() -> None:
+    with core.compile(labelled(), threads=1, tune="off") as session:
+        assert "1 on the reference" in session.explain()
+        for rows in (3, 1, 0, 3, 8):
+            x = floats(rows, 3, seed=rows)
+            for _ in range(3):
+                got = session.run({"x": x})
+                assert got["word"].tolist() == [WORDS[place] for place in x.argmax(axis=1)]
+                assert got["word"].dtype == object and got["word"].shape == (rows,)
+                np.testing.assert_allclose(got["y"].sum(axis=1), np.ones(rows), 1e-5)
+                assert is_prepared(session, {"x": x})
+        seen: list[Any] = []
+        session.run({"x": floats(3, 3)}, seen.append)
+        assert [run.kernel for run in seen][-1] == "reference"
+
+
+def test_words_in_many_threads() -> None:
+    with core.compile(labelled(), threads=1, tune="off") as session:
+
+        def run(index: int) -> None:
+            x = floats(index % 4, 3, seed=index)
+            assert session.run({"x": x})["word"].tolist() == [WORDS[place] for place in x.argmax(axis=1)]
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(run, range(2000)))
+
+
+PICK = "(float[n,3] x, int64[n] at) => (string[n] word, float[n,3] y) { y = Exp(x) word = Gather(words, at) }"
+TURNS = "(float[n,3] x, int64[n] at) => (string[n] word) { two = Add(at, at) word = Gather(words, two) }"
+
+
+@pytest.mark.parametrize("graph", [PICK, TURNS])
+def test_what_a_quick_way_refuses_the_reference_explains(graph: str) -> None:
+    proto = parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {graph}')
+    proto.graph.initializer.append(helper.make_tensor("words", TensorProto.STRING, [3], WORDS))
+    with core.compile(proto.SerializeToString(), threads=1, tune="off") as session:
+        good = {"x": floats(2, 3), "at": np.array([0, -1])}
+        for _ in range(3):
+            assert session.run(good)["word"].tolist() == ["one", "three" if graph == PICK else "two"]
+            with pytest.raises(FeedError, match=r"index (14|7) is out of range"):
+                session.run(good | {"at": np.array([7, 0])})
+
+
+def test_strings_come_last_where_native_code_goes_on() -> None:
+    """A string that is looked up early would part native code."""
+    proto = parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[n,3] x) => (string[n] word, float[n,3] y)
+        {
+            best = ArgMax<axis = 1, keepdims = 0>(x) word = Gather(words, best)
+            z = Softmax(x) y = Softmax<axis = 0>(z)
+        }"""
+    )
+    proto.graph.initializer.append(helper.make_tensor("words", TensorProto.STRING, [3], WORDS))
+    with core.compile(proto.SerializeToString(), threads=1, tune="off") as session:
+        (code,) = session._shapes.made().values()
+        assert len(code.shares[0].plan.schedule) == 2
+        x = floats(4, 3)
+        for _ in range(3):
+            assert session.run({"x": x})["word"].tolist() == [WORDS[place] for place in x.argmax(axis=1)]
+
+
+def test_quick_references_give_new_memory_of_the_declared_type() -> None:
+    """As `OpDef.quickly` promises: results are handed out as they are."""
+    data, places = np.array(WORDS, object), np.array([0, 2, 2])
+    b = Builder(Graph("one"))
+    read = [b.input("d", TensorType(DType.STRING, (3,))), b.input("i", TensorType(DType.INT64, (graphs.N,)))]
+    (node,) = [b("Gather", *read).producer]
+    assert node is not None
+    quick = registry.get("Gather").quickly(registry.NodeView(registry.get("Gather"), node))
+    assert quick is not None
+    for index in (places, places[:0], np.array(1)):
+        got, want = quick(data, index), np.take(data, index)
+        assert type(got) is np.ndarray and got.dtype == object and got.shape == np.shape(index)
+        assert got.tolist() == (want.tolist() if index.ndim else want)
+        assert not np.may_share_memory(got, data)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.errors import FeedError, SessionClosed
+from core.ir.dim import SymDim
 from core.ir.types import TensorType, ValueType
 from core.runtime.context import Context, Contexts
 from core.runtime.native import ContextWord
@@ -121,8 +122,8 @@ class Tail(NamedTuple):
     outputs: Sequence[tuple[int, str]]  # places of results among the outputs
 
 
-class Played:
-    """As `Call`, with nodes on their references between native calls, or behind the one that there is."""
+class Finished:
+    """As `Call`, with simple nodes on their references behind it."""
 
     def __init__(
         self,
@@ -131,7 +132,7 @@ class Played:
         team: Team,
         setting: Setting,
         outputs: Sequence[Form | None],
-        tail: Tail | None,
+        tail: Tail,
     ) -> None:
         """`outputs`: None for those that a reference makes."""
         self._host, self._contexts, self._setting = host, contexts, setting
@@ -149,7 +150,7 @@ class Played:
                 objects = context.objects
                 for place, array in enumerate((*inputs, *outputs)):
                     objects[place] = id(_NOTHING if array is None else array)
-                if self._tail is not None and self._finished(context, outputs, self._tail):
+                if self._finished(context, outputs, self._tail):
                     return outputs
                 return self._host.run_schedule(context, setting.n, inputs, outputs, None)
             finally:
@@ -203,19 +204,49 @@ class _Known:
         return self.source.gives(self.runner)
 
 
-class Calls:
-    """What to call for feeds whose shapes were seen before. May be asked by any number of threads."""
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """Code for every number of rows."""
 
-    def __init__(self, inputs: Mapping[str, ValueType], outputs: Sequence[str]) -> None:
+    make: Callable[[int], Run]
+    runner: object
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """An input whose shape is known but for the number of rows."""
+
+    lead: bool
+    rest: tuple[int, ...]
+
+    @staticmethod
+    def of(type_: ValueType, batch: str | None) -> _Rows | None:
+        if not isinstance(type_, TensorType) or type_.shape is None:
+            return None
+        lead = bool(type_.shape) and isinstance(type_.shape[0], SymDim) and str(type_.shape[0]) == batch
+        rest = tuple(dim for dim in type_.shape[lead:] if isinstance(dim, int))
+        return _Rows(lead, rest) if len(rest) == len(type_.shape) - lead else None
+
+
+class Calls:
+    """What to call for feeds whose shapes were seen before, or differ from such in the number of rows alone. May be
+    asked by any number of threads."""
+
+    def __init__(self, inputs: Mapping[str, ValueType], outputs: Sequence[str], batch: str | None) -> None:
+        """`batch`: the symbol of rows."""
         self._given = [(name, type_.dtype.numpy) for name, type_ in inputs.items() if isinstance(type_, TensorType)]
         self._outputs = tuple(outputs)
         self._takes = len(self._given) == len(inputs)  # sequences have no shape
+        self._rows = [_Rows.of(type_, batch) for type_ in inputs.values()]
         self._known: dict[Shapes, _Known] = {}
+        self._whole: _Whole | None = None
+        self._last: object = None  # the runner that was kept last
         self._keeping = threading.Lock()
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Outputs by name. None for feeds that are not of exactly the right kind, or were not seen in these shapes:
-        whoever gets that has to look closer."""
+        """Outputs by name. None for feeds that are not of exactly the right kind, or of new shapes: whoever gets that
+        has to look closer."""
         if len(feeds) != len(self._given):
             return None
         arrays, shapes = [], []
@@ -226,7 +257,7 @@ class Calls:
             arrays.append(array)
             shapes.append(array.shape)
         key = tuple(shapes)
-        known = self._known.get(key)
+        known = self._known.get(key) or self._of_other_rows(key)
         if known is None:
             return None
         known.source.used = True
@@ -238,15 +269,45 @@ class Calls:
 
     def keep(self, arrays: Sequence[Any], run: Run, runner: object, source: Source) -> None:
         """Have feeds of these shapes run so from now on, as long as `source` gives the same code."""
-        if not self._takes:
-            return
-        with self._keeping:
-            fresh = {key: known for key, known in list(self._known.items()) if known.fresh}
-            if len(fresh) >= _KEPT:
-                fresh.clear()
-            fresh[tuple(array.shape for array in arrays)] = _Known(run, runner, source)
-            self._known = fresh
+        if self._takes:
+            self._keep(tuple(array.shape for array in arrays), _Known(run, runner, source))
+
+    def keep_all(self, make: Callable[[int], Run], runner: object, source: Source) -> None:
+        """This code is for every number of rows."""
+        self._whole = _Whole(make, runner, source)
 
     def close(self) -> None:
         with self._keeping:
-            self._known = {}
+            self._known.clear()
+            self._whole = self._last = None
+
+    def _keep(self, key: Shapes, known: _Known) -> None:
+        with self._keeping:
+            if known.runner is not self._last:  # code has come, so other code may have gone
+                for old in [old for old, each in list(self._known.items()) if not each.fresh]:
+                    self._known.pop(old, None)
+                self._last = known.runner
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            self._known[key] = known
+
+    def _of_other_rows(self, key: Shapes) -> _Known | None:
+        whole = self._whole
+        if whole is None or not whole.source.gives(whole.runner):
+            return None
+        n = -1
+        for shape, rows in zip(key, self._rows, strict=True):
+            if rows is None:
+                return None
+            if not rows.lead:
+                if shape != rows.rest:
+                    return None
+            elif not shape or shape[1:] != rows.rest or n not in (-1, shape[0]):
+                return None
+            else:
+                n = shape[0]
+        if n < 0:
+            return None
+        known = _Known(whole.make(n), whole.runner, whole.source)
+        self._keep(key, known)
+        return known

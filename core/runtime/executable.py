@@ -23,7 +23,7 @@ from core.kernels.catalog import Status
 from core.ops import registry
 from core.plan.plan import ARENA, FIRST_PORT, WEIGHTS, Address, Fallback, Plan, Port, Segment
 from core.reference import is_fed, learn_symbols, run_node
-from core.runtime.call import Call, Played, Run, Setting, Tail, no_room
+from core.runtime.call import Call, Finished, Run, Setting, Tail, no_room
 from core.runtime.context import Context, Contexts
 from core.runtime.explain import explain_plan
 from core.runtime.machine import peaks
@@ -151,10 +151,14 @@ class Executable:
         known = [each for each in outputs if each is not None]
         if self._simple and len(known) == len(outputs):
             return Call(self, self._contexts, self._team, setting, known)
-        return Played(self, self._contexts, self._team, setting, outputs, self._tail())
+        if (tail := self._tail()) is not None:
+            return Finished(self, self._contexts, self._team, setting, outputs, tail)
+        return partial(self.run, n)
 
     def _tail(self) -> Tail | None:
         """What is left to do in Python where native code runs as a whole, and simple nodes follow."""
+        if not self.plan.schedule:
+            return None
         first, *rest = self.plan.schedule
         nodes = [self._prepared[entry.index] for entry in rest if isinstance(entry, Fallback)]
         if first != Segment(*self._whole) or len(nodes) < len(rest):

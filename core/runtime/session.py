@@ -126,7 +126,7 @@ class Session:
         self._closed = False
         self._is_fixed = fixed is not None
         self._output_names = tuple(description.outputs)
-        self._calls = Calls(self.inputs, self._output_names)
+        self._calls = Calls(self.inputs, self._output_names, description.batching.symbol)
         # Of a model with one set of shapes its code knows best: loops may have been unrolled. A default that is fed may
         # bring them back.
         by_code = any(_endless(fixed.executable)) if fixed is not None else True
@@ -280,6 +280,8 @@ class Session:
                 if not reason:
                     results = executable.run(n, arrays)
                     self._calls.keep(arrays, _call_of(executable, n), executable, shape)
+                    if not binding and not supposed_by(executable):
+                        self._calls.keep_all(partial(_call_of, executable), executable, shape)
                     return results
         return self._run(n, arrays, self._apart(n, binding, reason), record)
 

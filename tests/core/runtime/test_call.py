@@ -61,6 +61,15 @@ def test_the_second_run_of_a_shape_is_prepared() -> None:
                 assert is_prepared(session, feeds)
 
 
+def test_other_numbers_of_rows_take_the_short_way_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with session_of(TWO) as session:
+        session.run({"x": floats(2, 4), "z": floats(2, 4)})
+        monkeypatch.setattr(session, "_bind", None)
+        for rows in (1, 0, 5, 300, 2):
+            feeds = {"x": floats(rows, 4), "z": floats(rows, 4, seed=1)}
+            np.testing.assert_array_equal(session.run(feeds)["y"], feeds["x"] + feeds["z"], strict=True)
+
+
 def test_shapes_of_several_symbols_are_prepared() -> None:
     with session_of(SQUARE, new_shapes="wait") as session:
         for shape in ((1, 5), (2, 5), (3, 7), (1, 5)):
@@ -339,6 +348,19 @@ def test_strings_come_last_where_native_code_goes_on() -> None:
         x = floats(4, 3)
         for _ in range(3):
             assert session.run({"x": x})["word"].tolist() == [WORDS[place] for place in x.argmax(axis=1)]
+
+
+def test_a_reference_that_begins_writes_where_the_output_lies() -> None:
+    """Before any native code has run: nothing has looked up the addresses of outputs for this run yet."""
+    b = Builder(Graph("empty"))
+    x = b.input("x", TensorType(DType.FLOAT32, (graphs.N, 0)))
+    b.graph.outputs = [b("MatMul", x, b.constant(np.zeros((0, 3), np.float32)))]
+    with core.compile(b.graph, threads=1, tune="off", optimize=False) as session:
+        held = []
+        for rows in (2, 3, 2, 2, 5, 3):
+            held.append(session.run({"x": np.zeros((rows, 0), np.float32)})["matmul"])
+            np.testing.assert_array_equal(held[-1], np.zeros((rows, 3)))
+            held[-1][:] = 7
 
 
 def test_quick_references_give_new_memory_of_the_declared_type() -> None:

@@ -183,6 +183,12 @@ def no_room(n: int, error: MemoryError) -> FeedError:
     return FeedError(f"a batch of {n} needs more memory than there is: {error}")
 
 
+class Runner(Protocol):
+    """What runs: see runner.py."""
+
+    def run(self, n: int, inputs: Sequence[Any]) -> list[Any]: ...
+
+
 class Source(Protocol):
     """Where the code of a shape comes from: see shapes.py."""
 
@@ -193,24 +199,26 @@ class Source(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+Prepare: TypeAlias = Callable[[int], Run]  # for a batch size
+
+
+@dataclass(slots=True)
 class _Known:
-    run: Run
-    runner: object  # whose run it is
+    """How a shape runs. It is prepared when it comes for the second time: many a shape comes only once."""
+
+    n: int
+    runner: Runner
     source: Source
+    prepare: Prepare
+    run: Run | None = None
 
     @property
     def fresh(self) -> bool:
         return self.source.gives(self.runner)
 
-
-@dataclass(frozen=True, slots=True)
-class _Whole:
-    """Code for every number of rows."""
-
-    make: Callable[[int], Run]
-    runner: object
-    source: Source
+    def prepared(self) -> Run:
+        self.run = self.prepare(self.n)
+        return self.run
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +248,7 @@ class Calls:
         self._takes = len(self._given) == len(inputs)  # sequences have no shape
         self._rows = [_Rows.of(type_, batch) for type_ in inputs.values()]
         self._known: dict[Shapes, _Known] = {}
-        self._whole: _Whole | None = None
+        self._whole: _Known | None = None  # with code for every number of rows
         self._last: object = None  # the runner that was kept last
         self._keeping = threading.Lock()
 
@@ -257,24 +265,28 @@ class Calls:
             arrays.append(array)
             shapes.append(array.shape)
         key = tuple(shapes)
-        known = self._known.get(key) or self._of_other_rows(key)
-        if known is None:
-            return None
-        known.source.used = True
+        known = self._known.get(key)
         try:
-            return dict(zip(self._outputs, known.run(arrays), strict=True))
+            if known is not None:
+                known.source.used = True
+                return dict(zip(self._outputs, (known.run or known.prepared())(arrays), strict=True))
+            if (known := self._of_other_rows(key)) is not None:
+                return dict(zip(self._outputs, known.runner.run(known.n, arrays), strict=True))
         except SessionClosed:  # or replaced by better code in this moment
             self._known.pop(key, None)
-            return None
+        return None
 
-    def keep(self, arrays: Sequence[Any], run: Run, runner: object, source: Source) -> None:
-        """Have feeds of these shapes run so from now on, as long as `source` gives the same code."""
-        if self._takes:
-            self._keep(tuple(array.shape for array in arrays), _Known(run, runner, source))
-
-    def keep_all(self, make: Callable[[int], Run], runner: object, source: Source) -> None:
-        """This code is for every number of rows."""
-        self._whole = _Whole(make, runner, source)
+    def keep(
+        self, arrays: Sequence[Any], n: int, runner: Runner, source: Source, prepare: Prepare, every: bool
+    ) -> None:
+        """Have feeds of these shapes run so from now on, as long as `source` gives the same code. `every`: it is for
+        every number of rows."""
+        if not self._takes:
+            return
+        known = _Known(n, runner, source, prepare)
+        self._keep(tuple(array.shape for array in arrays), known)
+        if every:
+            self._whole = known
 
     def close(self) -> None:
         with self._keeping:
@@ -293,7 +305,7 @@ class Calls:
 
     def _of_other_rows(self, key: Shapes) -> _Known | None:
         whole = self._whole
-        if whole is None or not whole.source.gives(whole.runner):
+        if whole is None or not whole.fresh:
             return None
         n = -1
         for shape, rows in zip(key, self._rows, strict=True):
@@ -308,6 +320,6 @@ class Calls:
                 n = shape[0]
         if n < 0:
             return None
-        known = _Known(whole.make(n), whole.runner, whole.source)
+        known = _Known(n, whole.runner, whole.source, whole.prepare)
         self._keep(key, known)
         return known

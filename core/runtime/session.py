@@ -279,9 +279,8 @@ class Session:
                     return run_recorded(executable, n, arrays, record)
                 if not reason:
                     results = executable.run(n, arrays)
-                    self._calls.keep(arrays, _call_of(executable, n), executable, shape)
-                    if not binding and not supposed_by(executable):
-                        self._calls.keep_all(partial(_call_of, executable), executable, shape)
+                    every = not binding and not supposed_by(executable)
+                    self._calls.keep(arrays, n, executable, shape, partial(_call_of, executable), every)
                     return results
         return self._run(n, arrays, self._apart(n, binding, reason), record)
 

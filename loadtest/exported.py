@@ -83,7 +83,7 @@ def measure(folder: Path, rounds: int, seconds: float) -> list[Row]:
             mine, other = (statistics.median(each) for each in zip(*measured, strict=True))
             ahead = statistics.median(b / a for a, b in measured)
             fallbacks = ours.explain().count("FALLBACK")
-            batch = next(iter(feeds.values())).shape[0]
+            batch = next((len(array) for array in feeds.values() if array.ndim), 1)
             rows.append(Row(folder.name, batch, mine, other, ahead, first if index else None, fallbacks))
     return rows
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from core.errors import LatheError
 from core.ir.graph import Node
+from core.ir.types import DType, MapType, SequenceType, TensorType, ValueType
 from core.ops import registry
 from core.runtime.session import Session
 
@@ -207,7 +208,11 @@ class _Check:
         return np.stack(rows).astype(array.dtype)
 
     def _same(self, name: str, got: Any, expected: Any, company: Company, place: int, tolerance: float) -> None:
-        distance = _distance(np.asarray(got), np.asarray(expected))
+        if isinstance(expected, dict):  # a map from label to number
+            distance = _distance(*(np.array(list(each.values()), np.float32) for each in (got, expected)))
+            distance = distance if list(got) == list(expected) else float("inf")
+        else:
+            distance = _distance(np.asarray(got), np.asarray(expected))
         if distance > tolerance:
             wanted = f"at most {tolerance:g}" if tolerance else "none"
             where = f"{company.label}: {len(company.places)} rows, this one at place {place}"
@@ -238,8 +243,15 @@ def _tolerances(session: Session) -> dict[str, float]:
     words = " ".join(" ".join((step.summary, *step.outputs)) for plan in _plans(session) for step in plan.steps)
     words += " ".join(line for plan in _plans(session) for line in plan.log)
     narrow = max((_TOLERANCES[name] for name in ("tf32", "float16", "bfloat16") if name in words), default=0.0)
-    own = {name: _TOLERANCES.get(str(getattr(type_, "dtype", "")), 0.0) for name, type_ in session.outputs.items()}
+    own = {name: _TOLERANCES.get(str(_number(type_)), 0.0) for name, type_ in session.outputs.items()}
     return {name: max(tolerance, narrow) if tolerance else 0.0 for name, tolerance in own.items()}
+
+
+def _number(type_: ValueType) -> DType | None:
+    """The element type of a tensor, of the values of maps."""
+    if isinstance(type_, SequenceType) and isinstance(type_.element, MapType):
+        type_ = type_.element.value
+    return type_.dtype if isinstance(type_, TensorType) else None
 
 
 def _given(array: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:

@@ -58,6 +58,10 @@ class Gather(OpDef):
         axis = normalize_axis(c, c.attr("axis"), data.ndim)
         return np.take(data, checked(c, indices, data.shape[axis], axis), axis)
 
+    def quickly(self, c: NodeView) -> Callable[[Array, Array], Array]:
+        axis = c.attr("axis")
+        return lambda data, indices: np.asarray(data.take(indices, axis), data.dtype)
+
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
         data, indices = c.shape(0), c.shape(1)
         if data is None or indices is None or (axes[0] is not None and axes[1] is not None):

@@ -11,7 +11,7 @@ import numpy as np
 from core.ir.graph import Array
 from core.ir.types import DType, MapType, SequenceType, TensorType, ValueType
 from core.ops.common import Kind, check_kind
-from core.ops.registry import Call, Infer, NodeView, OpDef, register
+from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, register
 from core.ops.scores import DOMAIN
 
 _FLOAT32 = Kind("float32", frozenset({DType.FLOAT32}))
@@ -58,6 +58,18 @@ class ZipMap(OpDef):
         if x.shape[-1:] != (len(labels),):
             c.fail(f"X has shape {list(x.shape)}, expected a column for each of the {len(labels)} labels")
         return _zipped(labels, np.atleast_2d(x).tolist())
+
+    def quickly(self, c: NodeView) -> Callable[[Array], list[dict[Any, float]]] | None:
+        x = c.node.inputs[0]
+        labels = zip_labels(c)
+        if x is None or not isinstance(x.type, TensorType) or not x.type.shape or len(x.type.shape) != 2:
+            return None
+        return (lambda x: _zipped(labels, x.tolist())) if x.type.shape[1] == len(labels) else None
+
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        """A list has a map for each row."""
+        shape = c.shape(0)
+        return [0] if shape is not None and len(shape) == 2 and axes[0] == 0 else Mixes("its rows are no maps")
 
 
 def _zipped(labels: list[Any], rows: list[list[float]]) -> list[dict[Any, float]]:

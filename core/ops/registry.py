@@ -281,6 +281,12 @@ class OpDef:
         """The outputs for NumPy inputs (None where absent): one array, or a tuple for several outputs."""
         raise NotImplementedError(f"{self.name} has no reference")
 
+    def quickly(self, c: NodeView) -> Callable[..., Runtime] | None:
+        """A function of the inputs, for runs that take microseconds: the reference's result for what its checks let
+        pass, in new memory and of the declared type, computed without floating-point warnings. It may raise anything
+        for other inputs: then the reference runs, and says what is wrong. None where nothing is gained."""
+        return None
+
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         """One element of the output from one element of each input. Only for elementwise operators."""
         raise NotImplementedError(f"{self.name} is not elementwise")

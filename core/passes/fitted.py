@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from core.ir.graph import Array, Attr, Graph, Node, Value
 from core.ir.types import DType
 from core.ops import registry
+from core.ops.labels import LabelEncoder
 from core.ops.linear import LinearClassifier, LinearRegressor
 from core.ops.scores import class_labels
 from core.ops.svm import SVMClassifier
 from core.ops.tree_models import TreeEnsembleClassifier
 from core.passes.base import PassResult, has_ranks, shape_of
 from core.passes.edit import Editor
+
+_MOST_KEYS = 1 << 16  # places of a table of labels
+_OF_ANY_RANK = ("ArrayFeatureExtractor", "LabelEncoder", "OneHotEncoder")
 
 _TRANSFORMS = {"NONE": None, "LOGISTIC": "Sigmoid", "SOFTMAX": "Softmax"}  # the others stay with the reference
 
@@ -30,7 +34,7 @@ class ExpandFitted:
     def run(self, graph: Graph) -> PassResult:
         editor = Editor(graph)
         for node in editor.nodes():
-            if node.op in _RULES and (_takes_rows(node) or node.op == "ArrayFeatureExtractor"):
+            if node.op in _RULES and (_takes_rows(node) or node.op in _OF_ANY_RANK):
                 results = _RULES[node.op](_At(editor, node))
                 for old, new in zip(node.outputs, results, strict=False):
                     editor.replace(old, new)
@@ -65,6 +69,9 @@ class _At:
     def floats(self) -> Value:
         """X in single precision, in which these operators compute."""
         return self.x if self.x.dtype is DType.FLOAT32 else self("Cast", self.x, to=DType.FLOAT32.onnx_code)
+
+    def integers(self) -> Value:
+        return self.x if self.x.dtype is DType.INT64 else self("Cast", self.x, to=DType.INT64.onnx_code)
 
     def vector(self, name: str, default: float) -> Array:
         """An attribute of numbers."""
@@ -104,6 +111,61 @@ def _binarizer(at: _At) -> list[Value]:
     if at.x.dtype is not DType.FLOAT32:
         return []
     return [at("Cast", at("Greater", at.x, at.view.attr("threshold")), to=DType.FLOAT32.onnx_code)]
+
+
+def _place_in(at: _At, x: Value, table: Array, least: int) -> Value:
+    """Where x (int64 or float32) stands in a table of consecutive whole numbers from `least` on; the last place is for
+    all others."""
+    behind = len(table) - 1
+    first, last = (np.array(number, x.dtype.numpy) for number in (least, least + behind - 1))
+    known = at("And", at("GreaterOrEqual", x, first), at("LessOrEqual", x, last))
+    place = at("Sub", x, first)
+    if x.dtype is DType.FLOAT32:
+        known, place = at("And", known, at("Equal", x, at("Floor", x))), at("Cast", place, to=DType.INT64.onnx_code)
+    return at("Where", known, place, np.array(behind, np.int64))
+
+
+def _table_of(keys: Sequence[int], values: Sequence[Any], default: Any, dtype: Any) -> Array | None:
+    """The value of each integer from the least key to the greatest, and behind them the default; None where keys lie
+    too far apart."""
+    least, greatest = min(keys), max(keys)
+    if greatest - least >= _MOST_KEYS:
+        return None
+    table: Array = np.full(greatest - least + 2, default, dtype)
+    for key, value in zip(keys, values, strict=True):  # of two values of a key the last one
+        table[key - least] = value
+    return table
+
+
+def _label_encoder(at: _At) -> list[Value]:
+    """Of whole numbers."""
+    op = registry.get(at.node.op)
+    assert isinstance(op, LabelEncoder)
+    keys, values, default = op.table(at.view)
+    whole = keys.dtype.kind == "i" or (keys.dtype == np.float32 and np.isfinite(keys).all() and not np.any(keys % 1))
+    if not whole or not keys.size or not has_ranks(at.node):
+        return []
+    numbers = [int(key) for key in keys.ravel().tolist()]
+    table = _table_of(numbers, values.ravel().tolist(), default.item(), values.dtype)
+    if table is None:
+        return []
+    x = at.x if at.x.dtype is DType.FLOAT32 else at.integers()
+    return [at.looked_up(table, _place_in(at, x, table, min(numbers)))]
+
+
+def _one_hot_encoder(at: _At) -> list[Value]:
+    """Of numbers. Where an element of no category is an error, it is looked up behind the last one and so refused."""
+    numbers = at.view.attr("cats_int64s")
+    if at.x.dtype.numpy.kind not in "fi" or not numbers or not has_ranks(at.node):
+        return []
+    if at.view.attr("zeros"):
+        hot = at("Equal", at("Unsqueeze", at.integers(), axes=(-1,)), np.array(numbers, np.int64))
+        return [at("Cast", hot, to=DType.FLOAT32.onnx_code)]
+    table = _table_of(numbers, range(len(numbers)), len(numbers), np.int64)
+    if table is None or len(set(numbers)) < len(numbers):
+        return []
+    places = at.looked_up(table, _place_in(at, at.integers(), table, min(numbers)))
+    return [at.looked_up(np.eye(len(numbers), dtype=np.float32), places)]
 
 
 def _feature_extractor(at: _At) -> list[Value]:
@@ -238,6 +300,8 @@ def _linear_svm(at: _At, labels: Array) -> list[Value]:
 
 _RULES: Mapping[str, Rule] = {
     "ArrayFeatureExtractor": _feature_extractor,
+    "LabelEncoder": _label_encoder,
+    "OneHotEncoder": _one_hot_encoder,
     "Binarizer": _binarizer,
     "Imputer": _imputer,
     "LinearClassifier": _linear_classifier,

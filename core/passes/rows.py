@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from core.errors import ModelError
 from core.ir.dim import symbol
 from core.ir.graph import Array, Graph, Node, Value, captures
-from core.ir.types import TensorType
+from core.ir.types import MapType, SequenceType, TensorType
 from core.ops import registry
 from core.ops.inference import infer_graph
 from core.ops.registry import Mixes, RowAxis, describe
@@ -117,14 +117,19 @@ def _walk(graph: Graph, axes: dict[Value, RowAxis], known: dict[Value, Array], b
 
 def _check_steps(node: Node, axes: dict[Value, RowAxis]) -> None:
     """A row must be as many steps in one input as in another: 1 and 2 would broadcast where there is one row."""
-    given = [(value, axes.get(value)) for value in node.inputs if value is not None]
+    given = [(value, axes.get(value)) for value in node.inputs if value is not None and not is_maps(value)]
     extents = {value.shape[axis] for value, axis in given if axis is not None}
     if len(extents) > 1 and not node.subgraphs:
         raise Mixed(f"{describe(node)}: its inputs have {' and '.join(sorted(map(str, extents)))} steps for their rows")
 
 
 def _check_dims(where: str, value: Value, axis: RowAxis, batch: str) -> None:
-    """The number of rows stands in no dimension but that of the row axis, and there as a whole number of steps each."""
+    """The number of rows stands in no dimension but that of the row axis, and there as a whole number of steps each.
+    Among what is no tensor, only a sequence of maps may have rows: one each."""
+    if is_maps(value):
+        if axis not in (0, None):
+            raise Mixed(f"{where}: '{value.name}' is {value.type}, its rows lie along axis {axis}")
+        return
     if not isinstance(value.type, TensorType):
         if axis is not None:
             raise Mixed(f"{where}: '{value.name}' has rows, but is {value.type}")
@@ -245,8 +250,14 @@ def _repeated(node: Node, value: Value, batch: str) -> RowAxis:
     return along[0] if repeats else None
 
 
+def is_maps(value: Value) -> bool:
+    """Whether a value is a sequence of maps, as ZipMap gives one for each row of its scores."""
+    return isinstance(value.type, SequenceType) and isinstance(value.type.element, MapType)
+
+
 def _check_outputs(graph: Graph, axes: dict[Value, RowAxis], batch: str) -> None:
     for value in graph.outputs:
-        shape = shape_of(value)
+        zipped = is_maps(value) and value.producer is not None and value.producer.op == "ZipMap"
+        shape = shape_of(value.producer.inputs[0]) if zipped and value.producer is not None else shape_of(value)
         if axes.get(value) != 0 or not shape or shape[0] != symbol(batch):
             raise Mixed(f"output '{value.name}' ({value.type}) does not hold one row per row of the inputs")

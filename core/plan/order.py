@@ -7,15 +7,41 @@ from heapq import heappop, heappush
 
 from core.ir.dim import evaluate, symbols
 from core.ir.graph import Graph, Node, Value, node_reads
-from core.ir.types import TensorType
+from core.ir.types import DType, TensorType
 from core.passes.base import view_origin
+
+# The memory for a row that it is worth to run native code as a whole: so many times, and bytes.
+_WORTH = 1.05
+_LITTLE = 1024
 
 
 def order(graph: Graph) -> list[Node]:
     """The graph's own order, or the greedy one when that needs less memory at its peak (counted for n = 1)."""
     given = list(graph.nodes)
     greedy = _greedy(graph)
-    return greedy if _peak(graph, greedy) < _peak(graph, given) else given
+    best = greedy if _peak(graph, greedy) < _peak(graph, given) else given
+    parted = _strings_last(graph, best)
+    return parted if _peak(graph, parted) <= _peak(graph, best) * _WORTH + _LITTLE else best
+
+
+def _strings_last(graph: Graph, nodes: list[Node]) -> list[Node]:
+    """What makes strings, maps or sequences that no kernel reads comes last: no kernel runs it, and between kernels it
+    would part native code."""
+    if graph.states:  # their next values take the place of what such a node may read
+        return nodes
+    late: set[Node] = set()
+    read: set[Value] = set()  # by others
+    for node in reversed(nodes):
+        if not any(map(_is_plain, node.outputs)) and read.isdisjoint(node.outputs):
+            late.add(node)
+        else:
+            read.update(node_reads(node))
+    return [node for node in nodes if node not in late] + [node for node in nodes if node in late]
+
+
+def _is_plain(value: Value) -> bool:
+    """Whether kernels can read it."""
+    return isinstance(value.type, TensorType) and value.type.dtype is not DType.STRING
 
 
 def _greedy(graph: Graph) -> list[Node]:

@@ -18,6 +18,7 @@ from core.ops.registry import may_not_end
 from core.plan.liveness import Affine
 
 ARENA, WEIGHTS = 0, 1  # the first bases; model inputs, states and outputs follow in this order, then flags
+FIRST_PORT = WEIGHTS + 1
 NO_BATCH: Dim = -1  # what a plan supposes that serves no batch size
 FLAG_BYTES = 16  # from one flag to the next: operands of GPUs are that far aligned
 

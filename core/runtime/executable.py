@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -14,16 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.codegen.jit import Library
-from core.errors import FeedError, Interrupted, SessionClosed
+from core.errors import FeedError
 from core.ir.dim import affine, is_never_negative
 from core.ir.graph import Node, Value, node_reads
 from core.ir.types import TensorType
 from core.kernels.catalog import Status
-from core.plan.plan import ARENA, WEIGHTS, Address, Fallback, Plan, Port, Segment
+from core.ops import registry
+from core.plan.plan import ARENA, FIRST_PORT, WEIGHTS, Address, Fallback, Plan, Port, Segment
 from core.reference import is_fed, learn_symbols, run_node
+from core.runtime.call import Call, Finished, Run, Setting, Tail, no_room
+from core.runtime.context import Context, Contexts
 from core.runtime.explain import explain_plan
 from core.runtime.machine import peaks
-from core.runtime.memory import address_of, aligned_bytes, aligned_words, array_at, give_back
+from core.runtime.memory import address_of, aligned_words, array_at, give_back
 from core.runtime.native import SPIN_NS, ContextWord
 from core.runtime.pieces import Pieces, pieces_of, row_steps, spans
 from core.runtime.runner import Share, Times
@@ -37,42 +41,13 @@ _ALONE_BELOW = 48_000_000
 _ALONE_BELOW_IN_A_ROW = 2_000_000
 _IN_A_ROW_NS = SPIN_NS * 4 // 5  # a worker that is about to sleep would have to be woken all the same
 
-_FIRST_PORT = WEIGHTS + 1  # bases of inputs, then states, then outputs: the order of Plan's ports
-
 # Plain integers: a member of an IntEnum costs a lookup each time, and a run of a tiny model takes microseconds.
 _N, _FIRST, _LAST = int(ContextWord.N), int(ContextWord.FIRST), int(ContextWord.LAST)
 _THREADS, _TIMES, _CLEARED = int(ContextWord.THREADS), int(ContextWord.TIMES), int(ContextWord.CLEARED)
+_ARRAYS = int(ContextWord.ARRAY_COUNT)
 
 
 _NUMBERS = count(1)  # of runs; a thread's next one is never taken for the one before
-
-
-@dataclass(eq=False)
-class _Context:
-    """What one run in flight owns: an arena, operand addresses, step counters."""
-
-    words: NDArray[np.int64]
-    address: int
-    bases: NDArray[np.int64]
-    addresses: NDArray[np.int64]
-    counters: NDArray[np.int64]
-    arena: NDArray[np.uint8]
-    second: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
-    # What of these is kept where a run may not end by itself.
-    run: int = 0
-    thread: int = 0
-    interrupted: bool = False
-
-    def behind(self, nbytes: int) -> NDArray[np.uint8]:
-        """The arena of the steps behind a seam, at least so large."""
-        if self.second.nbytes < nbytes:
-            self.second = aligned_bytes(nbytes)
-        return self.second
-
-    def check(self) -> None:
-        """Raise Interrupted once the run is to end."""
-        if self.interrupted:
-            raise Interrupted("the run was broken off")
 
 
 class Executable:
@@ -92,26 +67,25 @@ class Executable:
         self._starts = np.cumsum([0, *(len(step.operands) for step in plan.steps)], dtype=np.int64)
         slots = [self._slot(operand) for step in plan.steps for operand in step.operands]
         self._slots = np.array(slots, np.int64).reshape(-1)
-        self._pool: deque[_Context] = deque()
-        self._closed = False
-        self._flying = 0
-        self._guard = threading.Lock()
+        self._contexts = Contexts(2 * threads + 2)
+        self._guard = threading.Lock()  # of what is in flight where a run may not end by itself
         self._states = {port.base: np.zeros(0, np.uint8) for port in plan.states}
         self._state_lock = threading.Lock()
         self._team = team(threads)
         self._work = plan.work
         self._shapes = [_shape_of(port) for port in plan.outputs]
+        self._names = [port.name for port in plan.inputs]
         self._whole = (0, len(plan.steps))
         self._simple = len(plan.schedule) == 1 and isinstance(plan.schedule[0], Segment) and not plan.copies
         divisible = independent and self._simple and not plan.states and not plan.supposed
         self._pieces = pieces_of(plan, threads) if divisible else Pieces()
         self._loops = [index for index, step in enumerate(plan.steps) if step.may_not_end]
         self.may_not_end = plan.may_not_end
-        self._in_flight: set[_Context] = set()  # kept where a run may not end by itself
+        self._in_flight: set[Context] = set()  # kept where a run may not end by itself
         self._prepared = {each.index: _prepared(plan, each) for each in plan.schedule if isinstance(each, Fallback)}
         self._places = {name: _place_of(address, type_) for name, (address, type_) in plan.located.items()}
         self._outputs = {port.base: index for index, port in enumerate(plan.outputs)}
-        self._row_steps = np.array([0] * _FIRST_PORT + row_steps((*plan.inputs, *plan.states, *plan.outputs)))
+        self._row_steps = np.array([0] * FIRST_PORT + row_steps((*plan.inputs, *plan.states, *plan.outputs)))
 
     def set_state(self, name: str, array: NDArray[Any]) -> None:
         """Give a state its value; the session does so once before the first run."""
@@ -160,7 +134,44 @@ class Executable:
             finally:
                 self._release(context)
         except MemoryError as error:
-            raise FeedError(f"a batch of {n} needs more memory than there is: {error}") from error
+            raise no_room(n, error) from error
+
+    def call(self, n: int) -> Run:
+        """`run` for batches of just `n` rows."""
+        alone = self.threads == 1 or self._work.at(n) <= _ALONE_BELOW_IN_A_ROW
+        if not alone or self.plan.states or self.may_not_end or n > self._pieces.most:
+            return partial(self.run, n)
+        copied = {base for _, base in self.plan.copies}
+        outputs = [
+            (shape.at(n), shape.dtype) if shape is not None and port.base not in copied else None
+            for port, shape in zip(self.plan.outputs, self._shapes, strict=True)
+        ]
+        arena, inputs = self.plan.arena.at(max(n, 1)), len(self.plan.inputs)
+        setting = Setting(n, self._whole[1], arena, inputs + len(outputs))
+        known = [each for each in outputs if each is not None]
+        if self._simple and len(known) == len(outputs):
+            return Call(self, self._contexts, self._team, setting, known)
+        if (tail := self._tail()) is not None:
+            return Finished(self, self._contexts, self._team, setting, outputs, tail)
+        return partial(self.run, n)
+
+    def _tail(self) -> Tail | None:
+        """What is left to do in Python where native code runs as a whole, and simple nodes follow."""
+        if not self.plan.schedule:
+            return None
+        first, *rest = self.plan.schedule
+        nodes = [self._prepared[entry.index] for entry in rest if isinstance(entry, Fallback)]
+        if first != Segment(*self._whole) or len(nodes) < len(rest):
+            return None
+        made = [node.node.outputs[0].name for node in nodes]
+        known = {*made, *self._places} - set(self._names)
+        read = {name for node in nodes for name, _ in node.quick_reads if name}
+        copied = [name for name, _ in self.plan.copies]
+        apart = len(set(copied)) == len(copied) and set(copied) <= set(made) and self._places.keys().isdisjoint(made)
+        if not apart or not read <= known or any(node.quick is None for node in nodes):
+            return None
+        steps = [(node.quick, node.quick_reads, name) for node, name in zip(nodes, made, strict=True) if node.quick]
+        return Tail(steps, [(self._outputs[base], name) for name, base in self.plan.copies])
 
     def runs(self) -> dict[int, int]:
         """The number of the run that each thread is in, where a run may not end by itself."""
@@ -179,13 +190,8 @@ class Executable:
 
     def close(self) -> None:
         """Free everything, now or when the last run ends. Further runs raise SessionClosed."""
-        with self._guard:
-            if self._closed:
-                return
-            self._closed = True
-            idle = self._flying == 0
-        if idle:
-            self._free()
+        if self._contexts.close():
+            self.free()
 
     def _slot(self, operand: Address) -> tuple[int, int, int]:
         """Base, a and b; weights that others have in memory, too, lie outside the block."""
@@ -194,9 +200,10 @@ class Executable:
 
     # -- one run --------------------------------------------------------------------------------------------------
 
-    def _run(self, context: _Context, n: int, inputs: Sequence[Any], times: Times | None) -> list[Any]:
-        bases = context.bases
-        base = _FIRST_PORT
+    def _run(self, context: Context, n: int, inputs: Sequence[Any], times: Times | None) -> list[Any]:
+        bases, words = context.bases, context.words
+        context.call = words[_ARRAYS] = 0
+        base = FIRST_PORT
         for array in inputs:
             # Sequences and optionals are lists or None: only the references read them.
             bases[base] = address_of(array) if isinstance(array, np.ndarray) else 0
@@ -212,15 +219,14 @@ class Executable:
         if n > self._pieces.most:
             self._run_pieces(context, n, times)
             return outputs
-        words = context.words
         words[_N] = n
         words[_THREADS] = self._threads_for(n)
         if self._simple:
             self._enter(context, *self._whole, times)
             return outputs
-        return self._run_schedule(context, n, inputs, outputs, times)
+        return self.run_schedule(context, n, inputs, outputs, times)
 
-    def _run_pieces(self, context: _Context, n: int, times: Times | None) -> None:
+    def _run_pieces(self, context: Context, n: int, times: Times | None) -> None:
         """The tape once per piece; where it has a seam, the rows of several pieces together from there on."""
         pieces, bases = self._pieces, context.bases.copy()
         most = pieces.front(n)  # the arena is for so many: what is left at the end must not be cut into larger ones
@@ -243,7 +249,7 @@ class Executable:
             context.bases[ARENA] = bases[ARENA]
 
     def _run_rows(
-        self, context: _Context, bases: NDArray[np.int64], first: int, rows: int, steps: tuple[int, int],
+        self, context: Context, bases: NDArray[np.int64], first: int, rows: int, steps: tuple[int, int],
         times: Times | None,
     ) -> None:  # fmt: skip
         """Some steps for some of the rows of a batch whose ports are at `bases`."""
@@ -260,7 +266,7 @@ class Executable:
         in_a_row = work <= _ALONE_BELOW and perf_counter_ns() - self._team.ended < _IN_A_ROW_NS
         return self.threads if in_a_row or work > _ALONE_BELOW else 1
 
-    def _enter(self, context: _Context, first: int, last: int, times: Times | None = None) -> None:
+    def _enter(self, context: Context, first: int, last: int, times: Times | None = None) -> None:
         words = context.words
         if self.may_not_end:
             # Before the check, and not by the driver: an interrupt that comes after the check finds its mark kept.
@@ -270,22 +276,26 @@ class Executable:
         words[_FIRST] = first
         words[_LAST] = last
         words[_TIMES] = 0 if times is None else address_of(times.stamps)
-        status = self._team.enter(context.address)
+        status = self._team.enter(self._team.handle, context.handle)
         if self.threads > 1:
             self._team.ended = perf_counter_ns()
         if times is not None:
             times.lap(first, times.stamps[first : last + 1].copy())
         if status:
             context.check()
-            step = self.plan.steps[(status >> 8) - 1]
-            reason = Status(status & 0xFF).name.lower().replace("_", " ")
-            raise FeedError(f"node '{step.label}' ({step.op}): {reason}")
+            raise self.refusal(status)
 
-    def _run_schedule(
-        self, context: _Context, n: int, inputs: Sequence[Any], outputs: list[Any], times: Times | None
+    def refusal(self, status: int) -> FeedError:
+        """Which kernel has refused its data, and why."""
+        step = self.plan.steps[(status >> 8) - 1]
+        reason = Status(status & 0xFF).name.lower().replace("_", " ")
+        return FeedError(f"node '{step.label}' ({step.op}): {reason}")
+
+    def run_schedule(
+        self, context: Context, n: int, inputs: Sequence[Any], outputs: list[Any], times: Times | None
     ) -> list[Any]:
         """Native segments and reference nodes in turn, then what has to be copied out."""
-        boxed: dict[str, Any] = {port.name: array for port, array in zip(self.plan.inputs, inputs, strict=True)}
+        boxed: dict[str, Any] = dict(zip(self._names, inputs, strict=True))
         symbols = {"n": n}
         for entry in self.plan.schedule:
             if isinstance(entry, Segment):
@@ -307,28 +317,39 @@ class Executable:
             np.copyto(self._states[base], array)
         return outputs
 
-    def _run_fallback(self, context: _Context, symbols: dict[str, int], entry: Fallback, boxed: dict[str, Any]) -> None:
+    def _run_fallback(self, context: Context, symbols: dict[str, int], entry: Fallback, boxed: dict[str, Any]) -> None:
         """Run one node on its reference; `symbols` receives what its results show."""
-        (node, reads, constants, fed), n = self._prepared[entry.index], symbols["n"]
-        environment = constants | {value: self._read(context, n, value.name, boxed) for value in reads}
+        prepared, n = self._prepared[entry.index], symbols["n"]
+        if prepared.quick is not None:
+            with suppress(Exception):  # the reference tells what is wrong
+                reads = prepared.quick_reads
+                arguments = [self._read(context, n, name, boxed) if name else known for name, known in reads]
+                value, result = prepared.node.outputs[0], prepared.quick(*arguments)
+                boxed[value.name] = result
+                if value.name in self._places:
+                    self._hand_over(context, n, prepared.node, value, result)
+                return
+        node = prepared.node
+        environment = prepared.constants | {v: self._read(context, n, v.name, boxed) for v in prepared.reads}
         arguments = [environment[v] if v is not None else None for v in node.inputs]
-        results = run_node(node, arguments, environment, symbols, context.check, fed)
-        learn_symbols(node, results, symbols)
+        results = run_node(node, arguments, environment, symbols, context.check, prepared.fed)
+        if prepared.teaches:
+            learn_symbols(node, results, symbols)
         for value, result in zip(node.outputs, results, strict=False):
             boxed[value.name] = self._kept(context, result)
-            if value.name in self.plan.located:
+            if value.name in self._places:
                 self._hand_over(context, n, node, value, result)
 
-    def _hand_over(self, context: _Context, n: int, node: Node, value: Value, result: Any) -> None:
+    def _hand_over(self, context: Context, n: int, node: Node, value: Value, result: Any) -> None:
         """Copy a result to where native code reads it."""
-        place = self._view(context, n, value.name)
+        place = self.view(context, n, value.name)
         if place.shape != np.shape(result):
             expected = f"expected {value.type} with n = {n}"
             found = f"its output '{value.name}' has shape {list(np.shape(result))}"
             raise FeedError(f"node '{node.name}' ({node.op}): {found}, {expected}")
         np.copyto(place, result)
 
-    def _kept(self, context: _Context, result: Any) -> Any:
+    def _kept(self, context: Context, result: Any) -> Any:
         """The result, without views of memory that later steps write to or that goes away with the model."""
         if isinstance(result, list):
             return [self._kept(context, item) if isinstance(item, list | np.ndarray) else item for item in result]
@@ -337,65 +358,56 @@ class Executable:
         blocks = (context.arena, self._weights.block, *self._states.values())
         return result.copy() if any(np.may_share_memory(result, block) for block in blocks) else result
 
-    def _read(self, context: _Context, n: int, name: str, boxed: Mapping[str, Any]) -> Any:
-        return boxed[name] if name in boxed else self._view(context, n, name)
+    def _read(self, context: Context, n: int, name: str, boxed: Mapping[str, Any]) -> Any:
+        return boxed[name] if name in boxed else self.view(context, n, name)
 
-    def _view(self, context: _Context, n: int, name: str) -> NDArray[Any]:
+    def view(self, context: Context, n: int, name: str) -> NDArray[Any]:
+        """A value in memory. Those of the arena stay where they are until there is another arena, or another `n`."""
+        context.show(n)
+        if (view := context.views.get(name)) is not None:
+            return view
         base, a, b, shape, type_ = self._places[name]
         dims = type_.evaluate({"n": n}) if shape is None else [step * n + least for step, least in shape]
-        return array_at(int(context.bases[base]) + a * max(n, 1) + b, type_.dtype.numpy, dims)
+        view = array_at(int(context.bases[base]) + a * max(n, 1) + b, type_.dtype.numpy, dims)
+        if base == ARENA:
+            context.views[name] = view
+        return view
 
     # -- contexts -------------------------------------------------------------------------------------------------
 
-    def _acquire(self, n: int) -> _Context:
-        with self._guard:
-            if self._closed:
-                raise SessionClosed("the session is closed")
-            self._flying += 1
-            context = self._pool.pop() if self._pool else None
+    def _acquire(self, n: int) -> Context:
+        context = self._contexts.take(self.new_context)
         try:
-            if context is None:
-                context = self._new_context()
-            needed = self.plan.arena.at(max(n, 1))
-            if context.arena.nbytes < needed:
-                context.arena = aligned_bytes(needed)
-                context.bases[ARENA] = address_of(context.arena)
+            context.make_room(self.plan.arena.at(max(n, 1)))
             if self.may_not_end:
                 context.run, context.thread, context.interrupted = next(_NUMBERS), threading.get_ident(), False
                 with self._guard:
                     self._in_flight.add(context)
         except BaseException:
-            self._land()
+            self._release(context)
             raise
         return context
 
-    def _release(self, context: _Context) -> None:
+    def _release(self, context: Context) -> None:
         if self.may_not_end:
             with self._guard:
                 self._in_flight.discard(context)
-        if len(self._pool) < 2 * self.threads + 2:
-            self._pool.append(context)
-        self._land()
+        if self._contexts.give(context):
+            self.free()
 
-    def _land(self) -> None:
-        with self._guard:
-            self._flying -= 1
-            last = self._closed and self._flying == 0
-        if last:
-            self._free()
-
-    def _free(self) -> None:
-        self._pool.clear()
+    def free(self) -> None:
         self._library.close()
         self._weights = SharedWeights(np.zeros(0, np.uint8))
         self._states.clear()
         give_back(self.plan.weights)
 
-    def _new_context(self) -> _Context:
+    def new_context(self) -> Context:
         words = aligned_words(ContextWord.SIZE)
-        bases = aligned_words(WEIGHTS + 1 + len(self.plan.inputs) + len(self.plan.states) + len(self.plan.outputs))
+        ports = len(self.plan.inputs) + len(self.plan.states) + len(self.plan.outputs)
+        bases = aligned_words(FIRST_PORT + ports)
         addresses = aligned_words(max(1, len(self._slots) // 3))
         counters = aligned_words(8 * max(1, len(self.plan.steps)))
+        arrays = aligned_words(max(1, ports))
         bases[WEIGHTS] = address_of(self._weights.block)
         words[ContextWord.FUNCTIONS] = address_of(self._functions)
         words[ContextWord.STARTS] = address_of(self._starts)
@@ -405,7 +417,8 @@ class Executable:
         words[ContextWord.SLOT_COUNT] = len(self._slots) // 3
         words[ContextWord.BASES] = address_of(bases)
         words[ContextWord.MEETS] = address_of(self._meets)
-        return _Context(words, address_of(words), bases, addresses, counters, np.zeros(0, np.uint8))
+        words[ContextWord.ARRAYS] = address_of(arrays)
+        return Context(words, bases, addresses, counters, arrays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,11 +430,16 @@ class _Shape:
     dtype: np.dtype[Any]
     may_shrink: bool  # a dimension may be negative for some n
 
-    def allocate(self, n: int) -> NDArray[Any]:
-        shape = [a * n + b for a, b in self.dims]
+    def at(self, n: int) -> tuple[int, ...]:
+        shape = tuple([a * n + b for a, b in self.dims])
         if self.may_shrink and min(shape) < 0:
-            raise FeedError(f"a batch of {n} does not fit the model: output '{self.name}' would have shape {shape}")
-        return np.empty(shape, self.dtype)
+            raise FeedError(
+                f"a batch of {n} does not fit the model: output '{self.name}' would have shape {list(shape)}"
+            )
+        return shape
+
+    def allocate(self, n: int) -> NDArray[Any]:
+        return np.empty(self.at(n), self.dtype)
 
 
 def _shape_of(port: Port) -> _Shape | None:
@@ -443,6 +461,9 @@ class _Prepared(NamedTuple):
     reads: list[Value]
     constants: dict[Value, Any]
     fed: bool
+    teaches: bool  # its results may show what symbols stand for
+    quick: Callable[..., Any] | None  # see OpDef.quickly
+    quick_reads: list[tuple[str, Any]]  # names of its arguments, or "" and a constant
 
 
 def _prepared(plan: Plan, entry: Fallback) -> _Prepared:
@@ -450,7 +471,14 @@ def _prepared(plan: Plan, entry: Fallback) -> _Prepared:
     node, known = graph.nodes[entry.index], graph.constants
     read = list(dict.fromkeys(node_reads(node)))
     constants = {value: known[value] for value in read if value in known}
-    return _Prepared(node, [value for value in read if value not in known], constants, is_fed(node, known))
+    reads = [value for value in read if value not in known]
+    symbols = {name for value in node.outputs if isinstance(value.type, TensorType) for name in value.type.symbols}
+    op = registry.get(node.op)
+    given = [value for value in node.inputs if value is not None]
+    simple = len(node.outputs) == 1 and len(given) == len(node.inputs) and not symbols - {"n"}
+    quick = op.quickly(registry.NodeView(op, node)) if simple else None
+    quick_reads = [("", known[value]) if value in known else (value.name, None) for value in given]
+    return _Prepared(node, reads, constants, is_fed(node, known), bool(symbols - {"n"}), quick, quick_reads)
 
 
 class _Place(NamedTuple):

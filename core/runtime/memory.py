@@ -23,8 +23,7 @@ _trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", N
 _option: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)
 _M_ARENA_MAX = -8
 _MAPS = Path("/proc/self/maps")
-_addressof = ctypes.addressof
-_first_byte: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
+_word_at: Callable[[int], ctypes.c_size_t] = ctypes.c_size_t.from_address
 
 
 def machine_bytes(cgroup: Path = _CGROUP) -> int:
@@ -138,17 +137,17 @@ def aligned_words(count: int) -> NDArray[np.int64]:
 
 
 def address_of(array: NDArray[Any]) -> int:
-    """The address of an array's first element.
+    """The address of an array's first element: five times faster than `array.ctypes`, for every array."""
+    return _word_at(id(array) + ELEMENTS_AT).value
 
-    The buffer protocol is five times faster than `__array_interface__`, but only for writable bytes that exist, of
-    the element types that NumPy itself has.
-    """
-    if array.flags.writeable and array.size and array.flags.c_contiguous:
-        try:
-            return _addressof(_first_byte(array))
-        except ValueError:
-            pass
-    return int(array.__array_interface__["data"][0])
+
+def _elements_at() -> int:
+    """Where the object of an array holds the address of its elements: first, behind what every object has. Extensions
+    are compiled for that, so no release of NumPy moves it within its bounds in pyproject.toml."""
+    array, offset = np.zeros(1, np.uint8), object.__basicsize__
+    if _word_at(id(array) + offset).value != array.ctypes.data:
+        raise ImportError(f"NumPy {np.__version__} keeps the address of an array elsewhere than expected")
+    return offset
 
 
 def array_at(address: int, dtype: np.dtype[Any], shape: Sequence[int]) -> NDArray[Any]:
@@ -158,3 +157,6 @@ def array_at(address: int, dtype: np.dtype[Any], shape: Sequence[int]) -> NDArra
         return np.empty(shape, dtype)
     block: Any = (ctypes.c_uint8 * nbytes).from_address(address)
     return np.frombuffer(block, dtype=dtype).reshape(shape)
+
+
+ELEMENTS_AT = _elements_at()

@@ -2,7 +2,8 @@
 
 Written as LLVM text because it is control flow and atomics, not vector arithmetic. Four functions matter:
 
-    enter(team, context) -> status   bind addresses, run the tape alone or with the team, collect the status
+    enter(team, context) -> status   look up arrays, bind addresses, run the tape alone or with the team, collect the
+                                     status
     run(context, tid, threads)       every thread walks the tape; barriers stand between stages (steps, when timed)
     work(team, tid, generation)      a worker's whole life: wait for a newer job, run it, say done
     stop(team)                       make every worker return; from then on runs go ahead alone
@@ -17,6 +18,9 @@ from __future__ import annotations
 import platform
 import sys
 from enum import IntEnum
+
+from core.plan.plan import FIRST_PORT
+from core.runtime.memory import ELEMENTS_AT
 
 # How long a waiter spins before it goes to sleep. By the clock: a pause takes 40 cycles on some processors, 140 on
 # others. Who follows another run within that time finds the workers awake.
@@ -54,6 +58,8 @@ class ContextWord(IntEnum):
     BASES = 11
     MEETS = 12  # -> per step, 1 where a barrier stands behind it
     CLEARED = 13  # 1 where the counters of the steps are zero already
+    ARRAYS = 14  # -> objects of the arrays that the first bases of ports are to be the elements of
+    ARRAY_COUNT = 15  # how many
     ARRIVED = 16
     PHASE = 24
     BARRIER_SLEEPERS = 32
@@ -250,6 +256,33 @@ out:
   ret void
 }}
 
+define internal void @look_up(ptr %context) {{
+entry:
+  %op = getelementptr i64, ptr %context, i64 {ContextWord.ARRAYS}
+  %objects = load ptr, ptr %op
+  %kp = getelementptr i64, ptr %context, i64 {ContextWord.ARRAY_COUNT}
+  %count = load i64, ptr %kp
+  %bp = getelementptr i64, ptr %context, i64 {ContextWord.BASES}
+  %bases = load ptr, ptr %bp
+  %ports = getelementptr i64, ptr %bases, i64 {FIRST_PORT}
+  br label %head
+head:
+  %i = phi i64 [ 0, %entry ], [ %i1, %body ]
+  %go = icmp slt i64 %i, %count
+  br i1 %go, label %body, label %out
+body:
+  %objectp = getelementptr ptr, ptr %objects, i64 %i
+  %object = load ptr, ptr %objectp
+  %datap = getelementptr i8, ptr %object, i64 {ELEMENTS_AT}
+  %data = load i64, ptr %datap
+  %to = getelementptr i64, ptr %ports, i64 %i
+  store i64 %data, ptr %to
+  %i1 = add i64 %i, 1
+  br label %head
+out:
+  ret void
+}}
+
 define internal void @bind(ptr %context) {{
 entry:
   %np = getelementptr i64, ptr %context, i64 {ContextWord.N}
@@ -291,6 +324,7 @@ out:
 
 define i64 @enter(ptr %team, ptr %context) {{
 entry:
+  call void @look_up(ptr %context)
   call void @bind(ptr %context)
   %firstp = getelementptr i64, ptr %context, i64 {ContextWord.FIRST}
   %first = load i64, ptr %firstp

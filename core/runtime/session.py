@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from core.errors import FeedError, ModelError, SessionClosed, UnsupportedError, 
 from core.ir.dim import Dim, SymDim, affine, broken, evaluate, symbols
 from core.ir.types import TensorType, ValueType
 from core.plan.plan import Memory
+from core.runtime.call import Calls, Run
 from core.runtime.devices import HOST, loss_of
 from core.runtime.executable import Executable
 from core.runtime.given import Binding, Given
@@ -123,11 +124,9 @@ class Session:
         self._variants = Variants(variant or _no_variant, _VARIANTS)
         self._declared = Variants(lambda _: (declared or _nothing_assumed)(), 1)
         self._closed = False
-        self._checks = [_Check.of(name, type_, description.batching.symbol) for name, type_ in self.inputs.items()]
         self._is_fixed = fixed is not None
-        supposed = description.batching.supposed or (fixed is not None and supposed_by(fixed.executable))
-        self._quick = fixed is not None and not supposed and all(check is not None for check in self._checks)
         self._output_names = tuple(description.outputs)
+        self._calls = Calls(self.inputs, self._output_names, description.batching.symbol)
         # Of a model with one set of shapes its code knows best: loops may have been unrolled. A default that is fed may
         # bring them back.
         by_code = any(_endless(fixed.executable)) if fixed is not None else True
@@ -192,13 +191,8 @@ class Session:
 
         FeedError when an input is missing, unknown, or does not fit its type; SessionClosed after `close`.
         """
-        bound = self._bind_quickly(feeds) if self._quick and record is None else None
-        fixed = self._shapes.fixed
-        if bound is not None and fixed is not None:
-            try:
-                return dict(zip(self._output_names, fixed.run(*bound), strict=True))
-            except SessionClosed:  # or replaced by a better one in this moment
-                pass
+        if record is None and (results := self._calls.run(feeds)) is not None:
+            return results
         if fed := self._fed(feeds):
             return self._run_variant(self._variants, fed, feeds, record)
         if self._strays(feeds):
@@ -284,7 +278,10 @@ class Session:
                 if not reason and record is not None:
                     return run_recorded(executable, n, arrays, record)
                 if not reason:
-                    return executable.run(n, arrays)
+                    results = executable.run(n, arrays)
+                    every = not binding and not supposed_by(executable)
+                    self._calls.keep(arrays, n, executable, shape, partial(_call_of, executable), every)
+                    return results
         return self._run(n, arrays, self._apart(n, binding, reason), record)
 
     def _line(self, n: int, binding: Binding) -> tuple[Sizes, int] | None:
@@ -394,6 +391,7 @@ class Session:
     def close(self) -> None:
         """End what goes on in the background; free code and memory as soon as the runs in flight have ended."""
         self._closed = True
+        self._calls.close()
         self._shapes.close()
         if self._packed is not None:
             self._packed.close()
@@ -407,26 +405,6 @@ class Session:
         self.close()
 
     # -- feeds ----------------------------------------------------------------------------------------------------
-
-    def _bind_quickly(self, feeds: Mapping[str, Any]) -> tuple[int, list[NDArray[Any]]] | None:
-        """Batch size and arrays when everything fits at first sight; None hands over to `_bind`, which explains."""
-        if len(feeds) != len(self._checks):
-            return None
-        n = -1
-        arrays = []
-        for check in self._checks:
-            array = feeds.get(check.name)  # type: ignore[union-attr]
-            if type(array) is not np.ndarray or array.dtype != check.dtype or not array.flags.c_contiguous:  # type: ignore[union-attr]
-                return None
-            shape = array.shape
-            if check.leads:  # type: ignore[union-attr]
-                if not shape or shape[1:] != check.tail or n not in (-1, shape[0]):  # type: ignore[union-attr]
-                    return None
-                n = shape[0]
-            elif shape != check.tail:  # type: ignore[union-attr]
-                return None
-            arrays.append(array)
-        return max(n, 1) if n < 0 else n, arrays
 
     def _bind(self, feeds: Mapping[str, Any]) -> tuple[int, list[NDArray[Any]], Binding]:
         if self._closed:
@@ -481,29 +459,13 @@ class Session:
             yield executable
 
 
+def _call_of(runner: Runner, n: int) -> Run:
+    return runner.call(n) if isinstance(runner, Executable) else partial(runner.run, n)
+
+
 def _endless(runner: Runner) -> list[Executable]:
     """The parts of a run that may go on for ever."""
     return [host for host in runner.hosts if host.may_not_end]
-
-
-@dataclass(frozen=True, slots=True)
-class _Check:
-    """What a simple input looks like: static, apart from the batch size as its first dimension."""
-
-    name: str
-    dtype: np.dtype[Any]
-    leads: bool
-    tail: tuple[int, ...]
-
-    @staticmethod
-    def of(name: str, type_: ValueType, batch: str | None) -> _Check | None:
-        if not isinstance(type_, TensorType) or type_.shape is None:
-            return None
-        leads = bool(type_.shape) and isinstance(type_.shape[0], SymDim) and str(type_.shape[0]) == batch
-        tail = type_.shape[1:] if leads else type_.shape
-        if not all(isinstance(dim, int) for dim in tail):
-            return None
-        return _Check(name, type_.dtype.numpy, leads, tail)  # type: ignore[arg-type]
 
 
 def _checked(name: str, type_: ValueType, feed: Any, values: dict[str, int]) -> Any:

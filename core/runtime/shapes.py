@@ -111,6 +111,7 @@ class Shape:
     pending: bool = False  # something is being made in the background
     answering: threading.Lock = field(default_factory=threading.Lock)  # held while the general version does
     resting_until: float = 0.0  # when it may again, by the monotonic clock
+    used: bool = False  # by runs that did not ask for it here, since somebody looked last
 
     @property
     def ready(self) -> bool:
@@ -125,6 +126,10 @@ class Shape:
     def wanted(self) -> bool:
         """Whether somebody will run it."""
         return self.users > 0 or not self.dropped
+
+    def gives(self, runner: object) -> bool:
+        """Whether this is its code, which nothing has replaced."""
+        return not self.dropped and self.held is not None and self.held.made.executable is runner
 
     def state(self, meanwhile: str) -> str:
         """How far it has come, for people. `meanwhile`: what serves before there is code; "" where nothing does."""
@@ -166,7 +171,6 @@ class Shapes:
         self._backgrounds = [Background() for _ in maker.later]
         self._preparing = False  # what stands in, in the background
         self._closed = False
-        self.fixed: Runner | None = None
         if fixed is not None:
             shape = self._shapes[()] = Shape(())
             self._put(shape, fixed)
@@ -268,7 +272,6 @@ class Shapes:
         """End the work in the background, and free everything as soon as nobody uses it."""
         with self._changed:
             self._closed = True
-            self.fixed = None
             shapes = list(self._shapes.values())
             self._shapes.clear()
             idle = [shape.drop() for shape in shapes]
@@ -309,10 +312,18 @@ class Shapes:
             shape = self._shapes[binding]
             self._shapes.move_to_end(binding)
             shape.users += 1
-            surplus = self._shapes.popitem(last=False)[1] if len(self._shapes) > self._limit else None
+            surplus = self._surplus() if len(self._shapes) > self._limit else None
             idle = surplus.drop() if surplus is not None else None
         _close(idle)
         return shape
+
+    def _surplus(self) -> Shape:
+        """What was not asked for longest goes out of the cache. What runs have used meanwhile has a second chance."""
+        while True:
+            binding, shape = self._shapes.popitem(last=False)
+            if not shape.used:
+                return shape
+            shape.used, self._shapes[binding] = False, shape
 
     def _begin(self, binding: Sizes) -> None:
         """A new shape: it is made in the background unless the first run had better wait for it."""
@@ -369,8 +380,6 @@ class Shapes:
         with self._changed:
             before = shape.hold(made)
             self._runners.add(made.executable)
-            if shape.binding == () and not shape.dropped:
-                self.fixed = made.executable
             idle = shape.unwanted()
             self._changed.notify_all()
         _close(before, idle)

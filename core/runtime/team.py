@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import functools
 import os
 import threading
 
@@ -22,7 +21,7 @@ from core.runtime.native import TeamWord, source
 
 
 class Team:
-    """Native worker threads; `enter` runs a context (see native.py) with as many of them as it asks for."""
+    """Native worker threads; `enter(handle, context)` runs a context (see native.py) with as many as it asks for."""
 
     def __init__(self) -> None:
         self._library = Library({"enter": compile_text(source(), host())}, further=("work", "stop"))
@@ -34,8 +33,10 @@ class Team:
         word = ctypes.c_int64
         self._work = ctypes.CFUNCTYPE(None, word, word, word)(self._library.address("work"))
         self._stop = ctypes.CFUNCTYPE(None, word)(self._library.address("stop"))
-        enter = ctypes.CFUNCTYPE(word, word, word)(self._library.address("enter"))
-        self.enter = functools.partial(enter, self.address)
+        # Objects of ctypes go through as they are; it would make one of each plain integer.
+        pointer = ctypes.c_void_p
+        self.enter = ctypes.CFUNCTYPE(word, pointer, pointer)(self._library.address("enter"))
+        self.handle = pointer(self.address)
 
     @property
     def size(self) -> int:

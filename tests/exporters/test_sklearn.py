@@ -175,6 +175,34 @@ def test_a_server_answers_with_tensors_where_the_model_gives_maps(classes: Any, 
         assert session.batching.batchable, session.batching.reason
 
 
+@pytest.mark.parametrize("classes", [KINDS, TWO, NAMES])
+def test_maps_for_each_row_are_batched(classes: Any) -> None:
+    model = ensemble.RandomForestClassifier(10, random_state=0).fit(X, classes)
+    data = converted(model, X[:1])
+    with core.compile(data, threads=1, tune="off") as session:
+        assert session.batching.batchable, session.batching.reason
+        for rows in (1, 0, 8, 1):
+            for _ in range(3):
+                label, maps = session.run({"X": X[:rows]}).values()
+                assert label.tolist() == model.predict(X)[:rows].tolist()
+                assert [list(each) for each in maps] == [model.classes_.tolist()] * rows
+                got = [list(each.values()) for each in maps]
+                np.testing.assert_allclose(
+                    got or np.zeros((0, len(model.classes_))), model.predict_proba(X)[:rows], 1e-5
+                )
+
+
+@pytest.mark.parametrize(
+    "name", ["isolation", "one hot", "tree of names", "logistic of names", "ordinal", "svc of two", "adaboost", "stack"]
+)
+def test_only_words_and_maps_are_left_to_the_reference(name: str) -> None:
+    case = CASES[name]
+    with core.compile(converted(fitted(case), case.x[:1]), threads=1, tune="off") as session:
+        left = [node for each in session._shapes.made().values() for node in each.shares[0].plan.fallbacks.nodes]
+    assert {node.op for node in left} <= {"Gather", "ZipMap"}
+    assert all(node.op == "ZipMap" or "string" in str(node.output.type) for node in left)
+
+
 def test_columns_of_several_types() -> None:
     """A pipeline over strings and numbers, each column an input of its own."""
     words = np.array([["red"], ["green"], ["blue"], ["red"]] * 5, object)

@@ -108,7 +108,7 @@ def test_an_image_model_of_the_repository_agrees(project: Path, kind: str) -> No
         image = np.random.default_rng(0).uniform(0, 16, (3, 1, 8, 8)).astype(np.float32)
         got, want = session.run({"image": image}), core.interpret(graph, {"image": image})
         np.testing.assert_allclose(got["probabilities"], want["probabilities"], 1e-4, 1e-5)
-        assert [share.device for share in session._shapes.fixed.shares] == [f"{kind}:0"]  # type: ignore[union-attr]
+        assert [share.device for share in session._shapes.made()[()].shares] == [f"{kind}:0"]
         assert session.memory is not None and session.memory.weights > 0
         assert len(session.profile({"image": image}, runs=2).nodes) > 5
 
@@ -166,7 +166,7 @@ def test_limits_of_memory_hold() -> None:
     limits = {"simulated:0": 3500, "simulated:1": 3600}
     with core.compile(graph, device=PAIR, device_memory=limits, max_batch=4) as session:
         assert_agrees(session, graph, (1, 4, 4))
-        shares = [share.device for share in session._shapes.fixed.shares]  # type: ignore[union-attr]
+        shares = [share.device for share in session._shapes.made()[()].shares]
         for name, limit in limits.items():
             assert 0 < devices.open_device(name).memory().total - devices.open_device(name).memory().free <= limit
     assert shares == ["simulated:0", "simulated:1"]
@@ -265,7 +265,7 @@ def test_compiled_models_are_kept_and_load_without_compiling(tmp_path: Path, mon
     monkeypatch.setattr(compiler, "build", None)  # nothing compiles from here on
     with core.compile(file, **options) as session:  # type: ignore[arg-type]
         assert_agrees(session, graph)
-        assert len(session._shapes.fixed.shares) == 2  # type: ignore[union-attr]
+        assert len(session._shapes.made()[()].shares) == 2
     kept = next((tmp_path / "models").glob("*.lathe"))
     with core.load_compiled(kept) as session:
         assert_agrees(session, graph)

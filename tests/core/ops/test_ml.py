@@ -43,6 +43,21 @@ WORDS = np.array([["a", "b"], ["d", "c"]], object)
         (WORDS, {"keys_strings": ["a", "b"], "values_strings": ["x", "y"]}),
         (WORDS, {"keys_strings": ["a"], "values_floats": [0.5]}),
         (np.int64([3, 1]), {"keys_int64s": [1, 2], "values_floats": [0.5, 1.5], "default_float": 9.0}),
+        (
+            np.int64([[3, -1], [7, 0], [2**62, -(2**63)], [2**63 - 1, 8]]),
+            {"keys_int64s": [-1, 3, 7], "values_floats": [0.5, 1.5, 2.5], "default_float": 9.0},
+        ),
+        (
+            np.float32([3, -1, -0.0, 2.5, 7, 8, np.inf, -np.inf, np.nan, 1e30]),
+            {"keys_floats": [-1.0, 3.0, 0.0, 7.0], "values_int64s": [1, 2, 3, 4], "default_int64": 9},
+        ),
+        (np.float32([1 << 25, 3e38, (1 << 25) + 4]), {"keys_floats": [3e38], "values_floats": [1.0]}),
+        (
+            np.float32([1 << 25, (1 << 25) - 1, (1 << 25) + 4]),
+            {"keys_floats": [float(1 << 25), float((1 << 25) + 4)], "values_int64s": [5, 6]},
+        ),
+        (np.int64([1, 1 << 40, 5]), {"keys_int64s": [1 << 40, 1], "values_int64s": [7, 8], "default_int64": -3}),
+        (np.int64([2, 5, 9]), {"keys_int64s": [5, 2], "values_strings": ["five", "two"]}),
         (np.float32([1.5, np.nan, 2]), {"keys_floats": [1.5, np.nan], "values_int64s": [7, 8]}),
         (
             np.float64([1.5, 2]),
@@ -52,6 +67,15 @@ WORDS = np.array([["a", "b"], ["d", "c"]], object)
 )
 def test_label_encoder(x: Any, table: dict[str, Any]) -> None:
     agree([ml("LabelEncoder", "x", **table)], {"x": x}, "y")
+
+
+def test_of_two_values_of_a_key_the_last_one_counts() -> None:
+    """ONNX Runtime takes the first one, the evaluator of ONNX the last."""
+    table = {"keys_int64s": [-1, 3, 7, 3], "values_floats": [0.5, 1.5, 2.5, 3.5]}
+    feeds = {"x": np.int64([3, 7])}
+    data = model([ml("LabelEncoder", "x", **table)], feeds, ["y"])
+    with core.compile(data, threads=1, tune="off") as session:
+        assert session.run(feeds)["y"].tolist() == core.interpret(core.load(data), feeds)["y"].tolist() == [3.5, 2.5]
 
 
 def forest(dtype: Any = np.float32, **attrs: Any) -> dict[str, Any]:

@@ -71,6 +71,15 @@ def test_one_hot_refuses_what_is_in_no_category_if_asked() -> None:
         run(ml("OneHotEncoder", "x", cats_int64s=[1, 2], zeros=0), np.int64([3]))
 
 
+@pytest.mark.parametrize("x", [np.float32([1.9, 2, 3]), np.int64([2, -(2**63)]), np.int64([1, 2**63 - 1])])
+def test_compiled_one_hot_refuses_what_is_in_no_category(x: Any) -> None:
+    data = model([ml("OneHotEncoder", "x", cats_int64s=[2, 1], zeros=0)], {"x": x}, ["y"])
+    with core.compile(data, threads=1, tune="off") as session:
+        assert session.run({"x": x * 0 + 2})["y"].tolist() == [[1, 0]] * len(x)
+        with pytest.raises(FeedError, match="out of range"):
+            session.run({"x": x})
+
+
 @pytest.mark.parametrize("x", [WORDS, np.int64([4, 9])])
 def test_category_mapper(x: Any) -> None:
     attrs = {"cats_strings": ["a", "c"], "cats_int64s": [4, 5], "default_int64": 7, "default_string": "none"}

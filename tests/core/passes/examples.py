@@ -234,6 +234,13 @@ def fitted_models() -> Graph:
         b("SVMRegressor", x, **regressor, n_supports=5, post_transform="LOGISTIC"),
         b("SVMRegressor", x, **regressor, n_supports=5, post_transform="LOGISTIC", one_class=1),
     ]
+    rounded = b("Round", b("Mul", x, b.constant(np.float32(3))))
+    found += [
+        b("LabelEncoder", whole, keys_tensor=np.int32([-1, 2, 0]), values_floats=(0.5, 1.5, 2.5), default_float=9.0),
+        b("LabelEncoder", rounded, keys_floats=(2.0, -1.0, 0.0), values_int64s=(5, 6, 7), default_int64=-3),
+        b("OneHotEncoder", whole, cats_int64s=(1, 0, -2)),
+        b("OneHotEncoder", largest, cats_int64s=(3, 1, 0, 2), zeros=0),
+    ]
     b.graph.outputs = found
     return b.graph
 

@@ -70,8 +70,9 @@ def test_the_memory_map_is_in_order_of_address() -> None:
 
 def test_regions_that_live_together_do_not_overlap() -> None:
     session = core.compile(graphs.convolution(), threads=2)
-    regions = session._shapes.fixed.plan.regions  # type: ignore[union-attr]
-    assert regions and max(r.offset.at(5) + r.size.at(5) for r in regions) == session._shapes.fixed.plan.arena.at(5)  # type: ignore[union-attr]
+    plan = session._shapes.made()[()].shares[0].plan
+    regions = plan.regions
+    assert regions and max(r.offset.at(5) + r.size.at(5) for r in regions) == plan.arena.at(5)
     for one in regions:
         for other in regions:
             if one is not other and one.first <= other.last and other.first <= one.last:

@@ -178,7 +178,8 @@ def test_what_no_run_feeds_costs_nothing(tmp_path: Path, cache: Path) -> None:
     assert plans[0].memory == plans[1].memory
     with core.compile(load(with_defaults), tune="off", cache_dir=cache) as session:
         assert session.batching.batchable
-        assert session._quick
+        session.run({"x": X})
+        assert session._calls.run({"x": X}) is not None
 
 
 @pytest.mark.parametrize(

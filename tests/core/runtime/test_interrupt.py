@@ -167,14 +167,14 @@ def test_an_interrupt_that_comes_just_before_native_code(monkeypatch: pytest.Mon
     """Nobody asks twice: the run of many rounds ends all the same."""
     with core.compile(endless(), threads=1, tune="off") as session:
         session.run(FEEDS | {"m": np.array(3)})
-        team = session._endless()[0]._team
-        enter = team.enter
+        workers = session._endless()[0]._team
+        enter = workers.enter
 
-        def late(context: int) -> int:
+        def late(team: Any, context: Any) -> int:
             session.interrupt()
-            return enter(context)
+            return enter(team, context)
 
-        monkeypatch.setattr(team, "enter", late)
+        monkeypatch.setattr(workers, "enter", late)
         with pytest.raises(Interrupted):
             session.run(FEEDS | {"m": np.array(1000)})
         monkeypatch.undo()

@@ -278,7 +278,7 @@ def test_tuned_code_takes_the_place_of_the_first_while_others_run(tmp_path: Path
     graph, path = graphs.mlp(hidden=300), tmp_path / "mlp.onnx"
     path.write_bytes(export(graph))
     session = core.compile(path, threads=1, cache_dir=tmp_path / "cache", tune="background")
-    first = session._shapes.fixed
+    first = session._shapes.made()[()]
     assert "compiled without measuring" in session.explain()
     feeds = {"x": np.random.default_rng(0).standard_normal((4, 20), np.float32)}
     (want,) = core.interpret(graph, feeds).values()
@@ -297,7 +297,7 @@ def test_tuned_code_takes_the_place_of_the_first_while_others_run(tmp_path: Path
         assert session.settle(timeout=60)
         ended.set()
         assert all(counts)
-    assert session._shapes.fixed is not first and "tuned" in session.explain()
+    assert session._shapes.made()[()] is not first and "tuned" in session.explain()
     session.close()
 
 

@@ -27,9 +27,15 @@ def _small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("core.runtime.pieces._CACHE_BYTES", 300_000)
 
 
+def code_of(session: core.Session) -> Executable:
+    """The one executable of a session without other shapes."""
+    (executable,) = session._shapes.made().values()
+    assert isinstance(executable, Executable)
+    return executable
+
+
 def rows_at_once(session: core.Session) -> int:
-    assert session._shapes.fixed is not None
-    return session._shapes.fixed._pieces.most
+    return code_of(session)._pieces.most
 
 
 def images(rows: int) -> dict[str, np.ndarray[Any, Any]]:
@@ -51,9 +57,8 @@ def test_pieces_give_what_the_whole_gives(threads: int) -> None:
 def test_memory_is_for_one_piece() -> None:
     session = core.compile(graphs.convolution(), threads=1)
     session.run(images(4 * rows_at_once(session)))
-    assert session._shapes.fixed is not None
-    (context,) = session._shapes.fixed._pool
-    assert context.arena.nbytes <= session._shapes.fixed.plan.arena.at(rows_at_once(session))
+    (context,) = code_of(session)._contexts.idle
+    assert context.arena.nbytes <= code_of(session).plan.arena.at(rows_at_once(session))
 
 
 def test_a_profile_adds_the_pieces_up() -> None:
@@ -103,23 +108,22 @@ def feeds(rows: int) -> dict[str, np.ndarray[Any, Any]]:
 def test_small_pieces_before_a_seam_and_large_ones_behind_give_what_the_whole_gives(threads: int) -> None:
     graph = parted()
     session = core.compile(graph, threads=threads)
-    assert session._shapes.fixed is not None
-    pieces = session._shapes.fixed._pieces
+    pieces = code_of(session)._pieces
     assert pieces.seam is not None and 1 < pieces.most < pieces.behind / 2 < 60
     for rows in (0, 1, pieces.most, pieces.most + 1, pieces.behind, pieces.behind + 1, 2 * pieces.behind + 3):
         got, want = session.run(feeds(rows)), core.interpret(graph, feeds(rows))
         for name in want:
             np.testing.assert_allclose(got[name], want[name], rtol=1e-4, atol=1e-4)
-    (context,) = session._shapes.fixed._pool
-    assert context.arena.nbytes <= session._shapes.fixed.plan.arena.at(pieces.most)
+    (context,) = code_of(session)._contexts.idle
+    assert context.arena.nbytes <= code_of(session).plan.arena.at(pieces.most)
     assert context.second.nbytes <= pieces.seam.arena.at(pieces.behind)
 
 
 def test_the_arena_has_room_for_each_piece_of_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is left behind the seam for the last time is fewer rows, which may be cut into fewer pieces before it."""
     session = core.compile(parted(), threads=1)
-    executable = session._shapes.fixed
-    assert isinstance(executable, Executable) and executable._pieces.seam is not None
+    executable = code_of(session)
+    assert executable._pieces.seam is not None
     run, behind = executable._run_rows, executable._pieces.seam.arena
     short: list[tuple[int, int, int]] = []
 
@@ -131,7 +135,7 @@ def test_the_arena_has_room_for_each_piece_of_any_batch(monkeypatch: pytest.Monk
             run(context, bases, first, rows, steps, times)
 
     monkeypatch.setattr(executable, "_run_rows", watched)
-    monkeypatch.setattr(executable, "_release", lambda context: executable._land())  # every run has an arena of its own
+    monkeypatch.setattr(executable._contexts, "_keep", 0)  # every run has an arena of its own
     for rows in range(executable._pieces.most + 1, 3 * executable._pieces.behind):
         session.run(feeds(rows))
     assert not short
@@ -140,11 +144,10 @@ def test_the_arena_has_room_for_each_piece_of_any_batch(monkeypatch: pytest.Monk
 def test_a_run_refused_behind_a_seam_leaves_nothing_behind() -> None:
     graph = parted()
     session = core.compile(graph, threads=1)
-    assert session._shapes.fixed is not None
-    most = session._shapes.fixed._pieces.most
+    most = code_of(session)._pieces.most
     with pytest.raises(FeedError, match="index"):
         session.run(feeds(3 * most) | {"ids": np.full(3 * most, 7)})
-    (context,) = session._shapes.fixed._pool
+    (context,) = code_of(session)._contexts.idle
     assert context.bases[ARENA] == address_of(context.arena)
     for rows in (most, 3 * most):
         got, want = session.run(feeds(rows)), core.interpret(graph, feeds(rows))

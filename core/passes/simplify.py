@@ -48,6 +48,7 @@ class Simplify:
             _gather_before_expand(editor, node)
             _take_from_part(editor, node)
             _unflatten(editor, node)
+            _greatest_of_one(editor, node)
         return editor.finish()
 
 
@@ -217,6 +218,20 @@ def _take_from_part(editor: Editor, node: Node) -> None:
             editor.replace(node.output, editor.emit(node, "Gather", part, inner, attrs=node.attrs))
             return
         start += extent
+
+
+def _greatest_of_one(editor: Editor, node: Node) -> None:
+    """One element is the greatest, at place 0: exporters sort sequences by their lengths, and a batch has often one."""
+    x, axis = node.input(0), node.attrs.get("axis", -1)
+    shape = shape_of(x)
+    if node.op != "TopK" or x is None or not shape or not isinstance(axis, int) or shape[axis] != 1:
+        return
+    if shape_of(node.outputs[0]) != shape or not expressible(editor.graph, shape):
+        return
+    for place in node.outputs[1:]:
+        zero = editor.constant(np.zeros((), np.int64))
+        editor.replace(place, editor.emit(node, "Expand", zero, attrs={"shape": shape}))
+    editor.replace(node.outputs[0], x)
 
 
 def _unexpanded(editor: Editor, value: Value | None) -> Value | None:

@@ -136,7 +136,7 @@ def _morphemes(n: int) -> Feeds:
         ("*",),
         ("*", "基本形"),
     )
-    return {"input": np.array([[column[row % len(column)] for column in columns] for row in range(n)], object)}
+    return {"input": np.array([[column[row % len(column)] for column in columns] for row in range(n)])}
 
 
 def _vads(member: str) -> Model:

@@ -75,7 +75,7 @@ def _tell(editor: Editor, node: Node, trips: int) -> None:
 
 def _trips(node: Node, known: Mapping[Value, Array]) -> int | None:
     """How often the body runs, where its condition counts and nothing else ends the loop before."""
-    limit, first, body = node.inputs[0], node.inputs[1], node.attrs["body"]
+    limit, first, body = node.input(0), node.input(1), node.attrs["body"]
     assert isinstance(body, Graph)
     most = known.get(limit) if limit is not None else np.array(_EXACT)
     holds = first is None or _number(first, known)

@@ -31,6 +31,7 @@ from core.passes.indexed_views import IndexedViews
 from core.passes.inline_if import InlineIf
 from core.passes.iota import WriteIota
 from core.passes.layout import ChannelsLast
+from core.passes.loops import SimplifyLoops
 from core.passes.pooled_conv import PoolConvolutions
 from core.passes.precision import NARROW, Narrow
 from core.passes.quantized import Quantized
@@ -119,6 +120,7 @@ def passes(options: Options) -> list[Pass]:
     return [
         *whole,
         *clean,
+        SimplifyLoops(),
         Requantize(),
         Widen(),
         Define(),

@@ -30,6 +30,8 @@ from core.passes.edit import Editor
 from core.passes.pattern import Match, Rewrite, Rule, apply, const, is_constant, op, var
 from core.passes.steps import unseen
 
+_FIRST = -(1 << 62)  # behind the first element, seen from the end
+
 
 @dataclass(frozen=True)
 class Simplify:
@@ -48,6 +50,8 @@ class Simplify:
             _gather_before_expand(editor, node)
             _take_from_part(editor, node)
             _unflatten(editor, node)
+            _greatest_of_one(editor, node)
+            _reversed_whole(editor, node)
         return editor.finish()
 
 
@@ -217,6 +221,31 @@ def _take_from_part(editor: Editor, node: Node) -> None:
             editor.replace(node.output, editor.emit(node, "Gather", part, inner, attrs=node.attrs))
             return
         start += extent
+
+
+def _greatest_of_one(editor: Editor, node: Node) -> None:
+    """One element is the greatest, at place 0: exporters sort sequences by their lengths, and a batch has often one."""
+    x, axis = node.input(0), node.attrs.get("axis", -1)
+    shape = shape_of(x)
+    if node.op != "TopK" or x is None or not shape or not isinstance(axis, int) or shape[axis] != 1:
+        return
+    if shape_of(node.outputs[0]) != shape or not expressible(editor.graph, shape):
+        return
+    for place in node.outputs[1:]:
+        zero = editor.constant(np.zeros((), np.int64))
+        editor.replace(place, editor.emit(node, "Expand", zero, attrs={"shape": shape}))
+    editor.replace(node.outputs[0], x)
+
+
+def _reversed_whole(editor: Editor, node: Node) -> None:
+    """Sequences that are all as long as can be are reversed as one: a slice that goes backwards."""
+    shape, axis = shape_of(node.input(0)), node.attrs.get("time_axis", 0)
+    if node.op != "ReverseSequence" or not shape or not isinstance(axis, int):
+        return
+    lengths = editor.array(_unexpanded(editor, node.inputs[1]))
+    if lengths is not None and isinstance(shape[axis], int) and bool(np.all(lengths == shape[axis])):
+        attrs = {"starts": (-1,), "ends": (_FIRST,), "axes": (axis,), "steps": (-1,)}
+        editor.replace(node.output, editor.emit(node, "Slice", node.inputs[0], attrs=attrs))
 
 
 def _unexpanded(editor: Editor, value: Value | None) -> Value | None:

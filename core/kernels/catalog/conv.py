@@ -311,7 +311,7 @@ def is_winograd(request: Request, weight: Array, windows: tuple[Window, ...]) ->
     shaped = shaped and {w.stride for w in windows} in strides
     whole = channels % target.lanes == 0 and columns % target.lanes == 0 and min(channels, columns) >= 32
     suits = shaped and whole and int(attribute(node, "group")) == 1 and target.lanes >= 8
-    return suits and is_covered(node) and not has_long_epilogue(node)
+    return suits and is_covered(node)
 
 
 def is_lined(request: Request, weight: Array, windows: tuple[Window, ...]) -> bool:

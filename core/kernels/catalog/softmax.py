@@ -26,15 +26,17 @@ class SoftmaxSpec(KernelSpec):
     inner: Dim
     log: bool = False
     guarded: bool = False
+    dtype: DType = DType.FLOAT32
 
     @property
     def summary(self) -> str:
-        return f"softmax({'rows' if self.inner == 1 else 'columns'} of {self.length})"
+        kind = "" if self.dtype is DType.FLOAT32 else f"{self.dtype} "
+        return f"softmax({kind}{'rows' if self.inner == 1 else 'columns'} of {self.length})"
 
 
 @covers("Softmax", "GuardedSoftmax", "LogSoftmax")
 def softmax(request: Request) -> KernelCall | None:
-    return call_of(request, {DType.FLOAT32})
+    return call_of(request, {DType.FLOAT32, DType.FLOAT64})
 
 
 def call_of(request: Request, dtypes: Collection[DType]) -> KernelCall | None:
@@ -46,6 +48,7 @@ def call_of(request: Request, dtypes: Collection[DType]) -> KernelCall | None:
     axis = axis_of(attribute(node, "axis"), len(shape))
     length = shape[axis] if shape else 1
     extents = product(shape[:axis]), length, product(shape[axis + 1 :])
-    spec = SoftmaxSpec(*extents, node.op == "LogSoftmax", node.op == "GuardedSoftmax")
+    dtype = node.output.dtype
+    spec = SoftmaxSpec(*extents, node.op == "LogSoftmax", node.op == "GuardedSoftmax", dtype)
     flops = node.output.tensor.size * _FLOPS_PER_ELEMENT
     return KernelCall(spec, (In(0), Out()), inplace=(0,), flops=flops, bytes=traffic(node))

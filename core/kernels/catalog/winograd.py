@@ -255,11 +255,16 @@ class WinogradSpec(KernelSpec):
         return 1 << (self.form.input - 1).bit_length()
 
     @property
+    def stage_words(self) -> int:
+        """Where a vector of results for every place of a tile waits for an epilogue that is long."""
+        return self.form.output**2 * self.tile.lanes if self.finish.deferred or self.finish.staged else 0
+
+    @property
     def scratch_words(self) -> int:
-        """Both intermediates; the table of places; a pixel of zeros."""
+        """Both intermediates; results that wait; the table of places; a pixel of zeros."""
         table = 2 * self.form.input * self.table_lanes  # of int64
         groups = self.block // self.group
-        own = groups * self.matrices * (self.input_step + self.output_step) + table + self.depth
+        own = groups * self.matrices * (self.input_step + self.output_step) + self.stage_words + table + self.depth
         return max(own, self.of_few.scratch_words) if self.of_few is not None else own
 
     @property

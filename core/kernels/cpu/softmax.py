@@ -6,19 +6,18 @@ import math
 from collections.abc import Sequence
 
 from core.codegen.lang import Kernel, Pointer, Val
-from core.ir.types import Dim, DType
+from core.ir.types import Dim
 from core.kernels.catalog.softmax import SoftmaxSpec
 from core.kernels.cpu.lanes import Chains, larger, parts_of, tree
 from core.kernels.cpu.nest import cover, even_chunks, grain, has_masks
 from core.kernels.target import Target
 
-_F32 = DType.FLOAT32
 _COST = 14  # operations for one element
 
 
 def generate(spec: SoftmaxSpec, target: Target) -> Kernel:
     k = Kernel(spec, target)
-    x, y = k.operand(0, _F32), k.operand(1, _F32)
+    x, y = k.operand(0, spec.dtype), k.operand(1, spec.dtype)
     if spec.inner == 1:
         _rows(k, spec, x, y)
     else:
@@ -28,7 +27,8 @@ def generate(spec: SoftmaxSpec, target: Target) -> Kernel:
 
 def _rows(k: Kernel, spec: SoftmaxSpec, x: Pointer, y: Pointer) -> None:
     length = k.dim(spec.length)
-    short = isinstance(spec.length, int) and spec.length <= k.lanes * k.target.registers // 2
+    room = k.target.vector_bytes * k.target.registers // 2
+    short = isinstance(spec.length, int) and spec.length * spec.dtype.itemsize <= room
     steps = k.index(grain(8, _COST)) // k.ops.max(length, 1)
     with even_chunks(k, k.dim(spec.outer), steps) as (start, stop), k.loop(start, stop) as row:
         source, target = x.at(row * length), y.at(row * length)
@@ -41,7 +41,7 @@ def _rows(k: Kernel, spec: SoftmaxSpec, x: Pointer, y: Pointer) -> None:
 def _short_row(k: Kernel, spec: SoftmaxSpec, length: int, x: Pointer, y: Pointer) -> None:
     """The whole row in registers."""
     parts = parts_of(k, length)
-    lowest = k.constant(-math.inf, _F32)
+    lowest = k.constant(-math.inf, spec.dtype)
     row = [k.ops.select(p.mask, v, lowest) if p.mask else v for p in parts for v in [x.load(p.start, p.lanes, p.mask)]]
     most = k.ops.reduce(tree(row, lambda a, b: larger(k, a, b)), lambda a, b: larger(k, a, b))
     moved = [v - most for v in row]
@@ -67,13 +67,13 @@ def _result(k: Kernel, spec: SoftmaxSpec, value: Val, last: Val) -> Val:
     if spec.log:
         return value - last
     share = value * last
-    return k.ops.select(k.ops.is_nan(share), k.zeros(_F32, share.lanes), share) if spec.guarded else share
+    return k.ops.select(k.ops.is_nan(share), k.zeros(spec.dtype, share.lanes), share) if spec.guarded else share
 
 
 def _long_row(k: Kernel, spec: SoftmaxSpec, length: Val, x: Pointer, y: Pointer) -> None:
     """Greatest element; exponentials and their sum; scaling. The row stays in the cache meanwhile."""
-    greatest = Chains(k, _F32, -math.inf, lambda a, b: larger(k, a, b))
-    sums = Chains(k, _F32, 0, k.ops.add, count=2)
+    greatest = Chains(k, spec.dtype, -math.inf, lambda a, b: larger(k, a, b))
+    sums = Chains(k, spec.dtype, 0, k.ops.add, count=2)
 
     def raise_(most: Val, i: Val, lanes: int, mask: Val | None) -> Val:
         return larger(k, greatest.masked(x.load(i, lanes, mask), mask), most)
@@ -92,7 +92,7 @@ def _long_row(k: Kernel, spec: SoftmaxSpec, length: Val, x: Pointer, y: Pointer)
     def finish(i: Val, lanes: int, mask: Val | None) -> None:
         y.store(_result(k, spec, y.load(i, lanes, mask), last), i, mask)
 
-    cover(k, length, finish, k.lanes, has_masks(k.target, [4]), unroll=4)
+    cover(k, length, finish, k.lanes, has_masks(k.target, [spec.dtype.itemsize]), unroll=4)
 
 
 def _columns(k: Kernel, spec: SoftmaxSpec, x: Pointer, y: Pointer) -> None:
@@ -114,7 +114,7 @@ def _divides(lanes: int, extent: Dim) -> bool:
 
 def _column_block(k: Kernel, spec: SoftmaxSpec, x: Pointer, y: Pointer, mask: Val | None) -> None:
     length, inner = k.dim(spec.length), k.dim(spec.inner)
-    lowest, zero = k.constant(-math.inf, _F32, k.lanes), k.zeros(_F32, k.lanes)
+    lowest, zero = k.constant(-math.inf, spec.dtype, k.lanes), k.zeros(spec.dtype, k.lanes)
     with k.fold(0, length, [lowest]) as fold:
         fold.values = [larger(k, x.load(fold.index * inner, k.lanes, mask), fold.values[0])]
     most = fold.values[0]

@@ -23,6 +23,7 @@ from core.kernels.cpu.transforms import image_line, result_line
 from core.kernels.target import Target
 
 F32, I64 = DType.FLOAT32, DType.INT64
+_Offsets: TypeAlias = Callable[[Index, Index], list[Val]]  # of a place of a tile, for each operand
 Rows: TypeAlias = dict[tuple[bool, bool], Val]  # counts of tiles, see `_Winograd._rows`
 
 
@@ -84,7 +85,8 @@ class _Winograd:
         self.inputs = k.scratch(len(operands), spec.scratch_words * WORD_BYTES, self.word)
         groups = spec.block // spec.group
         self.outputs = self.inputs.at(groups * spec.matrices * spec.input_step).view(F32)
-        self.table = self.outputs.at(groups * spec.matrices * spec.output_step).view(I64)
+        self.stage = self.outputs.at(groups * spec.matrices * spec.output_step)
+        self.table = self.stage.at(spec.stage_words).view(I64)
         self.zeros = self.table.at(spec.form.input * spec.table_lanes).view(spec.element).computing(F32)
         with k.loop(0, spec.channels, self.lanes) as i:
             self.zeros.store(k.zeros(F32, self.lanes), i)
@@ -279,17 +281,44 @@ class _Winograd:
         lines, columns = spec.windows
         line, column = tile.corner
         pixel = (tile.image * lines.count + line) * columns.count + column
-        places = range(form.output)
-        offsets = [[offsets_of(k, spec.finish.pixels, pixel + (i * columns.count + j)) for j in places] for i in places]
+
+        def offsets(i: Index, j: Index) -> list[Val]:
+            return offsets_of(k, spec.finish.pixels, pixel + i * columns.count + j)
+
+        places = list(product(range(form.output), repeat=2))
+        known = [offsets(i, j) for i, j in places] if not spec.stage_words else []
         with self._loop(span.start, span.stop, self.lanes) as c:
             sums = [[self._product(c, i, j, rows) for j in range(form.evaluations)] for i in range(form.evaluations)]
             values = _two_sided(partial(result_line, k, form), sums)
-            results = self.results.at_column(c)
-            for i in places:
-                with self._when_inside(tile, 0, i):
-                    for j in places:
-                        with self._when_inside(tile, 1, j):
-                            results.store([[values[i * form.output + j]]], [offsets[i][j]], None)
+            if spec.stage_words:
+                self._finish_staged(tile, values, self.results.at_column(c), offsets)
+            else:
+                self._finish(tile, values, self.results.at_column(c), known)
+
+    def _finish(self, tile: _Tile, values: Sequence[Val], results: Results, offsets: Sequence[Sequence[Val]]) -> None:
+        """Store a vector of results for every place of a tile."""
+        places = range(self.spec.form.output)
+        for i in places:
+            with self._when_inside(tile, 0, i):
+                for j in places:
+                    with self._when_inside(tile, 1, j):
+                        number = i * len(places) + j
+                        results.store([[values[number]]], [offsets[number]], None)
+
+    def _finish_staged(self, tile: _Tile, values: Sequence[Val], results: Results, offsets: _Offsets) -> None:
+        """The same with an epilogue that is too long to be written for every place."""
+        k = self.kernel
+        for place, value in enumerate(values):
+            self.stage.store(value, place * self.lanes)
+        with k.loop(0, len(values)) as number:
+            i, j = k.unravel(number, [0, self.spec.form.output])
+            with k.when(self._is_inside(tile, 0, i) & self._is_inside(tile, 1, j)):
+                results.finish_line(self.stage.at(number * self.lanes), offsets(i, j), 1, self.lanes, None)
+
+    def _is_inside(self, tile: _Tile, axis: int, number: Val) -> Val:
+        """Whether a tile computes result `number` along an axis, and there is one."""
+        inside = tile.corner[axis] + number < self.spec.windows[axis].count
+        return inside & ~(tile.short[axis] & number.equals(0)) if self.spec.covers[axis].short else inside
 
     def _product(self, column: Val, i: int, j: int, rows: Rows) -> Val:
         """A vector of the products of the tile at hand for two points."""

@@ -26,6 +26,14 @@ def test_columns(target: Target, shape: str) -> None:
 
 
 @each_target
+@pytest.mark.parametrize("op", ["Softmax", "GuardedSoftmax", "LogSoftmax"])
+def test_doubles(target: Target, op: str) -> None:
+    for length in (1, 3, 17, 130, 600):
+        sweep(op, f"float64[n,{length}]", target=target, tolerance=1e-12)
+    sweep(op, "float64[n,9,21]", axis=1, target=target, tolerance=1e-12)
+
+
+@each_target
 def test_along_the_batch(target: Target) -> None:
     sweep("Softmax", "float32[n,5]", axis=0, target=target, batches=(1, 2, 40))
     sweep("Softmax", "float32[3,n]", axis=-1, target=target, batches=(1, 2, 40, 300))

@@ -86,6 +86,22 @@ def test_residual_epilogue_in_place() -> None:
     kernel.check(floats(2, 14, 13, 32), floats(2, 14, 13, 32), threads=2, rtol=1e-3, atol=1e-3)
 
 
+@each_wide
+@pytest.mark.parametrize(("size", "stride"), [((14, 13), 1), ((7, 9), 1), ((15, 14), 2)])
+def test_long_epilogues_run_over_the_results_of_a_tile(target: Target, size: tuple[int, int], stride: int) -> None:
+    """All places of a tile by the same code, so that a long one is not written once for each of them."""
+    long = scalar_body(2, lambda b, x, y: b("Add", b("Tanh", x), b("Mul", x, b("Sigmoid", b("Sub", x, y)))))
+    counts = [-(-extent // stride) for extent in size]
+    residual = TensorType(F32, (N, *counts, 48))
+    kernel = convolution(
+        size, 32, 48, (3, 3), residual, pads=(1,) * 4, strides=(stride,) * 2, epilogue=long, target=target
+    )
+    assert (kernel.call.spec.family, kernel.call.inplace) == ("winograd", (3,))
+    for n, threads in ((1, 1), (2, 3), (5, 2)):
+        feeds = floats(n, *size, 32), floats(n, *counts, 48)
+        kernel.check(*feeds, threads=threads, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("outputs", [32, 112, 208])
 @pytest.mark.parametrize("size", [14, 26])

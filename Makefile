@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Their exporters ask for versions that Lathe cannot share, so each has an environment of its own.
 FRAMEWORKS := torch paddle tensorflow
 
-.PHONY: help serve test test-slow test-all conformance test-avx2 test-exporters test-packages test-cuda test-haswell fuzz fuzz-graphs lint bench bench-docs docs clean
+.PHONY: help serve test test-slow test-all conformance test-avx2 test-heap test-exporters test-packages test-cuda test-haswell fuzz fuzz-graphs lint bench bench-docs docs clean
 .DELETE_ON_ERROR:
 
 help:  ## show the targets
@@ -55,6 +55,17 @@ test-haswell: $(call stamp,test)  ## a part of the tests on an emulated CPU with
 	LATHE_TEST_SLACK=4096 qemu-x86_64 -cpu Haswell $(BIN)/python -m pytest -q -m "not slow" --every $(EVERY) -o timeout=600 -p no:cacheprovider \
 	  -k "not child and not process and not peaks and not fork and not few_tiles and not arena_has_room" \
 	  tests/core/codegen tests/core/kernels tests/core/runtime tests/core/passes/test_quantized.py $(ARGS)
+
+# glibc's own checks of the heap: they end a process that frees memory behind or before which something was written.
+# Native code that writes beside its buffers may do no other harm in a test.
+HEAP := $(wildcard /lib/*/libc_malloc_debug.so.0 /lib64/libc_malloc_debug.so.0 /usr/lib64/libc_malloc_debug.so.0)
+test-heap: $(call stamp,test)  ## what runs native code once more, with glibc's checks of the heap
+ifeq ($(HEAP),)
+	@echo "left out: this system has no libc_malloc_debug.so.0, which glibc 2.34 and later bring along"
+else
+	LD_PRELOAD=$(firstword $(HEAP)) MALLOC_CHECK_=3 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow" \
+	  tests/core/runtime tests/core/test_differential.py $(ARGS)
+endif
 
 test-cuda: .lathe/cuda/.ready .lathe/cuda-oldest/.ready  ## kernels for GPUs, compiled and interpreted by Triton; needs no GPU (two gigabytes)
 	.lathe/cuda/bin/python -m pytest -q tests/core/cuda $(ARGS)

@@ -69,5 +69,5 @@ def test_the_server_works_on_a_copy_of_the_bundled_models(checkout: Path) -> Non
 def test_ci_runs_all_tests_and_the_linters(project: Path) -> None:
     lines = (project / ".ci/run").read_text().splitlines()
     made = [line.removeprefix("make ") for line in lines if line.startswith("make ")]
-    assert made == ["test-all", "test-avx2", "lint"]
+    assert made == ["test-all", "test-avx2", "test-heap", "lint"]
     assert "set -eu" in lines

@@ -218,7 +218,9 @@ def test_twenty_trials_on_digits_beat_the_default(tmp_path: Path) -> None:
     assert found["sweep"]["merit"] > max(tried[0].merits.values()) + 0.02
     assert found["metrics"]["accuracy"] > 0.95
     mattered = found["sweep"]["importance"]
-    assert max(mattered, key=mattered.get) == "optimizer.rate" and sum(mattered.values()) == pytest.approx(1)
+    # Which matters most depends on what is tried, and that on which trials end first:
+    # test_what_mattered_is_told_where_trials_can_tell has trials that are always the same.
+    assert set(mattered) == set(asked) and sum(mattered.values()) == pytest.approx(1)
     lives = [lived(tmp_path / "trials" / str(number)) for number in range(20)]
     accompanied = sum(any(began < birth < ended for began, ended in lives) for birth, _ in lives)
     assert accompanied >= 15  # two at once, for two cores: whenever one begins another is under way, but for the first

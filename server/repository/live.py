@@ -100,6 +100,8 @@ class LiveModel:
         problems: dict[str, str] = {}  # by field
         if (rows := self.config.max_batch_size or 1) > 1 and not servable.model.batchable:
             problems["max_batch_size"] = _not_batched(servable.model, rows)
+        elif rows > servable.model.max_batch:
+            problems["max_batch_size"] = _compiled_for_less(servable.model, rows)
         if self.config.compile.packing and (reason := _not_packed(servable.model)):
             problems["compile.packing"] = reason
         if padding is not None and (problem := padding.problem(servable.signature)):
@@ -235,6 +237,11 @@ class LiveModels:
 def _not_batched(model: LoadedModel, rows: int) -> str:
     """Why a model runs every request alone where its owner wants batches."""
     return f"expected 1, or a model whose requests may share a batch, got {rows}: {model.batch_reason}"
+
+
+def _compiled_for_less(model: LoadedModel, rows: int) -> str:
+    """Why batches stay smaller than their owner wants them."""
+    return f"expected at most {model.max_batch}, which it is compiled for, or a larger compile.max_batch, got {rows}"
 
 
 def _not_packed(model: LoadedModel) -> str:

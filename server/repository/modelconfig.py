@@ -177,8 +177,8 @@ class ModelConfig(_Section):
 
     max_batch_size: Size | None = Field(
         default=None,
-        description="Largest batch; at most what it is compiled for. Where a version's requests cannot share a batch, "
-        "`config_error` says why.",
+        description="Largest batch; at most what a version is compiled for (`compile.max_batch`). Where a version "
+        "cannot have such batches, `config_error` says why.",
     )
     instances: int = Field(
         default=1, ge=1, le=64, description="Batches of a version that run at once; at most the server's `workers`."

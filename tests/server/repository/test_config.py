@@ -213,3 +213,19 @@ def test_batches_that_a_version_cannot_have_are_told_of(tmp_path: Path) -> None:
             assert w.registry.resolve("m").ref.version == 2
 
     run(scenario())
+
+
+def test_batches_that_a_version_is_not_compiled_for_are_told_of(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(1.0))
+            compiled_for = w.registry.resolve("m").model.max_batch
+            await write(w, f"max_batch_size = {compiled_for + 1}")
+            assert w.model("m").config_error == (
+                f"config.toml: max_batch_size: version 1: expected at most {compiled_for}, which it is compiled for, "
+                f"or a larger compile.max_batch, got {compiled_for + 1}"
+            )
+            await write(w, f"max_batch_size = {compiled_for}")
+            assert w.model("m").config_error == ""
+
+    run(scenario())

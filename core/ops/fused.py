@@ -62,7 +62,7 @@ class FusedElementwise(Elementwise):
     no_gradient = "passes make it, after differentiation"
 
     def known(self, c: Infer) -> Sequence[Array] | None:
-        """What the nodes of the body make of known inputs: they may compute shapes."""
+        """The values of the outputs where all inputs are known: the body may compute a shape."""
         given = [c.value(index) for index in range(len(c.node.inputs))]
         if not given or any(array is None for array in given):
             return None

@@ -53,7 +53,7 @@ class Slice(OpDef):
         return {axis: (starts[i], ends[i], steps[i]) for i, axis in enumerate(axes)}
 
     def _axes(self, c: Infer, rank: int) -> Sequence[int]:
-        """The axes that are cut, also where nobody knows at what; all of them where those are not known either."""
+        """The axes that the Slice cuts, whether or not its bounds are known. All axes where the model hides them."""
         axes = c.param("axes")
         if axes is not None:
             return normalize_axes(c, axes, rank)

@@ -1,4 +1,4 @@
-"""A Loop whose condition counts is told how often it runs, and reads what no iteration changes from outside.
+"""This pass sets the trip count of a Loop whose condition counts, and moves values that no iteration changes out of it.
 
 TensorFlow writes a layer over time as a while loop: a counter grows by one, and the loop goes on while it is less than
 the number of steps. Only a run would show how many results such a loop stacks, and all that reads them would have no

@@ -10,7 +10,7 @@ from core.ir.graph import Graph, Node, Value, node_reads
 from core.ir.types import DType, TensorType
 from core.passes.base import view_origin
 
-# The memory for a row that it is worth to run native code as a whole: so many times, and bytes.
+# One native call without reference nodes in between may take this factor, and these bytes, more memory per row.
 _WORTH = 1.05
 _LITTLE = 1024
 

@@ -16,7 +16,7 @@ from core.kernels.cpu.tile import sums_of
 from core.kernels.target import Target
 
 F32 = DType.FLOAT32
-_VECTORS = 4  # of columns at a time, where there are so many
+_VECTORS = 4  # of neighbouring columns in one pass over the depth; fewer where the product is narrower
 
 
 def generate(spec: VaryingGemmSpec, target: Target) -> Kernel:

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+
+from tests.core.onnx_writer import OnnxWriter
 
 INT64, FLOAT, BOOL = TensorProto.INT64, TensorProto.FLOAT, TensorProto.BOOL
 WORDS, WIDTH, HEADS, DEPTH, LONGEST = 50, 32, 4, 8, 4096
@@ -57,28 +59,10 @@ class Decoder:
         return {"ids": ids, "mask": mask} | {name: answers[name.replace("past", "present")] for name in self.pasts}
 
 
-class _Writer:
+class _Writer(OnnxWriter):
     def __init__(self, decoder: Decoder) -> None:
+        super().__init__(decoder.seed)
         self.decoder = decoder
-        self.rng = np.random.default_rng(decoder.seed)
-        self.nodes: list[onnx.NodeProto] = []
-        self.constants: list[onnx.TensorProto] = []
-
-    def op(self, kind: str, *inputs: str, name: str = "", **attrs: Any) -> str:
-        name = name or f"{kind.lower()}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, list(inputs), [name], name, **attrs))
-        return name
-
-    def const(self, value: Any, dtype: Any = np.float32) -> str:
-        name = f"c{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
-        return name
-
-    def ints(self, *values: int) -> str:
-        return self.const(values, np.int64)
-
-    def weight(self, *shape: int) -> str:
-        return self.const(self.rng.standard_normal(shape) / math.sqrt(shape[0]))
 
     def size(self, value: str, axis: int) -> str:
         return self.op("Gather", self.op("Shape", value), self.const(axis, np.int64), axis=0)

@@ -11,6 +11,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.core.onnx_writer import OnnxWriter
+
 INT64, FLOAT = TensorProto.INT64, TensorProto.FLOAT
 WORDS, WIDTH, HEADS, LONGEST = 50, 16, 2, 160
 Feeds = dict[str, NDArray[Any]]
@@ -41,28 +43,10 @@ class Encoder:
         return given if self.masked else {"ids": given["ids"]}
 
 
-class _Writer:
+class _Writer(OnnxWriter):
     def __init__(self, encoder: Encoder) -> None:
+        super().__init__(encoder.seed)
         self.encoder = encoder
-        self.rng = np.random.default_rng(encoder.seed)
-        self.nodes: list[onnx.NodeProto] = []
-        self.constants: list[onnx.TensorProto] = []
-
-    def op(self, kind: str, *inputs: str, **attrs: Any) -> str:
-        name = f"{kind.lower()}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, list(inputs), [name], name, **attrs))
-        return name
-
-    def const(self, value: Any, dtype: Any = np.float32) -> str:
-        name = f"c{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
-        return name
-
-    def ints(self, *values: int) -> str:
-        return self.const(values, np.int64)
-
-    def weight(self, *shape: int) -> str:
-        return self.const(self.rng.standard_normal(shape) / math.sqrt(shape[0]))
 
     def write(self) -> onnx.ModelProto:
         e, given = self.encoder, ["ids", "mask"] if self.encoder.masked else ["ids"]

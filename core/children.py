@@ -40,7 +40,6 @@ from core.ir.types import TensorType
 from core.ir.verify import verify
 from core.ops.inference import infer_graph
 from core.options import Options, with_placement
-from core.runtime.cuda_kernels import compile_jobs
 
 COMPILED = "model.lathe"
 _MODEL_AT_FAULT, _NO_ROOM = 2, 5
@@ -135,6 +134,8 @@ def specialise_stage(arguments: argparse.Namespace) -> None:
 
 
 def kernels_stage(arguments: argparse.Namespace) -> None:
+    from core.runtime.cuda_kernels import compile_jobs
+
     compile_jobs(arguments.jobs, arguments.folder, arguments.arch)
 
 

@@ -12,9 +12,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from core.check.plans import is_on
-from core.check.types import check_types
-from core.codegen.jit import compiler_version, llvm_version
+from core.check.switch import is_on
+from core.codegen.jit import compiler_version, has_generated, llvm_version
 from core.codegen.target import has_bytes, host
 from core.errors import ArtifactError, ModelError, UnsupportedError
 from core.frontends.beside import Content, content_at, content_of_bytes, digests
@@ -48,7 +47,7 @@ from core.runtime.compiled import Compiled, Split, ready, ready_split
 from core.runtime.devices import open_device
 from core.runtime.executable import Executable
 from core.runtime.lines import Sizes, is_line
-from core.runtime.memory import block_of, drop_code, give_back, let_go, machine_bytes
+from core.runtime.memory import block_of, drop_code, give_back, is_much, let_go, machine_bytes
 from core.runtime.room import Block
 from core.runtime.runner import Runner
 from core.runtime.session import BatchInfo, Description, Session
@@ -147,7 +146,7 @@ def kept(
     if file is None:
         options = _here_and_now(options)
     beside = ExternalFiles(file.parent) if file is not None else None
-    content = content_at(model) if isinstance(model, Path) else content_of_bytes(model, looked_for)
+    content = content_at(model) if isinstance(model, Path) else content_of_bytes(model, looked_for, beside is None)
     key = _key_of(content, model, options, beside)
     path = store.model(key)
     source = Source(file, key, store) if file is not None and options.tune_later else None
@@ -166,7 +165,7 @@ def kept(
     made = saved(store, path, graphs.pop(), options, new_shapes)  # which has the only reference then
     give_back(size)  # what packing and generating code took
     session = made if isinstance(made, Session) else opened(path, options, new_shapes, source, made)
-    drop_code(_LLVM)
+    _drop_compiler(size)
     return session
 
 
@@ -225,8 +224,16 @@ def _tidy(graph: Graph) -> None:
     """Give back what compiling a graph took: copies of its constants and nodes, pages of files, the compiler's code."""
     for block in {id(block): block for block in map(block_of, graph.constants.values())}.values():
         let_go(block)
-    give_back(sum(array.nbytes for array in graph.constants.values()) + _NODE * len(graph.nodes))
-    drop_code(_LLVM)
+    used = sum(array.nbytes for array in graph.constants.values()) + _NODE * len(graph.nodes)
+    give_back(used)
+    _drop_compiler(used)
+
+
+def _drop_compiler(used: int) -> None:
+    """Take LLVM's code out of memory after work on so many bytes, if that is much: to read it again takes the next
+    compilation 10 ms."""
+    if is_much(used) and has_generated():
+        drop_code(_LLVM)
 
 
 def compile_to(path: Path, graph: Graph, options: Options) -> None:
@@ -547,6 +554,8 @@ def rewritten(graph: Graph, options: Options) -> tuple[Graph, list[PassReport]]:
     passes = PassOptions(precision=precision, integers=not here or has_bytes(host()), host=here)
     graph, reports = (optimize if options.optimize else prepare)(graph, passes)
     if is_on():
+        from core.check.types import check_types
+
         check_types(graph)
     return graph, reports
 

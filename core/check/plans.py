@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from core.check.control import bodies_of, check_body, check_frame
 from core.check.facts import Facts, Sizes, facts_of
 from core.check.identity import Identities
@@ -14,17 +12,10 @@ from core.ir.graph import Graph
 from core.kernels.target import GpuTarget, Target
 from core.plan.plan import Planned
 
-SWITCH = "LATHE_CHECK_PLANS"
-
 _SIZES = (0, 1, 2, 7)
 _MOST = 1 << 20  # rows, where all that is looked at is in one piece
 _MANY = 32  # rows, where values lie in pieces: each row has some of its own
 _MOST_PIECES = 1 << 14  # of such an operand, beyond the 8 rows that are always tried
-
-
-def is_on() -> bool:
-    """Whether every plan is to be checked."""
-    return os.environ.get(SWITCH) == "1"
 
 
 def check_plan(graph: Graph, planned: Planned, target: Target | GpuTarget, winograd: bool = True) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from core.kernels.target import Target
 # LLVM's -O3 takes five times as long for code that runs no faster (its loop passes undo some of the tiling).
 _PASSES = ("sroa", "simplify_cfg", "instruction_combine", "new_gvn", "loop_rotate", "simplify_cfg")
 
+_generated = threading.Event()
+
 _NEEDS = b"lathe needs: "  # begins the text in an object file that lists instruction sets
 
 
@@ -35,7 +38,15 @@ def compile_kernel(kernel: Kernel) -> bytes:
 def compile_text(text: str, target: Target) -> bytes:
     """The object file of a module given as LLVM assembly. It says which instruction sets it needs."""
     machine = target_machine(target)
+    _generated.set()
     return bytes(machine.emit_object(_optimized(text + _note(target), machine)))
+
+
+def has_generated() -> bool:
+    """Whether this process has generated code since it was last asked."""
+    before = _generated.is_set()
+    _generated.clear()
+    return before
 
 
 def needs_of(data: bytes) -> frozenset[str] | None:

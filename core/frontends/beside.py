@@ -66,7 +66,10 @@ def content_at(path: Path) -> Content:
     return Content(digest.hexdigest(), outside)
 
 
-def content_of_bytes(model: bytes, known: Content | None = None) -> Content:
-    """The content of a model in memory; `known` if its digest is equal, so that the bytes are not searched again."""
+def content_of_bytes(model: bytes, known: Content | None = None, alone: bool = False) -> Content:
+    """The content of a model in memory; `known` if its digest is equal, so that the bytes are not searched again.
+    `alone`: there are no files beside it, so they are not searched either."""
     digest = hashlib.sha256(model).hexdigest()
-    return known if known is not None and known.digest == digest else Content(digest, names_files(model))
+    if known is not None and known.digest == digest:
+        return known
+    return Content(digest, not alone and names_files(model))

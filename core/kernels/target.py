@@ -69,6 +69,9 @@ class Target:
         return f"target {cpu!r}{added and ' '}{added}, this is {self.cpu!r}"
 
 
+GPU_PREFIX = "sm_"  # of the description of a GPU
+
+
 @dataclass(frozen=True, slots=True)
 class GpuTarget:
     """A CUDA device to generate for. Two equal targets get equal code; what only the choice of tiles looks at does not

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from core.check.plans import check_plan, is_on
+from core.check.switch import is_on
 from core.ir.graph import Graph, Node, Value, node_reads
 from core.ir.types import TensorType
 from core.kernels.catalog import Selector, select
@@ -34,6 +34,8 @@ def make_plan(
     """
     planned = _plan(graph, target, threads, choose, winograd)
     if is_on():
+        from core.check.plans import check_plan
+
         check_plan(graph, planned, target, winograd)
     return planned
 

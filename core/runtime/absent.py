@@ -18,12 +18,11 @@ from core.codegen.cache import ObjectCache
 from core.errors import UnsupportedError
 from core.kernels.catalog import KernelSpec
 from core.kernels.cuda import binary_for
-from core.kernels.target import GpuTarget
+from core.kernels.target import GPU_PREFIX, GpuTarget
 from core.runtime.cuda_kernels import compile_ahead
 from core.runtime.device import Device, Event, HostBytes, MemoryInfo, Module, Stream
 from core.runtime.machine import Peaks
 
-PREFIX = "sm_"
 _FORM = "sm_ARCH or sm_ARCH/MULTIPROCESSORS/SHARED_BYTES/L2_BYTES, such as sm_90/132/232448/62914560"
 
 # NVIDIA's CUDA C++ Programming Guide, "Compute Capabilities", and the data sheets of A100, A40, L40 and H200.
@@ -40,15 +39,15 @@ _LIMITLESS = 1 << 62
 def described(name: str) -> GpuTarget:
     """The target that a description stands for. UnsupportedError for what is none, or for an architecture whose facts
     have to be given."""
-    parts = name.removeprefix(PREFIX).split("/")
-    if not name.startswith(PREFIX) or len(parts) not in (1, 4) or not all(part.isdecimal() for part in parts):
+    parts = name.removeprefix(GPU_PREFIX).split("/")
+    if not name.startswith(GPU_PREFIX) or len(parts) not in (1, 4) or not all(part.isdecimal() for part in parts):
         raise UnsupportedError(f"target '{name}' is no description of a GPU, expected {_FORM}")
     arch, *facts = map(int, parts)
     if facts:
         multiprocessors, shared_bytes, l2_bytes = facts
         return GpuTarget(arch, multiprocessors, shared_bytes, l2_bytes=l2_bytes)
     if arch not in _LARGEST:
-        known = ", ".join(f"{PREFIX}{each}" for each in _LARGEST)
+        known = ", ".join(f"{GPU_PREFIX}{each}" for each in _LARGEST)
         raise UnsupportedError(f"target '{name}' needs its facts ({_FORM}); only those of {known} are known")
     return _LARGEST[arch]
 

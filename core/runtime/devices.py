@@ -13,7 +13,7 @@ import threading
 
 from core.errors import UnsupportedError
 from core.kernels.cuda.toolchain import interprets, triton_version
-from core.runtime.absent import PREFIX, AbsentDevice, described
+from core.kernels.target import GPU_PREFIX
 from core.runtime.device import Device
 
 HOST = "cpu"
@@ -28,7 +28,9 @@ def canonical(name: str) -> str:
     kind, _, index = name.partition(":")
     if name == HOST:
         return name
-    if name.startswith(PREFIX):
+    if name.startswith(GPU_PREFIX):
+        from core.runtime.absent import described
+
         described(name)
         return name
     if kind not in KINDS or not (index or "0").isdecimal():
@@ -63,7 +65,9 @@ def find_device(name: str) -> None:
 
 
 def _opened(name: str) -> Device:
-    if name.startswith(PREFIX):
+    if name.startswith(GPU_PREFIX):
+        from core.runtime.absent import AbsentDevice
+
         return AbsentDevice(name)
     kind, _, index = name.partition(":")
     if kind == "cuda":

@@ -67,10 +67,15 @@ def give_back(used: int) -> None:
 
     `used` is about how many bytes that may be; little is not worth looking for.
     """
-    if used >= _MUCH:
+    if is_much(used):
         gc.collect()
         if _trim is not None:
             _trim(0)
+
+
+def is_much(used: int) -> bool:
+    """Whether so many bytes are worth some milliseconds to give them back."""
+    return used >= _MUCH
 
 
 def block_of(array: NDArray[Any]) -> NDArray[Any]:

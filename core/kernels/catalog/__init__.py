@@ -7,7 +7,6 @@ from core.kernels.catalog import (
     conv_batch,
     conv_chain,
     copy,
-    cuda,
     cumulative,
     depthwise,
     direct,
@@ -60,8 +59,8 @@ from core.kernels.catalog.base import (
 __all__ = [
     "VIEWS", "Block", "Flag", "In", "KernelCall", "KernelSpec", "Operand", "Out", "Outer", "Packed", "Request",
     "Scratch", "Selector", "Status", "amx", "attention", "candidates", "conv", "conv_batch", "conv_chain", "copy",
-    "covers", "cuda", "cumulative", "depthwise", "direct", "elementwise", "gather", "gather_elements", "gather_rows",
-    "gemm", "has_elements", "iota", "norm", "offers", "pool", "pool_gradient", "recurrent", "reduce", "resize",
+    "covers", "cumulative", "depthwise", "direct", "elementwise", "gather", "gather_elements", "gather_rows", "gemm",
+    "has_elements", "iota", "norm", "offers", "pool", "pool_gradient", "recurrent", "reduce", "resize",
     "scatter", "segment_attention", "segment_reduce", "select", "softmax", "strassen", "svm", "tiles", "trees",
     "varying_gemm", "winograd", "winograd_lines",
 ]  # fmt: skip

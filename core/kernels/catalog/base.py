@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -238,8 +239,11 @@ class Request:
 
 Selector: TypeAlias = Callable[[Request], KernelCall | None]
 Offer: TypeAlias = Callable[[Request], Iterable[KernelCall]]
+_Asked = TypeVar("_Asked")
 _SELECTORS: dict[tuple[str, str], list[Selector]] = {}  # by device and operator
 _OFFERS: dict[tuple[str, str], list[Offer]] = {}
+
+_ELSEWHERE = {"cuda": "core.kernels.catalog.cuda"}  # what declares a device's kernels, read when one is asked for
 
 _MOST_OPERANDS = 1024  # code grows with each; a node of more is a mistake or an attack
 
@@ -269,6 +273,7 @@ def uncover(op: str) -> None:
 
 def covered(device: str = "cpu") -> frozenset[str]:
     """The operators that have kernels on a device."""
+    _declare(device)
     return frozenset(op for where, op in _SELECTORS if where == device)
 
 
@@ -283,7 +288,7 @@ def select(request: Request) -> KernelCall | None:
     node = request.node
     if len(node.inputs) + len(node.outputs) > _MOST_OPERANDS or not has_elements(node):
         return None
-    for selector in _SELECTORS.get((request.target.device, node.op), ()):
+    for selector in _of(_SELECTORS, request.target.device, node.op):
         call = selector(request)
         if call is not None:
             return call
@@ -312,7 +317,7 @@ def candidates(request: Request) -> tuple[KernelCall, ...]:
     if first is None:
         return ()
     distinct = {first.spec.key: first}
-    for offer in _OFFERS.get((request.target.device, request.node.op), ()):
+    for offer in _of(_OFFERS, request.target.device, request.node.op):
         for call in offer(request):
             distinct.setdefault(call.spec.key, call)
     return tuple(distinct.values())
@@ -320,7 +325,18 @@ def candidates(request: Request) -> tuple[KernelCall, ...]:
 
 def families(op: str, device: str = "cpu") -> tuple[str, ...]:
     """The families of kernels that answer for an operator on a device."""
-    return tuple(dict.fromkeys(each.__module__.rpartition(".")[2] for each in _SELECTORS.get((device, op), ())))
+    return tuple(dict.fromkeys(each.__module__.rpartition(".")[2] for each in _of(_SELECTORS, device, op)))
+
+
+def _of(table: Mapping[tuple[str, str], Sequence[_Asked]], device: str, op: str) -> Sequence[_Asked]:
+    """Who is asked about an operator on a device."""
+    _declare(device)
+    return table.get((device, op), ())
+
+
+def _declare(device: str) -> None:
+    if device in _ELSEWHERE:
+        importlib.import_module(_ELSEWHERE[device])
 
 
 def _key(value: Any) -> str:

@@ -37,7 +37,7 @@ Matrix: TypeAlias = tuple[tuple[float, ...], ...]
 _BLOCK = 32  # tiles of a task: few enough that both intermediates stay near, enough to use the weights well
 _FAR_BYTES = 16 << 20  # weights that the last-level cache does not hold beside the rest: more tiles must share them
 _LARGE_IMAGE = 12  # results along an axis from which large tiles cover an image well and are many
-_INPUTS_AT_ONCE = 32  # that weights are transformed of
+_INPUTS_AT_ONCE = 128  # that weights are transformed of: more leave the cache, fewer make many small copies
 _PER_BYTE = 10  # operations in the time of reading a byte from memory; 10 to 16 on servers
 
 

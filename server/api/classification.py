@@ -9,13 +9,13 @@ from server.errors import BadRequest
 from server.types import Array
 
 
-def classify(scores: Array, best: int, batched: bool) -> Array:
+def classify(scores: Array, datatype: str, best: int, batched: bool) -> Array:
     """Return BYTES ``[rows, n]`` (``[n]`` for a model without rows), elements ``value:index``, best first.
 
     A row is everything behind the leading axis, flattened; n is at most its length; equal values keep their order.
     """
     if scores.dtype.kind not in "iuf":
-        raise BadRequest(f"classification: expected an output of numbers, this one is {scores.dtype}")
+        raise BadRequest(f"classification: expected an output of numbers, this one is {datatype}")
     rows = scores.reshape(scores.shape[0], -1) if batched else scores.reshape(1, -1)
     count = min(best, rows.shape[1])
     order = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, :count]

@@ -18,9 +18,9 @@ from server.api import jsondata
 from server.api.classification import classify
 from server.api.reply import Reply, binary_reply
 from server.batching.signature import Group, Shape, Signature, element_count
-from server.datatypes import NUMPY_OF, pack_strings, unpack_strings
+from server.datatypes import NUMPY_OF, object_array, pack_strings, unpack_strings
 from server.errors import BadRequest, Internal, Unsupported
-from server.types import Array, ModelRef, Parameters, RequestedOutput, Tensors
+from server.types import Array, ModelRef, Parameters, RequestedOutput, Tensors, TensorSpec
 
 MEMO_ENTRIES, MEMO_BYTES = 512, 4096  # heads remembered per version, and the longest of them
 _MAX_DIM = 1 << 40
@@ -45,6 +45,7 @@ class Slot:
     start: int
     size: int
     data: int | None = None
+    bare: bool = False  # the bytes are one string as it is
 
     @property
     def is_view(self) -> bool:
@@ -58,6 +59,8 @@ class Slot:
         at = base + self.start
         if self.datatype == "BYTES":
             view = memoryview(body)[at : at + self.size]
+            if self.bare:
+                return object_array([bytes(view)], self.shape)
             return unpack_strings(view, self.shape, element_count(self.shape), f"input {self.name!r}")
         if self.size == 0:
             return np.empty(self.shape, self.dtype)
@@ -202,9 +205,10 @@ class Codec:
         if spec.any_rank:
             raise BadRequest(f"body: a raw body needs an input of a known rank, {spec.name!r} takes any")
         if spec.datatype == "BYTES":
-            raise Unsupported(f"input {spec.name!r}: BYTES in a raw body is not supported")
-        shape = _raw_shape(spec.shape, size // NUMPY_OF[spec.datatype].itemsize)
-        slot = Slot(spec.name, spec.datatype, shape, NUMPY_OF[spec.datatype], 0, _byte_size(spec.datatype, shape))
+            slot = _raw_string(spec, size)
+        else:
+            shape = _raw_shape(spec.shape, size // NUMPY_OF[spec.datatype].itemsize)
+            slot = Slot(spec.name, spec.datatype, shape, NUMPY_OF[spec.datatype], 0, _byte_size(spec.datatype, shape))
         group = self.signature.group({slot.name: (slot.datatype, slot.shape)})
         outputs = tuple(RequestedOutput(name, True) for name in self.signature.outputs)
         plain = all(self._is_fixed_size(name) for name in self.signature.outputs)
@@ -254,7 +258,7 @@ class Codec:
         if array is None:
             raise Internal(f"model {self.ref} gave no output {output.name!r}")
         if output.classes:
-            return "BYTES", classify(array, output.classes, self.signature.batchable)
+            return "BYTES", classify(array, spec.datatype, output.classes, self.signature.batchable)
         return spec.datatype, array
 
 
@@ -389,6 +393,16 @@ def _raw_shape(spec: Shape, elements: int) -> Shape:
         rest = element_count(tuple(size for size in shape if size != -1))
         shape[shape.index(-1)] = elements // max(rest, 1)
     return tuple(shape)
+
+
+def _raw_string(spec: TensorSpec, size: int) -> Slot:
+    """Return the slot of a raw body that is the one string of its input, without a length before it."""
+    shape = tuple(1 if axis < 0 else axis for axis in spec.shape)
+    if element_count(shape) != 1:
+        raise BadRequest(
+            f"body: a raw body is one string, and input {spec.name!r} takes {element_count(shape)} for {list(shape)}"
+        )
+    return Slot(spec.name, spec.datatype, shape, NUMPY_OF["BYTES"], 0, size, bare=True)
 
 
 def _outputs(value: object, binary_default: bool) -> list[RequestedOutput]:

@@ -22,6 +22,7 @@ EXTENSIONS = [
     "model_configuration",
     "binary_tensor_data",
     "parameters",
+    "schedule_policy",
     "statistics",
     "logging",
     "trace",
@@ -61,22 +62,31 @@ def statistics(plane: DataPlane, book: StatsBook, model: str = "", version: str 
 def configuration(servable: Servable) -> dict[str, Any]:
     """Return the configuration as Triton writes it: with a batch axis, ``dims`` leave it out."""
     model, policy = servable.model, servable.batcher.policy
+    batched = servable.signature.batchable
     config: dict[str, Any] = {
         "name": servable.ref.name,
         "platform": model.platform,
         "backend": "lathe",
-        "max_batch_size": min(policy.max_rows or model.max_batch, model.max_batch) if model.batchable else 0,
-        "input": [_tensor(spec, model.batchable) for spec in model.inputs],
-        "output": [_tensor(spec, model.batchable) for spec in model.outputs],
+        "max_batch_size": min(policy.max_rows or model.max_batch, model.max_batch) if batched else 0,
+        "input": [_tensor(spec, batched) for spec in model.inputs],
+        "output": [_tensor(spec, batched) for spec in model.outputs],
         "instance_group": [{"count": policy.instances, **_placement(model)}],
         "model_transaction_policy": {"decoupled": False},
-        "parameters": {"batching": {"string_value": model.batch_reason}, **_optional(model), **_any_rank(model)},
+        "parameters": {"batching": {"string_value": _why(servable)}, **_optional(model), **_any_rank(model)},
     }
     if servable.cache is not None:
         config["response_cache"] = {"enable": True}
-    if model.batchable:
+    if batched:
         config["dynamic_batching"] = _dynamic_batching(policy)
     return config
+
+
+def _why(servable: Servable) -> str:
+    """Return why requests share batches, or why not."""
+    model = servable.model
+    if model.batchable and not servable.signature.batchable:
+        return "the model's config.toml says max_batch_size = 0"
+    return model.batch_reason
 
 
 def _placement(model: LoadedModel) -> dict[str, Any]:

@@ -45,6 +45,7 @@ def v2_routes(
     """Return every route below /v2 but health's."""
     routes = APIRouter(tags=["v2"])
     _server_routes(routes, settings, logs)
+    _trace_routes(routes, settings, plane)
     _repository_routes(routes, settings, control)
     _statistics_routes(routes, plane, book)
     _model_routes(routes, plane)
@@ -80,14 +81,26 @@ def _server_routes(routes: APIRouter, settings: Settings, logs: LogSettings) -> 
     async def set_logging(request: Request) -> Response:
         return json_response(logs.update(await read_json(request, settings.max_body)))
 
+
+def _trace_routes(routes: APIRouter, settings: Settings, plane: DataPlane) -> None:
+    """A model has no settings of its own, but an unknown one is told of."""
+
     @routes.get("/v2/trace/setting")
-    @routes.get("/v2/models/{model}/trace/setting")
     async def get_trace() -> Response:
         return json_response(TRACE_SETTINGS)
 
     @routes.post("/v2/trace/setting")
-    @routes.post("/v2/models/{model}/trace/setting")
     async def set_trace(request: Request) -> Response:
+        return json_response(update_trace(await read_json(request, settings.max_body)))
+
+    @routes.get("/v2/models/{model}/trace/setting")
+    async def get_trace_of_model(model: str) -> Response:
+        plane.is_ready(model)
+        return json_response(TRACE_SETTINGS)
+
+    @routes.post("/v2/models/{model}/trace/setting")
+    async def set_trace_of_model(model: str, request: Request) -> Response:
+        plane.is_ready(model)
         return json_response(update_trace(await read_json(request, settings.max_body)))
 
 

@@ -91,6 +91,11 @@ class Signature:
         """How large an input is along what may vary."""
         return prod(shape if spec.any_rank else (shape[axis] for axis in self._varying[spec.name]))
 
+    def unbatched(self) -> Signature:
+        """Return the same without batches: the leading dimension belongs to one request."""
+        inputs, outputs, optional = self.inputs.values(), self.outputs.values(), self.optional.values()
+        return Signature(list(inputs), list(outputs), batchable=False, optional=list(optional))
+
     @staticmethod
     def _check(spec: TensorSpec, datatype: str, shape: Shape) -> None:
         if datatype != spec.datatype:

@@ -119,6 +119,7 @@ class Arm(Servable):
     def __init__(self, servable: Servable, seen: Seen) -> None:
         super().__init__(servable.ref, servable.model, servable.batcher)
         self._saw = seen
+        self.signature = servable.signature
         self.rules = servable.rules
 
     def submit(self, entry: Entry) -> None:

@@ -71,14 +71,14 @@ class DiskSide:
                 await self._follow_config(model, config)
 
     async def _follow_config(self, model: LiveModel, config: ModelConfig) -> None:
-        """Follow a configuration; other code, where it asks for that, once it is compiled."""
-        recompile = config.compile != model.config.compile
+        """Follow a configuration; other code, and another meaning of the leading dimension, once that is loaded."""
+        before, rebuilt = model.config, list(model.loaded)
         model.configure(config)
-        for version in list(model.loaded) if recompile else ():
+        for version in rebuilt if (config.compile, config.batches) != (before.compile, before.batches) else ():
             try:
                 await self._loader.rebuild(model, version)
             except ServerError as error:
-                model.config_error = f"{CONFIG}: compile: version {version}: {error.message}"
+                model.config_error = f"{CONFIG}: version {version}: {error.message}"
                 log.error("%s", model.config_error, extra=about(model=model.name))
 
     def manifest(self, model: LiveModel, version: int) -> Manifest | None:
@@ -114,7 +114,8 @@ class DiskSide:
         """Return the aliases on disk; of a repository that cannot be written, as they would be with its new folders."""
         state = await asyncio.to_thread(self._store.state, model.name)
         for version in sorted(model.guests, reverse=True) if self._store.read_only else ():
-            state = policy.first_goes_live(state.raised(version), version)
+            specific = model.config.version_policy.specific
+            state = policy.first_goes_live(state.raised(version), version, specific)
         return state
 
     async def _fresh(self, model: LiveModel) -> list[int]:
@@ -163,7 +164,7 @@ class DiskSide:
             return
 
         def change(state: Aliases) -> Aliases:
-            return policy.first_goes_live(state, version)
+            return policy.first_goes_live(state, version, model.config.version_policy.specific)
 
         known = replace(manifest, signature=model.signature(version) or manifest.signature)
         async with model.lock:

@@ -82,6 +82,8 @@ class Loader:
     def _take(self, model: LiveModel, version: int, built: Built) -> Servable:
         ref = ModelRef(model.name, version)
         servable = model.loaded[version] = self._servables.make(ref, built.model)
+        if not model.config.batches:
+            servable.signature = servable.signature.unbatched()
         servable.stats.load_seconds = built.seconds
         model.adjust(servable)
         self._artifacts[ref] = built.artifacts

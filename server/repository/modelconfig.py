@@ -122,7 +122,7 @@ class VersionPolicy(_Section):
     )
     all: bool = Field(default=False, description="All there are.")
     specific: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        default=(), strict=False, description="These; retention keeps them, too."
+        default=(), strict=False, description="These; retention keeps them, too, and no other goes live unasked."
     )
 
     def chosen(self, versions: Collection[int]) -> list[int]:
@@ -175,10 +175,13 @@ class Compilation(_Section):
 class ModelConfig(_Section):
     """One model's configuration."""
 
-    max_batch_size: Size | None = Field(
+    max_batch_size: int | None = Field(
         default=None,
+        ge=0,
+        le=4096,
         description="Largest batch; at most what a version is compiled for (`compile.max_batch`). Where a version "
-        "cannot have such batches, `config_error` says why.",
+        "cannot have such batches, `config_error` says why. 0: the leading dimension is no batch; each request runs "
+        "alone, as it is.",
     )
     instances: int = Field(
         default=1, ge=1, le=64, description="Batches of a version that run at once; at most the server's `workers`."
@@ -212,11 +215,16 @@ class ModelConfig(_Section):
     compile: Compilation = Compilation()
 
     @property
+    def batches(self) -> bool:
+        """Whether the leading dimension may be a batch."""
+        return self.max_batch_size != 0
+
+    @property
     def policy(self) -> BatchPolicy:
         """What the batcher needs of it."""
         batching = self.dynamic_batching
         return BatchPolicy(
-            max_rows=self.max_batch_size,
+            max_rows=self.max_batch_size or None,
             preferred=tuple(sorted(batching.preferred_batch_size)),
             max_delay=batching.max_queue_delay_microseconds / 1e6,
             latency_target=self.latency_target_ms / 1e3 if self.latency_target_ms else None,

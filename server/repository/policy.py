@@ -48,9 +48,12 @@ def collectable(
     return spare[: max(0, len(spare) - keep)]
 
 
-def first_goes_live(state: Aliases, version: int) -> Aliases:
-    """Return the aliases after ``version`` came: it goes live if nothing is."""
-    return state if LIVE in state.aliases else state.moved(LIVE, version)
+def first_goes_live(state: Aliases, version: int, specific: Collection[int] = ()) -> Aliases:
+    """Return the aliases after ``version`` came: it goes live if nothing is, unless the model's owner wants
+    ``specific`` versions and this is none of them."""
+    if LIVE in state.aliases or (specific and version not in specific):
+        return state
+    return state.moved(LIVE, version)
 
 
 def unadopted(state: Aliases, manifested: Mapping[int, bool]) -> list[int]:

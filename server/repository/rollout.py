@@ -21,7 +21,7 @@ from server.backends.base import lost
 from server.errors import Conflict, NotFound, Unavailable, Unsupported
 from server.pipelines.definition import BadPipeline, read_definition
 from server.pipelines.pipeline import Pipeline
-from server.repository import names
+from server.repository import names, policy
 from server.repository.aliases import Aliases
 from server.repository.builder import Built
 from server.repository.catalog import Catalog, IndexEntry
@@ -184,10 +184,13 @@ class Rollout:
                 self._store.folder(pin.name, pin.version)  # under the lock: from here on it cannot be deleted
             if options.compared is not None and state.version(LIVE) != options.compared.live:
                 raise LiveMoved(f"model {model.name!r}: version {state.version(LIVE)} has gone live meanwhile")
-            if options.withheld or (LIVE in state.aliases and not (options.promote or self._limits.auto_promote)):
+            version, promote = state.high_water, options.promote or self._limits.auto_promote
+            specific = model.config.version_policy.specific
+            after = state.moved(LIVE, version) if promote else policy.first_goes_live(state, version, specific)
+            if options.withheld or after is state:
                 return state
             self._check_signature(model, LIVE, state, signature, options.allow_signature_change)
-            return state.moved(LIVE, state.high_water)
+            return after
 
         return change
 

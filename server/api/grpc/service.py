@@ -146,7 +146,9 @@ class InferenceService:
     # settings
 
     async def TraceSetting(self, request: Message, context: Any) -> Message:
-        """Read the trace settings, or try to change them."""
+        """Read the trace settings, or try to change them; NotFound for a model that there is not."""
+        if request.model_name:
+            self._plane.is_ready(request.model_name)
         changes = {name: _trace_value(name, list(entry.value)) for name, entry in request.settings.items()}
         found = update_trace(changes)
         settings = {name: {"value": value if isinstance(value, list) else [value]} for name, value in found.items()}

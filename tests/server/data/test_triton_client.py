@@ -13,8 +13,9 @@ import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
-from tests.server.data.fakes import adder, doubler, echo, softmax_over_batch
-from tests.server.data.running import Running, rows, serving
+from server.types import TensorSpec
+from tests.server.data.fakes import FakeModel, adder, doubler, echo, softmax_over_batch
+from tests.server.data.running import Answer, Running, rows, serving
 
 DATATYPES = {
     "BOOL": np.array([[True, False, True]]),
@@ -38,7 +39,8 @@ DATATYPES = {
 def server(request: pytest.FixtureRequest) -> Iterator[Running]:
     models = {"doubler": doubler(), "adder": adder(), "mixer": softmax_over_batch()}
     echoes = {f"echo_{kind}": echo(kind) for kind in DATATYPES}
-    with serving(models | echoes, request.param) as running:
+    pairs = FakeModel(lambda t: t, [TensorSpec("x", "BYTES", (-1, 2))], [TensorSpec("x", "BYTES", (-1, 2))])
+    with serving(models | echoes | {"pairs": pairs}, request.param) as running:
         yield running
 
 
@@ -58,7 +60,9 @@ def test_health_metadata_and_configuration(client: triton.InferenceServerClient)
     assert client.is_model_ready("adder")
     assert client.is_model_ready("adder", "1")
     assert not client.is_model_ready("nobody")
-    assert client.get_server_metadata()["name"] == "lathe"
+    metadata = client.get_server_metadata()
+    assert metadata["name"] == "lathe"
+    assert "schedule_policy" in metadata["extensions"]
     metadata = client.get_model_metadata("adder")
     assert metadata["versions"] == ["1"]
     assert metadata["inputs"][0] == {"name": "a", "datatype": "INT32", "shape": [-1, 16]}
@@ -91,6 +95,23 @@ def test_every_datatype_in_json(client: triton.InferenceServerClient, kind: str)
         assert answer.ravel().tolist() == array.ravel().tolist()
     else:
         np.testing.assert_array_equal(answer, array)
+
+
+@pytest.mark.parametrize("text", ["grün".encode(), b"\x00\xff" * 5000])
+def test_a_raw_body_is_one_string(server: Running, text: bytes) -> None:
+    """The extension's raw binary request, which the client has no call for: no length before the string."""
+    answer = server.ask("POST", "/v2/models/echo_BYTES/infer", text, {"Inference-Header-Content-Length": "0"})
+    result = triton.InferenceServerClient.parse_response_body(answer.body, header_length=_json_bytes(answer))
+    assert result.as_numpy("y").tolist() == [[text]]
+
+
+def test_a_raw_body_cannot_be_several_strings(server: Running) -> None:
+    answer = server.ask("POST", "/v2/models/pairs/infer", b"ab", {"Inference-Header-Content-Length": "0"})
+    assert (answer.status, "takes 2 for [1, 2]" in answer.error) == (400, True)
+
+
+def _json_bytes(answer: Answer) -> int:
+    return int(answer.headers["inference-header-content-length"])
 
 
 def test_half_precision_is_refused_in_json(client: triton.InferenceServerClient) -> None:
@@ -137,6 +158,12 @@ def test_classification(client: triton.InferenceServerClient) -> None:
     assert answer.tolist() == [[b"8.000000:1", b"6.000000:3"], [b"18.000000:0", b"16.000000:3"]]
 
 
+def test_classification_of_what_are_no_numbers_is_refused(client: triton.InferenceServerClient) -> None:
+    wanted = [triton.InferRequestedOutput("y", class_count=2)]
+    with pytest.raises(InferenceServerException, match="expected an output of numbers, this one is BYTES"):
+        client.infer("echo_BYTES", [tensor("x", DATATYPES["BYTES"], "BYTES")], outputs=wanted)
+
+
 def test_index_load_and_unload(client: triton.InferenceServerClient) -> None:
     assert {"name": "mixer", "version": "1", "state": "READY"} in client.get_model_repository_index()
     client.unload_model("mixer")
@@ -170,6 +197,9 @@ def test_log_and_trace_settings(client: triton.InferenceServerClient) -> None:
         client.update_log_settings({"log_file": "/tmp/elsewhere"})
     assert client.get_trace_settings()["trace_level"] == ["OFF"]
     assert client.get_trace_settings("doubler")["trace_level"] == ["OFF"]
+    for call in (client.get_trace_settings, client.update_trace_settings):
+        with pytest.raises(InferenceServerException, match="unknown model 'nobody'"):
+            call("nobody")
     with pytest.raises(InferenceServerException, match="not supported"):
         client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]})
 
@@ -210,7 +240,7 @@ def test_what_does_not_work_is_not_advertised(client: triton.InferenceServerClie
     """Whoever asks for it is told so; what is advertised has its tests above."""
     assert set(client.get_server_metadata()["extensions"]) == {
         "binary_tensor_data", "classification", "logging", "model_configuration", "model_repository",
-        "model_repository(unload_dependents)", "parameters", "statistics", "trace",
+        "model_repository(unload_dependents)", "parameters", "schedule_policy", "statistics", "trace",
     }  # fmt: skip
     for call in (client.get_system_shared_memory_status, client.get_cuda_shared_memory_status):
         with pytest.raises(InferenceServerException):

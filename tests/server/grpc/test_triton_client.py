@@ -132,6 +132,8 @@ def test_log_and_trace_settings(client: triton.InferenceServerClient) -> None:
         client.update_log_settings({"log_verbose_level": 0})
     assert list(client.get_trace_settings().settings["trace_level"].value) == ["OFF"]
     client.update_trace_settings(settings={"trace_rate": None})
+    with pytest.raises(InferenceServerException, match=r"NOT_FOUND.*unknown model 'nobody'"):
+        client.get_trace_settings("nobody")
     with pytest.raises(InferenceServerException, match="tracing is not supported"):
         client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]})
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from server.api.modelinfo import configuration
 from server.batching.policy import BatchPolicy
+from server.errors import Unavailable
 from server.repository.modelconfig import BadConfig, read_config
-from tests.server.repository.world import World, run, toy, world
+from tests.server.repository.world import World, copy_by_hand, run, toy, world
 
 WHOLE = """
 max_batch_size = 4
@@ -70,7 +72,7 @@ def test_a_configuration_is_followed_by_all_versions_and_let_go_with_its_file(tm
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        ("max_batch_size = 0", "max_batch_size: Input should be greater than or equal to 1"),
+        ("max_batch_size = -1", "max_batch_size: Input should be greater than or equal to 0"),
         ("max_batch_size = '4'", "max_batch_size: Input should be a valid integer"),
         ("max_batchsize = 4", "max_batchsize: Extra inputs are not permitted"),
         ("[dynamic_batching]\nmax_queue_delay_microseconds = -1", "dynamic_batching.max_queue_delay_microseconds"),
@@ -227,5 +229,66 @@ def test_batches_that_a_version_is_not_compiled_for_are_told_of(tmp_path: Path) 
             )
             await write(w, f"max_batch_size = {compiled_for}")
             assert w.model("m").config_error == ""
+
+    run(scenario())
+
+
+def test_a_leading_dimension_that_is_no_batch(tmp_path: Path) -> None:
+    """Triton's max_batch_size = 0; a version in memory is loaded once more, so that nothing remembers its batches."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(1.0))
+            batched = w.registry.resolve("m")
+            assert batched.signature.group({"x": ("FP32", (3, 4))}).rows == 3
+            await write(w, "max_batch_size = 0")
+            alone = w.registry.resolve("m")
+            assert alone is not batched
+            assert alone.signature.group({"x": ("FP32", (3, 4))}).rows == 0
+            config = configuration(alone)
+            assert config["max_batch_size"] == 0
+            assert config["input"][0]["dims"] == [-1, 4]
+            assert "dynamic_batching" not in config
+            assert "max_batch_size = 0" in config["parameters"]["batching"]["string_value"]
+            await w.push(toy(2.0))
+            assert configuration(w.registry.resolve("m", "2"))["max_batch_size"] == 0
+            assert w.rollout.catalog.model("m").config_error == ""
+            await write(w, "")
+            assert configuration(w.registry.resolve("m"))["max_batch_size"] == 8
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("specific", "live"), [([1], 1), ([2, 1], 2), ([1, 9], 1), ([3], 3)])
+def test_the_first_live_version_is_one_of_those_that_the_owner_wants(
+    tmp_path: Path, specific: list[int], live: int
+) -> None:
+    for version in (1, 2, 3):
+        copy_by_hand(tmp_path, version, toy(float(version)))
+    (tmp_path / "m" / "config.toml").write_text(f"version_policy.specific = {specific}")
+
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            assert w.live() == live
+            assert w.scale() == float(live)
+            assert set(w.model("m").aliases.aliases) == {"live"}
+
+    run(scenario())
+
+
+def test_no_version_goes_live_that_the_owner_leaves_out(tmp_path: Path) -> None:
+    copy_by_hand(tmp_path, 2, toy(2.0))
+    (tmp_path / "m" / "config.toml").write_text("version_policy.specific = [1, 4]")
+
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            with pytest.raises(Unavailable, match="no version is live"):
+                w.registry.resolve("m")
+            assert (await w.push(toy(3.0))).version == 3
+            assert "live" not in w.model("m").aliases.aliases
+            await w.push(toy(4.0))
+            assert w.scale() == 4.0
+            await w.push(toy(5.0), promote=True)  # who asks for it gets it
+            assert w.scale() == 5.0
 
     run(scenario())

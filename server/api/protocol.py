@@ -20,6 +20,7 @@ from uvicorn.server import ServerState
 from server.access.addresses import client_of
 from server.api.callhead import CallHead, call_head, is_infer_path
 from server.api.codec import Head
+from server.api.framing import check_framing, check_target, malformed
 from server.api.hosts import check_host
 from server.api.infer import NOTHING, InferCall
 from server.api.lane import Lane
@@ -55,6 +56,7 @@ class LatheProtocol(TurnTaking):
         self.body = bytearray()
         self.missing = 0  # bytes of a body that is collected without the parser
         self.size = self.chunks = 0
+        self.wire = 0  # bytes that came in since the message's head ended, its framing included
         self.most: float = 0  # bytes its body may have; uploads are bounded where they are received
         self.raw_head: bytes = b""
         self.refusal: ServerError | None = None
@@ -247,25 +249,50 @@ class LatheProtocol(TurnTaking):
             self.size = 0
         if self.in_head or not self.in_message:
             self.size += len(data)
+        self.wire += len(data)
         try:
-            self.parser.feed_data(data)
+            self._feed(data)
             if self.in_head:
                 self._limit_head(self.size)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._decline_upgrade(data[upgrade.args[0] :])
-        except (httptools.HttpParserError, ServerError):
-            self.reject(self.refusal or BadRequest("request: expected HTTP/1.1, got something else"))
+            elif self.in_message:
+                self._limit_framing()
+        except httptools.HttpParserError as error:
+            reason = str(error.args[0]) if error.args else ""
+            self.reject(self.refusal or malformed(reason, data, self.headers or (), in_head=self._is_at_head()))
+        except ServerError as error:
+            self.reject(error)
 
-    def _decline_upgrade(self, rest: bytes) -> None:
-        """Answer as if no other protocol had been offered: parse the request again without that offer."""
-        if self.parser.get_method() == b"CONNECT":
-            self.reject(BadRequest("request: CONNECT is not supported"))
-            return
-        head = [b"%b %b HTTP/1.1\r\n" % (self.parser.get_method(), self.url)]
-        head += [b"%b: %b\r\n" % header for header in self.headers if header[0] not in _UPGRADING]
-        self.parser = httptools.HttpRequestParser(self)
-        self.in_message = False
-        self._parse(b"".join(head) + b"\r\n" + rest)
+    def _feed(self, data: bytes) -> None:
+        """Let the parser read all of it. It stops after a head that offers another protocol: the head is read again
+        without that offer, and answered as if there had been none."""
+        rest = memoryview(data)
+        while True:
+            try:
+                self.parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = rest[upgrade.args[0] :]
+                if self.parser.get_method() == b"CONNECT":
+                    raise BadRequest("request line: CONNECT is not supported") from None
+                head = self._head_without_offer()
+                self.parser = httptools.HttpRequestParser(self)  # the other one may take it that nothing follows
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does: it is ignored
+                self.in_message = False
+                self.raw_head = b""
+                self.parser.feed_data(head)
+
+    def _head_without_offer(self) -> bytes:
+        """Return the head that was just read, but for the protocol that it offers; what it says of the connection's
+        end stays."""
+        version = self.parser.get_http_version()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version.encode())]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] not in _UPGRADING]
+        if self.parser.should_keep_alive() != (version == "1.1"):
+            lines.append(b"connection: close" if version == "1.1" else b"connection: keep-alive")
+        return b"\r\n".join(lines) + b"\r\n\r\n"
+
+    def _is_at_head(self) -> bool:
+        return self.in_head or not self.in_message
 
     def _refuse(self, error: ServerError) -> None:
         self.refusal = error  # the parser wraps whatever its callbacks raise
@@ -276,12 +303,18 @@ class LatheProtocol(TurnTaking):
         if size > limit:
             self._refuse(HeaderTooLarge(f"headers: expected at most {limit} bytes, got more"))
 
+    def _limit_framing(self) -> None:
+        """Bound what comes with a body and is none of it: the sizes of chunks, their extensions, trailers."""
+        limit = self.hub.settings.max_header + self.chunks * MEAN_CHUNK
+        if self.wire - self.size > limit:
+            self._refuse(HeaderTooLarge(f"body: expected at most {limit} bytes of chunk sizes and trailers, got more"))
+
     # the parser's callbacks
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.in_message = self.in_head = True
-        self.head_size = self.chunks = 0
+        self.head_size = self.chunks = self.wire = 0
         self.deadline = self.hub.now + self.hub.settings.header_timeout
 
     def on_url(self, url: bytes) -> None:
@@ -292,22 +325,26 @@ class LatheProtocol(TurnTaking):
     def on_header(self, name: bytes, value: bytes) -> None:
         self.head_size += len(name) + len(value) + 4
         self._limit_head(self.head_size)
-        super().on_header(name, value)
+        if self.in_head:  # else a trailer, which is none of the headers (RFC 9110, section 6.5.1) and is dropped
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
-            return  # the parser stops here; see _decline_upgrade
+            return  # the parser stops here; see _feed
         self.in_head = False
         self.size = 0
-        self._check_host()
+        self._check_head()
         if self._is_direct():
             self._begin_call()
         else:
             self._begin_asgi()
 
-    def _check_host(self) -> None:
+    def _check_head(self) -> None:
+        version, headers = self.parser.get_http_version(), self.headers
         try:
-            check_host(self.parser.get_http_version(), self.headers, self.hub.hosts)
+            check_host(version, headers, self.hub.hosts)
+            check_framing(version, headers)
+            check_target(self.parser.get_method(), self.url, headers)
         except ServerError as error:
             self._refuse(error)
 

@@ -12,7 +12,7 @@ from fastapi import APIRouter, FastAPI, Response
 from prometheus_client.registry import Collector
 
 from core.runtime.cpus import available_cpus
-from server.access.authority import Authority
+from server.access.authority import LOOPBACK, Authority, Mode
 from server.access.quotas import Quota, Quotas
 from server.api.accessed import Accessed
 from server.api.asgi import HeadAsGet
@@ -30,6 +30,7 @@ from server.api.logged import LoggedInferService
 from server.api.modelinfo import VERSION
 from server.api.models import models_routes
 from server.api.repository import ProtocolControl
+from server.api.sharedmemory import shared_memory_routes
 from server.api.v2 import RepositoryControl, v2_routes
 from server.backends.graph import GraphBackend
 from server.dataplane import DataPlane, Resolver
@@ -40,6 +41,7 @@ from server.jobs.judge import Judge
 from server.jobs.metrics import JobMetrics
 from server.jobs.parents import RepositoryParents
 from server.jobs.publish import Publisher
+from server.regions import Regions
 from server.repository.artifacts import usable_folder
 from server.repository.assembly import Control, build_control
 from server.repository.memory import MemoryMetrics
@@ -79,7 +81,15 @@ class Engine:
         authority = Authority(settings.host, settings.keys_file, tokens=tokens, open_management=opened)
         plane = DataPlane(registry, authority, _quotas(settings, authority))
         plane.tracing = _tracing(settings)
+        plane.regions = Regions(_allows_regions(settings, authority), settings.max_body)
         return cls(settings, pool, book, ServableFactory(settings, pool, book), plane)
+
+
+def _allows_regions(settings: Settings, authority: Authority) -> bool:
+    """Whether clients may register shared memory: unless told, where everybody on this machine may do everything."""
+    if settings.shared_memory is not None:
+        return settings.shared_memory
+    return authority.mode is Mode.OPEN and settings.host in LOOPBACK
 
 
 def _quotas(settings: Settings, authority: Authority) -> Quotas | None:
@@ -169,6 +179,7 @@ def assemble(
                 await endpoint.stop()
         watching.cancel()
         hub.stop()
+        plane.regions.unregister()
         await asyncio.to_thread(engine.pool.close)
         if plane.tracing is not None:
             await asyncio.to_thread(plane.tracing.close)
@@ -181,6 +192,7 @@ def assemble(
     install_error_handlers(app)
     app.include_router(health_routes(plane))
     app.include_router(v2_routes(settings, plane, infer, engine.book, control, logs))
+    app.include_router(shared_memory_routes(plane.regions, settings.max_body))
     app.include_router(_metrics_routes(Metrics(engine.book, plane.registry.servables, collectors)))
     for router in routers:
         app.include_router(router)

@@ -13,6 +13,7 @@ from server.access.scopes import Scope
 from server.batching.entry import Entry, Outcome
 from server.batching.signature import Group
 from server.errors import BadRequest, ServerError, Unavailable
+from server.regions import Regions
 from server.scheduling.servable import Servable
 from server.types import InferRequest, InferResult, Tensors
 
@@ -59,6 +60,7 @@ class DataPlane:
         self.authority = authority
         self.quotas = quotas
         self.tracing: Tracing | None = None
+        self.regions = Regions()  # of shared memory
         self.draining = False  # set at the first signal to stop: not ready any more, but still answering
         self.turning_away = 0  # ticks of the clock since the last refusal, counted down; see :meth:`crowded`
         self.started = False  # set once the repository's live versions are loaded

@@ -61,6 +61,12 @@ class Settings(BaseSettings):
         None, description="Certificates (PEM) that signed the clients'; with it a client without one is refused."
     )
 
+    shared_memory: bool | None = Field(
+        None,
+        description="Whether clients may name shared memory of this machine (objects in /dev/shm) for tensors: the "
+        "server reads and writes what its user may. Without it only on a loopback address without keys.",
+    )
+
     # the engine
     device: Device = Field(
         "cpu",

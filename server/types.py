@@ -52,12 +52,22 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """``size`` bytes at ``offset`` of a registered region of shared memory."""
+
+    region: str
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class RequestedOutput:
     """One output the caller asked for."""
 
     name: str
     binary: bool = False
     classes: int = 0  # > 0: answer the best `classes` entries per row instead of the tensor
+    span: Span | None = None  # where it goes instead of into the answer
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ Need: TypeAlias = Scope | None  # None: anybody
 
 _V2_MODEL = "/v2/models/{model}"
 _V2_VERSION = "/v2/models/{model}/versions/{version}"
+_REGIONS = [(kind, tail) for kind in ("system", "cuda") for tail in ("", "/region/{region}")]
 _MODEL = "/api/v1/models/{model}"
 _JOB = "/api/v1/jobs/{job}"
 _DATASET = "/api/v1/datasets/{dataset}"
@@ -40,6 +41,9 @@ ROUTES: dict[tuple[str, str], Need] = {
     ("POST", "/v2/trace/setting"): Scope.ADMIN,
     ("GET", f"{_V2_MODEL}/trace/setting"): Scope.READ,
     ("POST", f"{_V2_MODEL}/trace/setting"): Scope.ADMIN,
+    **{("GET", f"/v2/{kind}sharedmemory{tail}/status"): Scope.READ for kind, tail in _REGIONS},
+    **{("POST", f"/v2/{kind}sharedmemory{tail}/unregister"): Scope.ADMIN for kind, tail in _REGIONS},
+    **{("POST", f"/v2/{kind}sharedmemory{tail}/register"): Scope.ADMIN for kind, tail in _REGIONS if tail},
     ("POST", "/v2/repository/index"): Scope.READ,
     ("POST", "/v2/repository/models/{model}/load"): Scope.WRITE,
     ("POST", "/v2/repository/models/{model}/unload"): Scope.WRITE,
@@ -87,6 +91,8 @@ CALLS: dict[str, Need] = {
     "RepositoryIndex": Scope.READ,
     "RepositoryModelLoad": Scope.WRITE,
     "RepositoryModelUnload": Scope.WRITE,
+    **{f"{kind}SharedMemoryStatus": Scope.READ for kind in ("System", "Cuda")},
+    **{f"{kind}SharedMemory{act}": Scope.ADMIN for kind in ("System", "Cuda") for act in ("Register", "Unregister")},
     "TraceSetting": Scope.ADMIN,
     "LogSettings": Scope.ADMIN,
 }

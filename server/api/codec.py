@@ -17,10 +17,12 @@ import orjson
 from server.api import jsondata
 from server.api.classification import classify
 from server.api.reply import Reply, binary_reply
+from server.api.spans import placed, span_of
 from server.batching.signature import Group, Shape, Signature, element_count
 from server.datatypes import NUMPY_OF, object_array, pack_strings, unpack_strings
 from server.errors import BadRequest, Internal, Unsupported
-from server.types import Array, ModelRef, Parameters, RequestedOutput, Tensors, TensorSpec
+from server.regions import Regions
+from server.types import Array, ModelRef, Parameters, RequestedOutput, Span, Tensors, TensorSpec
 
 MEMO_ENTRIES, MEMO_BYTES = 512, 4096  # heads remembered per version, and the longest of them
 _MAX_DIM = 1 << 40
@@ -46,11 +48,13 @@ class Slot:
     size: int
     data: int | None = None
     bare: bool = False  # the bytes are one string as it is
+    span: Span | None = None  # where they are instead of in the body
 
     @property
     def is_view(self) -> bool:
         """Whether the body has its elements as they are."""
-        return self.data is None and self.datatype not in ("BYTES", "BOOL") and self.size > 0
+        in_the_body = self.data is None and self.span is None
+        return in_the_body and self.datatype not in ("BYTES", "BOOL") and self.size > 0
 
     def tensor(self, body: bytes | bytearray, base: int, taken: Sequence[object] = ()) -> Array:
         """Return the input, from a body in which binary data begins at ``base``, or what was taken out of its JSON."""
@@ -104,7 +108,12 @@ class Head:
             return {
                 name: np.ndarray(shape, dtype, body, json_bytes + at) for name, shape, dtype, at in self.plain_slots
             }
-        return {slot.name: slot.tensor(body, json_bytes, taken) for slot in self.slots}
+        return {slot.name: slot.tensor(body, json_bytes, taken) for slot in self.slots if slot.span is None}
+
+    @property
+    def spans(self) -> list[Span]:
+        """Where inputs are that are in shared memory."""
+        return [slot.span for slot in self.slots if slot.span is not None]
 
 
 @dataclass(slots=True)
@@ -125,9 +134,10 @@ class Answer:
 class Codec:
     """Reads requests for one version and writes its answers."""
 
-    def __init__(self, ref: ModelRef, signature: Signature) -> None:
+    def __init__(self, ref: ModelRef, signature: Signature, regions: Regions) -> None:
         self.ref = ref
         self.signature = signature
+        self.regions = regions
         self._memo: dict[bytes, Head] = {}  # by JSON that has no data inside
         self._shells: dict[Shell, Head] = {}
 
@@ -142,7 +152,17 @@ class Codec:
             head = self._raw_head(len(body))
         else:
             head, taken = self.head(bytes(body[:json_bytes]))
-        return head, head.tensors(body, json_bytes, taken)
+        return head, self.tensors(head, body, json_bytes, taken)
+
+    def tensors(self, head: Head, body: bytes | bytearray, json_bytes: int, taken: Sequence[object] = ()) -> Tensors:
+        """Return the inputs, those in shared memory copied from there."""
+        found = head.tensors(body, json_bytes, taken)
+        return {**found, **self.shared(head)} if head.spans else found
+
+    def shared(self, head: Head) -> Tensors:
+        """Return copies of the inputs that are in shared memory; raises BadRequest, NotFound, TooLarge."""
+        self.regions.check_inputs(head.spans)
+        return {slot.name: slot.tensor(self.regions.read(slot.span), 0) for slot in head.slots if slot.span is not None}
 
     def known(self, text: bytes) -> Head | None:
         """Return the checked head for this JSON if it is remembered."""
@@ -179,6 +199,8 @@ class Codec:
         group = self.signature.group({slot.name: (slot.datatype, slot.shape) for slot in slots})
         binary = parameters.get("binary_data_output", False) is True
         outputs = self.signature.requested(_outputs(root.get("outputs"), binary))
+        if any(slot.span for slot in slots) or any(output.span for output in outputs):
+            self.regions.check_allowed()
         if not root.get("outputs"):
             outputs = tuple(RequestedOutput(output.name, binary) for output in outputs)
         return Head(
@@ -240,6 +262,7 @@ class Codec:
         document |= {"model_name": self.ref.name, "model_version": str(self.ref.version), "outputs": entries}
         payloads: list[bytes | memoryview] = []
         inline: list[tuple[dict[str, Any], Array, str]] = []
+        shared: list[tuple[Span, bytes | memoryview]] = []
         for output in head.outputs:
             datatype, array = self.output(output, outputs)
             entry: dict[str, Any] = {"name": output.name, "datatype": datatype, "shape": list(array.shape)}
@@ -247,8 +270,12 @@ class Codec:
             if output.binary:
                 payloads.append(payload(datatype, array))
                 entry["parameters"] = {"binary_data_size": len(payloads[-1])}
+            elif output.span is not None:
+                shared.append((output.span, payload(datatype, array)))
+                entry["parameters"] = placed(output.span, len(shared[-1][1]))
             else:
                 inline.append((entry, array, datatype))
+        self.regions.write_all(shared)
         text = jsondata.dump(document, inline) if inline else orjson.dumps(document)
         return Answer(text, bool(payloads)), payloads
 
@@ -337,7 +364,7 @@ def _slots(inputs: list[object], signature: Signature) -> tuple[tuple[Slot, ...]
         if slot.name not in signature.inputs and slot.name not in signature.optional:
             raise BadRequest(f"inputs: expected {signature.expected}, got {slot.name!r}")
         slots[slot.name] = slot
-        at += slot.size
+        at += slot.size if slot.span is None else 0
     ordered = [slots.pop(name) for name in signature.inputs if name in slots]
     return (*ordered, *slots.values()), at
 
@@ -351,7 +378,9 @@ def _slot(item: dict[str, Any], place: str, start: int) -> Slot:
         raise BadRequest(f"{place}.datatype: expected one of {', '.join(NUMPY_OF)}, got {datatype!r}")
     shape = _shape(_expect(item.get("shape"), list, f"{place}.shape"), place)
     parameters = _parameters(item.get("parameters"), f"{place}.parameters")
-    refuse_shared_memory(parameters, place)
+    span = span_of(parameters, place)
+    if span is not None:
+        return _shared_slot(item, Slot(name, datatype, shape, dtype, 0, span.size, span=span))
     if "binary_data_size" not in parameters:
         if item.get("data") is None:
             raise BadRequest(f"{place}: expected data or parameters.binary_data_size, got neither")
@@ -359,16 +388,22 @@ def _slot(item: dict[str, Any], place: str, start: int) -> Slot:
     if "data" in item:
         raise BadRequest(f"{place}: expected data or parameters.binary_data_size, got both")
     size = _expect(parameters["binary_data_size"], int, f"{place}.parameters.binary_data_size")
-    expected = _byte_size(datatype, shape)
-    if size < 0 or (datatype != "BYTES" and size != expected):
-        raise BadRequest(f"{place}: bytes of binary data: expected {expected} for {datatype} {list(shape)}, got {size}")
-    return Slot(name, datatype, shape, dtype, start, size)
+    return _sized(Slot(name, datatype, shape, dtype, start, size))
 
 
-def refuse_shared_memory(parameters: dict[str, Any], place: str) -> None:
-    """Raise Unsupported for a tensor that is said to be elsewhere."""
-    if "shared_memory_region" in parameters:
-        raise Unsupported(f"{place}: shared memory is not supported; tensors travel in the message")
+def _shared_slot(item: dict[str, Any], slot: Slot) -> Slot:
+    if "data" in item or "binary_data_size" in item["parameters"]:
+        raise BadRequest(f"input {slot.name!r}: expected shared memory or data in the message, got both")
+    return _sized(slot)
+
+
+def _sized(slot: Slot) -> Slot:
+    """Raise BadRequest unless there are as many bytes as the shape says."""
+    expected = _byte_size(slot.datatype, slot.shape)
+    if slot.size < 0 or (slot.datatype != "BYTES" and slot.size != expected):
+        what = f"expected {expected} for {slot.datatype} {list(slot.shape)}, got {slot.size}"
+        raise BadRequest(f"input {slot.name!r}: bytes of binary data: {what}")
+    return slot
 
 
 def _shape(values: list[object], place: str) -> Shape:
@@ -413,9 +448,13 @@ def _outputs(value: object, binary_default: bool) -> list[RequestedOutput]:
 def _output(item: dict[str, Any], index: int, binary_default: bool) -> RequestedOutput:
     name = _expect(item.get("name"), str, f"outputs[{index}].name")
     parameters = _parameters(item.get("parameters"), f"output {name!r}.parameters")
-    refuse_shared_memory(parameters, f"output {name!r}")
+    span = span_of(parameters, f"output {name!r}")
     binary = _expect(parameters.get("binary_data", binary_default), bool, f"output {name!r}.parameters.binary_data")
     classes = _expect(parameters.get("classification", 0), int, f"output {name!r}.parameters.classification")
     if classes < 0:
         raise BadRequest(f"output {name!r}.parameters.classification: expected 0 or more, got {classes}")
+    if span is not None:
+        if classes:
+            raise BadRequest(f"output {name!r}: expected classification or shared memory, got both")
+        return RequestedOutput(name, span=span)
     return RequestedOutput(name, binary, classes)

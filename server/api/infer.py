@@ -20,6 +20,7 @@ from server.batching.batcher import Batcher
 from server.batching.entry import DirectEntry, Entry, Outcome
 from server.dataplane import DataPlane
 from server.errors import BadRequest, ServerError, TooLarge
+from server.regions import Regions
 from server.scheduling.servable import Servable
 from server.settings import Settings
 from server.telemetry.access import AccessLog
@@ -77,7 +78,7 @@ class InferCall:
                 self._submit(data[lane.start - (head.json_bytes or 0) :])
                 return
             self.servable, self.codec, self.wire = servable, lane.codec, lane.wire
-            self._queue(lane.wire.tensors(data, lane.start), client)
+            self._queue(lane.codec.tensors(lane.wire, data, lane.start), client)
         except Exception as error:
             self.refuse(error)
 
@@ -118,7 +119,7 @@ class InferCall:
             head.model, head.version, key=head.sticky_key, authorization=head.authorization, address=self.address
         )
         servable = self.servable
-        self.codec = codec_of(servable)
+        self.codec = codec_of(servable, self.service.plane.regions)
         if head.encoding:
             body = inflate(body, head.encoding, self.service.settings.max_inflated)
         if head.json_bytes is not None and head.json_bytes > len(body):
@@ -183,10 +184,10 @@ class InferCall:
         return Reply(200, headers, body, render(headers, body))
 
 
-def codec_of(servable: Servable) -> Codec:
+def codec_of(servable: Servable, regions: Regions) -> Codec:
     """Return what reads and writes this version's wire format."""
     if servable.wire is None:
-        servable.wire = Codec(servable.ref, servable.signature)
+        servable.wire = Codec(servable.ref, servable.signature, regions)
     return servable.wire
 
 
@@ -231,8 +232,10 @@ class InferService:
             servable = self.plane.crowded(head.model, head.version, head.authorization)
         except ServerError:
             return None
-        wire = codec_of(servable).known(data[start : start + size]) if servable is not None else None
-        if servable is None or wire is None:
+        if servable is None:
+            return None
+        wire = codec_of(servable, self.plane.regions).known(data[start : start + size])
+        if wire is None:
             return None
         error = servable.turn_away(wire.group, wire.blob_bytes, wire.timeout)
         if error is None:

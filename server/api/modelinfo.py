@@ -30,9 +30,10 @@ EXTENSIONS = [
 _CONFIG_TYPE = {"BYTES": "STRING"}
 
 
-def server_metadata() -> dict[str, Any]:
+def server_metadata(plane: DataPlane) -> dict[str, Any]:
     """Return what the server says about itself."""
-    return {"name": "lathe", "version": VERSION, "extensions": EXTENSIONS}
+    shared = ["system_shared_memory"] if plane.regions.allowed else []
+    return {"name": "lathe", "version": VERSION, "extensions": [*EXTENSIONS, *shared]}
 
 
 def metadata(servable: Servable, loaded: Iterable[Servable]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def v2_routes(
 ) -> APIRouter:
     """Return every route below /v2 but health's."""
     routes = APIRouter(tags=["v2"])
-    _server_routes(routes, settings, logs)
+    _server_routes(routes, settings, plane, logs)
     _trace_routes(routes, settings, plane)
     _repository_routes(routes, settings, control)
     _statistics_routes(routes, plane, book)
@@ -68,10 +68,10 @@ async def read_json(request: Request, limit: int) -> dict[str, Any]:
     return value
 
 
-def _server_routes(routes: APIRouter, settings: Settings, logs: LogSettings) -> None:
+def _server_routes(routes: APIRouter, settings: Settings, plane: DataPlane, logs: LogSettings) -> None:
     @routes.get("/v2")
     async def server_metadata() -> Response:
-        return json_response(modelinfo.server_metadata())
+        return json_response(modelinfo.server_metadata(plane))
 
     @routes.get("/v2/logging")
     async def get_logging() -> Response:

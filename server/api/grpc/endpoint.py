@@ -13,7 +13,7 @@ from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.message import DecodeError
 
 from server.access.authority import Authority
-from server.access.scopes import CALLS, Need, Scope
+from server.access.scopes import CALLS, Scope
 from server.api.grpc.accessed import Accessed
 from server.api.grpc.health import HealthService
 from server.api.grpc.messages import HEALTH, INFERENCE, Message, message_class
@@ -90,24 +90,26 @@ def _handlers(file: FileDescriptor, methods: object, authority: Authority, acces
     (service,) = file.services_by_name.values()
     accessed = Accessed(access) if access.errors else None
     found = {
-        method.name: _handler(
-            method, getattr(methods, method.name), _permission(CALLS[method.name], authority), accessed
-        )
+        method.name: _handler(method, getattr(methods, method.name), _permission(method.name, authority), accessed)
         for method in service.methods
     }
     return grpc.method_handlers_generic_handler(service.full_name, found)
 
 
-def _permission(need: Need, authority: Authority) -> Permit:
+def _permission(call: str, authority: Authority) -> Permit:
     """Return the check of one call; inference is checked where it is routed, message by message."""
+    need, of_all = CALLS[call], "SharedMemory" in call  # whose names are no models'
 
     def permit(message: Any, context: Any) -> None:
         if need is not None and need is not Scope.INFER:
             shown = dict(context.invocation_metadata() or ()).get("authorization", "")
-            model = getattr(message, "model_name", "") or getattr(message, "name", "")
-            authority.check(shown, need, model)
+            authority.check(shown, need, "" if of_all else _model_of(message))
 
     return permit
+
+
+def _model_of(message: Any) -> str:
+    return getattr(message, "model_name", "") or getattr(message, "name", "")
 
 
 def _handler(method: Any, call: Callable[..., Any], permit: Permit, accessed: Accessed | None) -> Any:

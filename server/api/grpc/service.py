@@ -19,6 +19,7 @@ from server.api.controls import TRACE_SETTINGS, LogSettings, update_trace
 from server.api.grpc import tensors
 from server.api.grpc.accessed import REQUEST_ID
 from server.api.grpc.messages import INFERENCE, Message, message_class
+from server.api.grpc.sharedmemory import SharedMemoryCalls
 from server.api.grpc.status import known
 from server.api.infer import codec_of, deadline_of
 from server.api.v2 import RepositoryControl
@@ -46,12 +47,13 @@ class Parts:
 _PEER = ":peer"  # no caller's own metadata: those begin with a letter
 
 
-class InferenceService:
+class InferenceService(SharedMemoryCalls):
     """One method per call, by its name in the .proto file; requests and answers are that file's messages."""
 
     def __init__(self, parts: Parts, stopping: asyncio.Event) -> None:
         self._parts = parts
         self._plane = parts.plane
+        self._regions = parts.plane.regions
         self._stopping = stopping
 
     # inference
@@ -77,7 +79,7 @@ class InferenceService:
         key, authorization = metadata.get(STICKY_KEY, ""), metadata.get("authorization", "")
         name, version, address = request.model_name, request.model_version, metadata.get(_PEER, "")
         servable, client = self._plane.route(name, version, key=key, authorization=authorization, address=address)
-        codec = codec_of(servable)
+        codec = codec_of(servable, self._regions)
         head, inputs = tensors.decode(codec, request)
         wanted = [at for at in (deadline, deadline_of(head)) if at is not None]
         deadline = min(wanted, default=None)
@@ -98,7 +100,7 @@ class InferenceService:
 
     async def ServerMetadata(self, request: Message, context: Any) -> Message:
         """Name, version, extensions."""
-        return _parsed("ServerMetadataResponse", modelinfo.server_metadata())
+        return _parsed("ServerMetadataResponse", modelinfo.server_metadata(self._plane))
 
     async def ModelReady(self, request: Message, context: Any) -> Message:
         """Whether the model answers; as with Triton, an unknown one is merely not ready."""

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from server.api.codec import Codec, Head, payload, refuse_shared_memory
+from server.api.codec import Codec, Head, payload
 from server.api.grpc.messages import INFERENCE, Message, message_class
+from server.api.spans import placed
 from server.datatypes import BINARY_ONLY, NUMPY_OF, object_array, pack_strings
 from server.errors import BadRequest
-from server.types import Tensors
+from server.types import Span, Tensors
 
 ModelInferResponse = message_class(INFERENCE.message_types_by_name["ModelInferResponse"])
 
@@ -36,26 +37,46 @@ def decode(codec: Codec, request: Message) -> tuple[Head, Tensors]:
     else:
         raws = _typed_contents(request)
         head = codec.read(_document(request, raws))
-    named = {item.name: raw for item, raw in zip(request.inputs, raws, strict=True)}
-    return head, {slot.name: slot.tensor(named[slot.name], -slot.start) for slot in head.slots}
+    named = {item.name: raw for item, raw in zip(_sent(request), raws, strict=True)}
+    found = {slot.name: slot.tensor(named[slot.name], -slot.start) for slot in head.slots if slot.span is None}
+    return head, {**found, **codec.shared(head)} if head.spans else found
+
+
+def _sent(request: Message) -> list[Message]:
+    """Return the inputs whose elements are in the message: all but those in shared memory."""
+    return [item for item in request.inputs if not _is_shared(item)]
+
+
+def _is_shared(item: Message) -> bool:
+    return "shared_memory_region" in item.parameters
 
 
 def _document(request: Message, raws: list[bytes]) -> dict[str, Any]:
+    sizes = map(len, raws)
     return {
         "id": request.id,
         "parameters": {**parameters(request.parameters, "parameters"), "binary_data_output": True},
-        "inputs": [_input(item, len(raw)) for item, raw in zip(request.inputs, raws, strict=True)],
+        "inputs": [_shared_input(item) if _is_shared(item) else _input(item, next(sizes)) for item in request.inputs],
         "outputs": [_output(item) for item in request.outputs],
     }
 
 
 def encode(codec: Codec, head: Head, outputs: Tensors) -> Message:
-    """Return the answer; every output is raw, since clients read no other."""
+    """Return the answer; every output is raw, since clients read no other, or in shared memory."""
+    shared: list[tuple[Span, bytes | memoryview]] = []
     response = ModelInferResponse(model_name=codec.ref.name, model_version=str(codec.ref.version), id=head.id)
     for wanted in head.outputs:
         datatype, array = codec.output(wanted, outputs)
-        response.outputs.add(name=wanted.name, datatype=datatype, shape=array.shape)
-        response.raw_output_contents.append(bytes(payload(datatype, array)))
+        entry = response.outputs.add(name=wanted.name, datatype=datatype, shape=array.shape)
+        content = payload(datatype, array)
+        if wanted.span is not None:
+            shared.append((wanted.span, content))
+            for name, value in placed(wanted.span, len(content)).items():
+                field = "string_param" if isinstance(value, str) else "int64_param"
+                setattr(entry.parameters[name], field, value)
+            content = b""  # clients count the outputs
+        response.raw_output_contents.append(bytes(content))
+    codec.regions.write_all(shared)
     return response
 
 
@@ -72,24 +93,18 @@ def parameters(entries: Message, place: str) -> dict[str, Any]:
 
 def _typed_contents(request: Message) -> list[bytes]:
     """Return the bytes of each input, in order, that came as lists of values."""
-    _refuse_shared_memory(request)
-    return [_packed(item) for item in request.inputs]
+    return [_packed(item) for item in _sent(request)]
 
 
 def _checked(request: Message, raws: list[bytes]) -> list[bytes]:
-    """Return the bytes that came beside the inputs, one for each of them."""
-    _refuse_shared_memory(request)
+    """Return the bytes that came beside the inputs, one for each of them that is not in shared memory."""
     typed = [item.name for item in request.inputs if item.HasField("contents")]
     if typed:
         raise BadRequest(f"raw_input_contents: expected none beside the typed contents of {typed}, got {len(raws)}")
-    if len(raws) != len(request.inputs):
-        raise BadRequest(f"raw_input_contents: expected {len(request.inputs)}, one per input, got {len(raws)}")
+    expected = len(_sent(request))
+    if len(raws) != expected:
+        raise BadRequest(f"raw_input_contents: expected {expected}, one per input, got {len(raws)}")
     return raws
-
-
-def _refuse_shared_memory(request: Message) -> None:
-    for item in request.inputs:
-        refuse_shared_memory(item.parameters, f"input {item.name!r}")
 
 
 def _packed(item: Message) -> bytes:
@@ -119,6 +134,13 @@ def _input(item: Message, size: int) -> dict[str, Any]:
         "shape": list(item.shape),
         "parameters": {**parameters(item.parameters, f"input {item.name!r}"), "binary_data_size": size},
     }
+
+
+def _shared_input(item: Message) -> dict[str, Any]:
+    if item.HasField("contents"):
+        raise BadRequest(f"input {item.name!r}: expected shared memory or data in the message, got both")
+    given = parameters(item.parameters, f"input {item.name!r}")
+    return {"name": item.name, "datatype": item.datatype, "shape": list(item.shape), "parameters": given}
 
 
 def _output(item: Message) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from tests.server.api.service import Service, service, until
 from tests.server.repository.world import toy
 
 NOW = 1_800_000_000
-PATH = {"{model}": "m", "{version}": "1", "{alias}": "blue", "{dataset}": "d", "{job}": "0" * 20}
+PATH = {"{model}": "m", "{version}": "1", "{alias}": "blue", "{dataset}": "d", "{region}": "r", "{job}": "0" * 20}
 
 
 def new_key(path: Path, scopes: Iterable[Scope], models: Iterable[str] = ("*",), expires: int | None = None) -> str:

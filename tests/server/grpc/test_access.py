@@ -42,3 +42,18 @@ def test_each_call_needs_a_key_with_its_scope(tmp_path: Path) -> None:
             client.infer("other", [tensor("x", X)], headers=headers[Scope.INFER])
         with pytest.raises(triton.InferenceServerException, match="for all models"):
             client.get_model_repository_index(headers=headers[Scope.READ])
+
+
+def test_a_key_for_a_model_registers_no_region_of_that_name(tmp_path: Path) -> None:
+    key, shown = make_key("bot", [Scope.ADMIN, Scope.READ], ["doubler"], 0, None)
+    write_keys(tmp_path / "keys.json", [key])
+    headers = {"authorization": f"Bearer {shown}"}
+    serving = grpc_serving({"doubler": doubler()}, keys_file=tmp_path / "keys.json", shared_memory=True)
+    with serving as (_, address), triton.InferenceServerClient(address) as client:
+        for refused in (
+            lambda: client.register_system_shared_memory("doubler", "/doubler", 16, headers=headers),
+            lambda: client.unregister_system_shared_memory("doubler", headers=headers),
+            lambda: client.get_system_shared_memory_status("doubler", headers=headers),
+        ):
+            with pytest.raises(triton.InferenceServerException, match=r"PERMISSION_DENIED.*for all models"):
+                refused()

@@ -138,15 +138,6 @@ def test_log_and_trace_settings(client: triton.InferenceServerClient) -> None:
         client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]})
 
 
-def test_shared_memory_is_refused_by_name(client: triton.InferenceServerClient) -> None:
-    with pytest.raises(InferenceServerException, match=r"UNIMPLEMENTED"):
-        client.get_system_shared_memory_status()
-    x = triton.InferInput("x", [1, 4], "FP32")
-    x.set_shared_memory("region", 16)
-    with pytest.raises(InferenceServerException, match=r"UNIMPLEMENTED.*'x': shared memory"):
-        client.infer("doubler", [x])
-
-
 @pytest.mark.parametrize("sequence", [7, "a"])
 def test_sequences_are_refused_by_name(client: triton.InferenceServerClient, sequence: Any) -> None:
     with pytest.raises(InferenceServerException, match=r"UNIMPLEMENTED.*parameters.sequence_id: sequences are not"):

@@ -1,0 +1,171 @@
+"""System shared memory: parts of POSIX shared memory objects that clients registered, so that tensors need not travel.
+
+Nothing is mapped: whoever makes a mapped object shorter ends the process that reads it (SIGBUS). Bytes are copied with
+``pread`` and ``pwrite``, which say so instead. Used on the event loop's thread only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from server.errors import BadRequest, Conflict, Forbidden, NotFound, TooLarge, Unsupported
+from server.types import Span
+
+FOLDER = Path("/dev/shm")
+MOST = 256  # regions, each of which holds a file open
+LARGEST = (1 << 63) - 1  # of offsets and sizes: a file's
+_KEY = re.compile(r"/?([^/\0]{1,255})")  # as shm_open takes it
+_REFUSED = "shared memory is not allowed here: LATHE_SHARED_MEMORY=true allows it; tensors may travel in the message"
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """``byte_size`` bytes at ``offset`` of the object that ``key`` names; ``file`` is its open descriptor."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+    file: int
+
+    def describe(self) -> dict[str, Any]:
+        """Return it as the protocol's status has it."""
+        return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
+
+    def check_is_whole(self) -> None:
+        """Raise BadRequest where the object is shorter than it was when it was registered."""
+        found = os.fstat(self.file).st_size
+        if found < self.offset + self.byte_size:
+            raise BadRequest(
+                f"shared memory region {self.name!r}: expected an object of at least {self.offset + self.byte_size} "
+                f"bytes, as registered, got {found}"
+            )
+
+
+class Regions:
+    """The registered regions by name. ``limit``: bytes that one request may have in them."""
+
+    def __init__(self, allowed: bool = False, limit: int = LARGEST) -> None:
+        self.allowed = allowed
+        self._limit = limit
+        self._regions: dict[str, Region] = {}
+
+    def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
+        """Open an object; raises BadRequest for one that there is not or that is too short, Conflict for a name that
+        is taken."""
+        self.check_allowed()
+        if not name:
+            raise BadRequest("region: expected a name, got none")
+        if name in self._regions:
+            raise Conflict(f"shared memory region {name[:80]!r} is registered already: unregister it first")
+        if len(self._regions) >= MOST:
+            raise Conflict(f"shared memory: expected at most {MOST} regions, all of which are registered")
+        _check_number("offset", offset, 0)
+        _check_number("byte_size", byte_size, 1)
+        region = Region(name, key, offset, byte_size, _open(key))
+        try:
+            region.check_is_whole()
+        except BadRequest:
+            os.close(region.file)
+            raise
+        self._regions[name] = region
+
+    def unregister(self, name: str = "") -> None:
+        """Close one region, or all of them. As with Triton, one that there is not is none the less gone."""
+        for region in [self._regions.get(name)] if name else list(self._regions.values()):
+            if region is not None:
+                del self._regions[region.name]
+                os.close(region.file)
+
+    def status(self, name: str = "") -> list[dict[str, Any]]:
+        """Return what is registered, or one region; raises NotFound."""
+        return [self._find(name).describe()] if name else [region.describe() for region in self._regions.values()]
+
+    def check_allowed(self) -> None:
+        """Raise Unsupported where the server takes no regions."""
+        if not self.allowed:
+            raise Unsupported(_REFUSED)
+
+    def check_inputs(self, spans: Sequence[Span]) -> None:
+        """Raise TooLarge for a request with more bytes in regions than a message may have."""
+        total = sum(span.size for span in spans)
+        if total > self._limit:
+            raise TooLarge(f"inputs: expected at most {self._limit} bytes in shared memory, got {total}")
+
+    def read(self, span: Span) -> bytearray:
+        """Return a copy of the bytes there; raises NotFound, or BadRequest where they are not all in the region."""
+        region = self._whole(span)
+        found = bytearray(span.size)
+        at, view = 0, memoryview(found)
+        while at < span.size:
+            count = os.preadv(region.file, [view[at:]], region.offset + span.offset + at)
+            if not count:  # made shorter since
+                region.check_is_whole()
+                raise BadRequest(f"shared memory region {region.name!r}: expected {span.size} bytes, got {at}")
+            at += count
+        return found
+
+    def write_all(self, contents: Sequence[tuple[Span, bytes | memoryview]]) -> None:
+        """Put bytes there; raises NotFound, or BadRequest where one has no room for its bytes: none is written then."""
+        for span, content in contents:
+            self._whole(span)
+            if len(content) > span.size:
+                raise BadRequest(
+                    f"shared memory region {span.region!r}: expected room for {len(content)} bytes of output, "
+                    f"got shared_memory_byte_size {span.size}"
+                )
+        for span, content in contents:
+            self._write(span, content)
+
+    def _write(self, span: Span, content: bytes | memoryview) -> None:
+        region = self._find(span.region)
+        at, view = 0, memoryview(content)
+        try:
+            while at < len(view):
+                at += os.pwrite(region.file, view[at:], region.offset + span.offset + at)
+        except OSError as error:  # no memory left for it, or sealed
+            raise BadRequest(f"shared memory region {region.name!r} cannot be written: {error.strerror}") from None
+
+    def _whole(self, span: Span) -> Region:
+        region = self._find(span.region)
+        if span.offset + span.size > region.byte_size:
+            raise BadRequest(
+                f"shared memory region {region.name!r}: expected bytes within its {region.byte_size}, "
+                f"got {span.size} at {span.offset}"
+            )
+        region.check_is_whole()
+        return region
+
+    def _find(self, name: str) -> Region:
+        found = self._regions.get(name)
+        if found is None:
+            raise NotFound(f"unknown shared memory region {name[:80]!r}")
+        return found
+
+
+def _check_number(field: str, value: int, least: int) -> None:
+    if not least <= value <= LARGEST:
+        raise BadRequest(f"{field}: expected a number of bytes from {least} to {LARGEST}, got {value}")
+
+
+def _open(key: str) -> int:
+    """Open an object by its key, which names a file of one folder and leads to no other."""
+    found = _KEY.fullmatch(key)
+    if found is None or found[1] in (".", ".."):
+        raise BadRequest(f"key: expected the name of a shared memory object, such as '/name', got {key[:80]!r}")
+    try:
+        file = os.open(FOLDER / found[1], os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, IsADirectoryError):
+        raise BadRequest(f"key: expected a shared memory object, there is none of key {key[:80]!r}") from None
+    except OSError as error:
+        raise Forbidden(f"key: shared memory object {key[:80]!r} cannot be opened: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise BadRequest(f"key: expected a shared memory object, {key[:80]!r} is something else")
+    return file

@@ -12,13 +12,15 @@ from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 
-from server.terminal import DEFAULT_URL, Url, connected, console, fail
+from server.cli_group import Commands
+from server.connection import Connection, asks_server
+from server.terminal import console, fail
 
 if TYPE_CHECKING:
     from server.api.canary_schemas import CanaryState
     from server.api.schemas import AuditEntry
 
-app = typer.Typer(help="Try a version on a share of the requests.", no_args_is_help=True)
+app = Commands("Try a version on a share of the requests.")
 
 _STEP = re.compile(r"([0-9.]+)(%?):([0-9.]+)([smhd]?)")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -27,7 +29,9 @@ Name = Annotated[str, typer.Argument(help="The model's name on the server.")]
 
 
 @app.command()
+@asks_server
 def start(
+    server: Connection,
     name: Name,
     version: Annotated[int, typer.Argument(help="The candidate.", min=1)],
     weight: Annotated[
@@ -42,14 +46,13 @@ def start(
         list[str] | None, typer.Option(help="A share and for how long, such as 1%:10m; may be given many times.")
     ] = None,
     start_at: Annotated[str | None, typer.Option(help="When to begin, such as 2026-01-31T02:00; local time.")] = None,
-    url: Url = DEFAULT_URL,
 ) -> None:
     """Begin a trial; the server promotes the candidate or rolls it back by itself."""
     asked: dict[str, Any] = {"shadow": shadow, "rtol": rtol, "atol": atol, "tolerated": tolerated, "promote": promote}
     asked |= {"weight": weight} if weight is not None else {}
     asked |= {"steps": [read_step(text) for text in step]} if step else {}
     asked |= {"start_at": read_time(start_at)} if start_at else {}
-    with connected(url) as client:
+    with server.client(name) as client:
         state = client.start_canary(name, version, **asked)
     when = f", from {state.start_at} on" if state.step < 0 else ""
     against = f"against version {state.live}" if state.live else "against the live version"
@@ -57,15 +60,16 @@ def start(
 
 
 @app.command()
+@asks_server
 def watch(
+    server: Connection,
     name: Name,
     interval: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.01)] = 1.0,
-    url: Url = DEFAULT_URL,
 ) -> None:
     """Show the evidence until the trial has ended, then how."""
     from server.client import ApiError
 
-    with connected(url) as client, Live(console=console, refresh_per_second=4) as display:
+    with server.client(name) as client, Live(console=console, refresh_per_second=4) as display:
         state = client.canary(name)
         try:
             while True:
@@ -82,9 +86,10 @@ def watch(
 
 
 @app.command()
-def cancel(name: Name, url: Url = DEFAULT_URL) -> None:
+@asks_server
+def cancel(server: Connection, name: Name) -> None:
     """End a trial; the live version answers everything again."""
-    with connected(url) as client:
+    with server.client(name) as client:
         ended = client.cancel_canary(name)
     console.print(f"{name} version {ended.version} is not tried any more")
 

@@ -9,33 +9,37 @@ import typer
 from rich.filesize import decimal
 from rich.table import Table
 
-from server.terminal import DEFAULT_URL, Url, connected, console, transfer
+from server.cli_group import Commands
+from server.connection import Connection, asks_server
+from server.terminal import console, transfer
 
 if TYPE_CHECKING:
     from server.api.dataset_schemas import DatasetDetail
 
-app = typer.Typer(help="What jobs learn from.", no_args_is_help=True)
+app = Commands("What jobs learn from.")
 
 Name = Annotated[str, typer.Argument(help="The dataset's name on the server.")]
 
 
 @app.command()
+@asks_server
 def push(
+    server: Connection,
     name: Name,
     content: Annotated[Path, typer.Argument(help="A file, or a folder, which goes as one.", exists=True)],
-    url: Url = DEFAULT_URL,
 ) -> None:
     """Upload a dataset: .npz, CSV, Parquet, a folder of IDX files, or a folder of images per class."""
-    with connected(url) as client, transfer("uploading", "checking") as progress:
+    with server.client() as client, transfer("uploading", "checking") as progress:
         dataset = client.upload_dataset(name, content, progress=progress)
     console.print(f"{name} has {dataset.rows} rows of {_columns(dataset)}; sha256 {dataset.digest}", soft_wrap=True)
 
 
 @app.command("list")
-def list_datasets(url: Url = DEFAULT_URL) -> None:
+@asks_server
+def list_datasets(server: Connection) -> None:
     """List the datasets."""
     table = Table("name", "rows", "format", "size", "created", "sha256")
-    with connected(url) as client:
+    with server.client() as client:
         for dataset in client.datasets():
             size = decimal(dataset.bytes)
             table.add_row(
@@ -45,9 +49,10 @@ def list_datasets(url: Url = DEFAULT_URL) -> None:
 
 
 @app.command()
-def show(name: Name, url: Url = DEFAULT_URL) -> None:
+@asks_server
+def show(server: Connection, name: Name) -> None:
     """Say what is in a dataset, and what its name stood for before."""
-    with connected(url) as client:
+    with server.client() as client:
         dataset = client.dataset(name)
     console.print(f"{name}: {dataset.rows} rows, {dataset.format}, {decimal(dataset.bytes)}, sha256 {dataset.digest}")
     columns = Table("column", "type", "row's shape")
@@ -63,13 +68,14 @@ def show(name: Name, url: Url = DEFAULT_URL) -> None:
 
 
 @app.command()
+@asks_server
 def delete(
+    server: Connection,
     name: Name,
     digest: Annotated[str | None, typer.Option(help="Only this content of its history.")] = None,
-    url: Url = DEFAULT_URL,
 ) -> None:
     """Delete a name with all it stood for; refused while a job needs it."""
-    with connected(url) as client:
+    with server.client() as client:
         removed = client.delete_dataset(name, digest=digest)
     console.print(f"{name} is gone, and with it {len(removed.digests)} file(s)")
 

@@ -11,24 +11,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Column, Table
 
+from server.cli_group import Commands
 from server.cli_model import model_errors
-from server.terminal import DEFAULT_URL, Url, connected, console, fail, transfer
+from server.connection import Connection, asks_server
+from server.terminal import console, fail, transfer
 
 if TYPE_CHECKING:
     from server.api.job_schemas import JobDetail, JobSummary
     from server.client import Client
 
-app = typer.Typer(help="Follow and end what the server trains.", no_args_is_help=True)
+app = Commands("Follow and end what the server trains.")
 
 JobId = Annotated[str, typer.Argument(help="The job.")]
 
 
 @app.command("list")
+@asks_server
 def list_jobs(
-    state: Annotated[str | None, typer.Option(help="Only those in this state.")] = None, url: Url = DEFAULT_URL
+    server: Connection, state: Annotated[str | None, typer.Option(help="Only those in this state.")] = None
 ) -> None:
     """List jobs, newest first."""
-    with connected(url) as client:
+    with server.client() as client:
         jobs = client.jobs(state=state)
     number = Column("job", no_wrap=True, min_width=20)  # whole, in however narrow a terminal: other commands take it
     table = Table(number, "kind", "state", "owner", "dataset", "model", "submitted", "seconds")
@@ -40,42 +43,47 @@ def list_jobs(
 
 
 @app.command()
-def show(job: JobId, url: Url = DEFAULT_URL) -> None:
+@asks_server
+def show(server: Connection, job: JobId) -> None:
     """Show one job: where it stands, how far it is, what came out."""
-    with connected(url) as client:
+    with server.client() as client:
         print_job(client.job(job))
 
 
 @app.command()
+@asks_server
 def watch(
+    server: Connection,
     job: JobId,
     curves: Annotated[bool, typer.Option("--curves", help="Show the curves as well.")] = False,
-    url: Url = DEFAULT_URL,
 ) -> None:
     """Follow a job to its end; fails when the job does. Ctrl-C leaves the job alone."""
-    with connected(url) as client:
+    with server.client() as client:
         watch_job(client, job, curves)
 
 
 @app.command()
-def logs(job: JobId, url: Url = DEFAULT_URL) -> None:
+@asks_server
+def logs(server: Connection, job: JobId) -> None:
     """Print what a job's process said."""
-    with connected(url) as client:
+    with server.client() as client:
         console.print(client.job_log(job), end="", soft_wrap=True)
 
 
 @app.command()
-def cancel(job: JobId, url: Url = DEFAULT_URL) -> None:
+@asks_server
+def cancel(server: Connection, job: JobId) -> None:
     """Cancel a job."""
-    with connected(url) as client:
+    with server.client() as client:
         found = client.cancel_job(job)
     console.print(f"job {job} is {'being cancelled' if found.cancelling else found.state}")
 
 
 @app.command()
-def delete(job: JobId, url: Url = DEFAULT_URL) -> None:
+@asks_server
+def delete(server: Connection, job: JobId) -> None:
     """Delete a job that has ended, with its files; versions it published stay."""
-    with connected(url) as client:
+    with server.client() as client:
         client.delete_job(job)
     console.print(f"job {job} is deleted")
 
@@ -98,7 +106,7 @@ def watch_job(client: Client, job: str, curves: bool = False) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What `lathe train --server` is asked for beside the recipe."""
+    """What `lathe train` asks a server for beside the recipe."""
 
     data: Path | None  # to upload
     dataset: str | None  # there already
@@ -120,12 +128,12 @@ class Wanted:
         return body
 
 
-def train_there(url: str, recipe: Path, wanted: Wanted, curves: bool) -> None:
+def train_there(server: Connection, recipe: Path, wanted: Wanted, curves: bool) -> None:
     """Upload the data if they are here, submit the recipe as a job, and follow it."""
     document = _document(recipe)
     if (wanted.data is None) == (wanted.dataset is None):
         raise fail("expected either --data with a file or folder to upload, or --dataset with a name")
-    with connected(url) as client:
+    with server.client() as client:
         name = wanted.dataset or recipe.stem
         if wanted.data is not None:
             with transfer("uploading", "checking") as sent:

@@ -14,10 +14,11 @@ from rich.table import Table
 
 from server.access.keys import DamagedKeys, Key, make_key, read_keys, write_keys
 from server.access.scopes import Scope
+from server.cli_group import Commands
 from server.repository.lock import FileLock
 from server.terminal import complaints, console, fail
 
-app = typer.Typer(help="Say who may do what; a running server takes changes over.", no_args_is_help=True)
+app = Commands("Say who may do what; a running server takes changes over.")
 
 KeysFile = Annotated[Path, typer.Option("--file", help="The file of keys.", envvar="LATHE_KEYS_FILE")]
 _DAY = 86_400

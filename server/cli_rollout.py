@@ -12,15 +12,17 @@ from rich.table import Table
 from rich.text import Text
 
 from server.cli_canary import evidence_table, schedule_table
+from server.cli_group import Commands
 from server.cli_top import Look, Page, activity, read
-from server.terminal import DEFAULT_URL, Interval, Rounds, Url, connected, console, looks
+from server.connection import Connection, asks_server
+from server.terminal import Interval, Rounds, console, looks
 
 if TYPE_CHECKING:
     from server.api.canary_schemas import CanaryState
     from server.api.schemas import AuditEntry, ModelState, VersionState
     from server.client import Client
 
-app = typer.Typer(help="Follow what becomes of a model's versions.", no_args_is_help=True)
+app = Commands("Follow what becomes of a model's versions.")
 
 CHANGES = 5  # of the latest that are shown
 
@@ -36,14 +38,15 @@ class Rollout(NamedTuple):
 
 
 @app.command()
+@asks_server
 def watch(
+    server: Connection,
     name: Annotated[str, typer.Argument(help="The model's name on the server.")],
     interval: Interval = 1.0,
     rounds: Rounds = None,
-    url: Url = DEFAULT_URL,
 ) -> None:
     """Show versions with their aliases and traffic, the evidence of a trial, and the latest changes, live."""
-    with connected(url) as client, Live(console=console, auto_refresh=False) as display:
+    with server.client(name) as client, Live(console=console, auto_refresh=False) as display:
         before = read(client.metrics(), time.monotonic())
         for _ in looks(interval, rounds):
             now = look(client, name)

@@ -12,18 +12,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.live import Live
 from rich.table import Table
 
-from server.terminal import DEFAULT_URL, Interval, Rounds, Url, connected, console, looks
+from server.connection import Connection, asks_server
+from server.terminal import Interval, Rounds, console, looks
 
 Version = tuple[str, str]  # model, version
 
 
-def top(
-    interval: Interval = 1.0,
-    rounds: Rounds = None,
-    url: Url = DEFAULT_URL,
-) -> None:
+@asks_server
+def top(server: Connection, interval: Interval = 1.0, rounds: Rounds = None) -> None:
     """Show models, versions, rates, latencies, batch sizes and queues, live."""
-    with connected(url) as client, Live(console=console, auto_refresh=False) as display:
+    with server.client() as client, Live(console=console, auto_refresh=False) as display:
         before = read(client.metrics(), time.monotonic())
         for _ in looks(interval, rounds):
             now = read(client.metrics(), time.monotonic())

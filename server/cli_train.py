@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 
 from server.cli_model import Threads, model_errors
+from server.connection import Connection, asks_server, is_typed
 from server.terminal import console, fail
 from server.training import TrainingView
 
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130  # what shells expect of a command that was interrupted
 
 
+@asks_server
 def train(
+    server: Connection,
+    context: typer.Context,
     recipe: Annotated[Path, typer.Argument(help="What to train: a TOML or JSON file.", exists=True, dir_okay=False)],
     data: Annotated[Path | None, typer.Option("--data", help="The dataset: a file or folder.", exists=True)] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the training; the recipe's name without it.")] = None,
@@ -35,23 +39,29 @@ def train(
     watch: Annotated[bool, typer.Option("--watch", help="Show the curves as well.")] = False,
     tensorboard: Annotated[Path | None, typer.Option(help="Folder for TensorBoard's event files.")] = None,
     threads: Threads = None,
-    server: Annotated[str | None, typer.Option(help="A server that trains instead, as a job.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="With --server: data that is there already, by name.")] = None,
-    publish: Annotated[str | None, typer.Option(help="With --server: the model that gets a version.")] = None,
-    promote: Annotated[bool, typer.Option("--promote", help="With --publish: go live.")] = False,
+    dataset: Annotated[str | None, typer.Option(help="Train on the server, with data that are there already.")] = None,
+    publish: Annotated[str | None, typer.Option(help="Train on the server; the model that gets a version.")] = None,
+    promote: Annotated[bool, typer.Option("--promote", help="With --publish: the version goes live.")] = False,
     gate: Annotated[
-        str | None, typer.Option(help="With --publish: what the result must be, as JSON: see docs/gates.md.")
+        str | None, typer.Option(help="With --publish: what the result must reach, as JSON: see docs/gates.md.")
     ] = None,
     begin_with: Annotated[
-        str | None, typer.Option("--from", help="With --server: the model to go on from, or MODEL:VERSION.")
+        str | None, typer.Option("--from", help="Train on the server; the model to go on from, or MODEL:VERSION.")
     ] = None,
 ) -> None:
     """Train what a recipe says: model, metrics and a report end up in the folder's `result`.
 
-    Ctrl-C writes a checkpoint and ends; --resume goes on from there, bit by bit as if nothing had been. With --server
-    it is a job of the server's, which Ctrl-C leaves alone; the data are uploaded under the recipe's name.
+    Ctrl-C writes a checkpoint and ends; --resume goes on from there, bit by bit as if nothing had been.
+
+    The training runs in this process, unless --url, --dataset, --publish or --from says that a server does it. There it
+    is a job, which Ctrl-C leaves alone; --data are uploaded first, under the recipe's name.
+
+    \b
+    Examples:
+      lathe train recipe.toml --data digits.npz --watch
+      lathe train recipe.toml --data digits.npz --publish digits --promote
     """
-    if server is not None:
+    if dataset or publish or begin_with or is_typed(context, "url"):
         from server.cli_jobs import Wanted, train_there
 
         train_there(server, recipe, Wanted(data, dataset, publish, promote, begin_with, gate), watch)

@@ -101,6 +101,10 @@ class Client:
         """Say whether the server wants requests; raises ClientError when it cannot be reached."""
         return self._send("GET", "/v2/health/ready").status_code == 200
 
+    def server(self) -> dict[str, Any]:
+        """Return what the server says about itself: `name`, `version`, `extensions`."""
+        return self._document("/v2")
+
     def metrics(self) -> str:
         """Return the metrics in Prometheus' text format."""
         return self._call("GET", "/metrics").text
@@ -155,6 +159,22 @@ class Client:
     def delete(self, model: str, version: int, *, key: str | None = None) -> AuditEntry:
         """Delete a version that no alias names."""
         return _one(AuditEntry, self._call("DELETE", _path(model, "versions", version), headers=_key(key)))
+
+    def describe(self, model: str, version: str | int = "") -> dict[str, Any]:
+        """Return what a loaded version takes and gives, as the protocol's metadata says it."""
+        return self._document(_v2_path(model, version))
+
+    def config(self, model: str, version: str | int = "") -> dict[str, Any]:
+        """Return how a loaded version is run: its largest batch, and why it has none where it has none."""
+        return self._document(_v2_path(model, version) + "/config")
+
+    def load(self, model: str) -> None:
+        """Load a model again, or for the first time; returns once that is done."""
+        self._call("POST", f"/v2/repository/models/{quote(model, safe='')}/load", timeout=self._upload_timeout)
+
+    def unload(self, model: str) -> None:
+        """Take a model out of memory: it answers nothing until it is loaded again."""
+        self._call("POST", f"/v2/repository/models/{quote(model, safe='')}/unload")
 
     def audit(self, model: str) -> list[AuditEntry]:
         """List the changes of a model, oldest first."""
@@ -286,17 +306,20 @@ class Client:
 
     def infer(self, model: str, inputs: Tensors, version: str | int = "") -> Answer:
         """Run a model; ``version`` is a number or an alias, the live one without."""
-        at = f"/versions/{quote(str(version), safe='')}" if version != "" else ""
         head, payload = _encode(inputs)
         response = self._call(
             "POST",
-            f"/v2/models/{quote(model, safe='')}{at}/infer",
+            _v2_path(model, version) + "/infer",
             content=head + payload,
             headers={"content-type": "application/octet-stream", _JSON_LENGTH: str(len(head))},
         )
         return _decode(response)
 
     # how
+
+    def _document(self, path: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._call("GET", path).json()
+        return found
 
     def _call(self, method: str, path: str, **options: Any) -> httpx.Response:
         response = self._send(method, path, **options)
@@ -313,6 +336,11 @@ class Client:
 
 def _path(model: str, *parts: str | int) -> str:
     return "/".join(["/api/v1/models", *(quote(str(part), safe="") for part in (model, *parts))])
+
+
+def _v2_path(model: str, version: str | int) -> str:
+    at = f"/versions/{quote(str(version), safe='')}" if version != "" else ""
+    return f"/v2/models/{quote(model, safe='')}{at}"
 
 
 def _job(job: str, *parts: str) -> str:

@@ -1,25 +1,23 @@
-"""What all commands share: the consoles, the server's address, errors as one line and an exit status."""
+"""What all commands share: the consoles, looks at what changes, errors as one line and an exit status."""
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console, ConsoleDimensions
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-if TYPE_CHECKING:
-    from server.client import Client
-
-DEFAULT_URL = "http://127.0.0.1:8080"
-Url = Annotated[str, typer.Option(help="The server.", envvar="LATHE_URL")]
 Interval = Annotated[float, typer.Option(help="Seconds between two looks.", min=0.05)]
 Rounds = Annotated[int | None, typer.Option(help="How many times to look; until interrupted without it.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 _UNBOUNDED = 1 << 16
 
@@ -43,16 +41,9 @@ console = Output(markup=False, highlight=False)
 complaints = Output(stderr=True, markup=False, highlight=False)
 
 
-@contextmanager
-def connected(url: str) -> Iterator[Client]:
-    """A client of the server, with the API key in ``LATHE_KEY``; what goes wrong with it ends the command."""
-    from server.client import Client, ClientError
-
-    try:
-        with Client(url, api_key=os.environ.get("LATHE_KEY")) as client:
-            yield client
-    except ClientError as error:
-        raise fail(str(error)) from error
+def print_json(value: object) -> None:
+    """Print a value as JSON."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def looks(interval: float, rounds: int | None) -> Iterator[int]:
@@ -66,7 +57,7 @@ def looks(interval: float, rounds: int | None) -> Iterator[int]:
 def transfer(sending: str, waiting: str) -> Iterator[Callable[[int, int], None]]:
     """A bar for bytes that go to the server, told how many of how many have gone; then a wait for its answer."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(sending, total=None)
 
         def sent(done: int, total: int) -> None:

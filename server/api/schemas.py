@@ -109,6 +109,7 @@ class ModelState(Answer):
 
     name: str
     ready: bool = Field(description="Whether a request that names no version is answered.")
+    reason: str = Field(default="", description="Why it is not ready; empty where it is.")
     versions: list[int]
     aliases: dict[str, int] = Field(description="The version each alias names.")
     answering: dict[str, int] = Field(description="The version that answers for each alias in this server.")
@@ -120,6 +121,7 @@ class ModelState(Answer):
         return cls(
             name=info.name,
             ready=info.ready,
+            reason=info.failure,
             versions=list(info.versions),
             aliases={name: alias.version for name, alias in info.aliases.aliases.items()},
             answering=dict(info.answering),

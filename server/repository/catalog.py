@@ -36,6 +36,7 @@ class ModelInfo:
     answering: Mapping[str, int]
     versions: tuple[int, ...]
     config_error: str = ""
+    failure: str = ""  # why the live version is not loaded; where there is none, why the newest is not
 
     @property
     def ready(self) -> bool:
@@ -97,4 +98,15 @@ class Catalog:
 
 def _describe(model: LiveModel) -> ModelInfo:
     versions = tuple(sorted(model.statuses))
-    return ModelInfo(model.name, model.aliases, model.answering(), versions, model.config_error)
+    answering = model.answering()
+    failure = "" if LIVE in answering else _failure(model)
+    return ModelInfo(model.name, model.aliases, answering, versions, model.config_error, failure)
+
+
+def _failure(model: LiveModel) -> str:
+    named = model.aliases.aliases.get(LIVE)
+    version = named.version if named else max(model.statuses, default=0)
+    status = model.statuses.get(version)
+    return (
+        f"version {version} is {status.state.value}" + (f": {status.reason}" if status.reason else "") if status else ""
+    )

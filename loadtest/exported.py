@@ -1,11 +1,19 @@
 """Models of a folder beside ONNX Runtime: steady runs, and the first run of each new shape.
 
-    python -m loadtest exported FOLDER [--only NAME ...] [--json FILE]
+    python -m loadtest exported FOLDER [--only NAME ...] [--figures steady|first] [--clock processor] [--json FILE]
 
-A model is FOLDER/<name>/model.onnx with feeds-<i>.npz, as tests/exporters/make_transformers.py writes them. Each model
-has a process of its own. Both engines run on one thread and take turns in short slices; "ahead" is the median over
-rounds of (ONNX Runtime's time / Lathe's time) within the round: above 1 Lathe is faster. "first" is Lathe's time for
-the first run of a shape, over ONNX Runtime's for its first run; the session has settled on the shapes before.
+A model is FOLDER/<name>/model.onnx with feeds-<i>.npz, and lengths-<i>.npz for its first runs, as
+tests/exporters/make_transformers.py writes them. Each model has a process of its own, and an empty cache. Both engines
+run on one thread.
+
+Steady runs: all code is there. The engines take turns in short slices; "ahead" is the median over rounds of (ONNX
+Runtime's time / Lathe's time) within the round: above 1 Lathe is faster.
+
+First runs: the session has served one shape, and compiles nothing any more. Then each engine runs one new shape, for
+the first time: "first" is Lathe's time over ONNX Runtime's. Before the next shape, Lathe is left alone until it has
+compiled what it wants.
+
+Exit status 1 where results differ.
 """
 
 from __future__ import annotations
@@ -15,147 +23,264 @@ import json
 import multiprocessing
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from loadtest.clock import CLOCKS, add_clock, call_ms
+from loadtest.peer import largest_error, onnx_runtime
+
+if TYPE_CHECKING:
+    from core import Session
+
 Feeds = dict[str, NDArray[Any]]
 
-SHORT_MS = 0.05  # shorter runs are timed by the thousand: one call is not much longer than reading the clock
+BATCHES = (1, 8)
+SLOWER = 0.95  # of ONNX Runtime's speed: below it is slower
+LATE = 2.0  # times ONNX Runtime's first run
+TOLERANCE = 1e-3  # of the largest element
 SETTLE_S = 240.0
 
 
 @dataclass(frozen=True)
-class Row:
-    """One model on one file of feeds. `first` is None for the first file, whose run has the session's first compile."""
+class Steady:
+    """Runs of one shape. `error` is that of `largest_error`."""
 
     model: str
+    feeds: str
     batch: int
     ours_ms: float
     theirs_ms: float
     ahead: float
-    first: float | None
     fallbacks: int
+    error: float
+
+    def __str__(self) -> str:
+        times = f"{self.ours_ms:9.3f} ms, ONNX Runtime {self.theirs_ms:9.3f} ms, ahead x{self.ahead:.2f}"
+        without = f", {self.fallbacks} nodes without a kernel" if self.fallbacks else ""
+        return f"{self.model:32} batch {self.batch} {times}{without}{_wrong(self.error)}"
 
 
-def call_ms(run: Callable[[], Any], seconds: float) -> float:
-    """The median time of a call in milliseconds, from calls for `seconds`, at least one."""
-    begin = time.perf_counter()
-    run()
-    calls = 1000 if (time.perf_counter() - begin) * 1e3 < SHORT_MS else 1
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while not times or time.perf_counter() < end:
-        begin = time.perf_counter()
-        for _ in range(calls):
-            run()
-        times.append((time.perf_counter() - begin) / calls)
-    return statistics.median(times) * 1e3
+@dataclass(frozen=True)
+class First:
+    """The first run of a shape. `waited_ms`: how long Lathe's run took on the wall beyond its processor time."""
+
+    model: str
+    feeds: str
+    shape: str
+    ours_ms: float
+    theirs_ms: float
+    waited_ms: float
+    error: float
+
+    @property
+    def ratio(self) -> float:
+        return self.ours_ms / self.theirs_ms
+
+    def __str__(self) -> str:
+        times = f"{self.ours_ms:9.3f} ms, ONNX Runtime {self.theirs_ms:9.3f} ms, first x{self.ratio:.2f}"
+        waited = f", waited {self.waited_ms:.0f} ms" if self.waited_ms > 1 else ""
+        return f"{self.model:32} {self.shape:16} {times}{waited}{_wrong(self.error)}"
 
 
-def measure(folder: Path, rounds: int, seconds: float) -> list[Row]:
-    """A row for each file of feeds."""
-    import onnxruntime as ort
+def _wrong(error: float) -> str:
+    return f", DIFFERS by {error:.0e}" if error > TOLERANCE else ""
 
+
+@dataclass
+class Rows:
+    """What was measured; `unsettled`: models that went on compiling for longer than was waited for."""
+
+    steady: list[Steady] = field(default_factory=list)
+    first: list[First] = field(default_factory=list)
+    unsettled: list[str] = field(default_factory=list)
+
+    def add(self, other: Rows) -> None:
+        self.steady += other.steady
+        self.first += other.first
+        self.unsettled += other.unsettled
+
+    def lines(self) -> list[str]:
+        return [
+            *map(str, self.steady),
+            *map(str, self.first),
+            *(f"{each:32} still compiles" for each in self.unsettled),
+        ]
+
+    @property
+    def wrong(self) -> list[Steady | First]:
+        both: list[Steady | First] = [*self.steady, *self.first]
+        return [row for row in both if row.error > TOLERANCE]
+
+
+@dataclass(frozen=True)
+class How:
+    """What to measure, and how long. `figures`: steady, first or both."""
+
+    figures: str = "both"
+    batches: tuple[int, ...] = BATCHES
+    rounds: int = 7
+    seconds: float = 0.05
+    clock: str = "wall"
+    tune: Literal["off", "default", "full"] = "default"
+
+
+def measure(folder: Path, how: How) -> Rows:
+    """The figures of one model."""
+    found = Rows()
+    if how.figures != "first":
+        found.add(_in_session(folder, how, _steady))
+    if how.figures != "steady":
+        found.add(_in_session(folder, how, _first))
+    return found
+
+
+def _in_session(folder: Path, how: How, measured: Callable[[Path, Session, Any, How], Rows]) -> Rows:
+    """With a session of each engine, ours with an empty cache: a shape that was compiled before is not new."""
     import core
 
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4
     path = folder / "model.onnx"
-    theirs = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    rows = []
-    with core.compile(path, threads=1) as ours:
-        for index, file in enumerate(sorted(folder.glob("feeds-*.npz"))):
-            with np.load(file) as stored:
-                feeds: Feeds = {name: stored[name] for name in stored.files}
-            pair = (lambda feeds=feeds: ours.run(feeds), lambda feeds=feeds: theirs.run(None, feeds))
-            first = first_ratio(*pair)
-            ours.settle(SETTLE_S)
-            measured = [tuple(call_ms(run, seconds) for run in pair) for _ in range(rounds)]
-            mine, other = (statistics.median(each) for each in zip(*measured, strict=True))
-            ahead = statistics.median(b / a for a, b in measured)
-            fallbacks = ours.explain().count("FALLBACK")
-            batch = next((len(array) for array in feeds.values() if array.ndim), 1)
-            rows.append(Row(folder.name, batch, mine, other, ahead, first if index else None, fallbacks))
-    return rows
+    theirs = onnx_runtime(path)
+    with (
+        tempfile.TemporaryDirectory() as cache,
+        core.compile(path, threads=1, tune=how.tune, cache_dir=cache) as ours,
+    ):
+        return measured(folder, ours, theirs, how)
 
 
-def first_ratio(ours: Callable[[], Any], theirs: Callable[[], Any]) -> float:
-    """The time of one run of ours over that of theirs."""
-    times = []
-    for run in (theirs, ours):
-        begin = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - begin)
-    return times[1] / times[0]
+def _steady(folder: Path, ours: Session, theirs: Any, how: How) -> Rows:
+    found = Rows()
+    files = [(file, read(file)) for file in sorted(folder.glob("feeds-*.npz"))]
+    counted = [each for each in files if batch_of(each[1]) in how.batches] or files
+    for file, feeds in counted:
+        pair = (partial(ours.run, feeds), partial(theirs.run, None, feeds))
+        ours.run(feeds)
+        if not ours.settle(SETTLE_S):
+            found.unsettled.append(folder.name)
+        error = largest_error(ours.run(feeds), theirs.run(None, feeds))
+        rounds = [[call_ms(run, how.seconds, CLOCKS[how.clock]) for run in pair] for _ in range(how.rounds)]
+        mine, other = (statistics.median(each) for each in zip(*rounds, strict=True))
+        ahead = statistics.median(b / a for a, b in rounds)
+        fallbacks = ours.explain().count("FALLBACK")
+        found.steady.append(Steady(folder.name, file.stem, batch_of(feeds), mine, other, ahead, fallbacks, error))
+    return found
 
 
-def measured(folder: Path, rounds: int, seconds: float) -> list[Row] | str:
-    """The rows, or why there are none; in a child process, so that a model that crashes is one line of the table."""
+def _first(folder: Path, ours: Session, theirs: Any, how: How) -> Rows:
+    served, *others = sorted(folder.glob("feeds-*.npz"))
+    found = Rows()
+    ours.run(read(served))
+    theirs.run(None, read(served))
+    for place, file in enumerate(sorted(folder.glob("lengths-*.npz")) or others):
+        feeds = read(file)
+        if not ours.settle(SETTLE_S):
+            found.unsettled.append(folder.name)
+        results: dict[bool, Any] = {}
+        times: dict[bool, tuple[float, float]] = {}
+        for is_ours in (True, False) if place % 2 else (False, True):  # the second one finds the feeds in the cache
+            run = partial(ours.run, feeds) if is_ours else partial(theirs.run, None, feeds)
+            begin = time.perf_counter(), time.thread_time()
+            results[is_ours] = run()
+            times[is_ours] = time.perf_counter() - begin[0], time.thread_time() - begin[1]
+        mine, other = (times[is_ours][how.clock == "processor"] * 1e3 for is_ours in (True, False))
+        waited = (times[True][0] - times[True][1]) * 1e3
+        error = largest_error(results[True], results[False])
+        found.first.append(First(folder.name, file.stem, shape_of(feeds), mine, other, waited, error))
+    return found
+
+
+def read(file: Path) -> Feeds:
+    with np.load(file) as stored:
+        return {name: stored[name] for name in stored.files}
+
+
+def batch_of(feeds: Feeds) -> int:
+    """The number of rows."""
+    return next((len(array) for array in feeds.values() if array.ndim), 1)
+
+
+def shape_of(feeds: Feeds) -> str:
+    """The shape of the largest input, for people."""
+    return "x".join(map(str, max(feeds.values(), key=lambda array: array.size).shape)) if feeds else ""
+
+
+def measured(folder: Path, how: How) -> Rows | str:
+    """The figures, or why there are none; in a child process, so that a model that crashes is one line of the table."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         try:
-            return pool.submit(measure, folder, rounds, seconds).result()
+            return pool.submit(measure, folder, how).result()
         except BrokenProcessPool:
             return "crashed"
         except Exception as error:
             return f"{type(error).__name__}: {str(error).splitlines()[0]}"
 
 
-def summary(rows: Sequence[Row]) -> str:
-    """What the rows are together, those of batches 1 and 8."""
-    ratios = [row.ahead for row in rows if row.batch in (1, 8)]
-    if not ratios:
-        return "nothing to compare"
-    slower = sum(ratio < 0.95 for ratio in ratios)
-    firsts = [row.first for row in rows if row.first is not None]
-    late = sum(first > 2 for first in firsts)
-    return (
-        f"ahead by x{statistics.geometric_mean(ratios):.2f} in the geometric mean of {len(ratios)} cases, worst "
-        f"x{min(ratios):.2f}, {slower} below x0.95; {late} of {len(firsts)} first runs take more than twice ONNX "
-        "Runtime's time"
-    )
+def summary(rows: Rows) -> list[str]:
+    """What the figures are together; of steady runs those of batches 1 and 8."""
+    lines = []
+    ratios = [row.ahead for row in rows.steady if row.batch in BATCHES]
+    if ratios:
+        slower = sum(ratio < SLOWER for ratio in ratios)
+        lines.append(
+            f"ahead by x{statistics.geometric_mean(ratios):.2f} in the geometric mean of {len(ratios)} cases, worst "
+            f"x{min(ratios):.2f}, {slower} below x{SLOWER}"
+        )
+    if rows.first:
+        firsts = [row.ratio for row in rows.first]
+        lines.append(
+            f"first runs take x{statistics.median(firsts):.2f} of ONNX Runtime's time in the median, at most "
+            f"x{max(firsts):.2f}; {sum(first > LATE for first in firsts)} of {len(firsts)} take more than x{LATE:g}"
+        )
+    if rows.wrong:
+        lines.append(f"{len(rows.wrong)} results differ")
+    return lines or ["nothing to compare"]
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m loadtest exported", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="*", help="models whose names have one of these parts")
+    parser.add_argument("--figures", choices=("steady", "first", "both"), default="both", help="which runs to time")
+    parser.add_argument(
+        "--batches",
+        type=lambda text: tuple(int(each) for each in text.split(",")),
+        default=BATCHES,
+        help="steady runs of these batch sizes; of all, where a model has feeds of none of them",
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--slice", type=float, default=0.05, help="seconds per engine and round")
-    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--tune", choices=("off", "default", "full"), default="default", help="as of core.compile")
+    add_clock(parser)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    rows: list[Row] = []
+    how = How(options.figures, options.batches, options.rounds, options.slice, options.clock, options.tune)
+    rows = Rows()
     for folder in sorted(path.parent for path in options.folder.glob("*/model.onnx")):
         if options.only and not any(part in folder.name for part in options.only):
             continue
-        found = measured(folder, options.rounds, options.slice)
+        found = measured(folder, how)
         if isinstance(found, str):
             print(f"{folder.name:32} {found}", flush=True)
             continue
-        for row in found:
-            first = "" if row.first is None else f"first x{row.first:.2f}"
-            print(
-                f"{row.model:32} batch {row.batch} {row.ours_ms:9.3f} ms, ONNX Runtime {row.theirs_ms:9.3f} ms, "
-                f"ahead x{row.ahead:.2f} {row.fallbacks or ''} {first}",
-                flush=True,
-            )
-        rows += found
-    print(summary(rows))
+        print("\n".join(found.lines()), flush=True)
+        rows.add(found)
+    print("\n".join(summary(rows)))
     if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    return 0
+        options.json.write_text(json.dumps(asdict(rows), indent=1) + "\n")
+    return 1 if rows.wrong else 0
 
 
 if __name__ == "__main__":

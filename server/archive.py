@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from server.pipelines.definition import PIPELINE_FILE, BadPipeline, parse
 from server.types import Array
 
-MODEL, WEIGHTS = "model.onnx", "weights.bin"
+MODEL, WEIGHTS, PIPELINE = "model.onnx", "weights.bin", "pipeline.toml"
 _BLOCK = 512
 _CHUNK = 1 << 18
 _LARGEST_OCTAL = 8 << 30  # bytes; a larger size is written in base 256
@@ -56,14 +55,14 @@ def body_of(content: Path | bytes) -> Body:
     weights outside its folder, behind links, or beyond the end of their file. A file that is no model goes as it is:
     the server says what is wrong with it.
     """
+    if isinstance(content, bytes):
+        return Body((content,))
+    if content.name == PIPELINE:
+        return _pipeline(content)
     from core.errors import ModelError, UnsupportedError
     from core.frontends.fold import fold
     from core.frontends.proto import parse_model
 
-    if isinstance(content, bytes):
-        return Body((content,))
-    if content.name == PIPELINE_FILE:
-        return _pipeline(content)
     try:
         model = parse_model(content.read_bytes(), external=True)
     except (ModelError, UnsupportedError):
@@ -74,12 +73,14 @@ def body_of(content: Path | bytes) -> Body:
 
 def _pipeline(path: Path) -> Body:
     """Return the archive of a pipeline; raises OSError for a file that is not there."""
+    from server.pipelines.definition import BadPipeline, parse
+
     content = path.read_bytes()
     try:
         files = {step.file for step in parse(content).step if step.file is not None}
     except BadPipeline:
         files = set()
-    return archive_of({PIPELINE_FILE: [content], **{name: [path.with_name(name)] for name in sorted(files)}})
+    return archive_of({PIPELINE: [content], **{name: [path.with_name(name)] for name in sorted(files)}})
 
 
 def archive_of(files: Mapping[str, Sequence[Part]]) -> Body:

@@ -17,7 +17,7 @@ from server.connection import Connection, asks_server
 from server.terminal import console, fail, transfer
 
 if TYPE_CHECKING:
-    from server.api.job_schemas import JobDetail, JobSummary
+    from server.api.job_answers import JobDetail, JobSummary
     from server.client import Client
 
 app = Commands("Follow and end what the server trains.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,18 +18,20 @@ class JobEvent:
     id: str = ""  # to go on after it; states have none
 
 
-def job_events(lines: Iterable[str]) -> Iterator[JobEvent]:
-    """Read a stream's lines; an event that is cut off is left out."""
-    fields: dict[str, str] = {}
-    for line in lines:
+class EventReader:
+    """Makes events of a stream's lines; an event that is cut off is left out."""
+
+    def __init__(self) -> None:
+        self._fields: dict[str, str] = {}
+
+    def take(self, line: str) -> JobEvent | None:
+        """Return the event that this line ends, if it ends one."""
         if line:
             name, _, value = line.partition(": ")
-            fields[name] = value
-        elif "data" in fields:
-            yield _event(fields)
-            fields = {}
-        else:
-            fields = {}  # a comment
+            self._fields[name] = value
+            return None
+        fields, self._fields = self._fields, {}
+        return _event(fields) if "data" in fields else None  # without data it was a comment
 
 
 def _event(fields: Mapping[str, str]) -> JobEvent:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AwareDatetime, Field, field_validator, model_validator
 
 from server.api.schemas import Answer, Asked, Version
-from server.canary.guard import Finding
 from server.canary.plan import CanaryPlan
 from server.canary.schedule import LONGEST, MOST_REQUESTS, MOST_STEPS, MOST_WEIGHT, Step, written
-from server.canary.traffic import Trial
+
+if TYPE_CHECKING:
+    from server.canary.guard import Finding
+    from server.canary.traffic import Trial
 
 _SHARE = {"ge": 0.0, "allow_inf_nan": False}
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from server.api.schemas import Answer
-from server.datasets.record import Naming
-from server.datasets.store import Dataset
+
+if TYPE_CHECKING:
+    from server.datasets.record import Naming
+    from server.datasets.store import Dataset
 
 
 class DatasetState(Answer):

@@ -14,7 +14,8 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 
 from server.access.authority import Caller
-from server.api.job_schemas import JobAccepted, JobAsked, JobDetail, JobSummary
+from server.api.job_answers import JobAccepted, JobDetail, JobSummary
+from server.api.job_schemas import JobAsked
 from server.api.models import FAILURES, Key, form, origin_of
 from server.errors import BadRequest, NotFound
 from server.jobs.folders import LOG, RESULT

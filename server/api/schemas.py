@@ -1,15 +1,20 @@
-"""What the management API takes and gives, as OpenAPI describes it. Pydantic stays in this file and its neighbours."""
+"""What the management API takes and gives, as OpenAPI describes it. Pydantic stays in this file and its neighbours.
+
+Clients import the answers: what only the server needs to make them is imported by nobody else.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from server.repository.catalog import ModelInfo, VersionInfo
-from server.repository.journal import Record
 from server.repository.names import LIVE
-from server.repository.store import Outcome
+
+if TYPE_CHECKING:
+    from server.repository.catalog import ModelInfo, VersionInfo
+    from server.repository.journal import Record
+    from server.repository.store import Outcome
 
 Version = Field(ge=1, lt=10**9, strict=True)
 

@@ -31,10 +31,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
+from server.archive import PIPELINE
 from server.datatypes import NUMPY_OF
 from server.types import ModelRef, TensorSpec
 
-PIPELINE_FILE = "pipeline.toml"
+PIPELINE_FILE = PIPELINE
 LARGEST = 1 << 18  # bytes
 MOST_STEPS = 64
 _LIVE = "live"

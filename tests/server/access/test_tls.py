@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from server.api.grpc.messages import INFERENCE, message_class
 from server.client import Client, ClientError
 from server.settings import Settings
+from tests.server.client.both import BOTH
 from tests.server.data.fakes import doubler
 from tests.server.data.running import serving
 from tests.server.grpc.wire import grpc_serving
@@ -51,6 +52,24 @@ def test_a_client_without_a_certificate_is_refused_where_one_is_asked_for() -> N
         assert httpx.get(url, verify=trusting(showing=True)).status_code == 200
         with pytest.raises(httpx.HTTPError):
             httpx.get(url, verify=trusting())
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_client_names_the_authority_and_shows_its_certificate(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = {"cert": FILES / "client.pem", "cert_key": FILES / "client.key"}
+    with serving({"m": doubler()}, **SERVER, tls_client_ca=FILES / "ca.pem") as running:
+        url = f"https://127.0.0.1:{running.port}"
+        with BOTH[kind](url, ca=FILES / "ca.pem", **mine) as client:
+            assert client.infer("m", {"x": np.ones((1, 4), np.float32)}).version == 1
+        monkeypatch.setenv("LATHE_CA", str(FILES / "ca.pem"))
+        with BOTH[kind](url, **mine) as client:
+            assert client.ready()
+        with BOTH[kind](url) as client, pytest.raises(ClientError):
+            client.ready()
+        with pytest.raises(ClientError, match=r"cert .*client\.key"):
+            BOTH[kind](url, cert=FILES / "client.key")
+        with pytest.raises(ClientError, match=r"ca nowhere\.pem: "):
+            BOTH[kind](url, ca="nowhere.pem")
 
 
 def live_over_grpc(address: str, credentials: grpc.ChannelCredentials) -> bool:

@@ -389,7 +389,10 @@ def test_openapi_describes_every_route_and_error(served: Service) -> None:
 
 
 def test_a_server_that_is_not_there() -> None:
-    with Client("http://127.0.0.1:1") as client, pytest.raises(ClientError, match="GET /api/v1/models"):
+    with (
+        Client("http://127.0.0.1:1") as client,
+        pytest.raises(ClientError, match=r"no server answers at http://127\.0\.0\.1:1: "),
+    ):
         client.models()
 
 

@@ -1,0 +1,125 @@
+"""What the API of jobs gives, as OpenAPI describes it; clients read it as this."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from server.api.schemas import Answer
+from server.jobs.job import JobState
+
+if TYPE_CHECKING:
+    from server.jobs.job import Finished, Job
+
+
+class Pinned(Answer):
+    """What a name stood for when the job came."""
+
+    name: str
+    version: int | None = Field(default=None, description="Of a model.")
+    digest: str = Field(description="sha256, in hexadecimal.")
+
+
+class JobResult(Answer):
+    """Where a result went."""
+
+    model: str
+    version: int | None = Field(description="Null when it was not published.")
+    moved_alias: bool = Field(description="Whether the gate let it take the alias.")
+    decision: dict[str, Any] = Field(description="The gate's decision, with its reasons.")
+
+    @classmethod
+    def of(cls, result: Finished) -> JobResult:
+        return cls(
+            model=result.model,
+            version=result.version,
+            moved_alias=result.moved_alias,
+            decision=dict(result.decision),
+        )
+
+
+class JobSummary(Answer):
+    """One job."""
+
+    id: str
+    kind: str
+    state: JobState
+    owner: str = Field(description="The key that submitted it; empty without keys.")
+    dataset: Pinned
+    model: Pinned | None
+    publish: str | None = Field(description="The model that is to get a version.")
+    priority: int
+    submitted: str
+    started: str | None
+    finished: str | None
+    ran: float = Field(description="Seconds of running, ended attempts together.")
+    attempts: int = Field(description="How often its process was started.")
+    cancelling: bool = Field(description="Whether it is being stopped for good.")
+    error: str = Field(description="Why it failed, where it did.")
+    result: JobResult | None
+
+    @classmethod
+    def of(cls, job: Job) -> JobSummary:
+        return cls(**_facts(job))
+
+
+class JobDetail(JobSummary):
+    """One job with its recipe, and how far it is."""
+
+    recipe: dict[str, Any]
+    seconds: float = Field(description="The most it may run.")
+    memory: int = Field(description="The most bytes of memory it may take.")
+    progress: dict[str, Any] | None = Field(description="The last event that its process reported.")
+    metrics: dict[str, Any] = Field(description="Of the result, on the rows that were kept from training.")
+
+    @classmethod
+    def detail(cls, job: Job, progress: dict[str, Any] | None) -> JobDetail:
+        order = job.order
+        return cls(
+            **_facts(job),
+            recipe=dict(order.recipe),
+            seconds=order.limits.seconds,
+            memory=order.limits.memory,
+            progress=progress,
+            metrics=dict(job.metrics),
+        )
+
+
+class JobAccepted(JobDetail):
+    """A job that was submitted."""
+
+    replayed: bool = Field(description="Whether the same Idempotency-Key had submitted it before.")
+
+    @classmethod
+    def accepted(cls, job: Job, replayed: bool) -> JobAccepted:
+        return cls(**JobDetail.detail(job, None).model_dump(), replayed=replayed)
+
+
+def _facts(job: Job) -> dict[str, Any]:
+    order, model = job.order, job.order.model
+    return {
+        "id": order.id,
+        "kind": order.kind,
+        "state": job.state,
+        "owner": order.owner,
+        "dataset": Pinned(name=order.dataset.name, digest=order.dataset.digest),
+        "model": Pinned(name=model.name, version=model.version, digest=model.digest) if model else None,
+        "publish": order.publish.model if order.publish else None,
+        "priority": order.priority,
+        "submitted": _time(order.submitted),
+        "started": _time(job.started),
+        "finished": _time(job.finished),
+        "ran": round(job.ran, 3),
+        "attempts": job.attempts,
+        "cancelling": job.cancelling,
+        "error": job.error,
+        "result": JobResult.of(job.result) if job.result else None,
+    }
+
+
+def _time(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,96 @@
+"""Where a server is and how it is spoken to: address, key, certificates, waits. Environment variables fill in."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from server.client.call import Call, Outgoing
+from server.client.errors import ClientError, Unreachable
+from server.client.patience import Patience
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """The arguments of both clients: see `Client`."""
+
+    url: str
+    timeout: float
+    upload_timeout: float
+    patience: float
+    api_key: str
+    verify: ssl.SSLContext | bool
+
+    @classmethod
+    def of(
+        cls,
+        url: str | None,
+        timeout: float,
+        upload_timeout: float,
+        patience: float,
+        api_key: str | None,
+        ca: Path | str | None,
+        cert: Path | str | None,
+        cert_key: Path | str | None,
+        verify: ssl.SSLContext | bool,
+    ) -> Connection:
+        """Fill in LATHE_URL, LATHE_KEY and LATHE_CA, and read the certificates; raises ClientError if that fails."""
+        found = url or os.environ.get("LATHE_URL") or DEFAULT_URL
+        try:
+            scheme = httpx.URL(found).scheme
+        except httpx.InvalidURL as error:
+            raise ClientError(f"url {found!r}: {error}") from error
+        if scheme not in ("http", "https"):
+            raise ClientError(f"url {found!r}: expected http://... or https://...")
+        key = os.environ.get("LATHE_KEY", "") if api_key is None else api_key
+        authority = ca or os.environ.get("LATHE_CA") or None
+        if scheme == "http":
+            verify = False  # there is nothing to verify, and it takes 25 ms to read the system's certificates
+        elif authority or cert:
+            verify = _context(authority, cert, cert_key)
+        return cls(found, timeout, upload_timeout, patience, key, verify)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What both of httpx's clients are made with."""
+        headers = {"authorization": f"Bearer {self.api_key}"} if self.api_key else None
+        return {"base_url": self.url, "timeout": self.timeout, "headers": headers, "verify": self.verify}
+
+    def options(self, call: Call[Any], outgoing: Outgoing, content: Any) -> dict[str, Any]:
+        """What one request is made with."""
+        options = {"params": dict(call.query) or None, "headers": dict(outgoing.headers), "content": content}
+        timeout = self.upload_timeout if call.is_long else call.timeout
+        return options if timeout is None else {**options, "timeout": timeout}
+
+    def patient(self, call: Call[Any], has_answered: bool) -> Patience:
+        """How long one call is tried for."""
+        seconds = min(self.patience, call.timeout or self.patience)
+        return Patience(seconds, is_repeatable=call.is_repeatable, has_answered=has_answered)
+
+    def failure(self, call: object, error: httpx.HTTPError | httpx.InvalidURL) -> ClientError:
+        """Return what to raise where no answer came."""
+        cause = str(error) or type(error).__name__
+        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+            return Unreachable(self.url, cause)
+        return ClientError(f"{call}: {cause}")
+
+
+def _context(ca: Path | str | None, cert: Path | str | None, cert_key: Path | str | None) -> ssl.SSLContext:
+    """Return TLS that trusts one authority, and shows a certificate; the system's authorities without one."""
+    try:
+        context = ssl.create_default_context(cafile=ca)
+    except OSError as error:
+        raise ClientError(f"ca {ca}: {error}") from error
+    if cert is not None:
+        try:
+            context.load_cert_chain(cert, cert_key)
+        except OSError as error:
+            raise ClientError(f"cert {cert}, cert_key {cert_key or cert}: {error}") from error
+    return context

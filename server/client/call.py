@@ -109,27 +109,35 @@ class operation(Generic[P, T]):
     """Makes a method of both clients of one that returns a `Call`."""
 
     def __init__(self, make: Callable[Concatenate[Any, P], Call[T]]) -> None:
-        self._make = make
+        self.make = make
         self._signature = _signature(make)
         self.__doc__ = make.__doc__
 
     @overload
-    def __get__(self, client: None, owner: type) -> operation[P, T]: ...
+    def __get__(self, client: None, owner: type) -> Callable[Concatenate[Any, P], Any]: ...
     @overload
     def __get__(self, client: Sender, owner: type) -> Callable[P, T]: ...
     @overload
     def __get__(self, client: AsyncSender, owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
     def __get__(self, client: Sender | AsyncSender | None, owner: type) -> Any:
         if client is None:
-            return self._described(self._make, without_self=False)
-        run = _asynchronous if isinstance(client, AsyncSender) else _blocking
-        return self._described(run(client, self._make), without_self=True)
+            return self._described(_unbound(self), without_self=False)
+        run: Callable[..., Any] = _asynchronous if isinstance(client, AsyncSender) else _blocking
+        return self._described(run(client, self.make), without_self=True)
 
     def _described(self, function: Any, *, without_self: bool) -> Any:
         """Give a function the name, the text and the signature that an editor shows."""
-        function.__name__, function.__qualname__ = self._make.__name__, self._make.__qualname__
+        function.__name__, function.__qualname__ = self.make.__name__, self.make.__qualname__
         function.__doc__, function.__signature__ = self.__doc__, self._signature[without_self]
         return function
+
+
+def _unbound(called: operation[Any, Any]) -> Callable[..., Any]:
+    def call(client: Any, /, *args: Any, **options: Any) -> Any:
+        bound: Callable[..., Any] = called.__get__(client, type(client))
+        return bound(*args, **options)
+
+    return call
 
 
 def _blocking(client: Any, make: Callable[..., Call[T]]) -> Callable[..., T]:

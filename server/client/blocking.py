@@ -25,8 +25,9 @@ T = TypeVar("T")
 class Client(ModelOperations, InferenceOperations, TrainingOperations, Sender):
     """One server. Threads may share a client.
 
-    ``url``, ``api_key`` and ``ca`` (file of the authority that signed the server's certificate) come from LATHE_URL,
-    LATHE_KEY and LATHE_CA where they are not given; ``cert`` and ``cert_key`` are files of a client's certificate.
+    ``url``, ``api_key``, ``ca`` (file of the authority that signed the server's certificate), ``cert`` and ``cert_key``
+    (files of the client's certificate) come from LATHE_URL, LATHE_KEY, LATHE_CA, LATHE_CERT and LATHE_CERT_KEY where
+    they are not given.
     ``timeout`` (seconds) bounds every wait but those for uploads and for models to be compiled, which have
     ``upload_timeout``. For ``patience``
     seconds a request that may be repeated is sent again while the server is overloaded or restarts; 0: never.

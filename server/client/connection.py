@@ -41,7 +41,7 @@ class Connection:
         cert_key: Path | str | None,
         verify: ssl.SSLContext | bool,
     ) -> Connection:
-        """Fill in LATHE_URL, LATHE_KEY and LATHE_CA, and read the certificates; raises ClientError if that fails."""
+        """Fill in what the environment says, and read the certificates; raises ClientError if that fails."""
         found = url or os.environ.get("LATHE_URL") or DEFAULT_URL
         try:
             scheme = httpx.URL(found).scheme
@@ -50,11 +50,13 @@ class Connection:
         if scheme not in ("http", "https"):
             raise ClientError(f"url {found!r}: expected http://... or https://...")
         key = os.environ.get("LATHE_KEY", "") if api_key is None else api_key
-        authority = ca or os.environ.get("LATHE_CA") or None
+        if verify is True:
+            ca, cert = ca or os.environ.get("LATHE_CA") or None, cert or os.environ.get("LATHE_CERT") or None
+            cert_key = cert_key or os.environ.get("LATHE_CERT_KEY") or None
         if scheme == "http":
             verify = False  # there is nothing to verify, and it takes 25 ms to read the system's certificates
-        elif authority or cert:
-            verify = _context(authority, cert, cert_key)
+        elif ca or cert:
+            verify = _context(ca, cert, cert_key)
         return cls(found, timeout, upload_timeout, patience, key, verify)
 
     @property
@@ -77,6 +79,8 @@ class Connection:
     def failure(self, call: object, error: httpx.HTTPError | httpx.InvalidURL) -> ClientError:
         """Return what to raise where no answer came."""
         cause = str(error) or type(error).__name__
+        if "[SSL" in cause:
+            return ClientError(f"{self.url}: {cause}")
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
             return Unreachable(self.url, cause)
         return ClientError(f"{call}: {cause}")

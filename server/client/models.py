@@ -57,7 +57,7 @@ class ModelOperations:
         return Call("GET", path(_MODELS, model), one(ModelState))
 
     @operation
-    def metadata(self, model: str, version: str | int = "") -> Call[dict[str, Any]]:
+    def describe(self, model: str, version: str | int = "") -> Call[dict[str, Any]]:
         """Return the inputs and outputs of a version: names, datatypes, shapes (-1: any size)."""
         return Call("GET", path(_V2, model, *of_version(version)), values)
 

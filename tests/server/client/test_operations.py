@@ -85,7 +85,7 @@ def test_what_there_is(client: Any) -> None:
     assert client.models() == [client.model("m")]
     assert [found.version for found in client.versions("m")] == [1]
     assert client.version("m", 1).manifest["inputs"][0]["name"] == "x"
-    assert client.metadata("m")["inputs"] == client.metadata("m", "live")["inputs"]
+    assert client.describe("m")["inputs"] == client.describe("m", "live")["inputs"]
     assert client.config("m", 1)["name"] == "m"
     assert client.statistics("m")["model_stats"][0]["name"] == "m"
     with pytest.raises(ApiError, match="'n'") as refused:

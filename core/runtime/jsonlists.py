@@ -1,0 +1,113 @@
+"""Lists of numbers in JSON, read by native code into arrays: no object of Python is made for any of them.
+
+    reader = json_lists()                       # compiled once per machine, then a file of the store
+    end = reader.read(text, text.index(b"["), array)
+
+`read` says None for every list that is not plainly what the array wants; the caller then reads it in its own way, which may
+take more, and knows the words of the error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import math
+import threading
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.codegen.jit import Library, compile_text, generator_version, llvm_version
+from core.codegen.jsonnumbers import MAX_RANK, READERS, ReadStatus, ReadWord, source
+from core.codegen.target import host
+from core.kernels.target import Target
+from core.runtime.memory import address_of
+from core.runtime.store import open_store
+
+_LONG = 1 << 15  # bytes of text from which on reading takes long enough to let other threads run meanwhile
+_MANY = 64  # numbers of one list that Python reads; one with more is not worth going on with
+
+_State = ctypes.c_int64 * ReadWord.SIZE
+_ARGUMENTS = (None, ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
+_AT, _INDEX, _STATUS, _STOP = int(ReadWord.AT), int(ReadWord.INDEX), int(ReadWord.STATUS), int(ReadWord.STOP)
+_DONE, _HARD = int(ReadStatus.DONE), int(ReadStatus.HARD)
+
+
+class JsonLists:
+    """The readers, linked into this process."""
+
+    def __init__(self, objects: dict[str, bytes]) -> None:
+        self._library = Library(objects)
+        self._readers = {
+            name: (ctypes.PYFUNCTYPE(*_ARGUMENTS)(address), ctypes.CFUNCTYPE(*_ARGUMENTS)(address))
+            for name, address in ((name, self._library.address(name)) for name in objects)
+        }
+        kinds = {"f": "read_floats", "i": "read_integers", "u": "read_integers", "b": "read_booleans"}
+        types = [np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)]
+        types += [np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.bool_)]
+        self._by_type = {type_: (self._readers[kinds[type_.kind]], _widths(type_)) for type_ in types}
+
+    def takes(self, dtype: np.dtype[Any], shape: tuple[int, ...], room: int) -> bool:
+        """Whether :meth:`read` may read such an array from so many bytes of text."""
+        count = math.prod(shape)
+        return dtype in self._by_type and len(shape) <= MAX_RANK and 0 < count <= room // 2
+
+    def read(self, text: bytes, start: int, array: NDArray[Any]) -> int | None:
+        """Fill an array, which :meth:`takes` has been asked about, from the list that begins at `start`. Where the list
+        ends; None where there is anything else than a list of the array's numbers, flat or nested as its shape."""
+        (native, released), widths = self._by_type[array.dtype]
+        size, shape = len(text), array.shape
+        call = native if size - start < _LONG else released
+        state = _State(start, 0, 0, 0, array.size, *widths, 0, len(shape), *shape)
+        elements = address_of(array)
+        for _ in range(_MANY):
+            call(text, size, elements, state)
+            status = state[_STATUS]
+            if status == _DONE:
+                return state[_AT]
+            if status != _HARD:
+                return None
+            array.reshape(-1)[state[_INDEX]] = float(text[state[_AT] : state[_STOP]])
+            state[_INDEX] += 1
+            state[_AT] = state[_STOP]
+        return None
+
+
+def _widths(type_: np.dtype[Any]) -> tuple[int, int, int]:
+    """Bytes of an element, and of integers the magnitudes of the least and the largest one."""
+    if type_.kind not in "iu":
+        return type_.itemsize, 0, 0
+    limits = np.iinfo(type_)
+    return type_.itemsize, -int(limits.min), int(limits.max)
+
+
+_loading = threading.Lock()
+_loaded: list[JsonLists] = []
+
+
+def json_lists(cache: str | None = None) -> JsonLists:
+    """The readers of this process. `cache`: the folder of the store that has them, or gets them, if this is the first
+    call; None: the default one."""
+    with _loading:
+        if not _loaded:
+            _loaded.append(JsonLists(_objects(cache, host())))
+        return _loaded[0]
+
+
+def _objects(cache: str | None, target: Target) -> dict[str, bytes]:
+    store = open_store(cache)
+    made: dict[str, bytes] = {}
+    for name in READERS:
+        key = _key(name, target)
+        data = store.objects.get(key) if store is not None else None
+        if data is None:
+            data = compile_text(source(name), target)
+            if store is not None:
+                store.objects.put(key, data)
+        made[name] = data
+    return made
+
+
+def _key(name: str, target: Target) -> str:
+    return hashlib.sha256("\n".join((name, target.key, generator_version(), llvm_version())).encode()).hexdigest()

@@ -430,6 +430,7 @@ def _lemire(r: _List, w: Word, q: Word) -> Word:
                     with none:
                         bits.value = 0
             with usual:
+                r.refuse(power.value > 2046)
                 half = low_part.value.below(2) & (q >= -4) & (q <= 23) & (mantissa.value & 3).equals(1)
                 exact = (mantissa.value << (upper + 9)).equals(high.value)
                 mantissa.value = mantissa.value & p.choose(half & exact, -2, -1)

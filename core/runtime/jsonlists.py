@@ -68,7 +68,8 @@ class JsonLists:
                 return state[_AT]
             if status != _HARD:
                 return None
-            array.reshape(-1)[state[_INDEX]] = float(text[state[_AT] : state[_STOP]])
+            with np.errstate(over="ignore"):  # too large for float32: infinite, as in native code
+                array.reshape(-1)[state[_INDEX]] = float(text[state[_AT] : state[_STOP]])
             state[_INDEX] += 1
             state[_AT] = state[_STOP]
         return None

@@ -33,6 +33,7 @@ from server.api.repository import ProtocolControl
 from server.api.sharedmemory import shared_memory_routes
 from server.api.v2 import RepositoryControl, v2_routes
 from server.backends.graph import GraphBackend
+from server.backends.numbers import prepare_readers
 from server.dataplane import DataPlane, Resolver
 from server.datasets.assembly import build_datasets
 from server.datasets.service import Datasets
@@ -118,6 +119,7 @@ def _tracing(settings: Settings) -> Tracing | None:
 def create_app(settings: Settings) -> FastAPI:
     """Return the application that serves the repository named in the settings."""
     settings = settings.model_copy(update={"cache_dir": usable_folder(settings.cache_folder)})
+    prepare_readers(settings.cache_folder / "shared")
     registry = Registry()
     engine = Engine.build(settings, registry)
     control = build_control(settings, registry, GraphBackend(settings.cache_folder / "shared"), engine.factory)

@@ -1,14 +1,15 @@
 """Native readers of JSON lists of numbers: from the text into a tensor's memory, checked and correctly rounded.
 
-`read_floats`, `read_integers` and `read_booleans` take `(text, end, elements, state)`: three addresses and the words of
-:class:`ReadWord`. They take the grammar of JSON and nothing besides but NaN and Infinity as Python writes them, and lists that
-are flat or nested as the tensor's shape; anything else ends as REFUSED, whatever it is.
+`read_floats`, `read_integers` and `read_booleans` take `(text, end, elements, state)`: the address of a text, its
+length, the address of a tensor's elements, and that of the words of :class:`ReadWord`. They take the grammar of JSON
+and nothing besides but NaN and Infinity as Python writes them, and lists that are flat or nested as the tensor's
+shape; anything else ends as REFUSED.
 
-Digits are read eight at a time (a word of text, its first byte lowest). A decimal number `w * 10**q` becomes a float64 by one
-exact operation where both are small (Clinger 1990), else as in Lemire, "Number Parsing at a Gigabyte per Second" (2021),
-which is proven to need no other way out for `w` below 2**64 (Mushtak and Lemire, "Fast Number Parsing Without Fallback",
-2023). Of 20 and more significant digits the first 19 are used: if `w` and `w + 1` become the same float64, so does the
-number. Else it is left to the caller.
+Digits are read eight at a time (a word of text, its first byte lowest). A decimal number `w * 10**q` becomes a
+float64 by one exact operation where both are small (Clinger 1990), else as in Lemire, "Number Parsing at a Gigabyte
+per Second" (2021), which is proven to need no other way out for `w` below 2**64 (Mushtak and Lemire, "Fast Number
+Parsing Without Fallback", 2023). Of 20 and more significant digits the first 19 are used: if `w` and `w + 1` become
+the same float64, so does the number. Else it is left to the caller.
 """
 
 from __future__ import annotations
@@ -210,7 +211,7 @@ class _List:
         return word.value
 
     def digits(self) -> tuple[Word, Word]:
-        """How many of the next eight bytes are digits in a row (where none is, the other is undefined), and what they say."""
+        """How many of the next eight bytes are digits in a row, and their number; undefined where there are none."""
         p = self.p
         values = self.eight() ^ _EIGHT_ZEROS
         others = ((values + 0x7676767676767676) | values) & _EIGHT_HIGH
@@ -332,7 +333,6 @@ def _decimal(r: _List, begin: Word, negative: Local) -> Word:
 
 def _exponent(r: _List) -> Word:
     """Take what stands behind the number: e, a sign, digits, of which there may be seven."""
-    p = r.p
     r.at.value += 1
     down = r.char().equals(ord("-")).word
     r.at.value += (r.char().equals(ord("+"))).word | down
@@ -421,14 +421,10 @@ def _lemire(r: _List, w: Word, q: Word) -> Word:
         mantissa = p.local(high.value >> (upper + 9))
         power = p.local((((q * 217_706).shifted_arithmetically(16) + 63) + upper - zeros) + 1023)
         with p.either(power.value <= 0) as (subnormal, usual):
-            with subnormal:
-                with p.either(power.value > -63) as (some, none):
-                    with some:
-                        mantissa.value = mantissa.value >> (p.word(1) - power.value)
-                        mantissa.value += mantissa.value & 1
-                        bits.value = mantissa.value >> 1  # the least normal number has its bits, too
-                    with none:
-                        bits.value = 0
+            with subnormal, p.when(power.value > -63):
+                mantissa.value = mantissa.value >> (p.word(1) - power.value)
+                mantissa.value += mantissa.value & 1
+                bits.value = mantissa.value >> 1  # the least normal number has its bits, too
             with usual:
                 r.refuse(power.value > 2046)
                 half = low_part.value.below(2) & (q >= -4) & (q <= 23) & (mantissa.value & 3).equals(1)
@@ -442,7 +438,7 @@ def _lemire(r: _List, w: Word, q: Word) -> Word:
 
 
 def _fives() -> list[int]:
-    """For each exponent 128 bits of 5**q, the upper ones first, with the first bit set: cut off, or for a reciprocal up."""
+    """For each exponent the first 128 bits of 5**q, the upper ones first; a reciprocal's are rounded up."""
     words: list[int] = []
     for q in range(_LOWEST, _HIGHEST + 1):
         power = 5 ** abs(q)

@@ -9,8 +9,8 @@
     p.store(p.arguments[1], at.value)
     text = p.finish()
 
-Kernels have :mod:`core.codegen.lang`, which is made for vectors; this is for control flow that depends on data. Python's own
-`if` and `for` choose while generating. Locals become registers (LLVM's `sroa`).
+Kernels have :mod:`core.codegen.lang`, which is made for vectors; this is for control flow that depends on data.
+Python's own `if` and `for` choose while generating. Locals become registers (LLVM's `sroa`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Truth:
 
 
 class Word:
-    """An integer of 64 bits, which wraps around. `<`, `>=` and their like compare signed numbers; `>>` fills with zeros."""
+    """An integer of 64 bits, which wraps around. `<` and its like compare signed numbers; `>>` fills with zeros."""
 
     __slots__ = ("owner", "value")
 

@@ -3,8 +3,8 @@
     reader = json_lists()                       # compiled once per machine, then a file of the store
     end = reader.read(text, text.index(b"["), array)
 
-`read` says None for every list that is not plainly what the array wants; the caller then reads it in its own way, which may
-take more, and knows the words of the error.
+`read` says None for every list that is not plainly what the array wants; the caller then reads it in its own way, which
+may take more, and knows the words of the error.
 """
 
 from __future__ import annotations

@@ -16,11 +16,12 @@ import orjson
 
 from server.api import jsondata
 from server.api.classification import classify
+from server.api.jsonparts import Lump, Parts, split
 from server.api.reply import Reply, binary_reply
 from server.api.spans import placed, span_of
 from server.batching.signature import Group, Shape, Signature, element_count
 from server.datatypes import NUMPY_OF, object_array, pack_strings, unpack_strings
-from server.errors import BadRequest, Internal, Unsupported
+from server.errors import BadRequest, Internal, ServerError, Unsupported
 from server.regions import Regions
 from server.types import Array, ModelRef, Parameters, RequestedOutput, Span, Tensors, TensorSpec
 
@@ -59,7 +60,10 @@ class Slot:
     def tensor(self, body: bytes | bytearray, base: int, taken: Sequence[object] = ()) -> Array:
         """Return the input, from a body in which binary data begins at ``base``, or what was taken out of its JSON."""
         if self.data is not None:
-            return jsondata.to_array(taken[self.data], self.datatype, self.shape, f"input {self.name!r}")
+            data, field = taken[self.data], f"input {self.name!r}"
+            if isinstance(data, Lump):
+                return data.tensor(self.datatype, self.shape, field)
+            return jsondata.to_array(data, self.datatype, self.shape, field)
         at = base + self.start
         if self.datatype == "BYTES":
             view = memoryview(body)[at : at + self.size]
@@ -97,9 +101,26 @@ class Head:
         if all(slot.is_view for slot in self.slots):
             self.plain_slots = tuple((slot.name, slot.shape, slot.dtype, slot.start) for slot in self.slots)
 
+    def named(self, id: str) -> Head:
+        """Return the head of a request that differs in its id alone."""
+        return Head(
+            id,
+            self.slots,
+            self.blob_bytes,
+            self.outputs,
+            self.parameters,
+            self.timeout,
+            self.priority,
+            self.group,
+            self.plain,
+        )
+
     def tensors(self, body: bytes | bytearray, json_bytes: int, taken: Sequence[object] = ()) -> Tensors:
         """Return views into the body (copies only for BYTES and for what was taken out of the JSON)."""
         if len(body) - json_bytes != self.blob_bytes:
+            for data in taken:
+                if isinstance(data, Lump):
+                    data.check()
             raise BadRequest(
                 f"body: expected {self.blob_bytes} bytes of binary data after {json_bytes} bytes of JSON, "
                 f"got {len(body) - json_bytes}"
@@ -173,6 +194,10 @@ class Codec:
         known = self._memo.get(text) if len(text) <= MEMO_BYTES else None
         if known is not None:
             return known, ()
+        parts = split(text)
+        head = self._of_parts(parts) if parts is not None else None
+        if parts is not None and head is not None:
+            return head, parts.lumps
         document, strict = jsondata.parse(text, "body")
         taken = jsondata.take_data(document)
         if not taken:
@@ -184,6 +209,21 @@ class Codec:
         except orjson.JSONEncodeError:  # it reads what is nested deeper than it writes
             return self.read(document), taken
         return self.shell(shell, lambda: document), taken
+
+    def _of_parts(self, parts: Parts) -> Head | None:
+        """Return the checked head of JSON that was not parsed whole; None where it has to be."""
+        head = self._shells.get(parts.shell)
+        if head is None:
+            document = parts.document()
+            if document is None:
+                return None
+            try:
+                head = self.read(document)
+            except ServerError:
+                parts.check()
+                raise
+            _remember(self._shells, parts.shell, head)
+        return head.named(parts.id) if parts.id else head
 
     def shell(self, shell: Shell, document: Callable[[], object]) -> Head:
         """Return the checked head of a request that says this; ``document`` is asked for where it was not seen yet."""

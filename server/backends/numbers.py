@@ -1,0 +1,39 @@
+"""Lathe's native readers of numbers in JSON: what the data path imports of core beside :mod:`server.backends.graph`."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from server.batching.signature import Shape
+from server.datatypes import NUMPY_OF
+from server.types import Array
+
+if TYPE_CHECKING:
+    from core.runtime.jsonlists import JsonLists
+
+
+def prepare_readers(folder: Path) -> None:
+    """Compile the readers, or load what is in this cache of compiled code, so that no request has to wait for it."""
+    from core.runtime.jsonlists import json_lists
+
+    json_lists(str(folder))
+
+
+def numbers(text: bytes, start: int, end: int, datatype: str, shape: Shape) -> Array | None:
+    """Return the numbers of the JSON list in ``text[start:end]`` as an array; None for whatever is not plainly that."""
+    readers, dtype = _readers(), NUMPY_OF[datatype]
+    if not readers.takes(dtype, shape, end - start):
+        return None
+    array = np.empty(shape, dtype)
+    return array if readers.read(text, start, array) == end else None
+
+
+@cache
+def _readers() -> JsonLists:
+    from core.runtime.jsonlists import json_lists
+
+    return json_lists()

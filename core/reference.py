@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from core.errors import FeedError, ModelError
+from core.feeds import check_feeds
 from core.ir.dim import SymDim, affine, symbols
 from core.ir.graph import Array, Attr, Graph, Node, Value, node_reads
 from core.ir.types import TensorType
@@ -20,6 +21,7 @@ def interpret(graph: Graph, feeds: Mapping[str, Any]) -> dict[str, Any]:
 
     A default may be fed, too. FeedError for a missing, unknown or ill-typed input.
     """
+    check_feeds(feeds, [value.name for value in graph.inputs])
     fed = {value.name for value in graph.defaults} & feeds.keys()
     graph = with_fed(graph, fed) if fed else graph
     environment: dict[Value, Any] = {}

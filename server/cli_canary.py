@@ -19,6 +19,7 @@ from server.terminal import console, fail
 if TYPE_CHECKING:
     from server.api.canary_schemas import CanaryState
     from server.api.schemas import AuditEntry
+    from server.client import Client
 
 app = Commands("Try a version on a share of the requests.")
 
@@ -66,23 +67,19 @@ def watch(
     name: Name,
     interval: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.01)] = 1.0,
 ) -> None:
-    """Show the evidence until the trial has ended, then how."""
-    from server.client import ApiError
-
-    with server.client(name) as client, Live(console=console, refresh_per_second=4) as display:
-        state = client.canary(name)
-        try:
-            while True:
+    """Show the evidence until the trial has ended, then how. If none is under way, say how the last one ended."""
+    with server.client(name) as client:
+        if (state := _under_way(client, name)) is None:
+            console.print(_last(client, name), soft_wrap=True)
+            return
+        began = state.generation
+        with Live(console=console, refresh_per_second=4) as display:
+            while state is not None:
                 schedule = [schedule_table(state)] if state.steps else []
                 display.update(Group(*schedule, evidence_table(name, state)))
                 time.sleep(interval)
-                state = client.canary(name)
-        except ApiError as error:
-            if error.status != 404:
-                raise
-        ended = _end_of(state, client.audit(name))
-    reason = f": {ended.reason}" if ended.reason else ""
-    console.print(f"{name} version {state.version}: {ended.action}{reason}", soft_wrap=True)
+                state = _under_way(client, name)
+        console.print(_outcome(name, began, client.audit(name)), soft_wrap=True)
 
 
 @app.command()
@@ -140,9 +137,36 @@ def _span(seconds: float) -> str:
     return f"{seconds / _SECONDS[unit]:.3g} {unit if unit != 'm' else 'min'}"
 
 
-def _end_of(state: CanaryState, changes: list[AuditEntry]) -> AuditEntry:
+def _under_way(client: Client, name: str) -> CanaryState | None:
+    from server.client import ApiError
+
+    try:
+        return client.canary(name)
+    except ApiError as error:
+        if error.status != 404 or not client.model(name):  # raises where the model is what there is not
+            raise
+        return None
+
+
+def _last(client: Client, name: str) -> str:
+    """Return how the last trial of a model ended."""
+    changes = client.audit(name)
+    trials = [entry.generation for entry in changes if entry.action == "canary"]
+    if not trials:
+        raise fail(f"no version of {name} has been tried yet: lathe canary start {name} VERSION")
+    return f"no trial is under way; the last one: {_outcome(name, trials[-1], changes)}"
+
+
+def _outcome(name: str, generation: int, changes: list[AuditEntry]) -> str:
+    """Return how the trial ended that began with that change."""
+    began = next(entry for entry in changes if entry.generation == generation)
+    ended = _end_of(began, changes)
+    reason = f": {ended.reason}" if ended.reason else ""
+    return f"{name} version {began.version}: {ended.action}{reason}"
+
+
+def _end_of(began: AuditEntry, changes: list[AuditEntry]) -> AuditEntry:
     """Return the change that ended a trial: a verdict, or whatever moved the live alias."""
-    began = next(entry for entry in changes if entry.generation == state.generation)
     return next(
         entry
         for entry in changes

@@ -95,8 +95,8 @@ def watch_job(client: Client, job: str, curves: bool = False) -> None:
     with TrainingView(console, curves) as view:
         for event in client.job_events(job):
             if event.kind == "state":
-                console.print(f"job {job} is {event.data.get('state')}")
-            else:
+                console.print(f"job {job}: {event.data.get('state')}")
+            elif event.kind != "failed":  # which is told with what became of the job
                 view.see(event.kind, event.data)
     found = client.job(job)
     print_job(found)
@@ -175,7 +175,7 @@ def print_job(job: JobDetail) -> None:
         "kind": job.kind,
         "dataset": f"{job.dataset.name} ({job.dataset.digest[:12]})",
         "from": f"{job.model.name} version {job.model.version}" if job.model else "",
-        "ran": f"{job.ran:.1f} s in {job.attempts} attempts" if job.attempts else "",
+        "ran": _ran(job),
         "result": _made(job),
         **{name: _number(value) for name, value in _metrics(job).items()},
     }
@@ -189,7 +189,13 @@ def _made(job: JobSummary) -> str:
     result = job.result
     if result is None or result.version is None:
         return ""
-    return f"{result.model} version {result.version}{', took its alias' if result.moved_alias else ''}"
+    return f"{result.model} version {result.version}{', live' if result.moved_alias else ', not live'}"
+
+
+def _ran(job: JobDetail) -> str:
+    """For how long it ran, and how often it began if that was more than once."""
+    again = f", begun {job.attempts} times" if job.attempts > 1 else ""
+    return f"{job.ran:.1f} s{again}" if job.attempts else ""
 
 
 def _metrics(job: JobDetail) -> dict[str, Any]:

@@ -84,6 +84,8 @@ def _changing(file: Path) -> Iterator[dict[str, Key]]:
 def _read(file: Path) -> dict[str, Key]:
     try:
         return dict(read_keys(file).keys)
+    except FileNotFoundError as error:
+        raise fail(f"{file}: there is no such file; `lathe keys add` makes it") from error
     except (OSError, DamagedKeys) as error:
         raise fail(f"{file}: {error}") from error
 

@@ -84,7 +84,7 @@ def inspect(
     model: ModelFile,
     explain: Annotated[bool, typer.Option("--explain", help="Say what runs each node, and where memory goes.")] = False,
     batch: Annotated[int, typer.Option(help="Rows to count the work of.", min=1)] = 1,
-    picture: Annotated[Path | None, typer.Option(help="Also draw the graph of an ONNX file, as SVG.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Also draw the graph of an ONNX file, as .svg.")] = None,
 ) -> None:
     """Say what a model takes, gives, and is made of."""
     with model_errors():
@@ -106,7 +106,10 @@ def _draw(model: Path, picture: Path) -> None:
 
     if model.suffix == COMPILED:
         raise fail(f"{model}: a compiled model has no graph to draw; expected an ONNX file")
+    if picture.suffix != ".svg":
+        raise fail(f"--picture {picture}: expected a name that ends in .svg, since that is what is drawn")
     picture.write_text(draw(core.load(model)))
+    console.print(f"wrote {picture}", soft_wrap=True)
 
 
 def profile(
@@ -254,3 +257,6 @@ def model_errors() -> Iterator[None]:
         yield
     except (LatheError, ValueError) as error:
         raise fail(str(error)) from error
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        raise fail(f"{where}{error.strerror or error}") from error

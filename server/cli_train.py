@@ -73,7 +73,7 @@ def train(
     from core.train.fit import Outcome
     from core.train.work import Sources
 
-    with model_errors(), _space():
+    with model_errors():
         folder = out or Path(recipe.stem)
         _prepare(folder, recipes.read(recipe), recipe, parent, resume)
         outcome = _work(folder, Sources(data), Means(threads), watch)
@@ -115,7 +115,8 @@ def _work(folder: Path, sources: Any, means: Any, curves: bool) -> Outcome:
             view.standing.see(event.kind, event.values)
 
         def watch(event: Event) -> None:
-            view.see(event.kind, event.values)
+            if event.kind != "failed":  # which is raised as well, and told then
+                view.see(event.kind, event.values)
 
         return work.work(folder, sources, means, interrupted, watch)
 
@@ -137,15 +138,6 @@ def _interruptible() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-@contextmanager
-def _space() -> Iterator[None]:
-    """A disk without room, or without permission, is one line and an exit status."""
-    try:
-        yield
-    except OSError as error:
-        raise fail(str(error)) from error
-
-
 def _show(folder: Path) -> None:
     from core.train import result
 
@@ -158,3 +150,4 @@ def _show(folder: Path) -> None:
     where = folder / result.FOLDER
     text = f"{steps} steps in {seconds:.1f} s, compilation apart; the model and its report are in {where}"
     console.print(text, soft_wrap=True)
+    console.print(f"next: lathe push {folder.name} {where / result.MODEL}", soft_wrap=True)

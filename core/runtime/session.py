@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.errors import FeedError, ModelError, SessionClosed, UnsupportedError, VerifyError
+from core.feeds import check_feeds
 from core.ir.dim import Dim, SymDim, affine, broken, evaluate, symbols
 from core.ir.types import TensorType, ValueType
 from core.plan.plan import Memory
@@ -191,13 +192,17 @@ class Session:
 
         FeedError when an input is missing, unknown, or does not fit its type; SessionClosed after `close`.
         """
-        if record is None and (results := self._calls.run(feeds)) is not None:
-            return results
-        if fed := self._fed(feeds):
-            return self._run_variant(self._variants, fed, feeds, record)
-        if self._strays(feeds):
-            return self._run_variant(self._declared, frozenset(), feeds, record)
-        n, arrays, binding = self._bind(feeds)
+        try:
+            if record is None and (results := self._calls.run(feeds)) is not None:
+                return results
+            if fed := self._fed(feeds):
+                return self._run_variant(self._variants, fed, feeds, record)
+            if self._strays(feeds):
+                return self._run_variant(self._declared, frozenset(), feeds, record)
+            n, arrays, binding = self._bind(feeds)
+        except (AttributeError, TypeError):
+            check_feeds(feeds, self.inputs)  # only now: it would cost every run a part of a microsecond
+            raise
         if self._packed is not None and (feed := self._feed(n, arrays, binding)).tokens:
             return self._packed.get().run([feed], record)[0]
         return dict(zip(self._output_names, self._run(n, arrays, binding, record), strict=True))
@@ -211,6 +216,8 @@ class Session:
         if self._packed is None:
             reason = self.packing.reason if self.packing is not None else "it was compiled without `packing`"
             raise UnsupportedError(f"model {self.description.name} does not pack sequences: {reason}")
+        for feed in feeds:
+            check_feeds(feed, self.inputs)
         if any(self._fed(feed) or self._strays(feed) for feed in feeds):  # each with code of its own
             return [self.run(feed, record) for feed in feeds]
         bound = [self._feed(*self._bind(feed)) for feed in feeds]

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api.asgi import ClientLeft, send_reply
 from server.api.reply import error_reply
-from server.errors import BadRequest, MethodNotAllowed, NotFound, ServerError
+from server.errors import BadRequest, MethodNotAllowed, NotFound, ServerError, UnsupportedMedia
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -27,8 +27,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-        return _response(request, BadRequest(problems))
+        return _response(request, _invalid(request, error))
 
     @app.exception_handler(ClientLeft)
     async def left(_request: Request, _error: ClientLeft) -> Response:
@@ -59,6 +58,21 @@ class Unforeseen:
             if began or scope["type"] != "http":
                 raise
             await send_reply(send, error_reply(error, scope["path"]))
+
+
+def _invalid(request: Request, error: RequestValidationError) -> ServerError:
+    """Say what is wrong with a request: a body that does not count as JSON was not read, whatever it holds."""
+    problems = error.errors()
+    kind = request.headers.get("content-type")
+    if any(item["loc"] == ("body",) and item["type"] != "missing" for item in problems) and not _is_json(kind or ""):
+        came = repr(kind[:80]) if kind else "none"
+        return UnsupportedMedia(f"header content-type: expected application/json, got {came}")
+    return BadRequest("; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in problems))
+
+
+def _is_json(kind: str) -> bool:
+    name = kind.partition(";")[0].strip().lower()
+    return name == "application/json" or (name.startswith("application/") and name.endswith("+json"))
 
 
 def _translate(request: Request, error: HTTPException) -> ServerError:

@@ -5,6 +5,7 @@ ONNX Runtime refuses each of these runs, too.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -171,3 +172,14 @@ def test_a_node_that_reads_constants_alone_is_the_models_fault() -> None:
     np.testing.assert_array_equal(interpret(graph, {"c": np.array(True), "x": ones(2)})["y"], ones(2))
     with pytest.raises(ModelError, match=r"GatherND.*index 9 is out of range"):
         interpret(graph, {"c": np.array(False), "x": ones(2)})
+
+
+@pytest.mark.parametrize("fed", [np.ones((1, 2), np.float32), [np.ones((1, 2), np.float32)], None, "x", 3])
+def test_feeds_that_are_no_mapping_are_told_what_they_should_be(fed: Any) -> None:
+    """ONNX Runtime refuses them as well, by an error of its bindings."""
+    graph = core.load(model("float[n, 2] x => float[n, 2] y", "y = Add(x, x)"))
+    expected = rf"expected a mapping from names to arrays, {{'x': array}}, got {type(fed).__name__}"
+    with core.compile(graph, threads=1, tune="off") as session:
+        for run in (session.run, partial(interpret, graph)):
+            with pytest.raises(FeedError, match=expected):
+                run(fed)

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+import core
+
 CORE = Path(__file__).resolve().parents[2] / "core"
 
 # In the order data flows; modules on one line may import each other.
 LAYERS = [
-    ["core.errors", "core.charts"],
+    ["core.errors", "core.charts", "core.feeds"],
     ["core.ir"],
     ["core.picture"],
     ["core.ops"],
@@ -84,3 +86,9 @@ def test_product_code_imports_no_peer() -> None:
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not {name.split(".")[0] for name in names} & peers, path
+
+
+def test_completion_shows_what_there_is() -> None:
+    """IPython completes names by `dir`; each of them is there."""
+    assert dir(core) == sorted(core.__all__)
+    assert all(hasattr(core, name) for name in dir(core))

@@ -218,7 +218,11 @@ def test_a_canary_from_start_to_verdict(tmp_path: Path, monkeypatch: pytest.Monk
         where = ("--url", running.url)
         assert "version 2 is tried against version 1" in lathe("canary", "start", "m", "2", "--weight", "0.5", *where)
         assert "not tried any more" in lathe("canary", "cancel", "m", *where)
-        assert "no candidate on trial" in lathe("canary", "watch", "m", *where, fails=True)
+        assert lathe("canary", "watch", "m", *where) == (
+            "no trial is under way; the last one: m version 2: cancelled\n"
+        )
+        client.upload("never", toy(2.0))
+        assert "no version of never has been tried yet" in lathe("canary", "watch", "never", *where, fails=True)
 
         lathe("canary", "start", "m", "2", "--weight", "0.2", *where)
         client.upload("m", toy(3.0))  # which ends nothing

@@ -214,6 +214,22 @@ def test_an_alias_is_moved_by_a_version_number_only(body: bytes, served: Service
         assert client.model("m").generation == 1
 
 
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", None, "application/jsonp"])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("PUT", "models/m/aliases/live"), ("POST", "jobs"), ("POST", "models/m/rollback"), ("POST", "models/m/canary")],
+)
+def test_json_under_another_name_is_told_so(method: str, path: str, kind: str | None, served: Service) -> None:
+    """As `curl -d` sends it; a form of another site's page must not be taken for JSON either."""
+    headers = {"content-type": kind} if kind else {}
+    answer = httpx.request(method, f"{served.url}/api/v1/{path}", content=b'{"version": 1}', headers=headers)
+    assert answer.status_code == 415, answer.text
+    assert (
+        answer.json()["error"]
+        == f"header content-type: expected application/json, got {repr(kind) if kind else 'none'}"
+    )
+
+
 @pytest.mark.parametrize(
     ("method", "path"), [("PUT", "aliases/live"), ("POST", "rollback"), ("DELETE", "versions/1"), ("POST", "elsewhere")]
 )

@@ -1,7 +1,7 @@
 """Load tests and measurements; exit status 1 when a promise is broken.
 
 python -m loadtest SCENARIO --url http://127.0.0.1:8080 --out reports     of a running server
-python -m loadtest engine | exported | footprint | packing | gpu | docs   of the engine: see these modules
+python -m loadtest engine | exported | tokens | cold | footprint | packing | gpu | docs   of the engine: see there
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from loadtest import engine, exported, footprint, packing, report_docs
+from loadtest import cold, engine, exported, footprint, packing, report_docs, tokens
 from loadtest.admin import CallFailed
 from loadtest.gpu import run as gpu
 from loadtest.output import save, show
@@ -36,12 +36,14 @@ HELP = {
     "repository": "the server's model repository, on this machine (standing)",
 }
 OFFLINE: dict[str, Callable[[Sequence[str]], int]] = {
+    "cold": cold.main,
     "engine": engine.main,
     "exported": exported.main,
     "footprint": footprint.main,
     "gpu": gpu.main,
     "packing": packing.main,
     "docs": report_docs.main,
+    "tokens": tokens.main,
 }
 TYPES = {"url": str, "model": str, "rate": float, "seconds": float, "onnx": str, "repository": str}
 

@@ -2,6 +2,7 @@
 
     python -m loadtest.one_process compile MODEL.onnx     {"ready": s, "processor": s}
     python -m loadtest.one_process load MODEL.lathe       the same, and resident bytes
+    python -m loadtest.one_process cold MODEL.onnx        see cold.py
 
 "ready" is by the clock; "processor" leaves out what other processes took. Imports are done before.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import json
+import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from core import Session
 
 ROWS = 8  # of the run that fills the arena
+SIZE = 16
 
 
 def compile_file(path: Path) -> dict[str, float]:
@@ -53,6 +56,59 @@ def load_file(path: Path) -> dict[str, float]:
     return figures
 
 
+def cold_file(path: Path) -> dict[str, float]:
+    """Processor seconds to compile a file and run it, and to run other shapes; resident bytes before and after, and the
+    most there were."""
+    import core
+
+    core.compile  # noqa: B018
+    figures: dict[str, float] = {"imports": resident_bytes()}
+    before = _spent()
+    with core.compile(path, threads=1, tune="off", new_shapes="wait") as session:
+        first, *others = _feeds_beside(path) or [_made_up(session)]
+        session.run(first)
+        figures["first"] = _spent() - before
+        figures["resident"] = resident_bytes()
+        if others:
+            before = _spent()
+            session.run(others[0])
+            figures["next"] = _spent() - before
+    return figures | {"peak": max(_peak_bytes(), figures["resident"])}  # the kernel's counters lag a little
+
+
+def _spent() -> float:
+    """Processor seconds of this process and its children that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def _peak_bytes() -> int:
+    """The most physical memory that this process, or a child of it, had at a time. What getrusage says of this process
+    counts the one that started it, too."""
+    return max(_status("VmHWM"), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
+
+
+def _feeds_beside(path: Path) -> list[dict[str, Any]]:
+    import numpy as np
+
+    found = []
+    for file in sorted(path.parent.glob("feeds-*.npz")):
+        with np.load(file) as stored:
+            found.append({name: stored[name] for name in stored.files})
+    return found
+
+
+def _made_up(session: Session) -> dict[str, Any]:
+    """One row; other free dimensions have SIZE."""
+    import numpy as np
+
+    feeds: dict[str, Any] = {}
+    for name, type_ in session.inputs.items():
+        sizes = dict.fromkeys(type_.symbols, SIZE) | {str(session.batching.symbol): 1}  # type: ignore[union-attr]
+        feeds[name] = np.ones(type_.evaluate(sizes), type_.dtype.numpy)  # type: ignore[union-attr]
+    return feeds
+
+
 def _clocks() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
 
@@ -75,13 +131,18 @@ def _run(session: Session) -> None:
 def resident_bytes() -> int:
     """Physical memory of this process, mapped files included."""
     gc.collect()
+    return _status("VmRSS")
+
+
+def _status(name: str) -> int:
+    """Bytes that the kernel tells of this process."""
     for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/self/status does not say VmRSS")
+    raise RuntimeError(f"/proc/self/status does not say {name}")
 
 
-STEPS = {"compile": compile_file, "load": load_file}
+STEPS = {"compile": compile_file, "load": load_file, "cold": cold_file}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -104,7 +104,7 @@ def main(folder: Path, names: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     text_cases.add_all()
     picture_cases.add_all()
-    for name in names or sorted(CASES.keys() - text_cases.LARGE):
+    for name in names or sorted(CASES.keys() - text_cases.LARGE - picture_cases.LARGE):
         for exporter in CASES[name].exporters:
             try:
                 with redirect_stdout(None):  # the exporters talk

@@ -127,10 +127,14 @@ def add_vision() -> None:
         "vit_b_32",
         "alexnet",
         "inception_v3",
+        "vgg16",
     ):
         add_torchvision(name)
     for name in ("resnet18", "mobilenet_v3_small", "efficientnet_b0"):
         add_image_sizes(f"tv_{name}_sizes", partial(torchvision.models.get_model, name, weights=None), seen)
+
+
+LARGE = frozenset({"tv_vgg16"})  # made only where it is named: 553 MB
 
 
 def seen(model: nn.Module, pixel_values: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ def add_encoders() -> None:
 # Made only where they are named: `python -m loadtest packing --model FOLDER/minilm_l6.dynamo/model.onnx`,
 # `python -m loadtest cold FOLDER/llama_past_deep.torchscript`.
 LARGE = frozenset({"minilm_l6", "llama_past_deep"})
-DEEP = {"num_hidden_layers": 32, "num_key_value_heads": 4}
+DEEP = {"num_hidden_layers": 34, "num_key_value_heads": 4}
 MINILM_L6 = {
     "hidden_size": 384,
     "num_hidden_layers": 6,

@@ -2,8 +2,8 @@
 
     python -m loadtest cold MODEL.onnx ... [--seconds S] [--json FILE]
 
-One thread, nothing measured (tune="off"). The process compiles the file and runs it once; a model whose other dimensions
-are free is compiled by that run. Feeds are those that lie beside the file (`feeds-0.npz`), else made up. Where there
+One thread, nothing measured (tune="off"). The process compiles the file and runs it once; where dimensions besides the
+batch are free, that run compiles. Feeds are those that lie beside the file (`feeds-0.npz`), else made up. Where there
 are others (`feeds-1.npz`), `next` is what a further combination of shapes costs. Child processes are counted.
 
 Memory is resident memory, mapped files included: after the first run, and the most at any time. `imports` is that of
@@ -83,9 +83,8 @@ def named(path: Path) -> str:
 
 def weights_of(proto: onnx.ModelProto, path: Path) -> int:
     """Bytes of the initializers and large constants, roughly: nearly all of a file, and of those beside it."""
-    beside = {
-        entry.value for each in proto.graph.initializer for entry in each.external_data if entry.key == "location"
-    }
+    entries = [entry for each in proto.graph.initializer for entry in each.external_data]
+    beside = {entry.value for entry in entries if entry.key == "location"}
     return os.path.getsize(path) + sum(os.path.getsize(path.parent / name) for name in beside)
 
 

@@ -2,12 +2,13 @@
 
     python -m loadtest tokens MODEL.onnx [--tokens 500] [--batch 1] [--prompt 8] [--clock processor] [--json FILE]
 
-Each engine is given the keys and values that it gave before, and the token that ONNX Runtime finds most likely. Both run
-on one thread and take turns; Lathe's cache is empty at first. Exit status 1 where tokens differ, or where code is
+Each engine is given the keys and values that it gave before, and the token that ONNX Runtime finds most likely. Both
+run on one thread and take turns; Lathe's cache is empty at first. Exit status 1 where tokens differ, or where code is
 compiled after the first SETTLING tokens.
 
 Inputs of tokens are told by their names: `input_ids`, `attention_mask`, `position_ids`, `cache_position`; those of the
-past have "past" in theirs. The first output gives the logits, the others the keys and values in the order of the inputs.
+past have "past" in theirs. The first output is the logits, the others are the keys and values in the order of the
+inputs.
 """
 
 from __future__ import annotations
@@ -52,9 +53,8 @@ class Decoder:
         names = frozenset(each.name for each in inputs) - kept.keys()
         known = {"input_ids", "attention_mask", "position_ids", "cache_position"}
         if unknown := sorted(names - known):
-            raise ValueError(
-                f"inputs {', '.join(unknown)} are not known, expected {', '.join(sorted(known))} or a past"
-            )
+            expected = ", ".join(sorted(known))
+            raise ValueError(f"inputs {', '.join(unknown)} are not known, expected {expected} or a past")
         if not kept or "input_ids" not in names:
             raise ValueError(f"no decoder with a past: it has the inputs {', '.join(sorted(names | kept.keys()))}")
         return cls(names, kept)
@@ -84,9 +84,8 @@ def _none_yet(name: str, shape: Sequence[Any]) -> tuple[int, ...]:
     """One row, and no token where a dimension is free. ValueError where that is not one dimension."""
     free = [place for place, size in enumerate(shape) if not isinstance(size, int)]
     if len(free) != 2 or free[0] != 0:
-        raise ValueError(
-            f"input '{name}' is {shape}, expected two free dimensions: the rows, and the tokens of the past"
-        )
+        expected = "two free dimensions: the rows, and the tokens of the past"
+        raise ValueError(f"input '{name}' is {shape}, expected {expected}")
     return tuple(1 if place == 0 else 0 if place in free else int(size) for place, size in enumerate(shape))
 
 
@@ -114,15 +113,16 @@ class Decoded:
 
     def lines(self) -> list[str]:
         ours, theirs = self.steady
+        median, other_median = statistics.median(ours), statistics.median(theirs)
         ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
         early = [mine / other for mine, other in zip(self.ours_ms, self.theirs_ms, strict=True)][: 1 + SETTLING]
         return [
             f"{len(self.ours_ms)} runs, {len(self.differ)} other tokens than ONNX Runtime's {self.differ[:5] or ''}",
             f"code was compiled after runs {self.code}: {len(self.late_code)} times after the first {SETTLING} tokens, "
             f"when {self.compiling_s:.1f} s of processor time went to other threads and processes",
-            f"a token takes {statistics.median(ours):.3f} ms in the median, ONNX Runtime {statistics.median(theirs):.3f} "
-            f"ms: ahead x{statistics.median(theirs) / statistics.median(ours):.2f}, in total "
-            f"x{sum(theirs) / sum(ours):.2f}; {sum(ratio > LATE for ratio in ratios)} of {len(ratios)} take more than "
+            f"a token takes {median:.3f} ms in the median, ONNX Runtime {other_median:.3f} ms: "
+            f"ahead x{other_median / median:.2f}, in total x{sum(theirs) / sum(ours):.2f}; "
+            f"{sum(ratio > LATE for ratio in ratios)} of {len(ratios)} take more than "
             f"x{LATE:g} of its time",
             f"the first runs take of ONNX Runtime's time {' '.join(f'x{ratio:.1f}' for ratio in early)}",
         ]

@@ -12,6 +12,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Literal, TypedDict
 
+from core.any_size import is_any_size, of_any_size
 from core.check.switch import is_on
 from core.codegen.jit import compiler_version, has_generated, llvm_version
 from core.codegen.target import has_bytes, host
@@ -20,7 +21,7 @@ from core.frontends.beside import Content, content_at, content_of_bytes, digests
 from core.frontends.external import ExternalFiles
 from core.frontends.onnx import import_model, load
 from core.frontends.proto import parse_model
-from core.ir.dim import Dim
+from core.ir.dim import Dim, symbols
 from core.ir.graph import Graph
 from core.kernels.catalog import Selector
 from core.kernels.cpu import object_for
@@ -410,7 +411,8 @@ def described(graph: Graph, options: Options) -> tuple[Graph, Description]:
     declared = {value.name: value.type for value in graph.inputs} if together is not graph else {}
     description = _describe(together, options, proof)
     any_length = of_any_length(together, description.batching, options)
-    return together, replace(description, declared=declared, any_length=any_length)
+    any_size = not any_length and of_any_size(together, description.batching, options)
+    return together, replace(description, declared=declared, any_length=any_length, any_size=any_size)
 
 
 def describe(graph: Graph, options: Options) -> Description:
@@ -513,10 +515,11 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -
         options = replace(options, winograd=False)
     # 1. the batch size, or on a line the past, becomes `n`, every other symbol a number
     graph = bind(graph, batching, binding)
-    supposed = supposed_of(graph, "n") if binding or batching.supposed else ()  # else `describe` found none
+    varying = {name for dim in ("n", *(dim for _, dim in binding)) for name in _names(dim)}
+    supposed = supposed_of(graph, *varying) if binding or batching.supposed else ()  # else `describe` found none
     # 2. rewrite: fold, fuse, lay out
     graph, reports = rewritten(graph, options)
-    supposed = tuple(dict.fromkeys((*supposed, *supposed_of(graph, "n"))))
+    supposed = tuple(dict.fromkeys((*supposed, *supposed_of(graph, *varying))))
     if not batching.batchable and not graph.states and (node := misfit(graph)) is not None:
         return Compiled(plan_for_no_batch(graph, target_of(options), node), {}, list)
     if options.devices:
@@ -531,14 +534,19 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -
     planned, reports = planned_of(graph, options, choose, reports)
     check_fits(planned.plan, machine_bytes())
     if is_line(binding) and (left := planned.plan.fallbacks.nodes):
-        raise UnsupportedError(f"{left[0]} has no kernel for any length of the past")
+        raise UnsupportedError(f"{left[0]} has no kernel for all sizes")
     # 5. native code for every distinct kernel, from the cache where it has been made before
     objects = {name: compiled(spec) for name, spec in planned.specs.items()}
     # 6. constants in the layouts the kernels want
     log = [*([] if options.winograd else [_BY_DEFINITION]), *(report.line for report in reports if report.changed)]
-    plan = replace(planned.plan, log=tuple(log))
+    sizes = tuple(name for name, _ in binding) if is_any_size(binding) else ()
+    plan = replace(planned.plan, log=tuple(log), sizes=sizes)
     states = {state.value.name: state.initial for state in graph.states}
     return _supposing(Compiled(plan, objects, lambda: weight_chunks(planned), states, choose.used), supposed)
+
+
+def _names(dim: Dim | str) -> frozenset[str]:
+    return frozenset((dim,)) if isinstance(dim, str) else symbols(dim)
 
 
 def _supposing(compiled: Compiled, supposed: tuple[Dim, ...]) -> Compiled:

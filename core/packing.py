@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import Protocol
 
+from core.any_size import MakePart, any_size
 from core.ir.graph import Graph
 from core.ir.types import TensorType, ValueType
 from core.ops.registry import are_everywhere, describe
@@ -17,7 +17,6 @@ from core.passes.pipeline import optimize, prepare
 from core.passes.token_flow import TOKENS
 from core.runtime.any_length import AnyLength
 from core.runtime.background import Background
-from core.runtime.executable import Executable
 from core.runtime.general import General
 from core.runtime.given import Binding
 from core.runtime.packed import MakePacked, PackedRuns
@@ -32,14 +31,6 @@ PACKED: Binding = (("packed", 0),)  # both of them
 
 # Tokens that the code for any length is chosen for: kernels are about as fast for fewer, and memory grows with them.
 _ANY_LENGTH = 2048
-
-
-class MakePart(Protocol):
-    """Compiles a graph, or finds what was compiled of it."""
-
-    def __call__(
-        self, graph: Callable[[], Graph], description: Description, binding: Binding, options: Options
-    ) -> Executable: ...
 
 
 def pack_info(graph: Graph, options: Options) -> PackInfo:
@@ -73,6 +64,8 @@ def stand_in(
     graph: Graph, description: Description, options: Options, make: MakePart, source: Source | None
 ) -> StandIn:
     """What answers for shapes that have no code of their own yet. `source`: where a child process finds the graph."""
+    if description.any_size:
+        return any_size(graph, description, options, make, source)
     general, chosen = General(graph), for_any_length(options)
     described = replace(description, packing=PackInfo(True, "", chosen.packing))
     packed = packed_maker(lambda: graph, described, chosen, make)

@@ -31,15 +31,20 @@ def leading_symbol(graph: Graph) -> str | None:
     return next(filter(None, map(leading, graph.inputs)), None)
 
 
-def supposed_of(graph: Graph, batch: str | None) -> tuple[Dim, ...]:
-    """What the code for all sizes of the batch symbol supposes."""
-    if batch is None:
+def supposed_of(graph: Graph, *varying: str | None) -> tuple[Dim, ...]:
+    """What the code for all values of these symbols supposes."""
+    names = set(filter(None, varying))
+    if not names:
         return ()
-    given = {name for value in graph.inputs if isinstance(value.type, TensorType) for name in value.type.symbols}
-    return tuple(dim for dim in suppositions(graph, infer_graph(graph), given) if batch in symbols(dim))
+    given = set(input_symbols(graph))
+    return tuple(dim for dim in suppositions(graph, infer_graph(graph), given) if names & symbols(dim))
+
+
+def input_symbols(graph: Graph) -> list[str]:
+    """The symbols of the inputs, sorted."""
+    return sorted({name for v in graph.inputs if isinstance(v.type, TensorType) for name in v.type.symbols})
 
 
 def other_symbols(graph: Graph, batching: BatchInfo) -> list[str]:
     """Symbols of the inputs that are bound per shape."""
-    found = {name for v in graph.inputs if isinstance(v.type, TensorType) for name in v.type.symbols}
-    return sorted(found - {batching.symbol})
+    return [name for name in input_symbols(graph) if name != batching.symbol]

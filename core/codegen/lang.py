@@ -28,6 +28,7 @@ from core.codegen.arithmetic import Arithmetic
 from core.codegen.assembly import I64, POINTER, Block, Builder, Module, Phi, Type, Value
 from core.codegen.registers import Pointer, Val, element_type, register_type
 from core.ir.dim import FloorDiv
+from core.ir.dims import place_of
 from core.ir.types import Dim, DType
 from core.kernels.catalog.base import KernelSpec, Status
 from core.kernels.catalog.numbers import in_dims
@@ -59,13 +60,21 @@ class Kernel:
         self.ops = Arithmetic(self)
         self._table, n, tid, threads, self._counter = self.module.arguments
         self.n, self.tid, self.threads = (Val(self, arg, DType.INT64) for arg in (n, tid, threads))
-        self._numbers: dict[str, Val] = {}
+        self._numbers: dict[str, Val] = self._sizes(spec)
         self._finished = False
 
     @property
     def lanes(self) -> int:
         """float32 elements in one vector register."""
         return self.target.lanes
+
+    def _sizes(self, spec: KernelSpec) -> dict[str, Val]:
+        """The sizes that the spec names, read once: of code for any sizes, `n` is the address of their table."""
+        places = {name: place for name in spec.size_names if (place := place_of(name)) is not None}
+        if not places:
+            return {}
+        table = Pointer(self, self.builder.convert("inttoptr", self.n.ir, POINTER), DType.INT64)
+        return {name: table.load(place) for name, place in places.items()}
 
     # Operands and numbers
 

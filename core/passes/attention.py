@@ -11,6 +11,7 @@ from itertools import dropwhile
 from typing import TypeAlias
 
 from core.ir.dim import is_never_negative
+from core.ir.dims import is_sized
 from core.ir.graph import Attr, Graph, Node, Value
 from core.ir.types import DType
 from core.passes.base import PassResult, is_elementwise, is_view_node, shape_of
@@ -172,16 +173,31 @@ def _has_rows_of_keys(softmax: Node, fewest: int) -> bool:
     shape = shape_of(softmax.output)
     if shape is None or len(shape) < 2 or softmax.attrs.get("axis", -1) not in (-1, len(shape) - 1):
         return False
-    return isinstance(shape[-2], int) and shape[-2] >= fewest
+    return shape[-2] >= fewest if isinstance(shape[-2], int) else is_sized(shape[-2])
 
 
 def _have_known_rows(operands: Operands, perms: Sequence[Attr]) -> bool:
     """Whether kernels for one number of keys, or for any, take the operands."""
     (q, k, v, y), (perm_q, perm_k, perm_v, perm_y) = operands, perms
+    if any(is_sized(dim) for value in operands for dim in shape_of(value) or ()):
+        pairs = ((q, perm_q, -1), (k, perm_k, -2), (v, perm_v, -1), (y, perm_y, -1))
+        return all(_has_known_steps(value, perm, columns) for value, perm, columns in pairs)
     if not (_has_known_rows(q, perm_q) and _has_known_rows(y, perm_y)):
         return False
     known = _has_known_rows(k, perm_k) and _has_known_rows(v, perm_v)
     return known or (_has_any_rows(k, perm_k, -1) and _has_any_rows(v, perm_v, -2))
+
+
+def _has_known_steps(value: Value | None, perm: Attr, columns: int) -> bool:
+    """Whether rows are contiguous, of known extent and a known step apart, however many there are. Columns go along
+    axis `columns` of the permuted tensor, whose last two axes are those of matrices."""
+    shape = shape_of(value)
+    if shape is None or len(shape) < 2:
+        return False
+    order = [int(str(axis)) for axis in perm] if isinstance(perm, tuple) else [*range(len(shape))]
+    across, along = order[-3 - columns], order[columns]
+    behind = shape[across + 1 :]
+    return along == len(shape) - 1 and isinstance(shape[along], int) and all(isinstance(dim, int) for dim in behind)
 
 
 def _has_any_rows(value: Value | None, perm: Attr, rows: int) -> bool:

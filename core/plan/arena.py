@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from core.ir.types import Dim
 from core.plan.liveness import Affine, Buffer, lower_bound
 
 _NEAR = 1.01  # of the lower bound: good enough
@@ -17,7 +18,29 @@ _MOST_WORK = 1 << 20  # pairs of buffers that all tries together may look at, th
 
 
 def place(buffers: list[Buffer]) -> Affine:
-    """Give every buffer an offset such that buffers alive together do not overlap for any n >= 1. Returns the size."""
+    """Give every buffer an offset such that buffers alive together do not overlap for any n >= 1, or any sizes.
+    Returns the size of the arena.
+
+    Buffers over sizes are multiples of a unit. Those of one unit share memory with each other: what holds for n rows
+    holds for a unit. Each unit has a part of the arena of its own, behind that of the others.
+    """
+    extent = _place_together([buffer for buffer in buffers if not buffer.size.units])
+    for unit in dict.fromkeys(unit for buffer in buffers for unit, _ in buffer.size.units):
+        extent = _place_unit([buffer for buffer in buffers if unit in dict(buffer.size.units)], unit, extent)
+    return extent
+
+
+def _place_unit(buffers: list[Buffer], unit: Dim, start: Affine) -> Affine:
+    """Place buffers that are multiples of a unit, from `start` on; returns where they end."""
+    rows = [Buffer(Affine(a=buffer.size.units[0][1]), buffer.first, buffer.last) for buffer in buffers]
+    extent = _place_together(rows)
+    for buffer, row in zip(buffers, rows, strict=True):
+        buffer.offset = start + Affine(units=((unit, row.offset.a),)) if row.offset is not None else None
+    return start + Affine(units=((unit, extent.a),))
+
+
+def _place_together(buffers: list[Buffer]) -> Affine:
+    """Place buffers whose sizes are `a*n + b`; returns the extent."""
     rows = [buffer for buffer in buffers if buffer.size.a]
     constant = [buffer for buffer in buffers if not buffer.size.a]
     order = _by_size(rows, constant)

@@ -248,6 +248,8 @@ def _flops(body: _Body) -> Dim:
 
 
 def _dim(size: Affine) -> Dim:
+    if size.units:
+        raise NotNative("control flow has code for one batch size, not for any sizes")
     return size.a * symbol("n") + size.b
 
 

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from heapq import heappop, heappush
 
 from core.ir.dim import evaluate, symbols
+from core.ir.dims import is_sized
 from core.ir.graph import Graph, Node, Value, node_reads
 from core.ir.types import DType, TensorType
 from core.passes.base import view_origin
+from core.plan.liveness import typical
 
 # One native call without reference nodes in between may take this factor, and these bytes, more memory per row.
 _WORTH = 1.05
@@ -152,8 +154,12 @@ def _peak(graph: Graph, nodes: list[Node]) -> int:
 
 
 def _size(value: Value) -> int:
-    """Bytes for n = 1; nothing for what the arena does not hold."""
-    if not isinstance(value.type, TensorType) or value.type.shape is None or value.type.symbols - {"n"}:
+    """Bytes for n = 1, or for typical sizes; nothing for what the arena does not hold."""
+    if not isinstance(value.type, TensorType) or value.type.shape is None:
         return 0
     nbytes = value.type.nbytes
+    if is_sized(nbytes):
+        return typical(nbytes)
+    if value.type.symbols - {"n"}:
+        return 0
     return evaluate(nbytes, {"n": 1}) if symbols(nbytes) else int(nbytes)  # type: ignore[arg-type]

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import gcd
 
 import numpy as np
 
-from core.ir.dim import affine, evaluate, symbols
+from core.ir.dim import SymDim, affine, evaluate, floor_div, symbols
+from core.ir.dims import is_sized
 from core.ir.graph import Array, Graph
 from core.ir.types import Dim, TensorType, ValueType
 from core.kernels.catalog.base import KernelCall, KernelSpec
@@ -137,6 +139,7 @@ class Plan:
     most_rows: int | None = None  # that kernels reach; None: any
     seams: tuple[Seam, ...] = ()  # where a batch may be parted otherwise than before
     supposed: tuple[Dim, ...] = ()  # of n: the plan is right as long as none is negative
+    sizes: tuple[str, ...] = ()  # of code for any sizes: the model's symbols, whose values its table has
 
     @property
     def serves_none(self) -> bool:
@@ -165,7 +168,7 @@ class Plan:
     @property
     def work(self) -> Affine:
         """A rough measure of the run's length: arithmetic, and bytes at eight operations each."""
-        return sum((Affine(s.flops.a + 8 * s.bytes.a, s.flops.b + 8 * s.bytes.b) for s in self.steps), Affine())
+        return sum((step.flops + step.bytes.times(8) for step in self.steps), Affine())
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +222,18 @@ def affine_of(dim: Dim) -> Affine:
 
 
 def exact_affine(dim: Dim) -> Affine | None:
-    """`dim` as `a*n + b` with non-negative parts, or None."""
+    """`dim` as `a*n + b` with non-negative parts, or over sizes as a multiple of one unit; None for others."""
     parts = affine(dim, "n")
+    if parts is None and is_sized(dim):
+        return _in_units(dim)
     return Affine(*parts) if parts is not None and min(parts) >= 0 else None
+
+
+def _in_units(dim: Dim) -> Affine:
+    """A dimension over sizes as a multiple of one unit."""
+    numbers = [number for _, number in dim.terms] if isinstance(dim, SymDim) else [dim]
+    common = gcd(*numbers)
+    return Affine(units=((floor_div(dim, common), common),))
 
 
 def _mib(size: int) -> str:

@@ -12,12 +12,14 @@ from collections.abc import Mapping
 
 from core.errors import LatheError
 from core.ir.dim import Dim
+from core.ir.dims import place_of
 from core.ir.graph import Array, Graph, Node, Value
 from core.ir.types import TensorType
 from core.ops import registry
 from core.ops.inference import forget_types, infer_graph
 from core.passes.control import CONTROL
 
+_SMALL = ((5, 7, 11, 13, 17), (7, 11, 5, 17, 13), (6, 9, 14, 10, 15))  # sizes; no two of one place agree
 _PROBE = 1_000_003  # a prime, and an extent that no model has: no accident makes it agree with another one
 
 
@@ -26,7 +28,20 @@ def holds_for_every_batch(node: Node, constants: Mapping[Value, Array]) -> bool:
     inputs = list(dict.fromkeys(value for value in node.inputs if value is not None))
     if not any(value.tensor.symbols for value in [*inputs, *node.outputs]) and not _may_be_declared(node, constants):
         return True
-    twin = _twin(node, constants, {"n": _PROBE})
+    names = {name for value in (*inputs, *node.outputs) for name in value.tensor.symbols}
+    places = {name: place for name in names if (place := place_of(name)) is not None}
+    if _agrees(node, constants, {"n": _PROBE, **{name: _PROBE + 2 * place + 2 for name, place in places.items()}}):
+        return True
+    # What a node supposes of sizes, such as an end of a slice, may rule out large ones. Then small ones tell.
+    return bool(places) and all(
+        _agrees(node, constants, {name: numbers[place % len(numbers)] for name, place in places.items()})
+        for numbers in _SMALL
+    )
+
+
+def _agrees(node: Node, constants: Mapping[Value, Array], env: Mapping[str, Dim]) -> bool:
+    """Whether inference with these numbers gives the shapes that are declared."""
+    twin = _twin(node, constants, env)
     declared = [value.type for value in twin.outputs]
     return _is_valid(twin) and [value.type for value in twin.outputs] == declared
 

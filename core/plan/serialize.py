@@ -11,7 +11,7 @@ from core.ir.types import TensorType, parse_type
 from core.plan.liveness import Affine
 from core.plan.plan import Address, Fallback, Memory, Plan, Port, Region, Seam, Segment, Step
 
-SCHEMA = 6
+SCHEMA = 7
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
@@ -34,6 +34,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "most_rows": plan.most_rows,
         "seams": [_seam(seam) for seam in plan.seams],
         "supposed": list(map(str, plan.supposed)),
+        "sizes": list(plan.sizes),
     }
 
 
@@ -54,7 +55,7 @@ def _plan(data: dict[str, Any], fallbacks: Graph) -> Plan:
         outputs=tuple(_read_port(item) for item in data["outputs"]),
         steps=tuple(_read_step(item) for item in data["steps"]),
         schedule=tuple(_read_entry(item) for item in data["schedule"]),
-        arena=Affine(*data["arena"]),
+        arena=_read_affine(data["arena"]),
         weights=int(data["weights"]),
         memory=Memory(*data["memory"]),
         fallbacks=fallbacks,
@@ -66,19 +67,25 @@ def _plan(data: dict[str, Any], fallbacks: Graph) -> Plan:
         most_rows=data["most_rows"],
         seams=tuple(_read_seam(item) for item in data["seams"]),
         supposed=tuple(map(parse_dim, data["supposed"])),
+        sizes=tuple(map(str, data["sizes"])),
     )
 
 
-def _affine(value: Affine) -> list[int]:
-    return [value.a, value.b]
+def _affine(value: Affine) -> list[Any]:
+    return [value.a, value.b, *([str(unit), count] for unit, count in value.units)]
 
 
-def _address(address: Address) -> list[int]:
-    return [address.base, address.offset.a, address.offset.b]
+def _read_affine(item: list[Any]) -> Affine:
+    a, b, *units = item
+    return Affine(int(a), int(b), tuple((parse_dim(unit), int(count)) for unit, count in units))
 
 
-def _read_address(item: list[int]) -> Address:
-    return Address(item[0], Affine(item[1], item[2]))
+def _address(address: Address) -> list[Any]:
+    return [address.base, *_affine(address.offset)]
+
+
+def _read_address(item: list[Any]) -> Address:
+    return Address(int(item[0]), _read_affine(item[1:]))
 
 
 def _port(port: Port) -> list[Any]:
@@ -95,7 +102,7 @@ def _region(region: Region) -> list[Any]:
 
 def _read_region(item: list[Any]) -> Region:
     offset, size, first, last, values = item
-    return Region(Affine(*offset), Affine(*size), int(first), int(last), tuple(map(str, values)))
+    return Region(_read_affine(offset), _read_affine(size), int(first), int(last), tuple(map(str, values)))
 
 
 def _seam(seam: Seam) -> list[Any]:
@@ -104,7 +111,7 @@ def _seam(seam: Seam) -> list[Any]:
 
 def _read_seam(item: list[Any]) -> Seam:
     step, place, row, arena = item
-    return Seam(int(step), Affine(*place), int(row), Affine(*arena))
+    return Seam(int(step), _read_affine(place), int(row), _read_affine(arena))
 
 
 def _tensor(text: str) -> TensorType:
@@ -139,8 +146,8 @@ def _read_step(item: dict[str, Any]) -> Step:
         op=item["op"],
         summary=item["summary"],
         outputs=tuple(item["outputs"]),
-        flops=Affine(*item["flops"]),
-        bytes=Affine(*item["bytes"]),
+        flops=_read_affine(item["flops"]),
+        bytes=_read_affine(item["bytes"]),
         grid=tuple(map(parse_dim, item["grid"])),
         flag=item["flag"],
         may_not_end=bool(item["may_not_end"]),

@@ -164,7 +164,7 @@ class Storage:
                 if size is None:
                     raise ValueError(f"scratch of {node.op} '{node.name}' is {operand.nbytes} bytes, expected a*n + b")
                 copies = 1 if operand.shared else self.threads
-                buffer = Buffer(aligned(Affine(size.a * copies, size.b * copies)), time, time)
+                buffer = Buffer(aligned(size.times(copies)), time, time)
                 self.buffers.append(buffer)
                 self.scratch[node, index] = buffer
 

@@ -21,6 +21,8 @@ from core.errors import FeedError, SessionClosed
 from core.ir.dim import SymDim
 from core.ir.types import TensorType, ValueType
 from core.runtime.context import Context, Contexts
+from core.runtime.layouts import Layout
+from core.runtime.memory import address_of
 from core.runtime.native import ContextWord
 from core.runtime.team import Team
 
@@ -35,6 +37,7 @@ _NUMBERS = count(1)  # of calls
 # Plain integers: a member of an IntEnum costs a lookup each time.
 _N, _FIRST, _LAST = int(ContextWord.N), int(ContextWord.FIRST), int(ContextWord.LAST)
 _THREADS, _TIMES, _ARRAYS = int(ContextWord.THREADS), int(ContextWord.TIMES), int(ContextWord.ARRAY_COUNT)
+_SLOTS = int(ContextWord.SLOTS)
 
 
 class Host(Protocol):
@@ -73,6 +76,19 @@ class Setting:
         words[_FIRST], words[_LAST], words[_ARRAYS] = 0, self._steps, self._ports
         context.show(self.n)
         context.call = self.number
+
+
+class SizedSetting(Setting):
+    """The same for code for any sizes: kernels find the table of sizes where the batch size is otherwise."""
+
+    def __init__(self, layout: Layout, steps: int, ports: int, threads: int) -> None:
+        super().__init__(address_of(layout.sizes), steps, layout.arena, ports)
+        self._layout, self._on = layout, threads  # the layout's tables live as long as the setting
+
+    def apply(self, context: Context) -> None:
+        super().apply(context)
+        context.words[_THREADS] = self._on
+        context.words[_SLOTS] = address_of(self._layout.slots)
 
 
 class Call:

@@ -21,11 +21,13 @@ from core.ir.graph import Node, Value, node_reads
 from core.ir.types import TensorType
 from core.kernels.catalog import Status
 from core.ops import registry
+from core.plan.liveness import Affine
 from core.plan.plan import ARENA, FIRST_PORT, WEIGHTS, Address, Fallback, Plan, Port, Segment
 from core.reference import is_fed, learn_symbols, run_node
-from core.runtime.call import Call, Finished, Run, Setting, Tail, no_room
+from core.runtime.call import Call, Finished, Run, Setting, SizedSetting, Tail, no_room
 from core.runtime.context import Context, Contexts
 from core.runtime.explain import explain_plan
+from core.runtime.layouts import Layouts
 from core.runtime.machine import peaks
 from core.runtime.memory import address_of, aligned_words, array_at, give_back
 from core.runtime.native import SPIN_NS, ContextWord
@@ -65,8 +67,9 @@ class Executable:
         self._functions = np.array([library.address(step.symbol) for step in plan.steps], np.int64)
         self._meets = np.array([step.meets for step in plan.steps], np.int64)
         self._starts = np.cumsum([0, *(len(step.operands) for step in plan.steps)], dtype=np.int64)
-        slots = [self._slot(operand) for step in plan.steps for operand in step.operands]
-        self._slots = np.array(slots, np.int64).reshape(-1)
+        operands = [operand for step in plan.steps for operand in step.operands]
+        self._slots = np.array([self._slot(operand) for operand in operands], np.int64).reshape(-1)
+        self._layouts = Layouts(plan, [(each.base, self._offset(each)) for each in operands]) if plan.sizes else None
         self._contexts = Contexts(2 * threads + 2)
         self._guard = threading.Lock()  # of what is in flight where a run may not end by itself
         self._states = {port.base: np.zeros(0, np.uint8) for port in plan.states}
@@ -155,6 +158,20 @@ class Executable:
             return Finished(self, self._contexts, self._team, setting, outputs, tail)
         return partial(self.run, n)
 
+    def sized(self, sizes: Sequence[int]) -> Run:
+        """`run` of code for any sizes, for these values of `plan.sizes`, each at least 1. FeedError where memory has no
+        room for them."""
+        if self._layouts is None:
+            raise TypeError("the plan is for a batch size, not for any sizes")
+        try:
+            layout = self._layouts.of(sizes)
+        except MemoryError as error:
+            raise no_room(max(sizes), error) from error
+        threads = self.threads if layout.work > _ALONE_BELOW else 1
+        ports = len(self.plan.inputs) + len(layout.outputs)
+        setting = SizedSetting(layout, self._whole[1], ports, threads)
+        return Call(self, self._contexts, self._team, setting, layout.outputs)
+
     def _tail(self) -> Tail | None:
         """What is left to do in Python where native code runs as a whole, and simple nodes follow."""
         if not self.plan.schedule:
@@ -194,9 +211,13 @@ class Executable:
             self.free()
 
     def _slot(self, operand: Address) -> tuple[int, int, int]:
-        """Base, a and b; weights that others have in memory, too, lie outside the block."""
-        a, b = operand.offset.a, operand.offset.b
-        return operand.base, a, self._weights.offset(b) if operand.base == WEIGHTS else b
+        """Base, a and b."""
+        offset = self._offset(operand)
+        return operand.base, offset.a, offset.b
+
+    def _offset(self, operand: Address) -> Affine:
+        """Behind the base; weights that others have in memory, too, lie outside the block."""
+        return Affine(b=self._weights.offset(operand.offset.b)) if operand.base == WEIGHTS else operand.offset
 
     # -- one run --------------------------------------------------------------------------------------------------
 

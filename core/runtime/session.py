@@ -80,6 +80,7 @@ class Description:
     may_not_end: bool = False  # data can make a run of some shapes go on for ever
     defaults: Mapping[str, ValueType] = field(default_factory=dict)  # inputs that a run may leave out
     any_length: bool = False  # packed code answers for every new length until that has code of its own
+    any_size: bool = False  # the same, by code whose kernels take any sizes
     # The inputs as the model declares them, where `inputs` assumes more (`passes/assumptions.py`).
     declared: Mapping[str, ValueType] = field(default_factory=dict)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from core.ir.dim import is_never_negative, product
+from core.ir.dims import is_sized
 from core.ir.graph import Graph, Node, Value
 from core.ir.types import Dim, DType
 from core.kernels.catalog import body as bodies
@@ -22,6 +23,7 @@ F32, BF16, F16 = DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16
 SOFTMAX_FLOPS = 12  # for one score
 _SCORE_BYTES = 1 << 19  # of one block of queries: what a second-level cache holds besides keys and values
 _BLOCK = 64  # queries that share the transposed keys
+_ANY_BLOCK = 32  # queries of a block where only a run shows how many there are
 _ADDED_ACROSS = 3  # queries
 _EMPTY = 0.15  # lanes without a query for each query: with more, rows of scores are faster (measured)
 _EMPTY_PAIRED = 1.0  # the same where a lane multiplies two numbers at once
@@ -38,12 +40,12 @@ class AttentionSpec(KernelSpec):
     `values` that of the second: rows are queries. `dtype` is the type of Q, K, V and Y; scores are float32.
     `guarded`: queries whose weights are no numbers get zeros.
 
-    `keys`, and the steps of extras from query to query, are numbers, but for a QueryRowsSpec.
+    `queries`, `keys`, and the steps of extras from query to query, are numbers, but for a QueryRowsSpec.
     """
 
     family: ClassVar[str] = "attention"
     batch: Nest
-    queries: int
+    queries: Dim
     keys: Dim
     depth: int
     columns: int
@@ -73,9 +75,12 @@ class AttentionSpec(KernelSpec):
     @property
     def known_keys(self) -> int:
         """The number of keys; TypeError where only a run shows it."""
-        if not isinstance(self.keys, int):
-            raise TypeError(f"the kernel is for a number of keys, not {self.keys}")
-        return self.keys
+        return _known(self.keys)
+
+    @property
+    def known_queries(self) -> int:
+        """The number of queries; TypeError where only a run shows it."""
+        return _known(self.queries)
 
     @property
     def scratch_parts(self) -> tuple[int, Dim, int, int]:
@@ -95,7 +100,7 @@ class AttentionSpec(KernelSpec):
 class QueryRowsSpec(AttentionSpec):
     """The same where a vector holds scores of one query, not of one key. A task is a `block` of queries. The rows of
     the tile `scores` are queries, its columns keys. Where only a run shows how many keys there are, at least one, each
-    of them is contiguous."""
+    of them is contiguous. Where only a run shows how many queries there are, the last block has fewer."""
 
     family: ClassVar[str] = "query_rows"
 
@@ -107,13 +112,17 @@ class QueryRowsSpec(AttentionSpec):
     def block(self) -> int:
         keys = self.keys if isinstance(self.keys, int) else _USUAL_KEYS
         fit = _SCORE_BYTES // (whole_vectors(keys, self.scores) * F32.itemsize)
-        return max(1, min(self.queries, _BLOCK, fit))
+        return max(1, min(self.queries if isinstance(self.queries, int) else _ANY_BLOCK, _BLOCK, fit))
 
     @property
     def adds_across(self) -> bool:
-        """Whether keys are read as they lie, and the lanes of a sum added up for each query and key. A query more costs
-        more than with keys that have been transposed."""
-        return self.k_steps[1] == 1 and self.block <= _ADDED_ACROSS
+        """Whether keys are read as they lie for all blocks of queries."""
+        return self.adds_few(self.block)
+
+    def adds_few(self, queries: int) -> bool:
+        """Whether keys are read as they lie for so many queries, and the lanes of a sum added up for each query and
+        key. A query more costs more than with keys that have been transposed."""
+        return self.k_steps[1] == 1 and queries <= _ADDED_ACROSS
 
     @property
     def repacks(self) -> bool:
@@ -143,6 +152,12 @@ class QueryRowsSpec(AttentionSpec):
         return copied, self.block * self.key_pitch, panel, self.block
 
 
+def _known(dim: Dim) -> int:
+    if not isinstance(dim, int):
+        raise TypeError(f"the kernel is for known sizes, not {dim}")
+    return dim
+
+
 def whole_vectors(count: int, tile: Tile) -> int:
     """So many elements, padded to vectors."""
     return -(-count // tile.lanes) * tile.lanes
@@ -151,7 +166,7 @@ def whole_vectors(count: int, tile: Tile) -> int:
 @covers("FusedAttention")
 def attention(request: Request) -> KernelCall | None:
     """None for other element types, and where a length or a step between rows depends on the batch; but there may be
-    any number of contiguous keys."""
+    any number of contiguous keys, and in code for any sizes any number of queries."""
     node = request.node
     if not _is_covered(node):
         return None
@@ -162,15 +177,18 @@ def attention(request: Request) -> KernelCall | None:
     scores = (*shape[:-1], k.shape[-1])
     extras = {i: Matrices(scores, request.walk(value, scores)) for i, value in extras_of(node).items()}
     steps = _whole(step for matrix in (q, k, v, y) for step in matrix.strides[-2:])
-    sizes, along = _whole((q.shape[-2], q.shape[-1], v.shape[-1])), _whole(e.strides[-1] for e in extras.values())
-    keys, across = k.shape[-1], tuple(e.strides[-2] for e in extras.values())
-    if steps is None or sizes is None or along is None or 0 in (*sizes, keys) or (steps[5], steps[7]) != (1, 1):
+    sizes, along = _whole((q.shape[-1], v.shape[-1])), _whole(e.strides[-1] for e in extras.values())
+    queries, keys, across = q.shape[-2], k.shape[-1], tuple(e.strides[-2] for e in extras.values())
+    if steps is None or sizes is None or along is None or (steps[5], steps[7]) != (1, 1):
         return None
-    if not isinstance(keys, int) and not (steps[2] == 1 and is_never_negative(keys - 1)):
+    if 0 in (*sizes, queries, keys) or not (isinstance(queries, int) or is_sized(queries)):
         return None
-    queries, depth, columns = sizes
+    if not isinstance(keys, int) and not (steps[2] == 1 and (is_sized(keys) or is_never_negative(keys - 1))):
+        return None
+    depth, columns = sizes
     batch, epilogue = shape[:-2], node.attrs.get("epilogue")
     usual = keys if isinstance(keys, int) else _USUAL_KEYS
+    usual_queries = queries if isinstance(queries, int) else _ANY_BLOCK
     spec = AttentionSpec(
         batch=Nest(batch, tuple(matrix.along(batch) for matrix in (q, k, v, *extras.values(), y))).collapsed(),
         queries=queries,
@@ -184,13 +202,13 @@ def attention(request: Request) -> KernelCall | None:
         extra_steps=tuple(zip(across, along, strict=True)),
         epilogue=bodies.canonical(epilogue, {}) if isinstance(epilogue, Graph) else None,
         extra_dtypes=tuple(value.dtype for value in extras_of(node).values()),
-        scores=_score_tile(request, queries, usual),
-        values=choose_tile(request.cpu, queries, columns),
+        scores=_score_tile(request, usual_queries, usual),
+        values=choose_tile(request.cpu, usual_queries, columns),
         dtype=node.output.dtype,
         guarded=bool(node.attrs.get("guarded")),
     )
     if _goes_by_query(spec):
-        spec = QueryRowsSpec(**(spec.facts | {"scores": choose_tile(request.cpu, queries, usual)}))
+        spec = QueryRowsSpec(**(spec.facts | {"scores": choose_tile(request.cpu, usual_queries, usual)}))
     flops = product((*batch, queries, keys)) * (2 * depth + 2 * columns + SOFTMAX_FLOPS)
     scratch = Scratch(sum(spec.scratch_parts) * F32.itemsize)
     operands: tuple[Operand, ...] = (*(In(i) for i in (0, 1, 2, *extras_of(node))), Out(), scratch)
@@ -202,8 +220,8 @@ def attention(request: Request) -> KernelCall | None:
 
 def _goes_by_query(spec: AttentionSpec) -> bool:
     """Whether a query to each lane would leave many lanes empty, or have to gather what the epilogue reads; and where
-    only a run shows how many keys there are."""
-    if not isinstance(spec.keys, int):
+    only a run shows how many keys or queries there are."""
+    if not isinstance(spec.keys, int) or not isinstance(spec.queries, int):
         return True
     empty = -spec.queries % spec.scores.lanes
     most = _EMPTY if spec.element is F32 else _EMPTY_PAIRED

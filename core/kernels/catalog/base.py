@@ -29,6 +29,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 import numpy as np
 
 from core.ir.dim import SymDim
+from core.ir.dims import place_of
 from core.ir.graph import Array, Graph, Node, Value
 from core.ir.text import Weights, print_graph
 from core.ir.types import Dim, DType, TensorType
@@ -62,6 +63,11 @@ class KernelSpec:
     @cached_property
     def digest(self) -> str:
         return hashlib.sha256(self.key.encode()).hexdigest()[:24]
+
+    @cached_property
+    def size_names(self) -> tuple[str, ...]:
+        """The sizes of a table that the code reads (`core.ir.dims`)."""
+        return tuple(sorted(name for name in _symbols_in(self) if place_of(name) is not None))
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -337,6 +343,17 @@ def _of(table: Mapping[tuple[str, str], Sequence[_Asked]], device: str, op: str)
 def _declare(device: str) -> None:
     if device in _ELSEWHERE:
         importlib.import_module(_ELSEWHERE[device])
+
+
+def _symbols_in(value: Any) -> frozenset[str]:
+    """The symbols of all dimensions that a spec holds. Bodies of kernels compute single elements, and have none."""
+    if isinstance(value, SymDim):
+        return value.names
+    if isinstance(value, tuple):
+        return frozenset().union(*map(_symbols_in, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type | Graph):
+        return frozenset().union(*(_symbols_in(getattr(value, f.name)) for f in dataclasses.fields(value)))
+    return frozenset()
 
 
 def _key(value: Any) -> str:

@@ -36,7 +36,7 @@ class Numbers:
         for monomial, coefficient in dim.terms:
             term: Dim = self._symbol(coefficient)
             for atom in monomial:
-                term = term * symbol(str(atom))
+                term = term * SymDim([((atom,), 1)])
             taken = taken + term
         return taken
 

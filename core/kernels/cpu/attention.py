@@ -32,7 +32,7 @@ def generate(spec: AttentionSpec, target: Target) -> Kernel:
     k = Kernel(spec, target)
     operands, scratch = operands_of(k, spec)
     width = spec.scores.columns
-    full, rest = divmod(spec.queries, width)
+    full, rest = divmod(spec.known_queries, width)
     with k.parallel(k.dim(product(spec.batch.extents)), full + bool(rest)) as (entry, block):
         offsets = offsets_of(k, spec.batch, entry)
         places = [pointer.at(offset) for pointer, offset in zip(operands, offsets, strict=True)]

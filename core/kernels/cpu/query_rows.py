@@ -8,7 +8,7 @@ are in the first-level cache: keys come from memory once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,23 +28,47 @@ from core.kernels.target import Target
 from core.ops.fused import scalar_body
 
 F32 = DType.FLOAT32
+_PIECE = 8  # queries
 
 
 def generate(spec: QueryRowsSpec, target: Target) -> Kernel:
     k = Kernel(spec, target)
     operands, scratch = operands_of(k, spec)
-    width = spec.block
-    full, rest = divmod(spec.queries, width)
-    with k.parallel(k.dim(product(spec.batch.extents)), full + bool(rest)) as (entry, block):
+    width, queries = spec.block, k.dim(spec.queries)
+    steps = (spec.q_steps[0], 0, 0, *(across for across, _ in spec.extra_steps), spec.y_step)
+    full, rest = queries // width, queries % width
+    some = k.ops.min(rest, 1)
+    with k.parallel(k.dim(product(spec.batch.extents)), full + some) as (entry, block):
         offsets = offsets_of(k, spec.batch, entry)
-        steps = (spec.q_steps[0], 0, 0, *(across for across, _ in spec.extra_steps), spec.y_step)
-        moves = zip(operands, offsets, steps, strict=True)
-        places = tuple(pointer.at(offset + block * (k.dim(step) * width)) for pointer, offset, step in moves)
-        for count, wanted in ((width, block < full), (rest, block.equals(full))):
-            if count and (count < width or full):
-                with k.when(wanted):
-                    _Block(k, spec, places, scratch, count).emit()
+
+        def queries_from(first: Val, count: int) -> None:
+            moves = zip(operands, offsets, steps, strict=True)
+            places = tuple(pointer.at(offset + first * k.dim(step)) for pointer, offset, step in moves)
+            _Block(k, spec, places, scratch, count).emit()
+
+        if full.constant != 0:
+            with k.when(block < full):
+                queries_from(block * width, width)
+        if rest.constant != 0:
+            with k.when(block.equals(full)):
+                _rest(k, full * width, rest, width, queries_from)
     return k
+
+
+def _rest(k: Kernel, first: Val, rest: Val, width: int, queries_from: Callable[[Val, int], None]) -> None:
+    """The last queries, fewer than `width`. Where only a run shows how many, pieces of a few sizes add up to them."""
+    if rest.constant is not None:
+        queries_from(first, int(rest.constant))
+        return
+    if width > _PIECE:
+        whole = rest // _PIECE * _PIECE
+        with k.loop(0, whole, _PIECE) as place:
+            queries_from(first + place, _PIECE)
+        first, rest = first + whole, rest - whole
+    for count in (4, 2, 1):
+        if count < width:
+            with k.when((rest % (2 * count)) >= count):
+                queries_from(first + rest // (2 * count) * (2 * count), count)
 
 
 @dataclass(frozen=True)
@@ -66,7 +90,7 @@ class _Block:
         if spec.copies:
             with k.loop(0, self.count) as query:
                 self._copy(query)
-        if spec.adds_across:
+        if spec.adds_across or (not isinstance(spec.queries, int) and spec.adds_few(self.count)):
             self._product_across(k.index(0))
         else:
             self._product()

@@ -1,0 +1,114 @@
+"""One code for all sizes of a model that is not packed: it answers for each shape until that has code of its own.
+
+Its kernels read every size that the inputs show from a table: the batch size, lengths, those of a past.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+from core.errors import SessionClosed
+from core.ir.dim import broken
+from core.ir.dims import size
+from core.runtime.background import Background
+from core.runtime.call import Run
+from core.runtime.executable import Executable
+from core.runtime.given import Given
+from core.runtime.shapes import StandIn
+
+MakeSized: TypeAlias = Callable[[], Executable]
+
+_KEPT = 64  # sizes whose layouts are kept; when there are more, they are forgotten together
+
+
+class AnySize:
+    """Code for any sizes once it is prepared; before that, and for what it does not take, the general version."""
+
+    def __init__(
+        self,
+        make: MakeSized,
+        batch: str | None,
+        general: StandIn,
+        at_hand: Callable[[], bool] = lambda: False,
+        compile_beside: Callable[[Background], None] = lambda background: None,
+    ) -> None:
+        """`batch`: the symbol of the batch size. `at_hand`: whether `make` only has to load. `compile_beside` lets a
+        child process of the background do most of what `make` has to do."""
+        self._make, self._batch, self._general = make, batch, general
+        self._at_hand, self._compile_beside = at_hand, compile_beside
+        self._making = threading.Lock()
+        self._code: Executable | None = None
+        self._runs: dict[tuple[int, ...], Run] = {}
+        self._failed = self._closed = False
+
+    @property
+    def prepared(self) -> bool:
+        return self._failed or self.quick
+
+    @property
+    def at_hand(self) -> bool:
+        return self.prepared or self._at_hand()
+
+    @property
+    def quick(self) -> bool:
+        return self._code is not None
+
+    @property
+    def name(self) -> str:
+        return "code for any sizes" if self.quick else self._general.name
+
+    @property
+    def runners(self) -> tuple[Executable, ...]:
+        return (self._code,) if self._code is not None else ()
+
+    def prepare(self, background: Background | None = None) -> None:
+        """Compile what is not in the store, in a child process of the background where there is one."""
+        try:
+            if background is not None and not self.at_hand:
+                self._compile_beside(background)
+            with self._making:
+                if not self._closed and self._code is None:
+                    self._code = self._make()
+        except Exception:  # whatever it is: a model is not refused by what only stands in
+            self._failed = True
+
+    def run(self, given: Given, enough: Callable[[], bool]) -> list[Any] | None:
+        code = self._code
+        sizes = self._sizes(code, given) if code is not None else None
+        if code is None or sizes is None or given.record is not None:
+            return self._general.run(given, enough)
+        with suppress(SessionClosed):
+            return self._run_of(code, sizes)(given.arrays)
+        return None
+
+    def _sizes(self, code: Executable, given: Given) -> tuple[int, ...] | None:
+        """The values of the code's table; None where it does not serve them."""
+        known = dict(given.binding)
+        if self._batch is not None:
+            known[self._batch] = given.rows
+        values = tuple([known.get(name, 0) for name in code.plan.sizes])
+        if min(values) < 1:
+            return None
+        if values not in self._runs:
+            table = {str(size(place)): value for place, value in enumerate(values)}
+            if broken(code.plan.supposed, table):
+                return None
+        return values
+
+    def _run_of(self, code: Executable, sizes: tuple[int, ...]) -> Run:
+        found = self._runs.get(sizes)
+        if found is None:
+            if len(self._runs) >= _KEPT:
+                self._runs.clear()
+            found = self._runs[sizes] = code.sized(sizes)
+        return found
+
+    def close(self) -> None:
+        with self._making:
+            self._closed = True
+            code, self._code = self._code, None
+        if code is not None:
+            code.close()

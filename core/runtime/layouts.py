@@ -1,0 +1,95 @@
+"""Where everything lies in a run of code for any sizes: computed once for each set of sizes.
+
+The offsets of such a plan are sums of multiples of units, which are dimensions over the sizes. For certain sizes the
+units are numbers, and one matrix product gives all addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.ir.dim import Dim
+from core.ir.dims import evaluator
+from core.ir.types import TensorType
+from core.plan.liveness import Affine
+from core.plan.plan import Plan, Port
+
+_MOST_BYTES = 1 << 46  # of an arena: more than any machine addresses
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Layout:
+    """The memory of a run for certain sizes."""
+
+    sizes: NDArray[np.int64]  # the table that kernels read
+    slots: NDArray[np.int64]  # (base, 0, offset) of each operand
+    arena: int  # bytes
+    outputs: tuple[tuple[tuple[int, ...], np.dtype[np.generic]], ...]
+    work: int
+
+
+class Layouts:
+    """Makes layouts. `slots` are the base and the offset of every operand, in the order of the steps."""
+
+    def __init__(self, plan: Plan, slots: Sequence[tuple[int, Affine]]) -> None:
+        offsets = [offset for _, offset in slots]
+        shapes = [_shape_of(port) for port in plan.outputs]
+        dims: dict[Dim, int] = {}
+        for unit in [unit for each in (*offsets, plan.arena, plan.work) for unit, _ in each.units]:
+            dims.setdefault(unit, len(dims))
+        for dim in [dim for shape in shapes for dim in shape]:
+            dims.setdefault(dim, len(dims))
+        self._evaluate = evaluator(list(dims))
+        self._bases = np.array([base for base, _ in slots], np.int64)
+        self._constant = np.array([offset.b for offset in offsets], np.int64)
+        self._factors = np.zeros((len(slots), len(dims)), np.int64)
+        for row, offset in zip(self._factors, offsets, strict=True):
+            for unit, count in offset.units:
+                row[dims[unit]] += count
+        self._arena, self._work = (_by_place(each, dims) for each in (plan.arena, plan.work))
+        self._shapes = [[dims[dim] for dim in shape] for shape in shapes]
+        self._dtypes = [_tensor_of(port).dtype.numpy for port in plan.outputs]
+
+    def of(self, sizes: Sequence[int]) -> Layout:
+        """The layout for these values of the table, each at least 1. MemoryError where no machine has room for it."""
+        units = self._evaluate(sizes)
+        arena = _value(self._arena, units)
+        if arena > _MOST_BYTES:
+            raise MemoryError(f"{arena} bytes")
+        slots = np.zeros((len(self._bases), 3), np.int64)
+        slots[:, 0] = self._bases
+        slots[:, 2] = self._constant + self._factors @ np.array(units, np.int64)
+        outputs = tuple(
+            (tuple([units[place] for place in shape]), dtype)
+            for shape, dtype in zip(self._shapes, self._dtypes, strict=True)
+        )
+        return Layout(np.array(sizes, np.int64), slots, arena, outputs, _value(self._work, units))
+
+
+_ByPlace = tuple[int, list[tuple[int, int]]]
+
+
+def _by_place(offset: Affine, places: dict[Dim, int]) -> _ByPlace:
+    return offset.b, [(places[unit], count) for unit, count in offset.units]
+
+
+def _value(offset: _ByPlace, units: Sequence[int]) -> int:
+    constant, parts = offset
+    return constant + sum(units[place] * count for place, count in parts)
+
+
+def _tensor_of(port: Port) -> TensorType:
+    if not isinstance(port.type, TensorType):
+        raise TypeError(f"output '{port.name}' is {port.type}, expected a tensor")
+    return port.type
+
+
+def _shape_of(port: Port) -> tuple[Dim, ...]:
+    shape = _tensor_of(port).shape
+    if shape is None:
+        raise TypeError(f"output '{port.name}' has no rank")
+    return shape

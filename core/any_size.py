@@ -8,11 +8,13 @@ from typing import Protocol
 
 from core.codegen.target import host
 from core.errors import LatheError
+from core.ir.dim import Dim, is_never_negative
 from core.ir.dims import place_of, size
-from core.ir.graph import Graph
+from core.ir.graph import Graph, node_reads
 from core.kernels.catalog import select
 from core.ops.registry import are_everywhere
 from core.options import Options
+from core.passes.base import shape_of
 from core.passes.pipeline import Options as PassOptions
 from core.passes.pipeline import optimize, prepare
 from core.plan.choice import Asked, choose_kernels, plannable
@@ -62,6 +64,15 @@ def of_any_size(graph: Graph, batching: BatchInfo, options: Options) -> bool:
     except (LatheError, ValueError):
         return False
     return not choice.reasons and all(map(plannable, rewritten.outputs))
+
+
+def extents(graph: Graph) -> tuple[Dim, ...]:
+    """What the code for any sizes supposes besides the types: kernels are written for extents of at least one. A part
+    of a Concat may be empty, as a past is before the first token."""
+    read = [value for node in graph.nodes if node.op != "Concat" for value in node_reads(node)]
+    made = [value for node in graph.nodes for value in node.outputs]
+    dims = dict.fromkeys(dim for value in (*read, *made) for dim in shape_of(value) or ())
+    return tuple(dim - 1 for dim in dims if not isinstance(dim, int) and not is_never_negative(dim - 1))
 
 
 def _no_body(graph: Graph) -> Planned:

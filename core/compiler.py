@@ -12,7 +12,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from core.any_size import is_any_size, of_any_size
+from core.any_size import extents, is_any_size, of_any_size
 from core.check.switch import is_on
 from core.codegen.jit import compiler_version, has_generated, llvm_version
 from core.codegen.target import has_bytes, host
@@ -373,8 +373,9 @@ def _maker_of(
     is compiled by the run that needs it."""
     if graph.states or options.devices:
         return maker(make, options, "wait", None, source)
-    waits = new_shapes == "wait"
-    general = None if waits else stand_in(graph, description, options, partial(_stored_on_host, source=source), source)
+    general = None
+    if new_shapes != "wait" or description.any_size:
+        general = stand_in(graph, description, options, partial(_stored_on_host, source=source), source)
     return maker(make, options, new_shapes, general, source, lines=True)
 
 
@@ -519,7 +520,8 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -
     supposed = supposed_of(graph, *varying) if binding or batching.supposed else ()  # else `describe` found none
     # 2. rewrite: fold, fuse, lay out
     graph, reports = rewritten(graph, options)
-    supposed = tuple(dict.fromkeys((*supposed, *supposed_of(graph, *varying))))
+    empty = extents(graph) if is_any_size(binding) else ()
+    supposed = tuple(dict.fromkeys((*supposed, *supposed_of(graph, *varying), *empty)))
     if not batching.batchable and not graph.states and (node := misfit(graph)) is not None:
         return Compiled(plan_for_no_batch(graph, target_of(options), node), {}, list)
     if options.devices:

@@ -35,8 +35,10 @@ def make_plan(
     planned = _plan(graph, target, threads, choose, winograd)
     if is_on():
         from core.check.plans import check_plan
+        from core.check.sized import check_sized, is_sized_graph
 
-        check_plan(graph, planned, target, winograd)
+        check = check_sized if is_sized_graph(graph) else check_plan
+        check(graph, planned, target, winograd)
     return planned
 
 

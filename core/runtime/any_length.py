@@ -55,6 +55,10 @@ class AnyLength:
         return self._code is not None
 
     @property
+    def lasting(self) -> bool:
+        return False
+
+    @property
     def name(self) -> str:
         return "packed code" if self.quick else self._general.name
 

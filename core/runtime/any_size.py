@@ -6,17 +6,17 @@ Its kernels read every size that the inputs show from a table: the batch size, l
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
 from core.errors import SessionClosed
-from core.ir.dim import broken
-from core.ir.dims import size
 from core.runtime.background import Background
-from core.runtime.call import Run
+from core.runtime.call import Call
 from core.runtime.executable import Executable
 from core.runtime.given import Given
+from core.runtime.record import Record, tell
+from core.runtime.runner import Times
 from core.runtime.shapes import StandIn
 
 MakeSized: TypeAlias = Callable[[], Executable]
@@ -41,7 +41,7 @@ class AnySize:
         self._at_hand, self._compile_beside = at_hand, compile_beside
         self._making = threading.Lock()
         self._code: Executable | None = None
-        self._runs: dict[tuple[int, ...], Run] = {}
+        self._runs: dict[tuple[int, ...], Call | None] = {}
         self._failed = self._closed = False
 
     @property
@@ -55,6 +55,10 @@ class AnySize:
     @property
     def quick(self) -> bool:
         return self._code is not None
+
+    @property
+    def lasting(self) -> bool:
+        return not self._failed
 
     @property
     def name(self) -> str:
@@ -77,38 +81,42 @@ class AnySize:
 
     def run(self, given: Given, enough: Callable[[], bool]) -> list[Any] | None:
         code = self._code
-        sizes = self._sizes(code, given) if code is not None else None
-        if code is None or sizes is None or given.record is not None:
+        if code is None:
             return self._general.run(given, enough)
+        run = self._run_of(code, self._sizes(code, given))
         with suppress(SessionClosed):
-            return self._run_of(code, sizes)(given.arrays)
+            if run is not None:
+                return run(given.arrays) if given.record is None else _recorded(code, run, given.arrays, given.record)
         return None
 
-    def _sizes(self, code: Executable, given: Given) -> tuple[int, ...] | None:
-        """The values of the code's table; None where it does not serve them."""
+    def _sizes(self, code: Executable, given: Given) -> tuple[int, ...]:
+        """The values of the code's table."""
         known = dict(given.binding)
         if self._batch is not None:
             known[self._batch] = given.rows
-        values = tuple([known.get(name, 0) for name in code.plan.sizes])
-        if min(values) < 1:
-            return None
-        if values not in self._runs:
-            table = {str(size(place)): value for place, value in enumerate(values)}
-            if broken(code.plan.supposed, table):
-                return None
-        return values
+        return tuple([known[name] for name in code.plan.sizes])
 
-    def _run_of(self, code: Executable, sizes: tuple[int, ...]) -> Run:
-        found = self._runs.get(sizes)
-        if found is None:
+    def _run_of(self, code: Executable, sizes: tuple[int, ...]) -> Call | None:
+        """The run for these values; None where the code does not serve them."""
+        if sizes not in self._runs:
             if len(self._runs) >= _KEPT:
                 self._runs.clear()
-            found = self._runs[sizes] = code.sized(sizes)
-        return found
+            self._runs[sizes] = code.sized(sizes)
+        return self._runs.get(sizes)
 
     def close(self) -> None:
+        """Free the code once nobody runs it."""
         with self._making:
             self._closed = True
             code, self._code = self._code, None
         if code is not None:
             code.close()
+
+
+def _recorded(code: Executable, run: Call, arrays: Sequence[Any], record: Record) -> list[Any]:
+    """A run of which `record` is told the kernels."""
+    times = Times(code.plan)
+    results = run(arrays, times.stamps)
+    times.lap(0, times.stamps)
+    tell([(share, times) for share in code.shares], record)
+    return results

@@ -100,13 +100,16 @@ class Call:
         self._number = setting.number
         self._outputs = tuple(outputs)
 
-    def __call__(self, inputs: Sequence[NDArray[Any]]) -> list[Any]:
+    def __call__(self, inputs: Sequence[NDArray[Any]], stamps: NDArray[np.int64] | None = None) -> list[Any]:
+        """`stamps` receive the driver's clock: at the start and after each step."""
         contexts = self._contexts
         try:
             context = contexts.take(self._host.new_context)
             try:
                 if context.call != self._number:
                     self._setting.apply(context)
+                if stamps is not None:
+                    context.call, context.words[_TIMES] = 0, address_of(stamps)  # the next run sets the words again
                 # The driver reads the addresses of elements out of the arrays, all of which live until it has ended.
                 outputs = [np.empty(shape, dtype) for shape, dtype in self._outputs]
                 objects, place = context.objects, 0

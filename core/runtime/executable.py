@@ -158,15 +158,17 @@ class Executable:
             return Finished(self, self._contexts, self._team, setting, outputs, tail)
         return partial(self.run, n)
 
-    def sized(self, sizes: Sequence[int]) -> Run:
-        """`run` of code for any sizes, for these values of `plan.sizes`, each at least 1. FeedError where memory has no
-        room for them."""
+    def sized(self, sizes: Sequence[int]) -> Call | None:
+        """`run` of code for any sizes, for these values of `plan.sizes`; None for values that it does not serve.
+        FeedError where memory has no room for them."""
         if self._layouts is None:
             raise TypeError("the plan is for a batch size, not for any sizes")
         try:
             layout = self._layouts.of(sizes)
         except MemoryError as error:
             raise no_room(max(sizes), error) from error
+        if layout is None:
+            return None
         threads = self.threads if layout.work > _ALONE_BELOW else 1
         ports = len(self.plan.inputs) + len(layout.outputs)
         setting = SizedSetting(layout, self._whole[1], ports, threads)

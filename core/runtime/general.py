@@ -27,7 +27,7 @@ _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})  # a Python loop over time
 class General:
     """Runs a graph without state; thread-safe."""
 
-    prepared, at_hand, quick = True, True, False
+    prepared, at_hand, quick, lasting = True, True, False, False
     name = "the general version"
     runners: tuple[Executable, ...] = ()
 

@@ -43,10 +43,11 @@ class Layouts:
             dims.setdefault(unit, len(dims))
         for dim in [dim for shape in shapes for dim in shape]:
             dims.setdefault(dim, len(dims))
-        self._evaluate = evaluator(list(dims))
+        self._supposed = len(dims)
+        self._evaluate = evaluator([*dims, *plan.supposed])
         self._bases = np.array([base for base, _ in slots], np.int64)
         self._constant = np.array([offset.b for offset in offsets], np.int64)
-        self._factors = np.zeros((len(slots), len(dims)), np.int64)
+        self._factors = np.zeros((len(slots), self._supposed), np.int64)
         for row, offset in zip(self._factors, offsets, strict=True):
             for unit, count in offset.units:
                 row[dims[unit]] += count
@@ -54,9 +55,13 @@ class Layouts:
         self._shapes = [[dims[dim] for dim in shape] for shape in shapes]
         self._dtypes = [_tensor_of(port).dtype.numpy for port in plan.outputs]
 
-    def of(self, sizes: Sequence[int]) -> Layout:
-        """The layout for these values of the table, each at least 1. MemoryError where no machine has room for it."""
-        units = self._evaluate(sizes)
+    def of(self, sizes: Sequence[int]) -> Layout | None:
+        """The layout for these values of the table; None for values that the plan does not serve. MemoryError where no
+        machine has room for it."""
+        values = self._evaluate(sizes)
+        units, supposed = values[: self._supposed], values[self._supposed :]
+        if min(supposed, default=0) < 0:
+            return None
         arena = _value(self._arena, units)
         if arena > _MOST_BYTES:
             raise MemoryError(f"{arena} bytes")

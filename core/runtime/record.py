@@ -34,10 +34,15 @@ def run_recorded(runner: Runner, n: int, arrays: Sequence[NDArray[Any]], record:
     known, which the run without a record does only where it must."""
     times = [Times(share.plan) for share in runner.shares]
     results = runner.run(n, arrays, times)
-    found = [run for share, taken in zip(runner.shares, times, strict=True) for run in _runs(share, taken)]
+    tell(list(zip(runner.shares, times, strict=True)), record)
+    return results
+
+
+def tell(taken: Sequence[tuple[Share, Times]], record: Record) -> None:
+    """Tell `record` what ran, in order."""
+    found = [run for share, times in taken for run in _runs(share, times)]
     for run in sorted(found, key=lambda run: run.began):
         record(run)
-    return results
 
 
 def _runs(share: Share, times: Times) -> Iterator[KernelRun]:

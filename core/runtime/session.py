@@ -121,7 +121,7 @@ class Session:
         self.description = description
         self._shapes = Shapes(maker or Maker(_one_set_of_shapes), _SPECIALISATIONS, fixed)
         self._packed = LazyPacked(packed) if packed is not None else None
-        has_lines = maker is not None and maker.lines and packed is None
+        has_lines = maker is not None and maker.lines and packed is None and not description.any_size
         self._lines = Lines(self.inputs, self.outputs) if has_lines else None
         self._variants = Variants(variant or _no_variant, _VARIANTS)
         self._declared = Variants(lambda _: (declared or _nothing_assumed)(), 1)

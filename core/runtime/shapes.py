@@ -22,6 +22,8 @@ from core.runtime.given import Given
 from core.runtime.lines import Sizes
 from core.runtime.runner import Runner, serves_none
 
+_OFTEN = 16  # runs of a shape by a lasting stand-in, after which it gets code of its own
+
 
 @dataclass(frozen=True)
 class Made:
@@ -49,6 +51,10 @@ class StandIn(Protocol):
     @property
     def quick(self) -> bool:
         """Whether it is about as fast as code for the shape."""
+
+    @property
+    def lasting(self) -> bool:
+        """Whether only a shape that comes often is to have code of its own beside it, once it is quick."""
 
     @property
     def name(self) -> str:
@@ -111,6 +117,7 @@ class Shape:
     pending: bool = False  # something is being made in the background
     answering: threading.Lock = field(default_factory=threading.Lock)  # held while the general version does
     resting_until: float = 0.0  # when it may again, by the monotonic clock
+    runs: int = 0  # that a lasting stand-in has answered
     used: bool = False  # by runs that did not ask for it here, since somebody looked last
 
     @property
@@ -133,6 +140,8 @@ class Shape:
 
     def state(self, meanwhile: str) -> str:
         """How far it has come, for people. `meanwhile`: what serves before there is code; "" where nothing does."""
+        if self.held is None and not self.pending and meanwhile:
+            return f"{meanwhile} serves"
         if self.held is None:
             return "being compiled" + (f"; {meanwhile} serves meanwhile" if meanwhile else "")
         return self.held.made.note + ("; being tuned in the background" if self.pending else "")
@@ -213,7 +222,12 @@ class Shapes:
         who compile. The other runs wait for one that is being prepared.
         """
         general = self._maker.general
-        if general is None or shape.ready or not shape.pending:
+        if general is None or shape.ready:
+            return None
+        if general.lasting and general.quick:
+            self._count(shape)
+            return general.run(given, lambda: False)
+        if not self._coming(shape):
             return None
         if not general.quick and shape.answering.acquire(blocking=False):
             try:
@@ -223,7 +237,7 @@ class Shapes:
             if results is not None:
                 return results
         with self._changed:
-            self._changed.wait_for(lambda: general.prepared or shape.ready or not shape.pending or self._closed)
+            self._changed.wait_for(lambda: general.prepared or shape.ready or not self._coming(shape) or self._closed)
         return general.run(given, lambda: False) if general.quick and not shape.ready else None
 
     def _slowly(self, general: StandIn, shape: Shape, given: Given) -> list[Any] | None:
@@ -234,7 +248,7 @@ class Shapes:
 
         with self._changed:
             rest = max(shape.resting_until - time.monotonic(), 0.0)
-            self._changed.wait_for(lambda: enough() or not shape.pending, rest)
+            self._changed.wait_for(lambda: enough() or not self._coming(shape), rest)
         started = time.monotonic()
         results = general.run(given, enough)
         shape.resting_until = 2 * time.monotonic() - started
@@ -301,6 +315,10 @@ class Shapes:
         general.prepare(self._backgrounds[0])
         with self._changed:
             self._preparing = False
+            if general.lasting and not general.quick:  # it failed: every shape needs code of its own
+                for shape in self._shapes.values():
+                    if not shape.ready and not shape.pending:
+                        self._submit(shape, 0)
             self._changed.notify_all()
 
     def _enter(self, binding: Sizes) -> Shape:
@@ -331,15 +349,29 @@ class Shapes:
         served = any(shape.serves for shape in self._shapes.values())
         waits = not served and not self._maker.first and (general is None or not general.quick)
         shape = self._shapes[binding] = Shape(binding)
-        if not waits and not self._maker.at_hand(binding):
+        stands_in = general is not None and general.lasting and (general.quick or self._preparing)
+        if not waits and not stands_in and not self._maker.at_hand(binding):
             self._submit(shape, 0)
+
+    def _count(self, shape: Shape) -> None:
+        """Note a run by a lasting stand-in. A shape that comes often gets code of its own."""
+        shape.runs += 1
+        if shape.runs == _OFTEN:
+            with self._changed:
+                if not shape.ready and not shape.pending:
+                    self._submit(shape, 0)
+
+    def _coming(self, shape: Shape) -> bool:
+        """Whether something that answers for the shape is being made in the background."""
+        general = self._maker.general
+        return shape.pending or (self._preparing and general is not None and general.lasting)
 
     def _leave(self, shape: Shape) -> None:
         """A shape that nobody could make is forgotten: the next run tries again."""
         with self._changed:
             shape.users -= 1
             idle = shape.unwanted()
-            failed = shape.held is None and shape.users == 0 and not shape.pending
+            failed = shape.held is None and shape.users == 0 and not shape.pending and shape.runs == 0
             if failed and self._shapes.get(shape.binding) is shape:
                 del self._shapes[shape.binding]
         _close(idle)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import permutations
 from typing import Protocol
 
 from core.codegen.target import host
 from core.errors import LatheError
-from core.ir.dim import Dim, is_never_negative
-from core.ir.dims import place_of, size
+from core.ir.dim import Dim, is_never_negative, is_open, substitute, symbols
+from core.ir.dims import is_sized, place_of, size
 from core.ir.graph import Graph, node_reads
 from core.kernels.catalog import select
 from core.ops.registry import are_everywhere
 from core.options import Options
-from core.passes.base import shape_of
+from core.passes.base import is_elementwise, shape_of
 from core.passes.pipeline import Options as PassOptions
 from core.passes.pipeline import optimize, prepare
 from core.plan.choice import Asked, choose_kernels, plannable
@@ -39,31 +40,60 @@ class MakePart(Protocol):
     ) -> Executable: ...
 
 
-def any_sizes(graph: Graph) -> Sizes:
-    """The binding of code for any sizes: a size of the table for each symbol of the inputs."""
-    return tuple((name, size(place)) for place, name in enumerate(input_symbols(graph)))
-
-
 def is_any_size(binding: Sizes) -> bool:
     """Whether a binding is that of code for any sizes."""
-    return any(place_of(str(dim)) is not None for _, dim in binding)
+    return any(is_sized(dim) for _, dim in binding)
 
 
-def of_any_size(graph: Graph, batching: BatchInfo, options: Options) -> bool:
-    """Whether every node of the model has a kernel that takes any sizes. Models whose only symbol is the batch size
-    need no such code."""
-    others = set(input_symbols(graph)) - {batching.symbol}
-    if graph.states or options.packing or options.devices or not others:
-        return False
+def sizes_of(graph: Graph, batching: BatchInfo, options: Options) -> Sizes:
+    """The binding of code for any sizes: what each symbol of the inputs is in terms of the sizes of its table. Empty
+    where some node of the model has no kernel that takes any sizes, and for models whose only symbol is the batch size.
+    """
+    if graph.states or options.packing or options.devices or set(input_symbols(graph)) <= {batching.symbol}:
+        return ()
     try:
-        bound = bind(graph, batching, any_sizes(graph))
+        binding = _with_equal_sizes(graph, batching)
         passes = optimize if options.optimize else prepare
-        rewritten, _ = passes(bound, PassOptions(precision=options.precision))
+        rewritten, _ = passes(bind(graph, batching, binding), PassOptions(precision=options.precision))
         asked = Asked(host(), options.threads, select, options.winograd, _no_body)
         choice = choose_kernels(rewritten, order(rewritten), asked)
     except (LatheError, ValueError):
-        return False
-    return not choice.reasons and all(map(plannable, rewritten.outputs))
+        return ()
+    return binding if not choice.reasons and all(map(plannable, rewritten.outputs)) else ()
+
+
+def _with_equal_sizes(graph: Graph, batching: BatchInfo) -> Sizes:
+    """A size of the table for each symbol of the inputs. Where two different sizes meet in an elementwise node, one is
+    taken to be the other: the length of a mask is that of the tokens, or of the past and the tokens together. Runs
+    where that does not hold get code of their own."""
+    names = input_symbols(graph)
+    binding: Sizes = tuple((name, size(place)) for place, name in enumerate(names))
+    for _ in names:
+        found = _equality(bind(graph, batching, binding))
+        if found is None:
+            break
+        binding = tuple((name, substitute(dim, dict([found]))) for name, dim in binding)
+    return binding
+
+
+def _equality(graph: Graph) -> tuple[str, Dim] | None:
+    """A size, and the dimension that it meets in a node whose result is of unknown extent for that reason."""
+    for node in graph.nodes:
+        if not is_elementwise(node) or not any(map(is_open, shape_of(node.output) or ())):
+            continue
+        shapes = [shape for value in node.inputs if value is not None and (shape := shape_of(value)) is not None]
+        for axis in range(1, max(map(len, shapes), default=0) + 1):
+            met = dict.fromkeys(shape[-axis] for shape in shapes if len(shape) >= axis and is_sized(shape[-axis]))
+            for one, other in permutations(met, 2):
+                if place_of(str(one)) is not None and str(one) not in symbols(other):
+                    return str(one), other
+    return None
+
+
+def equalities(binding: Sizes) -> tuple[Dim, ...]:
+    """What must not be negative where each size of the table is what the binding takes it for."""
+    pairs = [(size(place), dim) for place, (_, dim) in enumerate(binding) if dim != size(place)]
+    return tuple(difference for one, other in pairs for difference in (one - other, other - one))
 
 
 def extents(graph: Graph) -> tuple[Dim, ...]:
@@ -89,7 +119,7 @@ def any_size(
     graph: Graph, description: Description, options: Options, make: MakePart, source: Source | None
 ) -> AnySize:
     """The stand-in of a model of any size. `source`: where a child process finds the graph."""
-    chosen, binding = for_any_size(options), any_sizes(graph)
+    chosen, binding = for_any_size(options), description.any_size
 
     def at_hand() -> bool:
         return source is not None and source.place(binding, chosen).exists()

@@ -12,7 +12,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from core.any_size import extents, is_any_size, of_any_size
+from core.any_size import equalities, extents, is_any_size, sizes_of
 from core.check.switch import is_on
 from core.codegen.jit import compiler_version, has_generated, llvm_version
 from core.codegen.target import has_bytes, host
@@ -412,7 +412,7 @@ def described(graph: Graph, options: Options) -> tuple[Graph, Description]:
     declared = {value.name: value.type for value in graph.inputs} if together is not graph else {}
     description = _describe(together, options, proof)
     any_length = of_any_length(together, description.batching, options)
-    any_size = not any_length and of_any_size(together, description.batching, options)
+    any_size = () if any_length else sizes_of(together, description.batching, options)
     return together, replace(description, declared=declared, any_length=any_length, any_size=any_size)
 
 
@@ -520,8 +520,8 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -
     supposed = supposed_of(graph, *varying) if binding or batching.supposed else ()  # else `describe` found none
     # 2. rewrite: fold, fuse, lay out
     graph, reports = rewritten(graph, options)
-    empty = extents(graph) if is_any_size(binding) else ()
-    supposed = tuple(dict.fromkeys((*supposed, *supposed_of(graph, *varying), *empty)))
+    of_sizes = (*equalities(binding), *extents(graph)) if is_any_size(binding) else ()
+    supposed = tuple(dict.fromkeys((*supposed, *supposed_of(graph, *varying), *of_sizes)))
     if not batching.batchable and not graph.states and (node := misfit(graph)) is not None:
         return Compiled(plan_for_no_batch(graph, target_of(options), node), {}, list)
     if options.devices:

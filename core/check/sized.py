@@ -14,7 +14,8 @@ from core.ir.dims import place_of
 from core.ir.graph import Graph
 from core.ir.types import TensorType
 from core.kernels.target import GpuTarget, Target
-from core.plan.plan import Affine, Planned
+from core.plan.liveness import Affine
+from core.plan.plan import Planned
 
 # Values of the sizes in their order. Buffers that fit for these and not for others would have to be of the same unit.
 _SIZES = ((1, 1, 1, 1), (2, 3, 5, 7), (7, 5, 3, 2), (3, 16, 17, 4), (1, 40, 1, 33))

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from core.ir.dim import Dim, evaluate, symbols
 from core.ir.graph import Value
 
-_TYPICAL = 32  # what a size is taken for where a plan weighs memory, or is shown to people
+TYPICAL = 32  # what a size is taken for where a plan weighs memory, or is shown to people
 ALIGNMENT = 64  # bytes: one cache line, one AVX-512 register
 
 
@@ -48,7 +48,7 @@ class Affine:
 def typical(dim: Dim) -> int:
     """The value of a dimension over sizes where each size is the typical one; 0 for one that has none there."""
     try:
-        return max(evaluate(dim, dict.fromkeys(symbols(dim), _TYPICAL)), 0)
+        return max(evaluate(dim, dict.fromkeys(symbols(dim), TYPICAL)), 0)
     except KeyError:  # a quotient by zero
         return 0
 

@@ -260,7 +260,7 @@ def _description_to_json(description: Description) -> dict[str, Any]:
         "declared": {name: str(type_) for name, type_ in description.declared.items()},
         "packing": astuple(description.packing) if description.packing is not None else None,
         "any_length": description.any_length,
-        "any_size": description.any_size,
+        "any_size": [[name, str(dim)] for name, dim in description.any_size],
     }
 
 
@@ -278,7 +278,7 @@ def _description_from_json(data: dict[str, Any]) -> Description:
             declared={name: parse_type(text) for name, text in data["declared"].items()},
             packing=PackInfo(*data["packing"]) if data["packing"] is not None else None,
             any_length=bool(data["any_length"]),
-            any_size=bool(data["any_size"]),
+            any_size=tuple((str(name), parse_dim(dim)) for name, dim in data["any_size"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArtifactError(f"description is malformed: {type(error).__name__} {error}") from error

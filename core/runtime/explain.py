@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from core.plan.liveness import TYPICAL
 from core.plan.plan import Fallback, Plan, Region, Step
 from core.runtime.machine import Peaks
 
@@ -17,7 +18,8 @@ _BAR = 48  # characters for the life of a region
 
 def explain_plan(plan: Plan, n: int, peaks: Peaks, device: str = "cpu") -> list[str]:
     """The lines for a batch of `n` rows; `peaks` are those of a thread of the CPU, or of a whole device."""
-    where = f"n = {n}; one thread" if device == "cpu" else f"n = {n}; {device}"
+    of = f"sizes of {TYPICAL}" if plan.sizes else f"n = {n}"
+    where = f"{of}; one thread" if device == "cpu" else f"{of}; {device}"
     compiled = f"steps: {len(plan.steps)} compiled, {len(plan.fallbacks.nodes)} on the reference"
     return [
         *(["passes:", *(f"  {line}" for line in plan.log)] if plan.log else []),

@@ -80,7 +80,7 @@ class Description:
     may_not_end: bool = False  # data can make a run of some shapes go on for ever
     defaults: Mapping[str, ValueType] = field(default_factory=dict)  # inputs that a run may leave out
     any_length: bool = False  # packed code answers for every new length until that has code of its own
-    any_size: bool = False  # the same, by code whose kernels take any sizes
+    any_size: Sizes = ()  # the same, by code whose kernels take any sizes: what the symbols of the inputs are then
     # The inputs as the model declares them, where `inputs` assumes more (`passes/assumptions.py`).
     declared: Mapping[str, ValueType] = field(default_factory=dict)
 
@@ -349,6 +349,8 @@ class Session:
                 lines.append(f"for {', '.join(f'{name}={value}' for name, value in binding) or 'all shapes'}: {state}")
             if binding in executables:
                 lines += executables[binding].explain(batch)
+        for runner in self._shapes.standing():
+            lines += ["code for any sizes:", *runner.explain(batch)]
         for fed, session in self._variants.made().items():
             lines += [f"with {', '.join(sorted(fed))} fed:", session.explain(batch)]
         for session in self._declared.made().values():

@@ -265,6 +265,11 @@ class Shapes:
         with self._changed:
             return [*self._runners, *(general.runners if general is not None else ())]
 
+    def standing(self) -> tuple[Runner, ...]:
+        """The code of a stand-in that most shapes need nothing beside."""
+        general = self._maker.general
+        return general.runners if general is not None and general.lasting else ()
+
     def states(self) -> dict[Sizes, str]:
         """How far every shape has come."""
         name = self._maker.general.name if self._maker.general is not None else ""
@@ -280,7 +285,9 @@ class Shapes:
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until nothing is being made in the background; whether that was so in time."""
         with self._changed:
-            return self._changed.wait_for(lambda: not any(s.pending for s in self._shapes.values()), timeout)
+            return self._changed.wait_for(
+                lambda: not self._preparing and not any(s.pending for s in self._shapes.values()), timeout
+            )
 
     def close(self) -> None:
         """End the work in the background, and free everything as soon as nobody uses it."""

@@ -28,7 +28,7 @@ def mlp(seed: int = 0, hidden: int = 48) -> Graph:
 
 
 def sequence() -> Graph:
-    """[batch, length, 8] -> softmax over the length, moved by one row, the first one mirrored: a model with two symbols.
+    """[batch, length, 8] -> softmax over the length, moved by one row, the first one mirrored: a model of two symbols.
     The kernel that mirrors needs a known length, so there is no code for any sizes."""
     graph = Graph("sequence")
     b = Builder(graph)

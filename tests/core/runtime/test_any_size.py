@@ -1,0 +1,276 @@
+"""Code for any sizes of the inputs: what it serves, that it is right for all of them, and what it is not made for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import core
+from core import compiler
+from core.any_size import is_any_size
+from core.check.sized import check_sized
+from core.codegen.target import host
+from core.errors import FeedError, PlanError
+from core.ir.dim import evaluate, parse_dim, symbol
+from core.ir.dims import evaluator, size
+from core.plan import planner
+from core.plan.liveness import Affine
+from core.plan.plan import Address
+from core.plan.serialize import plan_from_json, plan_to_json
+from core.runtime.any_size import AnySize
+from core.runtime.lines import Sizes
+from tests.core.decoders import Decoder, Feeds
+from tests.core.onnx_writer import OnnxWriter
+from tests.core.runtime import graphs
+from tests.onnx_runtime import plain_session
+
+DECODERS = {
+    "added": Decoder(),
+    "rotary": Decoder(rotary=True),
+    "shared": Decoder(rotary=True, shared=2),
+    "one for all": Decoder(shared=4),
+}
+WIDTH, HEADS = 32, 4
+FLOAT = TensorProto.FLOAT
+
+each_decoder = pytest.mark.parametrize("decoder", DECODERS.values(), ids=list(DECODERS))
+
+
+def cross(dims: tuple[str, str, str, str] = ("batch", "length", "batch", "encoded")) -> onnx.ModelProto:
+    """Queries [batch, length, 32] look at what an encoder gave, [batch, encoded, 32]."""
+    w = OnnxWriter(3)
+
+    def heads(x: str, turned: bool = False) -> str:
+        projected = w.op("MatMul", x, w.weight(WIDTH, WIDTH))
+        split = w.op("Reshape", projected, w.ints(0, 0, HEADS, WIDTH // HEADS))
+        return w.op("Transpose", split, perm=[0, 2, 3, 1] if turned else [0, 2, 1, 3])
+
+    scores = w.op("Mul", w.op("MatMul", heads("x"), heads("seen", True)), w.const(0.35))
+    mixed = w.op("MatMul", w.op("Softmax", scores, axis=-1), heads("seen"))
+    joined = w.op("Reshape", w.op("Transpose", mixed, perm=[0, 2, 1, 3]), w.ints(0, 0, WIDTH))
+    w.op("Add", "x", joined, name="y")
+    info = helper.make_tensor_value_info
+    inputs = [info("x", FLOAT, [*dims[:2], WIDTH]), info("seen", FLOAT, [*dims[2:], WIDTH])]
+    graph = helper.make_graph(w.nodes, "cross", inputs, [info("y", FLOAT, None)], w.constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def cross_feeds(rows: int, length: int, encoded: int) -> Feeds:
+    rng = np.random.default_rng((rows, length, encoded))
+    shapes = {"x": (rows, length, WIDTH), "seen": (rows, encoded, WIDTH)}
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch) -> list[Sizes]:
+    """What this process compiles, in order."""
+    found: list[Sizes] = []
+    original = compiler.build
+
+    def build(graph: core.Graph, options: object, batching: object, binding: Sizes) -> object:
+        found.append(binding)
+        return original(graph, options, batching, binding)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(compiler, "build", build)
+    return found
+
+
+def opened(model: onnx.ModelProto | core.Graph, **options: Any) -> core.Session:
+    graph = model if isinstance(model, core.Graph) else core.load(model.SerializeToString())
+    return core.compile(graph, **{"threads": 1, "tune": "off", **options})
+
+
+def agree(model: onnx.ModelProto, session: core.Session, feeds: Feeds) -> dict[str, np.ndarray]:
+    """The session's answers, which are ONNX Runtime's."""
+    oracle = plain_session(model.SerializeToString())
+    names, answers = [each.name for each in oracle.get_outputs()], session.run(feeds)
+    for name, want in zip(names, oracle.run(None, feeds), strict=True):
+        assert answers[name].shape == want.shape
+        np.testing.assert_allclose(answers[name], want, rtol=3e-5, atol=3e-5, err_msg=name)
+    return answers
+
+
+# -- one code for all sizes --------------------------------------------------------------------------------------------
+
+
+@each_decoder
+@pytest.mark.parametrize("threads", [1, 2])
+def test_one_code_for_all_pasts_prompts_and_batches(decoder: Decoder, threads: int, builds: list[Sizes]) -> None:
+    model = decoder.model()
+    with opened(model, threads=threads, new_shapes="wait") as session:
+        for rows, length, past in [(1, 1, 5), (2, 1, 6), (1, 7, 0), (3, 40, 0), (2, 3, 33), (1, 1, 1000), (1, 65, 2)]:
+            agree(model, session, decoder.feeds(rows, length, past))
+        assert "code for any sizes serves" in session.explain() and "FALLBACK" not in session.explain()
+    assert len(builds) == 1 and is_any_size(builds[0])
+
+
+@each_decoder
+def test_token_by_token(decoder: Decoder, builds: list[Sizes]) -> None:
+    model = decoder.model()
+    with opened(model) as session:
+        feeds = decoder.feeds(2, 12, 0)
+        for _ in range(50):
+            feeds = decoder.after(feeds, agree(model, session, feeds))
+        assert session.settle(60)
+    assert len(builds) == 1
+
+
+def test_queries_and_keys_of_two_lengths(builds: list[Sizes]) -> None:
+    model = cross()
+    with opened(model) as session:
+        for rows, length, encoded in [(1, 1, 1), (2, 3, 50), (1, 70, 5), (5, 33, 64), (1, 8, 300), (2, 2, 2)]:
+            agree(model, session, cross_feeds(rows, length, encoded))
+    assert len(builds) == 1
+
+
+def test_sizes_that_differ_from_what_is_assumed_have_code_of_their_own(builds: list[Sizes]) -> None:
+    """The mask of a decoder is taken to be as long as the past and the new tokens; one that broadcasts is not."""
+    decoder = Decoder()
+    model = decoder.model()
+    with opened(model, new_shapes="wait") as session:
+        feeds = decoder.feeds(1, 1, 7)
+        agree(model, session, feeds)
+        agree(model, session, feeds | {"mask": np.ones((1, 1), np.int64)})
+        with pytest.raises(FeedError):
+            session.run(feeds | {"mask": feeds["mask"][:, 1:]})
+        agree(model, session, feeds)
+    assert [is_any_size(binding) for binding in builds][:2] == [True, False]
+
+
+@pytest.mark.parametrize("feeds", [cross_feeds(0, 3, 4), cross_feeds(2, 0, 4)], ids=["no rows", "no queries"])
+def test_empty_inputs_are_answered_as_ever(feeds: Feeds) -> None:
+    model = cross()
+    with opened(model, new_shapes="wait") as session:
+        agree(model, session, cross_feeds(2, 3, 4))
+        agree(model, session, feeds)
+
+
+def test_a_shape_that_comes_often_gets_code_of_its_own(builds: list[Sizes]) -> None:
+    model, feeds = cross(), cross_feeds(2, 5, 9)
+    with opened(model) as session:
+        for _ in range(40):
+            agree(model, session, feeds)
+        assert session.settle(60)
+        agree(model, session, feeds)
+        assert "encoded=9, length=5: compiled" in session.explain()
+    assert [is_any_size(binding) for binding in builds] == [True, False]
+
+
+def test_runs_that_wait_for_nothing_are_answered_by_references_first(builds: list[Sizes]) -> None:
+    model = cross()
+    with opened(model, new_shapes="background") as session:
+        for length in range(2, 8):
+            agree(model, session, cross_feeds(1, length, 9))
+        assert session.settle(60)
+        agree(model, session, cross_feeds(1, 3, 4))
+        general = session._shapes._maker.general
+        assert isinstance(general, AnySize) and general.quick
+    assert len(builds) == 1
+
+
+def test_later_sessions_find_the_code(tmp_path: Path, builds: list[Sizes]) -> None:
+    model, path = cross(), tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    for count in (1, 1):
+        with core.compile(path, threads=1, cache_dir=tmp_path / "cache", tune="off") as session:
+            for length in (3, 9):
+                agree(model, session, cross_feeds(2, length, 6))
+        assert len(builds) == count
+
+
+def test_runs_are_recorded() -> None:
+    found: list[Any] = []
+    with opened(cross()) as session:
+        session.run(cross_feeds(1, 4, 6), record=found.append)
+        session.run(cross_feeds(1, 4, 6))
+    assert {"FusedAttention"} <= {run.op for run in found}
+    assert all(run.began <= run.ended for run in found)
+
+
+def test_a_closed_session_runs_no_more() -> None:
+    session = opened(cross())
+    session.run(cross_feeds(1, 4, 6))
+    session.close()
+    with pytest.raises(core.errors.SessionClosed):
+        session.run(cross_feeds(1, 4, 6))
+
+
+# -- what it is not made for -------------------------------------------------------------------------------------------
+
+
+def test_models_of_one_size_or_packed_sequences_have_none() -> None:
+    with opened(cross(("batch", "length", "batch", "length"))) as session:
+        assert session.description.any_length and not session.description.any_size
+    with opened(Decoder().model(), packing=64) as session:
+        assert not session.description.any_size
+    with opened(graphs.mlp()) as session:
+        assert not session.description.any_size
+
+
+def test_a_node_that_needs_known_sizes_is_left_to_code_of_one_shape() -> None:
+    w = OnnxWriter(1)
+    w.op("Pad", "x", w.ints(0, 2, 0, 0, 2, 0), mode="reflect", name="y")
+    info = helper.make_tensor_value_info
+    ports = [info("x", FLOAT, ["batch", "length", 4])], [info("y", FLOAT, None)]
+    graph = helper.make_graph(w.nodes, "mirrored", *ports, w.constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    with opened(model, new_shapes="wait") as session:
+        assert session.description.any_size == ()
+        for length in (3, 7):
+            agree(model, session, {"x": np.random.default_rng(0).standard_normal((2, length, 4)).astype(np.float32)})
+
+
+# -- its parts ---------------------------------------------------------------------------------------------------------
+
+
+def test_dimensions_are_evaluated_together() -> None:
+    texts = ["7", "size0*size1", "4*size0*size1 - 3*size2 + 1", "(size1 - 1)//2", "size0*((size2 + 3)//4) + 2"]
+    dims = [parse_dim(text) for text in texts]
+    for values in [(1, 2, 3), (0, 1, 9), (5, 77, 4)]:
+        env = {f"size{place}": value for place, value in enumerate(values)}
+        assert evaluator(dims)(values) == [evaluate(dim, env) for dim in dims]
+    with pytest.raises(ValueError, match="no size of the table"):
+        evaluator([symbol("n") + size(0)])
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
+    """Graphs and plans for any sizes, as they are made."""
+    found: list[tuple[Any, Any]] = []
+    original = planner._plan
+
+    def plan(graph: core.Graph, *arguments: Any) -> Any:
+        made = original(graph, *arguments)
+        found.append((graph, made))
+        return made
+
+    monkeypatch.setattr(planner, "_plan", plan)
+    return found
+
+
+def test_the_checker_finds_buffers_that_meet_for_some_sizes(planned: list[tuple[Any, Any]]) -> None:
+    with opened(cross(), new_shapes="wait") as session:
+        session.run(cross_feeds(2, 3, 4))
+    graph, made = next((g, p) for g, p in planned if p.plan.arena.units)
+    check_sized(graph, made, host(), False)
+    steps = tuple(replace(step, operands=tuple(map(_together, step.operands))) for step in made.plan.steps)
+    with pytest.raises(PlanError):
+        check_sized(graph, replace(made, plan=replace(made.plan, steps=steps)), host(), False)
+
+
+def _together(operand: Address) -> Address:
+    """The address without its units: buffers begin where the one before them does."""
+    return replace(operand, offset=Affine(operand.offset.a, operand.offset.b))
+
+
+def test_plans_travel_as_json(planned: list[tuple[Any, Any]]) -> None:
+    with opened(cross(), new_shapes="wait") as session:
+        session.run(cross_feeds(2, 3, 4))
+    plan = next(p.plan for _, p in planned if p.plan.arena.units)
+    assert plan_from_json(plan_to_json(plan), plan.fallbacks) == plan

@@ -14,7 +14,7 @@ from core.ir.dim import Atom, Dim, FloorDiv, SymDim, symbol, symbols
 
 Evaluate: TypeAlias = Callable[[Sequence[int]], list[int]]  # sizes to the values of dimensions
 
-_SIZE = re.compile(r"size(0|[1-9][0-9]{0,2})")
+_SIZE = re.compile(r"size(0|[1-9][0-9]{0,5})")
 
 
 def size(place: int) -> SymDim:

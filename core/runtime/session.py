@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 
 from core.errors import FeedError, ModelError, SessionClosed, UnsupportedError, VerifyError
 from core.feeds import check_feeds
-from core.ir.dim import Dim, SymDim, affine, broken, evaluate, symbols
-from core.ir.types import TensorType, ValueType
+from core.ir.dim import Dim, broken
+from core.ir.types import ValueType
 from core.plan.plan import Memory
+from core.runtime.assumed import Assumed
 from core.runtime.call import Calls, Run
+from core.runtime.checked import Checks
 from core.runtime.devices import HOST, loss_of
 from core.runtime.executable import Executable
 from core.runtime.given import Binding, Given
@@ -125,6 +127,8 @@ class Session:
         self._lines = Lines(self.inputs, self.outputs) if has_lines else None
         self._variants = Variants(variant or _no_variant, _VARIANTS)
         self._declared = Variants(lambda _: (declared or _nothing_assumed)(), 1)
+        self._checks = Checks(self.inputs)
+        self._assumed = Assumed(description.declared, self.inputs) if description.declared else None
         self._closed = False
         self._is_fixed = fixed is not None
         self._output_names = tuple(description.outputs)
@@ -237,26 +241,13 @@ class Session:
     def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
         """Whether inputs of these shapes are as the code assumes, beyond what the model declares. Others run by code of
         their own, and share it with no other rows. Inputs that do not fit the model at all fit here."""
-        if not self.description.declared:
-            return True
-        values: dict[str, int] = {}
-        for name, type_ in self.description.declared.items():
-            shape = shapes.get(name)
-            if shape is None or not isinstance(type_, TensorType) or len(shape) != len(type_.dims):
-                return True
-            values |= {str(dim): size for dim, size in zip(type_.dims, shape, strict=True) if isinstance(dim, SymDim)}
-        pairs = (
-            zip(type_.dims, shapes[name], strict=True)
-            for name, type_ in self.inputs.items()
-            if isinstance(type_, TensorType)
-        )
-        return all(evaluate(dim, values) == size for each in pairs for dim, size in each if isinstance(dim, SymDim))
+        return self._assumed is None or self._assumed.fits(shapes)
 
     def _strays(self, feeds: Mapping[str, Any]) -> bool:
         """Whether feeds do not fit what the code assumes."""
-        if not self.description.declared:
+        if self._assumed is None:
             return False
-        return not self.fits({name: np.shape(feed) for name, feed in feeds.items()})
+        return not self._assumed.fits({name: np.shape(feed) for name, feed in feeds.items()})
 
     def _others(self) -> list[Session]:
         """The sessions that there are for runs with other inputs."""
@@ -422,12 +413,7 @@ class Session:
         for name in feeds.keys() - self.inputs.keys():
             optional = f", and may take {len(self.defaults)} more (Session.defaults)" if self.defaults else ""
             raise FeedError(f"unknown input '{name}'; the model has {', '.join(self.inputs) or 'none'}{optional}")
-        values: dict[str, int] = {}
-        arrays = []
-        for name, type_ in self.inputs.items():
-            if name not in feeds:
-                raise FeedError(f"input '{name}' is missing; expected {type_}")
-            arrays.append(_checked(name, type_, feeds[name], values))
+        arrays, values = self._checks.of(feeds)
         others = tuple(sorted((name, value) for name, value in values.items() if name != self.batching.symbol))
         if reason := broken(self.batching.supposed, values):
             return self._alone(values, reason), arrays, tuple(sorted(values.items()))
@@ -476,44 +462,3 @@ def _call_of(runner: Runner, n: int) -> Run:
 def _endless(runner: Runner) -> list[Executable]:
     """The parts of a run that may go on for ever."""
     return [host for host in runner.hosts if host.may_not_end]
-
-
-def _checked(name: str, type_: ValueType, feed: Any, values: dict[str, int]) -> Any:
-    """The feed as a contiguous array of the declared type; notes the values of symbols."""
-    if not isinstance(type_, TensorType):
-        return feed
-    array = np.asarray(feed)
-    if array.dtype != type_.dtype.numpy and array.dtype.kind not in "USO":
-        raise FeedError(f"input '{name}' has dtype {array.dtype}, expected {type_.dtype}")
-    if type_.shape is None:
-        return np.asarray(array, order="C")
-    if array.ndim != type_.rank:
-        raise FeedError(f"input '{name}' has shape {list(array.shape)}, expected {type_}")
-    for dim, size in zip(type_.shape, array.shape, strict=True):
-        _match(name, type_, dim, size, array.shape, values)
-    return np.asarray(array, order="C")
-
-
-def _match(name: str, type_: TensorType, dim: Any, size: int, shape: tuple[int, ...], values: dict[str, int]) -> None:
-    """Check one dimension; a symbol gets its value from the first dimension that shows it."""
-    if isinstance(dim, int):
-        if dim != size:
-            raise FeedError(f"input '{name}' has shape {list(shape)}, expected {type_}")
-        return
-    form = _form(dim)
-    if form is None:
-        return  # a dimension of several symbols only follows from others
-    symbol, step, least = form
-    value, rest = divmod(size - least, step) if form[1:] != (1, 0) else (size, 0)
-    if rest or value < 0:
-        raise FeedError(f"input '{name}' has shape {list(shape)}, expected {type_}")
-    if values.setdefault(symbol, value) != value:
-        raise FeedError(f"dimension {symbol} is {values[symbol]} in one input and {value} in '{name}'")
-
-
-@lru_cache(maxsize=4096)  # asked for every dimension of every input in every run
-def _form(dim: SymDim) -> tuple[str, int, int] | None:
-    """The one symbol of a dimension, what it is multiplied by and what is added to that."""
-    names = symbols(dim)
-    parts = affine(dim, next(iter(names))) if len(names) == 1 else None
-    return (next(iter(names)), *parts) if parts is not None else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import permutations
 from typing import Protocol
@@ -11,14 +11,14 @@ from core.codegen.target import host
 from core.errors import LatheError
 from core.ir.dim import Dim, is_never_negative, is_open, substitute, symbols
 from core.ir.dims import is_sized, place_of, size
-from core.ir.graph import Graph, node_reads
+from core.ir.graph import Graph, Value, node_reads
 from core.kernels.catalog import select
 from core.ops.registry import are_everywhere
 from core.options import Options
 from core.passes.base import is_elementwise, shape_of
 from core.passes.pipeline import Options as PassOptions
 from core.passes.pipeline import optimize, prepare
-from core.plan.choice import Asked, choose_kernels, plannable
+from core.plan.choice import Asked, Choice, choose_kernels, plannable
 from core.plan.control import NotNative
 from core.plan.order import order
 from core.plan.plan import Planned
@@ -59,7 +59,13 @@ def sizes_of(graph: Graph, batching: BatchInfo, options: Options) -> Sizes:
         choice = choose_kernels(rewritten, order(rewritten), asked)
     except (LatheError, ValueError):
         return ()
-    return binding if not choice.reasons and all(map(plannable, rewritten.outputs)) else ()
+    return binding if not choice.reasons and _are_computed(rewritten.outputs, choice) else ()
+
+
+def _are_computed(outputs: Sequence[Value], choice: Choice) -> bool:
+    """Whether kernels write each output where it belongs: none is an input, a constant, or what another one is."""
+    roots = [choice.root(value) for value in outputs]
+    return len(set(roots)) == len(roots) and all(root.producer is not None and plannable(root) for root in roots)
 
 
 def _with_equal_sizes(graph: Graph, batching: BatchInfo) -> Sizes:

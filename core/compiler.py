@@ -537,6 +537,8 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -
     check_fits(planned.plan, machine_bytes())
     if is_line(binding) and (left := planned.plan.fallbacks.nodes):
         raise UnsupportedError(f"{left[0]} has no kernel for all sizes")
+    if is_any_size(binding) and planned.plan.copies:
+        raise UnsupportedError("an output is what an input or another output is")
     # 5. native code for every distinct kernel, from the cache where it has been made before
     objects = {name: compiled(spec) for name, spec in planned.specs.items()}
     # 6. constants in the layouts the kernels want

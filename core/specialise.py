@@ -19,6 +19,7 @@ from core.errors import UnsupportedError
 from core.ops.registry import are_everywhere, revisions
 from core.options import Options
 from core.runtime.any_length import AnyLength
+from core.runtime.any_size import AnySize
 from core.runtime.background import Background
 from core.runtime.lines import Sizes
 from core.runtime.runner import Runner, serves_none
@@ -65,7 +66,7 @@ def maker(
     to wait for the background like the others. `lines`: see Maker. ValueError for unknown `new_shapes`."""
     if new_shapes not in _CHOICES:
         raise ValueError(f"new_shapes is {new_shapes!r}, expected {', '.join(map(repr, _CHOICES))}")
-    if isinstance(general, AnyLength):  # most lengths share its weights then: those of Strassen's have other layouts
+    if isinstance(general, AnyLength | AnySize):  # most shapes share its weights: those of Strassen's lie otherwise
         options = replace(options, winograd=False)
     quick, tuned = replace(options, tune=0.0), replace(options, tune=options.tune or options.tune_later)
     stages = [_stage(make, chosen, source, chosen == tuned) for chosen in (quick, tuned)]

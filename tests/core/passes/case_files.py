@@ -24,7 +24,7 @@ from core.ir.text import parse_graph, print_graph
 from core.ir.types import DType
 
 CASES = Path(__file__).parent / "cases"
-SIZES = {"n": 3, "m": 2, "batch": 3}
+SIZES = {"n": 3, "m": 2, "batch": 3, "size0": 2, "size1": 4, "size2": 5}
 
 
 @dataclass(frozen=True)

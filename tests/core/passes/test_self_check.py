@@ -124,7 +124,13 @@ def rules(module: ModuleType) -> Iterable[Rule]:
     return [rule for table in tables for rule in table if isinstance(rule, Rule)]
 
 
-@pytest.mark.parametrize("sizes", [{"n": 1, "m": 1, "batch": 1}, {"n": 7, "m": 5, "batch": 17}])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"n": 1, "m": 1, "batch": 1, "size0": 1, "size1": 1, "size2": 1},
+        {"n": 7, "m": 5, "batch": 17, "size0": 2, "size1": 3, "size2": 6},
+    ],
+)
 @pytest.mark.parametrize("kind", ["normal", "large", "not finite"])
 @each_graph
 def test_both_sides_agree(name: str, graph: Graph, kind: str, sizes: dict[str, int]) -> None:

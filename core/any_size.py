@@ -96,13 +96,18 @@ def _equality(graph: Graph) -> tuple[str, Dim] | None:
     return None
 
 
-def equalities(binding: Sizes) -> tuple[Dim, ...]:
+def supposed_of_sizes(graph: Graph, binding: Sizes) -> tuple[Dim, ...]:
+    """What code for any sizes supposes besides the types of its graph; nothing for other bindings."""
+    return (*_equalities(binding), *_extents(graph)) if is_any_size(binding) else ()
+
+
+def _equalities(binding: Sizes) -> tuple[Dim, ...]:
     """What must not be negative where each size of the table is what the binding takes it for."""
     pairs = [(size(place), dim) for place, (_, dim) in enumerate(binding) if dim != size(place)]
     return tuple(difference for one, other in pairs for difference in (one - other, other - one))
 
 
-def extents(graph: Graph) -> tuple[Dim, ...]:
+def _extents(graph: Graph) -> tuple[Dim, ...]:
     """What the code for any sizes supposes besides the types: kernels are written for extents of at least one. A part
     of a Concat may be empty, as a past is before the first token."""
     read = [value for node in graph.nodes if node.op != "Concat" for value in node_reads(node)]

@@ -12,7 +12,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from core.any_size import equalities, extents, is_any_size, sizes_of
+from core.any_size import is_any_size, sizes_of, supposed_of_sizes
 from core.check.switch import is_on
 from core.codegen.jit import compiler_version, has_generated, llvm_version
 from core.codegen.target import has_bytes, host
@@ -21,7 +21,7 @@ from core.frontends.beside import Content, content_at, content_of_bytes, digests
 from core.frontends.external import ExternalFiles
 from core.frontends.onnx import import_model, load
 from core.frontends.proto import parse_model
-from core.ir.dim import Dim, symbols
+from core.ir.dim import Dim
 from core.ir.graph import Graph
 from core.kernels.catalog import Selector
 from core.kernels.cpu import object_for
@@ -56,7 +56,7 @@ from core.runtime.shapes import Made, Maker
 from core.runtime.store import Store, open_store
 from core.runtime.trial import host_bench
 from core.runtime.variants import Fed
-from core.sizes import bind, leading_symbol, other_symbols, supposed_of
+from core.sizes import bind, leading_symbol, other_symbols, supposed_of, varying_in
 from core.specialise import Make, NewShapes, Source, maker, note_of
 from core.split import split
 from core.tune import Record, choices, read_findings
@@ -516,12 +516,11 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -
         options = replace(options, winograd=False)
     # 1. the batch size, or on a line the past, becomes `n`, every other symbol a number
     graph = bind(graph, batching, binding)
-    varying = {name for dim in ("n", *(dim for _, dim in binding)) for name in _names(dim)}
+    varying = varying_in(binding)
     supposed = supposed_of(graph, *varying) if binding or batching.supposed else ()  # else `describe` found none
     # 2. rewrite: fold, fuse, lay out
     graph, reports = rewritten(graph, options)
-    of_sizes = (*equalities(binding), *extents(graph)) if is_any_size(binding) else ()
-    supposed = tuple(dict.fromkeys((*supposed, *supposed_of(graph, *varying), *of_sizes)))
+    supposed = tuple(dict.fromkeys((*supposed, *supposed_of(graph, *varying), *supposed_of_sizes(graph, binding))))
     if not batching.batchable and not graph.states and (node := misfit(graph)) is not None:
         return Compiled(plan_for_no_batch(graph, target_of(options), node), {}, list)
     if options.devices:
@@ -547,10 +546,6 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -
     plan = replace(planned.plan, log=tuple(log), sizes=sizes)
     states = {state.value.name: state.initial for state in graph.states}
     return _supposing(Compiled(plan, objects, lambda: weight_chunks(planned), states, choose.used), supposed)
-
-
-def _names(dim: Dim | str) -> frozenset[str]:
-    return frozenset((dim,)) if isinstance(dim, str) else symbols(dim)
 
 
 def _supposing(compiled: Compiled, supposed: tuple[Dim, ...]) -> Compiled:

@@ -31,6 +31,11 @@ def leading_symbol(graph: Graph) -> str | None:
     return next(filter(None, map(leading, graph.inputs)), None)
 
 
+def varying_in(binding: Sizes) -> frozenset[str]:
+    """The symbols of a graph that is bound so: the batch size, and those of what is no number."""
+    return frozenset(("n",)).union(*(symbols(dim) for _, dim in binding))
+
+
 def supposed_of(graph: Graph, *varying: str | None) -> tuple[Dim, ...]:
     """What the code for all values of these symbols supposes."""
     names = set(filter(None, varying))

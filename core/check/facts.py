@@ -30,13 +30,15 @@ class StepFacts:
 
 @dataclass
 class Facts:
-    """A plan and its graph. `alone`: whether the plan is no body of another one."""
+    """A plan and its graph. `alone`: whether the plan is no body of another one. `offered`: whether its kernels are
+    those that the catalog offers for the nodes of the graph."""
 
     graph: Graph
     planned: Planned
     target: Target | GpuTarget
     winograd: bool = True
     alone: bool = True
+    offered: bool = True
     steps: tuple[StepFacts, ...] = ()
     runs: set[Node] = field(default_factory=set)  # nodes that a step or a fallback runs
     names: Mapping[str, Value] = field(default_factory=dict)

@@ -18,14 +18,17 @@ _MANY = 32  # rows, where values lie in pieces: each row has some of its own
 _MOST_PIECES = 1 << 14  # of such an operand, beyond the 8 rows that are always tried
 
 
-def check_plan(graph: Graph, planned: Planned, target: Target | GpuTarget, winograd: bool = True) -> None:
+def check_plan(
+    graph: Graph, planned: Planned, target: Target | GpuTarget, winograd: bool = True, offered: bool = True
+) -> None:
     """PlanError where the plan does not run the graph: where a step reads what is not there or is overwritten, writes
     where another one still reads, or goes beyond its memory; for batches of 0, 1, 2, 7 and many rows
     (a million; where values lie in pieces inside others, 32, or 8 where each row has many).
 
     `target` and `winograd` are what the plan was made for. The graph's shapes may depend on `n` alone, or on data.
+    `offered`: whether its kernels are those that the catalog offers for the nodes of the graph.
     """
-    _check(Facts(graph, planned, target, winograd))
+    _check(Facts(graph, planned, target, winograd, offered=offered))
 
 
 def _check(facts: Facts) -> None:

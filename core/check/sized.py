@@ -9,31 +9,33 @@ from typing import Any
 import numpy as np
 
 from core.check.plans import check_plan
-from core.ir.dim import Dim, SymDim, broken, evaluate, substitute
+from core.ir.dim import Dim, SymDim, evaluate, substitute
 from core.ir.dims import place_of
 from core.ir.graph import Graph
-from core.ir.types import TensorType
+from core.ir.types import TensorType, ValueType
 from core.kernels.target import GpuTarget, Target
 from core.plan.liveness import Affine
 from core.plan.plan import Planned
 
 # Values of the sizes in their order. Buffers that fit for these and not for others would have to be of the same unit.
-_SIZES = ((1, 1, 1, 1), (2, 3, 5, 7), (7, 5, 3, 2), (3, 16, 17, 4), (1, 40, 1, 33))
+_SIZES = ((1, 1, 1, 1), (2, 3, 5, 7), (7, 5, 3, 2), (3, 16, 17, 4), (1, 40, 1, 33), (900, 3, 900, 2), (2, 900, 2, 900))
 
 
-def check_sized(
-    graph: Graph, planned: Planned, target: Target | GpuTarget, winograd: bool, supposed: tuple[Dim, ...] = ()
-) -> None:
-    """As `check_plan`, for several values of the sizes that do not break what is `supposed` of them."""
-    names = {name for value in graph.inputs if isinstance(value.type, TensorType) for name in value.type.symbols}
+def check_sized(graph: Graph, planned: Planned, target: Target | GpuTarget, winograd: bool) -> None:
+    """As `check_plan`, for several values of the sizes: those for which no value is empty."""
+    inputs = [value.type for value in graph.inputs if isinstance(value.type, TensorType)]
+    places = {name: place for type_ in inputs for name in type_.symbols if (place := place_of(name)) is not None}
     for values in _SIZES:
-        env: dict[str, Dim] = {}
-        for name in names:
-            place = place_of(name)
-            if place is not None:
-                env[name] = values[place % len(values)]
-        if not broken(supposed, {name: int(str(value)) for name, value in env.items()}):
-            check_plan(graph.clone(env), _planned_with_numbers(planned, env), target, winograd)
+        env: dict[str, Dim] = {name: values[place % len(values)] for name, place in places.items()}
+        bound = graph.clone(env)
+        if not any(_is_empty(value.type) for value in bound.values()):
+            check_plan(bound, _planned_with_numbers(planned, env), target, winograd, offered=False)
+
+
+def _is_empty(type_: ValueType) -> bool:
+    """Whether an extent is less than one: code for any sizes does not serve such sizes."""
+    dims = type_.shape or () if isinstance(type_, TensorType) else ()
+    return any(isinstance(dim, int) and dim < 1 for dim in dims)
 
 
 def _planned_with_numbers(planned: Planned, env: Mapping[str, Dim]) -> Planned:

@@ -118,6 +118,8 @@ def _check_offered(facts: Facts, each: StepFacts, small: Identities, large: Iden
     values = [value for value in dict.fromkeys(each.values) if value is not None]
     apart = {value: strides for value in values if (strides := _told(value, small, large)) is not None}
     spread = {value for value in apart if not _is_dense(value, small, large)}
+    if not facts.offered and _honours(each, each.call, spread):
+        return
     placed = small.inside.get(each.node, frozenset())
     for asked in _ways_to_ask(apart, spread):
         request = Request(

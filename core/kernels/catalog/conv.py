@@ -11,6 +11,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from core.ir.dim import product
+from core.ir.dims import is_sized
 from core.ir.graph import Array, Graph, Node, Value
 from core.ir.types import Dim, DType, TensorType
 from core.kernels.catalog import body as bodies
@@ -100,14 +102,29 @@ class ConvSpec(KernelSpec):
         return self.taps * self.channels // self.pair
 
     @property
+    def sizes(self) -> tuple[Dim, ...]:
+        """The extents of the image along its axes."""
+        return tuple(window.size for window in self.windows)
+
+    @property
+    def counts(self) -> tuple[Dim, ...]:
+        """The results along each axis."""
+        return tuple(window.count for window in self.windows)
+
+    @property
     def pixels(self) -> Dim:
         """Output pixels of the whole batch."""
-        return self.batch * prod(window.count for window in self.windows)
+        return product((self.batch, *self.counts))
+
+    @property
+    def reaches(self) -> tuple[bool, ...]:
+        """For each axis, whether a window can reach outside the image."""
+        return tuple(window.inside != (0, window.count) for window in self.windows)
 
     @property
     def padded(self) -> bool:
         """Whether a window can reach outside the image."""
-        return any(window.inside != (0, window.count) for window in self.windows)
+        return any(self.reaches)
 
     @property
     def row(self) -> int:
@@ -117,8 +134,7 @@ class ConvSpec(KernelSpec):
     @property
     def has_whole_rows(self) -> bool:
         """Whether rows of a window are runs: neighbours in the image, all of them inside it or all outside."""
-        last = self.windows[-1]
-        return self.groups == self.pair == 1 and last.dilation == 1 and last.inside == (0, last.count)
+        return self.groups == self.pair == 1 and self.windows[-1].dilation == 1 and not self.reaches[-1]
 
     @property
     def run(self) -> int:
@@ -147,6 +163,28 @@ class ConvSpec(KernelSpec):
         kind = "" if self.element is F32 else f"{self.element} "
         paired = "" if self.pair == 1 else f", {self.pair} groups per vector"
         return f"conv {kind}{kernel} {self.tile}, {'gathered windows' if self.gathers else 'implicit'}{paired}"
+
+
+@dataclass(frozen=True)
+class SizedConvSpec(ConvSpec):
+    """The same over images whose extents are sizes of a table: `image` and `results` are the extents, and those of the
+    windows are 0."""
+
+    image: tuple[Dim, ...] = ()
+    results: tuple[Dim, ...] = ()
+
+    @property
+    def sizes(self) -> tuple[Dim, ...]:
+        return self.image
+
+    @property
+    def counts(self) -> tuple[Dim, ...]:
+        return self.results
+
+    @property
+    def reaches(self) -> tuple[bool, ...]:
+        """Every window with padding may; without, a result has its whole window in the image."""
+        return tuple(window.before > 0 or window.after > 0 for window in self.windows)
 
 
 @covers("FusedConv", "Conv")
@@ -208,6 +246,41 @@ def pointwise(request: Request) -> KernelCall | None:
     element = element_of(x.dtype, _value(node, 1).dtype)
     channels = in_words(weight.shape[1], element) if element is not None else None
     return _product(request, weight, element, channels) if element is not None and isinstance(channels, int) else None
+
+
+@covers("FusedConv", "Conv")
+def sized(request: Request) -> KernelCall | None:
+    """Images whose extents are sizes of a table, with explicit padding."""
+    node, weight = request.node, request.constant(1)
+    if weight is None or not has_plannable_types(node) or not is_covered(node):
+        return None
+    x, y, groups = _value(node, 0), node.output, int(attribute(node, "group"))
+    image, results = x.shape[1:-1], y.shape[1:-1]
+    pads = conv_pads(Infer(registry.get(node.op), node, {}))
+    known = all(isinstance(dim, int) or is_sized(dim) for dim in (*image, *results))
+    if pads is None or not known or not any(map(is_sized, image)) or x.dtype is not F32:
+        return None
+    strides, dilations = (attribute(node, name) or (1,) * len(image) for name in ("strides", "dilations"))
+    facts = zip(weight.shape[2:], strides, dilations, pads, strict=True)
+    windows = tuple(Window(0, 0, kernel, stride, dilation, *pad) for kernel, stride, dilation, pad in facts)
+    columns, channels = weight.shape[0] // groups, weight.shape[1]
+    pair = groups_per_vector(groups, channels, columns, request.cpu)
+    groups, channels, columns = groups // pair, channels * pair, columns * pair
+    finish, tile = finish_of(node, request), choose_tile(request.cpu, product(y.shape[:-1]), columns, request.rank)
+    pack = partial(_pack, groups=groups, tile=tile, element=F32)
+    fill = word_of(attribute(node, "pad_value"), F32) if node.op == "FusedConv" else 0
+    spec = SizedConvSpec(
+        x.shape[0], windows, groups, channels, columns, finish, False, tile, F32, fill, pair, image, results
+    )
+    weights = Packed(1, f"conv{tile.columns}x{tile.lanes}g{groups}{F32}", pack)
+    extras = [In(i) for i in extra_indices(node)]
+    return KernelCall(
+        spec, (In(0), weights, *extras, Out(0), *_scratch(spec, request.cpu)),
+        inplace=() if finish.deferred else inplace_extras(node),
+        flops=y.tensor.size * (2 * weight[0].size),
+        bytes=traffic(node),
+        strided=in_lines(request),
+    )  # fmt: skip
 
 
 def _product(request: Request, weight: Array, element: DType, channels: int) -> KernelCall | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from core.codegen.lang import Kernel, Val
+from core.codegen.lang import Index, Kernel, Val
 from core.codegen.registers import Pointer
-from core.ir.types import DType
+from core.ir.types import Dim, DType
 from core.kernels.catalog.conv import ConvSpec, table_lanes
 from core.kernels.catalog.panels import packed_size, stage_bytes, stays_cached, tiles_ahead
 from core.kernels.catalog.words import WORD_BYTES, stored_dtype, total_dtype, word_dtype
@@ -166,21 +166,28 @@ class _Conv:
         k, spec = self.kernel, self.spec
         outside = self.outside.distance_from(image)
         numbers = k.lane_numbers(self.entries)
-        batch, *places = k.unravel((numbers + pixel).cast(DType.INT32), [0, *(w.count for w in spec.windows)])
+        batch, *places = k.unravel((numbers + pixel).cast(DType.INT32), [0, *map(self._lane_count, spec.counts)])
         corners = [place * w.stride - w.before for place, w in zip(places, spec.windows, strict=True)]
+        sizes = [k.dim(size) for size in spec.sizes]
         for run in range(spec.runs):
             tap = run * (spec.taps // spec.runs)
             offset, inside = batch.cast(I64), None
-            for corner, w, step in zip(corners, spec.windows, self._tap_steps(tap), strict=True):
+            axes = zip(corners, spec.windows, self._tap_steps(tap), sizes, spec.reaches, strict=True)
+            for corner, w, step, size, reaches in axes:
                 at = corner + step * w.dilation
-                offset = offset * w.size + at.cast(I64)
-                if w.inside != (0, w.count):
-                    within = (at >= 0) & (at < w.size)
+                offset = offset * size + at.cast(I64)
+                if reaches:
+                    within = (at >= 0) & (at.cast(I64) < size)
                     inside = within if inside is None else inside & within
             offset = offset * (spec.channels * spec.groups)
             if inside is not None:
                 offset = k.ops.select(inside, offset, outside)
             self.table.store(offset, run * self.entries)
+
+    def _lane_count(self, count: Dim) -> Index:
+        """The results along an axis, as the numbers of pixels in lanes are divided by."""
+        k = self.kernel
+        return count if isinstance(count, int) else k.dim(count).cast(DType.INT32).splat(self.entries)
 
     def _tap_steps(self, tap: int) -> list[int]:
         """The place number `tap` of the window, axis by axis."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from core.ir.dim import symbols
+from core.ir.dim import Dim, symbols
+from core.ir.dims import is_sized
 from core.ir.graph import Attr, Graph, Node, Value
 from core.ir.types import DType
 from core.passes.base import PassResult, input_symbols, shape_of
@@ -140,9 +141,26 @@ def _absorb(editor: Editor, node: Node) -> None:
         _absorb_operand(editor, node, index, name)
     reader = editor.only_reader(node.output)
     perm = perm_of(reader) if reader is not None else None
-    if reader is not None and perm is not None:
-        attrs = _given({**node.attrs, "perm_y": compose(perm_attribute(node, "perm_y"), perm)})
+    whole = compose(perm_attribute(node, "perm_y"), perm) if perm is not None else None
+    if reader is not None and perm is not None and _has_known_step(node, whole):
+        attrs = _given({**node.attrs, "perm_y": whole})
         editor.replace(reader.output, editor.emit(reader, node.op, *node.inputs, attrs=attrs, name=node.name))
+
+
+def _has_known_step(node: Node, perm: Perm | None) -> bool:
+    """Whether the columns of a product lie a known step apart once it is written in this order."""
+    shape = unpermuted_shape(node)
+    if perm is None or shape is None:
+        return True
+    return not any(is_sized(shape[axis]) for axis in perm[perm.index(len(perm) - 1) + 1 :])
+
+
+def unpermuted_shape(node: Node) -> tuple[Dim, ...] | None:
+    """The shape of a product before `perm_y`."""
+    shape, perm = shape_of(node.output), perm_attribute(node, "perm_y")
+    if shape is None or perm is None:
+        return shape
+    return tuple(shape[perm.index(axis)] for axis in range(len(perm)))
 
 
 def is_plain_product(node: Node) -> bool:

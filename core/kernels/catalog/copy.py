@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from core.ir.dim import floor_div
+from core.ir.dims import is_sized
 from core.ir.graph import Node, Value
 from core.ir.types import Dim
 from core.kernels.catalog.attributes import attribute, axis_of, integers
@@ -40,6 +41,7 @@ class Piece:
     offsets: tuple[Dim, Dim] = (0, 0)
 
 
+_FAR = 10**9  # a bound that stands for an end, see core.ops.slicing
 _LONG_ROW = 1 << 14  # elements; of shorter ones a task takes several
 
 
@@ -232,7 +234,10 @@ def _first(start: Dim, step: int, extent: Dim) -> Dim | None:
         return 0
     if start == -1 and step < 0:
         return extent - 1
-    return None
+    # Where sizes of a table are concerned, the type of the result supposes that bounds lie within the extent.
+    if step < 0 or not (is_sized(start) or is_sized(extent)) or (isinstance(start, int) and abs(start) >= _FAR):
+        return None
+    return extent + start if isinstance(start, int) and start < 0 else start
 
 
 @covers("Concat")

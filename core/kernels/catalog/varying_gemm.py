@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from core.ir.dim import product
+from core.ir.dims import is_sized
 from core.ir.graph import Graph
 from core.ir.types import Dim, DType
 from core.kernels.catalog import body as bodies
@@ -46,8 +47,8 @@ class VaryingGemmSpec(KernelSpec):
 
 @covers("FusedMatMul", "MatMul")
 def varying_gemm(request: Request) -> KernelCall | None:
-    """None for other element types, many rows, and rows and columns that are both no neighbours. Asked where no other
-    kernel does the product."""
+    """None for other element types, a known number of many rows, and rows and columns that are both no neighbours.
+    Asked where no other kernel does the product."""
     node = request.node
     if not has_plannable_types(node) or any(len(value.shape) < 2 for value in node.inputs[:2] if value is not None):
         return None
@@ -60,7 +61,7 @@ def varying_gemm(request: Request) -> KernelCall | None:
     y = unpermuted(request.strides_of(node.output), perm_attribute(node, "perm_y"))
     walks = {i: request.walk(value, shape) for i, value in extras_of(node).items()}
     along = [1 if step == 1 else 0 if step == 0 else None for step in (steps[-1] for steps in walks.values())]
-    few = isinstance(shape[-2], int) and shape[-2] <= _MOST_ROWS
+    few = shape[-2] <= _MOST_ROWS if isinstance(shape[-2], int) else is_sized(shape[-2])
     ready = b.strides[-1] == 1 or (b.strides[-2] == 1 and a.strides[-1] == 1)
     if not few or not ready or y[-1] != 1 or None in along:
         return None

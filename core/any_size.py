@@ -26,7 +26,7 @@ from core.runtime.any_size import AnySize
 from core.runtime.background import Background
 from core.runtime.executable import Executable
 from core.runtime.general import General
-from core.runtime.lines import Sizes
+from core.runtime.given import Sizes, is_any_size
 from core.runtime.session import BatchInfo, Description
 from core.sizes import bind, input_symbols
 from core.specialise import Source
@@ -38,11 +38,6 @@ class MakePart(Protocol):
     def __call__(
         self, graph: Callable[[], Graph], description: Description, binding: Sizes, options: Options
     ) -> Executable: ...
-
-
-def is_any_size(binding: Sizes) -> bool:
-    """Whether a binding is that of code for any sizes."""
-    return any(is_sized(dim) for _, dim in binding)
 
 
 def sizes_of(graph: Graph, batching: BatchInfo, options: Options) -> Sizes:

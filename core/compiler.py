@@ -12,7 +12,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from core.any_size import is_any_size, sizes_of, supposed_of_sizes
+from core.any_size import sizes_of, supposed_of_sizes
 from core.check.switch import is_on
 from core.codegen.jit import compiler_version, has_generated, llvm_version
 from core.codegen.target import has_bytes, host
@@ -47,7 +47,7 @@ from core.runtime.bundle import MAGIC, Written
 from core.runtime.compiled import Compiled, Split, ready, ready_split
 from core.runtime.devices import open_device
 from core.runtime.executable import Executable
-from core.runtime.lines import Sizes, is_line
+from core.runtime.given import Sizes, is_any_size
 from core.runtime.memory import block_of, drop_code, give_back, is_much, let_go, machine_bytes
 from core.runtime.room import Block
 from core.runtime.runner import Runner
@@ -376,7 +376,7 @@ def _maker_of(
     general = None
     if new_shapes != "wait" or description.any_size:
         general = stand_in(graph, description, options, partial(_stored_on_host, source=source), source)
-    return maker(make, options, new_shapes, general, source, lines=True)
+    return maker(make, options, new_shapes, general, source)
 
 
 def specialise(path: Path, origin: str, binding: Sizes, options: Options, fed: tuple[str, ...] = ()) -> None:
@@ -441,7 +441,7 @@ def executable(
     binding: Sizes,
     adopted: Mapping[str, Block] | None = None,
 ) -> Runner:
-    """Compile for one set of shapes, or a line of them, and load the result. `adopted`: see `ready`."""
+    """Compile for one set of shapes, or for any sizes, and load the result. `adopted`: see `ready`."""
     batching = batching.of(binding)
     return loaded(build(graph, options, batching, binding), options, batching, adopted)
 
@@ -510,11 +510,11 @@ def loaded(
 
 
 def build(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -> Compiled | Split:
-    """The whole pipeline for one set of shapes, or a line of them. UnsupportedError where nodes of a line have no
-    kernel: then each shape of it is better off with code of its own."""
+    """The whole pipeline for one set of shapes, or for any sizes. UnsupportedError where nodes have no kernel for any
+    sizes: then each shape is better off with code of its own."""
     if not options.optimize:  # what the author wrote: products by their definition, too
         options = replace(options, winograd=False)
-    # 1. the batch size, or on a line the past, becomes `n`, every other symbol a number
+    # 1. the batch size becomes `n`, every other symbol a number; in code for any sizes all become sizes of a table
     graph = bind(graph, batching, binding)
     varying = varying_in(binding)
     supposed = supposed_of(graph, *varying) if binding or batching.supposed else ()  # else `describe` found none
@@ -534,8 +534,8 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -
     # 4. choose kernels, share memory, give addresses
     planned, reports = planned_of(graph, options, choose, reports)
     check_fits(planned.plan, machine_bytes())
-    if is_line(binding) and (left := planned.plan.fallbacks.nodes):
-        raise UnsupportedError(f"{left[0]} has no kernel for all sizes")
+    if is_any_size(binding) and (left := planned.plan.fallbacks.nodes):
+        raise UnsupportedError(f"{left[0]} has no kernel for any sizes")
     if is_any_size(binding) and planned.plan.copies:
         raise UnsupportedError("an output is what an input or another output is")
     # 5. native code for every distinct kernel, from the cache where it has been made before

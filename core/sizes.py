@@ -9,7 +9,7 @@ from core.ir.verify import verify
 from core.ops.inference import infer_graph
 from core.ops.supposed import suppositions
 from core.passes.rows import leading
-from core.runtime.lines import Sizes
+from core.runtime.given import Sizes
 from core.runtime.session import BatchInfo
 
 

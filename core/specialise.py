@@ -21,7 +21,7 @@ from core.options import Options
 from core.runtime.any_length import AnyLength
 from core.runtime.any_size import AnySize
 from core.runtime.background import Background
-from core.runtime.lines import Sizes
+from core.runtime.given import Sizes
 from core.runtime.runner import Runner, serves_none
 from core.runtime.shapes import Made, Maker, Stage, StandIn
 from core.runtime.store import Store
@@ -60,10 +60,9 @@ def maker(
     new_shapes: NewShapes,
     general: StandIn | None,
     source: Source | None,
-    lines: bool = False,
 ) -> Maker:
     """For a model without state. The first shape of a session is tuned as the options say before it runs, unless it is
-    to wait for the background like the others. `lines`: see Maker. ValueError for unknown `new_shapes`."""
+    to wait for the background like the others. ValueError for unknown `new_shapes`."""
     if new_shapes not in _CHOICES:
         raise ValueError(f"new_shapes is {new_shapes!r}, expected {', '.join(map(repr, _CHOICES))}")
     if isinstance(general, AnyLength | AnySize):  # most shapes share its weights: those of Strassen's lie otherwise
@@ -77,7 +76,6 @@ def maker(
         at_hand=lambda binding: source is not None and source.place(binding, options).exists(),
         general=general,
         first=new_shapes == "background",
-        lines=lines,
     )
 
 

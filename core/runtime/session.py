@@ -21,8 +21,7 @@ from core.runtime.call import Calls, Run
 from core.runtime.checked import Checks
 from core.runtime.devices import HOST, loss_of
 from core.runtime.executable import Executable
-from core.runtime.given import Binding, Given
-from core.runtime.lines import Lines, Sizes, is_line
+from core.runtime.given import Binding, Given, Sizes, is_any_size
 from core.runtime.packed import Feed, LazyPacked, MakePacked, items_of
 from core.runtime.profile import Profile, profile
 from core.runtime.record import Record, run_recorded
@@ -55,8 +54,8 @@ class BatchInfo:
         return self.batchable and not self.supposed
 
     def of(self, sizes: Sizes) -> BatchInfo:
-        """What holds of the code for these sizes: on a line, what `n` counts are no rows."""
-        return BatchInfo(False, "n is the length of a past") if is_line(sizes) else self
+        """What holds of the code for these sizes: that for any sizes has no `n` that counts rows."""
+        return BatchInfo(False, "the rows are one of the sizes") if is_any_size(sizes) else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +122,6 @@ class Session:
         self.description = description
         self._shapes = Shapes(maker or Maker(_one_set_of_shapes), _SPECIALISATIONS, fixed)
         self._packed = LazyPacked(packed) if packed is not None else None
-        has_lines = maker is not None and maker.lines and packed is None and not description.any_size
-        self._lines = Lines(self.inputs, self.outputs) if has_lines else None
         self._variants = Variants(variant or _no_variant, _VARIANTS)
         self._declared = Variants(lambda _: (declared or _nothing_assumed)(), 1)
         self._checks = Checks(self.inputs)
@@ -264,10 +261,7 @@ class Session:
 
     def _run(self, n: int, arrays: list[NDArray[Any]], binding: Binding, record: Record | None) -> list[Any]:
         """By the code of this shape, or by what stands in while that is being made."""
-        line = self._line(n, binding)
         given = Given(n, arrays, binding, record)
-        if line is not None and (results := self._run_line(*line, given)) is not None:
-            return results
         with self._shapes.enter(binding) as shape:
             results = self._shapes.meanwhile(shape, given)
             if results is not None:
@@ -283,28 +277,6 @@ class Session:
                     return results
         return self._run(n, arrays, self._apart(n, binding, reason), record)
 
-    def _line(self, n: int, binding: Binding) -> tuple[Sizes, int] | None:
-        """The line of shapes that these lie on, and the length of the past; None where they need code of their own."""
-        rows = {self.batching.symbol: n} if self.batching.symbol is not None else {}
-        return self._lines.find(tuple(sorted((rows | dict(binding)).items()))) if self._lines is not None else None
-
-    def _run_line(self, line: Sizes, n: int, given: Given) -> list[Any] | None:
-        """By the code for a line, or by what stands in while that is being made; None where there is none."""
-        with ExitStack() as stack:
-            try:
-                shape = stack.enter_context(self._shapes.enter(line))
-                results = self._shapes.meanwhile(shape, given)
-                executable = stack.enter_context(self._shapes.executable(shape)) if results is None else None
-            except ModelError:
-                if self._lines is not None:
-                    self._lines.refuse(line)
-                return None
-            if executable is None or broken(supposed_by(executable), {"n": n}):
-                return results
-            if given.record is None:
-                return executable.run(n, given.arrays)
-            return run_recorded(executable, n, given.arrays, given.record)
-
     def profile(self, feeds: Mapping[str, Any], runs: int = 10) -> Profile:
         """Median time of every step over some runs, beside the least time that this machine would need."""
         if fed := self._fed(feeds):
@@ -315,10 +287,6 @@ class Session:
         if self._packed is not None and (feed := self._feed(n, arrays, binding)).tokens:
             packed = self._packed.get()
             return profile(packed.tokens, *packed.arrays([feed], items_of([feed], n * feed.length)), runs)
-        line = self._line(n, binding)
-        if line is not None and line[0] in self._shapes.made():
-            with self._executable(line[0]) as executable:
-                return profile(executable, line[1], arrays, runs)
         with self._executable(binding) as executable:
             reason = broken(supposed_by(executable), {"n": n})
             if not reason:

@@ -18,8 +18,7 @@ from weakref import WeakSet
 from core.errors import SessionClosed
 from core.runtime.background import Background
 from core.runtime.executable import Executable
-from core.runtime.given import Given
-from core.runtime.lines import Sizes
+from core.runtime.given import Given, Sizes
 from core.runtime.runner import Runner, serves_none
 
 _OFTEN = 16  # runs of a shape by a lasting stand-in, after which it gets code of its own
@@ -81,7 +80,7 @@ class Maker:
 
     What is `at_hand` takes `now` no time. `general` answers in the meantime, if there is something that can. `first`:
     also a session's first shape may wait for the background, instead of making the first run wait; so may it where
-    `general` is quick. `lines`: it makes code for lines of shapes, too (see lines.py), or raises ModelError.
+    `general` is quick.
     """
 
     now: Callable[[Sizes], Made]
@@ -89,7 +88,6 @@ class Maker:
     at_hand: Callable[[Sizes], bool] = lambda binding: False
     general: StandIn | None = None
     first: bool = False
-    lines: bool = False
 
 
 @dataclass(eq=False)
@@ -107,7 +105,7 @@ class _Held:
 
 @dataclass(eq=False)
 class Shape:
-    """One shape, or a line of them, as those see it who want to run it."""
+    """One shape, as those see it who want to run it."""
 
     binding: Sizes
     making: threading.Lock = field(default_factory=threading.Lock)  # held by the run that compiles for all who wait

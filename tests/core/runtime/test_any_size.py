@@ -13,7 +13,6 @@ from onnx import TensorProto, helper
 
 import core
 from core import compiler
-from core.any_size import is_any_size
 from core.check.sized import check_sized
 from core.codegen.target import host
 from core.errors import FeedError, PlanError
@@ -24,7 +23,7 @@ from core.plan.liveness import Affine
 from core.plan.plan import Address
 from core.plan.serialize import plan_from_json, plan_to_json
 from core.runtime.any_size import AnySize
-from core.runtime.lines import Sizes
+from core.runtime.given import Sizes, is_any_size
 from tests.core.decoders import Decoder, Feeds
 from tests.core.onnx_writer import OnnxWriter
 from tests.core.runtime import graphs
@@ -35,6 +34,7 @@ DECODERS = {
     "rotary": Decoder(rotary=True),
     "shared": Decoder(rotary=True, shared=2),
     "one for all": Decoder(shared=4),
+    "turned": Decoder(turned=True),
 }
 WIDTH, HEADS = 32, 4
 FLOAT = TensorProto.FLOAT

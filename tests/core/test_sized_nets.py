@@ -23,7 +23,7 @@ def agrees(seed: int, threads: int) -> bool:
             feeds = SizedNet.feeds(*sizes)
             for (name, got), want in zip(session.run(feeds).items(), oracle.run(None, feeds), strict=True):
                 assert got.shape == want.shape, f"{name} of {sizes}"
-                room = 2e-4 * max(1.0, float(np.abs(want).max()))
+                room = 2e-4 * float(np.abs(want).max(initial=1.0))
                 np.testing.assert_allclose(got, want, rtol=2e-4, atol=room, err_msg=f"{name} of {sizes}")
         return sized
 

@@ -17,6 +17,7 @@ from core.kernels.catalog import (
     gemm,
     iota,
     norm,
+    open_windows,
     pool,
     pool_gradient,
     recurrent,
@@ -60,7 +61,7 @@ __all__ = [
     "VIEWS", "Block", "Flag", "In", "KernelCall", "KernelSpec", "Operand", "Out", "Outer", "Packed", "Request",
     "Scratch", "Selector", "Status", "amx", "attention", "candidates", "conv", "conv_batch", "conv_chain", "copy",
     "covers", "cumulative", "depthwise", "direct", "elementwise", "gather", "gather_elements", "gather_rows", "gemm",
-    "has_elements", "iota", "norm", "offers", "pool", "pool_gradient", "recurrent", "reduce", "resize",
+    "has_elements", "iota", "norm", "offers", "open_windows", "pool", "pool_gradient", "recurrent", "reduce", "resize",
     "scatter", "segment_attention", "segment_reduce", "select", "softmax", "strassen", "svm", "tiles", "trees",
     "varying_gemm", "winograd", "winograd_lines",
 ]  # fmt: skip

@@ -63,7 +63,9 @@ def in_dims(dims: Iterable[Dim]) -> list[tuple[str, int]]:
 
 
 def with_numbers(call: KernelCall, target: Target) -> KernelCall | None:
-    """The call with code that reads numbers, None where its kernel has no such code."""
+    """The call with code that reads numbers, None where its kernel has no such code, or reads sizes already."""
+    if call.spec.size_names:
+        return None
     found = call.spec.general(target, len(call.operands))
     if found is None:
         return None

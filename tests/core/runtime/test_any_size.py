@@ -274,3 +274,44 @@ def test_plans_travel_as_json(planned: list[tuple[Any, Any]]) -> None:
         session.run(cross_feeds(2, 3, 4))
     plan = next(p.plan for _, p in planned if p.plan.arena.units)
     assert plan_from_json(plan_to_json(plan), plan.fallbacks) == plan
+
+
+def picture(kind: str, channels: int = 6) -> onnx.ModelProto:
+    """Images [batch, channels, height, width] through one kind of window, and what that gives through another one."""
+    w = OnnxWriter(5)
+    pads = [1, 0, 2, 1]
+    match kind:
+        case "convolution":
+            made = w.op("Conv", "x", w.weight(10, channels, 3, 3), w.const(np.ones(10)), pads=pads, strides=[2, 1])
+        case "groups":
+            made = w.op("Conv", "x", w.weight(12, channels // 2, 3, 5), group=2, pads=[1, 2, 1, 2], dilations=[2, 1])
+        case "depthwise":
+            weight, bias = w.weight(channels, 1, 3, 3), w.const(np.arange(channels))
+            made = w.op("Relu", w.op("Conv", "x", weight, bias, group=channels, pads=pads, strides=[1, 2]))
+        case "max":
+            made = w.op("MaxPool", "x", kernel_shape=[3, 2], pads=pads, strides=[2, 2])
+        case "average":
+            made = w.op("AveragePool", "x", kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[2, 1])
+        case _:
+            made = w.op("AveragePool", "x", kernel_shape=[2, 3], pads=[1, 1, 0, 1], count_include_pad=1)
+    w.op("GlobalAveragePool", w.op("Exp", w.op("Mul", made, w.const(0.1))), name="mean")
+    w.op("Mul", made, w.const(2.0), name="y")
+    info = helper.make_tensor_value_info
+    inputs, results = (
+        [info("x", FLOAT, ["batch", channels, "height", "width"])],
+        [info(n, FLOAT, None) for n in ("y", "mean")],
+    )
+    graph = helper.make_graph(w.nodes, kind, inputs, results, w.constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("kind", ["convolution", "groups", "depthwise", "max", "average", "padded average"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_images_of_any_extents(kind: str, threads: int, builds: list[Sizes]) -> None:
+    model = picture(kind)
+    with opened(model, threads=threads, new_shapes="wait") as session:
+        assert session.description.any_size
+        for rows, height, width in [(1, 7, 9), (3, 16, 5), (2, 33, 40), (1, 5, 64)]:
+            x = np.random.default_rng((rows, height, width)).standard_normal((rows, 6, height, width))
+            agree(model, session, {"x": x.astype(np.float32)})
+    assert len(builds) == 1

@@ -27,6 +27,7 @@ from tests.core.passes.examples import chosen_branch, loop_with_a_body
 
 OWN = {"custom": "the definition of a custom operator writes its kernel itself"}  # families without a case here
 
+_SIGNAL = {"layout": "NHWC", "pads": (1, 1)}
 _HEADS = {"perm_q": (0, 2, 1, 3), "perm_k": (0, 2, 3, 1), "perm_v": (0, 2, 1, 3), "perm_y": (0, 2, 1, 3)}
 _IMAGE: dict[str, Any] = {"pads": (1,) * 4, "layout": "NHWC"}
 _BATCH: dict[str, Any] = {"pads": (1,) * 4, "layout": "CHWN"}
@@ -89,6 +90,12 @@ def graphs() -> Iterator[Graph]:
         overlapping = {**window, "kernel_shape": (3, 3), "pads": (0, 0, 1, 1)}
         yield _node("MaxPoolGradient", f"float32{x}", f"float32{dy}", **overlapping)
         yield _node("AveragePool", f"float32{x}", **window)
+    yield _node("MaxPool", "float32[size0,size1,size2,20]", kernel_shape=(3, 3), **_IMAGE)
+    yield _node("FusedConv", "float32[size0,size1,20]", floats(20, 1, 3), floats(20), group=20, **_SIGNAL)
+    yield _node("FusedConv", "float32[size0,size1,20]", floats(24, 20, 3), floats(24), **_SIGNAL)
+    yield _node("FusedAttention", *["float32[size0,size1,2,16]"] * 3, **_HEADS)
+    for mode in ("nearest", "linear"):
+        yield _node("Resize", "float32[size0,size1,size2,20]", mode=mode, scales=(1.0, 1.0, 2.0, 2.0), layout="NHWC")
     yield _node("Softmax", "float32[n,37]", axis=-1)
     yield _node("LogSoftmax", "float32[n,37,5]", axis=1)
     yield _node("GroupNormalization", "float32[n,8,6,6]", floats(8), floats(8), num_groups=4)

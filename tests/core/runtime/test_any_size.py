@@ -276,6 +276,9 @@ def test_plans_travel_as_json(planned: list[tuple[Any, Any]]) -> None:
     assert plan_from_json(plan_to_json(plan), plan.fallbacks) == plan
 
 
+PICTURES = ("convolution", "groups", "depthwise", "max", "average", "padded average", "nearest", "linear")
+
+
 def picture(kind: str, channels: int = 6) -> onnx.ModelProto:
     """Images [batch, channels, height, width] through one kind of window, and what that gives through another one."""
     w = OnnxWriter(5)
@@ -292,6 +295,12 @@ def picture(kind: str, channels: int = 6) -> onnx.ModelProto:
             made = w.op("MaxPool", "x", kernel_shape=[3, 2], pads=pads, strides=[2, 2])
         case "average":
             made = w.op("AveragePool", "x", kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[2, 1])
+        case "nearest" | "linear":
+            modes = {"mode": kind, "coordinate_transformation_mode": w.rng.choice(["half_pixel", "asymmetric"])}
+            twice = w.op("Resize", "x", "", w.const([1, 1, 2, 1.5]), **modes)
+            sizes = w.op("Concat", w.op("Slice", w.op("Shape", "x"), w.ints(0), w.ints(2)), w.ints(9, 17), axis=0)
+            fixed = w.op("Resize", "x", "", "", sizes, mode=kind, coordinate_transformation_mode="align_corners")
+            made = w.op("Mul", w.op("ReduceMean", twice, axes=[2, 3]), fixed)
         case _:
             made = w.op("AveragePool", "x", kernel_shape=[2, 3], pads=[1, 1, 0, 1], count_include_pad=1)
     w.op("GlobalAveragePool", w.op("Exp", w.op("Mul", made, w.const(0.1))), name="mean")
@@ -305,7 +314,9 @@ def picture(kind: str, channels: int = 6) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-@pytest.mark.parametrize("kind", ["convolution", "groups", "depthwise", "max", "average", "padded average"])
+@pytest.mark.parametrize(
+    "kind", ["convolution", "groups", "depthwise", "max", "average", "padded average", "nearest", "linear"]
+)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_images_of_any_extents(kind: str, threads: int, builds: list[Sizes]) -> None:
     model = picture(kind)

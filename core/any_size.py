@@ -28,6 +28,7 @@ from core.runtime.executable import Executable
 from core.runtime.general import General
 from core.runtime.given import Sizes, is_any_size
 from core.runtime.session import BatchInfo, Description
+from core.runtime.shapes import StandIn
 from core.sizes import bind, input_symbols
 from core.specialise import Source
 
@@ -121,11 +122,14 @@ def for_any_size(options: Options) -> Options:
     return replace(options, tune=0.0, tune_later=0.0, winograd=False)
 
 
-def any_size(
+def stand_in(
     graph: Graph, description: Description, options: Options, make: MakePart, source: Source | None
-) -> AnySize:
-    """The stand-in of a model of any size. `source`: where a child process finds the graph."""
-    chosen, binding = for_any_size(options), description.any_size
+) -> StandIn:
+    """What answers for shapes that have no code of their own: code for any sizes, or else the references. `source`:
+    where a child process finds the graph."""
+    general, chosen, binding = General(graph), for_any_size(options), description.any_size
+    if not binding:
+        return general
 
     def at_hand() -> bool:
         return source is not None and source.place(binding, chosen).exists()
@@ -137,7 +141,7 @@ def any_size(
     return AnySize(
         lambda: make(lambda: graph, description, binding, chosen),
         description.batching.symbol,
-        General(graph),
+        general,
         at_hand,
         compile_beside,
     )

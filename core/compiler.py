@@ -12,7 +12,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from core.any_size import sizes_of, supposed_of_sizes
+from core.any_size import sizes_of, stand_in, supposed_of_sizes
 from core.check.switch import is_on
 from core.codegen.jit import compiler_version, has_generated, llvm_version
 from core.codegen.target import has_bytes, host
@@ -29,7 +29,7 @@ from core.kernels.target import Target
 from core.ops.registry import may_not_end, revisions
 from core.options import Options, with_placement
 from core.options import make_options as make_options
-from core.packing import PACKED, of_any_length, pack_info, packed_maker, stand_in
+from core.packing import pack_info, packed_maker
 from core.passes.assumptions import as_one_batch
 from core.passes.feed_defaults import with_fed, with_types
 from core.passes.pipeline import Options as PassOptions
@@ -96,10 +96,11 @@ def compile(
     "background" compiles without measuring, and measures everything in a child process while that serves; the tuned
     code then takes its place (`Session.settle` waits for it). It needs the path of a file, and the cache.
 
-    A model with symbolic dimensions besides the batch size is compiled for each combination that a run shows. The first
-    one is waited for; others are compiled in the background, and the references answer meanwhile where that is
-    faster. If the model's sequences can be packed, packed code answers for every length until that has its own, and the
-    first run waits for packed code alone. `new_shapes="wait"` waits for each combination, "background" for none.
+    A model with symbolic dimensions besides the batch size is compiled for any sizes, if each of its nodes has a kernel
+    that takes any; the first run waits for that, and a combination that comes often gets code of its own in the
+    background. Other models are compiled for each combination that a run shows. The first one is waited for; others are
+    compiled in the background, and the references answer meanwhile where that is faster. `new_shapes="wait"` waits for
+    each combination, and has nothing compiled in the background; "background" waits for none.
 
     `packing` compiles a model of sequences for tokens instead, whatever the lengths: `Session.run_packed` lays
     sequences one after the other, so many tokens to a run at most, where that is proven to give what each would get
@@ -380,18 +381,13 @@ def _maker_of(
 
 
 def specialise(path: Path, origin: str, binding: Sizes, options: Options, fed: tuple[str, ...] = ()) -> None:
-    """Put the code of one shape of a model, an ONNX file or an artifact that holds a graph, into the store; that for
-    packed sequences if the binding is `PACKED`. The defaults named in `fed` are inputs."""
+    """Put the code of one shape of a model, an ONNX file or an artifact that holds a graph, into the store, or that for
+    any sizes. The defaults named in `fed` are inputs."""
     store = open_store(options.cache_dir)
     if store is None:
         raise UnsupportedError(f"the cache folder {options.cache_dir} cannot be written")
     graph = as_one_batch(with_fed(_graph_in(path), fed))[0] if fed else _graph_in(path)
     description, source = describe(graph, options), Source(path, origin, store, fed)
-    if binding == PACKED:
-        make = packed_maker(lambda: graph, description, options, partial(_stored_on_host, source=source))
-        if make is not None:
-            make().close()
-        return
     description = replace(description, batching=description.batching.of(binding))
     compiled = build(graph, options, description.batching, binding)
     _keep(source, description, binding, options, compiled)
@@ -411,9 +407,8 @@ def described(graph: Graph, options: Options) -> tuple[Graph, Description]:
     together, proof = as_one_batch(graph)
     declared = {value.name: value.type for value in graph.inputs} if together is not graph else {}
     description = _describe(together, options, proof)
-    any_length = of_any_length(together, description.batching, options)
-    any_size = () if any_length else sizes_of(together, description.batching, options)
-    return together, replace(description, declared=declared, any_length=any_length, any_size=any_size)
+    any_size = sizes_of(together, description.batching, options)
+    return together, replace(description, declared=declared, any_size=any_size)
 
 
 def describe(graph: Graph, options: Options) -> Description:

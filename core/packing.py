@@ -6,31 +6,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
-from core.any_size import MakePart, any_size
+from core.any_size import MakePart
 from core.ir.graph import Graph
-from core.ir.types import TensorType, ValueType
-from core.ops.registry import are_everywhere, describe
+from core.ops.registry import describe
 from core.options import Options
 from core.passes.pack import Packed, pack
 from core.passes.pipeline import Options as PassOptions
 from core.passes.pipeline import optimize, prepare
 from core.passes.token_flow import TOKENS
-from core.runtime.any_length import AnyLength
-from core.runtime.background import Background
-from core.runtime.general import General
 from core.runtime.given import Binding
 from core.runtime.packed import MakePacked, PackedRuns
 from core.runtime.session import BatchInfo, Description, PackInfo
-from core.runtime.shapes import StandIn
-from core.specialise import Source
 
 # What names the two parts in the store, where the code of a shape has its values: no model has such symbols.
 _TOKENS: Binding = (("packed.tokens", 0),)
 _SEQUENCES: Binding = (("packed.sequences", 0),)
-PACKED: Binding = (("packed", 0),)  # both of them
-
-# Tokens that the code for any length is chosen for: kernels are about as fast for fewer, and memory grows with them.
-_ANY_LENGTH = 2048
 
 
 def pack_info(graph: Graph, options: Options) -> PackInfo:
@@ -40,46 +30,6 @@ def pack_info(graph: Graph, options: Options) -> PackInfo:
     if isinstance(found, str) or reason:
         return PackInfo(False, reason, tokens)
     return PackInfo(True, f"no token depends on another sequence than its own, along '{found.symbol}'", tokens)
-
-
-def of_any_length(graph: Graph, batching: BatchInfo, options: Options) -> bool:
-    """Whether one code can answer for all lengths of the model's sequences until each has code of its own. Nobody asked
-    for packing, so a proof is only looked for where there may be one."""
-    others = {name for value in graph.inputs for name in _symbols(value.type)} - {batching.symbol}
-    if graph.states or options.packing or options.devices or len(others) != 1:
-        return False
-    return batching.divisible and pack_info(graph, for_any_length(options)).packable
-
-
-def _symbols(type_: ValueType) -> frozenset[str]:
-    return type_.symbols if isinstance(type_, TensorType) else frozenset()
-
-
-def for_any_length(options: Options) -> Options:
-    """The options of such code: it is there at once, so nothing is measured."""
-    return replace(options, packing=_ANY_LENGTH, tune=0.0, tune_later=0.0)
-
-
-def stand_in(
-    graph: Graph, description: Description, options: Options, make: MakePart, source: Source | None
-) -> StandIn:
-    """What answers for shapes that have no code of their own yet. `source`: where a child process finds the graph."""
-    if description.any_size:
-        return any_size(graph, description, options, make, source)
-    general, chosen = General(graph), for_any_length(options)
-    described = replace(description, packing=PackInfo(True, "", chosen.packing))
-    packed = packed_maker(lambda: graph, described, chosen, make)
-    if packed is None or not description.any_length:
-        return general
-
-    def at_hand() -> bool:
-        return source is not None and source.place(_TOKENS, _of_tokens(chosen)).exists()
-
-    def compile_beside(background: Background) -> None:
-        if source is not None and are_everywhere():
-            background.run_child(source.command(PACKED, chosen))
-
-    return AnyLength(packed, tuple(description.inputs), tuple(description.outputs), general, at_hand, compile_beside)
 
 
 def packed_maker(

@@ -2,7 +2,7 @@
 
 A new shape is compiled twice in the background: at once without measuring, then with it. A child process does the work
 where the model lies in a file and the result can be kept in the store; what it left there is then loaded. What answers
-before is packed code or the references, see `packing.stand_in`.
+before is code for any sizes or the references, see `any_size.stand_in`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from core.codegen.target import host
 from core.errors import UnsupportedError
 from core.ops.registry import are_everywhere, revisions
 from core.options import Options
-from core.runtime.any_length import AnyLength
 from core.runtime.any_size import AnySize
 from core.runtime.background import Background
 from core.runtime.given import Sizes
@@ -65,7 +64,7 @@ def maker(
     to wait for the background like the others. ValueError for unknown `new_shapes`."""
     if new_shapes not in _CHOICES:
         raise ValueError(f"new_shapes is {new_shapes!r}, expected {', '.join(map(repr, _CHOICES))}")
-    if isinstance(general, AnyLength | AnySize):  # most shapes share its weights: those of Strassen's lie otherwise
+    if isinstance(general, AnySize):  # most shapes share its weights: those of Strassen's lie otherwise
         options = replace(options, winograd=False)
     quick, tuned = replace(options, tune=0.0), replace(options, tune=options.tune or options.tune_later)
     stages = [_stage(make, chosen, source, chosen == tuned) for chosen in (quick, tuned)]

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from core.errors import SessionClosed
 from core.runtime.background import Background
-from core.runtime.call import Call
+from core.runtime.call import Call, Run
 from core.runtime.executable import Executable
 from core.runtime.given import Given
 from core.runtime.record import Record, tell
@@ -88,6 +88,9 @@ class AnySize:
             if run is not None:
                 return run(given.arrays) if given.record is None else _recorded(code, run, given.arrays, given.record)
         return None
+
+    def call(self, given: Given) -> Run | None:
+        return self._run_of(self._code, self._sizes(self._code, given)) if self._code is not None else None
 
     def _sizes(self, code: Executable, given: Given) -> tuple[int, ...]:
         """The values of the code's table."""

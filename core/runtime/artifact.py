@@ -42,7 +42,7 @@ from core.runtime.runner import Runner
 from core.runtime.session import BatchInfo, Description, PackInfo
 from core.runtime.sharing import SharedWeights
 
-SCHEMA = 8
+SCHEMA = 9
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,6 @@ def _description_to_json(description: Description) -> dict[str, Any]:
         "defaults": {name: str(type_) for name, type_ in description.defaults.items()},
         "declared": {name: str(type_) for name, type_ in description.declared.items()},
         "packing": astuple(description.packing) if description.packing is not None else None,
-        "any_length": description.any_length,
         "any_size": [[name, str(dim)] for name, dim in description.any_size],
     }
 
@@ -277,7 +276,6 @@ def _description_from_json(data: dict[str, Any]) -> Description:
             defaults={name: parse_type(text) for name, text in data["defaults"].items()},
             declared={name: parse_type(text) for name, text in data["declared"].items()},
             packing=PackInfo(*data["packing"]) if data["packing"] is not None else None,
-            any_length=bool(data["any_length"]),
             any_size=tuple((str(name), parse_dim(dim)) for name, dim in data["any_size"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -211,7 +211,9 @@ class Runner(Protocol):
 class Source(Protocol):
     """Where the code of a shape comes from: see shapes.py."""
 
-    used: bool  # by runs that did not ask there
+    def use(self) -> None:
+        """A run uses it that did not ask there."""
+        ...
 
     def gives(self, runner: object) -> bool:
         """Whether this is still what it would give."""
@@ -287,7 +289,7 @@ class Calls:
         known = self._known.get(key)
         try:
             if known is not None:
-                known.source.used = True
+                known.source.use()
                 return dict(zip(self._outputs, (known.run or known.prepared())(arrays), strict=True))
             if (known := self._of_other_rows(key)) is not None:
                 return dict(zip(self._outputs, known.runner.run(known.n, arrays), strict=True))

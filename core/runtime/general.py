@@ -16,6 +16,7 @@ from core.ir.graph import Graph, Node, Value, node_reads
 from core.ir.types import TensorType
 from core.reference import bind_symbols, learn_symbols, run_node
 from core.runtime.background import Background
+from core.runtime.call import Run
 from core.runtime.executable import Executable
 from core.runtime.given import Given
 
@@ -44,6 +45,10 @@ class General:
 
     def close(self) -> None:
         """Nothing."""
+
+    def call(self, given: Given) -> Run | None:
+        """Nothing is prepared."""
+        return None
 
     def run(self, given: Given, enough: Callable[[], bool]) -> list[Any] | None:
         """Outputs in the model's order; None where it is not worth beginning, once it is `enough`, and where the data

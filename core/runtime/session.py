@@ -80,8 +80,7 @@ class Description:
     packing: PackInfo | None = None  # None: nobody asked for it
     may_not_end: bool = False  # data can make a run of some shapes go on for ever
     defaults: Mapping[str, ValueType] = field(default_factory=dict)  # inputs that a run may leave out
-    any_length: bool = False  # packed code answers for every new length until that has code of its own
-    any_size: Sizes = ()  # the same, by code whose kernels take any sizes: what the symbols of the inputs are then
+    any_size: Sizes = ()  # what the symbols of the inputs are in code for any sizes; empty where there is none
     # The inputs as the model declares them, where `inputs` assumes more (`passes/assumptions.py`).
     declared: Mapping[str, ValueType] = field(default_factory=dict)
 
@@ -265,6 +264,7 @@ class Session:
         with self._shapes.enter(binding) as shape:
             results = self._shapes.meanwhile(shape, given)
             if results is not None:
+                self._keep_standing(shape, given)
                 return results
             with self._code(shape) as executable:
                 reason = broken(supposed_by(executable), {"n": n})
@@ -276,6 +276,12 @@ class Session:
                     self._calls.keep(arrays, n, executable, shape, partial(_call_of, executable), every)
                     return results
         return self._run(n, arrays, self._apart(n, binding, reason), record)
+
+    def _keep_standing(self, shape: Shape, given: Given) -> None:
+        """Have further runs of these sizes take the short way to what stands in for code of their own."""
+        run = self._shapes.standing_call(shape, given) if shape.standing is not None else None
+        if run is not None and shape.standing is not None:
+            self._calls.keep(given.arrays, given.rows, shape.standing, shape, lambda n: run, False)
 
     def profile(self, feeds: Mapping[str, Any], runs: int = 10) -> Profile:
         """Median time of every step over some runs, beside the least time that this machine would need."""

@@ -12,11 +12,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 from weakref import WeakSet
 
 from core.errors import SessionClosed
 from core.runtime.background import Background
+from core.runtime.call import Run
 from core.runtime.executable import Executable
 from core.runtime.given import Given, Sizes
 from core.runtime.runner import Runner, serves_none
@@ -62,6 +64,9 @@ class StandIn(Protocol):
     @property
     def runners(self) -> tuple[Executable, ...]:
         """The code that it runs."""
+
+    def call(self, given: Given) -> Run | None:
+        """`run` for just these sizes, prepared; None where there is nothing to prepare."""
 
     def prepare(self, background: Background | None = None) -> None:
         """Do what takes time; with a background, let its child processes do it."""
@@ -117,6 +122,8 @@ class Shape:
     resting_until: float = 0.0  # when it may again, by the monotonic clock
     runs: int = 0  # that a lasting stand-in has answered
     used: bool = False  # by runs that did not ask for it here, since somebody looked last
+    standing: Runner | None = None  # the lasting stand-in that answers as long as there is nothing better
+    often: Callable[[], None] = lambda: None  # what is done once the stand-in has answered often
 
     @property
     def ready(self) -> bool:
@@ -132,9 +139,17 @@ class Shape:
         """Whether somebody will run it."""
         return self.users > 0 or not self.dropped
 
+    def use(self) -> None:
+        """Note a run. A shape that comes often gets code of its own."""
+        self.used = True
+        if self.held is None:
+            self.runs += 1
+            if self.runs == _OFTEN:
+                self.often()
+
     def gives(self, runner: object) -> bool:
-        """Whether this is its code, which nothing has replaced."""
-        return not self.dropped and self.held is not None and self.held.made.executable is runner
+        """Whether this is its code, or what stands in for that, which nothing has replaced."""
+        return not self.dropped and runner is (self.held.made.executable if self.held is not None else self.standing)
 
     def state(self, meanwhile: str) -> str:
         """How far it has come, for people. `meanwhile`: what serves before there is code; "" where nothing does."""
@@ -223,8 +238,11 @@ class Shapes:
         if general is None or shape.ready:
             return None
         if general.lasting and general.quick:
-            self._count(shape)
-            return general.run(given, lambda: False)
+            results = general.run(given, lambda: False)
+            if results is not None:
+                shape.standing = general.runners[0] if general.runners else None
+                shape.use()
+            return results
         if not self._coming(shape):
             return None
         if not general.quick and shape.answering.acquire(blocking=False):
@@ -262,6 +280,11 @@ class Shapes:
         general = self._maker.general
         with self._changed:
             return [*self._runners, *(general.runners if general is not None else ())]
+
+    def standing_call(self, shape: Shape, given: Given) -> Run | None:
+        """How the lasting stand-in runs these sizes, where it answers for the shape."""
+        general = self._maker.general
+        return general.call(given) if general is not None and shape.standing is not None else None
 
     def standing(self) -> tuple[Runner, ...]:
         """The code of a stand-in that most shapes need nothing beside."""
@@ -354,17 +377,16 @@ class Shapes:
         served = any(shape.serves for shape in self._shapes.values())
         waits = not served and not self._maker.first and (general is None or not general.quick)
         shape = self._shapes[binding] = Shape(binding)
+        shape.often = partial(self._often, shape)
         stands_in = general is not None and general.lasting and (general.quick or self._preparing)
         if not waits and not stands_in and not self._maker.at_hand(binding):
             self._submit(shape, 0)
 
-    def _count(self, shape: Shape) -> None:
-        """Note a run by a lasting stand-in. A shape that comes often gets code of its own."""
-        shape.runs += 1
-        if shape.runs == _OFTEN:
-            with self._changed:
-                if not shape.ready and not shape.pending:
-                    self._submit(shape, 0)
+    def _often(self, shape: Shape) -> None:
+        """Have code of its own made for a shape that comes often."""
+        with self._changed:
+            if not shape.ready and not shape.pending and not shape.dropped:
+                self._submit(shape, 0)
 
     def _coming(self, shape: Shape) -> bool:
         """Whether something that answers for the shape is being made in the background."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from core.plan.serialize import plan_from_json, plan_to_json
 from core.runtime.any_size import AnySize
 from core.runtime.given import Sizes, is_any_size
 from tests.core.decoders import Decoder, Feeds
+from tests.core.encoders import Encoder
 from tests.core.onnx_writer import OnnxWriter
 from tests.core.runtime import graphs
 from tests.onnx_runtime import plain_session
@@ -121,6 +123,40 @@ def test_token_by_token(decoder: Decoder, builds: list[Sizes]) -> None:
     assert len(builds) == 1
 
 
+@pytest.mark.parametrize("encoder", [Encoder(pools=("mean", "first")), Encoder(seed=3)], ids=["pooled", "tokens"])
+def test_encoders_of_any_length(encoder: Encoder, builds: list[Sizes]) -> None:
+    model = encoder.model()
+    with opened(model) as session:
+        for rows, length in [(1, 1), (2, 5), (3, 17), (1, 64), (8, 33)]:
+            agree(model, session, encoder.feeds(rows, length))
+    assert len(builds) == 1
+
+
+def test_threads_meet_new_lengths() -> None:
+    model = cross()
+    oracle = plain_session(model.SerializeToString())
+
+    def one(seed: int) -> None:
+        feeds = cross_feeds(1 + seed % 3, 1 + seed % 7, 2 + seed % 11)
+        [want] = oracle.run(None, feeds)
+        np.testing.assert_allclose(session.run(feeds)["y"], want, rtol=3e-5, atol=3e-5)
+
+    with opened(model) as session, ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, range(200)))
+
+
+def test_a_failure_to_make_it_leaves_code_of_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = cross()
+    with opened(model) as session:
+        general = session._shapes._maker.general
+        assert isinstance(general, AnySize)
+        monkeypatch.setattr(general, "_make", lambda: 1 / 0)
+        for length in (3, 4, 3):
+            agree(model, session, cross_feeds(2, length, 6))
+        assert session.settle(60)
+        assert "length=3: compiled" in session.explain()
+
+
 def test_queries_and_keys_of_two_lengths(builds: list[Sizes]) -> None:
     model = cross()
     with opened(model) as session:
@@ -205,8 +241,6 @@ def test_a_closed_session_runs_no_more() -> None:
 
 
 def test_models_of_one_size_or_packed_sequences_have_none() -> None:
-    with opened(cross(("batch", "length", "batch", "length"))) as session:
-        assert session.description.any_length and not session.description.any_size
     with opened(Decoder().model(), packing=64) as session:
         assert not session.description.any_size
     with opened(graphs.mlp()) as session:

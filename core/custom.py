@@ -31,13 +31,14 @@ from core.ops.backward import Backward, Rewrite
 from core.ops.elementwise import Elementwise
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, Required
 from core.ops.scalar import ScalarOps
+from core.runtime.child_python import OPERATORS
 
 __all__ = [
     "Backward", "Call", "CustomSpec", "DType", "Elementwise", "Infer", "Kernel", "Mixes", "NodeView", "OpDef",
     "OptionalType", "Required", "Rewrite", "ScalarOps", "SequenceType", "TensorType", "load_operators", "register_op",
 ]  # fmt: skip
 
-MODULES = "LATHE_OPERATORS"  # environment: what child processes are to import
+MODULES = OPERATORS  # environment: what child processes are to import
 _TAKEN = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training", "com.microsoft", "lathe")
 _OpClass = TypeVar("_OpClass", bound=type[OpDef])
 

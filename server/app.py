@@ -80,7 +80,7 @@ class Engine:
         pool, book = WorkerPool(settings.workers), StatsBook()
         tokens, opened = _tokens(settings), settings.open_management
         authority = Authority(settings.host, settings.keys_file, tokens=tokens, open_management=opened)
-        plane = DataPlane(registry, authority, _quotas(settings, authority))
+        plane = DataPlane(registry, authority, _quotas(settings, authority), strict=settings.strict_readiness)
         plane.tracing = _tracing(settings)
         plane.regions = Regions(_allows_regions(settings, authority), settings.max_body)
         return cls(settings, pool, book, ServableFactory(settings, pool, book), plane)
@@ -137,6 +137,7 @@ def assemble_with(
     ports = Ports(datasets, parents, Publisher(rollout, judge))
     jobs = make_jobs(settings, ports, lambda: engine.plane.draining)
     datasets.needed = jobs.service.datasets_needed
+    engine.plane.awaited = control.readiness.awaited
     routers = [
         models_routes(rollout, settings.max_upload),
         canary_routes(rollout.trials, rollout.schedules),

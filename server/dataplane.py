@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -15,7 +15,7 @@ from server.batching.signature import Group
 from server.errors import BadRequest, ServerError, Unavailable
 from server.regions import Regions
 from server.scheduling.servable import Servable
-from server.types import InferRequest, InferResult, Tensors
+from server.types import Awaited, InferRequest, InferResult, Tensors
 
 if TYPE_CHECKING:
     from server.telemetry.tracing import Tracing
@@ -55,7 +55,10 @@ class DataPlane:
     """Inference, whatever brought the request here. Transports route and execute; :meth:`infer` is for callers in this
     process, who need no key."""
 
-    def __init__(self, registry: Resolver, authority: Authority, quotas: Quotas | None = None) -> None:
+    def __init__(
+        self, registry: Resolver, authority: Authority, quotas: Quotas | None = None, *, strict: bool = True
+    ) -> None:
+        """``strict``: not ready while a version that should answer is not in memory."""
         self.registry = registry
         self.authority = authority
         self.quotas = quotas
@@ -63,16 +66,27 @@ class DataPlane:
         self.regions = Regions()  # of shared memory
         self.draining = False  # set at the first signal to stop: not ready any more, but still answering
         self.turning_away = 0  # ticks of the clock since the last refusal, counted down; see :meth:`crowded`
-        self.started = False  # set once the repository's live versions are loaded
+        self.started = False  # set once the repository's live versions are loaded, or refused
+        self.awaited: Callable[[], Sequence[Awaited]] = tuple  # asks what should answer and is not in memory
+        self._strict = strict
 
     def start(self) -> None:
-        """Say that the live versions are loaded."""
+        """Say that the live versions are loaded, as far as they can be."""
         self.started = True
 
     @property
     def ready(self) -> bool:
         """Whether new callers should come here."""
-        return self.started and not self.draining
+        return not self.unready
+
+    @property
+    def unready(self) -> str:
+        """Why new callers should not come here; empty where they should."""
+        if self.draining:
+            return "the server is stopping"
+        if not self.started:
+            return "the server is starting"
+        return "live versions are not in memory" if self._strict and self.awaited() else ""
 
     def resolve(self, model: str, version: str = "") -> Servable:
         """Return the servable that this name stands for."""

@@ -7,10 +7,10 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from typing import IO
 
+from core.runtime import child_python
 from core.runtime.priority import Priority, lower
 
 _LOOK = 0.05  # seconds between two looks at a process whose end the system does not announce
@@ -25,7 +25,6 @@ _ENVIRONMENT = (
     "LATHE_OPERATORS",
     "LATHE_TARGET",
     "LD_LIBRARY_PATH",
-    "PYTHONPATH",
     "VIRTUAL_ENV",
     "TMPDIR",
 )
@@ -34,7 +33,7 @@ _ENVIRONMENT = (
 def limited(memory: int, module: Sequence[str]) -> list[str]:
     """Return the command that runs a module with bounds on its memory (bytes); see `server.limits`."""
     bounds = [str(os.getpid()), str(memory + _ADDRESS_SPACE), str(_FILE_SIZE)]
-    return [sys.executable, "-m", "server.limits", *bounds, *module]
+    return child_python.command("server.limits", *bounds, *module)
 
 
 class Process:
@@ -148,4 +147,5 @@ async def read_tail(stream: asyncio.StreamReader | None, keep: int = 1 << 16) ->
 def environment() -> dict[str, str]:
     """What a child sees: no secrets of the server, and one thread per library: Lathe's own threads do the computing."""
     kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    kept["PYTHONPATH"] = child_python.python_path()
     return {**kept, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}

@@ -138,6 +138,11 @@ class Settings(BaseSettings):
     compress_min: int = Field(
         4 * KIB, ge=0, description="Smallest answer that is compressed for a client that merely accepts it."
     )
+    strict_readiness: bool = Field(
+        True,
+        description="Not ready (503) while a live version is not in memory; false: only until each was tried once at "
+        "the start.",
+    )
     drain_timeout: float = Field(20.0, gt=0, description="Time accepted requests get to finish after SIGTERM.")
     otlp_endpoint: str | None = Field(
         None,

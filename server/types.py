@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,3 +92,11 @@ class InferResult:
     ref: ModelRef
     outputs: Tensors
     id: str = ""
+
+
+class Awaited(NamedTuple):
+    """A version that should answer and is not in memory."""
+
+    model: str
+    version: int
+    state: str  # how far it has come

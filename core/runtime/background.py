@@ -7,20 +7,16 @@ process does (see children.py).
 from __future__ import annotations
 
 import atexit
-import os
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from weakref import WeakSet
 
 from core.errors import SessionClosed
+from core.runtime import child_python
 from core.runtime.priority import Priority, is_starved, lower, usage
 
-_ROOT = Path(__file__).resolve().parents[2]  # where a child finds this package
-_CHILD = (sys.executable, "-m", "core.children", "--while-stdin")
 _LOOK = 0.5  # seconds between two looks at whether an idle child is let compute
 _PATIENCE = 30.0  # seconds for what cannot be interrupted
 _everyone: WeakSet[Background] = WeakSet()
@@ -75,13 +71,12 @@ class Background:
         with self._changed:
             if self._closed:
                 raise SessionClosed("the session is closed")
-            path = os.pathsep.join((str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])))
             self._child = subprocess.Popen(
-                [*_CHILD, *arguments],
+                child_python.command("core.children", "--while-stdin", *arguments),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": path},
+                env=child_python.environment(),
             )
             lower(self._child.pid, priority)
             return self._child

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -16,10 +14,10 @@ from core.kernels.catalog import KernelSpec
 from core.kernels.catalog.cuda.library import LibrarySpec
 from core.kernels.cuda import Source, binary_for, binary_key, cached, generate, triton_version
 from core.kernels.target import GpuTarget
+from core.runtime import child_python
 from core.runtime.cpus import available_cpus
 
 _EACH = 4  # kernels that are worth a process: starting one takes as long as compiling two or three
-_ROOT = Path(__file__).resolve().parents[2]  # where a child finds this package
 
 
 def compile_ahead(
@@ -65,12 +63,11 @@ def _jobs(share: Mapping[str, KernelSpec], target: GpuTarget) -> Sequence[tuple[
 
 def _child(jobs: Path, cache: ObjectCache, target: GpuTarget) -> subprocess.Popen[bytes]:
     """It ends with this process, and leaves what it has done by then."""
-    path = os.pathsep.join((str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])))
     arguments = ["--while-stdin", "kernels", str(jobs), str(cache.folder), str(target.arch)]
     return subprocess.Popen(
-        [sys.executable, "-m", "core.children", *arguments],
+        child_python.command("core.children", *arguments),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": path},
+        env=child_python.environment(),
     )

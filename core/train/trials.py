@@ -11,12 +11,12 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from core.runtime import child_python
 from core.train import checkpoint, events, result
 from core.train.assembly import Means
 from core.train.durable import write_file
@@ -68,8 +68,9 @@ class Trial:
         record.write(folder)
         write_file(folder / RECIPE, recipe)
         with (folder / "log.txt").open("ab") as log:
-            command = [sys.executable, "-m", "core.train.run", *_arguments(folder, dataset, means)]
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            command = child_python.command("core.train.run", *_arguments(folder, dataset, means))
+            environment = child_python.environment()
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
 
     @property
     def status(self) -> int | None:

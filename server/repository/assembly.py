@@ -18,6 +18,7 @@ from server.repository.housekeeping import Housekeeping
 from server.repository.live import LiveModels
 from server.repository.loader import Loader, ServableMaker
 from server.repository.memory import MemoryBudget
+from server.repository.readiness import Readiness
 from server.repository.registry import Registry
 from server.repository.rollout import Rollout, UploadLimits
 from server.repository.store import Store
@@ -36,6 +37,7 @@ class Control:
     watcher: Watcher
     cache: ArtifactCache
     memory: MemoryBudget
+    readiness: Readiness
 
     @asynccontextmanager
     async def running(self, loaded: Callable[[], None]) -> AsyncIterator[None]:
@@ -57,6 +59,7 @@ class Control:
     async def _load_and_watch(self, loaded: Callable[[], None]) -> None:
         try:
             await self.watcher.start()
+            self.readiness.begin()
             loaded()
             await self.watcher.run()
         except Exception:
@@ -88,4 +91,4 @@ def build_control(
     housekeeping = Housekeeping(store, loader, cache, settings.keep_versions)
     rollout = Rollout(store, models, loader, housekeeping, UploadLimits(settings.max_upload, settings.auto_promote))
     watcher = Watcher(store, rollout, settings.poll_interval, settings.settle_time)
-    return Control(rollout, store, watcher, cache, memory)
+    return Control(rollout, store, watcher, cache, memory, Readiness(models))

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from core.runtime import background
+from core.runtime import background, child_python
 from core.runtime.background import Background
 from core.runtime.priority import Priority, lower
 
@@ -26,8 +26,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
         lower(pid, priority)
         found.append((priority, os.sched_getscheduler(pid) == os.SCHED_IDLE, os.getpriority(os.PRIO_PROCESS, pid)))
 
-    sleeper = (sys.executable, "-S", "-c", "import sys, time; time.sleep(float(sys.argv[1]))")
-    monkeypatch.setattr(background, "_CHILD", sleeper)
+    sleeper = [sys.executable, "-S", "-c", "import sys, time; time.sleep(float(sys.argv[-1]))"]
+    monkeypatch.setattr(child_python, "command", lambda *arguments: [*sleeper, *arguments])
     monkeypatch.setattr(background, "_LOOK", 0.01)
     monkeypatch.setattr(background, "lower", noting)
     return found

@@ -1,0 +1,51 @@
+"""`lathe serve` in a folder whose files are named as Lathe's packages: a FastAPI project has a server.py."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import numpy as np
+
+import server
+from server.client import Client
+from tests.core.small_models import model
+from tests.server.threaded import until
+
+PROJECT = Path(server.__file__).parents[1]
+LATHE = [sys.executable, "-P", "-c", "from server.cli import app; app()"]  # as the installed script: without the cwd
+
+
+def test_a_users_server_py_and_core_are_not_taken_for_lathes(tmp_path: Path) -> None:
+    for name in ("server.py", "core/__init__.py", "json.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("raise SystemExit(f'{__file__} was imported')\n")
+    (tmp_path / "repo/negative/1").mkdir(parents=True)
+    (tmp_path / "repo/negative/1/model.onnx").write_bytes(model("float[n,4] x => float[n,4] y", "y = Neg(x)"))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [*LATHE, "serve", "--model-repo", "repo", "--port", str(port), "--threads", "1"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(PROJECT)}, stderr=subprocess.DEVNULL
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        until(lambda: process.poll() is not None or _is_ready(url))
+        with Client(url) as client:
+            answer = client.infer("negative", {"x": np.ones((1, 4), np.float32)})
+        np.testing.assert_array_equal(answer.outputs["y"], -np.ones((1, 4), np.float32))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/v2/health/ready").status_code == 200
+    except httpx.TransportError:
+        return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from loadtest import arrivals
 from loadtest.disturbed import loading, slow
 from loadtest.jobs import training
+from loadtest.json_bodies import json
 from loadtest.overload import overload, standing
 from loadtest.publishing import publishing
 from loadtest.rollback import rollback
@@ -39,5 +40,6 @@ async def ramp(options: Options, report: Report) -> None:
 
 
 SCENARIOS: dict[str, Scenario] = {
-    f.__name__: f for f in (steady, ramp, overload, standing, publishing, rollback, soak, slow, loading, training, peak)
+    f.__name__: f
+    for f in (steady, ramp, overload, standing, publishing, rollback, soak, slow, loading, training, json, peak)
 }

@@ -1,7 +1,7 @@
 """Scenario: what a request in JSON costs the server, beside the same request with binary tensors.
 
-Windows of each kind take turns, with every connection always busy. The figure is the processor time that the server took
-for each answer, by its own metric `process_cpu_seconds_total`, so a generator that cannot keep up does not matter.
+Windows of each kind take turns, with every connection always busy. The figure is the processor time that the server
+took for each answer, by its own metric `process_cpu_seconds_total`, so a slow generator does not matter.
 """
 
 from __future__ import annotations

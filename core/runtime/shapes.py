@@ -151,9 +151,10 @@ class Shape:
         """Whether this is its code, or what stands in for that, which nothing has replaced."""
         return not self.dropped and runner is (self.held.made.executable if self.held is not None else self.standing)
 
-    def state(self, meanwhile: str) -> str:
-        """How far it has come, for people. `meanwhile`: what serves before there is code; "" where nothing does."""
-        if self.held is None and not self.pending and meanwhile:
+    def state(self, meanwhile: str, coming: bool) -> str:
+        """How far it has come, for people. `meanwhile`: what serves before there is code; "" where nothing does.
+        `coming`: whether code that answers is being made."""
+        if self.held is None and not coming and meanwhile:
             return f"{meanwhile} serves"
         if self.held is None:
             return "being compiled" + (f"; {meanwhile} serves meanwhile" if meanwhile else "")
@@ -295,7 +296,7 @@ class Shapes:
         """How far every shape has come."""
         name = self._maker.general.name if self._maker.general is not None else ""
         with self._changed:
-            return {binding: shape.state(name) for binding, shape in self._shapes.items()}
+            return {binding: shape.state(name, self._coming(shape)) for binding, shape in self._shapes.items()}
 
     def prepare(self) -> None:
         """Load what stands in, where that takes no time worth mentioning."""

@@ -131,6 +131,12 @@ class Settings(BaseSettings):
     header_timeout: float = Field(10.0, gt=0, description="Time to receive a request's head, from its first byte.")
     body_timeout: float = Field(60.0, gt=0, description="Time to receive the body of an inference or JSON request.")
     upload_timeout: float = Field(1800.0, gt=0, description="Time to receive the body of an upload.")
+    min_upload_rate: float = Field(
+        1 * KIB,
+        gt=0,
+        description="Bytes per second that an upload brings at least, on average after a first `LATHE_BODY_TIMEOUT`; "
+        "it never pauses for longer than that.",
+    )
     write_timeout: float = Field(60.0, gt=0, description="Time a client may leave answers unread before it is dropped.")
     keep_alive: float = Field(75.0, gt=0, description="Time an idle connection is kept.")
     max_connections: int = Field(8192, ge=1, description="Connections served at once; further ones get 503.")

@@ -75,6 +75,9 @@ ROUTES: dict[tuple[str, str], Need] = {
     ("DELETE", _DATASET): Scope.TRAIN,
 }
 
+# Whose bodies are files: larger than others, and longer on their way.
+UPLOADS = frozenset({("POST", f"{_MODEL}/versions"), ("POST", _DATASET)})
+
 # The calls of gRPC by name.
 CALLS: dict[str, Need] = {
     "Check": None,

@@ -13,7 +13,8 @@ from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.access.authority import Authority, Caller
-from server.access.scopes import ROUTES, Need
+from server.access.scopes import ROUTES, UPLOADS, Need
+from server.api.cycle import UPLOAD
 from server.api.reply import error_reply
 from server.errors import MethodNotAllowed, NotFound, ServerError
 
@@ -21,6 +22,7 @@ from server.errors import MethodNotAllowed, NotFound, ServerError
 class _Entry(NamedTuple):
     need: Need
     model: str  # the one the path names, else empty
+    uploads: bool  # whether its body is a file
 
 
 class Authorize:
@@ -29,7 +31,9 @@ class Authorize:
     def __init__(self, app: ASGIApp, authority: Authority) -> None:
         self._app = app
         self._authority = authority
-        self._table = [(method, compile_path(path)[0], need) for (method, path), need in ROUTES.items()]
+        self._table = [
+            (method, compile_path(path)[0], need, (method, path) in UPLOADS) for (method, path), need in ROUTES.items()
+        ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on with its caller in ``request.state``, or refuse it."""
@@ -47,18 +51,20 @@ class Authorize:
             return Caller()
         caller = self._authority.caller(Request(scope).headers.get("authorization", ""))
         caller.check(entry.need, entry.model)
+        if entry.uploads and (grant := scope.get("extensions", {}).get(UPLOAD)):
+            grant()
         return caller
 
     def _find(self, method: str, path: str) -> _Entry:
-        for listed, pattern, need in self._table:
+        for listed, pattern, need, uploads in self._table:
             if listed == method and (found := pattern.match(path)):
-                return _Entry(need, found.groupdict().get("model", ""))
+                return _Entry(need, found.groupdict().get("model", ""), uploads)
         if self._methods(path):
             raise MethodNotAllowed(f"{path}: method {method} is not allowed")
         raise NotFound(f"{method} {path}: there is no such route")
 
     def _methods(self, path: str) -> list[str]:
-        return sorted({method for method, pattern, _ in self._table if pattern.match(path)})
+        return sorted({method for method, pattern, *_ in self._table if pattern.match(path)})
 
     def _refuse(self, scope: Scope, error: ServerError) -> Response:
         reply = error_reply(error, scope["path"])

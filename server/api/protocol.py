@@ -20,15 +20,18 @@ from uvicorn.server import ServerState
 from server.access.addresses import client_of
 from server.api.callhead import CallHead, call_head, is_infer_path
 from server.api.codec import Head
+from server.api.cycle import Cycle, Outlet, describe
 from server.api.framing import check_framing, check_target, malformed
 from server.api.hosts import check_host
 from server.api.infer import NOTHING, InferCall
 from server.api.lane import Lane
-from server.api.turns import AsgiTurn, TurnTaking
+from server.api.pace import Pace
+from server.api.turns import TurnTaking, disconnect
 from server.errors import BadRequest, HeaderTooLarge, RequestTimeout, ServerError, TooLarge, Unavailable
 
 HALF_CLOSE_GRACE = 0.05  # seconds in which work may begin for a client that has closed its sending side
 STOP_GRACE = 5.0  # seconds a half-received request gets once the server stops
+REFUSED_AT_ONCE = 64  # connections above the limit that are told why they are closed
 FEW_CHUNKS, MEAN_CHUNK = 4096, 64  # beyond so many chunks they must have this many bytes on average
 MANAGEMENT_BODY = 1 << 20  # bytes of a management call's JSON
 _UPGRADING = (b"upgrade", b"connection", b"http2-settings")  # headers that offer another protocol
@@ -52,12 +55,10 @@ class LatheProtocol(TurnTaking):
         self.url = b""
         self.in_message = self.in_head = False
         self.receiving: InferCall | None = None
-        self.receiving_cycle: RequestResponseCycle | None = None
         self.body = bytearray()
         self.missing = 0  # bytes of a body that is collected without the parser
         self.size = self.chunks = 0
         self.wire = 0  # bytes that came in since the message's head ended, its framing included
-        self.most: float = 0  # bytes its body may have; uploads are bounded where they are received
         self.raw_head: bytes = b""
         self.refusal: ServerError | None = None
 
@@ -70,8 +71,10 @@ class LatheProtocol(TurnTaking):
         hub.connections.add(self)
         self.last_seen = hub.now
         self.deadline = hub.now + hub.settings.header_timeout
-        if len(hub.connections) > hub.settings.max_connections:
-            limit = hub.settings.max_connections
+        limit = hub.settings.max_connections
+        if len(hub.connections) > limit + REFUSED_AT_ONCE:
+            transport.abort()
+        elif len(hub.connections) > limit:
             self.reject(Unavailable(f"the server has its {limit} connections; come back later", retry_after=1))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -79,11 +82,7 @@ class LatheProtocol(TurnTaking):
         turns, self.turns = self.turns, deque()
         self.deaf = True
         self._take_body()
-        for turn in turns:
-            if isinstance(turn, AsgiTurn):
-                _disconnect(turn.cycle)
-            else:
-                turn.cancel()
+        self._drop(turns)
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -107,7 +106,8 @@ class LatheProtocol(TurnTaking):
         """The server stops: accepted requests are answered, then the connection closes."""
         self.stopping = True
         if self.is_receiving:
-            self.deadline = min(self.deadline, self.loop.time() + STOP_GRACE)
+            self.gone_by = min(self.gone_by, self.loop.time() + STOP_GRACE)
+            self.deadline = min(self.deadline, self.gone_by)
         if self.turns:
             self._close_after(self.turns[-1])
         elif self._is_idle():
@@ -115,6 +115,8 @@ class LatheProtocol(TurnTaking):
 
     def sweep(self, now: float) -> None:
         """Act on deadlines."""
+        if self.pace is not None:
+            self.deadline = min(self.gone_by, self.pace.look(now, reading=not self.flow.read_paused))
         if now > self.write_deadline:
             self.transport.abort()
         elif now > self.deadline:
@@ -140,6 +142,7 @@ class LatheProtocol(TurnTaking):
 
     def data_received(self, data: bytes) -> None:
         if self.deaf:
+            self._still_sending()
             return
         hub = self.hub
         self.last_seen = hub.now
@@ -157,6 +160,8 @@ class LatheProtocol(TurnTaking):
         if data and not self.in_message:
             data = self._take_known(data)
         if data:
+            if self.gone_by < math.inf:
+                self._still_sending()
             self._parse(data)
         if len(self.turns) >= self.hub.settings.max_pipeline:
             self.flow.pause_reading()
@@ -377,15 +382,31 @@ class LatheProtocol(TurnTaking):
             self.hub.remember(self.raw_head, head)  # others never come twice
 
     def _begin_asgi(self) -> None:
-        settings = self.hub.settings
-        path = self.url.partition(b"?")[0]
-        manages = path.startswith(b"/api/")
-        uploads = manages and self.parser.get_method() == b"POST" and _is_upload(path)
-        self.deadline = self.hub.now + (settings.upload_timeout if uploads else settings.body_timeout)
-        self.most = math.inf if uploads else MANAGEMENT_BODY if manages else settings.max_body
-        self.cycle = None  # type: ignore[assignment]  # the turns keep the order, not uvicorn's own pipeline
-        super().on_headers_complete()
-        self.receiving_cycle = self.cycle
+        settings, parser, version = self.hub.settings, self.parser, self.parser.get_http_version()
+        try:
+            describe(self.scope, parser.get_method().decode("ascii"), version, self.url)
+        except httptools.HttpParserError:
+            self._refuse(BadRequest("request line: expected a path, got something else"))
+        self.deadline = self.hub.now + settings.body_timeout
+        self.most = MANAGEMENT_BODY if self.url.startswith(b"/api/") else settings.max_body
+        self.cycle = self.receiving_cycle = Cycle(
+            self.scope,
+            Outlet(self.transport, self._close_answered),
+            self.flow,
+            self.server_state.default_headers,
+            expects_continue=self.expect_100_continue,
+            keep_alive=parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+            on_upload=self._expect_file,
+        )
+        self._start_asgi_task(self.cycle, self.app)
+
+    def _expect_file(self, cycle: RequestResponseCycle) -> None:
+        """The application lets this request's body be a file; its size is bounded where it is received."""
+        if cycle is self.receiving_cycle and not cycle.response_started:
+            settings, now = self.hub.settings, self.loop.time()
+            self.most = math.inf
+            self.pace = Pace(now, settings.upload_timeout, settings.body_timeout, settings.min_upload_rate, now, now)
 
     def on_chunk_header(self) -> None:
         self.chunks += 1
@@ -398,6 +419,8 @@ class LatheProtocol(TurnTaking):
         self.size += len(body)
         if self.size > self.most:
             self._refuse(TooLarge(f"body: expected at most {self.most} bytes, got more"))
+        if self.pace is not None:
+            self.pace.take(len(body), self.hub.now)
         if self.receiving is None:
             super().on_body(body)
             return
@@ -412,8 +435,8 @@ class LatheProtocol(TurnTaking):
         self.in_message = False
         self.size = 0
         self.raw_head = b""  # a further head in the same data does not start where it did
-        self.deadline = math.inf
-        self.receiving_cycle = None
+        self.deadline = self.gone_by = math.inf
+        self.receiving_cycle = self.pace = None
         if self.receiving is None:
             super().on_message_complete()
         else:
@@ -444,15 +467,5 @@ class LatheProtocol(TurnTaking):
         if cycle.response_started:
             return False
         self.turns.pop()
-        _disconnect(cycle)
+        disconnect(cycle)
         return True
-
-
-def _is_upload(path: bytes) -> bool:
-    """Whether a management call's body is a file."""
-    return path.endswith(b"/versions") or path.startswith(b"/api/v1/datasets/")
-
-
-def _disconnect(cycle: RequestResponseCycle) -> None:
-    cycle.disconnected = True
-    cycle.message_event.set()

@@ -9,20 +9,23 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from server.api.callhead import CallHead
 from server.api.hub import Hub
 from server.api.infer import InferCall
+from server.api.pace import Pace
 from server.api.reply import Reply, closing
 
-LINGER = 2.0  # seconds in which a refused client may still be sending and yet reads the reason
+LINGER, LINGER_PAUSE = 30.0, 5.0  # seconds in which what nobody will read may still come, and between two reads
 BIG_PAYLOAD = 1 << 16  # bytes from which payloads are written as they are instead of joined
 
 
@@ -54,6 +57,10 @@ class TurnTaking(HttpToolsProtocol):
         self.deaf = False  # nothing that still arrives is read
         self.deadline = math.inf  # loop time by which the message being received must be there
         self.write_deadline = math.inf
+        self.gone_by = math.inf  # loop time by which a message that is answered already must be there
+        self.receiving_cycle: RequestResponseCycle | None = None  # whose body is coming
+        self.pace: Pace | None = None  # of that body, where it is a file
+        self.most: float = 0  # bytes it may have
 
     @property
     def is_receiving(self) -> bool:
@@ -73,8 +80,13 @@ class TurnTaking(HttpToolsProtocol):
         self._resume_reading()
 
     def _resume_reading(self) -> None:
-        if not self.flow.write_paused and len(self.turns) <= self.hub.settings.max_pipeline // 2:
+        if not (self.flow.write_paused or len(self.turns) > self.hub.settings.max_pipeline // 2 or self._has_enough()):
             self.flow.resume_reading()
+
+    def _has_enough(self) -> bool:
+        """Whether the application has more to read than it should be given beforehand."""
+        cycle = self.receiving_cycle
+        return cycle is not None and not cycle.response_complete and len(cycle.body) > HIGH_WATER_LIMIT
 
     # turns are taken
 
@@ -102,8 +114,10 @@ class TurnTaking(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """The application's answer is written."""
         self.server_state.total_requests += 1
-        if self.turns and isinstance(self.turns[0], AsgiTurn):
+        if self.turns and isinstance(turn := self.turns[0], AsgiTurn):
             self.turns.popleft()
+            if turn.cycle is self.receiving_cycle and not self.deaf:
+                self._expect_little()
         if not self.transport.is_closing():
             self._advance()
 
@@ -152,9 +166,46 @@ class TurnTaking(HttpToolsProtocol):
         if isinstance(turn, AsgiTurn):
             turn.cycle.keep_alive = False
 
+    def _close_answered(self) -> None:
+        """Close the connection after an answer of the application."""
+        if not self.is_receiving:
+            self.transport.close()
+            return
+        self.deaf = True
+        turns, self.turns = self.turns, deque()
+        self._drop(list(turns)[1:])
+        self._linger()
+
+    @staticmethod
+    def _drop(turns: Iterable[InferCall | AsgiTurn]) -> None:
+        """These will not be answered."""
+        for turn in turns:
+            if isinstance(turn, AsgiTurn):
+                disconnect(turn.cycle)
+            else:
+                turn.cancel()
+
     def _linger(self) -> None:
         """Closing at once would reset the connection under a client that is still sending, and lose the answer."""
-        self.deadline = self.loop.time() + LINGER
-        self.write_deadline = self.deadline
+        self._expect_little()
         self.flow.resume_reading()
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # not with TLS
+            self.transport.write_eof()
+
+    def _expect_little(self) -> None:
+        """The message being received is answered: what is missing of it is not read, and need not be waited for long
+        (as nginx: lingering_time, lingering_timeout)."""
+        self.most, self.pace = math.inf, None
+        now = self.loop.time()
+        self.gone_by = min(self.gone_by, now + LINGER)
+        self.deadline = min(self.gone_by, now + LINGER_PAUSE)
+
+    def _still_sending(self) -> None:
+        """Part of such a message came."""
+        self.deadline = min(self.gone_by, self.hub.now + LINGER_PAUSE)
+
+
+def disconnect(cycle: RequestResponseCycle) -> None:
+    """Tell the application that its client is gone."""
+    cycle.disconnected = True
+    cycle.message_event.set()

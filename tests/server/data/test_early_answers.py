@@ -1,0 +1,260 @@
+"""Answers before the request's end: a client that was refused holds its connection for seconds, and reads why.
+
+And uploads: nobody has their long deadline, or their room, before the server knows who asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import httpx
+import pytest
+from uvicorn.protocols.http.flow_control import FlowControl
+
+from server.access.keys import make_key, write_keys
+from server.access.scopes import Scope
+from server.api import turns
+from server.api.cycle import Cycle, Outlet
+from server.api.pace import Pace
+from tests.server.access.test_tls import SERVER, trusting
+from tests.server.api.service import Service, service
+from tests.server.data.fakes import doubler
+from tests.server.data.running import Raw, infer_request, request, rows, serving, wait_for
+
+SILENT = [
+    b"POST /api/v1/datasets/x HTTP/1.1\r\nHost: a\r\nContent-Length: 4000000000\r\n\r\n",
+    b"POST /api/v1/models/m/versions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n",
+    b"POST /api/zzz/versions HTTP/1.1\r\nHost: a\r\nContent-Length: 4000000000\r\n\r\n",
+    b"POST /api/v1/jobs HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n",
+    b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n",
+    b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n",
+]
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, str]]:
+    """A server that asks for keys and has no patience, and a key for everything."""
+    root = tmp_path_factory.mktemp("early")
+    key, shown = make_key("all", list(Scope), ["*"], int(time.time()), None)
+    write_keys(root / "keys.json", [key])
+    limits = {"header_timeout": 2.0, "body_timeout": 1.0, "keep_alive": 60.0, "max_connections": 20}
+    with service(root / "repo", keys_file=root / "keys.json", min_upload_rate=1000.0, **limits) as running:
+        yield running, shown
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes after an answer has a second, and half of one between two reads."""
+    monkeypatch.setattr(turns, "LINGER", 1.0)
+    monkeypatch.setattr(turns, "LINGER_PAUSE", 0.5)
+
+
+def port_of(running: Service) -> int:
+    return int(running.url.rpartition(":")[2])
+
+
+def until_closed(raw: Raw, say: Callable[[], None] = lambda: None, seconds: float = 20) -> float:
+    """Return after how many seconds the server closed the connection, ``say`` being called meanwhile."""
+    began = time.monotonic()
+    raw.socket.settimeout(0.05)
+    while time.monotonic() - began < seconds:
+        try:
+            say()
+            if not raw.socket.recv(65536):
+                break
+        except TimeoutError:
+            continue
+        except OSError:
+            break
+    return time.monotonic() - began
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("head", SILENT, ids=lambda head: head.split()[1].decode())
+def test_a_silent_client_that_was_answered_is_closed(guarded: tuple[Service, str], head: bytes) -> None:
+    with Raw(port_of(guarded[0])) as raw:
+        raw.send(head)
+        assert raw.answer().status in (200, 401, 404)
+        assert until_closed(raw) < 5
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_client_that_was_refused_and_goes_on_sending_is_closed(guarded: tuple[Service, str]) -> None:
+    for head in SILENT[:2]:
+        with Raw(port_of(guarded[0])) as raw:
+            raw.send(head)
+            assert raw.answer().status == 401
+            assert 0.5 < until_closed(raw, lambda raw=raw: raw.send(b"1\r\nx\r\n")) < 8  # type: ignore[misc]
+
+
+def test_refused_clients_lock_nobody_out(guarded: tuple[Service, str], impatient: None) -> None:
+    """Without a key, each held its connection for half an hour."""
+    running, _ = guarded
+    silent = [Raw(port_of(running)) for _ in range(20)]
+    try:
+        for raw in silent:
+            raw.send(SILENT[0])
+        wait_for(lambda: httpx.get(f"{running.url}/v2/health/live").status_code == 200, 10)
+    finally:
+        for raw in silent:
+            raw.close()
+
+
+def test_a_body_that_still_comes_after_its_answer_leaves_the_connection_open(guarded: tuple[Service, str]) -> None:
+    with Raw(port_of(guarded[0])) as raw:
+        raw.send(b"POST /api/v1/jobs HTTP/1.1\r\nHost: a\r\nContent-Length: 300000\r\n\r\n")
+        assert raw.answer().status == 401
+        for _ in range(3):
+            time.sleep(0.1)
+            raw.send(b"x" * 100_000)
+        raw.send(request("GET", "/v2"))
+        assert raw.answer().status == 200
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_a_refused_client_reads_the_answer_even_if_it_sends_all(tls: bool) -> None:
+    """Closing at once resets the connection, and what was sent to the client is lost with it."""
+    with serving({"doubler": doubler()}, max_body=1000, **(SERVER if tls else {})) as running:
+        for head in (
+            b"POST /v2/models/doubler/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 8000000\r\n\r\n",
+            b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 8000000\r\n\r\n",
+        ):
+            raw = Raw(running.port)
+            if tls:
+                raw.socket = trusting().wrap_socket(raw.socket, server_hostname="localhost")
+            with raw:
+                raw.send(head)
+                time.sleep(0.2)
+                for _ in range(80):
+                    raw.send(b"x" * 100_000)
+                answer = raw.answer()
+                assert answer.status in (404, 413)
+                assert answer.headers["connection"] == "close"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_client_that_waits_for_100_and_is_refused_is_not_read_on(guarded: tuple[Service, str]) -> None:
+    """It may send the body or not, so nothing behind the head may be taken for a request or for the body."""
+    with Raw(port_of(guarded[0])) as raw:
+        raw.send(SILENT[0].replace(b"Host", b"Expect: 100-continue\r\nHost"))
+        answer = raw.answer()
+        assert (answer.status, answer.headers["connection"]) == (401, "close")
+        assert until_closed(raw) < 5
+
+
+def upload_head(key: str, length: int) -> bytes:
+    head = f"POST /api/v1/models/m/versions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {key}\r\n"
+    return f"{head}Content-Length: {length}\r\n\r\n".encode()
+
+
+def test_an_upload_must_keep_coming(guarded: tuple[Service, str]) -> None:
+    """Its time is half an hour, but neither without a word nor a byte at a time (1000 bytes per second here)."""
+    running, key = guarded
+    for say in (b"", b"x"):
+        with Raw(port_of(running)) as raw:
+            raw.send(upload_head(key, 4_000_000))
+            raw.send(b"x" * 500)
+            assert 0.8 < until_closed(raw, lambda raw=raw, say=say: raw.send(say)) < 8  # type: ignore[misc]
+
+
+def test_an_upload_that_keeps_coming_has_more_time_than_other_bodies(guarded: tuple[Service, str]) -> None:
+    running, key = guarded
+    with Raw(port_of(running)) as raw:
+        raw.send(upload_head(key, 40_000))
+        for _ in range(20):
+            time.sleep(0.12)
+            raw.send(b"x" * 2000)
+        assert raw.answer().status == 422  # all of it came, and it is no model
+
+
+def test_a_body_is_no_file_where_the_route_takes_none(guarded: tuple[Service, str]) -> None:
+    running, key = guarded
+    headers = {"authorization": f"Bearer {key}"}
+    body = b"x" * (2 << 20)
+    assert httpx.post(f"{running.url}/api/v1/jobs", content=body, headers=headers).status_code == 413
+
+
+def test_time_in_which_the_server_does_not_read_is_nobodys_fault() -> None:
+    pace = Pace(began=0.0, limit=100.0, pause=10.0, rate=10.0, heard=0.0, seen=0.0)
+    assert pace.look(5.0, reading=True) == 10.0
+    pace.take(1000, 5.0)
+    assert pace.deadline == 15.0  # what has come pays for 100 seconds more, but not for silence
+    assert pace.look(12.0, reading=False) == 22.0
+    pace.take(1, 90.0)
+    assert pace.deadline == 100.0  # all of it
+    assert Pace(0.0, 100.0, 10.0, 10.0, 9.0, 9.0, received=20).deadline == 12.0
+
+
+def test_a_body_waits_in_the_network_until_its_turn_comes() -> None:
+    """Behind an answer that takes its time, an upload's bytes would else pile up here."""
+    model = doubler()
+    model.gate.clear()
+    with serving({"doubler": model}, inline_budget_us=0) as running, running.connect() as raw:
+        raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+        raw.send(infer_request("doubler", rows(1)))
+        raw.send(b"POST /v2/repository/index HTTP/1.1\r\nHost: a\r\nContent-Length: 60000000\r\n\r\n")
+        raw.socket.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            for _ in range(600):
+                raw.send(b" " * 100_000)
+        (connection,) = running.server.server_state.connections
+        assert len(connection.cycle.body) < 2 << 20
+        model.gate.set()
+
+
+def test_http_1_0_may_keep_the_connection() -> None:
+    with serving({"doubler": doubler()}) as running, running.connect() as raw:
+        old = infer_request("doubler", rows(1), Connection="Keep-Alive").replace(b"HTTP/1.1", b"HTTP/1.0")
+        for data in (old, old, b"GET /v2 HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", old):
+            raw.send(data)
+            answer = raw.answer()
+            assert (answer.status, answer.headers["connection"]) == (200, "keep-alive")
+            assert "content-length" in answer.headers
+        raw.send(b"GET /v2 HTTP/1.0\r\n\r\n")
+        assert raw.answer().headers["connection"] == "close"
+        assert raw.is_closed()
+
+
+@pytest.mark.parametrize(("version", "coded"), [("1.0", b"onetwo"), ("1.1", b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n")])
+def test_http_1_0_is_sent_no_chunks(version: str, coded: bytes) -> None:
+    """Its clients know none: an answer without a length ends with the connection."""
+
+    class Transport:
+        written, closed = b"", False
+
+        def write(self, data: bytes) -> None:
+            self.written += data
+
+        def is_closing(self) -> bool:
+            return self.closed
+
+        def close(self) -> None:
+            self.closed = True
+
+    async def answer() -> Transport:
+        transport: Any = Transport()
+        scope: Any = {"type": "http", "method": "GET", "http_version": version, "headers": []}
+        cycle = Cycle(
+            scope,
+            Outlet(transport, transport.close),
+            FlowControl(transport),
+            [],
+            expects_continue=False,
+            keep_alive=True,
+            on_response=lambda: None,
+            on_upload=lambda _cycle: None,
+        )
+        await cycle.send({"type": "http.response.start", "status": 200, "headers": []})
+        await cycle.send({"type": "http.response.body", "body": b"one", "more_body": True})
+        await cycle.send({"type": "http.response.body", "body": b"two", "more_body": False})
+        return cast(Transport, transport)
+
+    transport = asyncio.run(answer())
+    head, body = transport.written.split(b"\r\n\r\n", 1)
+    assert body == coded
+    assert transport.closed == (version == "1.0") == (b"connection: close" in head)

@@ -106,6 +106,11 @@ def other_aliases(state: ModelState) -> str:
     return ", ".join(f"{alias} {version}" for alias, version in sorted(state.aliases.items()) if alias != "live")
 
 
+def silence(state: ModelState) -> str:
+    """Return one line on a model of which no version answers."""
+    return f"{state.name} does not answer" + (f": {state.reason}" if state.reason else "")
+
+
 def _state(state: ModelState) -> str:
     problems = [f"config.toml is not followed: {state.config_error}"] if state.config_error else []
     answering, named = state.answering.get("live"), state.aliases.get("live")

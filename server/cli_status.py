@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.table import Table
 
+from server.cli_models import silence
 from server.connection import Connection, asks_server, is_given
 from server.terminal import Json, console, fail, print_json
 
@@ -114,6 +115,6 @@ def _facts(client: Client, url: str) -> dict[str, Any]:
 
 def _problems(model: ModelState) -> Iterator[str]:
     if not model.ready:
-        yield f"{model.name} does not answer" + (f": {model.reason}" if model.reason else "")
+        yield silence(model)
     if model.config_error:
         yield f"{model.name}: config.toml is not followed: {model.config_error}"

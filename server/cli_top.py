@@ -9,9 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
+from server.cli_models import silence
 from server.connection import Connection, asks_server
 from server.terminal import Interval, Rounds, console, looks
 
@@ -20,12 +23,13 @@ Version = tuple[str, str]  # model, version
 
 @asks_server
 def top(server: Connection, interval: Interval = 1.0, rounds: Rounds = None) -> None:
-    """Show models, versions, rates, latencies, batch sizes and queues, live."""
+    """Show rates, latencies, batch sizes and queues of each model, live, and which models do not answer."""
     with server.client() as client, Live(console=console, auto_refresh=False) as display:
         before = read(client.metrics(), time.monotonic())
         for _ in looks(interval, rounds):
             now = read(client.metrics(), time.monotonic())
-            display.update(table(now, before), refresh=True)
+            silent = [Text(silence(model)) for model in client.models() if not model.ready]
+            display.update(Group(table(now, before), *silent), refresh=True)
             before = now
 
 

@@ -84,6 +84,12 @@ class Authority:
             self.mode = Mode.KEYED
         else:
             self.mode = Mode.OPEN if open_management or host in LOOPBACK else Mode.UNMANAGED
+        if self.mode is Mode.UNMANAGED:
+            log.warning(
+                "other machines reach %s and there are no keys: they may run models, and change nothing "
+                "(LATHE_KEYS_FILE, docs/access.md)",
+                host,
+            )
         self._anybody = Caller(mode=self.mode)
         self._is_open = self.mode is Mode.OPEN
 

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from time import monotonic
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api.asgi import client_address
 from server.api.callhead import is_infer_path
+from server.errors import ServerError
 from server.telemetry.access import AccessLog, Served
 from server.telemetry.logs import CALLER, Caller, trace_of
+
+_REFUSED = "refused"  # in a scope's state: the error that was its answer
+_MODEL = re.compile(r"/(?:v2|v2/repository|api/v1)/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?(?:/|$)")
+_NO_MODEL = "/v2/models/stats"
+
+
+def note_refusal(scope: Scope, error: ServerError) -> None:
+    """Keep why a request was refused, for its line in the log."""
+    scope.setdefault("state", {})[_REFUSED] = error
 
 
 class Accessed:
@@ -49,4 +60,8 @@ class Accessed:
         if self._access.wants(ok):
             served = Served(scope["method"], scope["path"], status, ok, seconds, *caller)
             served.client, served.fault = client_address(scope), status in (0, 500)
+            if (error := scope.get("state", {}).get(_REFUSED)) is not None:
+                served.code, served.error = error.code, error.message
+            if scope["path"] != _NO_MODEL and (found := _MODEL.match(scope["path"])):
+                served.model, served.version = found["model"], found["version"] or ""
             self._access.write(served)

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.access.authority import Authority, Caller
 from server.access.scopes import ROUTES, UPLOADS, Need
+from server.api.accessed import note_refusal
 from server.api.cycle import UPLOAD
 from server.api.reply import error_reply
 from server.errors import MethodNotAllowed, NotFound, ServerError
@@ -41,6 +42,7 @@ class Authorize:
             try:
                 scope.setdefault("state", {})["caller"] = self._admit(scope)
             except ServerError as error:
+                note_refusal(scope, error)
                 await self._refuse(scope, error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

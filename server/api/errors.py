@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.api.accessed import note_refusal
 from server.api.asgi import ClientLeft, send_reply
 from server.api.reply import error_reply
 from server.errors import BadRequest, MethodNotAllowed, NotFound, ServerError, UnsupportedMedia
@@ -85,6 +86,8 @@ def _translate(request: Request, error: HTTPException) -> ServerError:
 
 
 def _response(request: Request, error: Exception, headers: Mapping[str, str] | None = None) -> Response:
+    if isinstance(error, ServerError):
+        note_refusal(request.scope, error)
     reply = error_reply(error, request.scope["path"])
     extra = {name.decode(): value.decode() for name, value in reply.headers}
     return Response(reply.text, reply.status, extra | dict(headers or {}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -58,9 +59,13 @@ class Control:
 
     async def _load_and_watch(self, loaded: Callable[[], None]) -> None:
         try:
+            began = time.monotonic()
             await self.watcher.start()
             self.readiness.begin()
             loaded()
+            models = self.rollout.catalog.models()
+            answering, seconds = sum(model.ready for model in models), time.monotonic() - began
+            log.info("ready: %d of %d models answer, after %.1f s", answering, len(models), seconds)
             await self.watcher.run()
         except Exception:
             log.exception("the model repository is no longer watched")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,10 +25,12 @@ from server.repository.manifest import Manifest, Signature
 from server.repository.modelconfig import CONFIG, ModelConfig
 from server.repository.names import LIVE
 from server.repository.registry import Registry, View
+from server.telemetry.logs import about
 
 if TYPE_CHECKING:
     from server.scheduling.servable import Servable
 
+log = logging.getLogger(__name__)
 TrialDecided = Callable[["LiveModel", CanaryPlan, Verdict, str], None]
 
 
@@ -123,16 +126,29 @@ class LiveModel:
 
     def show(self, aliases: Aliases) -> None:
         """Let requests see these aliases, unless newer ones are shown already, and what is loaded now."""
+        before = self._shown().get(LIVE)
         if aliases.generation >= self.aliases.generation:
             self.aliases = aliases
         self.trial = self._current_trial()
         self.registry.put(self.name, View(self._routes(), dict(self.loaded), self._absent(), self.trial))
+        self._tell_of_live(before)
 
     def answering(self) -> dict[str, int]:
         """Return the version that answers for each alias."""
         shown = self._shown()
         found = {a: policy.answering(self.aliases, a, self.loaded, shown.get(a)) for a in self.aliases.aliases}
         return {alias: version for alias, version in found.items() if version is not None}
+
+    def _tell_of_live(self, before: int | None) -> None:
+        """Log that another version answers what names none, or that none does any more."""
+        now = self._shown().get(LIVE)
+        if now == before:
+            return
+        if now is None:
+            log.info("%s: no version answers any more", self.name, extra=about(model=self.name, version=before))
+        else:
+            instead = f", version {before} was" if before is not None else ""
+            log.info("%s: version %d is live%s", self.name, now, instead, extra=about(model=self.name, version=now))
 
     def _current_trial(self) -> Trial | None:
         """Return the trial that the aliases ask for: the one under way, unless one of its versions is another now."""

@@ -87,6 +87,8 @@ class Loader:
         servable.stats.load_seconds = built.seconds
         model.adjust(servable)
         self._artifacts[ref] = built.artifacts
+        fields = about(model=model.name, version=version, seconds=round(built.seconds, 3))
+        log.info("%s: version %d is in memory after %.1f s", model.name, version, built.seconds, extra=fields)
         return servable
 
     async def rebuild(self, model: LiveModel, version: int) -> None:

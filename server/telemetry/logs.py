@@ -90,7 +90,8 @@ class TextLines(logging.Formatter):
 def _head(record: logging.LogRecord) -> dict[str, str]:
     at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     level = record.levelname.lower()
-    return {"timestamp": at, "level": level, "logger": record.name, "event": record.getMessage()}
+    name = record.name.removesuffix(".error")  # uvicorn logs all that happens, good or bad, as `uvicorn.error`
+    return {"timestamp": at, "level": level, "logger": name, "event": record.getMessage()}
 
 
 def _about(record: logging.LogRecord) -> dict[str, object]:

@@ -154,8 +154,9 @@ def cut_of(extent: Dim, start: Dim, end: Dim, step: int) -> Cut | None:
 
 
 def _clamps(extent: Dim, end: Dim) -> bool:
-    """Whether a slice of a symbolic extent ends at a number counted from the start: so models clamp a length."""
-    return isinstance(end, int) and 0 < end < _FAR and not isinstance(extent, int)
+    """Whether a slice of a symbolic extent ends at a number counted from the start, beyond the first element: so
+    models clamp a length."""
+    return isinstance(end, int) and 1 < end < _FAR and not isinstance(extent, int)
 
 
 def _bound(extent: Dim, bound: Dim) -> tuple[Dim, tuple[Dim, ...]]:

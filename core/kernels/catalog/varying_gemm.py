@@ -23,8 +23,8 @@ _MOST_ROWS = 32  # of a product: each reads the whole of B
 class VaryingGemmSpec(KernelSpec):
     """Y[b, i, j] = epilogue(sum over k of A[b, i, k] * B[b, k, j], extras[b, i, j]), of float32.
 
-    The loops of `nest` are the batch axes and then the rows i; its operands are A, B, the extras and Y, which is
-    contiguous along j. B is contiguous along j, or both A and B are along k.
+    The loops of `nest` are the batch axes and then the rows i; its operands are A, B, the extras and Y. B is
+    contiguous along j, or both A and B are along k.
     """
 
     family: ClassVar[str] = "varying_gemm"
@@ -33,7 +33,7 @@ class VaryingGemmSpec(KernelSpec):
     columns: Dim
     a_step: Dim  # stride of A along k
     b_steps: tuple[Dim, Dim]  # strides of B along k and j
-    extra_steps: tuple[int, ...]  # stride of each extra along j: 0 or 1
+    result_steps: tuple[Dim, ...]  # strides of the extras and of Y along j
     epilogue: Graph | None
     extra_dtypes: tuple[DType, ...]
     dtype: DType  # of Y
@@ -60,10 +60,9 @@ def varying_gemm(request: Request) -> KernelCall | None:
     a, b, shape = operand_of(request, 0), operand_of(request, 1), product_shape(node)
     y = unpermuted(request.strides_of(node.output), perm_attribute(node, "perm_y"))
     walks = {i: request.walk(value, shape) for i, value in extras_of(node).items()}
-    along = [1 if step == 1 else 0 if step == 0 else None for step in (steps[-1] for steps in walks.values())]
     few = shape[-2] <= _MOST_ROWS if isinstance(shape[-2], int) else is_sized(shape[-2])
     ready = b.strides[-1] == 1 or (b.strides[-2] == 1 and a.strides[-1] == 1)
-    if not few or not ready or y[-1] != 1 or None in along:
+    if not few or not ready:
         return None
     batch = shape[:-2]
     strides = (
@@ -78,12 +77,13 @@ def varying_gemm(request: Request) -> KernelCall | None:
         columns=shape[-1],
         a_step=a.strides[-1],
         b_steps=(b.strides[-2], b.strides[-1]),
-        extra_steps=tuple(step for step in along if step is not None),
+        result_steps=(*(steps[-1] for steps in walks.values()), y[-1]),
         epilogue=bodies.canonical(epilogue, {}) if isinstance(epilogue, Graph) else None,
         extra_dtypes=tuple(value.dtype for value in extras_of(node).values()),
         dtype=node.output.dtype,
     )
-    if not all(map(is_plannable, (*spec.nest.dims, spec.depth, spec.columns, spec.a_step, *spec.b_steps))):
+    dims = (*spec.nest.dims, spec.depth, spec.columns, spec.a_step, *spec.b_steps, *spec.result_steps)
+    if not all(map(is_plannable, dims)):
         return None
     operands: tuple[Operand, ...] = (In(0), In(1), *(In(i) for i in walks), Out(0))
     return KernelCall(spec, operands, flops=product(shape) * spec.depth * 2, bytes=traffic(node))

@@ -28,7 +28,7 @@ class Results:
     kernel: Kernel
     epilogue: Graph | None
     operands: tuple[Pointer, ...]
-    steps: tuple[int, ...]
+    steps: tuple[int | Val, ...]
     deferred: bool = False  # tiles store sums as they are, and `finish` runs the epilogue over whole rows
     stage: Pointer | None = None  # where the sums of a tile wait for an epilogue that is long
 
@@ -105,7 +105,7 @@ class Results:
         else:
             y.scatter(value, (k.lane_numbers(lanes) + at) * step, mask)
 
-    def _extra(self, place: Pointer, at: int, step: int, lanes: int, mask: Val | None) -> Val:
+    def _extra(self, place: Pointer, at: int, step: int | Val, lanes: int, mask: Val | None) -> Val:
         if step == 0:
             return place.load().splat(lanes)
         if step == 1:

@@ -27,7 +27,8 @@ def generate(spec: VaryingGemmSpec, target: Target) -> Kernel:
     with k.parallel(k.dim(product(spec.nest.extents))) as (row,):
         offsets = offsets_of(k, spec.nest, row)
         a, b, *rest = (pointer.at(offset) for pointer, offset in zip(operands, offsets, strict=True))
-        write(k, spec, a, b, Results(k, spec.epilogue, tuple(rest), (*spec.extra_steps, 1)))
+        steps = tuple(step if isinstance(step, int) else k.dim(step) for step in spec.result_steps)
+        write(k, spec, a, b, Results(k, spec.epilogue, tuple(rest), steps))
     return k
 
 

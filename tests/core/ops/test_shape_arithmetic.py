@@ -13,6 +13,7 @@ from core.ir.dim import Dim, floor_div, symbol
 from core.ir.graph import Graph, Value
 from core.ir.types import DType, TensorType
 from core.ops.inference import infer_graph
+from core.ops.supposed import suppositions
 from tests.core.small_models import assert_like_onnx_runtime, model, normal
 
 N, S = symbol("n"), symbol("s")
@@ -75,6 +76,20 @@ def test_what_depends_on_a_symbol_is_not_known() -> None:
         assert w.known(value) is None
 
 
+def test_numbers_bound_what_is_computed_of_symbols() -> None:
+    """A number up to 1 is taken for a lower bound, a greater one for an upper bound; what that supposes is known."""
+    w = World(N, S)
+    length = w.build("Shape", w.x, start=1)
+    at_most = w.build("Min", length, w.c(64))
+    at_least = w.build("Max", w.build("Sub", length, w.c(5)), w.c(0))
+    first = w.build("Min", length, w.c(1), w.c(64))
+    both = w.build("Max", w.build("Add", length, w.c(70)), w.c(64), length)
+    assert [w.known(value) for value in (at_most, at_least, first, both)] == [[S], [S - 5], [1], [S + 70]]
+    w.graph.outputs = [at_most, at_least, first, both]
+    assert suppositions(w.graph, infer_graph(w.graph), ["s"]) == (64 - S, S - 5, S - 1)
+    assert w.known(w.build("Min", w.build("Shape", w.x, end=1), length)) is None
+
+
 def test_symbols_divide_and_ranges_count() -> None:
     w = World(4 * N, S)
     rows, length = (w.build("Gather", w.build("Shape", w.x), w.c(i)) for i in (0, 1))
@@ -123,6 +138,14 @@ def test_a_length_that_may_be_clamped_gets_a_symbol_of_its_own() -> None:
     y = w.build("Slice", w.x, starts=(0,), ends=(5,), axes=(0,))
     assert "n" not in y.tensor.symbols
     assert y.tensor.symbols
+
+
+def test_the_first_element_of_a_symbolic_extent_is_supposed_to_exist() -> None:
+    w = World(N, 4)
+    y = w.build("Slice", w.x, starts=(0,), ends=(1,), axes=(0,))
+    w.graph.outputs = [y]
+    assert y.shape == (1, 4)
+    assert suppositions(w.graph, infer_graph(w.graph), ["n"]) == (N - 1,)
 
 
 def test_splits_and_pads_of_a_symbolic_extent() -> None:

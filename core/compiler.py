@@ -519,15 +519,14 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -
     if not batching.batchable and not graph.states and (node := misfit(graph)) is not None:
         return Compiled(plan_for_no_batch(graph, target_of(options), node), {}, list)
     if options.devices:
-        content = split(graph, options, [report.line for report in reports if report.changed])
-        return replace(content, parts=tuple(_supposing(part, supposed) for part in content.parts))
+        return split(graph, options, [report.line for report in reports if report.changed], supposed)
     # 3. measure alternatives, as far as the options allow
     store = open_store(options.cache_dir)
     compiled = partial(object_for, target=host(), cache=store.objects if store else None)
     record = Record(store.tuning, host()) if store else None
     choose = choices(graph, target_of(options), options, record, host_bench(compiled))
     # 4. choose kernels, share memory, give addresses
-    planned, reports = planned_of(graph, options, choose, reports)
+    planned, reports = planned_of(graph, options, choose, reports, supposed)
     check_fits(planned.plan, machine_bytes())
     if is_any_size(binding) and (left := planned.plan.fallbacks.nodes):
         raise UnsupportedError(f"{left[0]} has no kernel for any sizes")
@@ -540,11 +539,7 @@ def build(graph: Graph, options: Options, batching: BatchInfo, binding: Sizes) -
     sizes = tuple(name for name, _ in binding) if is_any_size(binding) else ()
     plan = replace(planned.plan, log=tuple(log), sizes=sizes)
     states = {state.value.name: state.initial for state in graph.states}
-    return _supposing(Compiled(plan, objects, lambda: weight_chunks(planned), states, choose.used), supposed)
-
-
-def _supposing(compiled: Compiled, supposed: tuple[Dim, ...]) -> Compiled:
-    return replace(compiled, plan=replace(compiled.plan, supposed=supposed))
+    return Compiled(plan, objects, lambda: weight_chunks(planned), states, choose.used)
 
 
 def rewritten(graph: Graph, options: Options) -> tuple[Graph, list[PassReport]]:
@@ -568,11 +563,16 @@ def target_of(options: Options) -> Target:
 
 
 def planned_of(
-    graph: Graph, options: Options, choose: Selector, reports: list[PassReport]
+    graph: Graph, options: Options, choose: Selector, reports: list[PassReport], supposed: tuple[Dim, ...]
 ) -> tuple[Planned, list[PassReport]]:
     """The plan, within the options' memory where they name any; and what passes have done, this one included."""
     plan = partial(
-        make_plan, target=target_of(options), threads=options.threads, choose=choose, winograd=options.winograd
+        make_plan,
+        target=target_of(options),
+        threads=options.threads,
+        choose=choose,
+        winograd=options.winograd,
+        supposed=supposed,
     )
     if options.memory is None:
         return plan(graph), reports

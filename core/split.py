@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from core.codegen.target import host
+from core.ir.dim import Dim
 from core.ir.graph import Graph
 from core.kernels.cpu import object_for
 from core.kernels.target import GpuTarget, Target
@@ -30,10 +31,11 @@ _NO_TIME = 1e-9  # seconds: what is known still counts
 _MARGIN = 0.95  # of what a try asks for, once one has shown how a plan compares with what placing counted
 
 
-def split(graph: Graph, options: Options, log: Sequence[str]) -> Split:
-    """Parts of an optimized graph whose only symbol is `n`, each planned for its device; `log` is what passes did."""
+def split(graph: Graph, options: Options, log: Sequence[str], supposed: tuple[Dim, ...] = ()) -> Split:
+    """Parts of an optimized graph whose only symbol is `n`, each planned for its device; `log` is what passes did.
+    `supposed`: see `make_plan`."""
     store = open_store(options.cache_dir)
-    placement, planned = _within_limits(graph, options, Tuning(options, store))
+    placement, planned = _within_limits(graph, options, Tuning(options, store), supposed)
     notes = (*log, f"placement: {', '.join(placement.notes) or 'nothing to run'}")
     parts = tuple(
         _compiled(part, *each, store, () if index else notes)
@@ -74,13 +76,15 @@ class Tuning:
         return device_bench(device, cache) if device.keeps_time else None
 
 
-def _within_limits(graph: Graph, options: Options, tuning: Tuning) -> tuple[Placement, list[tuple[Planned, Choices]]]:
+def _within_limits(
+    graph: Graph, options: Options, tuning: Tuning, supposed: tuple[Dim, ...]
+) -> tuple[Placement, list[tuple[Planned, Choices]]]:
     """A placement whose plans keep to the limits. What a device takes is only known once its parts are planned: where
     that is too much, it gets less. With nothing left to it, all runs on the host."""
     goals = dict(options.limits)
     while True:
         placement = placement_of(graph, options, goals)
-        planned = [_planned(part, options, tuning.choices(part)) for part in placement.parts]
+        planned = [_planned(part, options, tuning.choices(part), supposed) for part in placement.parts]
         taken = _taken(placement, [plan for plan, _ in planned], options.max_batch)
         over = {name: limit / taken[name] for name, limit in options.limits if taken.get(name, 0) > limit}
         if not over:
@@ -95,10 +99,10 @@ def placement_of(graph: Graph, options: Options, limits: Mapping[str, int]) -> P
     return placed(graph, [replace(site, memory=limits.get(site.name)) for site in sites], wishes)
 
 
-def _planned(part: Part, options: Options, choose: Choices) -> tuple[Planned, Choices]:
+def _planned(part: Part, options: Options, choose: Choices, supposed: tuple[Dim, ...]) -> tuple[Planned, Choices]:
     threads = options.threads if part.device == HOST else 1
-    plan = make_plan(part.graph, target_on(part.device, options), threads, choose, options.winograd)
-    return plan, choose
+    target = target_on(part.device, options)
+    return make_plan(part.graph, target, threads, choose, options.winograd, supposed), choose
 
 
 def _taken(placement: Placement, planned: Sequence[Planned], rows: int) -> Counter[str]:

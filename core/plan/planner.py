@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from core.check.switch import is_on
+from core.ir.dim import Dim
 from core.ir.graph import Graph, Node, Value, node_reads
 from core.ir.types import TensorType
 from core.kernels.catalog import Selector, select
@@ -25,14 +26,21 @@ from core.plan.tape import Tape
 
 
 def make_plan(
-    graph: Graph, target: Target | GpuTarget, threads: int = 1, choose: Selector = select, winograd: bool = True
+    graph: Graph,
+    target: Target | GpuTarget,
+    threads: int = 1,
+    choose: Selector = select,
+    winograd: bool = True,
+    supposed: tuple[Dim, ...] = (),
 ) -> Planned:
     """Plan a graph whose only symbol (apart from dimensions that depend on data) is the batch size `n`.
 
     `choose` picks the kernel of a node among what the catalog has for its request (`winograd`: see Request); None where
-    the node has to run on the reference. PlanError where the plan is checked, and is wrong: see `core.check`.
+    the node has to run on the reference. `supposed`: the types of the graph are right as long as none of these
+    dimensions is negative. PlanError where the plan is checked, and is wrong: see `core.check`.
     """
     planned = _plan(graph, target, threads, choose, winograd)
+    planned = replace(planned, plan=replace(planned.plan, supposed=supposed))
     if is_on():
         from core.check.plans import check_plan
         from core.check.sized import check_sized, is_sized_graph

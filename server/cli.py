@@ -8,6 +8,7 @@ import typer
 
 from server import (
     cli_canary,
+    cli_completion,
     cli_datasets,
     cli_infer,
     cli_jobs,
@@ -30,9 +31,10 @@ SERVING, VERSIONS, LOOKING = "Serving and asking", "Models and versions", "Looki
 TRAINING, LOCAL = "Training", "On this machine, without a server"
 
 app = Commands(
-    "Serve ONNX models, compiled to native code. `lathe COMMAND -h` explains a command.",
+    "Serve ONNX models, compiled to native code. `lathe serve` starts a server, the other commands ask it. "
+    "`lathe COMMAND --help` explains a command, with examples.",
     add_completion=True,
-    epilog="docs/command-line.md does the ten commonest tasks, step by step.",
+    epilog="docs/command-line.md shows the ten commonest tasks, step by step.",
 )
 
 
@@ -73,5 +75,5 @@ app.add_typer(cli_datasets.app, name="datasets", rich_help_panel=TRAINING)
 
 for command in (cli_model.compile, cli_model.run, cli_model.inspect, cli_model.profile, cli_model.bench):
     app.command(rich_help_panel=LOCAL)(command)
-for command in (cli_kernels.kernels, cli_kernels.load_kernels):
+for command in (cli_kernels.kernels, cli_kernels.load_kernels, cli_completion.completion):
     app.command(rich_help_panel=LOCAL)(command)

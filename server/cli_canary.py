@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from server.cli_group import Commands
+from server.cli_models import Name
 from server.connection import Connection, asks_server
 from server.terminal import console, fail
 
@@ -21,12 +22,10 @@ if TYPE_CHECKING:
     from server.api.schemas import AuditEntry
     from server.client import Client
 
-app = Commands("Try a version on a share of the requests.")
+app = Commands("Try a version on a share of the requests (canary).")
 
 _STEP = re.compile(r"([0-9.]+)(%?):([0-9.]+)([smhd]?)")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
-
-Name = Annotated[str, typer.Argument(help="The model's name on the server.")]
 
 
 @app.command()
@@ -34,21 +33,34 @@ Name = Annotated[str, typer.Argument(help="The model's name on the server.")]
 def start(
     server: Connection,
     name: Name,
-    version: Annotated[int, typer.Argument(help="The candidate.", min=1)],
+    version: Annotated[int, typer.Argument(help="The version to try: the candidate.", metavar="VERSION", min=1)],
     weight: Annotated[
-        float | None, typer.Option(help="Share of the requests that name no version; 0.1 unless told.", min=0, max=0.5)
+        float | None,
+        typer.Option(help="Share of the requests that the candidate answers. Default: 0.1.", min=0, max=0.5),
     ] = None,
-    shadow: Annotated[float, typer.Option(help="Share of requests it answers unseen, to compare.", min=0, max=1)] = 0.0,
-    rtol: Annotated[float, typer.Option(help="Relative tolerance of a comparison.", min=0)] = 1e-3,
-    atol: Annotated[float, typer.Option(help="Absolute tolerance of a comparison.", min=0)] = 1e-5,
-    tolerated: Annotated[float, typer.Option(help="Share of comparisons that may differ.")] = 0.005,
-    promote: Annotated[bool, typer.Option(help="Go live by itself once it has passed.")] = True,
+    shadow: Annotated[
+        float, typer.Option(help="Share of requests it answers too, only to compare.", min=0, max=1)
+    ] = 0.0,
+    rtol: Annotated[float, typer.Option(help="Relative tolerance when answers are compared.", min=0)] = 1e-3,
+    atol: Annotated[float, typer.Option(help="Absolute tolerance when answers are compared.", min=0)] = 1e-5,
+    tolerated: Annotated[float, typer.Option(help="Share of the compared answers that may differ.")] = 0.005,
+    promote: Annotated[bool, typer.Option(help="Make the candidate live once it has passed.")] = True,
     step: Annotated[
-        list[str] | None, typer.Option(help="A share and for how long, such as 1%:10m; may be given many times.")
+        list[str] | None,
+        typer.Option(help="A share and its time, such as 1%:10m, in place of --weight; repeat for more."),
     ] = None,
-    start_at: Annotated[str | None, typer.Option(help="When to begin, such as 2026-01-31T02:00; local time.")] = None,
+    start_at: Annotated[
+        str | None, typer.Option(help="When to begin, such as 2026-01-31T02:00, local time. Default: now.")
+    ] = None,
 ) -> None:
-    """Begin a trial; the server promotes the candidate or rolls it back by itself."""
+    """Send a share of the requests to a version: the server promotes it if it does well, and rolls it back if not.
+
+    \b
+    Examples:
+      lathe canary start digits 3
+      lathe canary start digits 3 --weight 0.2 --shadow 0.2
+      lathe canary start digits 3 --step 1%:10m --step 10%:30m --step 50%:1h
+    """
     asked: dict[str, Any] = {"shadow": shadow, "rtol": rtol, "atol": atol, "tolerated": tolerated, "promote": promote}
     asked |= {"weight": weight} if weight is not None else {}
     asked |= {"steps": [read_step(text) for text in step]} if step else {}
@@ -65,9 +77,9 @@ def start(
 def watch(
     server: Connection,
     name: Name,
-    interval: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.01)] = 1.0,
+    interval: Annotated[float, typer.Option(help="Seconds between two updates.", min=0.01)] = 1.0,
 ) -> None:
-    """Show the evidence until the trial has ended, then how. If none is under way, say how the last one ended."""
+    """Show a trial until it has ended, and how it ended. If there is none, say how the last one ended."""
     with server.client(name) as client:
         if (state := _under_way(client, name)) is None:
             console.print(_last(client, name), soft_wrap=True)
@@ -85,7 +97,7 @@ def watch(
 @app.command()
 @asks_server
 def cancel(server: Connection, name: Name) -> None:
-    """End a trial; the live version answers everything again."""
+    """End a trial: the live version answers all requests again."""
     with server.client(name) as client:
         ended = client.cancel_canary(name)
     console.print(f"{name} version {ended.version} is not tried any more")

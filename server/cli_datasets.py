@@ -16,9 +16,9 @@ from server.terminal import console, transfer
 if TYPE_CHECKING:
     from server.api.dataset_schemas import DatasetDetail
 
-app = Commands("What jobs learn from.")
+app = Commands("Manage the datasets that jobs train on.")
 
-Name = Annotated[str, typer.Argument(help="The dataset's name on the server.")]
+Name = Annotated[str, typer.Argument(help="The dataset's name on the server.", metavar="DATASET")]
 
 
 @app.command()
@@ -26,7 +26,7 @@ Name = Annotated[str, typer.Argument(help="The dataset's name on the server.")]
 def push(
     server: Connection,
     name: Name,
-    content: Annotated[Path, typer.Argument(help="A file, or a folder, which goes as one.", exists=True)],
+    content: Annotated[Path, typer.Argument(help="The file or folder to upload.", metavar="PATH", exists=True)],
 ) -> None:
     """Upload a dataset: .npz, CSV, Parquet, a folder of IDX files, or a folder of images per class."""
     with server.client() as client, transfer("uploading", "checking") as progress:
@@ -37,7 +37,7 @@ def push(
 @app.command("list")
 @asks_server
 def list_datasets(server: Connection) -> None:
-    """List the datasets."""
+    """List the datasets of a server."""
     table = Table("name", "rows", "format", "size", "created", "sha256")
     with server.client() as client:
         for dataset in client.datasets():
@@ -51,7 +51,7 @@ def list_datasets(server: Connection) -> None:
 @app.command()
 @asks_server
 def show(server: Connection, name: Name) -> None:
-    """Say what is in a dataset, and what its name stood for before."""
+    """Show the columns of a dataset, and the earlier contents of its name."""
     with server.client() as client:
         dataset = client.dataset(name)
     console.print(f"{name}: {dataset.rows} rows, {dataset.format}, {decimal(dataset.bytes)}, sha256 {dataset.digest}")
@@ -72,9 +72,9 @@ def show(server: Connection, name: Name) -> None:
 def delete(
     server: Connection,
     name: Name,
-    digest: Annotated[str | None, typer.Option(help="Only this content of its history.")] = None,
+    digest: Annotated[str | None, typer.Option(help="Delete only the content with this sha256.")] = None,
 ) -> None:
-    """Delete a name with all it stood for; refused while a job needs it."""
+    """Delete a dataset and the earlier contents of its name. Refused while a job needs it."""
     with server.client() as client:
         removed = client.delete_dataset(name, digest=digest)
     console.print(f"{name} is gone, and with it {len(removed.digests)} file(s)")

@@ -32,7 +32,7 @@ def infer(
             "--inputs",
             "-i",
             help="The inputs: an .npz file with an array for each, an .npy file for a model with one input, or a .json "
-            "file as POST /v2/models/MODEL/infer takes it. Without it random numbers are sent.",
+            "file as POST /v2/models/MODEL/infer takes it. Default: random numbers.",
             exists=True,
             dir_okay=False,
             metavar="FILE",
@@ -50,6 +50,11 @@ def infer(
     Examples:
       lathe infer digits --inputs digits.npz
       lathe infer digits -i docs/digit.json --version 1
+
+    \b
+    From Python:
+      from server.client import Client
+      Client().infer("digits", {"image": array})["probabilities"]
     """
     import numpy as np
 

@@ -20,17 +20,18 @@ if TYPE_CHECKING:
     from server.api.job_answers import JobDetail, JobSummary
     from server.client import Client
 
-app = Commands("Follow and end what the server trains.")
+app = Commands("List, follow and cancel trainings on the server.")
 
-JobId = Annotated[str, typer.Argument(help="The job.")]
+JobId = Annotated[str, typer.Argument(help="The job's id, from `lathe jobs list`.", metavar="JOB")]
 
 
 @app.command("list")
 @asks_server
 def list_jobs(
-    server: Connection, state: Annotated[str | None, typer.Option(help="Only those in this state.")] = None
+    server: Connection,
+    state: Annotated[str | None, typer.Option(help="Show only jobs in this state, such as running.")] = None,
 ) -> None:
-    """List jobs, newest first."""
+    """List the jobs, newest first."""
     with server.client() as client:
         jobs = client.jobs(state=state)
     number = Column("job", no_wrap=True, min_width=20)  # whole, in however narrow a terminal: other commands take it
@@ -45,7 +46,7 @@ def list_jobs(
 @app.command()
 @asks_server
 def show(server: Connection, job: JobId) -> None:
-    """Show one job: where it stands, how far it is, what came out."""
+    """Show a job: its state, how far it is, its result."""
     with server.client() as client:
         print_job(client.job(job))
 
@@ -55,9 +56,9 @@ def show(server: Connection, job: JobId) -> None:
 def watch(
     server: Connection,
     job: JobId,
-    curves: Annotated[bool, typer.Option("--curves", help="Show the curves as well.")] = False,
+    curves: Annotated[bool, typer.Option("--curves", help="Also draw the curves of loss and metrics.")] = False,
 ) -> None:
-    """Follow a job to its end; fails when the job does. Ctrl-C leaves the job alone."""
+    """Follow a job until it has ended; status 1 if it failed. Ctrl-C stops following, not the job."""
     with server.client() as client:
         watch_job(client, job, curves)
 
@@ -65,7 +66,7 @@ def watch(
 @app.command()
 @asks_server
 def logs(server: Connection, job: JobId) -> None:
-    """Print what a job's process said."""
+    """Print the log of a job."""
     with server.client() as client:
         console.print(client.job_log(job), end="", soft_wrap=True)
 
@@ -82,7 +83,7 @@ def cancel(server: Connection, job: JobId) -> None:
 @app.command()
 @asks_server
 def delete(server: Connection, job: JobId) -> None:
-    """Delete a job that has ended, with its files; versions it published stay."""
+    """Delete a job that has ended, and its files. Versions that it published stay."""
     with server.client() as client:
         client.delete_job(job)
     console.print(f"job {job} is deleted")

@@ -16,18 +16,18 @@ from server.terminal import console, fail
 def kernels(
     target: Annotated[str, typer.Option(help="The GPU: sm_90, or sm_90/132/232448/62914560 with its facts.")],
     model: Annotated[
-        list[Path], typer.Option(help="An ONNX file; may be given several times.", exists=True, dir_okay=False)
+        list[Path], typer.Option(help="An ONNX file; repeat the option for several.", exists=True, dir_okay=False)
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write: .tar, .tar.gz or .tar.xz.")],
     precision: Annotated[
-        list[str] | None, typer.Option(help="float32, tf32, bfloat16 or float16; may be given several times.")
+        list[str] | None, typer.Option(help="float32, tf32, bfloat16 or float16; repeat the option for several.")
     ] = None,
     max_batch: Annotated[int, typer.Option(help="The batch size to choose kernels for.", min=1)] = 32,
     tune: Annotated[
         str, typer.Option(help="off; default or full: with the kernels that tuning would measure on the GPU.")
     ] = "off",
     size: Annotated[
-        list[str] | None, typer.Option(help="Size of a symbolic dimension, NAME=SIZE; may be given several times.")
+        list[str] | None, typer.Option(help="Size of a symbolic dimension, NAME=SIZE; repeat the option for several.")
     ] = None,
 ) -> None:
     """Compile the GPU kernels of models into one file, without a GPU; `lathe load-kernels` reads it where the GPU is.

@@ -18,27 +18,45 @@ from server.cli_group import Commands
 from server.repository.lock import FileLock
 from server.terminal import complaints, console, fail
 
-app = Commands("Say who may do what; a running server takes changes over.")
+app = Commands("Manage API keys. A running server follows changes of the file.")
 
-KeysFile = Annotated[Path, typer.Option("--file", help="The file of keys.", envvar="LATHE_KEYS_FILE")]
+KeysFile = Annotated[
+    Path, typer.Option("--file", help="The file of keys; `lathe keys add` makes it.", envvar="LATHE_KEYS_FILE")
+]
 _DAY = 86_400
 
 
 @app.command()
 def add(
-    name: Annotated[str, typer.Argument(help="What the audit log calls the key's owner.")],
-    scope: Annotated[list[Scope], typer.Option(help="What it may do; may be given more than once.")],
+    name: Annotated[str, typer.Argument(help="Who uses the key; the audit log shows this name.")],
+    scope: Annotated[
+        list[Scope], typer.Option(metavar="SCOPE", help="What the key permits; repeat the option for several.")
+    ],
     file: KeysFile,
-    model: Annotated[list[str] | None, typer.Option(help="Models it may do it to, * and ? allowed; all.")] = None,
-    days: Annotated[float | None, typer.Option(help="How long it works; without it until revoked.", min=0)] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Limit the key to these models (* and ? match any text); repeat for several. Default: all."),
+    ] = None,
+    days: Annotated[float | None, typer.Option(help="Days until the key expires. Default: never.", min=0)] = None,
     rate: Annotated[
-        float | None, typer.Option(help="Rows per second it may have inferred; without it LATHE_CLIENT_RATE.", min=1e-6)
+        float | None,
+        typer.Option(help="Rows per second it may send for inference. Default: LATHE_CLIENT_RATE.", min=1e-6),
     ] = None,
     burst: Annotated[
-        float | None, typer.Option(help="Rows at once, beside a rate; without it those of one second.", min=1)
+        float | None, typer.Option(help="Rows it may send at once, with --rate. Default: those of one second.", min=1)
     ] = None,
 ) -> None:
-    """Make a key and print it. It is shown this once; the file holds only its digest."""
+    """Make a key and print it. It is printed this once; the file holds only its digest.
+
+    Scopes: infer (run models), read (lists, metrics), write (push, delete, load), promote (promote, roll back,
+    canaries), train (datasets, jobs), admin (logging, tracing). Show a key with --api-key or LATHE_KEY.
+
+    \b
+    Examples:
+      lathe keys add app --scope infer --file keys.json
+      lathe keys add ci --scope read --scope write --scope promote --file keys.json --days 90
+      lathe serve --keys-file keys.json
+    """
     if burst is not None and rate is None:
         raise fail("--burst: expected --rate with it")
     now = int(time.time())
@@ -52,7 +70,7 @@ def add(
 
 @app.command("list")
 def list_keys(file: KeysFile) -> None:
-    """List the keys."""
+    """List the keys: who has one, what it permits, when it expires."""
     table = Table("id", "name", "scopes", "models", "created", "expires", "rows/s")
     for key in _read(file).values():
         expires = _date(key.expires) if key.expires is not None else "never"
@@ -63,8 +81,10 @@ def list_keys(file: KeysFile) -> None:
 
 
 @app.command()
-def revoke(identity: Annotated[str, typer.Argument(metavar="ID", help="The key's id.")], file: KeysFile) -> None:
-    """Take a key back."""
+def revoke(
+    identity: Annotated[str, typer.Argument(metavar="ID", help="The key's id, from `lathe keys list`.")], file: KeysFile
+) -> None:
+    """Revoke a key: the server refuses it from then on."""
     with _changing(file) as keys:
         if identity not in keys:
             raise fail(f"key {identity!r}: there is none of that id in {file}")

@@ -21,24 +21,37 @@ if TYPE_CHECKING:
 COMPILED = ".lathe"
 
 ModelFile = Annotated[
-    Path, typer.Argument(help="An ONNX file, or what `lathe compile` made.", exists=True, dir_okay=False, readable=True)
+    Path,
+    typer.Argument(
+        help="An ONNX file, or a .lathe file of `lathe compile`.",
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+    ),
 ]
-OnnxFile = Annotated[Path, typer.Argument(help="An ONNX file.", exists=True, dir_okay=False, readable=True)]
-Threads = Annotated[int | None, typer.Option(help="Threads of the compute team; all there are without it.", min=1)]
+OnnxFile = Annotated[
+    Path, typer.Argument(help="An ONNX file.", metavar="FILE", exists=True, dir_okay=False, readable=True)
+]
+Threads = Annotated[int | None, typer.Option(help="Compute threads. Default: all that there are.", min=1)]
 Batches = Annotated[str, typer.Option("--batch", "--batches", help="Batch sizes, separated by commas.")]
 
 
 def compile(
     model: OnnxFile,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write; MODEL.lathe.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file to write. Default: FILE with .lathe as its ending.")
+    ] = None,
     threads: Threads = None,
     max_batch: Annotated[int, typer.Option(help="The batch size to choose kernels for.", min=1)] = 32,
     precision: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    tune: Annotated[str, typer.Option(help="off, default, full, or seconds of measuring.")] = "default",
-    record: Annotated[Path | None, typer.Option(help="A compiled model whose kernels to choose.", exists=True)] = None,
-    packing: Annotated[int | None, typer.Option(help="Tokens of a run of packed sequences, at most.", min=1)] = None,
+    tune: Annotated[
+        str, typer.Option(help="How kernels are chosen: off, default, full, or the seconds to measure them for.")
+    ] = "default",
+    record: Annotated[Path | None, typer.Option(help="A compiled model: choose the same kernels.", exists=True)] = None,
+    packing: Annotated[int | None, typer.Option(help="The most tokens of one run of packed sequences.", min=1)] = None,
 ) -> None:
-    """Compile a model into one file, which runs on this kind of machine without compiling."""
+    """Compile a model into one file, which then runs without compiling on machines like this."""
     import core
     from core import compiler, options
     from core.packing import pack_info
@@ -60,11 +73,13 @@ def compile(
 
 def run(
     model: ModelFile,
-    inputs: Annotated[Path | None, typer.Option(help="An .npz file with an array per input.", exists=True)] = None,
-    batch: Annotated[int, typer.Option(help="Rows of the random input that stands in for a file.", min=1)] = 1,
+    inputs: Annotated[
+        Path | None, typer.Option(help="An .npz file with an array per input. Default: random numbers.", exists=True)
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Rows of the random input.", min=1)] = 1,
     threads: Threads = None,
 ) -> None:
-    """Run a model once; an ONNX file is compiled first."""
+    """Run a model once and print its outputs; an ONNX file is compiled first."""
     import numpy as np
 
     with model_errors(), ready(model, threads, batch) as session:
@@ -82,11 +97,15 @@ def run(
 
 def inspect(
     model: ModelFile,
-    explain: Annotated[bool, typer.Option("--explain", help="Say what runs each node, and where memory goes.")] = False,
-    batch: Annotated[int, typer.Option(help="Rows to count the work of.", min=1)] = 1,
-    picture: Annotated[Path | None, typer.Option(help="Also draw the graph of an ONNX file, as .svg.")] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Also show the kernel of each node and the memory plan.")
+    ] = False,
+    batch: Annotated[int, typer.Option(help="Batch size that --explain counts work for.", min=1)] = 1,
+    picture: Annotated[
+        Path | None, typer.Option(help="Also draw the graph of an ONNX file into this .svg file.")
+    ] = None,
 ) -> None:
-    """Say what a model takes, gives, and is made of."""
+    """Show the inputs, outputs and operators of a model."""
     with model_errors():
         if picture is not None:
             _draw(model, picture)
@@ -116,11 +135,11 @@ def profile(
     model: ModelFile,
     batches: Batches = "1",
     threads: Threads = None,
-    top: Annotated[int, typer.Option(help="Steps to show, the slowest first.", min=1)] = 15,
-    runs: Annotated[int, typer.Option(help="Runs to take the median of.", min=1)] = 10,
+    top: Annotated[int, typer.Option(help="Number of steps to show, the slowest first.", min=1)] = 15,
+    runs: Annotated[int, typer.Option(help="Number of runs; the table shows their medians.", min=1)] = 10,
     trace: Annotated[Path | None, typer.Option(help="Also write a file for chrome://tracing or Perfetto.")] = None,
 ) -> None:
-    """Say where a model's time goes, and how close each step is to the machine's peak."""
+    """Show the time of each step of a model, and how close it is to the machine's peak."""
     sizes = batch_sizes(batches)
     with model_errors(), ready(model, threads, max(sizes)) as session:
         for size in sizes:
@@ -135,10 +154,10 @@ def profile(
 def bench(
     model: ModelFile,
     batches: Batches = "1,8,32",
-    seconds: Annotated[float, typer.Option(help="Time per batch size.", min=0.01)] = 1.0,
+    seconds: Annotated[float, typer.Option(help="Seconds of measuring per batch size.", min=0.01)] = 1.0,
     threads: Threads = None,
 ) -> None:
-    """Time a model in this process."""
+    """Measure the latency and rows per second of a model on this machine."""
     sizes = batch_sizes(batches)
     table = Table("batch", "median", "p99", "rows/s")
     with model_errors(), ready(model, threads, max(sizes)) as session:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.filesize import decimal
@@ -14,12 +14,27 @@ from server.terminal import Json, console, print_json
 if TYPE_CHECKING:
     from server.api.schemas import ModelState, VersionDetail
 
-Name = Annotated[str, typer.Argument(help="The model's name on the server.", metavar="MODEL")]
+
+def known(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the names of the server's models that begin so, for a shell; none if the server does not say."""
+    from server.client import Client, ClientError
+
+    given: dict[str, Any] = {
+        option: context.params.get(option) for option in ("url", "api_key", "ca", "cert", "cert_key")
+    }
+    try:
+        with Client(**given, timeout=1.0, patience=0.0) as client:
+            return [state.name for state in client.models() if state.name.startswith(incomplete)]
+    except (ClientError, OSError, ValueError):
+        return []  # nothing may be printed while somebody types
+
+
+Name = Annotated[str, typer.Argument(help="The model's name on the server.", metavar="MODEL", autocompletion=known)]
 
 
 @asks_server
 def models(server: Connection, as_json: Json = False) -> None:
-    """List the models of a server: which version is live, which there are, and what is wrong."""
+    """List the models of a server: their live version, all versions, and what is wrong."""
     with server.client() as client:
         found = client.models()
     if as_json:
@@ -55,10 +70,10 @@ def versions(server: Connection, name: Name, as_json: Json = False) -> None:
 def audit(
     server: Connection,
     name: Name,
-    last: Annotated[int | None, typer.Option(help="Only so many of the latest changes.", min=1)] = None,
+    last: Annotated[int | None, typer.Option(help="Show only this many of the latest changes.", min=1)] = None,
     as_json: Json = False,
 ) -> None:
-    """List the changes of a model, oldest first: when, what, and who did it."""
+    """List the changes of a model, oldest first: when, what, and by whom."""
     with server.client(name) as client:
         changes = client.audit(name)[-(last or 0) :]
     if as_json:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import typer
 from rich.console import Group
 from rich.live import Live
 from rich.table import Table
@@ -13,6 +12,7 @@ from rich.text import Text
 
 from server.cli_canary import evidence_table, schedule_table
 from server.cli_group import Commands
+from server.cli_models import Name
 from server.cli_top import Look, Page, activity, read
 from server.connection import Connection, asks_server
 from server.terminal import Interval, Rounds, console, looks
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from server.api.schemas import AuditEntry, ModelState, VersionState
     from server.client import Client
 
-app = Commands("Follow what becomes of a model's versions.")
+app = Commands("Watch a model's versions, their traffic and a canary.")
 
 CHANGES = 5  # of the latest that are shown
 
@@ -41,11 +41,11 @@ class Rollout(NamedTuple):
 @asks_server
 def watch(
     server: Connection,
-    name: Annotated[str, typer.Argument(help="The model's name on the server.")],
+    name: Name,
     interval: Interval = 1.0,
     rounds: Rounds = None,
 ) -> None:
-    """Show versions with their aliases and traffic, the evidence of a trial, and the latest changes, live."""
+    """Show a model's versions, aliases, traffic, its canary, and the latest changes, until Ctrl-C."""
     with server.client(name) as client, Live(console=console, auto_refresh=False) as display:
         before = read(client.metrics(), time.monotonic())
         for _ in looks(interval, rounds):

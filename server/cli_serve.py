@@ -18,15 +18,17 @@ EXTRAS = {"grpc": "grpc", "jwt": "jwt", "opentelemetry": "otel"}  # which extra 
 
 def serve(
     model_repo: Annotated[
-        Path | None, typer.Option(help="The model repository's folder; `model_repo` without it.", metavar="FOLDER")
+        Path | None, typer.Option(help="Folder of the models, empty at first. Default: model_repo.", metavar="FOLDER")
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 without it.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1, this machine alone.")
+    ] = None,
     port: Annotated[
-        int | None, typer.Option(help="Port to listen on; 8080 without it, 0 picks a free one.", min=0, max=65535)
+        int | None, typer.Option(help="Port to listen on; 0 picks a free one. Default: 8080.", min=0, max=65535)
     ] = None,
-    grpc_port: Annotated[int | None, typer.Option(help="Port for gRPC; none without it.", min=0, max=65535)] = None,
+    grpc_port: Annotated[int | None, typer.Option(help="Port for gRPC. Default: none.", min=0, max=65535)] = None,
     threads: Threads = None,
-    device: Annotated[str | None, typer.Option(help="Where models run: cpu, cuda, cuda:1.")] = None,
+    device: Annotated[str | None, typer.Option(help="Where models run: cpu, cuda, cuda:1. Default: cpu.")] = None,
     keys_file: Annotated[
         Path | None, typer.Option(help="File of API keys, as `lathe keys add` writes it.", metavar="FILE")
     ] = None,
@@ -38,13 +40,16 @@ def serve(
     ] = None,
     tls_client_ca: Annotated[
         Path | None,
-        typer.Option(help="Who must have signed the clients' certificates (PEM); others are refused.", metavar="FILE"),
+        typer.Option(
+            help="Certificates (PEM) that must have signed the clients'; other clients are refused.", metavar="FILE"
+        ),
     ] = None,
 ) -> None:
     """Serve the models of a folder over HTTP.
 
     Each option is also a variable of the environment: --model-repo is LATHE_MODEL_REPO, and an option wins over its
-    variable. The other settings are variables only; docs/configuration.md lists them.
+    variable. The other settings are variables only; docs/configuration.md lists them. Ctrl-C ends the server as soon as
+    the requests under way are answered.
 
     \b
     Examples:

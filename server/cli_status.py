@@ -24,7 +24,7 @@ _ANYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # what one a
 
 @asks_server
 def status(server: Connection, as_json: Json = False) -> None:
-    """Say how a server is doing: its version, whether it is ready, its models, what is wrong with them, its jobs."""
+    """Show whether a server is ready, its version, its models and jobs, and what is wrong."""
     with server.client() as client:
         facts = _facts(client, server.url)
     if as_json:
@@ -41,7 +41,7 @@ def status(server: Connection, as_json: Json = False) -> None:
 
 @asks_server
 def health(server: Connection, context: typer.Context) -> None:
-    """Succeed if the server is ready for requests, fail if not: for the health checks of containers.
+    """End with status 0 if the server is ready for requests, else 1: for the health checks of containers.
 
     Without --url and LATHE_URL it asks the server that this machine's settings (LATHE_HOST, LATHE_PORT, LATHE_TLS_CERT)
     describe. If that one wants clients to show a certificate, name one (LATHE_CERT, LATHE_CERT_KEY).

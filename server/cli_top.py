@@ -23,7 +23,7 @@ Version = tuple[str, str]  # model, version
 
 @asks_server
 def top(server: Connection, interval: Interval = 1.0, rounds: Rounds = None) -> None:
-    """Show rates, latencies, batch sizes and queues of each model, live, and which models do not answer."""
+    """Show requests per second, latencies, batches and queues of each model, until Ctrl-C."""
     with server.client() as client, Live(console=console, auto_refresh=False) as display:
         before = read(client.metrics(), time.monotonic())
         for _ in looks(interval, rounds):

@@ -29,32 +29,42 @@ _INTERRUPTED = 130  # what shells expect of a command that was interrupted
 def train(
     server: Connection,
     context: typer.Context,
-    recipe: Annotated[Path, typer.Argument(help="What to train: a TOML or JSON file.", exists=True, dir_okay=False)],
+    recipe: Annotated[
+        Path,
+        typer.Argument(
+            help="What to train: a TOML or JSON file, see docs/recipes.md.",
+            metavar="RECIPE",
+            exists=True,
+            dir_okay=False,
+        ),
+    ],
     data: Annotated[Path | None, typer.Option("--data", help="The dataset: a file or folder.", exists=True)] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the training; the recipe's name without it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the training. Default: the recipe's name.")] = None,
     parent: Annotated[
-        Path | None, typer.Option(help="ONNX file to go on from, for `parent = true`.", exists=True)
+        Path | None, typer.Option(help="ONNX file to start from, if the recipe says `parent = true`.", exists=True)
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the training in the folder.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Show the curves as well.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the training in the folder.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Also draw the curves of loss and metrics.")] = False,
     tensorboard: Annotated[Path | None, typer.Option(help="Folder for TensorBoard's event files.")] = None,
     threads: Threads = None,
-    dataset: Annotated[str | None, typer.Option(help="Train on the server, with data that are there already.")] = None,
-    publish: Annotated[str | None, typer.Option(help="Train on the server; the model that gets a version.")] = None,
-    promote: Annotated[bool, typer.Option("--promote", help="With --publish: the version goes live.")] = False,
+    dataset: Annotated[str | None, typer.Option(help="Train on the server, with this dataset of it.")] = None,
+    publish: Annotated[
+        str | None, typer.Option(help="Train on the server; the result is a version of this model.")
+    ] = None,
+    promote: Annotated[bool, typer.Option("--promote", help="With --publish: make the version live.")] = False,
     gate: Annotated[
-        str | None, typer.Option(help="With --publish: what the result must reach, as JSON: see docs/gates.md.")
+        str | None, typer.Option(help="With --publish: what the result must reach, as JSON (docs/gates.md).")
     ] = None,
     begin_with: Annotated[
-        str | None, typer.Option("--from", help="Train on the server; the model to go on from, or MODEL:VERSION.")
+        str | None, typer.Option("--from", help="Train on the server, starting from MODEL or MODEL:VERSION.")
     ] = None,
 ) -> None:
-    """Train what a recipe says: model, metrics and a report end up in the folder's `result`.
+    """Train a model from a recipe: the model, its metrics and a report end up in the folder's `result`.
 
-    Ctrl-C writes a checkpoint and ends; --resume goes on from there, bit by bit as if nothing had been.
+    Ctrl-C writes a checkpoint and ends; --resume continues from there, with the same result bit by bit.
 
-    The training runs in this process, unless --url, --dataset, --publish or --from says that a server does it. There it
-    is a job, which Ctrl-C leaves alone; --data are uploaded first, under the recipe's name.
+    The training runs in this process. With --url, --dataset, --publish or --from it runs on a server, as a job, which
+    Ctrl-C does not end; the server gets --data first, under the recipe's name.
 
     \b
     Examples:

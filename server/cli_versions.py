@@ -20,7 +20,7 @@ OtherSignature = Annotated[
 
 @asks_server
 def promote(server: Connection, name: Name, version: Version, allow_signature_change: OtherSignature = False) -> None:
-    """Make a version live: requests that name no version go to it from then on.
+    """Make a version live: it answers the requests that name no version.
 
     `lathe rollback MODEL` undoes it.
 
@@ -38,8 +38,8 @@ def promote(server: Connection, name: Name, version: Version, allow_signature_ch
 def rollback(
     server: Connection,
     name: Name,
-    alias: Annotated[str, typer.Option(help="The alias to take back.")] = "live",
-    to: Annotated[int | None, typer.Option(help="A version that it named before; the last one without it.")] = None,
+    alias: Annotated[str, typer.Option(help="The alias to move back.")] = "live",
+    to: Annotated[int | None, typer.Option(help="The version to go back to. Default: the one before.")] = None,
 ) -> None:
     """Take a model back to the version that was live before.
 
@@ -62,11 +62,11 @@ def alias(
         typer.Argument(help="The alias, such as `live` or `staging`.", metavar="ALIAS", show_default=False),
     ] = None,
     version: Annotated[
-        int | None, typer.Argument(help="The version it shall name.", min=1, metavar="VERSION", show_default=False)
+        int | None, typer.Argument(help="The version that it points to.", min=1, metavar="VERSION", show_default=False)
     ] = None,
     allow_signature_change: OtherSignature = False,
 ) -> None:
-    """Let an alias name a version; without ALIAS and VERSION, list the aliases of a model.
+    """Point an alias to a version; without ALIAS and VERSION, list the aliases of a model.
 
     A request may name an alias in place of a version: /v2/models/MODEL/versions/ALIAS/infer
 
@@ -91,7 +91,7 @@ def alias(
 
 @asks_server
 def delete(server: Connection, name: Name, version: Version) -> None:
-    """Delete a version for good; refused while an alias names it."""
+    """Delete a version for good. Refused while an alias points to it."""
     with server.client(name) as client:
         client.delete(name, version)
     console.print(f"{name} version {version} is deleted")
@@ -99,7 +99,7 @@ def delete(server: Connection, name: Name, version: Version) -> None:
 
 @asks_server
 def load(server: Connection, name: Name) -> None:
-    """Load a model into memory, again if it is there: what was unloaded, or has failed, is tried once more."""
+    """Load a model into memory: after `lathe unload`, or to try again after a failure."""
     with server.client(name) as client:
         client.load(name)
         answering = client.model(name).answering.get("live")
@@ -108,7 +108,7 @@ def load(server: Connection, name: Name) -> None:
 
 @asks_server
 def unload(server: Connection, name: Name) -> None:
-    """Take a model out of memory. Requests for it get 503 until `lathe load`; its versions and aliases stay."""
+    """Take a model out of memory. Requests for it get 503 until `lathe load`; its versions stay on disk."""
     with server.client(name) as client:
         client.unload(name)
     console.print(f"{name} is unloaded; `lathe load {name}` brings it back")

@@ -33,7 +33,7 @@ ApiKey = Annotated[
     str | None,
     _option(
         "--api-key",
-        text="The API key to show; in LATHE_KEY no other user of this machine sees it.",
+        text="The API key. Prefer LATHE_KEY: other users of this machine can read options.",
         variable="LATHE_KEY",
         shows="KEY",
     ),
@@ -42,7 +42,7 @@ Ca = Annotated[
     Path | None,
     _option(
         "--ca",
-        text="Certificates (PEM) to trust, where the system does not know who signed the server's.",
+        text="Certificates (PEM) to trust, if the system does not trust the server's.",
         variable="LATHE_CA",
         shows="FILE",
     ),

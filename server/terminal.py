@@ -15,8 +15,8 @@ import typer
 from rich.console import Console, ConsoleDimensions
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-Interval = Annotated[float, typer.Option(help="Seconds between two looks.", min=0.05)]
-Rounds = Annotated[int | None, typer.Option(help="How many times to look; until interrupted without it.")]
+Interval = Annotated[float, typer.Option(help="Seconds between two updates.", min=0.05)]
+Rounds = Annotated[int | None, typer.Option(help="Number of updates. Default: until Ctrl-C.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 _UNBOUNDED = 1 << 16

@@ -32,11 +32,13 @@ def cells(shown: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
 
 
-def lathe_process(*arguments: str, env: Mapping[str, str] | None = None, seconds: float = 60) -> tuple[int, str]:
-    """Run a command in a process of its own; return its exit status and what it wrote to stderr."""
+def lathe_process(
+    *arguments: str, env: Mapping[str, str] | None = None, seconds: float = 60, name: str | None = None
+) -> tuple[int, str]:
+    """Run a command in a process of its own, under a name; return its exit status and what it wrote to stderr."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("LATHE_")}
     done = subprocess.run(
-        [sys.executable, "-c", "from server.cli import app; app()", *arguments],
+        [sys.executable, "-c", f"from server.cli import app; app(prog_name={name!r})", *arguments],
         cwd=PROJECT,
         env={**plain, "PYTHONPATH": str(PROJECT), "COLUMNS": "240", **(env or {})},
         capture_output=True,

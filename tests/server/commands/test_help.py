@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import typer
 from typer.core import TyperGroup
+from typer.testing import CliRunner
 
 from server.api.modelinfo import VERSION
 from server.cli import app
-from tests.server.commands.running import PROJECT, lathe
+from tests.server.api.service import service
+from tests.server.commands.running import PROJECT, lathe, lathe_process
+from tests.server.repository.world import toy
 
 GUESSED = {"models", "versions", "promote", "alias", "delete", "load", "unload", "infer", "status", "audit", "health"}
-ALONE = {"serve", "compile", "run", "inspect", "profile", "bench", "kernels", "load-kernels", "keys"}  # ask no server
+ALONE = {  # ask no server
+    "serve",
+    "compile",
+    "run",
+    "inspect",
+    "profile",
+    "bench",
+    "kernels",
+    "load-kernels",
+    "keys",
+    "completion",
+}
 
 
 def paths(group: TyperGroup, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -52,8 +69,8 @@ def test_help_is_there_under_both_names_and_shows_no_types_of_flags(command: tup
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_every_command_that_asks_a_server_says_how_to_reach_it(command: tuple[str, ...]) -> None:
     shown = lathe(*command, "--help")
-    names = [name for name in ("--url", "--api-key", "--ca", "--cert", "--cert-key") if f"{name} " in shown]
-    variables = re.findall(r"LATHE_(?:URL|KEY|CA|CERT|CERT_KEY)\b", shown)
+    names = re.findall(r"│ +--(?:url|api-key|ca|cert|cert-key) ", shown)
+    variables = re.findall(r"env var: LATHE_(?:URL|KEY|CA|CERT|CERT_KEY)\b", shown)
     expected = 0 if command[0] in ALONE else 5
     assert (len(names), len(set(variables))) == (expected, expected)
 
@@ -63,17 +80,94 @@ def test_the_version_is_told(option: str) -> None:
     assert lathe(option) == f"lathe {VERSION}\n"
 
 
-def test_a_mistyped_command_or_option_is_answered_with_the_nearest() -> None:
-    assert "Did you mean 'promote'" in lathe("promot", fails=True)
-    assert "--promote" in lathe("push", "m", "file", "--promot", fails=True)
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["promot"], "No such command 'promot'. Did you mean 'promote', 'rollout'? (see lathe --help)"),
+        (["--nope"], "No such option: --nope (see lathe --help)"),
+        (["push", "m"], "Missing argument 'FILE'. (see lathe push --help)"),
+        (
+            ["push", "m", "file", "--promot"],
+            "No such option: --promot (Possible options: --promote) (see lathe push --help)",
+        ),
+        (["promote", "m", "0"], "Invalid value for 'VERSION': "),
+        (["canary", "start", "m", "x"], "Invalid value for 'VERSION': "),
+        (
+            ["keys", "add", "x", "--scope", "all", "--file", "f"],
+            "Invalid value for '--scope': 'all' is not one of 'infer'",
+        ),
+        (["infer", "m", "--version"], "Option '--version' requires an argument."),
+        (["canary", "stop"], "No such command 'stop'."),
+    ],
+)
+def test_a_mistake_in_a_command_line_is_one_line_and_status_2(typed: list[str], expected: str) -> None:
+    status, said = lathe_process(*typed, name="lathe")
+    assert status == 2
+    assert said.startswith(f"error: {expected}") and said.count("\n") == 1, said
 
 
-def test_shells_can_complete_commands() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "from server.cli import app; app(prog_name='lathe')"],
-        cwd=PROJECT,
-        env={**os.environ, "_LATHE_COMPLETE": "complete_bash", "COMP_WORDS": "lathe pro", "COMP_CWORD": "1"},
-        capture_output=True,
-        text=True,
+def test_a_group_alone_lists_its_commands() -> None:
+    result = CliRunner().invoke(app, ["canary"])
+    assert (result.exit_code, result.stderr) == (2, "")
+    assert "canary" in result.stdout and "start" in result.stdout
+
+
+def test_help_names_values_by_words_that_are_no_types_of_python() -> None:
+    for command in COMMANDS:
+        shown = lathe(*command, "--help")
+        assert not re.search(r"<(?:str|int|float|path|file|list|int range|float range)\b", shown), command
+        (usage,) = re.findall(r"Usage: .*", shown)
+        assert not re.search(r"\{[a-z]", usage), command  # an argument's name is in capitals
+
+
+COMPLETED = """
+eval "$(lathe completion bash)"
+tab() { COMP_WORDS=(lathe "$@"); COMP_CWORD=$#; COMPREPLY=(); _lathe_completion lathe; echo "${COMPREPLY[@]}"; }
+tab pro; tab canary ""; tab push m file --prom; tab promote ""; tab promote ab; tab promote --url http://127.0.0.1:1 ""
+"""
+
+
+def test_bash_completes_commands_options_and_model_names(tmp_path: Path) -> None:
+    script = tmp_path / "lathe"
+    code = "from server.cli import app; app(prog_name='lathe')"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}" "$@"\n')
+    script.chmod(0o755)
+    with service(tmp_path / "repo") as running, running.client() as client:
+        for name in ("abc", "xyz"):
+            client.upload(name, toy(2.0))
+        own = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(PROJECT), "LATHE_URL": running.url}
+        done = subprocess.run(
+            ["bash", "-c", COMPLETED], cwd=tmp_path, env={**os.environ, **own}, capture_output=True, text=True
+        )
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["promote profile", "start watch cancel", "--promote", "abc xyz", "abc", ""]
+
+
+@pytest.mark.parametrize(("shell", "part"), [("zsh", "#compdef lathe"), ("fish", "complete --command lathe")])
+def test_other_shells_have_their_scripts(shell: str, part: str) -> None:
+    shown = lathe("completion", shell)
+    assert part in shown and f"_LATHE_COMPLETE=complete_{shell}" in shown
+
+
+def test_a_server_that_does_not_answer_completes_nothing_and_says_nothing() -> None:
+    status, said = lathe_process(
+        env={"_LATHE_COMPLETE": "complete_bash", "COMP_WORDS": "lathe promote ", "COMP_CWORD": "2"}
+        | {"LATHE_URL": "http://127.0.0.1:1"},
+        name="lathe",
     )
-    assert done.stdout.split() == ["promote", "profile"]
+    assert (status, said) == (0, "")
+
+
+def test_ctrl_c_ends_what_goes_on_with_status_130(tmp_path: Path) -> None:
+    with service(tmp_path / "repo") as running:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from server.cli import app; app()", "top", "--url", running.url],
+            cwd=PROJECT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        time.sleep(2.5)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert (process.returncode, said) == (130, "")

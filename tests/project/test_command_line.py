@@ -1,0 +1,179 @@
+"""docs/command-line.md: its ten tasks, command by command as a reader types them, against one server."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from server.client import ApiError, Client
+from tests.project.test_commands import checkout, free_port, split_commands
+
+__all__ = ["checkout"]
+PAGE = "docs/command-line.md"
+TASKS = ["start", "push", "ask", "promote", "roll", "try", "train", "watch", "add", "switch"]
+SERVES, GOES_ON = "lathe serve ", ("lathe top", "lathe rollout watch")
+PATIENCE = 60.0  # seconds
+
+
+def tasks(project: Path) -> dict[str, list[str]]:
+    """The commands of each task, by its heading; a Python block is one that writes `ask.py`, marked by its language."""
+    text = (project / PAGE).read_text().partition("## Ten tasks\n")[2].partition("\n## ")[0]
+    found = {}
+    for part in text.split("\n### ")[1:]:
+        blocks = re.findall(r"^```(sh|python)\n(.*?)^```", part, re.DOTALL | re.MULTILINE)
+        found[part.partition("\n")[0]] = [
+            line for kind, block in blocks for line in (split_commands(block) if kind == "sh" else [f"python\n{block}"])
+        ]
+    return found
+
+
+class Terminal:
+    """A reader's shell: what is exported stays, and one server runs beside it."""
+
+    def __init__(self, folder: Path, port: int, environment: Mapping[str, str]) -> None:
+        self.folder, self.port, self.environment = folder, port, dict(environment)
+        self.server: subprocess.Popen[bytes] | None = None
+
+    def type(self, command: str) -> str:
+        """Run a command to its end; return what it printed to stdout."""
+        command = command.replace(":8080", f":{self.port}")
+        if command.startswith("python\n"):
+            (self.folder / "ask.py").write_text(command.removeprefix("python\n"))
+            return ""
+        if command.startswith(SERVES):
+            self.serve(command)
+            return ""
+        kept = self.folder / "environment"
+        process = subprocess.Popen(
+            ["bash", "-c", f"{command}\nstatus=$?; env -0 > {kept}; exit $status"],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        if command.startswith(GOES_ON):
+            time.sleep(3)
+            os.killpg(process.pid, signal.SIGINT)  # Ctrl-C reaches all of the foreground
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == (130 if command.startswith(GOES_ON) else 0), f"{command}: {out}{err}"
+        if command.startswith("export "):
+            self.environment = dict(line.split("=", 1) for line in kept.read_text().split("\0") if line)
+        return out
+
+    def serve(self, command: str) -> None:
+        """Start the server, in place of the one before."""
+        self.stop()
+        secure = "--tls-cert" in command
+        command = f"exec {command} --port {self.port} --threads 1"
+        self.server = subprocess.Popen(["bash", "-c", command], cwd=self.folder, env=self.environment)
+        end = time.monotonic() + PATIENCE
+        while not is_ready(f"{'https' if secure else 'http'}://127.0.0.1:{self.port}"):
+            assert self.server.poll() is None and time.monotonic() < end, command
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """Press Ctrl-C in the server's terminal."""
+        if self.server is not None:
+            self.server.send_signal(signal.SIGINT)
+            assert self.server.wait(30) == 0
+            self.server = None
+
+
+def is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/v2/health/ready", verify=False).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.fixture
+def terminal(checkout: Path) -> Iterator[Terminal]:
+    recipe = checkout / "docs/recipes/digits-lenet5.toml"
+    recipe.write_text(recipe.read_text().replace("epochs = 60", "epochs = 2"))  # how well it learns is tested elsewhere
+    port, project = free_port(), Path(__file__).parents[2]
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("LATHE_")}
+    path = f"{checkout / '.venv/bin'}{os.pathsep}{plain['PATH']}"
+    own = {"PATH": path, "PYTHONPATH": str(project), "LATHE_URL": f"http://127.0.0.1:{port}", "COLUMNS": "200"}
+    found = Terminal(checkout, port, {**plain, **own, "LATHE_CACHE_DIR": str(checkout / "cache")})
+    try:
+        yield found
+        found.stop()
+    finally:
+        if found.server is not None:
+            found.server.kill()
+            found.server.wait()
+        shutil.rmtree(checkout / "models", ignore_errors=True)
+
+
+@contextmanager
+def asking(url: str) -> Iterator[None]:
+    """Other people's requests, until the end of the block."""
+    done, image = threading.Event(), np.random.default_rng(0).random((1, 1, 8, 8), np.float32) * 16
+
+    def ask() -> None:
+        with Client(url) as client:
+            while not done.wait(0.005):
+                client.infer("digits", {"image": image})
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_each_of_the_ten_tasks_takes_at_most_five_commands(project: Path) -> None:
+    found = tasks(project)
+    assert [heading.split()[1].lower() for heading in found] == TASKS
+    for heading, commands in found.items():
+        assert 1 <= len(commands) <= 5, heading
+
+
+@pytest.mark.timeout(600)
+def test_the_ten_tasks_work_as_they_stand(project: Path, terminal: Terminal) -> None:
+    said: dict[str, list[str]] = {}
+    url = terminal.environment["LATHE_URL"]
+    for name, commands in zip(TASKS, tasks(project).values(), strict=True):
+        for command in commands:
+            if command.startswith("lathe canary watch"):
+                with asking(url):
+                    said.setdefault(name, []).append(terminal.type(command))
+            else:
+                said.setdefault(name, []).append(terminal.type(command))
+    *_, status = said["start"]
+    assert re.search(r"^ready +yes *$", status, re.MULTILINE)
+    pushed, asked = said["push"]
+    assert "digits version 1 is ready, live" in pushed and "image FP32[-1, 1, 8, 8]" in pushed
+    assert "answered by digits version 1" in asked
+    assert said["ask"][-1] == "6\n"  # version 1 takes this five for a six
+    pushed, asked, promoted, listed = said["promote"]
+    assert "not live yet" in pushed and "answered by digits version 2" in asked
+    assert promoted == "digits version 2 is live (before: 1)\n" and listed.count("│ live") == 1
+    assert said["roll"] == ["digits live is version 1\n"]
+    assert "digits version 3: rolled_back: differing" in said["try"][-1]
+    assert "lenet5 version 1 is ready, live" in said["train"][-1]
+    models, top, rollout, audit = said["watch"]
+    assert "lenet5" in models and "digits" in top and "rolled_back" in rollout and "rolled_back" in audit
+    assert "lenet5" in said["add"][-1] and "lenet5" in said["switch"][-1]
+    with (
+        Client(terminal.environment["LATHE_URL"], ca=terminal.folder / "server.pem") as stranger,
+        pytest.raises(ApiError) as refused,
+    ):
+        stranger.models()
+    assert refused.value.status == 401

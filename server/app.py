@@ -13,12 +13,14 @@ from prometheus_client.registry import Collector
 
 from core.runtime.cpus import available_cpus
 from server.access.authority import LOOPBACK, Authority, Mode
+from server.access.crossorigin import origins_of
 from server.access.quotas import Quota, Quotas
 from server.api.accessed import Accessed
 from server.api.asgi import HeadAsGet
 from server.api.authorize import Authorize
 from server.api.canary import canary_routes
 from server.api.controls import LogSettings
+from server.api.crossorigin import allow_pages
 from server.api.datasets import datasets_routes
 from server.api.described import Application
 from server.api.errors import install_error_handlers
@@ -193,6 +195,7 @@ def assemble(
     app.add_middleware(Accessed, access=access)
     app.state.plane, app.state.grpc = plane, endpoint
     install_error_handlers(app)
+    allow_pages(app, origins_of(settings.cors_origins))
     app.include_router(health_routes(plane))
     app.include_router(v2_routes(settings, plane, infer, engine.book, control, logs))
     app.include_router(shared_memory_routes(plane.regions, settings.max_body))

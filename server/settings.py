@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from server.access.crossorigin import checked_origins
 from server.telemetry.access import Choice
 from server.telemetry.logs import Form
 
@@ -118,6 +119,11 @@ class Settings(BaseSettings):
         "",
         description="Names and addresses that clients may call the server by (the Host header without its port), with "
         "commas between them; others get 421. Without it any will do.",
+    )
+    cors_origins: Annotated[str, AfterValidator(checked_origins)] = Field(
+        "",
+        description="Origins (`https://app.example.org`) whose pages a browser lets call the server (CORS), with "
+        "commas between them; `*`: any page may. Without it none but the server's own.",
     )
     max_body: int = Field(64 * MIB, ge=1, description="Largest body of an inference or JSON request.")
     max_json: int = Field(

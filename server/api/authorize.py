@@ -1,6 +1,7 @@
 """The gate before the application: what is not in the table of routes does not exist, the rest needs its scope.
 
-Direct inference does not come by here; it is checked where it is routed (``DataPlane.route``).
+Direct inference does not come by here; it is checked where it is routed (``DataPlane.route``). OPTIONS is answered
+here, without a key: it tells no more than the documentation does.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ class Authorize:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on with its caller in ``request.state``, or refuse it."""
         if scope["type"] == "http":
+            if scope["method"] == "OPTIONS" and (methods := self._methods(scope["path"])):
+                await Response(status_code=204, headers={"allow": ", ".join(methods)})(scope, receive, send)
+                return
             try:
                 scope.setdefault("state", {})["caller"] = self._admit(scope)
             except ServerError as error:
@@ -66,7 +70,11 @@ class Authorize:
         raise NotFound(f"{method} {path}: there is no such route")
 
     def _methods(self, path: str) -> list[str]:
-        return sorted({method for method, pattern, *_ in self._table if pattern.match(path)})
+        """Return what a path may be asked with, and for ``*`` any path; none for one that does not exist."""
+        methods = {method for method, pattern, *_ in self._table if path == "*" or pattern.match(path)}
+        if "GET" in methods:
+            methods.add("HEAD")  # see server.api.asgi.HeadAsGet
+        return sorted(methods | {"OPTIONS"}) if methods else []
 
     def _refuse(self, scope: Scope, error: ServerError) -> Response:
         reply = error_reply(error, scope["path"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from server.access.crossorigin import origins_of
 from server.api.callhead import CallHead
 from server.api.infer import InferService
 from server.errors import Overloaded
@@ -29,6 +30,7 @@ class Hub:
         self.settings = settings
         self.infer = infer
         self.hosts = frozenset(name.strip().lower() for name in settings.served_hosts.split(",") if name.strip())
+        self.origins = origins_of(settings.cors_origins)
         self.connections: set[Connection] = set()
         self.now = 0.0  # the loop's time, at most one tick old
         self.heads: dict[bytes, CallHead] = {}

@@ -43,16 +43,33 @@ def test_head_is_get_without_the_body(server: Running, path: str, status: int) -
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
-        ("POST", "/v2", "GET"),
-        ("DELETE", "/v2/models/doubler", "GET"),
-        ("PUT", "/v2/models/doubler/infer", "POST"),
-        ("GET", "/v2/repository/index", "POST"),
+        ("POST", "/v2", "GET, HEAD, OPTIONS"),
+        ("DELETE", "/v2/models/doubler", "GET, HEAD, OPTIONS"),
+        ("PUT", "/v2/models/doubler/infer", "OPTIONS, POST"),
+        ("GET", "/v2/repository/index", "OPTIONS, POST"),
     ],
 )
 def test_a_wrong_method_is_told_the_right_one(server: Running, method: str, path: str, allowed: str) -> None:
     answer = server.ask(method, path)
     assert (answer.status, answer.headers["allow"]) == (405, allowed)
     assert f"{path}: method {method} is not allowed" in answer.error
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [("/v2", "GET, HEAD, OPTIONS"), ("/v2/models/doubler/infer", "OPTIONS, POST"), ("/v2/logging", None)],
+)
+def test_options_tells_the_methods_of_a_path(server: Running, path: str, allowed: str | None) -> None:
+    answer = server.ask("OPTIONS", path)
+    assert (answer.status, answer.body) == (204, b"")
+    assert answer.headers["allow"] == (allowed or "GET, HEAD, OPTIONS, POST")
+    assert "access-control-allow-origin" not in answer.headers  # no setting names an origin
+
+
+def test_options_of_the_server_and_of_nothing(server: Running) -> None:
+    whole = server.ask("OPTIONS", "*")
+    assert (whole.status, whole.headers["allow"]) == (204, "DELETE, GET, HEAD, OPTIONS, POST, PUT")
+    assert server.ask("OPTIONS", "/nowhere").status == 404
 
 
 @pytest.mark.parametrize("host", ["evil.example", "api:1", "[::1]", "a,b", ""])

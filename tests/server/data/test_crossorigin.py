@@ -1,0 +1,79 @@
+"""Pages of other origins: what a browser learns before a call, and on each answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from server.settings import Settings
+from tests.server.data.fakes import doubler
+from tests.server.data.running import Answer, Running, infer_request, rows, serving, tensor_of
+
+PAGE, OTHER = "https://app.example.org", "https://evil.example"
+INFER = "/v2/models/doubler/infer"
+
+
+@pytest.fixture(scope="module", params=["direct", "asgi"])
+def server(request: pytest.FixtureRequest) -> Iterator[Running]:
+    origins = f"{PAGE}, http://localhost:3000"
+    with serving({"doubler": doubler()}, request.param, cors_origins=origins) as running:
+        yield running
+
+
+def preflight(server: Running, origin: str, path: str = INFER, method: str = "POST") -> Answer:
+    asked = {"Access-Control-Request-Method": method, "Access-Control-Request-Headers": "authorization,content-type"}
+    return server.ask("OPTIONS", path, headers={"Origin": origin, **asked})
+
+
+@pytest.mark.parametrize("path", [INFER, "/v2", "/v2/repository/index"])
+def test_a_listed_page_may_call(server: Running, path: str) -> None:
+    answer = preflight(server, PAGE, path)
+    assert answer.status == 200
+    assert answer.headers["access-control-allow-origin"] == PAGE
+    assert "POST" in answer.headers["access-control-allow-methods"]
+    assert "authorization" in answer.headers["access-control-allow-headers"]
+    assert "access-control-allow-credentials" not in answer.headers
+
+
+def test_another_page_may_not(server: Running) -> None:
+    answer = preflight(server, OTHER)
+    assert answer.status == 400
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_answers_to_a_listed_page_say_so(server: Running) -> None:
+    with server.connect() as raw:
+        for _ in range(4):  # also once the head has come before
+            raw.send(infer_request("doubler", rows(1), Origin=PAGE))
+            answer = raw.answer()
+            np.testing.assert_array_equal(tensor_of(answer), rows(1) * 2)
+            assert answer.headers["access-control-allow-origin"] == PAGE
+            assert "inference-header-content-length" in answer.headers["access-control-expose-headers"]
+        raw.send(infer_request("doubler", rows(1)))
+        assert "access-control-allow-origin" not in raw.answer().headers
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v2", 200), ("GET", "/no", 404), ("PUT", INFER, 405)])
+def test_so_do_errors_and_what_is_not_inference(server: Running, method: str, path: str, status: int) -> None:
+    answer = server.ask(method, path, headers={"Origin": PAGE})
+    assert (answer.status, answer.headers["access-control-allow-origin"]) == (status, PAGE)
+    refused = server.ask(method, path, headers={"Origin": OTHER})
+    assert refused.status == status
+    assert "access-control-allow-origin" not in refused.headers
+
+
+def test_any_page() -> None:
+    with serving({"doubler": doubler()}, cors_origins="*") as running:
+        answer = running.ask("GET", "/v2", headers={"Origin": OTHER})
+        assert answer.headers["access-control-allow-origin"] == "*"
+
+
+@pytest.mark.parametrize(
+    "origin", ["app.example.org", "https://app.example.org/", "https://App.example.org", "https://"]
+)
+def test_what_no_browser_sends_as_an_origin_is_refused(origin: str) -> None:
+    with pytest.raises(ValidationError, match="expected \\* or origins such as"):
+        Settings(cors_origins=f"{PAGE},{origin}")

@@ -31,6 +31,8 @@ from server.api.jobs import jobs_routes
 from server.api.logged import LoggedInferService
 from server.api.modelinfo import VERSION
 from server.api.models import models_routes
+from server.api.reading import Reading
+from server.api.received import Received
 from server.api.repository import ProtocolControl
 from server.api.sharedmemory import shared_memory_routes
 from server.api.v2 import RepositoryControl, v2_routes
@@ -75,6 +77,7 @@ class Engine:
     book: StatsBook
     factory: ServableFactory
     plane: DataPlane
+    reading: Reading
 
     @classmethod
     def build(cls, settings: Settings, registry: Resolver) -> Engine:
@@ -85,7 +88,7 @@ class Engine:
         plane = DataPlane(registry, authority, _quotas(settings, authority), strict=settings.strict_readiness)
         plane.tracing = _tracing(settings)
         plane.regions = Regions(_allows_regions(settings, authority), settings.max_body)
-        return cls(settings, pool, book, ServableFactory(settings, pool, book), plane)
+        return cls(settings, pool, book, ServableFactory(settings, pool, book), plane, Reading(settings, plane))
 
 
 def _allows_regions(settings: Settings, authority: Authority) -> bool:
@@ -166,7 +169,7 @@ def assemble(
     """Return the application; ``running`` is entered before the first request and left after the last."""
     settings, plane = engine.settings, engine.plane
     access = AccessLog(settings.access_log, settings.access_log_share, settings.access_log_rate)
-    infer = (LoggedInferService if access.every else InferService)(plane, settings, access)
+    infer = (LoggedInferService if access.every else InferService)(plane, settings, engine.reading, access)
     hub = Hub(settings, infer)
     logs = LogSettings()
     endpoint = _grpc_endpoint(engine, control, logs, access)
@@ -185,11 +188,13 @@ def assemble(
         watching.cancel()
         hub.stop()
         plane.regions.unregister()
+        engine.reading.readers.close()
         await asyncio.to_thread(engine.pool.close)
         if plane.tracing is not None:
             await asyncio.to_thread(plane.tracing.close)
 
     app = Application(title="Lathe", version=VERSION, lifespan=lifespan, redirect_slashes=False)
+    app.add_middleware(Received, ledger=engine.reading.ledger, max_body=settings.max_body)
     app.add_middleware(Authorize, authority=plane.authority)
     app.add_middleware(HeadAsGet)
     app.add_middleware(Accessed, access=access)
@@ -197,8 +202,8 @@ def assemble(
     install_error_handlers(app)
     allow_pages(app, origins_of(settings.cors_origins))
     app.include_router(health_routes(plane))
-    app.include_router(v2_routes(settings, plane, infer, engine.book, control, logs))
-    app.include_router(shared_memory_routes(plane.regions, settings.max_body))
+    app.include_router(v2_routes(plane, infer, engine.book, control, logs))
+    app.include_router(shared_memory_routes(plane.regions))
     app.include_router(_metrics_routes(Metrics(engine.book, plane.registry.servables, collectors)))
     for router in routers:
         app.include_router(router)

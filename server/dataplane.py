@@ -137,8 +137,8 @@ class DataPlane:
 
     def submit(self, servable: Servable, entry: Entry, traceparent: str) -> None:
         """Queue a request of any transport; raises Overloaded, DeadlineExceeded or QuotaExceeded at the door."""
-        if (self.quotas is not None or servable.rules.quotas is not None) and entry.client:
-            self._charge(servable, entry)
+        if self.quotas is not None or servable.rules.quotas is not None:
+            self.charge(servable, entry.client, entry.rows, entry.paid)
         refused = self.tracing.watch(entry, servable.ref, traceparent) if self.tracing is not None else None
         try:
             servable.submit(entry)
@@ -148,12 +148,17 @@ class DataPlane:
                 refused(error)
             raise
 
-    def _charge(self, servable: Servable, entry: Entry) -> None:
-        """Count a request against its client's quotas; those in this process have none."""
+    def charge(self, servable: Servable, client: str, rows: int, paid: int = 0) -> None:
+        """Count a request against its client's quotas, but for the ``paid`` rows for which that was done before.
+
+        Raises QuotaExceeded. Callers in this process, whose name is empty, have no quotas.
+        """
+        if not client or rows == paid:
+            return
         try:
             for quotas in (servable.rules.quotas, self.quotas):
                 if quotas is not None:
-                    quotas.take(entry.client, entry.rows, monotonic())
+                    quotas.take(client, rows, monotonic(), paid)
         except ServerError as error:
             servable.stats.refused(error.code)
             raise

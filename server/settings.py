@@ -129,9 +129,17 @@ class Settings(BaseSettings):
     max_json: int = Field(
         16 * MIB, ge=1, description="Largest JSON part of an inference request; tensors may also come as binary data."
     )
-    max_inflated: int = Field(256 * MIB, ge=1, description="Largest body once a compressed request is inflated.")
+    max_inflated: int = Field(
+        256 * MIB,
+        ge=1,
+        description="Largest body once a compressed request is inflated, which may be a hundred times "
+        "what was sent, or a mebibyte.",
+    )
     max_receiving: int = Field(
-        1 * GIB, ge=1 * MIB, description="Bytes of half-received bodies held at once, all connections together."
+        1 * GIB,
+        ge=1 * MIB,
+        description="Bytes of requests that are being received, inflated and read, all together; one client, a key or "
+        "an address where there are no keys, may have half of them. Beyond it 503.",
     )
     max_header: int = Field(32 * KIB, ge=1 * KIB, description="Largest request line and headers together.")
     header_timeout: float = Field(10.0, gt=0, description="Time to receive a request's head, from its first byte.")

@@ -36,8 +36,8 @@ class Quotas:
         self._full_at: dict[str, float] = {}
         self._sweep_at = _MANY
 
-    def take(self, client: str, rows: int, now: float) -> None:
-        """Take rows out of a client's bucket (``now`` in monotonic seconds).
+    def take(self, client: str, rows: int, now: float, paid: int = 0) -> None:
+        """Take rows out of a client's bucket (``now`` in monotonic seconds); ``paid`` of them were taken before.
 
         Raises QuotaExceeded with the time after which they will be in it. More than a bucket holds is let in when it is
         full, so that no request is refused for ever.
@@ -47,9 +47,10 @@ class Quotas:
             return
         rate, burst = quota.rate, quota.burst
         full_at = max(self._full_at.get(client, 0.0), now)
-        after = full_at + rows / rate
-        wait = min(after - burst / rate, full_at) - now
-        if wait > 0:
+        before = full_at - paid / rate
+        after = before + rows / rate
+        if min(after - burst / rate, before) > now:
+            wait = min(full_at + (rows - burst) / rate, full_at) - now
             raise QuotaExceeded(
                 f"the quota of {rate:g} rows per second and client, {burst:g} at once, is used up", retry_after=wait
             )

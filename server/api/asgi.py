@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.access.addresses import client_of
 from server.api.callhead import call_head
 from server.api.infer import InferCall, InferService
+from server.api.ledger import Claim
 from server.api.reply import Reply, error_reply
 from server.errors import ServerError, TooLarge
 
@@ -41,7 +42,8 @@ class InferEndpoint:
         """Answer one request; one whose caller leaves is taken out of the queue."""
         try:
             head = call_head(scope["raw_path"], scope["headers"])
-            body = await read_body(receive, self._service.settings.max_body)
+            with self._service.reading.ledger.claim(whose(scope)) as claim:
+                body = await read_body(receive, self._service.settings.max_body, claim)
         except ServerError as error:
             await send_reply(send, error_reply(error))
             return
@@ -61,16 +63,27 @@ def client_address(scope: Scope) -> str:
     return client_of(str(client[0])) if client else ""
 
 
-async def read_body(receive: Receive, limit: int) -> bytearray:
-    """Return the whole body; raises TooLarge as soon as it is longer than ``limit`` bytes."""
+def whose(scope: Scope) -> str:
+    """Return the client that a request counts for: the id of its key, else its address."""
+    caller = scope.get("state", {}).get("caller")
+    return caller.key.id if caller is not None and caller.key is not None else client_address(scope)
+
+
+async def read_body(receive: Receive, limit: int, claim: Claim) -> bytearray:
+    """Return the whole body, which ``claim`` counts while it comes.
+
+    Raises TooLarge as soon as it is longer than ``limit`` bytes, Overloaded where there is no room for it.
+    """
     body = bytearray()
     while True:
         message: Message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientLeft
-        body += message.get("body", b"")
-        if len(body) > limit:
+        part = message.get("body", b"")
+        if len(body) + len(part) > limit:
             raise TooLarge(f"body: expected at most {limit} bytes, got more")
+        claim.add(len(part))
+        body += part
         if not message.get("more_body", False):
             return body
 

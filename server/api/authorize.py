@@ -53,6 +53,7 @@ class Authorize:
 
     def _admit(self, scope: Scope) -> Caller:
         entry = self._find(scope["method"], scope["path"])
+        scope.setdefault("state", {})["uploads"] = entry.uploads
         if entry.need is None:
             return Caller()
         caller = self._authority.caller(Request(scope).headers.get("authorization", ""))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -27,6 +28,7 @@ from server.types import Array, ModelRef, Parameters, RequestedOutput, Span, Ten
 
 MEMO_ENTRIES, MEMO_BYTES = 512, 4096  # heads remembered per version, and the longest of them
 _MAX_DIM = 1 << 40
+_REMEMBERING = Lock()
 _LONGEST = (1 << 64) - 1  # microseconds: Triton's own type; JSON that is read leniently may have any integer
 _SMALL = 4096  # bytes below which a copy costs less than a view
 
@@ -91,13 +93,20 @@ class Head:
     plain: bool  # every output binary and a tensor, so answers depend on shapes alone
     answers: dict[tuple[Shape, ...], Answer] = field(default_factory=dict)
     plain_slots: tuple[tuple[str, Shape, np.dtype[Any], int], ...] = ()  # of inputs that are all mere views
+    copied: int = 0  # bytes of binary data that are no mere views, so that reading them takes time
 
     @property
     def inlined(self) -> bool:
         """Whether inputs are inside the JSON."""
         return any(slot.data is not None for slot in self.slots)
 
+    @property
+    def rows(self) -> int:
+        """How many rows a request adds to a batch; 1 for what is never stacked."""
+        return self.group.rows or 1
+
     def __post_init__(self) -> None:
+        self.copied = sum(slot.size for slot in self.slots if not slot.is_view and slot.span is None)
         if all(slot.is_view for slot in self.slots):
             self.plain_slots = tuple((slot.name, slot.shape, slot.dtype, slot.start) for slot in self.slots)
 
@@ -164,24 +173,21 @@ class Codec:
 
     # requests
 
-    def decode(self, body: bytes | bytearray, json_bytes: int | None) -> tuple[Head, Tensors]:
-        """Read a body of which the first ``json_bytes`` are JSON; None: all of it, 0: one raw tensor."""
-        if json_bytes is None:
-            json_bytes = len(body)
-        taken: Sequence[object] = ()
+    def begin(self, body: bytes | bytearray, json_bytes: int) -> tuple[Head, Sequence[object]]:
+        """Return the checked head of a body of which the first ``json_bytes`` are JSON, 0: one raw tensor; and the data
+        of inputs that are inside the JSON."""
         if json_bytes == 0 and len(body):
-            head = self._raw_head(len(body))
-        else:
-            head, taken = self.head(bytes(body[:json_bytes]))
-        return head, self.tensors(head, body, json_bytes, taken)
+            return self.raw_head(len(body)), ()
+        return self.head(bytes(body[:json_bytes]))
 
     def tensors(self, head: Head, body: bytes | bytearray, json_bytes: int, taken: Sequence[object] = ()) -> Tensors:
         """Return the inputs, those in shared memory copied from there."""
-        found = head.tensors(body, json_bytes, taken)
-        return {**found, **self.shared(head)} if head.spans else found
+        return {**head.tensors(body, json_bytes, taken), **self.shared(head)}
 
     def shared(self, head: Head) -> Tensors:
         """Return copies of the inputs that are in shared memory; raises BadRequest, NotFound, TooLarge."""
+        if not head.spans:
+            return {}
         self.regions.check_inputs(head.spans)
         return {slot.name: slot.tensor(self.regions.read(slot.span), 0) for slot in head.slots if slot.span is not None}
 
@@ -190,7 +196,7 @@ class Codec:
         return self._memo.get(text)
 
     def head(self, text: bytes) -> tuple[Head, Sequence[object]]:
-        """Return the checked head for this JSON, and the data of inputs that are inside it."""
+        """Return the checked head for this JSON, and the data of inputs that are inside it; on any thread."""
         known = self._memo.get(text) if len(text) <= MEMO_BYTES else None
         if known is not None:
             return known, ()
@@ -258,8 +264,8 @@ class Codec:
     def _is_fixed_size(self, output: str) -> bool:
         return self.signature.outputs[output].datatype != "BYTES"
 
-    def _raw_head(self, size: int) -> Head:
-        """The whole body is the one input's only row; outputs go back binary."""
+    def raw_head(self, size: int) -> Head:
+        """Return the head of a body without JSON, which is the one input's only row; outputs go back binary."""
         if len(self.signature.inputs) != 1:
             count = len(self.signature.inputs)
             raise BadRequest(f"body: a raw body needs a model with one input, this one has {count}")
@@ -331,9 +337,10 @@ class Codec:
 
 def _remember(memo: dict[Key, Head], key: Key, head: Head) -> Head:
     if len(key if isinstance(key, bytes) else key[0]) <= MEMO_BYTES:
-        if len(memo) >= MEMO_ENTRIES:
-            del memo[next(iter(memo))]
-        memo[key] = head
+        with _REMEMBERING:  # large documents are read on threads
+            if len(memo) >= MEMO_ENTRIES:
+                del memo[next(iter(memo))]
+            memo[key] = head
     return head
 
 

@@ -8,7 +8,6 @@ from typing import Protocol
 from server.access.crossorigin import origins_of
 from server.api.callhead import CallHead
 from server.api.infer import InferService
-from server.errors import Overloaded
 from server.settings import Settings
 
 TICK = 0.25  # seconds between sweeps; the resolution of every connection deadline
@@ -34,7 +33,7 @@ class Hub:
         self.connections: set[Connection] = set()
         self.now = 0.0  # the loop's time, at most one tick old
         self.heads: dict[bytes, CallHead] = {}
-        self.held = 0  # bytes of bodies that are not complete yet
+        self.ledger = infer.reading.ledger
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -63,10 +62,3 @@ class Hub:
             if len(self.heads) >= _HEADS:
                 self.heads.clear()
             self.heads[raw] = head
-
-    def hold(self, size: int) -> None:
-        """Count bytes kept for an unfinished body; raises Overloaded when all connections together hold too much."""
-        self.held += size
-        limit = self.settings.max_receiving
-        if self.held > limit:
-            raise Overloaded(f"the server holds {limit} bytes of unfinished requests; come back later", retry_after=1)

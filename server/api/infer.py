@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from time import monotonic
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 from server.access.scopes import Scope
 from server.api.callhead import CallHead
 from server.api.codec import Codec, Head
-from server.api.compression import deflate, inflate
+from server.api.compression import deflate
 from server.api.lane import LONGEST, Lane
+from server.api.ledger import Claim
+from server.api.readers import HERE
+from server.api.reading import Read, Reading
 from server.api.reply import Header, Reply, binary_kind, error_reply, json_reply, render
 from server.api.round import Repeats
 from server.api.served import line_of
 from server.batching.batcher import Batcher
 from server.batching.entry import DirectEntry, Entry, Outcome
 from server.dataplane import DataPlane
-from server.errors import BadRequest, ServerError, TooLarge
+from server.errors import ServerError
 from server.regions import Regions
 from server.scheduling.servable import Servable
 from server.settings import Settings
@@ -40,6 +44,7 @@ class InferCall:
         "entry",
         "head",
         "payloads",
+        "reading",
         "reply",
         "round",
         "servable",
@@ -60,6 +65,7 @@ class InferCall:
         self.payloads: list[bytes | memoryview] = NOTHING  # what follows the reply's text
         self.entry: Entry | None = None
         self.round: Repeats | None = None  # in which it waits, having no entry yet
+        self.reading: asyncio.Task[None] | None = None  # which reads its body beside the event loop
 
     def start(self, body: bytes | bytearray) -> None:
         """Read the body and queue the work; whatever is wrong with it becomes the reply."""
@@ -86,7 +92,9 @@ class InferCall:
         """Return what helps with further requests that begin with these bytes, this one's head and JSON; None where
         nothing does."""
         head = self.head
-        if self.entry is None or head.json_bytes is None or head.encoding or len(prefix) > LONGEST or self.wire.inlined:
+        if self.entry is None or head.json_bytes is None or head.encoding or len(prefix) > LONGEST:
+            return None
+        if self.wire.inlined or self.wire.copied > HERE:
             return None
         lane = self.service.lanes.get(prefix)
         if lane is None or not lane.size or lane.servable is not self.servable:
@@ -105,6 +113,8 @@ class InferCall:
         """The caller left."""
         if self.round is not None:
             self.round.leave(self)
+        elif self.reading is not None:
+            self.reading.cancel()
         elif self.entry is not None:
             self.servable.cancel(self.entry)
 
@@ -118,31 +128,38 @@ class InferCall:
         self.servable, client = self.service.plane.route(
             head.model, head.version, key=head.sticky_key, authorization=head.authorization, address=self.address
         )
-        servable = self.servable
-        self.codec = codec_of(servable, self.service.plane.regions)
-        if head.encoding:
-            body = inflate(body, head.encoding, self.service.settings.max_inflated)
-        if head.json_bytes is not None and head.json_bytes > len(body):
-            raise BadRequest(
-                f"header inference-header-content-length: expected at most the body's {len(body)} bytes, "
-                f"got {head.json_bytes}"
-            )
-        self._check_json(len(body) if head.json_bytes is None else head.json_bytes)
-        self.wire, tensors = self.codec.decode(body, head.json_bytes)
-        self._queue(tensors, client)
+        servable, reading = self.servable, self.service.reading
+        codec = self.codec = codec_of(servable, self.service.plane.regions)
+        if head.encoding or (len(body) > HERE if head.json_bytes is None else head.json_bytes > HERE):
+            self._read(reading.read(servable, codec, body, head.encoding, head.json_bytes, client), client)
+            return
+        size = reading.json_size(len(body), head.json_bytes)
+        wire, taken = codec.begin(body, size)
+        if wire.copied > HERE:
+            self._read(reading.read_tensors(servable, codec, wire, body, size, client), client)
+            return
+        self.wire = wire
+        self._queue(codec.tensors(wire, body, size, taken), client)
 
-    def _queue(self, tensors: Tensors, client: str) -> None:
+    def _read(self, reading: Coroutine[Any, Any, Read], client: str) -> None:
+        """Go on once the body was read beside the event loop."""
+        self.reading = asyncio.ensure_future(self._go_on(reading, client))
+
+    async def _go_on(self, reading: Coroutine[Any, Any, Read], client: str) -> None:
+        try:
+            self.wire, tensors, paid = await reading
+            self.reading = None
+            self._queue(tensors, client, paid)
+        except Exception as error:
+            self.reading = None
+            self.refuse(error)
+
+    def _queue(self, tensors: Tensors, client: str, paid: int = 0) -> None:
         wire = self.wire
         entry = self.entry = DirectEntry(tensors, wire.group, self._finish, deadline_of(wire), wire.priority)
-        entry.client = client
+        entry.client, entry.paid = client, paid
         entry.id = wire.id or self.head.request_id
         self.service.plane.submit(self.servable, entry, self.head.traceparent)
-
-    def _check_json(self, size: int) -> None:
-        """Reading JSON holds everybody up, ten milliseconds per MiB; what is large is to come as binary data."""
-        limit = self.service.settings.max_json
-        if size > limit:
-            raise TooLarge(f"body: expected at most {limit} bytes of JSON, got {size}; send tensors as binary data")
 
     def _finish(self, outcome: Outcome) -> None:
         if isinstance(outcome, Exception):
@@ -202,11 +219,12 @@ Deliver: TypeAlias = Callable[[InferCall], None]
 class InferService:
     """What every call needs: the data plane and the limits."""
 
-    def __init__(self, plane: DataPlane, settings: Settings, access: AccessLog | None = None) -> None:
+    def __init__(self, plane: DataPlane, settings: Settings, reading: Reading, access: AccessLog) -> None:
         self.plane = plane
         self.settings = settings
         self.lanes: WeakValueDictionary[bytes, Lane] = WeakValueDictionary()  # that connections use, by their beginning
-        self.access = access or AccessLog("off")
+        self.access = access
+        self.reading = reading
         self._refusals: dict[tuple[str, str, int], Reply] = {}
 
     def round(self, servable: Servable) -> Repeats | None:
@@ -215,9 +233,12 @@ class InferService:
             servable.round = Repeats(self.plane, servable, servable.batcher)
         return servable.round
 
-    def check(self, head: CallHead) -> None:
-        """Raise Unauthorized or Forbidden before a body is received for nothing."""
-        self.plane.authority.check(head.authorization, Scope.INFER, head.model)
+    def claim(self, head: CallHead, address: str) -> Claim:
+        """Return what counts a body that is about to be received from this address; raises Unauthorized or Forbidden
+        where that would be for nothing."""
+        return self.reading.ledger.claim(
+            self.plane.authority.check(head.authorization, Scope.INFER, head.model) or address
+        )
 
     def turn_away(self, head: CallHead, data: bytes, start: int, address: str) -> Reply | None:
         """Refuse a request whose body begins at ``data[start]``, by its JSON alone; None: it is to be read.

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
+from server.api.jsonbound import VALUES, check_values
 from server.datatypes import BINARY_ONLY, NUMPY_OF, object_array, to_bytes
 from server.errors import BadRequest
 from server.types import Array
 
+_UNLESS = " besides lists of numbers that have their input's datatype and shape (send others as binary data)"
 _INTEGERS = frozenset({int})
 _FLOATS = frozenset({"FP32", "FP64"})
 _TAKES: dict[str, frozenset[type]] = {
@@ -34,7 +36,11 @@ class Parsed(NamedTuple):
 
 
 def parse(text: bytes | bytearray | memoryview, field: str) -> Parsed:
-    """Parse JSON; NaN and Infinity are taken as Python's and RapidJSON's writers spell them."""
+    """Parse JSON; NaN and Infinity are taken as Python's and RapidJSON's writers spell them.
+
+    Raises BadRequest for what is none, TooLarge for more values than are parsed in one go.
+    """
+    check_values(text, field, VALUES, _UNLESS)
     try:
         return Parsed(orjson.loads(text), True)
     except orjson.JSONDecodeError as error:

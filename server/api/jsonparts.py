@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 
 from server.api import jsondata
+from server.api.jsonbound import VALUES, is_few
 from server.backends.numbers import numbers
 from server.batching.signature import Shape
 from server.types import Array
@@ -66,6 +67,8 @@ class Parts:
     def document(self) -> Any:
         """Return what the shell says: data are their numbers, as :func:`jsondata.take_data` leaves them, and an id that
         was taken out is not there; None where the whole document is to be parsed."""
+        if not is_few(self.shell, VALUES):
+            return None
         try:
             document = orjson.loads(self.shell)
         except orjson.JSONDecodeError:
@@ -82,8 +85,9 @@ class Parts:
         return document
 
     def check(self) -> None:
-        """Raise BadRequest if the text, lumps and all, is no JSON."""
-        jsondata.parse(self.text, "body")
+        """Raise BadRequest if the text, lumps and all, is no JSON; one too long to be parsed for that passes."""
+        if is_few(self.text, VALUES):
+            jsondata.parse(self.text, "body")
 
 
 def split(text: bytes) -> Parts | None:

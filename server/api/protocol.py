@@ -26,6 +26,7 @@ from server.api.hosts import check_host
 from server.api.infer import NOTHING, InferCall
 from server.api.lane import Lane
 from server.api.pace import Pace
+from server.api.received import DOCUMENT
 from server.api.turns import TurnTaking, disconnect
 from server.errors import BadRequest, HeaderTooLarge, RequestTimeout, ServerError, TooLarge, Unavailable
 
@@ -33,7 +34,6 @@ HALF_CLOSE_GRACE = 0.05  # seconds in which work may begin for a client that has
 STOP_GRACE = 5.0  # seconds a half-received request gets once the server stops
 REFUSED_AT_ONCE = 64  # connections above the limit that are told why they are closed
 FEW_CHUNKS, MEAN_CHUNK = 4096, 64  # beyond so many chunks they must have this many bytes on average
-MANAGEMENT_BODY = 1 << 20  # bytes of a management call's JSON
 _UPGRADING = (b"upgrade", b"connection", b"http2-settings")  # headers that offer another protocol
 
 
@@ -56,6 +56,7 @@ class LatheProtocol(TurnTaking):
         self.in_message = self.in_head = False
         self.receiving: InferCall | None = None
         self.body = bytearray()
+        self.claim = self.hub.ledger.claim("")  # of the body
         self.missing = 0  # bytes of a body that is collected without the parser
         self.size = self.chunks = 0
         self.wire = 0  # bytes that came in since the message's head ended, its framing included
@@ -183,7 +184,7 @@ class LatheProtocol(TurnTaking):
             call = self._open(head)
             if after > len(data):
                 try:
-                    self.hub.infer.check(head)
+                    self.claim = self.hub.infer.claim(head, self.caller)
                 except ServerError as error:
                     self.url, self.receiving = b"", call
                     self.reject(error)
@@ -239,12 +240,12 @@ class LatheProtocol(TurnTaking):
         return data[len(part) :]
 
     def _keep(self, part: bytes) -> None:
+        self.claim.add(len(part))
         self.body += part
-        self.hub.hold(len(part))
 
     def _take_body(self) -> bytearray:
         body, self.body = self.body, bytearray()
-        self.hub.held -= len(body)
+        self.claim.release()
         return body
 
     def _parse(self, data: bytes) -> None:
@@ -369,7 +370,7 @@ class LatheProtocol(TurnTaking):
         settings = self.hub.settings
         try:
             head = call_head(self.url, self.headers)
-            self.hub.infer.check(head)
+            self.claim = self.hub.infer.claim(head, self.caller)
             if head.content_length > settings.max_body:
                 raise TooLarge(f"body: expected at most {settings.max_body} bytes, got {head.content_length}")
         except ServerError as error:
@@ -392,7 +393,7 @@ class LatheProtocol(TurnTaking):
         except httptools.HttpParserError:
             self._refuse(BadRequest("request line: expected a path, got something else"))
         self.deadline = self.hub.now + settings.body_timeout
-        self.most = MANAGEMENT_BODY if self.url.startswith(b"/api/") else settings.max_body
+        self.most = settings.max_body if is_infer_path(self.scope["raw_path"]) else min(DOCUMENT, settings.max_body)
         self.cycle = self.receiving_cycle = Cycle(
             self.scope,
             Outlet(self.transport, self._close_answered),

@@ -12,7 +12,7 @@ _SYSTEM, _CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
 NO_CUDA = "shared memory of CUDA is not supported; system shared memory is, and tensors may travel in the message"
 
 
-def shared_memory_routes(regions: Regions, max_body: int) -> APIRouter:
+def shared_memory_routes(regions: Regions) -> APIRouter:
     """Return the routes that register, show and unregister regions."""
     routes = APIRouter(tags=["v2"])
 
@@ -26,7 +26,7 @@ def shared_memory_routes(regions: Regions, max_body: int) -> APIRouter:
 
     @routes.post(f"{_SYSTEM}/region/{{region}}/register")
     async def register(region: str, request: Request) -> Response:
-        body = await read_json(request, max_body)
+        body = await read_json(request)
         key = body.get("key")
         if not isinstance(key, str):
             raise BadRequest(f"key: expected a string, got {type(key).__name__}")

@@ -9,12 +9,11 @@ from fastapi import APIRouter, Request, Response
 from starlette.routing import Route
 
 from server.api import jsondata, modelinfo
-from server.api.asgi import InferEndpoint, read_body
+from server.api.asgi import InferEndpoint
 from server.api.controls import TRACE_SETTINGS, LogSettings, update_trace
 from server.api.infer import InferService
 from server.dataplane import DataPlane
 from server.errors import BadRequest
-from server.settings import Settings
 from server.telemetry.statistics import StatsBook
 
 
@@ -35,7 +34,6 @@ class RepositoryControl(Protocol):
 
 
 def v2_routes(
-    settings: Settings,
     plane: DataPlane,
     infer: InferService,
     book: StatsBook,
@@ -44,9 +42,9 @@ def v2_routes(
 ) -> APIRouter:
     """Return every route below /v2 but health's."""
     routes = APIRouter(tags=["v2"])
-    _server_routes(routes, settings, plane, logs)
-    _trace_routes(routes, settings, plane)
-    _repository_routes(routes, settings, control)
+    _server_routes(routes, plane, logs)
+    _trace_routes(routes, plane)
+    _repository_routes(routes, control)
     _statistics_routes(routes, plane, book)
     _model_routes(routes, plane)
     for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"):
@@ -59,16 +57,16 @@ def json_response(value: object) -> Response:
     return Response(orjson.dumps(value), media_type="application/json")
 
 
-async def read_json(request: Request, limit: int) -> dict[str, Any]:
+async def read_json(request: Request) -> dict[str, Any]:
     """Return the body's object, an empty one for an empty body; clients send it without a content type."""
-    body = await read_body(request.receive, limit)
+    body = await request.body()
     value = jsondata.parse(body, "body").document if body.strip() else {}
     if not isinstance(value, dict):
         raise BadRequest(f"body: expected an object, got {type(value).__name__}")
     return value
 
 
-def _server_routes(routes: APIRouter, settings: Settings, plane: DataPlane, logs: LogSettings) -> None:
+def _server_routes(routes: APIRouter, plane: DataPlane, logs: LogSettings) -> None:
     @routes.get("/v2")
     async def server_metadata() -> Response:
         return json_response(modelinfo.server_metadata(plane))
@@ -79,10 +77,10 @@ def _server_routes(routes: APIRouter, settings: Settings, plane: DataPlane, logs
 
     @routes.post("/v2/logging")
     async def set_logging(request: Request) -> Response:
-        return json_response(logs.update(await read_json(request, settings.max_body)))
+        return json_response(logs.update(await read_json(request)))
 
 
-def _trace_routes(routes: APIRouter, settings: Settings, plane: DataPlane) -> None:
+def _trace_routes(routes: APIRouter, plane: DataPlane) -> None:
     """A model has no settings of its own, but an unknown one is told of."""
 
     @routes.get("/v2/trace/setting")
@@ -91,7 +89,7 @@ def _trace_routes(routes: APIRouter, settings: Settings, plane: DataPlane) -> No
 
     @routes.post("/v2/trace/setting")
     async def set_trace(request: Request) -> Response:
-        return json_response(update_trace(await read_json(request, settings.max_body)))
+        return json_response(update_trace(await read_json(request)))
 
     @routes.get("/v2/models/{model}/trace/setting")
     async def get_trace_of_model(model: str) -> Response:
@@ -101,24 +99,24 @@ def _trace_routes(routes: APIRouter, settings: Settings, plane: DataPlane) -> No
     @routes.post("/v2/models/{model}/trace/setting")
     async def set_trace_of_model(model: str, request: Request) -> Response:
         plane.is_ready(model)
-        return json_response(update_trace(await read_json(request, settings.max_body)))
+        return json_response(update_trace(await read_json(request)))
 
 
-def _repository_routes(routes: APIRouter, settings: Settings, control: RepositoryControl) -> None:
+def _repository_routes(routes: APIRouter, control: RepositoryControl) -> None:
     @routes.post("/v2/repository/index")
     async def index(request: Request) -> Response:
-        body = await read_json(request, settings.max_body)
+        body = await read_json(request)
         return json_response(await control.index(_flag(body, "ready")))
 
     @routes.post("/v2/repository/models/{model}/load")
     async def load(model: str, request: Request) -> Response:
-        body = await read_json(request, settings.max_body)
+        body = await read_json(request)
         await control.load(model, _object(body, "parameters"))
         return Response()
 
     @routes.post("/v2/repository/models/{model}/unload")
     async def unload(model: str, request: Request) -> Response:
-        body = await read_json(request, settings.max_body)
+        body = await read_json(request)
         await control.unload(model, _flag(_object(body, "parameters"), "unload_dependents"))
         return Response()
 

@@ -45,6 +45,7 @@ class Entry:
         "id",
         "inputs",
         "nbytes",
+        "paid",
         "parts",
         "priority",
         "ran",
@@ -67,6 +68,7 @@ class Entry:
         self.deadline = deadline  # monotonic seconds
         self.priority = priority  # 1 is the most urgent; 0: as the model's policy says
         self.nbytes = _size(inputs)
+        self.paid = 0  # rows that its client's quota was charged with already
         self.client = ""  # whose it is; those who share a queue get equal shares of it
         self.since = 0.0  # monotonic seconds; set when queued
         self.state = WAITING

@@ -15,6 +15,7 @@ import numpy as np
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from server.api.hub import Hub
+from server.api.ledger import Ledger
 from server.api.protocol import LatheProtocol
 from server.app import Engine
 from server.serve import LatheServer, make_server
@@ -37,6 +38,11 @@ class Running:
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def ledger(self) -> Ledger:
+        """What counts the bytes of unfinished requests."""
+        return self.engine.reading.ledger
 
     @property
     def hub(self) -> Hub:

@@ -45,7 +45,8 @@ def said(codec: Codec, body: bytes) -> Outcome:
     """What a body is read as: its head and bits, or the error."""
     try:
         with np.errstate(over="ignore"):
-            head, tensors = codec.decode(body, None)
+            head, taken = codec.begin(body, len(body))
+            tensors = codec.tensors(head, body, len(body), taken)
     except ServerError as error:
         return type(error).__name__, error.message
     return "read", (fields(head), bits(tensors))

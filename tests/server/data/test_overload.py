@@ -47,22 +47,22 @@ def test_one_models_full_queue_is_not_anothers() -> None:
 
 def test_unfinished_bodies_are_bounded_over_all_connections() -> None:
     data = infer_request("doubler", rows(40_000))
-    with serving({"doubler": doubler(max_batch=65536)}, max_receiving=1 << 20) as running:
+    with serving({"doubler": doubler(max_batch=65536)}, max_receiving=2 << 20) as running:
         assert running.ask_raw(data).status == 200
         with running.connect() as first, running.connect() as second:
             first.send(data[:-100])
             hub = running.hub
-            wait_for(lambda: hub.held > 600_000)
+            wait_for(lambda: hub.ledger.held > 600_000)
             second.send(data)
             answer = second.answer()
             assert (answer.status, answer.headers["retry-after"]) == (503, "1")
             first.send(data[-100:])
             np.testing.assert_array_equal(tensor_of(first.answer()), rows(40_000) * 2)
-        wait_for(lambda: hub.held == 0)
+        wait_for(lambda: hub.ledger.held == 0)
         with running.connect() as leaves:
             leaves.send(data[:-100])
-            wait_for(lambda: hub.held > 600_000)
-        wait_for(lambda: hub.held == 0)
+            wait_for(lambda: hub.ledger.held > 600_000)
+        wait_for(lambda: hub.ledger.held == 0)
 
 
 @contextmanager
@@ -123,7 +123,7 @@ def test_an_overloaded_server_refuses_before_the_body_is_there_and_keeps_nothing
         assert (answer.status, "1 of 1 requests" in answer.error) == (503, True)
         assert int(answer.headers["retry-after"]) >= 1
         assert "connection" not in answer.headers
-        assert running.hub.held == 0
+        assert running.hub.ledger.held == 0
         assert refusals(running) == before + 1
         model.gate.set()
         wait_for(lambda: running.registry.resolve("doubler").in_flight == 0)

@@ -1,0 +1,85 @@
+"""Inflating: what a small body can make of it, and what it takes."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+
+import numpy as np
+import pytest
+
+from server.api.compression import FREE, MEMBERS, RATIO, inflate
+from server.errors import BadRequest, Overloaded, TooLarge
+
+MOST = 1 << 28
+NOISE = np.random.default_rng(0).bytes(300_000)  # what more than one call takes
+
+
+@pytest.mark.parametrize("members", [1, 2, MEMBERS])
+def test_members_in_a_row_are_one_body(members: int) -> None:
+    assert inflate(gzip.compress(NOISE) * members, b"gzip", MOST) == NOISE * members
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding", "message"),
+    [
+        (gzip.compress(b"") * (MEMBERS + 1), b"gzip", f"at most {MEMBERS} members of gzip data, got 20 bytes more"),
+        (gzip.compress(b"") * 50_000, b"x-gzip", "at most 16 members"),
+        (zlib.compress(b"a") * 2, b"deflate", "one stream of deflate data, got 9 bytes more"),
+        (zlib.compress(b"") * 100_000, b"deflate", "one stream of deflate data"),
+        (gzip.compress(NOISE)[:-1], b"gzip", "ends early"),
+        (gzip.compress(NOISE)[:100_000], b"gzip", "ends early"),
+        (gzip.compress(NOISE) + b"\x1f", b"gzip", "ends early"),
+        (gzip.compress(NOISE) + b"xxx", b"gzip", "something else"),
+        (b"", b"gzip", "ends early"),
+    ],
+)
+def test_what_is_no_such_data(body: bytes, encoding: bytes, message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        inflate(body, encoding, MOST)
+
+
+def test_nothing_is_copied_per_member() -> None:
+    """Each member costs the same wherever it is in the body: zlib is handed a slice, never all that is left."""
+    given: list[int] = []
+
+    class Counted:
+        def __init__(self, window: int) -> None:
+            self._engine = real(window)
+
+        def decompress(self, data: bytes, most: int) -> bytes:
+            given.append(len(data))
+            return self._engine.decompress(data, most)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._engine, name)
+
+    real = zlib.decompressobj
+    body = gzip.compress(b"") * 8 + gzip.compress(NOISE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zlib, "decompressobj", Counted)
+        assert inflate(body, b"gzip", MOST) == NOISE
+    assert max(given) <= 1 << 16
+    assert sum(given) < 3 * len(body) + 8 * (1 << 16)
+
+
+@pytest.mark.parametrize("wrap", [gzip.compress, zlib.compress])
+def test_a_bomb_ends_where_no_honest_body_gets_to(wrap: object) -> None:
+    encoding = b"gzip" if wrap is gzip.compress else b"deflate"
+    held: list[int] = []
+    with pytest.raises(TooLarge, match=f"at most {RATIO} times its"):
+        inflate(wrap(bytes(64 << 20)), encoding, MOST, held.append)  # type: ignore[operator]
+    assert sum(held) <= RATIO * 66_000
+    zeros = bytes(FREE)
+    assert inflate(wrap(zeros), encoding, MOST) == zeros  # type: ignore[operator]
+
+
+def test_what_comes_out_is_counted_before_it_is_kept() -> None:
+    def hold(size: int) -> None:
+        held.append(size)
+        if sum(held) > 100_000:
+            raise Overloaded("full")
+
+    held: list[int] = []
+    with pytest.raises(Overloaded):
+        inflate(gzip.compress(NOISE), b"gzip", MOST, hold)

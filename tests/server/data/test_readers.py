@@ -1,0 +1,166 @@
+"""Threads that read: turns, leaving, and what a large body pays for."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import socket
+import struct
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from server.api.codec import Codec, Head
+from server.api.jsonbound import VALUES
+from server.api.readers import Readers
+from tests.server.data.fakes import doubler, echo
+from tests.server.data.running import infer_request, request, rows, serving, tensor_of, wait_for
+
+
+def test_clients_take_turns() -> None:
+    async def scenario() -> list[str]:
+        readers, order, gate = Readers(1), [], threading.Event()
+        first = asyncio.ensure_future(readers.run("greedy", gate.wait))
+        await asyncio.sleep(0)
+        rest = [asyncio.ensure_future(readers.run(name, order.append, name)) for name in ("greedy",) * 3 + ("small",)]
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(first, *rest)
+        readers.close()
+        return order
+
+    assert asyncio.run(scenario()) == ["greedy", "small", "greedy", "greedy"]
+
+
+def test_who_leaves_the_queue_is_not_run_and_who_runs_is_waited_for() -> None:
+    async def scenario() -> None:
+        readers, ran, gate = Readers(1), [], threading.Event()
+        first = asyncio.ensure_future(readers.run("a", gate.wait))
+        second = asyncio.ensure_future(readers.run("a", ran.append, 2))
+        await asyncio.sleep(0)
+        second.cancel()
+        first.cancel()
+        await asyncio.sleep(0.05)
+        assert second.cancelled()
+        assert not first.done()
+        gate.set()
+        await asyncio.wait([first])
+        assert first.cancelled()
+        assert await readers.run("a", lambda: 3) == 3
+        with pytest.raises(ZeroDivisionError):
+            await readers.run("a", lambda: 1 / 0)
+        assert ran == []
+        readers.close()
+
+    asyncio.run(scenario())
+
+
+def document(array: np.ndarray) -> bytes:
+    tensor = {"name": "x", "datatype": "FP32", "shape": list(array.shape), "data": array.ravel().tolist()}
+    return json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+
+
+@pytest.mark.parametrize("transport", ["direct", "asgi"])
+@pytest.mark.parametrize("wrap", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_a_large_document_is_read_beside_the_loop(
+    transport: str, wrap: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def noted(codec: Codec, text: bytes) -> object:
+        seen.append(threading.current_thread().name)
+        return head(codec, text)
+
+    head = Codec.head
+    monkeypatch.setattr(Codec, "head", noted)
+    with serving({"doubler": doubler(max_batch=65536)}, transport) as running:
+        body = wrap(document(rows(20_000)))
+        coding = {"Content-Encoding": "gzip"} if wrap is gzip.compress else {}
+        answer = running.ask("POST", "/v2/models/doubler/infer", body, coding)
+        np.testing.assert_array_equal(tensor_of(answer), rows(20_000) * 2)
+        assert [name.startswith("lathe-reader") for name in seen] == [True]
+        assert running.ledger.held == 0
+
+
+def test_answers_keep_their_order_and_their_connection() -> None:
+    """A large request, then a small one, on one connection; and a small one elsewhere is not behind the large one."""
+    with serving({"doubler": doubler(max_batch=65536)}) as running, running.connect() as client:
+        client.send(
+            request("POST", "/v2/models/doubler/infer", document(rows(20_000))) + infer_request("doubler", rows(1))
+        )
+        assert running.ask_raw(infer_request("doubler", rows(1))).status == 200
+        np.testing.assert_array_equal(tensor_of(client.answer()), rows(20_000) * 2)
+        np.testing.assert_array_equal(tensor_of(client.answer()), rows(1) * 2)
+
+
+@pytest.mark.parametrize("kind", ["BOOL", "BYTES"])
+def test_tensors_that_are_copied_are_read_beside_the_loop(kind: str) -> None:
+    with serving({"m": echo(kind, max_batch=65536)}) as running:
+        blob = bytes([1, 0]) * 50_000 if kind == "BOOL" else b"\x02\0\0\0ab" * 50_000
+        shape = [len(blob), 1] if kind == "BOOL" else [50_000, 1]
+        item = {"name": "x", "datatype": kind, "shape": shape, "parameters": {"binary_data_size": len(blob)}}
+        document = {"inputs": [item], "parameters": {"binary_data_output": True}}
+        for _ in range(3):  # the third would go by a lane
+            answer = running.infer("m", document, blob)
+            assert answer.status == 200
+            assert answer.body.endswith(blob)
+
+
+def test_a_large_request_pays_before_its_data_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    monkeypatch.setattr(Head, "tensors", lambda *arguments: (read.append(1), tensors(*arguments))[1])
+    with serving({"doubler": doubler(max_batch=65536)}, client_rate=1, client_burst=10) as running:
+        large, small = document(rows(20_000)), document(rows(1))
+        answers = [running.ask("POST", "/v2/models/doubler/infer", body).status for body in (small, large, large)]
+        assert (answers, len(read)) == ([200, 429, 429], 1)
+
+
+tensors = Head.tensors
+
+
+def test_nonsense_pays_for_being_looked_at() -> None:
+    with serving({"doubler": doubler()}, client_rate=0.01, client_burst=2) as running:
+        bad = [running.ask("POST", "/v2/models/doubler/infer", b"[" + b" " * 100_000).status for _ in range(3)]
+        assert bad == [400, 400, 429]
+
+
+def test_who_leaves_while_being_read_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, gate = threading.Event(), threading.Event()
+
+    def slow(codec: Codec, text: bytes) -> object:
+        entered.set()
+        assert gate.wait(20)
+        return head(codec, text)
+
+    head = Codec.head
+    monkeypatch.setattr(Codec, "head", slow)
+    model = doubler(max_batch=65536)
+    with serving({"doubler": model}) as running:
+        with running.connect() as client:
+            client.send(request("POST", "/v2/models/doubler/infer", document(rows(20_000))))
+            assert entered.wait(20)
+            assert running.ledger.held > 65536
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closes by a reset
+        wait_for(lambda: not running.server.server_state.connections)
+        assert running.ledger.held > 65536  # what runs still has its memory
+        gate.set()
+        wait_for(lambda: running.ledger.held == 0)
+        assert model.batches == []
+
+
+def test_json_that_is_parsed_in_one_go_is_bounded() -> None:
+    """Plain lists of numbers are read by native code, as many as they are; all else keeps the interpreter lock."""
+    most = VALUES
+    with serving({"doubler": doubler(max_batch=65536)}) as running:
+        plain = document(rows(VALUES // 4 + 1))
+        assert running.ask("POST", "/v2/models/doubler/infer", plain).status == 200
+        odd = [plain.replace(b"[0.0", b"[null", 1), b'{"inputs": [' + b"[]," * most + b"NaN]}", b"[]," * most]
+        assert odd[0] != plain
+        for body in odd:
+            answer = running.ask("POST", "/v2/models/doubler/infer", body)
+            assert (answer.status, f"at most {most} values besides" in answer.error) == (413, True)
+        wrong = plain.replace(b'"x"', b'"z"')
+        assert running.ask("POST", "/v2/models/doubler/infer", wrong).error == "inputs: expected ['x'], got 'z'"

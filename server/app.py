@@ -193,7 +193,8 @@ def assemble(
         if plane.tracing is not None:
             await asyncio.to_thread(plane.tracing.close)
 
-    app = Application(title="Lathe", version=VERSION, lifespan=lifespan, redirect_slashes=False)
+    keyed = plane.authority.mode is Mode.KEYED
+    app = Application(keyed=keyed, title="Lathe", version=VERSION, lifespan=lifespan, redirect_slashes=False)
     app.add_middleware(Received, ledger=engine.reading.ledger, max_body=settings.max_body)
     app.add_middleware(Authorize, authority=plane.authority)
     app.add_middleware(HeadAsGet)

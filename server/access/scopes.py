@@ -32,8 +32,6 @@ ROUTES: dict[tuple[str, str], Need] = {
     ("GET", "/v2"): None,
     ("GET", "/openapi.json"): None,
     ("GET", "/docs"): None,
-    ("GET", "/docs/oauth2-redirect"): None,
-    ("GET", "/redoc"): None,
     ("GET", "/metrics"): Scope.READ,
     ("GET", "/v2/logging"): Scope.READ,
     ("POST", "/v2/logging"): Scope.ADMIN,

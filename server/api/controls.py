@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from server.errors import BadRequest, Unsupported
+from server.errors import BadRequest
 from server.telemetry.logs import set_level
 
 
@@ -23,7 +23,7 @@ class LogSettings:
         }
 
     def update(self, changes: dict[str, Any]) -> dict[str, Any]:
-        """Check all changes, then take them; raises BadRequest or Unsupported and changes nothing."""
+        """Check all changes, then take them; raises BadRequest and changes nothing."""
         for name, value in changes.items():
             self._check(name, value)
         self.values |= changes
@@ -37,7 +37,7 @@ class LogSettings:
         if type(value) is not type(current):
             raise BadRequest(f"logging.{name}: expected a value like {current!r}, got {value!r}")
         if isinstance(current, str) and value != current:
-            raise Unsupported(f"logging.{name}: only {current!r} is supported, got {value!r}")
+            raise BadRequest(f"logging.{name}: only {current!r} is supported, got {value!r}")
 
     def _level(self) -> int:
         if self.values["log_verbose_level"] > 0:
@@ -64,5 +64,5 @@ def update_trace(changes: dict[str, Any]) -> dict[str, Any]:
         if name not in TRACE_SETTINGS:
             raise BadRequest(f"trace: expected some of {list(TRACE_SETTINGS)}, got {name!r}")
         if value is not None and value != TRACE_SETTINGS[name]:
-            raise Unsupported(f"trace.{name}: tracing is not supported, so it stays {TRACE_SETTINGS[name]!r}")
+            raise BadRequest(f"trace.{name}: tracing is not supported, so it stays {TRACE_SETTINGS[name]!r}")
     return TRACE_SETTINGS

@@ -60,7 +60,7 @@ def json_response(value: object) -> Response:
 async def read_json(request: Request) -> dict[str, Any]:
     """Return the body's object, an empty one for an empty body; clients send it without a content type."""
     body = await request.body()
-    value = jsondata.parse(body, "body").document if body.strip() else {}
+    value = jsondata.parse(body, "body").document if body else {}
     if not isinstance(value, dict):
         raise BadRequest(f"body: expected an object, got {type(value).__name__}")
     return value
@@ -156,7 +156,9 @@ def _flag(body: dict[str, Any], name: str) -> bool:
 
 
 def _object(body: dict[str, Any], name: str) -> dict[str, Any]:
-    value = body.get(name) or {}
+    value = body.get(name)
+    if value is None:
+        return {}
     if not isinstance(value, dict):
         raise BadRequest(f"{name}: expected an object, got {type(value).__name__}")
     return value

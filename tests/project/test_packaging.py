@@ -94,6 +94,15 @@ def test_only_the_two_packages_are_shipped(pyproject: dict[str, Any]) -> None:
     assert pyproject["tool"]["setuptools"]["packages"]["find"]["include"] == ["core*", "server*"]
 
 
+@pytest.mark.parametrize("package", ["core", "server"])
+def test_every_file_of_a_package_is_shipped(project: Path, pyproject: dict[str, Any], package: str) -> None:
+    patterns = pyproject["tool"]["setuptools"]["package-data"][package]
+    shipped = {path for pattern in patterns for path in (project / package).glob(pattern)}
+    found = {path for path in (project / package).rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    nested = {path for path in found if path.name == "COVERAGE.md"}  # read by people, in the repository
+    assert {path for path in found if path.suffix not in (".py", ".pyi")} - nested == shipped
+
+
 def test_the_server_states_the_version_that_is_packaged(pyproject: dict[str, Any]) -> None:
     from server.api.modelinfo import VERSION
 

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("lathe.access")
 
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+_CLOSED = (
+    "management is closed on an address that other machines reach: give the server a file of keys "
+    "(LATHE_KEYS_FILE), or open it to everybody (LATHE_OPEN_MANAGEMENT=true)"
+)
 _UNGUARDED = frozenset({Scope.INFER, Scope.READ})
 
 
@@ -56,12 +60,17 @@ class Caller:
         if self.may(scope, model):
             return
         if self.key is None:
-            raise Forbidden(
-                "management is closed on an address that other machines reach: give the server a file of keys "
-                "(LATHE_KEYS_FILE), or open it to everybody (LATHE_OPEN_MANAGEMENT=true)"
-            )
+            raise Forbidden(_CLOSED)
         where = f"model {model[:80]!r}" if model else "all models"
         raise Forbidden(f"key {self.key.name!r} does not have scope {scope.value!r} for {where}")
+
+    def check_some(self, scope: Scope) -> None:
+        """Raise Forbidden when they may do this for no model, so that it does not matter which one is asked for."""
+        if self.may(scope) or (self.key is not None and scope in self.key.scopes):
+            return
+        if self.key is None:
+            raise Forbidden(_CLOSED)
+        raise Forbidden(f"key {self.key.name!r} does not have scope {scope.value!r}")
 
 
 class Authority:

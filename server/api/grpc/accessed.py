@@ -15,8 +15,8 @@ from server.telemetry.access import AccessLog, Served
 from server.telemetry.logs import CALLER, Caller, trace_of
 
 REQUEST_ID = "x-request-id"
-Read: TypeAlias = Callable[[bytes], Message]
-Answer: TypeAlias = Callable[[bytes, Any], Any]
+Read: TypeAlias = Callable[[Any], Message | None]
+Answer: TypeAlias = Callable[[Any, Any], Any]
 
 _FAULTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 
@@ -31,7 +31,7 @@ class Accessed:
         """Return a method that tells how it ended; with ``names_caller`` every line logged meanwhile knows whose call
         it is."""
 
-        async def told(request: bytes, context: Any) -> Message:
+        async def told(request: Any, context: Any) -> Message:
             began = monotonic()
             if names_caller:
                 CALLER.set(_caller(context))  # a call is a task, and so has a context of its own
@@ -82,7 +82,7 @@ def _caller(context: Any) -> Caller:
     return Caller(str(metadata.get(REQUEST_ID, "")), trace_of(str(metadata.get("traceparent", ""))))
 
 
-def _read(read: Read, request: bytes) -> Message | None:
+def _read(read: Read, request: Any) -> Message | None:
     try:
         return read(request)
     except ServerError:  # no message, which is why it was refused

@@ -15,7 +15,8 @@ from google.protobuf.message import DecodeError
 from server.access.authority import Authority
 from server.access.scopes import CALLS, Scope
 from server.api.grpc.accessed import Accessed
-from server.api.grpc.health import HealthService
+from server.api.grpc.gate import Gate
+from server.api.grpc.health import WATCHERS, HealthService
 from server.api.grpc.messages import HEALTH, INFERENCE, Message, message_class
 from server.api.grpc.service import InferenceService, Parts
 from server.api.grpc.status import errors_as_status
@@ -47,12 +48,15 @@ class GrpcEndpoint:
             options=[
                 ("grpc.max_receive_message_length", settings.max_body),
                 ("grpc.max_metadata_size", settings.max_header),
+                ("grpc.max_concurrent_streams", share_of(settings.max_connections)),
                 ("grpc.so_reuseport", 0),  # else a second server would silently take half of the calls
             ],
         )
         authority = self._parts.plane.authority
         inference = InferenceService(self._parts, self._stopping)
-        health = HealthService(self._parts.plane, self._stopping)
+        health = HealthService(
+            self._parts.plane, self._stopping, watchers=min(WATCHERS, share_of(settings.max_connections))
+        )
         self._server.add_generic_rpc_handlers(
             tuple(
                 _handlers(file, methods, authority, self._parts.access)
@@ -76,6 +80,11 @@ class GrpcEndpoint:
         await asyncio.shield(self._stopped)
 
 
+def share_of(calls: int) -> int:
+    """Return how many of all calls at once may be one connection's, or streams of health."""
+    return max(1, calls // 4)
+
+
 def _credentials(settings: Settings) -> Any:
     """The certificate as gRPC wants it, None without one."""
     if settings.tls_cert is None:
@@ -93,7 +102,7 @@ def _handlers(file: FileDescriptor, methods: object, authority: Authority, acces
         method.name: _handler(method, getattr(methods, method.name), _permission(method.name, authority), accessed)
         for method in service.methods
     }
-    return grpc.method_handlers_generic_handler(service.full_name, found)
+    return Gate(grpc.method_handlers_generic_handler(service.full_name, found), authority, accessed)
 
 
 def _permission(call: str, authority: Authority) -> Permit:

@@ -6,14 +6,17 @@ Readiness is one flag here, so this is shorter than a package that keeps a table
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
+from server.access.addresses import client_of_peer
 from server.api.grpc.messages import HEALTH, Message, message_class
 from server.dataplane import DataPlane
-from server.errors import NotFound
+from server.errors import NotFound, Overloaded
 
 TICK = 0.25  # seconds within which a watcher hears of a change
+WATCHERS = 64  # calls that wait for changes, all callers together
 SERVICES = frozenset({"", "inference.GRPCInferenceService"})
 _RESPONSE = HEALTH.message_types_by_name["HealthCheckResponse"]
 _STATUS: dict[str, int] = {value.name: value.number for value in _RESPONSE.enum_types_by_name["ServingStatus"].values}
@@ -23,9 +26,12 @@ HealthCheckResponse = message_class(_RESPONSE)
 class HealthService:
     """Answers for the whole server and for the inference service, which are one."""
 
-    def __init__(self, plane: DataPlane, stopping: asyncio.Event) -> None:
+    def __init__(self, plane: DataPlane, stopping: asyncio.Event, watchers: int = WATCHERS) -> None:
+        """``watchers``: callers who may wait for changes at once; half of them from one address."""
         self._plane = plane
         self._stopping = stopping
+        self._watchers = watchers
+        self._watching: Counter[str] = Counter()  # by address
 
     async def Check(self, request: Message, context: Any) -> Message:
         """Answer once; raises NotFound for a service that is not here."""
@@ -34,13 +40,33 @@ class HealthService:
         return HealthCheckResponse(status=self._status(request.service))
 
     async def Watch(self, request: Message, context: Any) -> AsyncIterator[Message]:
-        """Answer now and at every change, until the caller leaves or the server stops."""
+        """Answer now and at every change, until the caller leaves or the server stops; raises Overloaded where too many
+        do so already: no key is asked for, and each is one of the calls that the server has at once."""
+        address = client_of_peer(context.peer())
+        self._check_room(address)
+        self._watching[address] += 1
+        try:
+            async for status in self._changes(request.service):
+                yield HealthCheckResponse(status=status)
+        finally:
+            self._watching[address] -= 1
+            if not self._watching[address]:
+                del self._watching[address]
+
+    def _check_room(self, address: str) -> None:
+        most = max(1, self._watchers // 2)
+        if self._watching[address] >= most:
+            raise Overloaded(f"health: expected at most {most} watching calls of one address", retry_after=1)
+        if self._watching.total() >= self._watchers:
+            raise Overloaded(f"health: expected at most {self._watchers} watching calls", retry_after=1)
+
+    async def _changes(self, service: str) -> AsyncIterator[int]:
         last = None
         while True:
             stopping = self._stopping.is_set()
-            status = self._status(request.service)
+            status = self._status(service)
             if status != last:
-                yield HealthCheckResponse(status=status)
+                yield status
                 last = status
             if stopping:
                 return

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
@@ -11,7 +15,7 @@ import tritonclient.grpc as triton
 from server.access.keys import make_key, write_keys
 from server.access.scopes import Scope
 from tests.server.data.fakes import doubler
-from tests.server.grpc.wire import grpc_serving, tensor
+from tests.server.grpc.wire import grpc_serving, refusal, request, tensor
 
 X = np.ones((1, 4), np.float32)
 
@@ -57,3 +61,25 @@ def test_a_key_for_a_model_registers_no_region_of_that_name(tmp_path: Path) -> N
         ):
             with pytest.raises(triton.InferenceServerException, match=r"PERMISSION_DENIED.*for all models"):
                 refused()
+
+
+def test_nothing_is_received_of_who_may_not_call(tmp_path: Path) -> None:
+    """The head alone is answered: the message never ends, so whoever waits for it would wait for ever."""
+    key, shown = make_key("bot", [Scope.READ], ["doubler"], 0, None)
+    write_keys(tmp_path / "keys.json", [key])
+
+    def endless() -> Iterator[Any]:
+        over.wait(20)
+        yield request(X)
+
+    over = threading.Event()
+    metadata = [("authorization", f"Bearer {shown}")]
+    serving = grpc_serving({"doubler": doubler()}, keys_file=tmp_path / "keys.json")
+    with serving as (_, address), grpc.insecure_channel(address) as channel:
+        for name in ("ModelInfer", "RepositoryModelLoad", "LogSettings"):
+            call = channel.stream_unary(f"/inference.GRPCInferenceService/{name}", lambda one: one)
+            assert refusal(call, endless())[0] is grpc.StatusCode.UNAUTHENTICATED
+            status, text = refusal(call, endless(), metadata=metadata)
+            assert status is grpc.StatusCode.PERMISSION_DENIED
+            assert text.startswith("key 'bot' does not have scope")
+        over.set()

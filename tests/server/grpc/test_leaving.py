@@ -156,6 +156,33 @@ def test_health_is_checked_and_watched() -> None:
         assert health(channel) == NOT_SERVING
 
 
+def test_who_watches_health_leaves_room_for_others() -> None:
+    """No key is needed to watch, so watchers get a small share of the calls; one address gets half of that."""
+    with grpc_serving({}, max_connections=40) as (_, address), grpc.insecure_channel(address) as channel:
+        watch = channel.unary_stream(
+            "/grpc.health.v1.Health/Watch", HealthRequest.SerializeToString, HealthResponse.FromString
+        )
+        seen = [watch(HealthRequest(), timeout=30) for _ in range(5)]
+        assert [next(one).status for one in seen] == [SERVING] * 5
+        for _ in range(40):
+            with pytest.raises(grpc.RpcError) as caught:
+                next(watch(HealthRequest(), timeout=10))
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert "at most 5 watching calls of one address" in caught.value.details()
+        with grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as other:
+            assert health(other) == SERVING
+        seen.pop().cancel()
+        wait_for(lambda: _may_watch(watch))
+
+
+def _may_watch(watch: Any) -> bool:
+    call = watch(HealthRequest(), timeout=10)
+    try:
+        return next(call).status == SERVING
+    except grpc.RpcError:
+        return False
+
+
 def test_sigterm_answers_what_was_accepted_and_ends_idle_streams() -> None:
     command = [sys.executable, "-m", "tests.server.grpc.standalone", "0.5"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -84,7 +84,7 @@ def row(variable: str, field: FieldInfo) -> str:
 
 def shown(default: Any) -> str:
     """A default as people read it: `67108864` (64 MiB)."""
-    if default is None or default == ():
+    if default is None or default in ((), {}):
         return "-"
     if type(default) is int and default > 0:
         for size, unit in UNITS:

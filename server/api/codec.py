@@ -331,7 +331,8 @@ class Codec:
         if array is None:
             raise Internal(f"model {self.ref} gave no output {output.name!r}")
         if output.classes:
-            return "BYTES", classify(array, spec.datatype, output.classes, self.signature.batchable)
+            labels = self.signature.labels.get(output.name, ())
+            return "BYTES", classify(array, spec.datatype, output.classes, self.signature.batchable, labels)
         return spec.datatype, array
 
 

@@ -50,6 +50,7 @@ class Signature:
         self.batchable = batchable
         self.ragged = ragged
         self.fits = fits
+        self.labels: Mapping[str, Sequence[bytes]] = {}  # by output: what its classes are called, for who asks for them
         self.everything = tuple(RequestedOutput(name) for name in self.outputs)
         self._varying = {
             spec.name: [axis for axis, size in enumerate(spec.shape) if size == -1] for spec in (*inputs, *optional)

@@ -110,10 +110,14 @@ class LiveModel:
         if padding is not None and (problem := padding.problem(servable.signature)):
             problems["padding"] = problem
             padding = None
+        if unknown := self.config.label_filename.keys() - servable.signature.outputs.keys():
+            expected = sorted(servable.signature.outputs)
+            problems["label_filename"] = f"expected names of outputs, some of {expected}, got {sorted(unknown)}"
         if problems:
             told = (f"{at}: version {servable.ref.version}: {problem}" for at, problem in problems.items())
             self.config_error = f"{CONFIG}: {'; '.join(told)}"
         servable.rules.padding, servable.rules.quotas = padding, self.quotas
+        servable.signature.labels = self.config.labels
 
     @contextmanager
     def pin(self, version: int) -> Iterator[None]:

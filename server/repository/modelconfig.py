@@ -10,17 +10,21 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from server.access.quotas import Quota
 from server.batching.padding import Padding
 from server.batching.policy import BatchPolicy
+from server.repository import names
 from server.repository.artifacts import BuildOptions
 from server.settings import Device
 
 CONFIG = "config.toml"
 _LARGEST = 1 << 16  # bytes
+_LARGEST_LABELS = 16 << 20  # bytes of one file
 
+Labels = dict[str, tuple[bytes, ...]]  # by output: the classes' names, in their order
+FileName = Annotated[str, Field(pattern=f"^(?:{names.FILE.pattern})$")]
 Size = Annotated[int, Field(ge=1, le=4096)]
 
 
@@ -206,6 +210,11 @@ class ModelConfig(_Section):
         strict=False,
         description="From arrival to answer: batches are sized for it; requests it cannot be kept for get 503.",
     )
+    label_filename: dict[str, FileName] = Field(
+        default={},
+        description="By output, the file beside this one that names its classes, one a line, in UTF-8; the "
+        "classification extension then answers `value:index:label`. The files are read whenever this one is.",
+    )
     dynamic_batching: DynamicBatching = DynamicBatching()
     queue: QueuePolicy = QueuePolicy()
     client_quota: ClientQuota = ClientQuota()
@@ -213,6 +222,12 @@ class ModelConfig(_Section):
     padding: PaddingRules = PaddingRules()
     version_policy: VersionPolicy = VersionPolicy()
     compile: Compilation = Compilation()
+    _labels: Labels = PrivateAttr(default_factory=dict)
+
+    @property
+    def labels(self) -> Labels:
+        """The classes' names, as they were read beside the configuration."""
+        return self._labels
 
     @property
     def batches(self) -> bool:
@@ -248,12 +263,31 @@ def read_config(folder: Path) -> ModelConfig:
     if len(content) > _LARGEST:
         raise BadConfig(f"{CONFIG}: expected at most {_LARGEST} bytes, got more")
     try:
-        return _checked(ModelConfig(**tomllib.loads(content.decode())))
+        config = _checked(ModelConfig(**tomllib.loads(content.decode())))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadConfig(f"{CONFIG}: not TOML: {error}") from error
     except ValidationError as error:
         found = (f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise BadConfig(f"{CONFIG}: {'; '.join(found)}") from error
+    config._labels.update({name: _read_labels(folder, name, file) for name, file in config.label_filename.items()})
+    return config
+
+
+def _read_labels(folder: Path, output: str, name: str) -> tuple[bytes, ...]:
+    field = f"{CONFIG}: label_filename.{output}: file {name!r}"
+    try:
+        with (folder / name).open("rb") as file:
+            content = file.read(_LARGEST_LABELS + 1)
+        content.decode()
+    except OSError as error:
+        raise BadConfig(f"{field}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BadConfig(f"{field}: expected UTF-8, {error.reason} at byte {error.start}") from error
+    if len(content) > _LARGEST_LABELS:
+        raise BadConfig(f"{field}: expected at most {_LARGEST_LABELS} bytes, got more")
+    return tuple(
+        content.splitlines()
+    )  # of bytes: U+2028 and the like, where text has lines end, may be part of a label
 
 
 def _checked(config: ModelConfig) -> ModelConfig:

@@ -158,6 +158,18 @@ def test_classification(client: triton.InferenceServerClient) -> None:
     assert answer.tolist() == [[b"8.000000:1", b"6.000000:3"], [b"18.000000:0", b"16.000000:3"]]
 
 
+def test_classes_that_have_labels_are_named(client: triton.InferenceServerClient, server: Running) -> None:
+    x = np.array([[1, 4, 2, 3], [9, 0, 0, 8]], np.float32)
+    wanted = [triton.InferRequestedOutput("y", class_count=2)]
+    signature = server.registry.resolve("doubler", "").signature
+    signature.labels = {"y": (b"zero", b"one:1", b"")}
+    try:
+        answer = client.infer("doubler", [tensor("x", x, "FP32")], outputs=wanted).as_numpy("y")
+    finally:
+        signature.labels = {}
+    assert answer.tolist() == [[b"8.000000:1:one:1", b"6.000000:3"], [b"18.000000:0:zero", b"16.000000:3"]]
+
+
 def test_classification_of_what_are_no_numbers_is_refused(client: triton.InferenceServerClient) -> None:
     wanted = [triton.InferRequestedOutput("y", class_count=2)]
     with pytest.raises(InferenceServerException, match="expected an output of numbers, this one is BYTES"):

@@ -80,6 +80,9 @@ def test_a_configuration_is_followed_by_all_versions_and_let_go_with_its_file(tm
         ("[dynamic_batching]\npriority_levels = 2\ndefault_priority_level = 3", "expected at most priority_levels, 2"),
         ("max_batch_size = ", "not TOML"),
         ("# " + "x" * 70_000, "at most 65536 bytes"),
+        ("[label_filename]\ny = 'none.txt'", "label_filename.y: file 'none.txt': No such file or directory"),
+        ("[label_filename]\ny = '../secret'", "label_filename.y: String should match pattern"),
+        ("[label_filename]\ny = '1'", "label_filename.y: file '1': Is a directory"),
     ],
 )
 def test_a_bad_configuration_is_told_of_and_the_one_before_stays(tmp_path: Path, content: str, named: str) -> None:
@@ -290,5 +293,30 @@ def test_no_version_goes_live_that_the_owner_leaves_out(tmp_path: Path) -> None:
             assert w.scale() == 4.0
             await w.push(toy(5.0), promote=True)  # who asks for it gets it
             assert w.scale() == 5.0
+
+    run(scenario())
+
+
+def test_labels_are_read_beside_the_configuration(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(1.0))
+            labels = tmp_path / "m" / "names.txt"
+            labels.write_bytes("cat\r\nd\u00f6g\n\nfox".encode())
+            await write(w, "[label_filename]\ny = 'names.txt'")
+            signature = w.registry.resolve("m", "").signature
+            assert signature.labels == {"y": (b"cat", "d\u00f6g".encode(), b"", b"fox")}
+            assert w.model("m").config_error == ""
+            labels.write_bytes(b"\xff")
+            await write(w, "[label_filename]\ny = 'names.txt' # again")
+            assert "label_filename.y: file 'names.txt': expected UTF-8" in w.model("m").config_error
+            assert signature.labels["y"][0] == b"cat"
+            labels.write_text("wolf")
+            await write(w, "[label_filename]\nz = 'names.txt'")
+            assert "label_filename: version 1: expected names of outputs, some of ['y'], got ['z']" in (
+                w.model("m").config_error
+            )
+            await write(w, "")
+            assert signature.labels == {}
 
     run(scenario())

@@ -220,7 +220,7 @@ def _grpc_endpoint(
     from server.api.grpc.endpoint import GrpcEndpoint  # only now: the extra that brings grpcio may be absent
     from server.api.grpc.service import Parts
 
-    return GrpcEndpoint(Parts(engine.settings, engine.plane, engine.book, control, logs, access))
+    return GrpcEndpoint(Parts(engine.settings, engine.plane, engine.book, control, logs, access, engine.reading))
 
 
 def _metrics_routes(metrics: Metrics) -> APIRouter:

@@ -173,9 +173,10 @@ class DataPlane:
         traceparent: str = "",
         client: str = "",
         id: str = "",
+        paid: int = 0,
     ) -> Tensors:
         """Queue checked inputs and return all outputs; ``deadline`` in monotonic seconds, ``id``: the caller's name
-        for the request. Cancelling works as above."""
+        for the request, ``paid``: rows that the client's quota was charged with. Cancelling works as above."""
         answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
         def answer(outcome: Outcome) -> None:
@@ -183,7 +184,7 @@ class DataPlane:
                 answered.set_result(outcome)
 
         entry = Entry(inputs, group, answer, deadline, priority)
-        entry.client, entry.id = client, id
+        entry.client, entry.id, entry.paid = client, id, paid
         self.submit(servable, entry, traceparent)
         try:
             outcome = await answered

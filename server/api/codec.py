@@ -59,7 +59,7 @@ class Slot:
         in_the_body = self.data is None and self.span is None
         return in_the_body and self.datatype not in ("BYTES", "BOOL") and self.size > 0
 
-    def tensor(self, body: bytes | bytearray, base: int, taken: Sequence[object] = ()) -> Array:
+    def tensor(self, body: bytes | bytearray | memoryview, base: int, taken: Sequence[object] = ()) -> Array:
         """Return the input, from a body in which binary data begins at ``base``, or what was taken out of its JSON."""
         if self.data is not None:
             data, field = taken[self.data], f"input {self.name!r}"

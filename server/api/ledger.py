@@ -60,22 +60,22 @@ class Ledger:
 class Claim:
     """What one request holds; leaving the block gives it back."""
 
-    __slots__ = ("_client", "_ledger", "size")
+    __slots__ = ("_ledger", "client", "size")
 
     def __init__(self, ledger: Ledger, client: str) -> None:
         self._ledger = ledger
-        self._client = client
+        self.client = client
         self.size = 0
 
     def add(self, size: int) -> None:
         """Hold so many bytes more; raises Overloaded, and then holds what it did before."""
-        self._ledger._take(self._client, size)
+        self._ledger._take(self.client, size)
         self.size += size
 
     def release(self) -> None:
         """Give everything back; may be called again."""
         size, self.size = self.size, 0
-        self._ledger._give_back(self._client, size)
+        self._ledger._give_back(self.client, size)
 
     def __enter__(self) -> Claim:
         return self

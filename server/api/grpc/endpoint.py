@@ -18,13 +18,15 @@ from server.api.grpc.accessed import Accessed
 from server.api.grpc.gate import Gate
 from server.api.grpc.health import WATCHERS, HealthService
 from server.api.grpc.messages import HEALTH, INFERENCE, Message, message_class
+from server.api.grpc.sent import glance
 from server.api.grpc.service import InferenceService, Parts
 from server.api.grpc.status import errors_as_status
-from server.errors import BadRequest
+from server.api.received import DOCUMENT
+from server.errors import BadRequest, TooLarge
 from server.settings import Settings
 from server.telemetry.access import AccessLog
 
-Read: TypeAlias = Callable[[bytes], Message]
+Read: TypeAlias = Callable[[bytes], Any]
 Permit: TypeAlias = Callable[[Any, Any], None]  # of a message and its call's context; raises
 
 log = logging.getLogger("lathe.api")
@@ -124,11 +126,12 @@ def _model_of(message: Any) -> str:
 def _handler(method: Any, call: Callable[..., Any], permit: Permit, accessed: Accessed | None) -> Any:
     """Wrap a method; messages are read in here, so that what is none is refused like any other bad request."""
     write = message_class(method.output_type).SerializeToString
-    read, path = _reader(message_class(method.input_type)), f"/{method.containing_service.full_name}/{method.name}"
+    infers, path = CALLS[method.name] is Scope.INFER, f"/{method.containing_service.full_name}/{method.name}"
+    read = _as_it_is if infers else _reader(message_class(method.input_type))
     if not method.server_streaming:
         answer = _unary(read, call, permit)
         if accessed is not None:
-            answer = accessed.unary(answer, path, read, CALLS[method.name] is not Scope.INFER)
+            answer = accessed.unary(answer, path, _named if infers else read, not infers)
         return grpc.unary_unary_rpc_method_handler(answer, None, write)
     stream = _streaming(functools.partial(_each, read) if method.client_streaming else read, call, permit)
     if accessed is not None:
@@ -139,12 +142,25 @@ def _handler(method: Any, call: Callable[..., Any], permit: Permit, accessed: Ac
 
 def _reader(kind: Any) -> Read:
     def read(data: bytes) -> Message:
+        if len(data) > DOCUMENT:
+            raise TooLarge(f"message: expected at most {DOCUMENT} bytes, got {len(data)}")
         try:
             return kind.FromString(data)
         except DecodeError:
             raise BadRequest(f"message: expected {kind.DESCRIPTOR.full_name}, got bytes that are none") from None
 
     return read
+
+
+def _as_it_is(data: Any) -> Any:
+    """Inference reads its messages itself, as it may have to wait for a thread."""
+    return data
+
+
+def _named(data: bytes) -> Message | None:
+    """Return a request of inference, for what a line of the log says of it; None where that would take long."""
+    sent = glance(data)
+    return sent.message if sent is not None else None
 
 
 async def _each(read: Read, requests: AsyncIterator[bytes]) -> AsyncIterator[Message]:

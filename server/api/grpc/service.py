@@ -19,9 +19,12 @@ from server.api.controls import TRACE_SETTINGS, LogSettings, update_trace
 from server.api.grpc import tensors
 from server.api.grpc.accessed import REQUEST_ID
 from server.api.grpc.messages import INFERENCE, Message, message_class
+from server.api.grpc.reading import MessageReading
 from server.api.grpc.sharedmemory import SharedMemoryCalls
 from server.api.grpc.status import known
 from server.api.infer import codec_of, deadline_of
+from server.api.readers import HERE
+from server.api.reading import Reading
 from server.api.v2 import RepositoryControl
 from server.dataplane import DataPlane
 from server.errors import BadRequest, NotFound, Unavailable, Unsupported
@@ -42,6 +45,7 @@ class Parts:
     control: RepositoryControl
     logs: LogSettings
     access: AccessLog
+    reading: Reading
 
 
 _PEER = ":peer"  # no caller's own metadata: those begin with a letter
@@ -54,16 +58,20 @@ class InferenceService(SharedMemoryCalls):
         self._parts = parts
         self._plane = parts.plane
         self._regions = parts.plane.regions
+        self._reading = MessageReading(parts.reading, parts.plane)
         self._stopping = stopping
 
     # inference
 
-    async def ModelInfer(self, request: Message, context: Any) -> Message:
-        """Answer one request. When the caller cancels, or its deadline passes, gRPC cancels this task."""
+    async def ModelInfer(self, request: bytes, context: Any) -> Message:
+        """Answer one request, which is read in here, as it may be large.
+
+        When the caller cancels, or its deadline passes, gRPC cancels this task.
+        """
         left = context.time_remaining()
         return await self._infer(request, _metadata(context), None if left is None else monotonic() + left)
 
-    async def ModelStreamInfer(self, requests: AsyncIterator[Message], context: Any) -> AsyncIterator[Message]:
+    async def ModelStreamInfer(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Message]:
         """Answer requests in their order while later ones already run; what is wrong with one ends only that one."""
         infer = partial(self._infer, metadata=_metadata(context))
         stream = _Stream(infer, requests, self._stopping, self._parts.settings.max_pipeline)
@@ -75,18 +83,30 @@ class InferenceService(SharedMemoryCalls):
         if self._stopping.is_set():
             raise Unavailable("the server is stopping")
 
-    async def _infer(self, request: Message, metadata: Metadata, deadline: float | None = None) -> Message:
+    async def _infer(self, request: bytes, metadata: Metadata, deadline: float | None = None) -> Message:
         key, authorization = metadata.get(STICKY_KEY, ""), metadata.get("authorization", "")
-        name, version, address = request.model_name, request.model_version, metadata.get(_PEER, "")
-        servable, client = self._plane.route(name, version, key=key, authorization=authorization, address=address)
-        codec = codec_of(servable, self._regions)
-        head, inputs = tensors.decode(codec, request)
+        address = metadata.get(_PEER, "")
+        with self._parts.reading.ledger.claim(self._whose(authorization, address)) as claim:
+            if len(request) > HERE:
+                claim.add(len(request))
+            sent = await self._reading.sent(request, claim.client)
+            name, version = sent.message.model_name, sent.message.model_version
+            servable, client = self._plane.route(name, version, key=key, authorization=authorization, address=address)
+            codec = codec_of(servable, self._regions)
+            head, inputs, paid = await self._reading.tensors(servable, codec, sent, client)
         wanted = [at for at in (deadline, deadline_of(head)) if at is not None]
         deadline = min(wanted, default=None)
         trace = metadata.get("traceparent", "")
         name = head.id or metadata.get(REQUEST_ID, "")
-        outputs = await self._plane.execute(servable, inputs, head.group, deadline, head.priority, trace, client, name)
+        outputs = await self._plane.execute(
+            servable, inputs, head.group, deadline, head.priority, trace, client, name, paid
+        )
         return tensors.encode(codec, head, outputs)
+
+    def _whose(self, authorization: str, address: str) -> str:
+        """Return whose a request is, before it is known for which model; raises Unauthorized."""
+        caller = self._plane.authority.caller(authorization)
+        return caller.key.id if caller.key else address
 
     # the server and its models
 
@@ -172,7 +192,7 @@ def _metadata(context: Any) -> Metadata:
 class _Stream:
     """The requests of one stream as tasks, at most ``depth`` of them unanswered."""
 
-    def __init__(self, infer: Any, requests: AsyncIterator[Message], stopping: asyncio.Event, depth: int) -> None:
+    def __init__(self, infer: Any, requests: AsyncIterator[bytes], stopping: asyncio.Event, depth: int) -> None:
         self._infer = infer
         self._requests = requests
         self._depth = asyncio.Semaphore(depth)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from server.api.codec import Codec, Head, payload
 from server.api.grpc.messages import INFERENCE, Message, message_class
+from server.api.grpc.sent import Sent
 from server.api.spans import placed
 from server.datatypes import BINARY_ONLY, NUMPY_OF, object_array, pack_strings
 from server.errors import BadRequest
@@ -15,6 +17,7 @@ from server.types import Span, Tensors
 
 ModelInferResponse = message_class(INFERENCE.message_types_by_name["ModelInferResponse"])
 
+_SLICE = 1 << 16  # values that are turned into bytes in one go, which keeps the interpreter lock
 _LISTS = {
     "BOOL": "bool_contents",
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
@@ -27,19 +30,21 @@ _LISTS = {
 }
 
 
-def decode(codec: Codec, request: Message) -> tuple[Head, Tensors]:
-    """Return the checked head and its tensors, views into the message's raw contents."""
-    raws = list(request.raw_input_contents)
+def begin(codec: Codec, sent: Sent) -> tuple[Head, dict[str, bytes | memoryview]]:
+    """Return the checked head of a request, and the bytes of each input that is not in shared memory."""
+    request, raws = sent.message, sent.raws
     if raws:
-        request.ClearField("raw_input_contents")
-        shell = request.SerializeToString(), tuple(map(len, raws))
+        shell = sent.shell, tuple(map(len, raws))
         head = codec.shell(shell, lambda: _document(request, _checked(request, raws)))
     else:
         raws = _typed_contents(request)
         head = codec.read(_document(request, raws))
-    named = {item.name: raw for item, raw in zip(_sent(request), raws, strict=True)}
-    found = {slot.name: slot.tensor(named[slot.name], -slot.start) for slot in head.slots if slot.span is None}
-    return head, {**found, **codec.shared(head)} if head.spans else found
+    return head, {item.name: raw for item, raw in zip(_sent(request), raws, strict=True)}
+
+
+def inputs(head: Head, raws: dict[str, bytes | memoryview]) -> Tensors:
+    """Return the inputs that are not in shared memory, by their bytes."""
+    return {slot.name: slot.tensor(raws[slot.name], -slot.start) for slot in head.slots if slot.span is None}
 
 
 def _sent(request: Message) -> list[Message]:
@@ -51,7 +56,7 @@ def _is_shared(item: Message) -> bool:
     return "shared_memory_region" in item.parameters
 
 
-def _document(request: Message, raws: list[bytes]) -> dict[str, Any]:
+def _document(request: Message, raws: Sequence[bytes | memoryview]) -> dict[str, Any]:
     sizes = map(len, raws)
     return {
         "id": request.id,
@@ -91,12 +96,12 @@ def parameters(entries: Message, place: str) -> dict[str, Any]:
     return found
 
 
-def _typed_contents(request: Message) -> list[bytes]:
+def _typed_contents(request: Message) -> list[bytes | memoryview]:
     """Return the bytes of each input, in order, that came as lists of values."""
     return [_packed(item) for item in _sent(request)]
 
 
-def _checked(request: Message, raws: list[bytes]) -> list[bytes]:
+def _checked(request: Message, raws: list[bytes | memoryview]) -> list[bytes | memoryview]:
     """Return the bytes that came beside the inputs, one for each of them that is not in shared memory."""
     typed = [item.name for item in request.inputs if item.HasField("contents")]
     if typed:
@@ -122,9 +127,13 @@ def _packed(item: Message) -> bytes:
     if datatype == "BYTES":
         return pack_strings(object_array(values, (len(values),)))
     try:
-        return np.array(list(values), NUMPY_OF[datatype]).tobytes()  # a list: only its integers are checked
+        return b"".join(_numbers(values[at : at + _SLICE], datatype) for at in range(0, len(values), _SLICE))
     except OverflowError:
         raise BadRequest(f"{place}.contents: a value is out of the range of {datatype}") from None
+
+
+def _numbers(values: list[Any], datatype: str) -> bytes:
+    return np.array(values, NUMPY_OF[datatype]).tobytes()  # of a list: only its integers are checked
 
 
 def _input(item: Message, size: int) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class StepAsked(Asked):
 class CanaryAsked(Asked):
     """Which version to try, and on what."""
 
-    version: int = Version
+    version: Version
     weight: Annotated[float, Field(le=MOST_WEIGHT, **_SHARE)] = Field(
         default=0.1, description="Share of the requests that name no version."
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from server.api.schemas import whole
 from server.errors import BadRequest
 from server.telemetry.logs import set_level
 
@@ -24,6 +25,7 @@ class LogSettings:
 
     def update(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Check all changes, then take them; raises BadRequest and changes nothing."""
+        changes = {name: whole(value) for name, value in changes.items()}
         for name, value in changes.items():
             self._check(name, value)
         self.values |= changes
@@ -36,6 +38,8 @@ class LogSettings:
         current = self.values[name]
         if type(value) is not type(current):
             raise BadRequest(f"logging.{name}: expected a value like {current!r}, got {value!r}")
+        if type(value) is int and not 0 <= value < 1 << 31:
+            raise BadRequest(f"logging.{name}: expected a level from 0 to {(1 << 31) - 1}, got {value}")
         if isinstance(current, str) and value != current:
             raise BadRequest(f"logging.{name}: only {current!r} is supported, got {value!r}")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Query, Request
+from fastapi import APIRouter, Path, Query, Request
 
 from server.api.dataset_schemas import DatasetDetail, DatasetsRemoved, DatasetState
-from server.api.models import FAILURES, check_headers, form, origin_of, stream_of
+from server.api.models import FAILURES, Digest, check_headers, form, origin_of, stream_of
 from server.datasets.record import DIGEST, is_digest
 from server.datasets.service import Datasets
 from server.errors import BadRequest
@@ -42,7 +42,7 @@ def datasets_routes(datasets: Datasets, max_bytes: int) -> APIRouter:
     async def upload_dataset(
         request: Request,
         dataset: Name,
-        content_digest: Annotated[str | None, Header(description="RFC 9530, sha-256.")] = None,
+        content_digest: Digest = None,
     ) -> DatasetDetail:
         """Upload a file: it is read in full before the name stands for it. The same bytes are stored once."""
         check_headers(request, max_bytes, "the dataset")

@@ -48,6 +48,10 @@ Key = Annotated[
         json_schema_extra=form(names.KEY),
     ),
 ]
+Digest = Annotated[
+    str | None,
+    Header(description="RFC 9530, sha-256.", json_schema_extra={"pattern": "^sha-256=:[A-Za-z0-9+/]{43}=:$"}),
+]
 ONNX_BODY = {
     "requestBody": {
         "required": True,
@@ -114,7 +118,7 @@ def _versions(routes: APIRouter, rollout: Rollout, max_upload: int) -> None:
         promote: Annotated[bool, Query(description="Go live at once.")] = False,
         allow_signature_change: Annotated[bool, Query(description="Even with other inputs or outputs.")] = False,
         metadata: Annotated[str | None, Query(description="A JSON object kept in the manifest.")] = None,
-        content_digest: Annotated[str | None, Header(description="RFC 9530, sha-256.")] = None,
+        content_digest: Digest = None,
         idempotency_key: Key = None,
     ) -> Published:
         """Upload a version: it is parsed, compiled and loaded before it gets its number."""

@@ -131,7 +131,7 @@ SCHEMAS: dict[str, Schema] = {
             "log_info": {"type": "boolean"},
             "log_warning": {"type": "boolean"},
             "log_error": {"type": "boolean"},
-            "log_verbose_level": {"type": "integer"},
+            "log_verbose_level": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
             "log_format": {"type": "string", "enum": ["default"]},
         },
         closed=True,
@@ -159,8 +159,12 @@ SCHEMAS: dict[str, Schema] = {
         },
         ("name", "version", "state"),
     ),
-    "LoadAsked": _object({"parameters": {"type": "object", "description": "Neither `config` nor `file:...`."}}),
-    "UnloadAsked": _object({"parameters": _object({"unload_dependents": {"type": "boolean"}})}),
+    "LoadAsked": _object(
+        {"parameters": {"type": ["object", "null"], "description": "Neither `config` nor `file:...`."}}
+    ),
+    "UnloadAsked": _object(
+        {"parameters": {"type": ["object", "null"], "properties": {"unload_dependents": {"type": "boolean"}}}}
+    ),
     "RegionAsked": _object(
         {
             "key": {**_TEXT, "pattern": "^/[^/]+$", "description": "The object's name."},

@@ -5,9 +5,9 @@ Clients import the answers: what only the server needs to make them is imported 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from server.repository.names import LIVE
 
@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from server.repository.journal import Record
     from server.repository.store import Outcome
 
-Version = Field(ge=1, lt=10**9, strict=True)
+
+def whole(value: object) -> object:
+    """Return 2 for 2.0: JSON has numbers only, and its schemas count that as an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Version = Annotated[int, BeforeValidator(whole), Field(ge=1, lt=10**9, strict=True)]
 
 
 class Answer(BaseModel):
@@ -34,7 +40,7 @@ class Asked(BaseModel):
 class AliasMove(Asked):
     """Where an alias shall go."""
 
-    version: int = Version
+    version: Version
     allow_signature_change: bool = Field(
         default=False, strict=True, description="Permit other inputs or outputs than now."
     )
@@ -44,13 +50,7 @@ class RollbackAsked(Asked):
     """How far to go back."""
 
     alias: str = Field(default=LIVE, description="The alias to take back.")
-    to: int | None = Field(
-        default=None,
-        ge=1,
-        lt=10**9,
-        strict=True,
-        description="A version on the history; without it the one before.",
-    )
+    to: Version | None = Field(default=None, description="A version on the history; without it the one before.")
 
 
 class Failure(Answer):

@@ -119,6 +119,36 @@ def test_the_example_of_infer_is_a_request(served: Service) -> None:
     jsonschema_rs.validator_for({**schemas, "$ref": "#/components/schemas/InferResponse"}).validate(answer.json())
 
 
+@pytest.mark.parametrize(("number", "status"), [("2", 200), ("2.0", 200), ("2e0", 200), ("2.5", 400), ('"2"', 400)])
+def test_a_whole_number_is_an_integer_however_it_is_written(served: Service, number: str, status: int) -> None:
+    """As JSON Schema counts it, in which the routes are described."""
+    body = f'{{"version": {number}}}'
+    headers = {"content-type": "application/json"}
+    answer = httpx.put(f"{served.url}/api/v1/models/m/aliases/whole", content=body, headers=headers)
+    assert answer.status_code == status, answer.text
+
+
+def test_so_is_a_level_of_the_log(served: Service) -> None:
+    answer = httpx.post(f"{served.url}/v2/logging", content=b'{"log_verbose_level": 0.0}')
+    assert answer.status_code == 200, answer.text
+    assert b'"log_verbose_level":0,' in answer.content
+
+
+@pytest.mark.parametrize("level", [-1, 1 << 31])
+def test_levels_outside_of_their_description_are_refused(served: Service, level: int) -> None:
+    before = httpx.get(f"{served.url}/v2/logging").json()
+    answer = httpx.post(f"{served.url}/v2/logging", json={"log_info": False, "log_verbose_level": level})
+    assert (answer.status_code, "log_verbose_level: expected a level" in answer.text) == (400, True)
+    assert httpx.get(f"{served.url}/v2/logging").json() == before
+
+
+@pytest.mark.parametrize(("given", "status"), [("[]", 400), ("0", 400), ('""', 400), ("false", 400), ("null", 200)])
+def test_parameters_are_an_object_or_nothing(served: Service, given: str, status: int) -> None:
+    body = f'{{"parameters": {given}}}'
+    answer = httpx.post(f"{served.url}/v2/repository/models/m/load", content=body)
+    assert (answer.status_code, "parameters: expected an object" in answer.text) == (status, status == 400)
+
+
 def test_an_open_server_asks_for_no_key(served: Service) -> None:
     described = httpx.get(f"{served.url}/openapi.json").json()
     operations = [operation for methods in described["paths"].values() for operation in methods.values()]

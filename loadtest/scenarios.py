@@ -11,6 +11,7 @@ from loadtest.publishing import publishing
 from loadtest.rollback import rollback
 from loadtest.scenario import Options, Report, Scenario, Traffic
 from loadtest.soak import soak
+from loadtest.stalls import stalls
 from loadtest.wrk import peak
 
 WARM_UP = 1.0  # seconds of traffic that is not reported
@@ -41,5 +42,5 @@ async def ramp(options: Options, report: Report) -> None:
 
 SCENARIOS: dict[str, Scenario] = {
     f.__name__: f
-    for f in (steady, ramp, overload, standing, publishing, rollback, soak, slow, loading, training, json, peak)
+    for f in (steady, ramp, overload, standing, publishing, rollback, soak, slow, loading, training, json, stalls, peak)
 }

@@ -1,0 +1,181 @@
+"""Scenario: how long one bad request keeps everybody else waiting.
+
+A client that stands by asks for `live` every 20 ms and notes its longest wait, while one connection sends one request
+that costs much to be read. In the same seconds a process that does nothing else wakes as often: how late it wakes is
+the machine's, and is taken off.
+
+python -m loadtest.stalls     that process: it ends with its standard input, and writes down what it saw
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from urllib.parse import quote
+
+from loadtest.connection import Target
+from loadtest.scenario import Options, Report
+from loadtest.wire import http_request
+
+EVERY, LIMIT_MS, ROUNDS = 0.02, 50.0, 3
+REST, PATIENCE = 0.5, 120.0  # seconds before and after each request, and in which it is answered
+MIB = 1 << 20
+
+Wait = tuple[float, float]  # when it began, on the monotonic clock, and how long it was; both in seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """A request that costs its sender little."""
+
+    name: str
+    path: str
+    body: bytes
+    coding: str = ""
+
+
+def bad_requests(model: str) -> Iterator[Bad]:
+    infer, index = f"/v2/models/{quote(model)}/infer", "/v2/repository/index"
+    yield Bad("1 MiB of empty deflate streams", infer, zlib.compress(b"") * (MIB // 8), "deflate")
+    yield Bad("1 MiB of empty gzip members", infer, gzip.compress(b"") * (MIB // 20), "gzip")
+    yield Bad("gzip of 255 MiB of zeros", infer, _packed(bytes(MIB), 255), "gzip")
+    yield Bad("gzip of 14 MiB of numbers, one of them NaN", infer, _packed(b"1.25," * (MIB // 5), 14, b"NaN"), "gzip")
+    yield Bad("gzip of 15 MiB of empty lists, and NaN", infer, _packed(b"[]," * (MIB // 3), 15, b"NaN"), "gzip")
+    yield Bad("15 MiB of empty lists", infer, b"[]," * (15 * MIB // 3))
+    yield Bad("15 MiB of empty lists as data", infer, b'{"inputs": [{"data": [' + b"[]," * (15 * MIB // 3))
+    yield Bad("15 MiB of texts", infer, b'{"inputs": [{"data": [' + b'"a",' * (15 * MIB // 4))
+    yield Bad("index of 30 MiB of empty lists", index, b'{"a": [' + b"[]," * (10 * MIB) + b"1]}")
+    yield Bad("index of 1 MiB of empty lists", index, b'{"a": [' + b"[]," * ((MIB - 16) // 3) + b"1]}")
+
+
+def _packed(part: bytes, times: int, last: bytes = b"") -> bytes:
+    """A list of so many parts as gzip, which is never there unpacked."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+    parts = [packer.compress(b"[" if last else b""), *(packer.compress(part) for _ in range(times))]
+    return b"".join([*parts, packer.compress(last + b"]" if last else b""), packer.flush()])
+
+
+async def stalls(options: Options, report: Report) -> None:
+    """One bad request after the other, beside a client that asks for `live` every 20 ms."""
+    target = Target(options.url)
+    found = await asyncio.to_thread(_measure, target, list(bad_requests(options.model)))
+    for name, (stall, late, status) in found.items():
+        report.promise(
+            f"{name}: others wait at most {LIMIT_MS:g} ms",
+            stall < LIMIT_MS / 1e3,
+            f"{stall * 1e3:.1f} ms (and {late * 1e3:.1f} ms of the machine's), HTTP {status or 'connection closed'}",
+        )
+
+
+def _measure(target: Target, requests: Sequence[Bad]) -> dict[str, tuple[float, float, int]]:
+    """For each request its longest stall and the machine's, in seconds, and the status of its answer."""
+    spans: list[tuple[str, float, float, int]] = []
+    command = [sys.executable, "-m", "loadtest.stalls"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as idle:
+        with _standing_by(target) as waits:
+            for request in [*requests] * ROUNDS:
+                time.sleep(REST)
+                began = time.monotonic()
+                status = _send(target, request)
+                time.sleep(REST)
+                spans.append((request.name, began, time.monotonic(), status))
+        lates: list[Wait] = [(at, late) for at, late in json.loads(idle.communicate()[0])]
+    found: dict[str, tuple[float, float, int]] = {}
+    for name, began, ended, status in spans:
+        late = longest(lates, began, ended)
+        stall = max(0.0, longest(waits, began, ended) - late)
+        if name not in found or stall > found[name][0]:
+            found[name] = stall, late, status
+    return found
+
+
+def longest(waits: Sequence[Wait], began: float, ended: float) -> float:
+    """The longest wait that touches a span of time."""
+    return max((wait for at, wait in waits if at < ended and at + wait > began), default=0.0)
+
+
+@contextmanager
+def _standing_by(target: Target) -> Iterator[list[Wait]]:
+    """Somebody who asks every 20 ms; gives the waits, which are complete at the end."""
+    waits, over = list[Wait](), threading.Event()
+
+    def stand_by() -> None:
+        with contextlib.closing(HTTPConnection(target.host, target.port, timeout=PATIENCE)) as connection:
+
+            def once() -> None:
+                connection.request("GET", "/v2/health/live", headers={"Content-Length": "0"})
+                answer = connection.getresponse()
+                answer.read()
+                if answer.status != 200:
+                    raise RuntimeError(f"the server does not say that it is live: HTTP {answer.status}")
+
+            _note(once, over, waits)
+
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            stand_by()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield waits
+    finally:
+        over.set()
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+def _note(once: Callable[[], None], over: threading.Event, waits: list[Wait]) -> None:
+    """Do something every 20 ms, and note how long after it was due it was done."""
+    due = time.monotonic()
+    while not over.is_set():
+        due = max(due + EVERY, time.monotonic())
+        over.wait(max(0.0, due - time.monotonic()))
+        once()
+        waits.append((due, time.monotonic() - due))
+
+
+def _send(target: Target, request: Bad) -> int:
+    """Send it and return the status of the answer, 0 where the connection ends without one."""
+    headers = {"Content-Encoding": request.coding} if request.coding else {}
+    data = http_request("POST", request.path, target.authority, request.body, headers)
+    with socket.create_connection((target.host, target.port), PATIENCE) as connection:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused before all of it was sent
+            connection.sendall(data)
+        try:
+            head = connection.recv(1 << 16)
+        except ConnectionResetError:
+            return 0
+    return int(head.split(b" ", 2)[1]) if head else 0
+
+
+def _idle() -> None:
+    """Wake every 20 ms until the standard input ends; then write how late each time."""
+    lates, over = list[Wait](), threading.Event()
+    thread = threading.Thread(target=_note, args=(lambda: None, over, lates))
+    thread.start()
+    sys.stdin.read()
+    over.set()
+    thread.join()
+    print(json.dumps(lates))
+
+
+if __name__ == "__main__":
+    _idle()

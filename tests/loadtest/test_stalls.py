@@ -1,0 +1,51 @@
+"""The scenario of stalls: its requests are what they say, and it sees a server that stands still."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+
+import pytest
+
+from loadtest import stalls
+from loadtest.connection import Target
+from loadtest.stalls import MIB, Bad, bad_requests, longest
+from tests.loadtest.fake import Answer, Call, serving
+
+
+def test_requests_are_small_or_as_large_as_they_say() -> None:
+    made = {request.name: request for request in bad_requests("m")}
+    zeros = made["gzip of 255 MiB of zeros"]
+    assert len(zeros.body) < MIB
+    assert len(zlib.decompress(zeros.body, 31)) == 255 * MIB
+    lists = zlib.decompress(made["gzip of 15 MiB of empty lists, and NaN"].body, 31)
+    assert lists.startswith(b"[[],[],")
+    assert lists.endswith(b"[],NaN]")
+    assert abs(len(lists) - 15 * MIB) < 100
+    assert len(made["index of 1 MiB of empty lists"].body) <= MIB
+
+
+def test_the_longest_wait_is_of_its_span() -> None:
+    waits = [(0.0, 0.3), (1.0, 0.1), (2.0, 0.2), (3.0, 0.9)]
+    assert longest(waits, 0.9, 2.5) == 0.2
+    assert longest(waits, 0.2, 1.5) == 0.3  # one that began before and lasted into it
+    assert longest(waits, 5.0, 6.0) == 0.0
+
+
+def test_a_server_that_stands_still_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def handle(call: Call) -> Answer:
+        if call.path == "/blocks":
+            time.sleep(0.4)  # noqa: ASYNC251  # on the event loop: that is the fault
+        return (400 if call.method == "POST" else 200), b""
+
+    async def measure() -> dict[str, tuple[float, float, int]]:
+        requests = [Bad("blocks", "/blocks", b"x"), Bad("passes", "/passes", b"x")]
+        async with serving(handle) as url:
+            return await asyncio.to_thread(stalls._measure, Target(url), requests)
+
+    monkeypatch.setattr(stalls, "ROUNDS", 1)
+    found = asyncio.run(measure())
+    assert {name: status for name, (_, _, status) in found.items()} == {"blocks": 400, "passes": 400}
+    assert found["blocks"][0] + found["blocks"][1] > 0.35
+    assert found["blocks"][0] > found["passes"][0]

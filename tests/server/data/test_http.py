@@ -66,6 +66,15 @@ def test_options_tells_the_methods_of_a_path(server: Running, path: str, allowed
     assert "access-control-allow-origin" not in answer.headers  # no setting names an origin
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/v2/models/doubler%2Fready"), ("GET", "/v2%2fhealth/live"), ("OPTIONS", "/v2/models/doubler%2Fready")],
+)
+def test_an_encoded_slash_is_part_of_a_name(server: Running, method: str, path: str) -> None:
+    assert server.ask("GET", "/v2/models/doubler/ready").status == 200
+    assert server.ask(method, path).status == 404
+
+
 def test_options_of_the_server_and_of_nothing(server: Running) -> None:
     whole = server.ask("OPTIONS", "*")
     assert (whole.status, whole.headers["allow"]) == (204, "DELETE, GET, HEAD, OPTIONS, POST, PUT")

@@ -315,7 +315,11 @@ class Min(Extreme):
 
 @register
 class Neg(Unary):
+    shape_arithmetic = True
     ufunc = np.negative
+
+    def reference(self, c: Call, x: Array) -> Array:
+        return np.negative(x) if x.dtype == object else super().reference(c, x)
 
     def scalar(self, e: ScalarOps, c: NodeView, *x: Operand) -> Operand:
         return e.neg(x[0])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from core.errors import UnsupportedError
-from core.ir.dim import Dim, floor_div, is_never_negative, may_break
+from core.ir.dim import Dim, SymDim, floor_div, is_never_negative, may_break
 from core.ir.graph import Array
 from core.ir.types import TensorType, ValueType
 from core.ops.backward import Backward, scatter_along
@@ -124,7 +124,18 @@ def takes_all(c: Infer) -> bool:
 
 def _is_whole(extent: Dim, start: Dim, end: Dim, step: int) -> bool:
     """Whether a slice takes all of an axis in its order, whatever the symbols stand for."""
-    return step == 1 and start == 0 and (is_never_negative(end - extent) or (isinstance(end, int) and end >= _FAR))
+    first = start == 0 or (_from_end(start) and is_never_negative(-(extent + start)))
+    return step == 1 and first and (is_never_negative(end - extent) or (isinstance(end, int) and end >= _FAR))
+
+
+def _from_end(bound: Dim) -> bool:
+    """Whether a bound counts from the end, or is 0, for all values of its symbols."""
+    return isinstance(bound, SymDim) and is_never_negative(-bound)
+
+
+def first_place(extent: Dim, start: Dim) -> Dim:
+    """Where a slice of a positive step begins, counted from the start of an axis, as far as its type supposes it."""
+    return _bound(extent, start)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +181,9 @@ def _bound(extent: Dim, bound: Dim) -> tuple[Dim, tuple[Dim, ...]]:
         if isinstance(bound, int):
             return max(0, bound), ()
         return bound, (bound,)
+    if _from_end(bound):  # so many from the end: of 0 it would be the start
+        from_start = extent + bound
+        return from_start, () if from_start == 0 else (from_start, -bound - 1)
     if is_never_negative(bound - extent):
         return extent, ()
     return bound, (bound, extent - bound)

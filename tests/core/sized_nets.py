@@ -65,7 +65,7 @@ class SizedNet(OnnxWriter):
         steps: list[Callable[[Sequence], Sequence]] = [
             self._linear, self._linear, self._activated, self._normal, self._attention, self._attention, self._pooled,
             self._joined, self._cut, self._thinned, self._convolved, self._summed, self._flat, self._added,
-            self._padded, self._places, self._causal, self._crossed, self._headless,
+            self._padded, self._places, self._causal, self._crossed, self._headless, self._limited,
         ]  # fmt: skip
         value = self.values[self.rng.integers(len(self.values))]
         self.values.append(steps[self.rng.integers(len(steps))](value))
@@ -195,8 +195,16 @@ class SizedNet(OnnxWriter):
         """What is left behind as many tokens as another sequence of the same extents has, of two of them in a row."""
         twice = self.op("Concat", value.name, self._same(value).name, axis=1)
         count = self.op("Slice", self.op("Shape", value.name), self.ints(1), self.ints(2))
-        made = self.op("Slice", twice, count, self.ints(2**31 - 1), self.ints(1))
+        first = self.op("Neg", count) if self._pick(True, False) else count
+        made = self.op("Slice", twice, first, self.ints(2**31 - 1), self.ints(1))
         return Sequence(made, value.length, value.width)
+
+    def _limited(self, value: Sequence) -> Sequence:
+        """At most a number of tokens, or the first one."""
+        count = self.op("Slice", self.op("Shape", value.name), self.ints(1), self.ints(2))
+        last = self.op("Min", count, self.ints(int(self._pick(5, 50)))) if self._pick(True, False) else self.ints(1)
+        made = self.op("Slice", value.name, self.ints(0), last, self.ints(1))
+        return Sequence(made, f"limited{len(self.nodes)}", value.width)
 
     def _causal(self, value: Sequence) -> Sequence:
         """Tokens before others alone count: a lower triangle of ones over all pairs, made of their numbers."""

@@ -26,6 +26,7 @@ from core.kernels.catalog.nest import (
 )
 from core.kernels.catalog.numbers import Numbers
 from core.kernels.target import Target
+from core.ops.slicing import first_place
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +238,7 @@ def _first(start: Dim, step: int, extent: Dim) -> Dim | None:
     # Where sizes of a table are concerned, the type of the result supposes that bounds lie within the extent.
     if step < 0 or not (is_sized(start) or is_sized(extent)) or (isinstance(start, int) and abs(start) >= _FAR):
         return None
-    return extent + start if isinstance(start, int) and start < 0 else start
+    return first_place(extent, start)
 
 
 @covers("Concat")

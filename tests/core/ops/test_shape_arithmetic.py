@@ -148,6 +148,20 @@ def test_the_first_element_of_a_symbolic_extent_is_supposed_to_exist() -> None:
     assert suppositions(w.graph, infer_graph(w.graph), ["n"]) == (N - 1,)
 
 
+def test_bounds_of_a_slice_count_from_the_end() -> None:
+    """Flaubert's ids[:, -length:], and what a model keeps of a past."""
+    w = World(N, S + 3)
+    size = w.build("Sub", w.build("Shape", w.x, start=1), w.c(3))
+    last = w.build("Neg", size)
+    one = w.c(1)
+    tail = w.build("Slice", w.x, last, w.c(2**31), one, one)
+    most = w.build("Slice", w.x, w.c(0), last, one, one)
+    whole = w.build("Slice", w.x, w.build("Neg", w.build("Shape", w.x, start=1)), w.c(2**31), one, one)
+    assert [value.shape for value in (tail, most, whole)] == [(N, S), (N, 3), (N, S + 3)]
+    w.graph.outputs = [tail, most, whole]
+    assert suppositions(w.graph, infer_graph(w.graph), ["s"]) == (S - 1,)
+
+
 def test_splits_and_pads_of_a_symbolic_extent() -> None:
     w = World(4 * N, S)
     halves = w.build.emit("Split", w.x, outputs=2, axis=0)

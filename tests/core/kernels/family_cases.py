@@ -109,6 +109,7 @@ def graphs() -> Iterator[Graph]:
     yield _node("GatherElements", "float32[n,9]", "int64[n,4]", axis=1)
     yield _node("GatherND", "float32[n,9,5]", "int64[n,2]")
     yield _node("CumSum", "float32[n,9]", axis=(1,))
+    yield single_node("TopK", tensor("float32[n,37]"), outputs=2, K=(5,))
     yield _node("GridSample", "float32[n,3,7,20]", "float32[n,5,9,2]")
     yield _node("FusedMatMul", "float32[2,3,9]", "float32[2,n,9]", perm_b=(0, 2, 1))
     yield _node("Iota", dtype=DType.INT64, shape=(symbol("n"),), start=symbol("n"), steps=(1,))

@@ -10,7 +10,7 @@ import numpy as np
 
 from core.ir.graph import Array
 from core.ir.types import Dim, TensorType, ValueType
-from core.ops.backward import Backward
+from core.ops.backward import Backward, Rewrite
 from core.ops.common import FLOAT, check_kind, expect_shape, rows_beside, wide
 from core.ops.registry import Call, Infer, Mixes, OpDef, Required, RowAxis, Runtime, register
 from core.ops.spatial import batch_rows, window_of
@@ -60,6 +60,31 @@ class Col2Im(OpDef):
 
     def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
         return batch_rows(c, axes)
+
+    def definition(self, g: Rewrite) -> Sequence[Term]:
+        """Blocks side by side are moved. Where they overlap: a transposed convolution, in which each place of the block
+        is an input of its own."""
+        image, block, x = g.param("image_shape"), g.param("block_shape"), g.x()
+        if image is None or block is None or not all(isinstance(size, int) for size in image):
+            g.unsupported("image_shape and block_shape must be known to write it as other operators")
+        window, rank, count = window_of(g, block), len(block), prod(block)
+        if (*window.extents,) != (*block,):
+            g.unsupported("no transposed convolution with dilations is compiled")
+        pads = window.pads_for(image)
+        padded = [size + before + after for size, (before, after) in zip(image, pads, strict=True)]
+        spans = list(zip(padded, window.extents, window.strides, strict=True))
+        out = [(size - extent) // stride + 1 for size, extent, stride in spans]
+        left = [(size - extent) % stride for size, extent, stride in spans]
+        rows, channels = x.shape[0], x.shape[1] // count
+        if (*block,) == (*window.strides,) and not any(left) and not any(map(any, pads)):
+            order = [axis for i in range(rank) for axis in (2 + rank + i, 2 + i)]
+            return [x.reshape((rows, channels, *block, *out)).transpose(0, 1, *order).reshape((rows, channels, *image))]
+        planes = x.reshape((rows * channels, count, *out))
+        places = g.writer.array(np.eye(count).reshape(count, 1, *block), x.dtype)
+        given = {name: g.attr(name) for name in ("dilations", "pads", "strides") if g.attr(name) is not None}
+        return [
+            planes.op("ConvTranspose", places, output_padding=tuple(left), **given).reshape((rows, channels, *image))
+        ]
 
     def gradient(self, g: Backward) -> Sequence[Term | None]:
         """The columns of dY, by a convolution that has one output for each place of the block."""

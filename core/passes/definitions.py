@@ -1,6 +1,7 @@
-"""Operators without kernels that are products of matrices: each is replaced by its definition in other operators.
+"""Operators without kernels that others compute: each is replaced by its definition in other operators.
 
-So every later pass, and every proof, sees products: Einsum, and Fourier transforms of a known, moderate length.
+So every later pass, and every proof, sees products: Einsum, and Fourier transforms of a known, moderate length. Col2Im
+moves elements, or is a transposed convolution.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from core.ops.terms import Writer
 from core.passes.base import PassResult, has_ranks, input_symbols
 from core.passes.edit import Editor
 
-_DEFINED = frozenset({"Einsum", "DFT", "STFT"})
+_DEFINED = frozenset({"Einsum", "DFT", "STFT", "Col2Im"})
 
 # Multiplications for each number of a signal. There the fast transform of the reference takes about half the time of
 # products, on one thread. But it has only one, it splits native code, and tables must stay small.

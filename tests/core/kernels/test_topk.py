@@ -44,10 +44,8 @@ def test_axes(target: Target, axis: int) -> None:
 @pytest.mark.parametrize("largest", [0, 1])
 def test_special_numbers(largest: int) -> None:
     special = [np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 3.4e38, -3.4e38]
-    x = np.array(
-        [[*order] for order in itertools.islice(itertools.permutations(special), 0, None, 479_001)], np.float32
-    )
-    x = np.concatenate([x, np.tile(np.float32(special), (len(x), 3))], axis=1)
+    rng = np.random.default_rng(0)
+    x = np.array([rng.permutation(special * 4) for _ in range(200)], np.float32)
     for count in (1, 7, x.shape[1]):
         kernel("TopK", f"float32[n,{x.shape[1]}]", outputs=2, K=(count,), largest=largest).check(x, rtol=0, atol=0)
 

@@ -222,3 +222,30 @@ def test_what_the_fast_transform_is_better_at(name: str) -> None:
     BindParams().run(graph)
     assert Define().run(graph).changed == 0
     assert [node.op for node in graph.nodes] == ["DFT"]
+
+
+@pytest.mark.parametrize(
+    ("image", "block", "windows", "attrs"),
+    [
+        ((6, 9), (2, 3), 9, {"strides": [2, 3]}),
+        ((12,), (4,), 3, {"strides": [4]}),
+        ((7, 9), (2, 3), 9, {"strides": [2, 3]}),
+        ((6, 7), (3, 3), 20, {}),
+        ((6, 7), (3, 3), 42, {"pads": [1, 1, 1, 1]}),
+        ((9, 9), (2, 3), 16, {"strides": [2, 2], "dilations": [2, 1], "pads": [0, 0, 1, 0]}),
+        ((8, 8), (2, 2), 4, {"strides": [3, 3], "dilations": [2, 2]}),
+    ],
+    ids=str,
+)
+def test_columns_of_an_image(
+    image: tuple[int, ...], block: tuple[int, ...], windows: int, attrs: dict[str, list[int]]
+) -> None:
+    given = ", ".join(f"{name} = {numbers}" for name, numbers in attrs.items())
+    body = f"y = Col2Im {f'<{given}>' if given else ''} (x, image, block)"
+    constants = f"int64[{len(image)}] image = {{{', '.join(map(str, image))}}}, "
+    constants += f"int64[{len(block)}] block = {{{', '.join(map(str, block))}}}"
+    columns = 2 * int(np.prod(block))
+    data = model(f"float[N,{columns},{windows}] x => float[] y", body, constants, opset=18)
+    assert_like_onnx_runtime(data, *({"x": normal(n, columns, windows)} for n in (1, 3)))
+    with core.compile(data, tune="off") as session:
+        assert ("FALLBACK" in session.explain()) == ("dilations" in attrs)

@@ -287,6 +287,14 @@ class ScatterND(Scattering):
         parts = tuple(checked(c, indices[..., i], data.shape[i], i) for i in range(indices.shape[-1]))
         return self.write(c, data, parts, updates)
 
+    def rows(self, c: Infer, axes: Sequence[RowAxis]) -> Sequence[RowAxis] | Mixes:
+        """Rows stay apart along an axis that no coordinate counts: slices have it, too."""
+        indices, (row, of_indices, of_updates) = c.shape(1), axes
+        if not indices or not isinstance(indices[-1], int) or row is None or of_indices is not None:
+            return super().rows(c, axes)
+        behind = row - indices[-1]
+        return [row] if behind >= 0 and of_updates == len(indices) - 1 + behind else super().rows(c, axes)
+
     def picked(self, g: Backward, data: Term) -> Term:
         return data.op("GatherND", g.x(1))
 

@@ -1,8 +1,9 @@
-"""Gathers by positions become views, or gathers of rows; comparisons of positions with numbers become constants.
+"""Gathers by positions become views, or gathers of rows; scatters to them join parts; comparisons become constants.
 
 PyTorch's exporters write `mask[arange(batch), None, None, arange(length)]` as GatherND with concatenated positions
 (`dynamo`), or as a Gather of row * length + column from the flattened mask (`torchscript`). Both read the whole mask
-once and in order. Likewise `hidden[arange(batch), last]` picks one token of each row.
+once and in order. Likewise `hidden[arange(batch), last]` picks one token of each row, and `x[..., :2] = y` is written
+as ScatterND at the positions of a part of x.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from core.ir.dim import Dim, product
+from core.ir.dim import Dim, is_never_negative, product
 from core.ir.graph import Graph, Node, Value
 from core.ir.types import DType
 from core.ops.inference import infer_graph
 from core.passes.base import PassResult, expressible, is_view_node, reshape_attrs, shape_of, view_origin
 from core.passes.edit import Editor
 from core.passes.positions import Finder, Positions
+
+_END = (1 << 63) - 1  # of a slice that takes all that is left
 
 
 @dataclass(frozen=True)
@@ -159,6 +162,50 @@ def _gather_rows(editor: Editor, node: Node, axes: Sequence[int | None]) -> None
     editor.replace(node.output, editor.emit(node, "GatherND", node.inputs[0], own, attrs={"batch_dims": rows}))
 
 
+def _scatter_nd(editor: Editor, finder: Finder, node: Node) -> None:
+    """Coordinates that count all of one part along an axis: `x[..., :2] = y`, as both exporters write it, is y between
+    what lies before and behind that part."""
+    data, updates = node.inputs[0], node.inputs[2]
+    shape, coordinates = shape_of(data), _coordinates(finder, node.input(1))
+    if data is None or updates is None or shape is None or node.attrs.get("reduction", "none") != "none":
+        return
+    parts = [_part_of(found, axis, len(coordinates)) for axis, found in enumerate(coordinates)]
+    region = [part for part in parts if part is not None]
+    if not region or len(region) != len(parts):
+        return
+    if shape_of(updates) != (*(count for _, count in region), *shape[len(region) :]):
+        return
+    cut = [axis for axis, part in enumerate(region) if part != (0, shape[axis])]
+    if len(cut) != 1:
+        return
+    axis = cut[0]
+    first, count = region[axis]
+    behind = shape[axis] - first - count
+    if not is_never_negative(behind):
+        return
+    pieces: list[Value] = [updates]
+    if first:
+        pieces.insert(0, _sliced(editor, node, axis, 0, first))
+    if behind != 0 and isinstance(count, int):
+        pieces.append(_sliced(editor, node, axis, first + count, _END))
+    elif behind != 0:
+        return
+    editor.replace(node.output, editor.emit(node, "Concat", *pieces, attrs={"axis": axis}))
+
+
+def _part_of(found: Positions | None, axis: int, axes: int) -> tuple[int, Dim] | None:
+    """Where the coordinates of an axis begin, and how many there are, if they count along that axis alone."""
+    if found is None or len(found.shape) != axes or not isinstance(found.offset, int) or found.offset < 0:
+        return None
+    steps = tuple(int(each == axis and found.shape[axis] != 1) for each in range(axes))
+    return (found.offset, found.shape[axis]) if found.steps == steps else None
+
+
+def _sliced(editor: Editor, node: Node, axis: int, start: int, end: int) -> Value:
+    attrs = {"starts": (start,), "ends": (end,), "axes": (axis,), "steps": (1,)}
+    return editor.emit(node, "Slice", node.inputs[0], attrs=attrs)
+
+
 def _parts(indices: Value | None) -> list[Value]:
     """The values that are joined along the last axis of indices, where each is one coordinate."""
     node, shape = indices.producer if indices is not None else None, shape_of(indices)
@@ -222,6 +269,7 @@ _REWRITES = {
     "Gather": _gather,
     "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
+    "ScatterND": _scatter_nd,
     "GreaterOrEqual": _at_least,
     "Less": _at_least,
     "And": _and,

@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import other_cases
 import picture_cases  # first: it declares what Transformers may import
 import text_cases
 import torch
@@ -104,6 +105,7 @@ def main(folder: Path, names: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     text_cases.add_all()
     picture_cases.add_all()
+    other_cases.add_all()
     for name in names or sorted(CASES.keys() - text_cases.LARGE - picture_cases.LARGE):
         for exporter in CASES[name].exporters:
             try:

@@ -15,7 +15,7 @@ from tests.exporters.corpus import examined
 from tests.onnx_runtime import plain_session
 
 PYTHON = (Path(os.environ["LATHE_EXPORTERS"]) / "torch" / "bin" / "python").absolute()
-LEAST = 165  # models; what an exporter refuses is missing
+LEAST = 335  # models; what an exporter refuses is missing
 
 
 @pytest.mark.timeout(3 * 3600)

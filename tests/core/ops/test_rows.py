@@ -20,7 +20,7 @@ from tests.core.ops.numeric_cases import NUMERIC_CASES
 
 # Operators that compute with the position or number of rows, or that lay them out by data.
 WITHOUT_RULE = {
-    "Constant", "ConstantOfShape", "Range", "EyeLike", "Shape", "Size", "NonZero", "Unique", "ScatterND",
+    "Constant", "ConstantOfShape", "Range", "EyeLike", "Shape", "Size", "NonZero", "Unique",
     "MelWeightMatrix", "NonMaxSuppression", "RoiAlign", "MaxRoiPool", "MaxUnpool",
 }  # fmt: skip
 _MOST_PLACEMENTS = 3000  # of many inputs, too many to try

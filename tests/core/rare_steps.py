@@ -243,8 +243,31 @@ def _support_vectors(net: Net) -> Value:
     return net.keep(net.b("Tanh", net.b.emit("SVMClassifier", x, outputs=2, **sizes, **attrs)[1]), 1.0)
 
 
+def _first_few(net: Net) -> Value:
+    """The greatest or least of each row, or where they are."""
+    x = _exact(net)
+    axis = 1
+    found = net.b.emit(
+        "TopK", x, net.b.constant(np.array([1 + net.choose(net.dims(x)[0])])), outputs=2, axis=axis,
+        largest=net.choose(2),
+    )  # fmt: skip
+    return net.op("Cast", net.of(found), size=20.0, to=DType.FLOAT32)
+
+
+def _sampled(net: Net) -> Value:
+    """Pixels of a row's numbers at positions that the numbers are themselves, between pixels and outside."""
+    x = net.bounded(3)
+    places = net.b("Unsqueeze", net.b("Tanh", x), axes=(3,))
+    wide = net.b("Mul", places, net.b.constant(np.float32(net.of((0.5, 1.25)))))
+    grid = net.b("Concat", places, wide, axis=3)
+    attrs = {"padding_mode": net.of(("zeros", "border")), "align_corners": net.choose(2)}
+    pixels = net.b("GridSample", net.b("Unsqueeze", x, axes=(1,)), grid, mode="linear", **attrs)
+    return net.op("Squeeze", pixels, size=net.size[x] * max(net.dims(x)), axes=(1,))
+
+
 RARE_STEPS: tuple[Step, ...] = (
     _hyperbolic, _inverse, _inverse, _shrink, _rounded, _rounded, _numbered, _not_finite, _bits, _bits,
     _whole_arithmetic, _rare_reduction, _rare_reduction, _rms_norm, _barrier, _there_and_back, _recurrent, _recurrent,
     _trees, _batched_weights, _scattered_rows, _scattered_elements, _gathered, _running_product, _support_vectors,
+    _first_few, _sampled,
 )  # fmt: skip

@@ -196,12 +196,13 @@ def assemble(
     keyed = plane.authority.mode is Mode.KEYED
     app = Application(keyed=keyed, title="Lathe", version=VERSION, lifespan=lifespan, redirect_slashes=False)
     app.add_middleware(Received, ledger=engine.reading.ledger, max_body=settings.max_body)
-    app.add_middleware(Authorize, authority=plane.authority)
+    origins = origins_of(settings.cors_origins)
+    app.add_middleware(Authorize, authority=plane.authority, origins=origins)
     app.add_middleware(HeadAsGet)
     app.add_middleware(Accessed, access=access)
     app.state.plane, app.state.grpc = plane, endpoint
     install_error_handlers(app)
-    allow_pages(app, origins_of(settings.cors_origins))
+    allow_pages(app, origins)
     app.include_router(health_routes(plane))
     app.include_router(v2_routes(plane, infer, engine.book, control, logs))
     app.include_router(shared_memory_routes(plane.regions))

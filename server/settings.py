@@ -118,12 +118,14 @@ class Settings(BaseSettings):
     served_hosts: str = Field(
         "",
         description="Names and addresses that clients may call the server by (the Host header without its port), with "
-        "commas between them; others get 421. Without it any will do.",
+        "commas between them; others get 421; `*`: any will do. Without it any will do, except on a loopback address "
+        "without keys, where loopback names do.",
     )
     cors_origins: Annotated[str, AfterValidator(checked_origins)] = Field(
         "",
         description="Origins (`https://app.example.org`) whose pages a browser lets call the server (CORS), with "
-        "commas between them; `*`: any page may. Without it none but the server's own.",
+        "commas between them; `*`: any page may. Without it none but the server's own. Without keys, others can "
+        "change and run nothing (403).",
     )
     max_body: int = Field(64 * MIB, ge=1, description="Largest body of an inference or JSON request.")
     max_json: int = Field(

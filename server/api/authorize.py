@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.access.authority import Authority, Caller
+from server.access.authority import Authority, Caller, Mode
+from server.access.crossorigin import check_page
 from server.access.scopes import ROUTES, UPLOADS, Need
 from server.api.accessed import note_refusal
 from server.api.cycle import UPLOAD
@@ -28,11 +30,15 @@ class _Entry(NamedTuple):
 
 
 class Authorize:
-    """Middleware. The routed path decides, never the ``Host`` header; nothing of the body is read before."""
+    """Middleware. The routed path decides, never the ``Host`` header; nothing of the body is read before.
 
-    def __init__(self, app: ASGIApp, authority: Authority) -> None:
+    Pages of origins besides ``origins`` may change nothing where no key is needed; no page knows another's key.
+    """
+
+    def __init__(self, app: ASGIApp, authority: Authority, origins: frozenset[str] = frozenset()) -> None:
         self._app = app
         self._authority = authority
+        self._origins = origins
         self._table = [
             (method, compile_path(path)[0], need, (method, path) in UPLOADS) for (method, path), need in ROUTES.items()
         ]
@@ -52,6 +58,10 @@ class Authorize:
         await self._app(scope, receive, send)
 
     def _admit(self, scope: Scope) -> Caller:
+        if self._authority.mode is not Mode.KEYED:
+            told = Headers(scope=scope)
+            host, origin, site = (told.get(name, "") for name in ("host", "origin", "sec-fetch-site"))
+            check_page(scope["method"], host, origin, site, self._origins)
         entry = self._find(scope["method"], _path(scope))
         scope.setdefault("state", {})["uploads"] = entry.uploads
         if entry.need is None:

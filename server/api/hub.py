@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from server.access.crossorigin import origins_of
 from server.api.callhead import CallHead
+from server.api.hosts import served_names
 from server.api.infer import InferService
 from server.settings import Settings
 
@@ -28,8 +28,7 @@ class Hub:
     def __init__(self, settings: Settings, infer: InferService) -> None:
         self.settings = settings
         self.infer = infer
-        self.hosts = frozenset(name.strip().lower() for name in settings.served_hosts.split(",") if name.strip())
-        self.origins = origins_of(settings.cors_origins)
+        self.hosts = served_names(settings.served_hosts, settings.host, infer.plane.authority.mode)
         self.connections: set[Connection] = set()
         self.now = 0.0  # the loop's time, at most one tick old
         self.heads: dict[bytes, CallHead] = {}

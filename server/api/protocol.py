@@ -360,11 +360,11 @@ class LatheProtocol(TurnTaking):
             and is_infer_path(self.url)
             and self.parser.get_http_version() == "1.1"
             and not (self.expect_100_continue and self.turns)  # 100 Continue must not overtake an answer
-            and not (self.hub.origins and self._is_from_a_page())  # whose answer has headers that the application adds
+            and not self._is_from_a_page()  # which the application may refuse, or answer with headers for it
         )
 
     def _is_from_a_page(self) -> bool:
-        return any(name == b"origin" for name, _ in self.headers)
+        return any(name in (b"origin", b"sec-fetch-site") for name, _ in self.headers)
 
     def _begin_call(self) -> None:
         settings = self.hub.settings

@@ -271,7 +271,7 @@ def test_no_scope_includes_another(tmp_path: Path) -> None:
 
 def test_without_a_key_no_body_is_received(guarded: Service) -> None:
     """The head is refused; a body that is still to come would take room that callers with keys need."""
-    head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 10000000\r\n\r\n"
+    head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000000\r\n\r\n"
     for _ in range(2):
         with socket.create_connection(_address(guarded), timeout=10) as connection:
             connection.sendall(head)
@@ -281,7 +281,7 @@ def test_without_a_key_no_body_is_received(guarded: Service) -> None:
 def test_a_remembered_head_is_refused_before_its_body_once_its_key_is_revoked(guarded: Service, keys: Path) -> None:
     key = fresh_key(guarded, keys, [Scope.INFER, Scope.READ])
     body = b'{"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 1, 1, 1]}]}'
-    head = f"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
+    head = f"POST /v2/models/m/infer HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
     head += f"Content-Length: {len(body)}\r\n\r\n"
     with socket.create_connection(_address(guarded), timeout=10) as connection:
         for _ in range(2):

@@ -184,7 +184,7 @@ def test_killed_while_it_receives_it_is_ready_again_within_five_seconds(repo: Pa
         client.rollback("digits")
         client.upload("digits", Path(SMALL), key="pushed")
         with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as connection:
-            head = b"POST /api/v1/models/digits/versions HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n"
+            head = b"POST /api/v1/models/digits/versions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000000\r\n\r\n"
             connection.sendall(head + b"\x08" * (3 << 20))
             until(lambda: list(repo.glob(".lathe/staging/*/*/model.onnx")))
             process.kill()

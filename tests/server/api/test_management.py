@@ -235,7 +235,7 @@ def test_json_under_another_name_is_told_so(method: str, path: str, kind: str | 
 )
 def test_a_management_call_of_any_length_is_cut_short(method: str, path: str, served: Service) -> None:
     """Only an upload may be large, and that goes to the disk."""
-    head = f"{method} /api/v1/models/m/{path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = f"{method} /api/v1/models/m/{path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
     with socket.create_connection(_address(served), timeout=60) as connection:
         connection.sendall(head.encode())
@@ -290,7 +290,7 @@ def test_a_bad_model_is_refused_and_the_old_one_goes_on(client: Client) -> None:
 def test_an_upload_cut_off_leaves_nothing(served: Service) -> None:
     with socket.create_connection(_address(served)) as connection:
         connection.sendall(
-            b"POST /api/v1/models/m/versions HTTP/1.1\r\nHost: x\r\nContent-Length: 5000000\r\n\r\n"
+            b"POST /api/v1/models/m/versions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000000\r\n\r\n"
             + toy(2.0, padding="x" * (3 << 20))
         )
         until(lambda: list(served.root.glob(".lathe/staging/*/*/model.onnx")))
@@ -420,7 +420,8 @@ def lying_about(served: Service) -> set[str]:
 
 def by_hand(served: Service, method: str, path: str, body: bytes) -> tuple[int, bytes]:
     """Send a request as it is written: clients tidy paths up."""
-    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n"
     with socket.create_connection(_address(served), timeout=60) as connection:
         connection.sendall(head.encode() + b"Connection: close\r\n\r\n" + body)
         answer = b""

@@ -162,7 +162,7 @@ class Raw:
 
 def request(method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> bytes:
     """Return the bytes of a request."""
-    fields = {"Host": "test", "Content-Length": str(len(body)), **(headers or {})}
+    fields = {"Host": "localhost", "Content-Length": str(len(body)), **(headers or {})}
     lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     return f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode() + body
 

@@ -189,7 +189,7 @@ def test_an_upgrade_is_ignored(server: Running) -> None:
         for data in (infer_request("doubler", rows(1)), request("GET", "/v2"), request("POST", "/v2/logging", b"{}")):
             raw.send(data.replace(b"Host", b"Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHost"))
             assert raw.answer().status == 200
-        raw.send(b"CONNECT other:80 HTTP/1.1\r\nHost: a\r\n\r\n")
+        raw.send(b"CONNECT other:80 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert raw.answer().status == 400
 
 
@@ -199,22 +199,22 @@ def test_an_upgrade_is_ignored(server: Running) -> None:
         (b"nonsense\r\n\r\n", 400, "expected HTTP/1.1"),
         (b"GET /v2 HTTP/1.1\r\n\r\n", 400, "expected one Host, got 0"),
         (b"GET /v2 HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400, "expected one Host, got 2"),
-        (b"GET /v2 HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 9000 + b"\r\n\r\n", 431, "at most 8192 bytes"),
-        (b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 431, "at most 8192 bytes"),
-        (b"GET /v2 HTTP/1.1\r\nHost: a\r\n" + b"A: b\r\n" * 2000 + b"\r\n", 431, "at most 8192 bytes"),
+        (b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 9000 + b"\r\n\r\n", 431, "at most 8192 bytes"),
+        (b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 431, "at most 8192 bytes"),
+        (b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n" + b"A: b\r\n" * 2000 + b"\r\n", 431, "at most 8192 bytes"),
         (
-            b"POST /v2/models/doubler/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n"
+            b"POST /v2/models/doubler/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
             b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
             400,
             "Transfer-Encoding can't be present with Content-Length",
         ),
         (
-            b"POST /v2/models/doubler/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 200000\r\n\r\n",
+            b"POST /v2/models/doubler/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n\r\n",
             413,
             "at most 100000 bytes, got 200000",
         ),
         (
-            b"POST /v2/models/doubler/infer HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+            b"POST /v2/models/doubler/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
             400,
             "body: Invalid character in chunk size",
         ),
@@ -232,7 +232,7 @@ def test_what_is_refused_before_it_is_read(server: Running, data: bytes, status:
 
 def test_an_endless_header_is_refused_while_it_comes(server: Running) -> None:
     with server.connect() as raw:
-        raw.send(b"GET /v2 HTTP/1.1\r\nHost: a\r\nX: ")
+        raw.send(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nX: ")
         for _ in range(10):
             raw.send(b"x" * 1000)
             time.sleep(0.002)
@@ -249,7 +249,7 @@ def test_a_long_chunked_body_is_refused_and_the_answer_arrives(server: Running) 
 
 def test_a_million_one_byte_chunks_are_refused() -> None:
     with serving({"doubler": doubler()}) as running, running.connect() as raw:
-        raw.send(b"POST /v2/models/doubler/infer HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+        raw.send(b"POST /v2/models/doubler/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
         raw.send(b"1\r\nx\r\n" * 1_000_000)
         answer = raw.answer()
         assert answer.status == 400
@@ -258,7 +258,7 @@ def test_a_million_one_byte_chunks_are_refused() -> None:
 
 def test_a_broken_body_for_the_application_is_refused(server: Running) -> None:
     with server.connect() as raw:
-        raw.send(b"POST /v2/repository/index HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+        raw.send(b"POST /v2/repository/index HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
         time.sleep(0.02)
         raw.send(b"zz\r\n")
         assert raw.answer().status == 400
@@ -270,8 +270,8 @@ def test_a_broken_body_for_the_application_is_refused(server: Running) -> None:
     [
         (b"", "headers"),
         (b"POST /v2/models/doubler/infer HTTP/1.1\r\nHos", "headers"),
-        (b"POST /v2/models/doubler/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{", "body"),
-        (b"POST /v2/repository/index HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{", "body"),
+        (b"POST /v2/models/doubler/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{", "body"),
+        (b"POST /v2/repository/index HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{", "body"),
     ],
 )
 def test_a_client_that_is_too_slow_is_dropped(sent: bytes, message: str) -> None:

@@ -56,7 +56,7 @@ def test_answers_to_a_listed_page_say_so(server: Running) -> None:
         assert "access-control-allow-origin" not in raw.answer().headers
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v2", 200), ("GET", "/no", 404), ("PUT", INFER, 405)])
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v2", 200), ("GET", "/no", 404), ("GET", INFER, 405)])
 def test_so_do_errors_and_what_is_not_inference(server: Running, method: str, path: str, status: int) -> None:
     answer = server.ask(method, path, headers={"Origin": PAGE})
     assert (answer.status, answer.headers["access-control-allow-origin"]) == (status, PAGE)

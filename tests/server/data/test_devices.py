@@ -41,7 +41,7 @@ def test_a_model_on_a_device_answers_and_says_where(tmp_path: Path) -> None:
             raw.send(infer_request("dense", rows(count)))
             expected = oracle.run(None, {"x": rows(count)})[0]
             np.testing.assert_allclose(tensor_of(raw.answer()), expected, atol=1e-6)
-        raw.send(b"GET /v2/models/dense/config HTTP/1.1\r\nHost: test\r\n\r\n")
+        raw.send(b"GET /v2/models/dense/config HTTP/1.1\r\nHost: localhost\r\n\r\n")
         config: dict[str, Any] = json.loads(raw.answer().body)
     assert config["instance_group"] == [{"count": 1, "kind": "KIND_GPU", "gpus": [1]}]
 

@@ -26,12 +26,12 @@ from tests.server.data.fakes import doubler
 from tests.server.data.running import Raw, infer_request, request, rows, serving, wait_for
 
 SILENT = [
-    b"POST /api/v1/datasets/x HTTP/1.1\r\nHost: a\r\nContent-Length: 4000000000\r\n\r\n",
-    b"POST /api/v1/models/m/versions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n",
-    b"POST /api/zzz/versions HTTP/1.1\r\nHost: a\r\nContent-Length: 4000000000\r\n\r\n",
-    b"POST /api/v1/jobs HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n",
-    b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n",
-    b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n",
+    b"POST /api/v1/datasets/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000000000\r\n\r\n",
+    b"POST /api/v1/models/m/versions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n",
+    b"POST /api/zzz/versions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000000000\r\n\r\n",
+    b"POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n",
+    b"POST /v2/models/m/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n",
+    b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n",
 ]
 
 
@@ -106,7 +106,7 @@ def test_refused_clients_lock_nobody_out(guarded: tuple[Service, str], impatient
 
 def test_a_body_that_still_comes_after_its_answer_leaves_the_connection_open(guarded: tuple[Service, str]) -> None:
     with Raw(port_of(guarded[0])) as raw:
-        raw.send(b"POST /api/v1/jobs HTTP/1.1\r\nHost: a\r\nContent-Length: 300000\r\n\r\n")
+        raw.send(b"POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 300000\r\n\r\n")
         assert raw.answer().status == 401
         for _ in range(3):
             time.sleep(0.1)
@@ -148,7 +148,7 @@ def test_a_client_that_waits_for_100_and_is_refused_is_not_read_on(guarded: tupl
 
 
 def upload_head(key: str, length: int) -> bytes:
-    head = f"POST /api/v1/models/m/versions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {key}\r\n"
+    head = f"POST /api/v1/models/m/versions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
     return f"{head}Content-Length: {length}\r\n\r\n".encode()
 
 
@@ -197,7 +197,7 @@ def test_a_body_waits_in_the_network_until_its_turn_comes() -> None:
     with serving({"doubler": model}, inline_budget_us=0) as running, running.connect() as raw:
         raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
         raw.send(infer_request("doubler", rows(1)))
-        raw.send(b"POST /v2/repository/index HTTP/1.1\r\nHost: a\r\nContent-Length: 60000000\r\n\r\n")
+        raw.send(b"POST /v2/repository/index HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000000\r\n\r\n")
         raw.socket.settimeout(0.5)
         with pytest.raises(TimeoutError):
             raw.send(b" " * 60_000_000)

@@ -16,8 +16,8 @@ from server.api.framing import ONCE
 from tests.server.data.fakes import doubler
 from tests.server.data.running import Running, infer_request, request, rows, serving, tensor_of
 
-INFER = b"POST /v2/models/doubler/infer HTTP/1.1\r\nHost: a\r\n"
-GET = b"GET /v2 HTTP/1.1\r\nHost: a\r\n"
+INFER = b"POST /v2/models/doubler/infer HTTP/1.1\r\nHost: localhost\r\n"
+GET = b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n"
 OFFER = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
 
 
@@ -41,7 +41,7 @@ def test_a_key_in_a_trailer_opens_nothing(keyed: tuple[Running, str]) -> None:
     """A proxy that checks or strips heads must not be got round by a line behind the body."""
     running, shown = keyed
     for target in (b"GET /metrics", b"POST /v2/repository/index", b"POST /v2/models/doubler/infer?x"):
-        head = target + b" HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        head = target + b" HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         answer = running.ask_raw(head + b"0\r\nAuthorization: Bearer " + shown.encode() + b"\r\n\r\n")
         assert answer.status == 401
 
@@ -75,7 +75,7 @@ def test_two_keys_are_refused_everywhere(keyed: tuple[Running, str]) -> None:
     other = b"Authorization: Bearer lathe_000000000000_x\r\n"
     right = b"Authorization: Bearer " + shown.encode() + b"\r\n"
     for line in (b"GET /metrics", b"POST /v2/models/doubler/infer", b"POST /v2/models/doubler/infer?x"):
-        head = line + b" HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n"
+        head = line + b" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n"
         assert running.ask_raw(head + right + b"\r\n").status in (200, 400)
         for pair in (other + right, right + other, right + right):
             answer = running.ask_raw(head + pair + b"\r\n")
@@ -101,7 +101,7 @@ def test_what_may_be_said_once_is_refused_twice(server: Running, name: bytes) ->
     ],
 )
 def test_only_chunks_are_understood(server: Running, coding: bytes, status: int, message: str) -> None:
-    for line in (INFER, b"POST /v2/repository/index HTTP/1.1\r\nHost: a\r\n"):
+    for line in (INFER, b"POST /v2/repository/index HTTP/1.1\r\nHost: localhost\r\n"):
         answer = server.ask_raw(line + b"Transfer-Encoding: " + coding + b"\r\n\r\n2\r\n{}\r\n0\r\n\r\n")
         if status == 200:
             assert answer.status in (200, 400)  # read, if not as a request that makes sense
@@ -114,21 +114,21 @@ def test_only_chunks_are_understood(server: Running, coding: bytes, status: int,
 @pytest.mark.parametrize(
     ("target", "status"),
     [
-        (b"http://a/v2", 200),
-        (b"HTTP://A:80/v2", 200),
+        (b"http://localhost/v2", 200),
+        (b"HTTP://LOCALHOST:80/v2", 200),
         (b"http://evil.example/v2", 400),
         (b"http://a@evil/v2", 400),
         (b"http://evil@a/v2", 400),
         (b"http:///v2", 400),
-        (b"https://a:443/v2", 200),
-        (b"http://a:8080/v2", 400),
-        (b"ftp://a/v2", 400),
+        (b"https://localhost:443/v2", 200),
+        (b"http://localhost:8080/v2", 400),
+        (b"ftp://localhost/v2", 400),
         (b"/v2#part", 400),
-        (b"http://a/v2#part", 400),
+        (b"http://localhost/v2#part", 400),
     ],
 )
 def test_a_whole_url_names_the_host_that_is_asked(server: Running, target: bytes, status: int) -> None:
-    answer = server.ask_raw(b"GET " + target + b" HTTP/1.1\r\nHost: a\r\n\r\n")
+    answer = server.ask_raw(b"GET " + target + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert answer.status == status, answer.body
 
 

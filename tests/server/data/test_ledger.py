@@ -35,7 +35,7 @@ def test_one_client_gets_half_and_all_get_the_whole() -> None:
 def start_of(path: str, version: str = "1.1") -> bytes:
     """The beginning of a request that will have 600 KiB more."""
     size = 600 << 10
-    return f"POST {path} HTTP/{version}\r\nHost: test\r\nContent-Length: {size + 1}\r\n\r\n".encode() + b" " * size
+    return f"POST {path} HTTP/{version}\r\nHost: localhost\r\nContent-Length: {size + 1}\r\n\r\n".encode() + b" " * size
 
 
 WAYS = {
@@ -43,7 +43,7 @@ WAYS = {
     "asgi": start_of("/v2/models/doubler/infer?a"),
     "http/1.0": start_of("/v2/models/doubler/infer", "1.0"),
     "protocol": start_of("/v2/repository/index"),
-    "chunked": b"POST /v2/models/doubler/infer HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
+    "chunked": b"POST /v2/models/doubler/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     + b"%x\r\n" % (600 << 10)
     + b" " * (600 << 10),
 }

@@ -72,7 +72,7 @@ def slow_clients(running: Running) -> Iterator[None]:
         for index in range(400):
             client = open_ones.enter_context(socket.create_connection(("127.0.0.1", running.port)))
             if index % 2:
-                client.send(b"POST /v2/models/doubler/infer HTTP/1.1\r\nHost: a\r\n")
+                client.send(b"POST /v2/models/doubler/infer HTTP/1.1\r\nHost: localhost\r\n")
         yield
 
 

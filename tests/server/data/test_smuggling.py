@@ -12,10 +12,10 @@ import pytest
 from tests.server.data.fakes import doubler
 from tests.server.data.running import Running, serving
 
-POST = b"POST /v2/models/doubler/infer HTTP/1.1\r\nHost: a\r\n"
+POST = b"POST /v2/models/doubler/infer HTTP/1.1\r\nHost: localhost\r\n"
 GET = b"GET /v2 HTTP/1.1\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
-HIDDEN = b"GET /v2/health/ready HTTP/1.1\r\nHost: a\r\n\r\n"
+HIDDEN = b"GET /v2/health/ready HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 HEADS = {
     "length and chunks": POST + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
@@ -31,14 +31,14 @@ HEADS = {
     "a folded line": POST + b"X: a\r\n Content-Length: 40\r\nContent-Length: 4\r\n\r\n{}  ",
     "a bare line feed": b"GET /v2 HTTP/1.1\nHost: a\n\n",
     "a bare carriage return": POST + b"X: a\rContent-Length: 40\r\nContent-Length: 4\r\n\r\n{}  ",
-    "a zero byte": GET + b"Host: a\r\nX: a\0b\r\n\r\n",
+    "a zero byte": GET + b"Host: localhost\r\nX: a\0b\r\n\r\n",
     "a negative chunk": CHUNKED + b"-1\r\n{}\r\n0\r\n\r\n",
     "a chunk in C's notation": CHUNKED + b"0x4\r\n{}  \r\n0\r\n\r\n",
     "a chunk that ends in a line feed": CHUNKED + b"4\n{}  \n0\n\n",
     "a line feed in a chunk's extension": CHUNKED + b"4;a=\nb\r\n{}  \r\n0\r\n\r\n",
     "a chunk beyond 64 bits": CHUNKED + b"FFFFFFFFFFFFFFFF1\r\n{}\r\n0\r\n\r\n",
     "chunks in HTTP/1.0": b"POST /v2/models/doubler/infer HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "a space in the target": b"GET /v2 x HTTP/1.1\r\nHost: a\r\n\r\n",
+    "a space in the target": b"GET /v2 x HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "no host": GET + b"\r\n",
     "two hosts": GET + b"Host: a\r\nHost: b\r\n\r\n",
     "a path for a host": GET + b"Host: a/b\r\n\r\n",
@@ -49,7 +49,7 @@ HEADS = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with serving({"doubler": doubler()}, served_hosts="") as running:
+    with serving({"doubler": doubler()}, served_hosts="*") as running:
         yield running
 
 
@@ -62,7 +62,7 @@ def test_an_ambiguous_head_is_refused_and_what_follows_is_no_request(server: Run
         assert raw.is_closed()
 
 
-@pytest.mark.parametrize("line", [b"GET /v2 HTTP/2.0\r\nHost: a\r\n\r\n", b"GET /v2\r\n\r\n"])
+@pytest.mark.parametrize("line", [b"GET /v2 HTTP/2.0\r\nHost: localhost\r\n\r\n", b"GET /v2\r\n\r\n"])
 def test_only_the_first_version_of_http_is_spoken(server: Running, line: bytes) -> None:
     with server.connect() as raw:
         raw.send(line + HIDDEN)

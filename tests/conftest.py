@@ -4,6 +4,8 @@ session that says so is asked whether the rows of a batch stay apart (`tests.bat
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +19,10 @@ for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
 os.environ.setdefault("LATHE_CHECK_PLANS", "1")  # every plan that is made here is checked; child processes inherit it
+
+# A shell that starts the suite in the background lets it ignore Ctrl-C, and so would every process that a test starts.
+if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("lathe", deadline=None, derandomize=True, database=None)
 settings.load_profile("lathe")

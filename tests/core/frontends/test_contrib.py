@@ -14,6 +14,7 @@ import core
 from core.errors import UnsupportedError
 from core.frontends.onnx import load
 from tests.core.frontends.models import assert_agree, floats, model
+from tests.onnx_runtime import SEVEN_BITS
 
 
 def contributed(op: str, inputs: list[str], outputs: list[str], **attrs: object) -> onnx.NodeProto:
@@ -133,8 +134,7 @@ SCALES = {
 UNARY = ["a", "sa", "za", "sy", "zy"]
 BINARY = ["a", "sa", "za", "b", "sb", "zb", "sy", "zy"]
 PICTURE = np.random.default_rng(0).integers(0, 255, (2, 3, 6, 6)).astype(np.uint8)
-# Weights of 7 bits: without AVX512-VNNI or AVX-VNNI, ONNX Runtime adds up pairs of products in 16 bits, which saturate.
-WEIGHT = np.random.default_rng(1).integers(-64, 65, (3, 4)).astype(np.int8)
+WEIGHT = np.random.default_rng(1).integers(-SEVEN_BITS, SEVEN_BITS + 1, (3, 4)).astype(np.int8)
 
 QUANTIZED = [
     (contributed("QLinearAdd", BINARY, ["y"]), {"a": A, "b": B}),
@@ -264,10 +264,10 @@ def test_packed_attention_is_refused() -> None:
 
 def by_bytes(weight: Any, of_columns: bool) -> tuple[Any, Any, Any]:
     """A weight [directions, gates, inputs] as the bytes, scales and zero points that ONNX Runtime's quantizer makes:
-    those of columns are signed, and their zero points 0."""
+    those of columns are signed, and their zero points 0. Signed ones have 7 bits: see `SEVEN_BITS`."""
     columns = weight.transpose(0, 2, 1)
     if of_columns:
-        scale = np.abs(columns).max(1, keepdims=True) / 127
+        scale = np.abs(columns).max(1, keepdims=True) / SEVEN_BITS
         data = np.round(columns / scale).astype(np.int8)
         return data, scale.squeeze(1).astype(np.float32), np.zeros_like(scale.squeeze(1), np.int8)
     axes = (1, 2)

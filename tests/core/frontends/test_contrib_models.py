@@ -15,7 +15,7 @@ from core.errors import UnsupportedError
 from core.frontends.onnx import load
 from tests.core.frontends.models import floats
 from tests.core.frontends.test_contrib import contributed
-from tests.onnx_runtime import plain_session
+from tests.onnx_runtime import SEVEN_BITS, plain_session
 
 HEADS, SHARED, SIZE = 4, 2, 16
 
@@ -175,11 +175,12 @@ def test_other_attention_is_refused(attrs: dict[str, Any], expected: str) -> Non
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8])
 def test_lstm_of_bytes(direction: str, columns: bool, dtype: Any) -> None:
-    """In every form of scales and zero points."""
+    """In every form of scales and zero points. Signed weights have 7 bits: see `SEVEN_BITS`."""
     both, hidden, features = 1 + (direction == "bidirectional"), 6, 5
     rng, middle = np.random.default_rng(8), 0 if dtype == np.int8 else 128
     shapes = {"w": (both, features, 4 * hidden), "r": (both, hidden, 4 * hidden)}
-    whole = {name: rng.integers(middle - 99, middle + 99, shape).astype(dtype) for name, shape in shapes.items()}
+    most = SEVEN_BITS if dtype == np.int8 else 99
+    whole = {name: rng.integers(middle - most, middle + most, shape).astype(dtype) for name, shape in shapes.items()}
     wide = (both, 4 * hidden) if columns else (both,)
     scales = {name: rng.uniform(0.004, 0.008, wide).astype(np.float32) for name in shapes}
     zeros = {name: np.full(wide, middle, dtype) for name in shapes}

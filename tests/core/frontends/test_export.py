@@ -24,6 +24,7 @@ from core.reference import interpret
 from loadtest import zoo
 from tests.core.frontends.models import floats, model, theirs
 from tests.core.small_models import model as parsed
+from tests.onnx_runtime import SEVEN_BITS
 
 N = helper.make_node
 
@@ -163,12 +164,11 @@ def test_products_of_bytes(layout: str) -> None:
     graph = Graph()
     b = Builder(graph)
     x = b.input("x", TensorType(DType.UINT8, (symbol("n"), 5, 5, 5)))
-    # weights of 7 bits: without products of bytes in hardware, ONNX Runtime adds up pairs in 16 bits, which saturate
-    weight = b.constant(rng.integers(-64, 65, (3, 5, 3, 3)), dtype=DType.INT8)
+    weight = b.constant(rng.integers(-SEVEN_BITS, SEVEN_BITS + 1, (3, 5, 3, 3)), dtype=DType.INT8)
     bias = b.constant([7, -7, 100], dtype=DType.INT32)
     image = b("FusedConv", x, weight, bias, pads=(1, 1, 1, 1), pad_value=128, layout=layout)
     rows = b.input("rows", TensorType(DType.UINT8, (symbol("n"), 6)))
-    product = b("FusedMatMul", rows, b.constant(rng.integers(-64, 65, (6, 4)), dtype=DType.INT8))
+    product = b("FusedMatMul", rows, b.constant(rng.integers(-SEVEN_BITS, SEVEN_BITS + 1, (6, 4)), dtype=DType.INT8))
     graph.outputs = [image, product]
     shapes = {"x": (2, 5, 5, 5), "rows": (2, 6)}
     feeds = {name: rng.integers(0, 255, shape).astype(np.uint8) for name, shape in shapes.items()}

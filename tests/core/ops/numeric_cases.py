@@ -9,13 +9,13 @@ import numpy as np
 from onnx import TensorProto
 
 from tests.core.ops.cases import F16, F32, F64, I8, I32, I64, U8, Case, case, floats, ints, scalar, vector
+from tests.onnx_runtime import SEVEN_BITS
 
 
 def _quantized() -> list[Case]:
     x, image = floats(3, 4, low=-40, high=40), ints(1, 2, 5, 5, dtype=U8, low=0, high=255)
-    # weights of 7 bits: without products of bytes in hardware, ONNX Runtime adds up pairs in 16 bits, which saturate
-    a, b = ints(3, 4, dtype=U8, low=0, high=255), ints(4, 5, dtype=I8, low=-64, high=64)
-    kernel, points = ints(4, 2, 3, 3, dtype=I8, low=-64, high=64), vector(3, 1, 4, 1, dtype=I8)
+    a, b = ints(3, 4, dtype=U8, low=0, high=255), ints(4, 5, dtype=I8, low=-SEVEN_BITS, high=SEVEN_BITS)
+    kernel, points = ints(4, 2, 3, 3, dtype=I8, low=-SEVEN_BITS, high=SEVEN_BITS), vector(3, 1, 4, 1, dtype=I8)
     scales = vector(0.5, 0.25, 2.0, 1.5, dtype=F32)
     halves = vector(0.5, 1.5, 2.5, -0.5, -1.5, 1e9, -1e9, dtype=F32)
     return [

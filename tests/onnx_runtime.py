@@ -17,8 +17,8 @@ REFUSALS = (
     _state.InvalidGraph,
     RuntimeError,
 )
-# The largest signed weight that ONNX Runtime multiplies exactly on every CPU. Without AVX512-VNNI or AVX-VNNI it adds up pairs
-# of products of an unsigned and a signed byte in 16 bits, which saturate: 2 * 255 * 64 still fits.
+# The largest signed weight that ONNX Runtime multiplies exactly on every CPU. Without AVX512-VNNI or AVX-VNNI it adds
+# up pairs of products of an unsigned and a signed byte in 16 bits, which saturate: 2 * 255 * 64 still fits.
 SEVEN_BITS = 64
 
 

@@ -211,8 +211,8 @@ class Runner(Protocol):
 class Source(Protocol):
     """Where the code of a shape comes from: see shapes.py."""
 
-    def use(self) -> None:
-        """A run uses it that did not ask there."""
+    def use(self, runner: object) -> bool:
+        """A run that did not ask there uses this runner. Whether it still may: nothing better has come."""
         ...
 
     def gives(self, runner: object) -> bool:
@@ -289,9 +289,10 @@ class Calls:
         known = self._known.get(key)
         try:
             if known is not None:
-                known.source.use()
-                return dict(zip(self._outputs, (known.run or known.prepared())(arrays), strict=True))
-            if (known := self._of_other_rows(key)) is not None:
+                if known.source.use(known.runner):
+                    return dict(zip(self._outputs, (known.run or known.prepared())(arrays), strict=True))
+                self._known.pop(key, None)
+            elif (known := self._of_other_rows(key)) is not None:
                 return dict(zip(self._outputs, known.runner.run(known.n, arrays), strict=True))
         except SessionClosed:  # or replaced by better code in this moment
             self._known.pop(key, None)

@@ -139,13 +139,17 @@ class Shape:
         """Whether somebody will run it."""
         return self.users > 0 or not self.dropped
 
-    def use(self) -> None:
-        """Note a run. A shape that comes often gets code of its own."""
+    def use(self, runner: object) -> bool:
+        """Note a run by this runner, and say whether that is still what this shape gives. A shape that comes often gets
+        code of its own."""
         self.used = True
-        if self.held is None:
-            self.runs += 1
-            if self.runs == _OFTEN:
-                self.often()
+        held = self.held
+        if held is not None:
+            return runner is held.made.executable
+        self.runs += 1
+        if self.runs == _OFTEN:
+            self.often()
+        return runner is self.standing
 
     def gives(self, runner: object) -> bool:
         """Whether this is its code, or what stands in for that, which nothing has replaced."""
@@ -242,7 +246,7 @@ class Shapes:
             results = general.run(given, lambda: False)
             if results is not None:
                 shape.standing = general.runners[0] if general.runners else None
-                shape.use()
+                shape.use(shape.standing)
             return results
         if not self._coming(shape):
             return None

@@ -195,6 +195,9 @@ def test_a_shape_that_comes_often_gets_code_of_its_own(builds: list[Sizes]) -> N
         assert session.settle(60)
         agree(model, session, feeds)
         assert "encoded=9, length=5: compiled" in session.explain()
+        [own] = session._shapes.made().values()
+        [known] = session._calls._known.values()
+        assert known.runner is own, "what was compiled is what runs"
     assert [is_any_size(binding) for binding in builds] == [True, False]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import core
+from core import custom
 from core.runtime import child_python
 from core.runtime.background import Background
 from tests.core.small_models import model
@@ -48,7 +49,7 @@ def test_it_finds_operators_where_this_process_found_them(
     (folder / "ours/operators_of_a_test.py").write_text("")
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv(child_python.OPERATORS, "")
-    core.custom.load_operators("ours.operators_of_a_test")
+    custom.load_operators("ours.operators_of_a_test")
     assert child_python.python_path().split(os.pathsep)[-1] == str(folder.resolve())
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PYTHONPATH", child_python.python_path())

@@ -50,6 +50,7 @@ def started(arguments: Sequence[str], tmp_path: Path, blocked: str = ABSENT) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(560)  # a run on a GPU has nine minutes
 def test_the_whole_path_runs_without_the_packages_of_the_service(tmp_path: Path) -> None:
     """And again from its file: then nothing is measured that is known."""
     arguments = ["--device", "simulated", "--small", "--minutes", "8", "--out", "found.jsonl"]

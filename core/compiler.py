@@ -147,7 +147,7 @@ def kept(
     `file`: where the model lies. `looked_for`: the content that lay there before."""
     if file is None:
         options = _here_and_now(options)
-    beside = ExternalFiles(file.parent) if file is not None else None
+    beside = ExternalFiles.beside(file) if file is not None else None
     content = content_at(model) if isinstance(model, Path) else content_of_bytes(model, looked_for, beside is None)
     key = _key_of(content, model, options, beside)
     path = store.model(key)

@@ -67,7 +67,7 @@ def body_of(content: Path | bytes) -> Body:
         model = parse_model(content.read_bytes(), external=True)
     except (ModelError, UnsupportedError):
         return Body((content,))
-    folded = fold(model, content.parent, WEIGHTS)
+    folded = fold(model, content, WEIGHTS)
     return Body((content,)) if folded is None else archive_of({MODEL: [folded.model], WEIGHTS: folded.weights})
 
 

@@ -2,7 +2,8 @@
 
 None may of a model that is given as bytes (`proto.check_messages` refuses them). Where the files of one folder are
 permitted, as those beside a model that is given as a path are, a name must stay inside it, lead over no symbolic link,
-and end at a plain file; what a tensor claims must lie in its file, and all tensors together may not claim more than
+and end at a plain file. If the model itself is a link, as in the cache of Hugging Face's hub, its data may be links, too,
+to files of the folder in which the model really lies. What a tensor claims must lie in its file, and all tensors together may not claim more than
 there is, so that a small file cannot unfold to a large graph.
 """
 
@@ -67,10 +68,16 @@ def _number(text: str, where: str) -> int:
 class ExternalFiles:
     """The files of one folder, opened when a tensor asks for them."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, linked: Path | None = None) -> None:
+        """`linked`: the folder to whose files links of `folder` may lead."""
+        self._folder, self._linked = folder, linked
         self._files: dict[str, Array] = {}
         self._claimed: dict[str, int] = {}
+
+    @classmethod
+    def beside(cls, model: Path) -> ExternalFiles:
+        """Those that a model at this path may use."""
+        return cls(model.parent, model.resolve().parent if model.is_symlink() else None)
 
     def read(self, tensor: onnx.TensorProto, nbytes: int, where: str) -> Array:
         """The `nbytes` bytes of a tensor as a view, uint8, of its file."""
@@ -93,7 +100,7 @@ class ExternalFiles:
     def _file(self, location: str, where: str) -> Array:
         if location not in self._files:
             try:
-                self._files[location] = _mapped(self._folder, location)
+                self._files[location] = _mapped(self._folder, location, self._linked)
             except OSError as error:
                 links = "symbolic links are not followed"
                 reason = links if error.errno == errno.ELOOP else error.strerror or str(error)
@@ -102,9 +109,9 @@ class ExternalFiles:
         return self._files[location]
 
 
-def _mapped(folder: Path, location: str) -> Array:
+def _mapped(folder: Path, location: str, linked: Path | None) -> Array:
     """A file as bytes that nobody may write to."""
-    with closing(open_inside(folder, location)) as file:
+    with closing(_open(folder, location, linked)) as file:
         size = os.fstat(file.fd).st_size
         return np.frombuffer(mmap.mmap(file.fd, size, access=mmap.ACCESS_READ), np.uint8) if size else _NOTHING
 
@@ -119,6 +126,16 @@ class OpenFile(NamedTuple):
 
     def close(self) -> None:
         os.close(self.fd)
+
+
+def _open(folder: Path, location: str, linked: Path | None) -> OpenFile:
+    try:
+        return open_inside(folder, location)
+    except OSError as error:
+        target = (folder / location).resolve()
+        if error.errno != errno.ELOOP or target.parent != linked:
+            raise
+    return open_inside(linked, target.name)
 
 
 def open_inside(folder: Path, location: str) -> OpenFile:

@@ -24,15 +24,15 @@ class Folded(NamedTuple):
     weights: list[Array]  # uint8
 
 
-def fold(model: onnx.ModelProto, folder: Path, location: str) -> Folded | None:
-    """The model, which lies in `folder`, with its external data in a file called `location`; None when it has none.
+def fold(model: onnx.ModelProto, path: Path, location: str) -> Folded | None:
+    """The model, which lies at `path`, with its external data in a file called `location`; None when it has none.
 
-    ModelError for data that lies outside the folder or its file; see external.py. Changes `model`.
+    ModelError for data that lies outside its folder or its file; see external.py. Changes `model`.
     """
     tensors = [each for each in messages(model) if isinstance(each, onnx.TensorProto) and is_external(each)]
     if not tensors:
         return None
-    files, pieces, at = ExternalFiles(folder), list[Array](), 0
+    files, pieces, at = ExternalFiles.beside(path), list[Array](), 0
     for tensor in tensors:
         data = _data(tensor, files)
         padding = np.zeros(-len(data) % _ALIGNMENT, np.uint8)

@@ -78,7 +78,7 @@ def load(source: str | os.PathLike[str] | bytes, external_data: bool = True) -> 
     if isinstance(source, bytes):
         return import_model(parse_model(source))
     path = Path(source)
-    files = ExternalFiles(path.parent) if external_data else None
+    files = ExternalFiles.beside(path) if external_data else None
     return import_model(parse_model(path.read_bytes(), files is not None), files)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import ml_dtypes
@@ -113,4 +114,8 @@ def _from_strings(x: Array, dtype: DType) -> Array:
 
 
 def _text(item: Any) -> str:
-    return f"{item:.9g}" if isinstance(item, float) else str(item)
+    """A number as text. ONNX says how numbers that are not finite look ("NaN", "INF"); the eight digits, and booleans
+    as digits, are ONNX Runtime's."""
+    if isinstance(item, float):
+        return f"{item:.8g}" if math.isfinite(item) else {"nan": "NaN"}.get(text := str(item), text.upper())
+    return str(int(item))

@@ -15,6 +15,7 @@ from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 import core
 from core.errors import ModelError
+from server.archive import body_of
 from tests.onnx_runtime import plain_session
 
 WEIGHT = np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32)
@@ -194,6 +195,29 @@ def test_symbolic_links_are_not_followed(link: str, folder: Path) -> None:
     (folder / link).symlink_to(elsewhere)
     with pytest.raises(ModelError, match=r"which cannot be read: (Not a directory|symbolic links are not)"):
         core.load(folder / "model.onnx")
+
+
+def as_in_a_hub_cache(folder: Path, blob: str) -> Path:
+    """The model of a folder as Hugging Face's hub keeps it: a snapshot of links to blobs. The weights lie at `blob`."""
+    blobs, snapshot = folder / "blobs", folder / "snapshots" / "1"
+    for made in (blobs / "deeper", snapshot / "data"):
+        made.mkdir(parents=True)
+    for name, target in (("model.onnx", blobs / "aa"), ("data/weights.bin", folder / blob)):
+        shutil.move(folder / name, target)
+        (snapshot / name).symlink_to(target)
+    return snapshot / "model.onnx"
+
+
+def test_links_of_a_hub_cache_lead_to_its_blobs(folder: Path) -> None:
+    path = as_in_a_hub_cache(folder, "blobs/bb")
+    np.testing.assert_array_equal(core.interpret(core.load(path), {"x": X})["y"], np.load(folder / "expected.npy"))
+    assert body_of(path).size > WEIGHT.nbytes  # what is pushed has the weights inside
+
+
+@pytest.mark.parametrize("blob", ["bb", "blobs/deeper/bb"])
+def test_links_of_a_hub_cache_lead_nowhere_else(blob: str, folder: Path) -> None:
+    with pytest.raises(ModelError, match="symbolic links are not followed"):
+        core.load(as_in_a_hub_cache(folder, blob))
 
 
 def test_a_pipe_neither_blocks_nor_counts_as_a_file(folder: Path) -> None:

@@ -71,6 +71,12 @@ SPECIAL = np.array([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 1e-30, -1e30,
 _SHAPES = [((2, 3, 4), (2, 3, 4)), ((2, 3, 4), (4,)), ((3, 1, 5), (2, 1, 4, 1)), ((), (3, 2)), ((0, 3), (1, 3))]
 
 
+# Numbers whose texts differ between ways of writing them: not finite, rounded, with and without exponents.
+TEXTS_OF_NUMBERS = np.array(
+    [np.nan, np.inf, -np.inf, 0.1, 1.0, -0.0, 123456.789, 1e10, 1e20, 1e-7, 1e-4, 1e-5, 1e15, 1e16, 3.4028235e38], np.float32
+)
+
+
 def _arithmetic() -> list[Case]:
     cases = [case(op, floats(*a), floats(*b) + 4) for op in ("Add", "Sub", "Mul", "Div") for a, b in _SHAPES]
     for op in ("Add", "Sub", "Mul", "Div"):
@@ -218,6 +224,9 @@ def _logic() -> list[Case]:
         case("Cast", np.array(["1.5", "-2", "1e3"], object), to=TensorProto.FLOAT),
         case("Cast", np.array(["7", "-2"], object), to=TensorProto.INT64),
         case("Cast", ints(4), to=TensorProto.STRING),
+        case("Cast", TEXTS_OF_NUMBERS, to=TensorProto.STRING),
+        case("Cast", TEXTS_OF_NUMBERS.astype(np.float64), to=TensorProto.STRING),
+        case("Cast", vector(True, False), to=TensorProto.STRING),
         case("Cast", vector(300, -300, 511), to=TensorProto.INT8),
         case("Cast", floats(9, low=-20, high=20), to=TensorProto.INT4, oracle="onnx"),
         case("Cast", floats(6, low=-900, high=900), to=TensorProto.FLOAT8E4M3FN, oracle="onnx"),

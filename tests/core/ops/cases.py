@@ -73,7 +73,8 @@ _SHAPES = [((2, 3, 4), (2, 3, 4)), ((2, 3, 4), (4,)), ((3, 1, 5), (2, 1, 4, 1)),
 
 # Numbers whose texts differ between ways of writing them: not finite, rounded, with and without exponents.
 TEXTS_OF_NUMBERS = np.array(
-    [np.nan, np.inf, -np.inf, 0.1, 1.0, -0.0, 123456.789, 1e10, 1e20, 1e-7, 1e-4, 1e-5, 1e15, 1e16, 3.4028235e38], np.float32
+    [np.nan, np.inf, -np.inf, 0.1, 1, -0.0, 123456.789, 1e10, 1e20, 1e-7, 1e-4, 1e-5, 1e15, 1e16, 3.4028235e38],
+    np.float32,
 )
 
 

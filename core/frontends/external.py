@@ -2,9 +2,9 @@
 
 None may of a model that is given as bytes (`proto.check_messages` refuses them). Where the files of one folder are
 permitted, as those beside a model that is given as a path are, a name must stay inside it, lead over no symbolic link,
-and end at a plain file. If the model itself is a link, as in the cache of Hugging Face's hub, its data may be links, too,
-to files of the folder in which the model really lies. What a tensor claims must lie in its file, and all tensors together
-may not claim more than there is, so that a small file cannot unfold to a large graph.
+and end at a plain file. If the model itself is a link, as in the cache of Hugging Face's hub, its data may be links,
+too, to files of the folder in which the model really lies. What a tensor claims must lie in its file, and all tensors
+together may not claim more than there is, so that a small file cannot unfold to a large graph.
 """
 
 from __future__ import annotations

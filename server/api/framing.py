@@ -45,6 +45,9 @@ def check_framing(version: str, headers: Headers) -> None:
         raise BadRequest(f"headers: {twice}: expected one at most, got {once.count(twice.encode())}")
     if b"transfer-encoding" in once:
         _check_codings(version, next(value for name, value in headers if name == b"transfer-encoding"), once)
+    if version == "1.0" and any(name == b"proxy-connection" for name, _ in headers):
+        # the parser takes it for `connection`: that would stay open where other readers see its end
+        raise BadRequest("headers: proxy-connection: expected connection in a request of HTTP/1.0")
 
 
 def _check_codings(version: str, value: bytes, present: Iterable[bytes]) -> None:

@@ -199,8 +199,8 @@ def test_a_version_published_while_the_watcher_reads_the_disk_stays(
 
 @pytest.mark.parametrize("is_good", [True, False])
 def test_no_older_version_stands_in_for_one_that_is_on_its_way(tmp_path: Path, is_good: bool) -> None:
-    """As after a crash: the alias had been moved and that was acknowledged. So no answer may come from before it, though
-    an older version of its history is in memory first. Only if the version cannot be loaded does that one answer."""
+    """As after a crash: the alias had been moved and that was acknowledged, so no answer may come from before it, even
+    if an older version is in memory first. Only if the version that it names cannot be loaded does that one answer."""
 
     async def scenario() -> None:
         async with world(tmp_path) as w:

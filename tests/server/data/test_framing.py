@@ -192,3 +192,20 @@ def test_a_proxys_header_does_not_keep_a_connection(server: Running) -> None:
     with server.connect() as raw:
         raw.send(GET.replace(b"1.1", b"1.0") + b"Connection: keep-alive\r\n\r\n" + GET + b"Proxy-Connection: x\r\n\r\n")
         assert [raw.answer().status for _ in range(2)] == [200, 200]
+
+
+@pytest.mark.parametrize("values", [(b"close, keep-alive",), (b"Keep-Alive", b"close"), (b"x,CLOSE", b"keep-alive")])
+def test_a_connection_does_not_both_stay_and_end(server: Running, values: tuple[bytes, ...]) -> None:
+    """The parser let a connection of HTTP/1.0 stay, though `close` wins over all else (RFC 9112, section 9.3)."""
+    lines = b"".join(b"Connection: " + value + b"\r\n" for value in values)
+    with server.connect() as raw:
+        raw.send(GET.replace(b"1.1", b"1.0") + lines + b"\r\n" + GET + b"\r\n")
+        answer = raw.answer()
+        assert (answer.status, answer.headers["connection"]) == (400, "close")
+        assert answer.error == "headers: connection: expected close or keep-alive, got both"
+        assert raw.is_closed()
+    with server.connect() as raw:
+        raw.send(GET + lines + b"\r\n" + GET + b"\r\n")
+        answer = raw.answer()
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+        assert raw.is_closed()

@@ -33,6 +33,7 @@ REFUSED_ALONE = {
     "headers: Host": "values that are no name or address with a port (h11 and gunicorn take any)",
     "headers: expected at most": "32 KiB of request line and headers together",
     "headers: proxy-connection": "in HTTP/1.0: llhttp takes it for Connection",
+    "headers: connection": "in HTTP/1.0 both close and keep-alive: llhttp lets the connection stay",
     "headers: expect: expected one at most": "what may be said once",
     "headers: content-type: expected one at most": "what may be said once",
     "headers: upgrade: expected one at most": "what may be said once",

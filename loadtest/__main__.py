@@ -1,6 +1,7 @@
 """Load tests and measurements; exit status 1 when a promise is broken.
 
 python -m loadtest SCENARIO --url http://127.0.0.1:8080 --out reports     of a running server
+python -m loadtest chaos                                                  of servers that it starts and kills
 python -m loadtest engine | exported | tokens | cold | footprint | packing | gpu | docs   of the engine: see there
 """
 
@@ -17,6 +18,7 @@ from rich.console import Console
 
 from loadtest import cold, engine, exported, footprint, packing, report_docs, tokens
 from loadtest.admin import CallFailed
+from loadtest.chaos import run as chaos
 from loadtest.gpu import run as gpu
 from loadtest.output import save, show
 from loadtest.scenario import Options, Report
@@ -36,6 +38,7 @@ HELP = {
     "repository": "the server's model repository, on this machine (standing)",
 }
 OFFLINE: dict[str, Callable[[Sequence[str]], int]] = {
+    "chaos": chaos.main,
     "cold": cold.main,
     "engine": engine.main,
     "exported": exported.main,

@@ -45,6 +45,18 @@ def check_framing(version: str, headers: Headers) -> None:
         raise BadRequest(f"headers: {twice}: expected one at most, got {once.count(twice.encode())}")
     if b"transfer-encoding" in once:
         _check_codings(version, next(value for name, value in headers if name == b"transfer-encoding"), once)
+    if version == "1.0":
+        _check_persistence(headers)
+
+
+def _check_persistence(headers: Headers) -> None:
+    """Refuse what the parser lets a connection of HTTP/1.0 stay for, and other readers do not: it takes
+    `proxy-connection` for `connection`, and `keep-alive` beside `close` for more than that (RFC 9112, section 9.3)."""
+    if any(name == b"proxy-connection" for name, _ in headers):
+        raise BadRequest("headers: proxy-connection: expected connection in a request of HTTP/1.0")
+    values = b",".join(value for name, value in headers if name == b"connection").lower()
+    if {option.strip(b" \t") for option in values.split(b",")} >= {b"close", b"keep-alive"}:
+        raise BadRequest("headers: connection: expected close or keep-alive, got both")
 
 
 def _check_codings(version: str, value: bytes, present: Iterable[bytes]) -> None:

@@ -206,6 +206,8 @@ class TurnTaking(HttpToolsProtocol):
 
 
 def disconnect(cycle: RequestResponseCycle) -> None:
-    """Tell the application that its client is gone."""
+    """Tell the application that its client is gone. It is not asked for the body any more: the transport may be beyond
+    writing, and what asked the client to go on would be a second answer."""
     cycle.disconnected = True
+    cycle.waiting_for_100_continue = False
     cycle.message_event.set()

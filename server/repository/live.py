@@ -139,8 +139,8 @@ class LiveModel:
 
     def answering(self) -> dict[str, int]:
         """Return the version that answers for each alias."""
-        shown = self._shown()
-        found = {a: policy.answering(self.aliases, a, self.loaded, shown.get(a)) for a in self.aliases.aliases}
+        shown, coming = self._shown(), self.candidates
+        found = {a: policy.answering(self.aliases, a, self.loaded, shown.get(a), coming) for a in self.aliases.aliases}
         return {alias: version for alias, version in found.items() if version is not None}
 
     def _tell_of_live(self, before: int | None) -> None:

@@ -24,14 +24,19 @@ def wanted(state: Aliases, versions: Collection[int], also: Collection[int] | No
     return [version for version in chosen if version in versions]
 
 
-def answering(state: Aliases, alias: str, loaded: Collection[int], now: int | None) -> int | None:
+def answering(
+    state: Aliases, alias: str, loaded: Collection[int], now: int | None, coming: Collection[int] = frozenset()
+) -> int | None:
     """Return the version that answers for ``alias``: the one it names; while that is not loaded, the one that answers
-    now; failing that, the last one before it that is loaded."""
+    now. Where none does, as after a start, and the one it names is not ``coming`` either, the last one before it that
+    is loaded: else callers who have been answered by a version would be answered by an older one."""
     named = state.aliases[alias]
     if named.version in loaded:
         return named.version
     if now in loaded:
         return now
+    if named.version in coming:
+        return None
     before = (version for version in reversed(named.history[: named.position]) if version in loaded)
     return next(before, None)
 

@@ -6,6 +6,7 @@ And uploads: nobody has their long deadline, or their room, before the server kn
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -257,3 +258,19 @@ def test_http_1_0_is_sent_no_chunks(version: str, coded: bytes) -> None:
     head, body = transport.written.split(b"\r\n\r\n", 1)
     assert body == coded
     assert transport.closed == (version == "1.0") == (b"connection: close" in head)
+
+
+def test_nothing_is_promised_to_a_request_that_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    """Its body broke a rule in the bytes that brought the head. The application was already asked, and promised to go
+    on reading (100 Continue) where nothing may be written any more: each such request was a traceback in the log."""
+    head = b"POST /v2/repository/index HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
+    head += b"Transfer-Encoding: chunked\r\n\r\n"
+    with caplog.at_level(logging.ERROR), serving({"doubler": doubler()}) as server:
+        for body in (b"+2\r\n{}\r\n0\r\n\r\n", b"2;\n\r\n{}\r\n0\r\n\r\n"):
+            with server.connect() as raw:
+                raw.send(head + body)
+                answer = raw.answer()
+                assert (answer.status, answer.headers["connection"]) == (400, "close")
+                assert raw.is_closed()
+        assert server.ask("GET", "/v2").status == 200
+    assert not caplog.records

@@ -177,3 +177,35 @@ def test_an_offer_changes_nothing_else_that_the_head_says(server: Running) -> No
             raw.send(data + infer_request("doubler", rows(1, start=start)))
             np.testing.assert_array_equal(tensor_of(raw.answer()), rows(1) * 2)
             np.testing.assert_array_equal(tensor_of(raw.answer()), rows(1, start=start) * 2)
+
+
+def test_a_proxys_header_does_not_keep_a_connection(server: Running) -> None:
+    """The parser takes Proxy-Connection for Connection, which others do not (RFC 9112, appendix C.2.2): behind such a
+    request of HTTP/1.0 they see the end of the connection, and we saw another request."""
+    head = GET.replace(b"1.1", b"1.0") + b"Proxy-Connection: Keep-Alive\r\n"
+    with server.connect() as raw:
+        raw.send(head + b"\r\n" + GET + b"\r\n")
+        answer = raw.answer()
+        assert (answer.status, answer.headers["connection"]) == (400, "close")
+        assert answer.error == "headers: proxy-connection: expected connection in a request of HTTP/1.0"
+        assert raw.is_closed()
+    with server.connect() as raw:
+        raw.send(GET.replace(b"1.1", b"1.0") + b"Connection: keep-alive\r\n\r\n" + GET + b"Proxy-Connection: x\r\n\r\n")
+        assert [raw.answer().status for _ in range(2)] == [200, 200]
+
+
+@pytest.mark.parametrize("values", [(b"close, keep-alive",), (b"Keep-Alive", b"close"), (b"x,CLOSE", b"keep-alive")])
+def test_a_connection_does_not_both_stay_and_end(server: Running, values: tuple[bytes, ...]) -> None:
+    """The parser let a connection of HTTP/1.0 stay, though `close` wins over all else (RFC 9112, section 9.3)."""
+    lines = b"".join(b"Connection: " + value + b"\r\n" for value in values)
+    with server.connect() as raw:
+        raw.send(GET.replace(b"1.1", b"1.0") + lines + b"\r\n" + GET + b"\r\n")
+        answer = raw.answer()
+        assert (answer.status, answer.headers["connection"]) == (400, "close")
+        assert answer.error == "headers: connection: expected close or keep-alive, got both"
+        assert raw.is_closed()
+    with server.connect() as raw:
+        raw.send(GET + lines + b"\r\n" + GET + b"\r\n")
+        answer = raw.answer()
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+        assert raw.is_closed()

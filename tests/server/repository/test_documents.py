@@ -364,6 +364,9 @@ def test_policy_lets_the_old_answer_until_the_new_is_there() -> None:
     assert policy.answering(state, "live", {1, 2}, 2) == 2
     assert policy.answering(state, "live", {1, 9}, 9) == 9
     assert policy.answering(state, "live", {1, 2}, None) == 2
+    assert policy.answering(state, "live", {1, 2}, None, coming={1, 2}) == 2
+    assert policy.answering(state, "live", {1, 2}, None, coming={1, 2, 3}) is None
+    assert policy.answering(state, "live", {1, 2}, 1, coming={1, 2, 3}) == 1
     assert policy.answering(state, "live", set(), 2) is None
 
 

@@ -195,3 +195,35 @@ def test_a_version_published_while_the_watcher_reads_the_disk_stays(
             assert [(e.version, e.status.state) for e in w.rollout.index()] == [(1, State.READY), (2, State.READY)]
 
     run(scenario())
+
+
+@pytest.mark.parametrize("is_good", [True, False])
+def test_no_older_version_stands_in_for_one_that_is_on_its_way(tmp_path: Path, is_good: bool) -> None:
+    """As after a crash: the alias had been moved and that was acknowledged, so no answer may come from before it, even
+    if an older version is in memory first. Only if the version that it names cannot be loaded does that one answer."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push(toy(1.0))
+            artifacts = tmp_path / ".cache" / "models"
+            kept = set(artifacts.iterdir())
+            await w.push(toy(2.0), promote=True)
+            await w.rollout.unload("m")
+            await w.loader.settle()
+            for artifact in set(artifacts.iterdir()) - kept:
+                shutil.rmtree(artifact)
+            w.stages.gate.clear()
+            compilations = w.stages.runs.count("compile")
+            loading = asyncio.create_task(w.rollout.load("m", {}))
+            while w.stages.runs.count("compile") == compilations:  # noqa: ASYNC110 - the stages run in this loop
+                await asyncio.sleep(0.001)
+            await w.rollout.set_alias("m", "blue", 1, Origin("test"))
+            assert w.scale("blue") == 1.0
+            with pytest.raises(Unavailable, match="version 2 is compiling"):
+                w.scale()
+            w.backend.refusals = 0 if is_good else 1
+            w.stages.gate.set()
+            await loading
+            assert w.scale() == (2.0 if is_good else 1.0)
+
+    run(scenario())

@@ -1,0 +1,297 @@
+"""Clients that change and ask models at random, and write down what became of it.
+
+A change whose connection ends without an answer is made again half of the time, with its Idempotency-Key: then both are
+one operation, which lasts from the first call to the last answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import onnx
+import orjson
+from onnx import TensorProto, helper, numpy_helper
+
+from loadtest.chaos.history import Operation
+from loadtest.connection import Connection, Target
+from loadtest.wire import Response, http_request, infer_body, infer_path, read_inferred
+
+MODELS = ("left", "right")
+ALIASES = ("live", "blue")
+PROBE = "probe"  # the alias by which the audit brings versions into memory
+WIDTH = 4
+FIRST = 3  # versions of a model before anything else happens
+VERSIONS = 4  # of a model, beyond which clients delete
+TIMEOUT = 90.0  # seconds for an answer
+RETRY = 0.5  # how often a change of unknown outcome is made again
+AWAY = 0.05  # seconds between two tries to connect
+
+
+def model_file(factor: int) -> bytes:
+    """A model that multiplies by a whole number, which is exact in float32."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", WIDTH]) for name in "xy")
+    constant = numpy_helper.from_array(np.array(factor, np.float32), "factor")
+    graph = helper.make_graph([helper.make_node("Mul", ["x", "factor"], ["y"])], "times", [x], [y], [constant])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+    return bytes(model.SerializeToString())
+
+
+@dataclass
+class World:
+    """What all clients share."""
+
+    target: Target
+    random: random.Random
+    history: list[Operation] = field(default_factory=list)
+    digests: dict[str, int] = field(default_factory=dict)  # of uploads -> their factors
+    versions: dict[str, set[int]] = field(default_factory=lambda: {model: set() for model in MODELS})
+    factors: int = 0  # given out
+    keys: int = 0
+    over: bool = False
+
+    def next_factor(self) -> int:
+        """A number that no upload has had."""
+        self.factors += 1
+        return self.factors
+
+    def next_key(self) -> str:
+        """An Idempotency-Key that no call has had."""
+        self.keys += 1
+        return f"call-{self.keys}"
+
+
+@dataclass
+class Client:
+    """Somebody who makes one call after the other, on one connection."""
+
+    world: World
+    name: str
+    model: str
+    _connection: Connection | None = None
+
+    async def call(
+        self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
+    ) -> tuple[float, Response | None]:
+        """Return when the call began, and its answer; None where the connection ended first."""
+        connection = await self._connected()
+        request = http_request(method, path, self.world.target.authority, body, headers)
+        began = time.monotonic()
+        try:
+            return began, await asyncio.wait_for(connection.ask(request), TIMEOUT)
+        except (ConnectionError, TimeoutError):
+            self.leave()
+            return began, None
+
+    async def _connected(self) -> Connection:
+        while self._connection is None or not self._connection.usable:
+            try:
+                self._connection = await self.world.target.connect()
+            except OSError:
+                await asyncio.sleep(AWAY)
+        return self._connection
+
+    def leave(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    async def change(self, operation: Operation, method: str, path: str, body: bytes = b"") -> Operation:
+        """Make a change, perhaps again if nobody answers, and write it down."""
+        headers = {"Idempotency-Key": self.world.next_key()}
+        if body[:1] == b"{":
+            headers["Content-Type"] = "application/json"
+        invoked, answer = await self.call(method, path, body, headers)
+        tried = invoked
+        while answer is None and self.world.random.random() < RETRY:
+            tried, answer = await self.call(method, path, body, headers)
+        operation = replace(operation, invoked=invoked, tried=tried)
+        if answer is not None and answer.status < 300:
+            made = answer.json()
+            operation = replace(operation, version=made["version"], generation=made["generation"])
+        elif tried > invoked and answer is not None:  # what was refused last may have been made at first
+            answer = None
+        return self.note(operation, answer)
+
+    def note(self, operation: Operation, answer: Response | None) -> Operation:
+        """Write down what became of a call; None: nobody knows."""
+        status, now = answer.status if answer else 0, time.monotonic()
+        if answer is None:
+            operation = replace(operation, outcome="unknown")
+        elif status == 500:
+            operation = replace(operation, outcome="unknown", status=status)
+        else:
+            operation = replace(operation, outcome="ok" if status < 300 else "failed", status=status, completed=now)
+        self.world.history.append(operation)
+        return operation
+
+    def begin(self, kind: str, **said: Any) -> Operation:
+        """Return what is known of an operation before it."""
+        return Operation(kind, self.name, time.monotonic(), None, "unknown", model=self.model, **said)
+
+    def some_version(self) -> int | None:
+        """Any version that is known, the newest more often."""
+        known = sorted(self.world.versions[self.model])
+        if not known:
+            return None
+        return known[-1] if self.world.random.random() < 0.3 else self.world.random.choice(known)
+
+    @property
+    def path(self) -> str:
+        return f"/api/v1/models/{self.model}"
+
+    # changes
+
+    async def upload(self, promoted: bool | None = None) -> None:
+        """A version of its own values, which goes live or not."""
+        factor, body = self._next_model()
+        if promoted is None:
+            promoted = self.world.random.random() < 0.5
+        path = f"{self.path}/versions" + ("?promote=true" if promoted else "")
+        operation = self.begin("upload", factor=factor, alias="live" if promoted else "")
+        done = await self.change(operation, "POST", path, body)
+        if done.outcome == "ok" and done.version is not None:
+            self.world.versions[self.model].add(done.version)
+
+    async def cut_off(self) -> None:
+        """An upload that ends in the middle of its body: it must never become a version."""
+        factor, body = self._next_model()
+        connection = await self._connected()
+        operation = self.begin("upload", factor=factor, alias="live")
+        request = http_request("POST", f"{self.path}/versions?promote=true", self.world.target.authority, body)
+        connection.send(request[: len(request) - self.world.random.randint(1, len(body))], lambda *_: None)
+        await asyncio.sleep(self.world.random.random() * AWAY)
+        self.leave()
+        self.world.history.append(replace(operation, outcome="failed", completed=time.monotonic()))
+
+    def _next_model(self) -> tuple[int, bytes]:
+        factor = self.world.next_factor()
+        body = model_file(factor)
+        self.world.digests[hashlib.sha256(body).hexdigest()] = factor
+        return factor, body
+
+    async def move(self) -> None:
+        """An alias names another version, or goes back."""
+        alias, version = self.world.random.choice(ALIASES), self.some_version()
+        if self.world.random.random() < 0.4:
+            body = orjson.dumps({"alias": alias})
+            await self.change(self.begin("rollback", alias=alias), "POST", f"{self.path}/rollback", body)
+        elif version is not None:
+            await self.move_to(alias, version)
+
+    async def move_to(self, alias: str, version: int) -> Operation:
+        """Let an alias name a version."""
+        operation = self.begin("move", alias=alias, version=version)
+        return await self.change(operation, "PUT", f"{self.path}/aliases/{alias}", orjson.dumps({"version": version}))
+
+    async def delete(self) -> None:
+        """One version less, where there are many; refused if an alias names it."""
+        versions, version = self.world.versions[self.model], self.some_version()
+        if len(versions) <= VERSIONS or version is None:
+            return
+        versions.discard(version)
+        done = await self.change(self.begin("delete", version=version), "DELETE", f"{self.path}/versions/{version}")
+        if done.outcome == "failed" and done.status != 404:
+            versions.add(version)
+
+    # questions
+
+    async def ask(self) -> None:
+        """An inference: of what is live, of an alias or of a version."""
+        chosen, version = self.world.random.random(), self.some_version()
+        await self.infer("" if chosen < 0.5 or version is None else "blue" if chosen < 0.75 else str(version))
+
+    async def infer(self, asked: str) -> Operation:
+        """Ask for the product of random numbers with the version's factor."""
+        x = np.array([self.world.random.choices(range(1, 100), k=WIDTH)], np.float32)
+        body, size = infer_body({"x": x})
+        headers = {"Inference-Header-Content-Length": str(size)}
+        operation = self.begin("infer", asked=asked)
+        invoked, answer = await self.call("POST", infer_path(self.model, asked), body, headers)
+        operation = replace(operation, invoked=invoked)
+        if answer is not None and answer.status == 200:
+            inferred = read_inferred(answer)
+            operation = replace(operation, version=int(inferred.version), factor=_factor(x, inferred.outputs["y"]))
+        return self.note(operation, answer)
+
+    async def look(self) -> None:
+        """Which versions the aliases name, or which versions there are."""
+        if self.world.random.random() < 0.8:
+            await self.aliases()
+        else:
+            await self.list_versions()
+
+    async def aliases(self) -> None:
+        """Which versions the aliases name."""
+        operation = self.begin("aliases")
+        invoked, answer = await self.call("GET", self.path)
+        found = answer.json()["aliases"] if answer is not None and answer.status == 200 else {}
+        self.note(replace(operation, invoked=invoked, found=found), answer)
+
+    async def list_versions(self) -> dict[str, int]:
+        """The versions that there are, each with the factor of the upload whose digest it has; 0: of none."""
+        operation = self.begin("versions")
+        invoked, answer = await self.call("GET", f"{self.path}/versions")
+        listed = answer.json() if answer is not None and answer.status == 200 else []
+        found = {str(entry["version"]): self.world.digests.get(entry["digest"] or "", 0) for entry in listed}
+        self.note(replace(operation, invoked=invoked, found=found), answer)
+        return found
+
+    async def audit(self) -> None:
+        """Ask every version that is listed, one by one. What only the server knew of is known afterwards."""
+        operation = self.begin("audit")
+        listed, found = await self.list_versions(), dict[str, int]()
+        for version in listed:
+            await self.move_to(PROBE, int(version))
+            done = await self.infer(version)
+            if done.outcome == "ok" and done.factor is not None:
+                found[version] = done.factor
+        self.world.versions[self.model] |= {int(version) for version in found}
+        self.world.history.append(replace(operation, outcome="ok", completed=time.monotonic(), found=found))
+
+
+def _factor(x: Any, y: Any) -> int:
+    """What all of x was multiplied by; 0 where that is no whole number."""
+    factor = round(float(y.flat[0] / x.flat[0]))
+    return factor if y.shape == x.shape and np.array_equal(y, x * np.float32(factor)) else 0
+
+
+Act = Callable[[Client], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Habit:
+    """What some clients of each model do, and how long they pause between two times."""
+
+    act: Act
+    clients: int
+    pause: float  # seconds on average
+
+
+# Few calls a second: what is uploaded is compiled in the time that nobody else wants.
+HABITS = {
+    "uploader": Habit(Client.upload, 2, 0.3),
+    "cutter": Habit(Client.cut_off, 1, 3.0),
+    "mover": Habit(Client.move, 3, 0.4),
+    "deleter": Habit(Client.delete, 1, 0.3),
+    "asker": Habit(Client.ask, 2, 0.15),
+    "looker": Habit(Client.look, 1, 0.3),
+}
+
+
+async def go_on(client: Client, habit: Habit) -> None:
+    """Do the same again and again until it is over."""
+    try:
+        while not client.world.over:
+            await asyncio.sleep(client.world.random.expovariate(1 / habit.pause))
+            await habit.act(client)
+    finally:
+        client.leave()

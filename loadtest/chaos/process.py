@@ -1,0 +1,118 @@
+"""A real server on a repository of its own, which is killed and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from asyncio.subprocess import DEVNULL, Process
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from loadtest.connection import Target
+
+COMMAND = "from server.cli import app; app(prog_name='lathe')"
+LOOK = 0.02  # seconds between two questions whether it is ready
+PATIENCE = 120.0  # seconds for it to become ready, and to end
+KEPT = 1_000_000  # versions: none goes but those that clients delete
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One start of the server. Times of the monotonic clock, in seconds."""
+
+    began: float
+    listening: float
+    ready: float
+    processor: float  # seconds of the processor that it took until it was ready
+
+
+class Server:
+    """`lathe serve` on loopback; everything it says goes to a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = folder / "server.log"
+        self.repository = folder / "models"
+        self.target = Target(f"http://127.0.0.1:{_free_port()}")
+        self._process: Process | None = None
+        self._lines: BinaryIO | None = None
+
+    async def start(self) -> None:
+        """Start the process; it is not ready yet."""
+        self._lines = self.log.open("ab")
+        settings = {"LATHE_KEEP_VERSIONS": str(KEPT), "LATHE_POLL_INTERVAL": "1"}
+        others = {name: value for name, value in os.environ.items() if not name.startswith("LATHE_")}
+        arguments = ["serve", "--model-repo", str(self.repository), "--port", str(self.target.port)]
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", COMMAND, *arguments, stdin=DEVNULL, stdout=DEVNULL, stderr=self._lines,
+            env={**others, **settings},
+        )  # fmt: skip
+
+    async def await_ready(self, began: float) -> Start:
+        """Raises RuntimeError if it ends by itself or takes too long."""
+        listening = 0.0
+        while time.monotonic() < began + PATIENCE:
+            process = self._running()
+            with contextlib.suppress(OSError):
+                answer = await self.target.ask("GET", "/v2/health/ready")
+                listening = listening or time.monotonic()
+                if answer.status == 200:
+                    return Start(began, listening, time.monotonic(), _processor_seconds(process.pid))
+            await asyncio.sleep(LOOK)
+        raise RuntimeError(f"the server was not ready within {PATIENCE:g} s: {self._said()}")
+
+    async def kill(self) -> None:
+        """End it in the middle of whatever it does."""
+        process = self._running()
+        process.send_signal(signal.SIGKILL)
+        await process.wait()
+        self._ended()
+
+    async def stop(self) -> int:
+        """End it in order; returns its exit status."""
+        process = self._running()
+        process.send_signal(signal.SIGTERM)
+        status = await asyncio.wait_for(process.wait(), PATIENCE)
+        self._ended()
+        return status
+
+    def end(self) -> None:
+        """End it, whether it runs or not."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+        self._ended()
+
+    def tracebacks(self) -> int:
+        """How many errors that nobody foresaw it has written down."""
+        return self.log.read_text(errors="replace").count("Traceback (most recent call last)")
+
+    def _running(self) -> Process:
+        if self._process is None or self._process.returncode is not None:
+            raise RuntimeError(f"the server ended by itself: {self._said()}")
+        return self._process
+
+    def _ended(self) -> None:
+        self._process = None
+        if self._lines is not None:
+            self._lines.close()
+
+    def _said(self) -> str:
+        return self.log.read_text(errors="replace")[-2000:]
+
+
+def _processor_seconds(pid: int) -> float:
+    """Of a process and its children that have ended (proc(5), fields 14 to 17 of stat)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(int(field) for field in fields[11:15]) / _TICKS
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port

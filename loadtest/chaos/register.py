@@ -1,0 +1,105 @@
+"""Whether a history of reads and writes is that of one register (Herlihy and Wing, "Linearizability", 1990).
+
+The search is Wing and Gong's ("Testing and Verifying Concurrent Objects", 1993): take operations one by one, each at a
+moment between its call and its answer. Configurations that were met before are not searched again, and an operation is
+taken no earlier than the answer of one that needs it (Lowe, "Testing for Linearizability", 2017). So what has to be
+remembered at any moment grows with the operations under way then, not with the length of the history.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+ANY = -1  # the value of a write of which nobody knows what it wrote
+Value = int | None  # None: never written
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A read or a write. An optional one may have taken effect until `end`, or never."""
+
+    invoked: float
+    end: float
+    value: Value
+    writes: bool
+    optional: bool = False
+    said: str = ""  # for whoever reads of a violation
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """The first answer that no order of the operations explains."""
+
+    entry: Entry
+    values: tuple[Value, ...]  # that the register may have had before it
+    pending: tuple[Entry, ...]  # operations under way at its end
+
+    def __str__(self) -> str:
+        under_way = "; ".join(entry.said for entry in self.pending) or "none"
+        return f"{self.entry.said}: the register may have been {list(self.values)}; under way: {under_way}"
+
+
+Config = tuple[Value, frozenset[int]]  # the register, and which of the pending operations have taken effect
+
+
+def violation_of(entries: Sequence[Entry]) -> Violation | None:
+    """Return where a history stops being linearizable; None where it is. The register is unset at first."""
+    pending: dict[int, Entry] = {}
+    configs: set[Config] = {(None, frozenset())}
+    for index, is_end in _events(entries):
+        entry = entries[index]
+        if not is_end:
+            pending[index] = entry
+            configs = {_settle(config, {index: entry}) for config in configs}
+            continue
+        reached = {found for config in configs for found in _until(index, config, pending)}
+        if not reached and not entry.optional:
+            values = tuple(sorted({value for value, _ in configs}, key=str))
+            return Violation(entry, values, tuple(pending.values()))
+        configs = reached | configs if entry.optional else reached
+        del pending[index]
+        configs = {(value, done - {index}) for value, done in configs}
+    return None
+
+
+def _events(entries: Sequence[Entry]) -> Iterator[tuple[int, bool]]:
+    """Calls and answers in order of time; at equal times the calls first: then both are under way."""
+    events = [(entry.invoked, False, False, index) for index, entry in enumerate(entries)]
+    events += [(entry.end, True, entry.optional, index) for index, entry in enumerate(entries) if entry.end < math.inf]
+    for _, is_end, _, index in sorted(events):
+        yield index, is_end
+
+
+def _settle(config: Config, pending: dict[int, Entry]) -> Config:
+    """Let every pending read happen that sees what is there: that can never be too early."""
+    value, done = config
+    seen = {i for i, entry in pending.items() if not entry.writes and entry.value == value and i not in done}
+    return (value, done | seen) if seen else config
+
+
+def _until(index: int, config: Config, pending: dict[int, Entry]) -> Iterator[Config]:
+    """All configurations in which the operation has just taken effect, from one in which it may not yet have."""
+    found, todo = {config}, [config]
+    while todo:
+        config = todo.pop()
+        if index in config[1]:
+            yield config
+            continue
+        for following in _steps(config, pending):
+            if following not in found:
+                found.add(following)
+                todo.append(following)
+
+
+def _steps(config: Config, pending: dict[int, Entry]) -> Iterator[Config]:
+    """What one more write makes of a configuration, or what a read makes of an unknown value."""
+    value, done = config
+    for i, entry in pending.items():
+        if i in done:
+            continue
+        if entry.writes:
+            yield _settle((entry.value, done | {i}), pending)
+        elif value == ANY and entry.value is not None:
+            yield _settle((entry.value, done), pending)

@@ -1,0 +1,211 @@
+"""What Lathe's connection makes of a stream: its own protocol class on a real socket, watched from inside."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+from unittest.mock import patch
+
+from uvicorn._types import ASGIReceiveCallable, ASGISendCallable
+
+from server.api.callhead import CallHead
+from server.api.infer import InferCall
+from server.api.lane import Lane
+from server.api.protocol import LatheProtocol
+from server.api.turns import AsgiTurn
+from server.errors import ServerError
+from server.serve import make_server
+from server.settings import Settings
+from tests.server.data.differential.readers import End, Reading, request
+from tests.server.data.fakes import application, doubler
+from tests.server.threaded import in_a_thread
+
+PATIENCE = 60.0  # seconds for all of a batch to be read and answered
+_ANSWER = re.compile(rb"HTTP/1\.[01] (\d{3}) [^\r\n]*\r\n((?:[^\r\n]+\r\n)*)\r\n")
+
+
+@dataclass
+class Seen:
+    """A request whose head was taken; its body once it is whole."""
+
+    method: bytes
+    target: bytes
+    body: bytes | None = None
+
+
+class Observed(LatheProtocol):
+    """Notes each request that it takes, and can read its bytes in small pieces."""
+
+    by_port: ClassVar[dict[int, Observed]] = {}
+    pieces: ClassVar[dict[int, int]] = {}  # ports of clients whose bytes are read so, and how many at once
+    calls: ClassVar[dict[int, Seen]] = {}  # by the identity of a call that has not been started
+    targets: ClassVar[dict[int, tuple[CallHead, bytes]]] = {}  # of heads that may be remembered
+
+    def connection_made(self, transport: Any) -> None:
+        self.seen: list[Seen] = []
+        self.received = 0
+        self.refused: ServerError | None = None
+        self.lost = False
+        super().connection_made(transport)
+        assert self.client is not None
+        self.by_port[self.client[1]] = self
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.lost = True
+
+    def data_received(self, data: bytes) -> None:
+        assert self.client is not None
+        step = self.pieces.get(self.client[1], len(data))
+        for at in range(0, len(data), step):
+            super().data_received(data[at : at + step])
+        self.received += len(data)
+
+    def reject(self, error: ServerError) -> None:
+        self.refused = self.refused or error
+        super().reject(error)
+
+    def _open(self, head: CallHead) -> InferCall:
+        call = super()._open(head)
+        if head.model:  # else the answer of what is refused
+            if self.in_message:
+                self.targets[id(head)] = head, self.url
+            self.calls[id(call)] = self._note(b"POST", self.targets[id(head)][1])
+        return call
+
+    def _repeat(self, lane: Lane, data: bytes) -> None:
+        self._note(b"POST", self.targets[id(lane.head)][1]).body = data[data.find(b"\r\n\r\n") + 4 :]
+        super()._repeat(lane, data)
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        cycle.scope["seen"] = self._note(self.parser.get_method(), self.url)
+        super()._start_asgi_task(cycle, app)
+
+    def _note(self, method: bytes, target: bytes) -> Seen:
+        self.seen.append(Seen(method, target))
+        return self.seen[-1]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing more will come of what was read: all is answered but what is still being received."""
+        if self.lost or not self.turns:
+            return True
+        turn = self.turns[0]
+        return self.is_receiving and (
+            turn.cycle is self.receiving_cycle if isinstance(turn, AsgiTurn) else turn is self.receiving
+        )
+
+    def reading(self) -> Reading:
+        """What was made of the stream."""
+        whole = []
+        for seen in self.seen:
+            if seen.body is None:
+                break
+            whole.append(request(seen.method, seen.target, seen.body))
+        if self.refused is not None:
+            end = End.REFUSED
+        elif self.lost or self.transport.is_closing():
+            end = End.CLOSED
+        else:
+            end = End.WAITING if self.is_receiving else End.IDLE
+        return Reading(tuple(whole), end)
+
+
+@dataclass
+class Recorder:
+    """Stands before the application: reads each body to its end, and answers."""
+
+    app: Any
+    state: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.state = self.app.state
+
+    async def __call__(self, scope: Any, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        body = b""
+        while True:
+            message: Any = await receive()
+            if message["type"] != "http.request":
+                return
+            body += message["body"]
+            if not message["more_body"]:
+                break
+        scope["seen"].body = body
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok", "more_body": False})
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A stream as it was read, and the error that it was refused with."""
+
+    reading: Reading
+    error: str = ""
+    answered: tuple[int, bool] = (0, False)  # the last status; whether it said that the connection ends
+
+
+@dataclass
+class Lathe:
+    """A server under observation."""
+
+    port: int
+
+    def read(self, streams: Sequence[bytes], pieces: Sequence[int] = ()) -> list[Outcome]:
+        """Send each stream over a connection of its own, all at once; ``pieces``: how many bytes of each are read at
+        once, where that is not all that came."""
+        clients = [socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) for _ in streams]
+        try:
+            ports = [client.getsockname()[1] for client in clients]
+            Observed.pieces.update(zip(ports, pieces, strict=False))
+            for client, data in zip(clients, streams, strict=True):
+                with suppress(ConnectionError):  # refused before all of it was sent
+                    client.sendall(data)
+            return [self._outcome(*it) for it in zip(clients, ports, streams, strict=True)]
+        finally:
+            for client in clients:
+                client.close()
+            Observed.pieces.clear()
+
+    @staticmethod
+    def _outcome(client: socket.socket, port: int, data: bytes) -> Outcome:
+        end = time.monotonic() + PATIENCE
+        while True:
+            observed = Observed.by_port.get(port)
+            if observed is not None and (observed.received >= len(data) or observed.lost) and observed.is_settled:
+                break
+            assert time.monotonic() < end, f"not read and answered in time: {data[:200]!r}"
+            time.sleep(0.0005)
+        del Observed.by_port[port]
+        reading, refused = observed.reading(), observed.refused
+        if refused is None:
+            return Outcome(reading)
+        answers = b""
+        with suppress(ConnectionError):
+            while part := client.recv(1 << 16):
+                answers += part
+        *_, last = _ANSWER.finditer(answers)
+        return Outcome(reading, refused.message, (int(last[1]), b"connection: close" in last[2].lower()))
+
+
+@contextmanager
+def observed_lathe() -> Iterator[Lathe]:
+    """A server whose every request is noted and answered, and whose inferences run."""
+    settings = Settings(port=0, drain_timeout=2, served_hosts="*", header_timeout=600, body_timeout=600)
+    app, _, _ = application(settings, {"doubler": doubler()})
+    start = InferCall.start
+
+    def noted(call: InferCall, body: bytes | bytearray) -> None:
+        if (seen := Observed.calls.pop(id(call), None)) is not None:
+            seen.body = bytes(body)
+        start(call, body)
+
+    with patch.object(InferCall, "start", noted), in_a_thread(make_server(Recorder(app), settings, Observed)) as port:  # type: ignore[arg-type]
+        yield Lathe(port)

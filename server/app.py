@@ -55,6 +55,7 @@ from server.scheduling.pool import WorkerPool
 from server.scheduling.servable import ServableFactory
 from server.settings import Settings
 from server.telemetry.access import AccessLog
+from server.telemetry.connections import ConnectionMetrics
 from server.telemetry.gpus import GpuMetrics
 from server.telemetry.metrics import CONTENT_TYPE, Metrics
 from server.telemetry.statistics import StatsBook
@@ -206,6 +207,7 @@ def assemble(
     app.include_router(health_routes(plane))
     app.include_router(v2_routes(plane, infer, engine.book, control, logs))
     app.include_router(shared_memory_routes(plane.regions))
+    collectors = [*collectors, ConnectionMetrics(hub.slots)]
     app.include_router(_metrics_routes(Metrics(engine.book, plane.registry.servables, collectors)))
     for router in routers:
         app.include_router(router)

@@ -115,6 +115,23 @@ class Settings(BaseSettings):
         None, ge=1, description="Rows a client may have inferred at once; without it those of one second."
     )
 
+    # gRPC
+    grpc_keepalive_time: float = Field(
+        7200.0, gt=0, description="Silence on a gRPC connection after which its client is asked whether it is there."
+    )
+    grpc_keepalive_timeout: float = Field(
+        20.0, gt=0, description="Time a client has to answer that before its connection is closed."
+    )
+    grpc_max_connection_age: float | None = Field(
+        None, gt=0, description="Age at which a gRPC connection is closed, so that clients spread; without it none is."
+    )
+    grpc_max_connection_age_grace: float = Field(
+        60.0, gt=0, description="Time that calls on such a connection get to end."
+    )
+    grpc_stream_idle: float = Field(
+        3600.0, gt=0, description="Time a gRPC stream may go without requests, and without answers due, before it ends."
+    )
+
     # HTTP
     served_hosts: str = Field(
         "",
@@ -167,15 +184,15 @@ class Settings(BaseSettings):
     max_connections: int = Field(
         8192,
         ge=1,
-        description="Connections served at once, of HTTP and of gRPC each; beyond it the one that has been idle for "
-        "longest makes room, or the new one gets 503 for all but health checks.",
+        description="Connections served at once, of HTTP and of gRPC each, and gRPC calls under way; beyond it the one "
+        "that has been idle for longest makes room, or the new one gets 503 for all but health checks.",
     )
     max_client_connections: int | None = Field(
         None,
         ge=1,
-        description="Connections served at once of one client address (of IPv6 its /64); without it a quarter of "
-        "`LATHE_MAX_CONNECTIONS`, or 16 if that is more. All clients behind a proxy have one address: there give it "
-        "as many as `LATHE_MAX_CONNECTIONS`.",
+        description="Connections served at once of one client address (of IPv6 its /64), and gRPC calls under way of "
+        "one client, a key or an address; without it a quarter of `LATHE_MAX_CONNECTIONS`, or 16 if that is more. All "
+        "clients behind a proxy have one address: there give it as many as `LATHE_MAX_CONNECTIONS`.",
     )
     max_pipeline: int = Field(64, ge=1, description="Unanswered requests per connection before reading pauses.")
     compress_min: int = Field(

@@ -227,6 +227,14 @@ class Settings(BaseSettings):
         100.0, ge=1, description="Lines per second for requests at most; the next line says how many were left out."
     )
 
+    # disk
+    min_free_disk: int = Field(
+        256 * MIB,
+        ge=0,
+        description="Bytes kept free on the disks of models, datasets and jobs: what would bring new files beyond that "
+        "is refused (507), everything else goes on.",
+    )
+
     # datasets and jobs
     max_dataset: int = Field(4 * GIB, ge=1, description="Largest dataset that may be uploaded.")
     max_datasets: int = Field(64 * GIB, ge=0, description="Size of all datasets together.")

@@ -2,8 +2,8 @@
 
 python -m loadtest.flooding URL COUNT     until it is killed; writes a line once all have connected
 
-At most COUNT at once, from sixteen addresses of the loopback network if the server is there. A connection that the server
-drops comes again at once.
+At most COUNT at once, from sixteen addresses of the loopback network if the server is there. A connection that the
+server drops comes again at once.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from loadtest.scenarios import SCENARIOS
 
 HELP = {
     "url": "the running server",
-    "model": "model to ask (steady, ramp, soak, peak)",
+    "model": "model to ask (steady, ramp, soak, flood, peak)",
     "rate": "requests/s; of ramp the highest",
     "seconds": "length of a phase",
     "connections": "connections at most",

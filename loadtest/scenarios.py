@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from loadtest import arrivals
 from loadtest.disturbed import loading, slow
+from loadtest.flood import flood
 from loadtest.jobs import training
 from loadtest.json_bodies import json
 from loadtest.overload import overload, standing
@@ -40,7 +41,20 @@ async def ramp(options: Options, report: Report) -> None:
     report.promise_no_failures()
 
 
-SCENARIOS: dict[str, Scenario] = {
-    f.__name__: f
-    for f in (steady, ramp, overload, standing, publishing, rollback, soak, slow, loading, training, json, stalls, peak)
-}
+_ALL = (
+    steady,
+    ramp,
+    overload,
+    standing,
+    publishing,
+    rollback,
+    soak,
+    slow,
+    flood,
+    loading,
+    training,
+    json,
+    stalls,
+    peak,
+)
+SCENARIOS: dict[str, Scenario] = {function.__name__: function for function in _ALL}

@@ -22,17 +22,17 @@ TRICKLE = 1.0  # seconds between two bytes
 
 
 class SlowClient:
-    """One client. Without a `head` it never says anything; whom the server drops comes again."""
+    """One client. Without a `head` it never says anything; whom the server drops comes again. `source`: its address."""
 
-    def __init__(self, address: tuple[str, int], head: bytes) -> None:
-        self._address, self._head = address, head
+    def __init__(self, address: tuple[str, int], head: bytes, source: str = "") -> None:
+        self._address, self._head, self._source = address, head, source
         self._socket: socket.socket | None = None
 
     def turn(self) -> None:
         """Connect, or say one byte more."""
         with contextlib.suppress(OSError):
             if self._socket is None:
-                self._socket = socket.create_connection(self._address)
+                self._socket = socket.create_connection(self._address, source_address=(self._source, 0))
                 self._socket.setblocking(False)
                 self._socket.send(self._head)
             elif self._head:

@@ -51,12 +51,15 @@ from server.repository.artifacts import usable_folder
 from server.repository.assembly import Control, build_control
 from server.repository.memory import MemoryMetrics
 from server.repository.registry import Registry
+from server.repository.space import model_space, state_space
 from server.scheduling.pool import WorkerPool
 from server.scheduling.servable import ServableFactory
 from server.settings import Settings
 from server.telemetry.access import AccessLog
+from server.telemetry.connections import ConnectionMetrics
 from server.telemetry.gpus import GpuMetrics
 from server.telemetry.metrics import CONTENT_TYPE, Metrics
+from server.telemetry.space import SpaceMetrics
 from server.telemetry.statistics import StatsBook
 
 if TYPE_CHECKING:
@@ -153,9 +156,14 @@ def assemble_with(
     @asynccontextmanager
     async def running(loaded: Callable[[], None]) -> AsyncIterator[None]:
         async with control.running(loaded), datasets.running(), jobs.running():
+            watching = [asyncio.create_task(space.watch(settings.poll_interval)) for space in spaces]
             yield
+            for task in watching:
+                task.cancel()
 
-    metrics = [MemoryMetrics(control.memory), JobMetrics(jobs.register), GpuMetrics()]
+    spaces = [model_space(settings), state_space(settings)]
+    engine.plane.alarms = lambda: [f"the disk of {space.name} is full" for space in spaces if space.is_full]
+    metrics = [MemoryMetrics(control.memory), JobMetrics(jobs.register), GpuMetrics(), SpaceMetrics(spaces)]
     return assemble(engine, ProtocolControl(rollout), running, routers, metrics)
 
 
@@ -206,6 +214,7 @@ def assemble(
     app.include_router(health_routes(plane))
     app.include_router(v2_routes(plane, infer, engine.book, control, logs))
     app.include_router(shared_memory_routes(plane.regions))
+    collectors = [*collectors, ConnectionMetrics(hub.slots)]
     app.include_router(_metrics_routes(Metrics(engine.book, plane.registry.servables, collectors)))
     for router in routers:
         app.include_router(router)

@@ -75,6 +75,7 @@ def _run(settings: Settings) -> None:
     from core.errors import UnsupportedError
     from core.runtime.devices import find_device
     from core.runtime.memory import share_heaps
+    from server import descriptors
     from server.access.keys import DamagedKeys
     from server.app import create_app
     from server.serve import HEAPS, make_server
@@ -87,6 +88,7 @@ def _run(settings: Settings) -> None:
         raise fail(str(error)) from error
     configure(settings.log_format, settings.log_level)
     try:
+        settings = descriptors.fit(settings)
         server = make_server(create_app(settings), settings)
     except (OSError, DamagedKeys) as error:
         files = [str(file) for file in (settings.keys_file, settings.jwt_keys) if file]

@@ -68,6 +68,7 @@ class DataPlane:
         self.turning_away = 0  # ticks of the clock since the last refusal, counted down; see :meth:`crowded`
         self.started = False  # set once the repository's live versions are loaded, or refused
         self.awaited: Callable[[], Sequence[Awaited]] = tuple  # asks what should answer and is not in memory
+        self.alarms: Callable[[], Sequence[str]] = tuple  # asks what somebody should do something about
         self._strict = strict
 
     def start(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import signal
 import socket
 import ssl
@@ -12,16 +13,23 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import cast
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.config import STARTUP_FAILURE
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from server.api.hub import Hub
 from server.api.protocol import LatheProtocol
+from server.api.slots import Slot
+from server.listening import Listener, listen
 from server.settings import Settings
 
 HEAPS = 2  # of the C library: the event loop has its own, all other threads share one
 SWITCH = 0.001  # seconds a worker with a finished batch waits at most for the interpreter of a busy event loop
+
+log = logging.getLogger("lathe.server")
 
 
 class LatheServer(uvicorn.Server):
@@ -32,10 +40,33 @@ class LatheServer(uvicorn.Server):
         self._app = app
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        """Start the application, then listen; ``sockets`` that listen already are taken as they are."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(STARTUP_FAILURE)
+        config = self.config
+        try:
+            sockets = sockets or await listen(config.host, config.port, config.backlog)
+        except OSError as error:
+            log.error("%s", error)
+            await self.lifespan.shutdown()
+            sys.exit(STARTUP_FAILURE)
+        hub: Hub = self.lifespan.state["hub"]
+        listener = Listener(sockets, hub.slots, self._protocol, config.ssl, hub.settings.header_timeout)
+        self.servers = [cast(asyncio.base_events.Server, listener)]
+        self._log_started_message(sockets)
+        self.started = True
         sys.setswitchinterval(SWITCH)
         gc.collect()
         gc.freeze()  # what is there now stays; scanning it again would only stall requests
+
+    def _protocol(self, slot: Slot) -> asyncio.Protocol:
+        state = self.lifespan.state
+        kind = cast(type[HttpToolsProtocol], self.config.http_protocol_class)
+        made = kind(config=self.config, server_state=self.server_state, app_state=state)
+        if isinstance(made, LatheProtocol):
+            made.slot = slot
+        return made
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.state.plane.draining = True  # also when no signal asked for the end

@@ -15,6 +15,7 @@ from server.telemetry.logs import Form
 Device = Annotated[str, Field(pattern=r"^(cpu|(cuda|simulated|interpreted)(:[0-9]{1,3})?)$")]
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+FEW_CONNECTIONS = 16  # that one client may have in any case: browsers open 6 per host, client libraries a pool of 10
 
 
 class Settings(BaseSettings):
@@ -114,6 +115,23 @@ class Settings(BaseSettings):
         None, ge=1, description="Rows a client may have inferred at once; without it those of one second."
     )
 
+    # gRPC
+    grpc_keepalive_time: float = Field(
+        7200.0, gt=0, description="Silence on a gRPC connection after which its client is asked whether it is there."
+    )
+    grpc_keepalive_timeout: float = Field(
+        20.0, gt=0, description="Time a client has to answer that before its connection is closed."
+    )
+    grpc_max_connection_age: float | None = Field(
+        None, gt=0, description="Age at which a gRPC connection is closed, so that clients spread; without it none is."
+    )
+    grpc_max_connection_age_grace: float = Field(
+        60.0, gt=0, description="Time that calls on such a connection get to end."
+    )
+    grpc_stream_idle: float = Field(
+        3600.0, gt=0, description="Time a gRPC stream may go without requests, and without answers due, before it ends."
+    )
+
     # HTTP
     served_hosts: str = Field(
         "",
@@ -147,15 +165,35 @@ class Settings(BaseSettings):
     header_timeout: float = Field(10.0, gt=0, description="Time to receive a request's head, from its first byte.")
     body_timeout: float = Field(60.0, gt=0, description="Time to receive the body of an inference or JSON request.")
     upload_timeout: float = Field(1800.0, gt=0, description="Time to receive the body of an upload.")
-    min_upload_rate: float = Field(
+    min_receive_rate: float = Field(
         1 * KIB,
         gt=0,
-        description="Bytes per second that an upload brings at least, on average after a first `LATHE_BODY_TIMEOUT`; "
-        "it never pauses for longer than that.",
+        description="Bytes per second that a body brings at least, on average after the first 20 seconds; an upload "
+        "after a first `LATHE_BODY_TIMEOUT`, and it never pauses for longer than that.",
     )
-    write_timeout: float = Field(60.0, gt=0, description="Time a client may leave answers unread before it is dropped.")
+    min_send_rate: float = Field(
+        16 * KIB,
+        gt=0,
+        description="Bytes per second of an answer that a client reads at least, on average after a first "
+        "`LATHE_WRITE_TIMEOUT`.",
+    )
+    write_timeout: float = Field(
+        60.0, gt=0, description="Time a client may go without reading an answer before it is dropped."
+    )
     keep_alive: float = Field(75.0, gt=0, description="Time an idle connection is kept.")
-    max_connections: int = Field(8192, ge=1, description="Connections served at once; further ones get 503.")
+    max_connections: int = Field(
+        8192,
+        ge=1,
+        description="Connections served at once, of HTTP and of gRPC each, and gRPC calls under way; beyond it the one "
+        "that has been idle for longest makes room, or the new one gets 503 for all but health checks.",
+    )
+    max_client_connections: int | None = Field(
+        None,
+        ge=1,
+        description="Connections served at once of one client address (of IPv6 its /64), and gRPC calls under way of "
+        "one client, a key or an address; without it a quarter of `LATHE_MAX_CONNECTIONS`, or 16 if that is more. All "
+        "clients behind a proxy have one address: there give it as many as `LATHE_MAX_CONNECTIONS`.",
+    )
     max_pipeline: int = Field(64, ge=1, description="Unanswered requests per connection before reading pauses.")
     compress_min: int = Field(
         4 * KIB, ge=0, description="Smallest answer that is compressed for a client that merely accepts it."
@@ -187,6 +225,14 @@ class Settings(BaseSettings):
     )
     access_log_rate: float = Field(
         100.0, ge=1, description="Lines per second for requests at most; the next line says how many were left out."
+    )
+
+    # disk
+    min_free_disk: int = Field(
+        256 * MIB,
+        ge=0,
+        description="Bytes kept free on the disks of models, datasets and jobs: what would bring new files beyond that "
+        "is refused (507), everything else goes on.",
     )
 
     # datasets and jobs
@@ -232,6 +278,11 @@ class Settings(BaseSettings):
         if self.tls_cert is None and (self.tls_key or self.tls_client_ca):
             raise ValueError("tls_key and tls_client_ca: expected tls_cert with them, without it there is no TLS")
         return self
+
+    @property
+    def connections_each(self) -> int:
+        """How many connections one client address may have."""
+        return min(self.max_connections, self.max_client_connections or max(FEW_CONNECTIONS, self.max_connections // 4))
 
     @property
     def cache_folder(self) -> Path:

@@ -21,6 +21,7 @@ class Ready(BaseModel):
     """New callers should come here."""
 
     ready: bool
+    alarms: list[str] = Field(default=[], description="What needs attention while requests are answered; else absent.")
 
 
 class Awaited(BaseModel):
@@ -50,6 +51,8 @@ def health_routes(plane: DataPlane) -> APIRouter:
     @routes.get("/v2/health/ready", response_model=Ready, responses={503: {"model": NotReady}})
     async def ready() -> Response:
         """Whether every live version is in memory, and the server is not stopping."""
+        if plane.ready and (alarms := plane.alarms()):
+            return Response(orjson.dumps({"ready": True, "alarms": alarms}), media_type="application/json")
         if plane.ready:
             return Response(_READY, media_type="application/json")
         return Response(_not_ready(plane), 503, media_type="application/json")

@@ -8,6 +8,7 @@ from typing import Protocol
 from server.api.callhead import CallHead
 from server.api.hosts import served_names
 from server.api.infer import InferService
+from server.api.slots import Slots
 from server.settings import Settings
 
 TICK = 0.25  # seconds between sweeps; the resolution of every connection deadline
@@ -33,6 +34,7 @@ class Hub:
         self.now = 0.0  # the loop's time, at most one tick old
         self.heads: dict[bytes, CallHead] = {}
         self.ledger = infer.reading.ledger
+        self.slots = Slots(settings.max_connections, settings.connections_each)
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:

@@ -240,6 +240,13 @@ class InferService:
             self.plane.authority.check(head.authorization, Scope.INFER, head.model) or address
         )
 
+    def knows(self, head: CallHead) -> bool:
+        """Say whether a call came with a key that may run its model."""
+        try:
+            return bool(self.plane.authority.check(head.authorization, Scope.INFER, head.model))
+        except ServerError:
+            return False
+
     def turn_away(self, head: CallHead, data: bytes, start: int, address: str) -> Reply | None:
         """Refuse a request whose body begins at ``data[start]``, by its JSON alone; None: it is to be read.
 

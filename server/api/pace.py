@@ -1,4 +1,4 @@
-"""How fast a file must come in, so that nobody holds a connection for next to nothing."""
+"""How fast bodies must come in and answers must be read, so that nobody holds a connection for next to nothing."""
 
 from __future__ import annotations
 
@@ -41,3 +41,24 @@ class Pace:
             self.heard += waited
         self.seen = now
         return self.deadline
+
+
+@dataclass(slots=True)
+class Outflow:
+    """The deadline of an answer whose client reads more slowly than the server writes, by the same rule: ``pause``
+    seconds at first and between two reads, and a second for every ``rate`` bytes."""
+
+    began: float
+    pause: float
+    rate: float  # bytes per second
+    left: int  # bytes that the client has still to read, when looked at last
+    read: float  # when it read last
+    sent: int = 0
+
+    def look(self, left: int, now: float) -> float:
+        """Return the deadline, now that so many bytes are left."""
+        if left < self.left:
+            self.sent += self.left - left
+            self.read = now
+        self.left = left
+        return min(self.read + self.pause, self.began + self.pause + self.sent / self.rate)

@@ -27,13 +27,16 @@ from server.api.infer import NOTHING, InferCall
 from server.api.lane import Lane
 from server.api.pace import Pace
 from server.api.received import DOCUMENT
-from server.api.turns import TurnTaking, disconnect
-from server.errors import BadRequest, HeaderTooLarge, RequestTimeout, ServerError, TooLarge, Unavailable
+from server.api.slots import Slot
+from server.api.turns import AsgiTurn, TurnTaking, disconnect, shows_key
+from server.errors import BadRequest, HeaderTooLarge, RequestTimeout, ServerError, TooLarge
 
 HALF_CLOSE_GRACE = 0.05  # seconds in which work may begin for a client that has closed its sending side
 STOP_GRACE = 5.0  # seconds a half-received request gets once the server stops
-REFUSED_AT_ONCE = 64  # connections above the limit that are told why they are closed
+ALLOWANCE = 20.0  # seconds before the lowest rate of a body counts, as Apache's mod_reqtimeout has it
+STALLED = 1.0  # seconds without a byte after which a body under way makes room for others
 FEW_CHUNKS, MEAN_CHUNK = 4096, 64  # beyond so many chunks they must have this many bytes on average
+HEALTH = b"/v2/health/"  # what may be asked for when there is no room for anything else
 _UPGRADING = (b"upgrade", b"connection", b"http2-settings")  # headers that offer another protocol
 
 
@@ -49,6 +52,8 @@ class LatheProtocol(TurnTaking):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.last_seen = self.hub.now
+        self.slot: Slot  # whoever accepts the connection sets it
+        self.has_slot = False  # for more than health
         self.lane: Lane | None = None  # of requests that come again and again
         self.said: Head | None = None  # by the latest request
         # the message being received
@@ -72,11 +77,6 @@ class LatheProtocol(TurnTaking):
         hub.connections.add(self)
         self.last_seen = hub.now
         self.deadline = hub.now + hub.settings.header_timeout
-        limit = hub.settings.max_connections
-        if len(hub.connections) > limit + REFUSED_AT_ONCE:
-            transport.abort()
-        elif len(hub.connections) > limit:
-            self.reject(Unavailable(f"the server has its {limit} connections; come back later", retry_after=1))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.hub.connections.discard(self)
@@ -118,12 +118,34 @@ class LatheProtocol(TurnTaking):
         """Act on deadlines."""
         if self.pace is not None:
             self.deadline = min(self.gone_by, self.pace.look(now, reading=not self.flow.read_paused))
-        if now > self.write_deadline:
+        if self.outflow is not None and now > self.outflow.look(self.transport.get_write_buffer_size(), now):
             self.transport.abort()
-        elif now > self.deadline:
+        elif now > self.deadline or self._is_too_slow(now):
             self._timed_out()
         elif self._is_idle() and now - self.last_seen > self.hub.settings.keep_alive:
             self.transport.close()
+
+    def _take_slot(self) -> bool:
+        """Say whether this connection may ask for more than health, now that it has sent a request."""
+        self.has_slot = self.slot.speak(self)
+        return self.has_slot
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether nothing is lost if it makes room for another: no answer is due but to a request that does not go on,
+        and no key was shown."""
+        if self.turns and not (self._waits_for_body() and self.loop.time() - self.last_seen > STALLED):
+            return False
+        return not (self.is_known or (self.head is not None and self.hub.infer.knows(self.head)))
+
+    def _waits_for_body(self) -> bool:
+        """Whether the one answer due waits for a body, which is no file."""
+        turn = self.turns[0]
+        if len(self.turns) > 1 or self.pace is not None:
+            return False
+        if not isinstance(turn, AsgiTurn):
+            return turn is self.receiving
+        return turn.cycle is self.receiving_cycle and not shows_key(turn.cycle)
 
     @property
     def is_receiving(self) -> bool:
@@ -131,6 +153,16 @@ class LatheProtocol(TurnTaking):
 
     def _is_idle(self) -> bool:
         return not (self.turns or self.is_receiving)
+
+    def _is_too_slow(self, now: float) -> bool:
+        """Whether a body that is no file comes at less than the lowest rate; files have a pace of their own."""
+        if self.pace is not None or self.in_head or self.gone_by < math.inf or self.flow.read_paused:
+            return False
+        if not (self.in_message or (self.missing and self.receiving)):
+            return False
+        settings, received = self.hub.settings, max(self.size, len(self.body))
+        began = self.deadline - settings.body_timeout
+        return now > began + ALLOWANCE + received / settings.min_receive_rate
 
     def _timed_out(self) -> None:
         if self.deaf or not (self.in_message or (self.missing and self.receiving)):
@@ -173,7 +205,7 @@ class LatheProtocol(TurnTaking):
         while data:
             end = data.find(b"\r\n\r\n") + 4
             head = heads.get(data[:end])
-            if head is None:
+            if head is None or not (self.has_slot or self._take_slot()):
                 return data
             after = end + head.content_length
             if self.hub.infer.plane.turning_away and not self.turns and self._turn_away(head, data, end):
@@ -340,6 +372,8 @@ class LatheProtocol(TurnTaking):
         self.in_head = False
         self.size = 0
         self._check_head()
+        if not (self.has_slot or self._take_slot() or self.url.startswith(HEALTH)):
+            self._refuse(self.slot.refusal())
         if self._is_direct():
             self._begin_call()
         else:
@@ -400,7 +434,7 @@ class LatheProtocol(TurnTaking):
             self.flow,
             self.server_state.default_headers,
             expects_continue=self.expect_100_continue,
-            keep_alive=parser.should_keep_alive(),
+            keep_alive=parser.should_keep_alive() and self.has_slot,
             on_response=self.on_response_complete,
             on_upload=self._expect_file,
         )
@@ -411,7 +445,7 @@ class LatheProtocol(TurnTaking):
         if cycle is self.receiving_cycle and not cycle.response_started:
             settings, now = self.hub.settings, self.loop.time()
             self.most = math.inf
-            self.pace = Pace(now, settings.upload_timeout, settings.body_timeout, settings.min_upload_rate, now, now)
+            self.pace = Pace(now, settings.upload_timeout, settings.body_timeout, settings.min_receive_rate, now, now)
 
     def on_chunk_header(self) -> None:
         self.chunks += 1

@@ -19,10 +19,11 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from server.access.authority import Caller
 from server.api.callhead import CallHead
 from server.api.hub import Hub
 from server.api.infer import InferCall
-from server.api.pace import Pace
+from server.api.pace import Outflow, Pace
 from server.api.reply import Reply, closing
 
 LINGER, LINGER_PAUSE = 30.0, 5.0  # seconds in which what nobody will read may still come, and between two reads
@@ -53,10 +54,12 @@ class TurnTaking(HttpToolsProtocol):
         self.caller = ""  # whose address this is
         self.turns: deque[InferCall | AsgiTurn] = deque()
         self.final: InferCall | AsgiTurn | None = None  # the connection closes after this turn
+        self.head: CallHead | None = None  # of the latest call of inference
+        self.is_known = False  # whether the latest other request showed a key
         self.stopping = False
         self.deaf = False  # nothing that still arrives is read
         self.deadline = math.inf  # loop time by which the message being received must be there
-        self.write_deadline = math.inf
+        self.outflow: Outflow | None = None  # of answers that wait for the client to read
         self.gone_by = math.inf  # loop time by which a message that is answered already must be there
         self.receiving_cycle: RequestResponseCycle | None = None  # whose body is coming
         self.pace: Pace | None = None  # of that body, where it is a file
@@ -72,11 +75,12 @@ class TurnTaking(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self.flow.pause_reading()
-        self.write_deadline = self.hub.now + self.hub.settings.write_timeout
+        settings, now, left = self.hub.settings, self.loop.time(), self.transport.get_write_buffer_size()
+        self.outflow = Outflow(now, settings.write_timeout, settings.min_send_rate, left, now)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self.write_deadline = math.inf
+        self.outflow = None
         self._resume_reading()
 
     def _resume_reading(self) -> None:
@@ -92,6 +96,7 @@ class TurnTaking(HttpToolsProtocol):
 
     def _open(self, head: CallHead) -> InferCall:
         call = self.hub.infer.call(head, self._deliver, self.caller)
+        self.head = head
         self.turns.append(call)
         return call
 
@@ -116,6 +121,7 @@ class TurnTaking(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.turns and isinstance(turn := self.turns[0], AsgiTurn):
             self.turns.popleft()
+            self.is_known = shows_key(turn.cycle)
             if turn.cycle is self.receiving_cycle and not self.deaf:
                 self._expect_little()
         if not self.transport.is_closing():
@@ -203,6 +209,12 @@ class TurnTaking(HttpToolsProtocol):
     def _still_sending(self) -> None:
         """Part of such a message came."""
         self.deadline = min(self.gone_by, self.hub.now + LINGER_PAUSE)
+
+
+def shows_key(cycle: RequestResponseCycle) -> bool:
+    """Say whether a request that was answered came with a key that the server knows."""
+    caller = cycle.scope.get("state", {}).get("caller")
+    return isinstance(caller, Caller) and caller.key is not None
 
 
 def disconnect(cycle: RequestResponseCycle) -> None:

@@ -6,6 +6,7 @@ from server.children import Children, Limits
 from server.datasets.service import Check, Datasets
 from server.datasets.store import DatasetStore
 from server.repository.fs import Fs
+from server.repository.space import state_space
 from server.settings import Settings
 
 
@@ -13,5 +14,6 @@ def build_datasets(settings: Settings, check: Check | None = None, fs: Fs | None
     """Wire the objects; ``check`` and ``fs`` are for tests that put doubles in their place."""
     limits = Limits(settings.child_timeout, settings.child_memory, settings.child_processes)
     check = check or Children(limits, ("core.train.data",), "dataset")
-    store = DatasetStore(settings.state_folder / "datasets", settings.max_datasets, fs)
+    space = state_space(settings)
+    store = DatasetStore(settings.state_folder / "datasets", settings.max_datasets, fs, space=space)
     return Datasets(store, check, settings.max_dataset)

@@ -22,6 +22,7 @@ from server.errors import Conflict, NotFound, StorageFull, Unavailable
 from server.repository.aliases import DamagedDocument
 from server.repository.fs import Fs, make_folders, remove_tree
 from server.repository.lock import FileLock
+from server.repository.space import Space
 from server.repository.staging import Staging, StagingArea
 from server.repository.store import storage_errors
 
@@ -42,13 +43,21 @@ class Dataset:
 class DatasetStore:
     """One folder of datasets. Methods block; threads and processes may call at the same time."""
 
-    def __init__(self, root: Path, budget: int, fs: Fs | None = None, *, lock_timeout: float = 10.0) -> None:
+    def __init__(
+        self,
+        root: Path,
+        budget: int,
+        fs: Fs | None = None,
+        *,
+        lock_timeout: float = 10.0,
+        space: Space | None = None,
+    ) -> None:
         self._root = root
         self._budget = budget  # bytes of all contents together
         self._fs = fs or Fs()
         self._contents, self._names, self._trash = root / "content", root / "names", root / "trash"
         self._lock = FileLock(root / "lock", lock_timeout)
-        self._staging = StagingArea(self._fs, root / "staging")
+        self._staging = StagingArea(self._fs, root / "staging", space)
 
     # life
 

@@ -19,6 +19,7 @@ from server.jobs.queue import Policy
 from server.jobs.register import Register
 from server.jobs.service import JobService, Quotas
 from server.repository.fs import Fs
+from server.repository.space import state_space
 from server.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -95,5 +96,5 @@ def build_jobs(
         settings.max_jobs_files,
         settings.keep_jobs,
     )
-    service = JobService(register, dispatcher, rows, ports.datasets, ports.parents, quotas)
+    service = JobService(register, dispatcher, rows, ports.datasets, ports.parents, quotas, state_space(settings))
     return Jobs(register, service, dispatcher, Followers(draining), allowance.grace)

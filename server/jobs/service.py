@@ -24,6 +24,7 @@ from server.jobs.ports import Datasets, Parents
 from server.jobs.register import Register
 from server.jobs.retention import surplus
 from server.repository import names
+from server.repository.space import Space
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class JobService:
         datasets: Datasets,
         parents: Parents,
         quotas: Quotas,
+        space: Space | None = None,
     ) -> None:
         self.register = register
         self._dispatcher = dispatcher
@@ -75,6 +77,7 @@ class JobService:
         self._datasets = datasets
         self._parents = parents
         self._quotas = quotas
+        self._space = space
 
     # reading
 
@@ -170,6 +173,8 @@ class JobService:
 
     async def _make_room(self) -> None:
         await self.tidy()
+        if self._space is not None:
+            await asyncio.to_thread(self._space.check)
         size = await asyncio.to_thread(self.register.folders.size)
         if size > self._quotas.storage:
             raise StorageFull(f"the files of all jobs take {size >> 20} MiB, more than they may: delete some")

@@ -22,6 +22,7 @@ from server.repository.memory import MemoryBudget
 from server.repository.readiness import Readiness
 from server.repository.registry import Registry
 from server.repository.rollout import Rollout, UploadLimits
+from server.repository.space import model_space
 from server.repository.store import Store
 from server.repository.watcher import Watcher
 from server.settings import Settings
@@ -84,7 +85,7 @@ def build_control(
         from core.custom import load_operators
 
         load_operators(settings.operators)
-    store = Store(settings.model_repo, fs)
+    store = Store(settings.model_repo, fs, space=model_space(settings))
     cache = ArtifactCache(settings.cache_folder, settings.max_cache)
     limits = Limits(settings.child_timeout, settings.child_memory, settings.child_processes)
     threads = settings.threads or available_cpus()

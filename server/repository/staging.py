@@ -15,6 +15,7 @@ from server.repository import names
 from server.repository.fs import Fs, make_folders, remove_tree
 from server.repository.lock import try_lock
 from server.repository.manifest import MANIFEST, FileEntry, Manifest
+from server.repository.space import Space
 
 _LOCK = "lock"
 
@@ -22,8 +23,9 @@ _LOCK = "lock"
 class StagedFile:
     """A file being written, digested on the way."""
 
-    def __init__(self, fs: Fs, path: Path) -> None:
+    def __init__(self, fs: Fs, path: Path, space: Space | None = None) -> None:
         self._fs = fs
+        self._space = space
         self._fd: int | None = fs.create(path)
         self._digest = hashlib.sha256()
         self._size = 0
@@ -34,8 +36,10 @@ class StagedFile:
         return FileEntry(self._digest.hexdigest(), self._size)
 
     def write(self, data: bytes | memoryview) -> None:
-        """Add ``data``."""
+        """Add ``data``; raises StorageFull where it would take of what is kept free."""
         assert self._fd is not None
+        if self._space is not None:
+            self._space.check()
         self._fs.write(self._fd, data)
         self._digest.update(data)
         self._size += len(data)
@@ -55,8 +59,9 @@ class StagedFile:
 class Staging:
     """The folder of one version to be."""
 
-    def __init__(self, fs: Fs, path: Path) -> None:
+    def __init__(self, fs: Fs, path: Path, space: Space | None = None) -> None:
         self._fs = fs
+        self._space = space
         self._files: dict[str, StagedFile] = {}
         self.path = path
         fs.mkdir(path)
@@ -68,7 +73,7 @@ class Staging:
 
     def create(self, name: str) -> StagedFile:
         """Begin a file."""
-        file = self._files[name] = StagedFile(self._fs, self.path / names.check_file(name))
+        file = self._files[name] = StagedFile(self._fs, self.path / names.check_file(name), self._space)
         return file
 
     def seal(self, manifest: Manifest) -> None:
@@ -96,8 +101,9 @@ class Staging:
 class StagingArea:
     """The staging folder of this process among those of others. Opened under the repository's lock."""
 
-    def __init__(self, fs: Fs, root: Path) -> None:
+    def __init__(self, fs: Fs, root: Path, space: Space | None = None) -> None:
         self._fs = fs
+        self._space = space
         self._root = root
         self._own = root / f"{os.getpid()}-{secrets.token_hex(6)}"
         self._lock_fd: int | None = None
@@ -119,8 +125,10 @@ class StagingArea:
             os.close(fd)
 
     def begin(self) -> Staging:
-        """Make a fresh folder for one upload."""
-        return Staging(self._fs, self._own / secrets.token_hex(8))
+        """Make a fresh folder for one upload; raises StorageFull where there is no space for it."""
+        if self._space is not None:
+            self._space.check()
+        return Staging(self._fs, self._own / secrets.token_hex(8), self._space)
 
     def name_of(self, staging: Staging) -> str:
         """Return what a journal record calls it."""

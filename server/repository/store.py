@@ -32,6 +32,7 @@ from server.repository.fs import Fs, make_folders, remove_tree
 from server.repository.journal import Journal, Record, last_record
 from server.repository.lock import FileLock
 from server.repository.manifest import MANIFEST, Manifest, read_manifest
+from server.repository.space import Space
 from server.repository.staging import Staging, StagingArea
 from server.types import ModelRef
 
@@ -68,13 +69,15 @@ class Outcome:
 class Store:
     """One repository. Methods block; threads and processes may call at the same time."""
 
-    def __init__(self, root: Path, fs: Fs | None = None, *, lock_timeout: float = 10.0) -> None:
+    def __init__(
+        self, root: Path, fs: Fs | None = None, *, lock_timeout: float = 10.0, space: Space | None = None
+    ) -> None:
         self.root = root
         self.read_only: str | None = None  # why nothing can be written
         self._fs = fs or Fs()
         self._control = root / CONTROL
         self._lock = FileLock(self._control / "lock", lock_timeout)
-        self._staging = StagingArea(self._fs, self._control / "staging")
+        self._staging = StagingArea(self._fs, self._control / "staging", space)
         self._journals: dict[str, Journal] = {}
         self._durable_models: set[str] = set()  # whose folder is known to be durable
 

@@ -15,6 +15,8 @@ from google.protobuf.message import DecodeError
 from server.access.authority import Authority
 from server.access.scopes import CALLS, Scope
 from server.api.grpc.accessed import Accessed
+from server.api.grpc.calls import RESERVE, Calls
+from server.api.grpc.entrance import Entrance
 from server.api.grpc.gate import Gate
 from server.api.grpc.health import WATCHERS, HealthService
 from server.api.grpc.messages import HEALTH, INFERENCE, Message, message_class
@@ -22,9 +24,12 @@ from server.api.grpc.sent import glance
 from server.api.grpc.service import InferenceService, Parts
 from server.api.grpc.status import errors_as_status
 from server.api.received import DOCUMENT
-from server.errors import BadRequest, TooLarge
+from server.errors import BadRequest, ServerError, TooLarge
 from server.settings import Settings
 from server.telemetry.access import AccessLog
+
+ENDING = 2 * RESERVE  # calls of health beyond the limit, and those that have just made room
+LONGEST = 2**31 - 1  # milliseconds
 
 Read: TypeAlias = Callable[[bytes], Any]
 Permit: TypeAlias = Callable[[Any, Any], None]  # of a message and its call's context; raises
@@ -38,6 +43,7 @@ class GrpcEndpoint:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._server: Any = None
+        self._calls = Calls(parts.settings.max_connections, parts.settings.connections_each)
         self._stopping = asyncio.Event()
         self._stopped: asyncio.Future[None] | None = None
         self.port = 0  # set once it listens
@@ -46,22 +52,18 @@ class GrpcEndpoint:
         """Listen; raises RuntimeError when the address is taken."""
         settings = self._parts.settings
         self._server = grpc.aio.server(
-            maximum_concurrent_rpcs=settings.max_connections,
-            options=[
-                ("grpc.max_receive_message_length", settings.max_body),
-                ("grpc.max_metadata_size", settings.max_header),
-                ("grpc.max_concurrent_streams", share_of(settings.max_connections)),
-                ("grpc.so_reuseport", 0),  # else a second server would silently take half of the calls
-            ],
+            maximum_concurrent_rpcs=settings.max_connections + ENDING,  # whose they are is looked at in Calls
+            options=list(options(settings).items()),
         )
         authority = self._parts.plane.authority
+        entrance = Entrance(self._calls, authority, settings)
         inference = InferenceService(self._parts, self._stopping)
         health = HealthService(
             self._parts.plane, self._stopping, watchers=min(WATCHERS, share_of(settings.max_connections))
         )
         self._server.add_generic_rpc_handlers(
             tuple(
-                _handlers(file, methods, authority, self._parts.access)
+                _handlers(file, methods, authority, self._parts.access, entrance)
                 for file, methods in ((INFERENCE, inference), (HEALTH, health))
             )
         )
@@ -72,14 +74,39 @@ class GrpcEndpoint:
         else:
             self.port = self._server.add_insecure_port(address)
         await self._server.start()
+        self._calls.start()
         log.info("gRPC on %s:%d", host, self.port)
 
     async def stop(self) -> None:
         """Take no more calls, end idle streams, wait for those at work; may be called twice."""
         if self._stopped is None:
             self._stopping.set()
+            self._calls.stop()
             self._stopped = asyncio.ensure_future(self._server.stop(self._parts.settings.drain_timeout))
         await asyncio.shield(self._stopped)
+
+
+def options(settings: Settings) -> dict[str, int]:
+    """Return gRPC's options; those of connections have Triton's meanings."""
+    found = {
+        "grpc.max_receive_message_length": settings.max_body,
+        "grpc.max_metadata_size": settings.max_header,
+        "grpc.max_concurrent_streams": share_of(settings.max_connections),
+        "grpc.so_reuseport": 0,  # else a second server would silently take half of the calls
+        "grpc.max_allowed_incoming_connections": settings.max_connections,
+        "grpc.server_handshake_timeout_ms": _ms(settings.header_timeout),
+        "grpc.max_connection_idle_ms": _ms(settings.keep_alive),
+        "grpc.keepalive_time_ms": _ms(settings.grpc_keepalive_time),
+        "grpc.keepalive_timeout_ms": _ms(settings.grpc_keepalive_timeout),
+        "grpc.max_connection_age_grace_ms": _ms(settings.grpc_max_connection_age_grace),
+    }
+    if settings.grpc_max_connection_age is not None:
+        found["grpc.max_connection_age_ms"] = _ms(settings.grpc_max_connection_age)
+    return found
+
+
+def _ms(seconds: float) -> int:
+    return min(int(seconds * 1000), LONGEST)
 
 
 def share_of(calls: int) -> int:
@@ -96,12 +123,16 @@ def _credentials(settings: Settings) -> Any:
     return grpc.ssl_server_credentials([pair], clients, clients is not None)
 
 
-def _handlers(file: FileDescriptor, methods: object, authority: Authority, access: AccessLog) -> Any:
+def _handlers(
+    file: FileDescriptor, methods: object, authority: Authority, access: AccessLog, entrance: Entrance
+) -> Any:
     """Connect the file's one service with the methods of the same names."""
     (service,) = file.services_by_name.values()
     accessed = Accessed(access) if access.errors else None
     found = {
-        method.name: _handler(method, getattr(methods, method.name), _permission(method.name, authority), accessed)
+        method.name: _handler(
+            method, getattr(methods, method.name), _permission(method.name, authority), accessed, entrance
+        )
         for method in service.methods
     }
     return Gate(grpc.method_handlers_generic_handler(service.full_name, found), authority, accessed)
@@ -123,7 +154,9 @@ def _model_of(message: Any) -> str:
     return getattr(message, "model_name", "") or getattr(message, "name", "")
 
 
-def _handler(method: Any, call: Callable[..., Any], permit: Permit, accessed: Accessed | None) -> Any:
+def _handler(
+    method: Any, call: Callable[..., Any], permit: Permit, accessed: Accessed | None, entrance: Entrance
+) -> Any:
     """Wrap a method; messages are read in here, so that what is none is refused like any other bad request."""
     write = message_class(method.output_type).SerializeToString
     infers, path = CALLS[method.name] is Scope.INFER, f"/{method.containing_service.full_name}/{method.name}"
@@ -131,13 +164,13 @@ def _handler(method: Any, call: Callable[..., Any], permit: Permit, accessed: Ac
     if not method.server_streaming:
         answer = _unary(read, call, permit)
         if accessed is not None:
-            answer = accessed.unary(answer, path, _named if infers else read, not infers)
-        return grpc.unary_unary_rpc_method_handler(answer, None, write)
+            answer = accessed.unary(answer, path, entered(_named if infers else read), not infers)
+        return grpc.stream_unary_rpc_method_handler(entrance.unary(answer, method.name), None, write)
     stream = _streaming(functools.partial(_each, read) if method.client_streaming else read, call, permit)
     if accessed is not None:
         stream = accessed.streaming(stream, path)
-    kind = grpc.stream_stream_rpc_method_handler if method.client_streaming else grpc.unary_stream_rpc_method_handler
-    return kind(stream, None, write)
+    taken = entrance.streaming(stream, method.name, one=not method.client_streaming)
+    return grpc.stream_stream_rpc_method_handler(taken, None, write)
 
 
 def _reader(kind: Any) -> Read:
@@ -168,9 +201,16 @@ async def _each(read: Read, requests: AsyncIterator[bytes]) -> AsyncIterator[Mes
         yield read(data)
 
 
+def entered(read: Callable[[Any], Message | None]) -> Callable[[Any], Message | None]:
+    """Return what reads a message only if one was received."""
+    return lambda request: None if isinstance(request, ServerError) else read(request)
+
+
 def _unary(read: Read, call: Callable[..., Any], permit: Permit) -> Callable[..., Any]:
-    async def answer(request: bytes, context: Any) -> Message:
+    async def answer(request: bytes | ServerError, context: Any) -> Message:
         async with errors_as_status(context):
+            if isinstance(request, ServerError):
+                raise request
             message = read(request)
             permit(message, context)
             return await call(message, context)
@@ -181,6 +221,8 @@ def _unary(read: Read, call: Callable[..., Any], permit: Permit) -> Callable[...
 def _streaming(read: Callable[[Any], Any], call: Callable[..., Any], permit: Permit) -> Callable[..., Any]:
     async def answer(request: Any, context: Any) -> AsyncIterator[Message]:
         async with errors_as_status(context):
+            if isinstance(request, ServerError):
+                raise request
             asked = read(request)
             permit(asked, context)
             async for message in call(asked, context):

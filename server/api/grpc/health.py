@@ -32,6 +32,8 @@ class HealthService:
         self._stopping = stopping
         self._watchers = watchers
         self._watching: Counter[str] = Counter()  # by address
+        self._news = asyncio.Event()  # set at the next change
+        self._telling: asyncio.Task[None] | None = None  # there while somebody watches
 
     async def Check(self, request: Message, context: Any) -> Message:
         """Answer once; raises NotFound for a service that is not here."""
@@ -45,6 +47,8 @@ class HealthService:
         address = client_of_peer(context.peer())
         self._check_room(address)
         self._watching[address] += 1
+        if self._telling is None:
+            self._telling = asyncio.create_task(self._tell())
         try:
             async for status in self._changes(request.service):
                 yield HealthCheckResponse(status=status)
@@ -63,14 +67,25 @@ class HealthService:
     async def _changes(self, service: str) -> AsyncIterator[int]:
         last = None
         while True:
-            stopping = self._stopping.is_set()
+            stopping, news = self._stopping.is_set(), self._news
             status = self._status(service)
             if status != last:
                 yield status
                 last = status
             if stopping:
                 return
+            await news.wait()
+
+    async def _tell(self) -> None:
+        """Wake the watchers when something has changed: one look for all of them."""
+        last: tuple[bool, bool] | None = None
+        while self._watching:
+            now = self._plane.ready, self._stopping.is_set()
+            if now != last:
+                news, self._news, last = self._news, asyncio.Event(), now
+                news.set()
             await asyncio.sleep(TICK)
+        self._telling = None
 
     def _status(self, service: str) -> int:
         if service not in SERVICES:

@@ -50,8 +50,9 @@ class Running:
         wait_for(lambda: self.server.server_state.connections)
         return next(connection.hub for connection in self.server.server_state.connections)
 
-    def connect(self) -> Raw:
-        return Raw(self.port)
+    def connect(self, source: str = "127.0.0.1") -> Raw:
+        """Connect from an address of this machine; all of 127.0.0.0/8 are."""
+        return Raw(self.port, source)
 
     def ask(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Answer:
         return self.ask_raw(request(method, path, body, headers))
@@ -112,11 +113,12 @@ class Raw:
     """One connection; a context manager that closes it."""
 
     port: int
+    source: str = "127.0.0.1"
     socket: socket.socket = field(init=False)
     buffer: bytes = b""
 
     def __post_init__(self) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", self.port), timeout=60)
+        self.socket = socket.create_connection(("127.0.0.1", self.port), timeout=60, source_address=(self.source, 0))
 
     def __enter__(self) -> Raw:
         return self

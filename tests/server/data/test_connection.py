@@ -312,13 +312,22 @@ def test_idle_connections_are_closed() -> None:
 
 
 def test_too_many_connections_get_503() -> None:
-    with serving({"doubler": doubler()}, max_connections=1) as running, running.connect() as first:
+    model = doubler()
+    model.gate.clear()
+    with (
+        serving({"doubler": model}, max_connections=1, inline_budget_us=0) as running,
+        running.connect() as first,
+    ):
         first.send(request("GET", "/v2"))
         assert first.answer().status == 200
+        first.send(infer_request("doubler", rows(1)))
+        wait_for(model.entered.is_set)
         with running.connect() as second:
+            second.send(request("GET", "/v2"))
             answer = second.answer()
             assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-        first.send(request("GET", "/v2"))
+            assert second.is_closed()
+        model.gate.set()
         assert first.answer().status == 200
 
 

@@ -43,7 +43,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service,
     key, shown = make_key("all", list(Scope), ["*"], int(time.time()), None)
     write_keys(root / "keys.json", [key])
     limits = {"header_timeout": 2.0, "body_timeout": 1.0, "keep_alive": 60.0, "max_connections": 20}
-    with service(root / "repo", keys_file=root / "keys.json", min_upload_rate=1000.0, **limits) as running:
+    with service(root / "repo", keys_file=root / "keys.json", min_receive_rate=1000.0, **limits) as running:
         yield running, shown
 
 

@@ -1,0 +1,39 @@
+"""Connections in the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+
+class Counted(Protocol):
+    """What is counted of connections."""
+
+    most: int
+    evicted: int
+    refused: int
+
+    @property
+    def taken(self) -> int: ...
+
+
+class ConnectionMetrics(Collector):
+    """How many there are, and what became of those for which there was no room."""
+
+    def __init__(self, slots: Counted) -> None:
+        self._slots = slots
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the figures of now."""
+        slots = self._slots
+        yield GaugeMetricFamily("lathe_connections", "HTTP connections, TLS handshakes included", value=slots.taken)
+        yield GaugeMetricFamily("lathe_connections_limit", "HTTP connections served at once", value=slots.most)
+        yield CounterMetricFamily(
+            "lathe_connections_evicted", "Idle HTTP connections that were closed to make room", value=slots.evicted
+        )
+        yield CounterMetricFamily(
+            "lathe_connections_refused", "HTTP requests refused for want of connections", value=slots.refused
+        )

@@ -1,0 +1,37 @@
+"""Disk space in the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+
+class Measured(Protocol):
+    """A file system of which some space is kept free."""
+
+    name: str
+    kept: int
+
+    @property
+    def free(self) -> int | None: ...
+
+
+class SpaceMetrics(Collector):
+    """What is free, and below which figure nothing new is taken."""
+
+    def __init__(self, spaces: Sequence[Measured]) -> None:
+        self._spaces = spaces
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the figures of now."""
+        free = GaugeMetricFamily("lathe_disk_free_bytes", "Free on the disk of a folder", labels=("folder",))
+        full = GaugeMetricFamily("lathe_disk_full", "1 while uploads are refused for want of space", labels=("folder",))
+        for space in self._spaces:
+            found = space.free
+            if found is not None:
+                free.add_metric((space.name,), found)
+                full.add_metric((space.name,), found < space.kept)
+        yield from (free, full)

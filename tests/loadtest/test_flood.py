@@ -1,0 +1,38 @@
+"""The flood: a server that gives each client its share holds, one that does not is noticed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from loadtest import flood as module
+from loadtest.flood import flood
+from loadtest.scenario import Options, Report
+from tests.loadtest.fake import Answer, Call
+from tests.loadtest.fake import run as run_against
+from tests.server.data.fakes import doubler
+from tests.server.data.running import serving
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CONNECTIONS", 120)
+
+
+def test_lathe_serves_a_client_during_a_flood() -> None:
+    with serving({"doubler": doubler()}, max_connections=32, max_client_connections=8) as running:
+        report = Report("flood", {})
+        asyncio.run(flood(Options(url=f"http://{running.address}", model="doubler", seconds=2.0), report))
+        assert running.server.lifespan.state["hub"].slots.evicted > 100, "the flood came"
+    (verdict,) = report.verdicts
+    assert verdict.held, verdict.measured
+
+
+def test_a_server_that_refuses_is_noticed() -> None:
+    async def full(call: Call) -> Answer:
+        return (200, b"{}") if call.path == "/v2/health/live" else (503, b"{}")
+
+    (verdict,) = run_against(flood, full, model="m", seconds=0.3).verdicts
+    assert not verdict.held
+    assert "503" in verdict.measured

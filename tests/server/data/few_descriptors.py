@@ -1,0 +1,41 @@
+"""A server process with few file descriptors: ``python -m tests.server.data.few_descriptors LIMIT fitted|unfitted``.
+
+Prints its port and how many connections it serves; unfitted, it is not told that there are so few.
+"""
+
+from __future__ import annotations
+
+import resource
+import socket
+import sys
+
+from server import descriptors
+from server.serve import LatheServer, make_server
+from server.settings import Settings
+from server.telemetry.logs import configure
+from tests.server.data.fakes import application, doubler
+
+
+def main(limit: int, how: str) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit // 2, limit))
+    configure("text", "info")
+    settings = Settings(port=0, drain_timeout=1, header_timeout=60)
+    if how == "fitted":
+        settings = descriptors.fit(settings)
+    else:
+        descriptors.raise_limit()
+    app, _, _ = application(settings, {"doubler": doubler()})
+    Announcing(make_server(app, settings).config, app).run()
+
+
+class Announcing(LatheServer):
+    """Says on which port it listens."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        most = self.lifespan.state["hub"].slots.most
+        print(self.servers[0].sockets[0].getsockname()[1], most, flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

@@ -12,10 +12,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from core.train import losses, optimizers, schedules
+    from core.train import data, losses, optimizers, schedules
     from core.train.stepping import TrainStep, step
 
-__all__ = ["TrainStep", "losses", "optimizers", "schedules", "step"]
+__all__ = ["TrainStep", "data", "losses", "optimizers", "schedules", "step"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 def __getattr__(name: str) -> Any:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -89,7 +92,18 @@ def test_product_code_imports_no_peer() -> None:
             assert not {name.split(".")[0] for name in names} & peers, path
 
 
-def test_completion_shows_what_there_is() -> None:
+@pytest.mark.parametrize("package", [core, core.train])
+def test_completion_shows_what_there_is(package: ModuleType) -> None:
     """IPython completes names by `dir`; each of them is there."""
-    assert dir(core) == sorted(core.__all__)
-    assert all(hasattr(core, name) for name in dir(core))
+    assert dir(package) == sorted(package.__all__)
+    assert all(hasattr(package, name) for name in dir(package))
+
+
+def test_packages_come_with_their_first_use() -> None:
+    script = """
+import sys, core
+assert "core.nn" not in sys.modules and "core.train" not in sys.modules
+assert {"nn", "train"} <= set(dir(core))
+assert core.nn.Linear and core.train.losses.CrossEntropy and core.train.step
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

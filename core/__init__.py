@@ -5,7 +5,7 @@
     outputs = session.run({"x": array})
 
 `load` parses, `export` writes ONNX, `interpret` runs the reference executor, `compile` gives a `Session`,
-`load_compiled` loads an artifact, `register_op` adds an operator of your own. `core.nn` has layers, `core.train` trains.
+`load_compiled` loads an artifact, `register_op` adds an operator of your own. `nn` has layers, `train` trains them.
 Nothing heavy is imported before it is used.
 """
 

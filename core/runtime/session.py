@@ -209,8 +209,8 @@ class Session:
         return dict(zip(self._output_names, self._run(n, arrays, binding, record), strict=True))
 
     def __call__(self, /, *arrays: Any, **named: Any) -> Any:
-        """Run with one array, for a model with one input, or with arrays by the names of the inputs. Returns the output,
-        or a mapping from names to outputs where there are several.
+        """Run with one array, for a model with one input, or with arrays by the names of the inputs. Returns the
+        output, or a mapping from names to outputs where there are several.
 
         FeedError as of `run`, and for an array without a name where a model takes several inputs.
         """

@@ -47,6 +47,6 @@ def test_what_does_not_fit_one_input(arrays: tuple[Any, ...], named: dict[str, A
 
 
 def test_an_array_without_a_name_says_which_inputs_there_are() -> None:
-    with compiled(lambda a, b: a + b, "a", "b") as session:
-        with pytest.raises(FeedError, match=r"expected arrays by name: a=\.\.\., b=\.\.\., got 1 without a name"):
-            session(X)
+    complaint = r"expected arrays by name: a=\.\.\., b=\.\.\., got 1 without a name"
+    with compiled(lambda a, b: a + b, "a", "b") as session, pytest.raises(FeedError, match=complaint):
+        session(X)

@@ -5,7 +5,7 @@
     outputs = session.run({"x": array})
 
 `load` parses, `export` writes ONNX, `interpret` runs the reference executor, `compile` gives a `Session`,
-`load_compiled` loads an artifact, `register_op` adds an operator of your own.
+`load_compiled` loads an artifact, `register_op` adds an operator of your own. `nn` has layers, `train` trains them.
 Nothing heavy is imported before it is used.
 """
 
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from core import errors
 
 if TYPE_CHECKING:
+    from core import nn, train
     from core.autodiff import gradients
     from core.compiler import compile, load_compiled
     from core.custom import register_op
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchInfo", "Graph", "Profile", "Session", "compile", "errors", "export", "gradients", "interpret", "load",
-    "load_compiled", "register_op",
+    "load_compiled", "nn", "register_op", "train",
 ]  # fmt: skip
+
+_PACKAGES = ("nn", "onnx_backend", "train")
 
 _HOMES = {
     "compile": "core.compiler",
@@ -52,8 +55,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "onnx_backend":
-        return importlib.import_module("core.onnx_backend")
+    if name in _PACKAGES:
+        return importlib.import_module(f"core.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'core' has no attribute '{name}'")
     import core.ops  # noqa: F401  (registers the operators and their inference)

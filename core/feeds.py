@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from core.errors import FeedError
@@ -13,3 +13,19 @@ def check_feeds(feeds: Any, names: Iterable[str]) -> None:
     if not isinstance(feeds, Mapping):
         example = ", ".join(f"{name!r}: array" for name in names)
         raise FeedError(f"expected a mapping from names to arrays, {{{example}}}, got {type(feeds).__name__}")
+
+
+def feeds_of(names: Collection[str], arrays: Sequence[Any], named: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the feeds that a call's arguments stand for: one array for the only input, or arrays by name.
+
+    FeedError for other arguments; whether the names are those of inputs is for the run to say.
+    """
+    if not arrays:
+        return named
+    if named or len(arrays) > 1 or len(names) != 1:
+        count = f"{len(arrays)} without a name" + (f" and {', '.join(named)}" if named else "")
+        expected = "one array" if len(names) == 1 else "arrays by name: " + ", ".join(f"{name}=..." for name in names)
+        raise FeedError(f"expected {expected}, got {count}")
+    if isinstance(arrays[0], Mapping):
+        raise FeedError("expected an array, got a mapping, which `run` takes")
+    return dict(zip(names, arrays, strict=True))

@@ -91,7 +91,7 @@ def delete(server: Connection, job: JobId) -> None:
 
 def watch_job(client: Client, job: str, curves: bool = False) -> None:
     """Show a job's training until it has ended, then what became of it; exit status 1 unless it succeeded."""
-    from server.training import TrainingView
+    from core.train.view import TrainingView
 
     with TrainingView(console, curves) as view:
         for event in client.job_events(job):

@@ -27,7 +27,11 @@ def push(
     model: Annotated[
         Path,
         typer.Argument(
-            help="An ONNX file, or a `pipeline.toml`.", exists=True, dir_okay=False, readable=True, metavar="FILE"
+            help="An ONNX file, an exported program of PyTorch (.pt2), or a `pipeline.toml`.",
+            exists=True,
+            dir_okay=False,
+            readable=True,
+            metavar="FILE",
         ),
     ],
     promote: Annotated[bool, typer.Option("--promote", help="Make the version live at once.")] = False,
@@ -38,22 +42,31 @@ def push(
             metavar="TEXT", help="Any text of yours: a push that is repeated with it makes no second version."
         ),
     ] = None,
+    python: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The Python that exports a .pt2 file, with torch and onnxscript. Default: Lathe's own."
+        ),
+    ] = None,
 ) -> None:
     """Upload a version of a model: the server compiles it, and says what it takes and gives.
 
     Files that the model names, such as external weights, go along. The first version of a model goes live at once,
-    later ones with --promote, or by `lathe promote MODEL VERSION`.
+    later ones with --promote, or by `lathe promote MODEL VERSION`. Of a .pt2 file, which torch.export.save writes, an
+    ONNX file is made on this machine.
 
     \b
     Examples:
       lathe push digits model.onnx
+      lathe push digits model.pt2 --python ~/torch/bin/python
       lathe push digits model.onnx --promote --url https://models.example.com --ca ca.pem
     """
     with server.client() as client:
-        with model_errors(), transfer("uploading", "compiling") as sent:
-            published = client.upload(
+        with model_errors(), transfer("uploading", "compiling", first="reading") as sent:
+            published = client.push(
                 name,
                 model,
+                python=python,
                 promote=promote,
                 allow_signature_change=allow_signature_change,
                 key=idempotency_key,

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -15,12 +11,6 @@ from rich.table import Table
 from server.cli_model import Threads, model_errors
 from server.connection import Connection, asks_server, is_typed
 from server.terminal import console, fail
-from server.training import TrainingView
-
-if TYPE_CHECKING:
-    from core.train.events import Event
-    from core.train.fit import Outcome
-    from core.train.recipe import Recipe
 
 _INTERRUPTED = 130  # what shells expect of a command that was interrupted
 
@@ -80,13 +70,16 @@ def train(
         raise fail("--data is missing: the dataset, a file or folder")
     from core.train import recipe as recipes
     from core.train.assembly import Means
-    from core.train.fit import Outcome
+    from core.train.beginning import Words, begin, first_weights
+    from core.train.fitting import Outcome
+    from core.train.watched import work_watched
     from core.train.work import Sources
 
     with model_errors():
-        folder = out or Path(recipe.stem)
-        _prepare(folder, recipes.read(recipe), recipe, parent, resume)
-        outcome = _work(folder, Sources(data), Means(threads), watch)
+        folder, what = out or Path(recipe.stem), recipes.read(recipe)
+        first = first_weights(what, recipe, parent)
+        begin(folder, what, first, said=str(recipe), resume=resume, words=Words("--resume", "--out"))
+        outcome = work_watched(folder, Sources(data), Means(threads), console, watch)
         if tensorboard is not None:
             from core.train.report import write_tensorboard
 
@@ -95,57 +88,6 @@ def train(
         console.print(f"stopped; --resume goes on with the training in {folder}", soft_wrap=True)
         raise typer.Exit(_INTERRUPTED)
     _show(folder)
-
-
-def _prepare(folder: Path, what: Recipe, file: Path, parent: Path | None, resume: bool) -> None:
-    """Write the recipe and the model to begin with into the folder, or see that they are there."""
-    from core.train import recipe, work
-    from core.train.recipe import OnnxModel
-
-    if resume:
-        if not (folder / work.RECIPE).exists():
-            raise fail(f"{folder}: there is no training to go on with")
-        if recipe.read(folder / work.RECIPE) != what:
-            raise fail(f"{folder}: the training there has another recipe than {file}")
-        return
-    if work.has_begun(folder):
-        raise fail(f"{folder}: there is a training already; --resume goes on with it, --out names another folder")
-    if isinstance(what.model, OnnxModel):
-        parent = file.parent / what.model.onnx
-        if not parent.is_file():
-            raise fail(f"{file}: model.onnx: there is no file {parent}")
-    work.prepare(folder, what, parent.read_bytes() if parent is not None else None)
-
-
-def _work(folder: Path, sources: Any, means: Any, curves: bool) -> Outcome:
-    from core.train import events, work
-
-    with TrainingView(console, curves) as view, _interruptible() as interrupted:
-        for event in events.read(folder):
-            view.standing.see(event.kind, event.values)
-
-        def watch(event: Event) -> None:
-            if event.kind != "failed":  # which is raised as well, and told then
-                view.see(event.kind, event.values)
-
-        return work.work(folder, sources, means, interrupted, watch)
-
-
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed. Pressed again, it interrupts at once."""
-    pressed = False
-
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        pressed = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _show(folder: Path) -> None:

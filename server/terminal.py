@@ -54,11 +54,13 @@ def looks(interval: float, rounds: int | None) -> Iterator[int]:
 
 
 @contextmanager
-def transfer(sending: str, waiting: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar for bytes that go to the server, told how many of how many have gone; then a wait for its answer."""
+def transfer(sending: str, waiting: str, first: str | None = None) -> Iterator[Callable[[int, int], None]]:
+    """A bar for bytes that go to the server, told how many of how many have gone; then a wait for its answer.
+
+    ``first``: what happens before the first byte goes."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(sending, total=None)
+        task = progress.add_task(first or sending, total=None)
 
         def sent(done: int, total: int) -> None:
             step = waiting if done == total else sending

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.errors import FeedError, ModelError, SessionClosed, UnsupportedError, VerifyError
-from core.feeds import check_feeds
+from core.feeds import check_feeds, feeds_of
 from core.ir.dim import Dim, broken
 from core.ir.types import ValueType
 from core.plan.plan import Memory
@@ -207,6 +207,15 @@ class Session:
         if self._packed is not None and (feed := self._feed(n, arrays, binding)).tokens:
             return self._packed.get().run([feed], record)[0]
         return dict(zip(self._output_names, self._run(n, arrays, binding, record), strict=True))
+
+    def __call__(self, /, *arrays: Any, **named: Any) -> Any:
+        """Run with one array, for a model with one input, or with arrays by the names of the inputs. Returns the
+        output, or a mapping from names to outputs where there are several.
+
+        FeedError as of `run`, and for an array without a name where a model takes several inputs.
+        """
+        results = self.run(feeds_of(self.inputs, arrays, named))
+        return next(iter(results.values())) if len(results) == 1 else results
 
     def run_packed(self, feeds: Sequence[Mapping[str, Any]], record: Record | None = None) -> list[dict[str, Any]]:
         """The outputs for each of many feeds, whose sequences may be of different lengths: what `run` would give for

@@ -10,7 +10,7 @@ from math import prod
 
 from core.ir.graph import Array, Graph
 from core.train import losses
-from core.train.data import Column, Dataset, Examples, Loader, Rows, Split, plan, taking
+from core.train.data import Column, Dataset, Examples, Loader, Plan, Rows, Split, plan, taking
 from core.train.data.preprocess import SCOPE
 from core.train.evaluation import Evaluation
 from core.train.heads import with_head
@@ -60,6 +60,13 @@ class Assembly:
     def loader(self) -> Loader:
         """Batches to learn from."""
         return _loader(self.recipe, self.examples, self.split.train, self.means.workers)
+
+
+def rows_to_learn(recipe: Recipe, dataset: Dataset) -> tuple[Plan, str]:
+    """What a model of one's own takes, as an architecture does: rows of the data, preprocessed; and what its output is
+    called. DataError for columns that do not fit the recipe."""
+    examples = examples_for(recipe.data, dataset, cast=False)
+    return plan(recipe.preprocess, examples, split_of(recipe.data, examples).train), _output(examples)
 
 
 def assemble(recipe: Recipe, dataset: Dataset, parent: Parent | None = None, means: Means = MEANS) -> Assembly:
@@ -114,8 +121,12 @@ def _model(recipe: Recipe, examples: Examples, rows: Rows, parent: Parent | None
 
 def _architecture(recipe: Recipe, examples: Examples, rows: dict[str, Column]) -> Graph:
     assert isinstance(recipe.model, Settings)
-    name = "logits" if examples.classes else "y"
-    return architecture(recipe.model, rows, _outputs(examples), output=name, seed=recipe.seed)
+    return architecture(recipe.model, rows, _outputs(examples), output=_output(examples), seed=recipe.seed)
+
+
+def _output(examples: Examples) -> str:
+    """What the output of a new model is called."""
+    return "logits" if examples.classes else "y"
 
 
 def _outputs(examples: Examples) -> int:

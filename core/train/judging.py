@@ -22,7 +22,7 @@ from core.train import events, result
 from core.train.assembly import Means
 from core.train.data import Dataset, Examples, Rows
 from core.train.durable import write_folder
-from core.train.fit import Outcome
+from core.train.fitting import Outcome
 from core.train.parent import Parent, read_parent
 from core.train.recipe import Data, Names, RecipeError, complaint
 from core.train.report import slowest

@@ -13,7 +13,11 @@ from google.protobuf.message import DecodeError
 from core.errors import ModelError
 from core.frontends.onnx import load
 from core.ir.graph import Graph
+from core.ir.text import Weights, parse_graph, print_graph
+from core.ir.verify import verify
+from core.ops.inference import infer_graph
 
+_TEXT, _WEIGHTS = "graph.lir", "weights.bin"
 _KEY = "classes"  # among the model's metadata: a JSON list of names
 
 
@@ -25,8 +29,20 @@ class Parent:
     classes: tuple[str, ...] | None = None
 
 
+def graph_files(graph: Graph) -> dict[str, bytes]:
+    """A graph as files, which say more than ONNX does: what is not to be trained."""
+    weights = Weights()
+    text = print_graph(graph, weights)
+    return {_TEXT: text.encode(), _WEIGHTS: weights.tobytes()}
+
+
 def read_parent(path: Path) -> Parent:
-    """A model from an ONNX file. ModelError for one that cannot be read."""
+    """A model from an ONNX file, or from a folder of a graph's files. ModelError for one that cannot be read."""
+    if path.is_dir():
+        graph = parse_graph((path / _TEXT).read_text(), (path / _WEIGHTS).read_bytes())
+        infer_graph(graph)
+        verify(graph, "reading a graph")
+        return Parent(graph)
     data = path.read_bytes()
     return Parent(load(data), classes_of(data))
 

@@ -176,18 +176,46 @@ class Recipe(Section):
 
 def read(path: Path) -> Recipe:
     """A recipe from a TOML or JSON file. RecipeError naming the file and every field at fault."""
-    data = path.read_bytes()
-    if len(data) > LARGEST:
-        raise RecipeError(f"{path}: {len(data)} bytes, expected {LARGEST} at most")
+    data = _content(path)
     try:
         return from_json(data) if path.suffix == ".json" else from_toml(data)
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from None
 
 
-def from_toml(text: bytes) -> Recipe:
+def tables(path: Path) -> dict[str, Any]:
+    """The tables of a TOML or JSON file, whether or not they make a whole recipe. RecipeError naming the file."""
+    data = _content(path)
     try:
-        return from_values(tomllib.loads(text.decode()))
+        return _json(data) if path.suffix == ".json" else _toml(data)
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {error}") from None
+
+
+def _content(path: Path) -> bytes:
+    data = path.read_bytes()
+    if len(data) > LARGEST:
+        raise RecipeError(f"{path}: {len(data)} bytes, expected {LARGEST} at most")
+    return data
+
+
+def _json(text: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RecipeError(f"is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise RecipeError(f"is {shortened(found)}, expected an object")
+    return found
+
+
+def from_toml(text: bytes) -> Recipe:
+    return from_values(_toml(text))
+
+
+def _toml(text: bytes) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"is no TOML: {error}") from None
     except RecursionError:

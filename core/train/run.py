@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from core.train.assembly import Means
-    from core.train.fit import Outcome
+    from core.train.fitting import Outcome
     from core.train.work import Sources
 
 DONE, AT_FAULT, OUT_OF_MEMORY, OUT_OF_SPACE, OCCUPIED, STOPPED = 0, 2, 3, 4, 73, 75
@@ -77,7 +77,7 @@ def child(description: str, load: Callable[[], Work], argv: Sequence[str] | None
         _end_with(arguments.owner)
     from core.errors import LatheError
     from core.train.assembly import Means
-    from core.train.fit import Outcome
+    from core.train.fitting import Outcome
     from core.train.work import Occupied, Sources
 
     sources = Sources(arguments.dataset, arguments.parent)

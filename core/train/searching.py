@@ -20,7 +20,7 @@ from core.runtime.cpus import available_cpus
 from core.train import events, report, result
 from core.train.assembly import Means
 from core.train.durable import write_folder
-from core.train.fit import Outcome
+from core.train.fitting import Outcome
 from core.train.recipe import RecipeError
 from core.train.space import Between, Choices, Sweep, from_json
 from core.train.trials import FOLDER, Record, Trial, records

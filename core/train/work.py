@@ -1,7 +1,8 @@
 """A training's folder and the work in it: one process at a time, and as often as it takes.
 
     recipe.json       what to train
-    parent.onnx       the model it goes on from, if it does and no other is named
+    parent.onnx       the model it goes on from, if it does and no other is named; or
+    parent/           that model as a graph: graph.lir, weights.bin
     lock              held while somebody works here
 
 and what `Fit` writes: events.jsonl, checkpoints/ and result/.
@@ -10,21 +11,24 @@ and what `Fit` writes: events.jsonl, checkpoints/ and result/.
 from __future__ import annotations
 
 import fcntl
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from core.errors import LatheError
+from core.ir.graph import Graph
 from core.train import checkpoint, events, recipe, report, result
 from core.train.assembly import MEANS, Means
-from core.train.durable import write_file
-from core.train.fit import Fit, Outcome, never
-from core.train.parent import read_parent
+from core.train.data import Dataset
+from core.train.durable import write_file, write_folder
+from core.train.fitting import Fit, Outcome, never
+from core.train.parent import graph_files, read_parent
 from core.train.recipe import OnnxModel, ParentModel, Recipe
 from core.train.selection import dataset_for
 
-RECIPE, PARENT, LOCK = "recipe.json", "parent.onnx", "lock"
+RECIPE, PARENT, GRAPH, LOCK = "recipe.json", "parent.onnx", "parent", "lock"
 
 
 class Occupied(LatheError):
@@ -39,17 +43,29 @@ class Sources:
     parent: Path | None = None
 
 
-def prepare(folder: Path, what: Recipe, parent: bytes | None = None) -> None:
+@dataclass(frozen=True)
+class Opened:
+    """Sources whose data are open already: arrays in memory, say."""
+
+    dataset: Dataset
+    parent: Path | None = None
+
+
+def prepare(folder: Path, what: Recipe, parent: bytes | Graph | None = None) -> None:
     """Write down what to train, in a folder that is made if it is not there."""
     folder.mkdir(parents=True, exist_ok=True)
-    if parent is not None:
+    if (folder / GRAPH).exists():  # of a training that never began
+        shutil.rmtree(folder / GRAPH)
+    if isinstance(parent, Graph):
+        write_folder(folder / GRAPH, graph_files(parent))
+    elif parent is not None:
         write_file(folder / PARENT, parent)
     write_file(folder / RECIPE, what.model_dump_json(indent=1).encode())
 
 
 def work(
     folder: Path,
-    sources: Sources,
+    sources: Sources | Opened,
     means: Means = MEANS,
     stop: Callable[[], bool] = never,
     watch: events.Watcher | None = None,
@@ -90,11 +106,13 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _fit(folder: Path, sources: Sources, means: Means, stop: Callable[[], bool], watch: events.Watcher | None) -> Fit:
+def _fit(
+    folder: Path, sources: Sources | Opened, means: Means, stop: Callable[[], bool], watch: events.Watcher | None
+) -> Fit:
     what = recipe.from_json((folder / RECIPE).read_bytes())
-    path = sources.parent or folder / PARENT
+    path = sources.parent or next(filter(Path.exists, (folder / GRAPH, folder / PARENT)), folder / PARENT)
     parent = read_parent(path) if isinstance(what.model, OnnxModel | ParentModel) and path.exists() else None
-    dataset = dataset_for(what.data, sources.dataset)
+    dataset = sources.dataset if isinstance(sources, Opened) else dataset_for(what.data, sources.dataset)
     return Fit(what, dataset, folder, parent, means, stop=stop, watch=watch)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from server.api.canary_schemas import CanaryState
 from server.api.schemas import AliasState, AuditEntry, ModelState, Published, VersionDetail, VersionState
 from server.archive import body_of
 from server.client.call import Call, Progress, Upload, document, many, nothing, one, operation, path, text, values
+from server.client.exporting import Options, exported
 from server.repository.names import LIVE
 
 _MODELS, _V2, _CONTROL = "/api/v1/models", "/v2/models", "/v2/repository/models"
@@ -116,6 +117,37 @@ class ModelOperations:
         core.errors.ModelError when they do not lie there.
         """
         body = Upload(lambda: nullcontext(body_of(content)), progress)
+        return publishing(model, body, promote, allow_signature_change, metadata, key)
+
+    @operation
+    def push(
+        self,
+        model: str,
+        content: Any,
+        example: Any = None,
+        *,
+        dynamic_shapes: Any = None,
+        input_names: Sequence[str] | None = None,
+        output_names: Sequence[str] | None = None,
+        python: Path | str | None = None,
+        promote: bool = False,
+        allow_signature_change: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+        key: str | None = None,
+        progress: Progress | None = None,
+    ) -> Call[Published]:
+        """Export a model to ONNX, here, and upload it; the server gets nothing but ONNX.
+
+        ``content``: a torch.nn.Module with an ``example`` of its inputs (a tensor, a tuple of them, or a mapping by
+        name), a torch.export.ExportedProgram or the path of a .pt2 file; a fitted scikit-learn estimator; an
+        onnx.ModelProto, a core.Graph; or what `upload` takes. Leading dimensions of a module's inputs are the batch,
+        unless ``dynamic_shapes`` says otherwise, as torch.onnx.export takes it. A .pt2 file is read by ``python``, an
+        interpreter that has torch, by default this one. The other arguments are those of `upload`.
+
+        Raises ClientError for what cannot be exported.
+        """
+        options = Options(example, dynamic_shapes, input_names, output_names, python)
+        body = Upload(lambda: exported(content, options), progress)
         return publishing(model, body, promote, allow_signature_change, metadata, key)
 
     @operation

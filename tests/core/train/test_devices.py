@@ -17,7 +17,7 @@ from core.runtime.devices import open_device
 from core.train import TrainStep, losses, optimizers, schedules, step
 from core.train.data.dataset import Column
 from core.train.evaluation import Evaluation
-from core.train.fit import Outcome
+from core.train.fitting import Outcome
 from core.train.homes import DeviceHome
 from core.train.joint import Clip
 from core.train.optimizers import Optimizer

@@ -20,7 +20,7 @@ from core.train import checkpoint, events
 from core.train import parent as parents
 from core.train.assembly import Means
 from core.train.data import open_dataset
-from core.train.fit import Diverged, Fit, Outcome
+from core.train.fitting import Diverged, Fit, Outcome
 from core.train.parent import Parent
 from core.train.recipe import RecipeError
 from tests.core.train.models import perceptron

@@ -21,7 +21,7 @@ def test_describing_data_loads_neither_operators_nor_compiler() -> None:
     assert not loaded & {"core.ops", "core.compiler", "core.frontends.onnx", "llvmlite", "onnx"}
 
 
-@pytest.mark.parametrize("first", ["core.train.fit", "core.train.data.preprocess", "core.train.stepping"])
+@pytest.mark.parametrize("first", ["core.train.fitting", "core.train.data.preprocess", "core.train.stepping"])
 def test_public_names_are_the_same_whatever_was_imported_before(first: str) -> None:
     script = f"""
 import {first}

@@ -16,7 +16,7 @@ from core.errors import DataError, LatheError
 from core.train import judging, recipe, result, work
 from core.train.assembly import Means
 from core.train.data import open_dataset
-from core.train.fit import Outcome, never
+from core.train.fitting import Outcome, never
 from core.train.parent import with_classes
 from core.train.work import Sources
 from tests.core.train.world import asked, kinds, quadrants

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from core.train import events, recipe, result
 from core.train.assembly import Means
 from core.train.data import open_dataset
-from core.train.fit import Fit
+from core.train.fitting import Fit
 from core.train.recipe import Recipe
 
 RECIPE: Mapping[str, Any] = {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from server.training import Pace, Standing, TrainingView, curve, eta
+from core.train.view import Pace, Standing, TrainingView, curve, eta
 
 STARTED = {"epochs": 4, "steps_per_epoch": 50, "judge": "accuracy"}
 

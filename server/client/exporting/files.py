@@ -1,0 +1,76 @@
+"""Which files `push` takes, and a program of PyTorch in one of them made into ONNX, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from server.client.errors import ClientError
+from server.client.exporting.sentences import one_line
+
+if TYPE_CHECKING:
+    from server.client.exporting import Options
+
+_SCRIPT = Path(__file__).with_name("pytorch.py")
+_PROGRAM = ("archive_format", "serialized_exported_program.json")  # of torch.export.save; the second until 2.7
+_PICKLE = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))
+
+
+def file_of(path: Path, options: Options, folder: Path) -> Path:
+    """Return the file to upload for a file: itself, or the ONNX file written into ``folder`` of a program of PyTorch.
+
+    Raises ClientError for pickles, whatever library wrote them: reading one runs code.
+    """
+    members = _members(path)
+    if any(member in _PROGRAM for member in members):
+        options.refuse("a .pt2 file", "python")
+        return _converted(path, options.python or sys.executable, folder)
+    if "data.pkl" in members:
+        raise ClientError(
+            f"{path}: holds pickled objects (torch.save); write the model with torch.export.save(torch.export.export("
+            "model, (x,)), 'model.pt2'), or push the module from Python: push(name, model, (x,))"
+        )
+    if _head(path).startswith(_PICKLE):
+        raise ClientError(f"{path}: is a pickle; load it in Python, and push the model: push(name, model)")
+    options.refuse("a file that is no .pt2 file")
+    return path
+
+
+def _members(path: Path) -> list[str]:
+    """Return the names in an archive of PyTorch, without the folder that they all lie in; none for other files."""
+    if not zipfile.is_zipfile(path):
+        return []
+    with zipfile.ZipFile(path) as archive:
+        return [name.rpartition("/")[2] for name in archive.namelist() if name.count("/") <= 1]
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(2)
+
+
+def _converted(path: Path, python: Path | str, folder: Path) -> Path:
+    """Run the script of `pytorch.py`. The child finds no module in the working directory, and writes nothing here."""
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    command = [str(python), str(_SCRIPT), str(path.resolve()), str(folder)]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ClientError(f"python {python}: {error.strerror}") from error
+    if done.returncode:
+        raise ClientError(f"{path}: {_reason(done)}")
+    return folder / "model.onnx"
+
+
+def _reason(done: subprocess.CompletedProcess[str]) -> str:
+    """Say why the script failed: in its own words, or by the last line of what Python says."""
+    try:
+        return one_line(json.loads(done.stdout.splitlines()[-1])["error"])
+    except (ValueError, KeyError, TypeError, IndexError):
+        lines = done.stderr.strip().splitlines()
+        return one_line(lines[-1] if lines else f"its Python ended with {done.returncode}")

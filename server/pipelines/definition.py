@@ -168,7 +168,7 @@ def parse(content: bytes) -> Definition:
     """Read the file's content; raises BadPipeline."""
     if len(content) > LARGEST:
         raise BadPipeline(f"{PIPELINE_FILE}: expected at most {LARGEST} bytes, got more")
-    document: dict[str, object] = {}
+    document: dict[str, Any] = {}
     try:
         document = tomllib.loads(content.decode())
         return Definition(**document)

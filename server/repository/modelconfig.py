@@ -8,7 +8,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
@@ -263,7 +263,7 @@ def read_config(folder: Path) -> ModelConfig:
         return ModelConfig()
     if len(content) > _LARGEST:
         raise BadConfig(f"{CONFIG}: expected at most {_LARGEST} bytes, got more")
-    document: dict[str, object] = {}
+    document: dict[str, Any] = {}
     try:
         document = tomllib.loads(content.decode())
         config = _checked(ModelConfig(**document))

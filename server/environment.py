@@ -24,7 +24,10 @@ ELSEWHERE = frozenset(
         "LATHE_TARGET",
         "LATHE_CACHE",
         "LATHE_CHECK_PLANS",
+        "LATHE_BASE",
         "LATHE_BIND",
+        "LATHE_CONTAINER_CPUS",
+        "LATHE_CONTAINER_MEMORY",
         "LATHE_EXPORTERS",
     }
 )

@@ -176,7 +176,7 @@ def rows(shown: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_help_alone_leads_through_each_task(project: Path, name: str) -> None:
-    """From `lathe --help` to every command; from its help to every option and argument of it, with a sentence for each."""
+    """From `lathe --help` to every command; from its help to its options and arguments, with a sentence for each."""
     commands = dict(zip(TASKS, tasks(project).values(), strict=True))[name]
     found = calls(commands)
     assert found or name == "ask"

@@ -40,6 +40,7 @@ from core.ir.types import TensorType
 from core.ir.verify import verify
 from core.ops.inference import infer_graph
 from core.options import Options, with_placement
+from core.runtime.store import cache_dir
 
 COMPILED = "model.lathe"
 _MODEL_AT_FAULT, _NO_ROOM = 2, 5
@@ -178,7 +179,7 @@ def _parser() -> argparse.ArgumentParser:
     compiling.add_argument("--device-memory", type=int)
     compiling.add_argument("--packing", type=int)
     compiling.add_argument("--tune", default="default")
-    compiling.add_argument("--cache", default=os.environ.get("LATHE_CACHE"))
+    compiling.add_argument("--cache", default=cache_dir())
     specialising = stages.add_parser("specialise")
     specialising.add_argument("model", type=Path)
     for name in ("origin", "binding", "options", "fed"):

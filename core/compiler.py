@@ -86,7 +86,7 @@ def compile(
 
     `threads` defaults to the processors this process may use. `max_batch` is the batch size to choose kernels for;
     every batch size runs. Object code, and what a file or bytes were compiled to, are kept in `cache_dir` (default:
-    `LATHE_CACHE`, else the user's cache folder).
+    `LATHE_CACHE_DIR`, else the user's cache folder).
 
     `tune` bounds how long alternatives are timed, in seconds ("default": 1; "full": until all are); what is found is
     kept in the cache, too. `record` names an artifact whose choices go first: with "off", they alone count, and equal

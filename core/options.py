@@ -9,10 +9,10 @@ from math import inf
 from typing import Any, Literal
 
 from core.errors import UnsupportedError
+from core.precisions import CHOICES, PRECISIONS
 from core.runtime.cpus import available_cpus
 from core.runtime.devices import HOST, canonical
 
-PRECISIONS = ("float32", "tf32", "bfloat16", "float16")  # "tf32": products may round factors to 10 bits of mantissa
 TUNING = {"off": 0.0, "default": 1.0, "full": inf}  # seconds
 
 
@@ -67,8 +67,7 @@ def make_options(
     """Checked options. UnsupportedError or ValueError says what is wrong."""
     devices = [canonical(name) for name in ([device] if isinstance(device, str) else device)]
     if precision not in PRECISIONS:
-        expected = " or ".join(map(repr, PRECISIONS))
-        raise UnsupportedError(f"precision '{precision}' is not supported, expected {expected}")
+        raise UnsupportedError(f"precision '{precision}' is not supported, expected {CHOICES}")
     if max_batch < 1 or (threads is not None and threads < 1):
         raise ValueError(f"max_batch and threads must be 1 or more, got {max_batch} and {threads}")
     return Options(

@@ -103,7 +103,10 @@ async def _window(admin: Admin, options: Options, report: Report, name: str, req
     log = await running
     taken = await _processor_seconds(admin) - before
     report.phases.append(summarise(name, replace(log, due=log.sent), seconds))
-    return taken / max(1, int(log.accepted.sum()))
+    answers = int(log.accepted.sum())
+    if not answers:
+        raise RuntimeError(f"{name}: no request was answered within {seconds:g} s")
+    return taken / answers
 
 
 async def _processor_seconds(admin: Admin) -> float:

@@ -31,6 +31,7 @@ from server.api.jobs import jobs_routes
 from server.api.logged import LoggedInferService
 from server.api.modelinfo import VERSION
 from server.api.models import models_routes
+from server.api.newline import EndLines
 from server.api.reading import Reading
 from server.api.received import Received
 from server.api.repository import ProtocolControl
@@ -206,6 +207,7 @@ def assemble(
     app.add_middleware(Received, ledger=engine.reading.ledger, max_body=settings.max_body)
     origins = origins_of(settings.cors_origins)
     app.add_middleware(Authorize, authority=plane.authority, origins=origins)
+    app.add_middleware(EndLines)
     app.add_middleware(HeadAsGet)
     app.add_middleware(Accessed, access=access)
     app.state.plane, app.state.grpc = plane, endpoint

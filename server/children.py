@@ -21,6 +21,7 @@ from typing import Any
 
 import orjson
 
+from core.amounts import amount
 from core.runtime.priority import MODESTY, Priority, is_starved, usage
 from server.errors import Internal, OutOfMemory, Overloaded, ServerError, StorageFull, TooLarge, Unprocessable
 from server.limits import OUT_OF_MEMORY, OUT_OF_SPACE
@@ -103,7 +104,7 @@ class Children:
             if seconds > limits.seconds:
                 raise TooLarge(f"{task}: the {self._subject} takes longer than {limits.seconds:g} s")
             if taken.memory > limits.memory:
-                raise TooLarge(f"{task}: the {self._subject} takes more than {limits.memory >> 20} MiB of memory")
+                raise TooLarge(f"{task}: the {self._subject} takes more than {amount(limits.memory)} of memory")
             if is_starved(process.pid, taken.seconds, modesty):
                 raise _Starved
             await asyncio.wait([answer], timeout=_LOOK)

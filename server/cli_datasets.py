@@ -1,7 +1,8 @@
-"""``lathe datasets push | list | show | delete``: what jobs learn from."""
+"""``lathe datasets push | describe | list | show | delete``: what jobs learn from."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,8 +11,9 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from server.cli_group import Commands
+from server.cli_model import model_errors
 from server.connection import Connection, asks_server
-from server.terminal import console, transfer
+from server.terminal import Json, console, print_json, transfer
 
 if TYPE_CHECKING:
     from server.api.dataset_schemas import DatasetDetail
@@ -29,9 +31,30 @@ def push(
     content: Annotated[Path, typer.Argument(help="The file or folder to upload.", metavar="PATH", exists=True)],
 ) -> None:
     """Upload a dataset: .npz, CSV, Parquet, a folder of IDX files, or a folder of images per class."""
+    _check(content)
     with server.client() as client, transfer("uploading", "checking") as progress:
         dataset = client.upload_dataset(name, content, progress=progress)
     console.print(f"{name} has {dataset.rows} rows of {_columns(dataset)}; sha256 {dataset.digest}", soft_wrap=True)
+
+
+@app.command()
+def describe(
+    content: Annotated[Path, typer.Argument(help="A file or folder on this machine.", metavar="PATH", exists=True)],
+    as_json: Json = False,
+) -> None:
+    """Show what training would see in a file or folder on this machine: rows, columns, classes, problems."""
+    from core.train.data.describe import describe as look
+
+    with model_errors():
+        found = look(content)
+    if as_json:
+        print_json(found)
+        return
+    console.print(f"{content}: {found['rows']} rows, {found['format']}, sha256 {found['digest']}", soft_wrap=True)
+    _print_columns(found["columns"], found["classes"])
+    console.print(f"target: {found['target']}")
+    for problem in found["problems"]:
+        console.print(f"problem: {problem}", soft_wrap=True)
 
 
 @app.command("list")
@@ -55,12 +78,7 @@ def show(server: Connection, name: Name) -> None:
     with server.client() as client:
         dataset = client.dataset(name)
     console.print(f"{name}: {dataset.rows} rows, {dataset.format}, {decimal(dataset.bytes)}, sha256 {dataset.digest}")
-    columns = Table("column", "type", "row's shape")
-    for column in dataset.columns:
-        columns.add_row(str(column.get("name")), str(column.get("dtype")), str(column.get("shape")))
-    console.print(columns)
-    if dataset.classes:
-        console.print(f"{len(dataset.classes)} classes: {', '.join(dataset.classes[:20])}", soft_wrap=True)
+    _print_columns(dataset.columns, dataset.classes)
     history = Table("since", "by", "sha256")
     for naming in dataset.history:
         history.add_row(naming.time, naming.actor, naming.digest)
@@ -78,6 +96,23 @@ def delete(
     with server.client() as client:
         removed = client.delete_dataset(name, digest=digest)
     console.print(f"{name} is gone, and with it {len(removed.digests)} file(s)")
+
+
+def _check(content: Path) -> None:
+    """Refuse here what is no dataset by its name and first bytes: the server does not learn the file's name."""
+    from core.train.data.opening import check_format
+
+    with model_errors():
+        check_format(content)
+
+
+def _print_columns(columns: Sequence[Mapping[str, Any]], classes: Sequence[str] | None) -> None:
+    table = Table("column", "type", "row's shape")
+    for column in columns:
+        table.add_row(str(column.get("name")), str(column.get("dtype")), str(column.get("shape")))
+    console.print(table)
+    if classes:
+        console.print(f"{len(classes)} classes: {', '.join(classes[:20])}", soft_wrap=True)
 
 
 def _columns(dataset: DatasetDetail) -> str:

@@ -1,9 +1,10 @@
-"""``lathe jobs list | show | watch | logs | cancel | delete``: what the server trains."""
+"""``lathe jobs list | show | watch | logs | report | cancel | delete``: what the server trains."""
 
 from __future__ import annotations
 
 import json
 import tomllib
+import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -73,6 +74,27 @@ def logs(server: Connection, job: JobId) -> None:
 
 @app.command()
 @asks_server
+def report(
+    server: Connection,
+    job: JobId,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file to write. Default: JOB.html in this folder.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Also open the page in a browser.")] = False,
+) -> None:
+    """Write the report of a job into a file: one page that needs no server and no key."""
+    with server.client() as client:
+        page = client.job_report(job)
+    path = output or Path(f"{job}.html")
+    with model_errors():
+        path.write_text(page, encoding="utf-8")
+    console.print(f"wrote {path}", soft_wrap=True)
+    if show and not webbrowser.open(path.resolve().as_uri()):
+        raise fail(f"there is no browser to open {path} with")
+
+
+@app.command()
+@asks_server
 def cancel(server: Connection, job: JobId) -> None:
     """Cancel a job."""
     with server.client() as client:
@@ -134,6 +156,11 @@ def train_there(server: Connection, recipe: Path, wanted: Wanted, curves: bool) 
     document = _document(recipe)
     if (wanted.data is None) == (wanted.dataset is None):
         raise fail("expected either --data with a file or folder to upload, or --dataset with a name")
+    if wanted.data is not None and "format" not in document.get("recipe", document).get("data", {}):
+        from core.train.data.opening import check_format
+
+        with model_errors():
+            check_format(wanted.data)
     with server.client() as client:
         name = wanted.dataset or recipe.stem
         if wanted.data is not None:

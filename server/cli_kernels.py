@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from core.amounts import amount
+from core.precisions import CHOICES
 from server.cli_model import model_errors
 from server.terminal import console, fail
 
@@ -19,9 +21,7 @@ def kernels(
         list[Path], typer.Option(help="An ONNX file; repeat the option for several.", exists=True, dir_okay=False)
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write: .tar, .tar.gz or .tar.xz.")],
-    precision: Annotated[
-        list[str] | None, typer.Option(help="float32, tf32, bfloat16 or float16; repeat the option for several.")
-    ] = None,
+    precision: Annotated[list[str] | None, typer.Option(help=f"{CHOICES}; repeat the option for several.")] = None,
     max_batch: Annotated[int, typer.Option(help="The batch size to choose kernels for.", min=1)] = 32,
     tune: Annotated[
         str, typer.Option(help="off; default or full: with the kernels that tuning would measure on the GPU.")
@@ -50,8 +50,8 @@ def kernels(
                 graph = core.load(path)
                 compile_kernels(graph, target, folder, kind, max_batch, tune, sizes)
         count = write_tar(output, store)
-    seconds, megabytes = time.perf_counter() - started, output.stat().st_size / 2**20
-    console.print(f"{output}: {count} kernels, {megabytes:.1f} MiB, in {seconds:.1f} s", soft_wrap=True)
+    seconds = time.perf_counter() - started
+    console.print(f"{output}: {count} kernels, {amount(output.stat().st_size)}, in {seconds:.1f} s", soft_wrap=True)
 
 
 def load_kernels(
@@ -66,7 +66,7 @@ def load_kernels(
 
     store = open_store(None)
     if store is None:
-        raise fail("the cache folder (LATHE_CACHE) cannot be written")
+        raise fail("the cache folder (LATHE_CACHE_DIR) cannot be written")
     with model_errors():
         count = read_tar(file, store)
     console.print(f"{count} files put into {store.root}", soft_wrap=True)

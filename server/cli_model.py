@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from core.amounts import amount
+from core.precisions import CHOICES
 from server.terminal import console, fail
 
 if TYPE_CHECKING:
-    from core import Profile, Session
+    from core import Graph, Profile, Session
 
 COMPILED = ".lathe"
 
@@ -44,7 +46,7 @@ def compile(
     ] = None,
     threads: Threads = None,
     max_batch: Annotated[int, typer.Option(help="The batch size to choose kernels for.", min=1)] = 32,
-    precision: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    precision: Annotated[str, typer.Option(help=f"{CHOICES}.")] = "float32",
     tune: Annotated[
         str, typer.Option(help="How kernels are chosen: off, default, full, or the seconds to measure them for.")
     ] = "default",
@@ -68,7 +70,7 @@ def compile(
     if packed is not None and not packed.packable:
         console.print(f"sequences are not packed: {packed.reason}", soft_wrap=True)
     seconds, size = time.perf_counter() - started, path.stat().st_size
-    console.print(f"{path}: {size / 2**20:.1f} MiB in {seconds:.1f} s, for {chosen.threads} thread(s)", soft_wrap=True)
+    console.print(f"{path}: {amount(size)} in {seconds:.1f} s, for {chosen.threads} thread(s)", soft_wrap=True)
 
 
 def run(
@@ -105,7 +107,7 @@ def inspect(
         Path | None, typer.Option(help="Also draw the graph of an ONNX file into this .svg file.")
     ] = None,
 ) -> None:
-    """Show the inputs, outputs and operators of a model."""
+    """Show the inputs, outputs, size, parameters, work and operators of a model."""
     with model_errors():
         if picture is not None:
             _draw(model, picture)
@@ -174,8 +176,28 @@ def _inspect_onnx(model: Path) -> None:
 
     graph = core.load(model)
     console.print(_signature([(v.name, v.type) for v in graph.inputs], [(v.name, v.type) for v in graph.outputs]))
+    console.print(_facts(model, graph), soft_wrap=True)
     counts = Counter(node.op for node in graph.nodes)
     console.print(", ".join(f"{op} x{count}" for op, count in counts.most_common()))
+
+
+def _facts(model: Path, graph: Graph) -> str:
+    """Return size, opsets, parameters and the operations of one row, in a line."""
+    from core import facts
+
+    file, work = facts.file_facts(model), facts.flops(graph)
+    opsets = ", ".join(f"{'' if domain == 'ai.onnx' else domain + ' '}{n}" for domain, n in file.opsets.items())
+    known = f"{_si(work)}FLOP for batch 1" if work is not None else "FLOPs that depend on the run"
+    return f"{amount(file.size)}, opset {opsets}, {facts.parameters(graph):,} parameters, {known}"
+
+
+def _si(count: float) -> str:
+    """Return a count with the prefix of a unit: 850 k."""
+    for prefix in ("", "k", "M", "G", "T"):
+        if count < 1000 or prefix == "T":
+            break
+        count /= 1000
+    return f"{count:.3g} {prefix}"
 
 
 def _inspect_compiled(model: Path) -> None:
@@ -183,6 +205,7 @@ def _inspect_compiled(model: Path) -> None:
 
     with core.load_compiled(model) as session:
         console.print(_signature(session.inputs.items(), session.outputs.items()))
+        console.print(f"{amount(model.stat().st_size)}, compiled")
         console.print(f"batching: {session.batching.reason}")
         if session.memory is not None:
             console.print(f"memory: {session.memory}")

@@ -52,6 +52,11 @@ def serve(
     the requests under way are answered.
 
     \b
+    A certificate for tests, signed by itself; clients trust it with --ca server.pem:
+      openssl req -x509 -newkey rsa:2048 -nodes -days 30 -subj /CN=localhost \\
+        -addext subjectAltName=DNS:localhost -keyout server.key -out server.pem
+
+    \b
     Examples:
       lathe serve --model-repo models
       lathe serve --model-repo models --host 0.0.0.0 --keys-file keys.json --tls-cert server.pem --tls-key server.key

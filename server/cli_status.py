@@ -68,8 +68,10 @@ def url_here() -> str:
 
 
 def _client_here(server: Connection, url: str) -> Client:
-    """A client of the server here. Its certificate need not be for the address it is asked at: it is compared whole."""
+    """A client of the server here, by a name that it answers to. Its certificate need not be for that address: it is
+    compared whole."""
     from server.client import Client
+    from server.client.named import NamedTransport
 
     settings = _settings()
     trust: ssl.SSLContext | bool = True
@@ -82,7 +84,14 @@ def _client_here(server: Connection, url: str) -> Client:
             raise fail(f"LATHE_TLS_CERT, LATHE_CERT: {error}") from error
         trust.check_hostname = False
         trust.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    return Client(url, verify=trust, timeout=_PATIENCE)
+    host = _name_of(settings.served_hosts)
+    return Client(url, timeout=_PATIENCE, transport=NamedTransport(host, trust) if host else None, verify=trust)
+
+
+def _name_of(served: str) -> str:
+    """Return the first of the names that the server answers to, empty where it answers to all."""
+    names = [name.strip() for name in served.split(",") if name.strip()]
+    return "" if "*" in names else next(iter(names), "")
 
 
 def _settings() -> Settings:

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from core.amounts import amount
 from server.cli_models import silence
 from server.connection import Connection, asks_server
 from server.terminal import Interval, Rounds, console, looks
@@ -91,7 +92,7 @@ def table(now: Look, before: Look) -> Table:
             *activity(page, old, seconds),
             f"{(page.rows - old.rows) / runs:.1f}" if runs else "",
             f"{page.pending:.0f}",
-            f"{page.memory / 2**20:,.0f} MiB" if page.memory else "not loaded",
+            amount(page.memory) if page.memory else "not loaded",
         )
     return found
 

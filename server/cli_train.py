@@ -57,6 +57,12 @@ def train(
     Ctrl-C does not end; the server gets --data first, under the recipe's name.
 
     \b
+    The smallest recipe.toml, for numbers in columns; lenet5 and resnet-small take images:
+      epochs = 10
+      model = {architecture = "mlp"}
+      optimizer = {kind = "adamw", rate = 0.001}
+
+    \b
     Examples:
       lathe train recipe.toml --data digits.npz --watch
       lathe train recipe.toml --data digits.npz --publish digits --promote

@@ -8,11 +8,12 @@ from time import monotonic
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from server.access.authority import Authority
+from server.access.nearest import hinted
 from server.access.quotas import Quotas
 from server.access.scopes import Scope
 from server.batching.entry import Entry, Outcome
 from server.batching.signature import Group
-from server.errors import BadRequest, ServerError, Unavailable
+from server.errors import BadRequest, ServerError, Unavailable, UnknownModel
 from server.regions import Regions
 from server.scheduling.servable import Servable
 from server.types import Awaited, InferRequest, InferResult, Tensors
@@ -101,7 +102,10 @@ class DataPlane:
         the caller may not run this model, and what :meth:`resolve` raises.
         """
         client = self.authority.check(authorization, Scope.INFER, model) or address
-        return self.registry.route(model, version, key), client
+        try:
+            return self.registry.route(model, version, key), client
+        except UnknownModel as error:
+            raise hinted(error, self.authority.caller(authorization)) from None
 
     def crowded(self, model: str, version: str, authorization: str) -> Servable | None:
         """Return what would answer, where requests are being refused, so that further ones need not be read for that.

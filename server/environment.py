@@ -24,7 +24,10 @@ ELSEWHERE = frozenset(
         "LATHE_TARGET",
         "LATHE_CACHE",
         "LATHE_CHECK_PLANS",
+        "LATHE_BASE",
         "LATHE_BIND",
+        "LATHE_CONTAINER_CPUS",
+        "LATHE_CONTAINER_MEMORY",
         "LATHE_EXPORTERS",
     }
 )
@@ -52,6 +55,9 @@ def read_settings(options: Mapping[str, Any], environment: Mapping[str, str] = o
     Raises BadSettings for values that are not allowed, and for variables that begin like a setting and are none.
     """
     problems = [_unknown(name) for name in strangers(environment)]
+    older = environment.get("LATHE_CACHE")  # the compiler's name for the same folder
+    if older and not any(name.upper() == variable("cache_dir") for name in environment):
+        options = {"cache_dir": older, **options}
     try:
         settings = Settings(**options)
     except ValidationError as error:

@@ -6,6 +6,7 @@ or an address, so it can be sent as it is.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 
@@ -35,6 +36,21 @@ class Forbidden(ServerError):
 
 class NotFound(ServerError):
     code, http_status = "not_found", 404
+
+
+class UnknownModel(NotFound):
+    """No model has this name. ``known`` are the names that there are, which not every caller may see: see
+    :func:`server.access.nearest.hinted`."""
+
+    model = ""
+    known: Iterable[str] = ()
+
+    @classmethod
+    def of(cls, model: str, known: Iterable[str]) -> UnknownModel:
+        """Return the error for a name that is none of the known ones."""
+        error = cls(f"unknown model {model[:80]!r}")
+        error.model, error.known = model, known
+        return error
 
 
 class MethodNotAllowed(ServerError):

@@ -22,6 +22,7 @@ _ENVIRONMENT = (
     "HOME",
     "LANG",
     "LATHE_CACHE",
+    "LATHE_CACHE_DIR",
     "LATHE_OPERATORS",
     "LATHE_TARGET",
     "LD_LIBRARY_PATH",

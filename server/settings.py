@@ -34,7 +34,10 @@ class Settings(BaseSettings):
     )
     model_repo: Path = Field(Path("model_repo"), description="The model repository's folder.")
     cache_dir: Path | None = Field(
-        None, description="Folder for compiled artifacts; without it `.cache` inside the model repository."
+        None,
+        description="Folder for compiled artifacts; without it `.cache` inside the model repository. "
+        "Commands without a server, such as `lathe compile`, keep theirs there, too; without it in `~/.cache/lathe`. "
+        "`LATHE_CACHE` is an older name for it.",
     )
     state_dir: Path | None = Field(
         None, description="Folder for datasets and jobs; without it `.lathe` inside the model repository."

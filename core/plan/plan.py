@@ -11,6 +11,7 @@ from math import gcd
 
 import numpy as np
 
+from core.amounts import amount
 from core.ir.dim import SymDim, affine, evaluate, floor_div, symbols
 from core.ir.dims import is_sized
 from core.ir.graph import Array, Graph
@@ -113,8 +114,8 @@ class Memory:
     def __str__(self) -> str:
         over = self.peak / self.lower_bound - 1 if self.lower_bound else 0.0
         return (
-            f"arena {_mib(self.peak)} per row (lower bound {_mib(self.lower_bound)}, {over:+.1%}; "
-            f"without sharing {_mib(self.unshared)}), weights {_mib(self.weights)}"
+            f"arena {amount(self.peak)} per row (lower bound {amount(self.lower_bound)}, {over:+.1%}; "
+            f"without sharing {amount(self.unshared)}), weights {amount(self.weights)}"
         )
 
 
@@ -234,7 +235,3 @@ def _in_units(dim: Dim) -> Affine:
     numbers = [number for _, number in dim.terms] if isinstance(dim, SymDim) else [dim]
     common = gcd(*numbers)
     return Affine(units=((floor_div(dim, common), common),))
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:.2f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB"

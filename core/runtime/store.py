@@ -52,6 +52,11 @@ class Store:
         return self.root / "tuning"
 
 
+def cache_dir(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The folder that the environment names; None where it names none. `LATHE_CACHE` is the older name."""
+    return environ.get("LATHE_CACHE_DIR") or environ.get("LATHE_CACHE") or None
+
+
 _stores: dict[Path, Store | None] = {}
 _stores_lock = threading.Lock()
 
@@ -59,7 +64,7 @@ _stores_lock = threading.Lock()
 def open_store(folder: str | None, environ: Mapping[str, str] = os.environ) -> Store | None:
     """The store in `folder` or the default place; None where nothing can be written (a read-only container)."""
     users = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    path = Path(folder) if folder is not None else Path(environ.get("LATHE_CACHE") or users / "lathe")
+    path = Path(folder or cache_dir(environ) or users / "lathe")
     with _stores_lock:
         if path not in _stores:
             _stores[path] = _opened(path, required=folder is not None)

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from core.compiler import compile
 from core.errors import DataError, LatheError
@@ -24,7 +24,7 @@ from core.train.data import Dataset, Examples, Rows
 from core.train.durable import write_folder
 from core.train.fitting import Outcome
 from core.train.parent import Parent, read_parent
-from core.train.recipe import Data, Names, RecipeError, complaint
+from core.train.recipe import Data, Names, checked
 from core.train.report import slowest
 from core.train.scores import Scores, Stopped, scores
 from core.train.section import Section
@@ -51,10 +51,7 @@ class Judgement(Section):
 
 def from_json(text: bytes | str) -> Judgement:
     """A judgement from JSON. RecipeError names every field at fault."""
-    try:
-        return Judgement.model_validate_json(text)
-    except ValidationError as error:
-        raise RecipeError("; ".join(complaint(dict(one)) for one in error.errors(include_url=False))) from None
+    return checked(Judgement, text)
 
 
 def work(folder: Path, sources: Sources, means: Means, stop: Callable[[], bool]) -> Outcome:

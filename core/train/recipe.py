@@ -9,11 +9,12 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
 from core.errors import LatheError
+from core.mistakes import mistakes
 from core.train.choices import Loss, Optimizer, ScheduleChoice
 from core.train.data import Preprocess, Transform
 from core.train.data.opening import Format
@@ -21,6 +22,45 @@ from core.train.section import Section
 from core.train.zoo import Architecture
 
 LARGEST = 1 << 20  # bytes of a recipe
+
+# What PyTorch, Keras and others call a key of a recipe.
+SYNONYMS = {
+    "lr": "rate",
+    "learning_rate": "rate",
+    "eps": "epsilon",
+    "betas": "beta1",
+    "beta_1": "beta1",
+    "beta_2": "beta2",
+    "l2": "weight_decay",
+    "decay": "weight_decay",
+    "gamma": "factor",
+    "step_size": "every",
+    "type": "kind",
+    "name": "kind",
+    "batch_size": "batch",
+    "batchsize": "batch",
+    "minibatch": "batch",
+    "num_epochs": "epochs",
+    "n_epochs": "epochs",
+    "scheduler": "schedule",
+    "lr_scheduler": "schedule",
+    "criterion": "loss",
+    "objective": "loss",
+    "dataset": "data",
+    "network": "model",
+    "augmentation": "augment",
+    "transforms": "augment",
+    "early_stopping": "stop",
+    "gradient_accumulation": "accumulate",
+    "clip_norm": "clip",
+    "ema": "average",
+    "dtype": "precision",
+    "label": "target",
+    "test_split": "held_out",
+    "validation_split": "validation",
+    "file": "onnx",
+    "arch": "architecture",
+}
 
 Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
 Names = Annotated[tuple[str, ...], Field(strict=False)]  # JSON and TOML have lists
@@ -232,19 +272,17 @@ def from_values(values: Mapping[str, Any]) -> Recipe:
 
 def from_json(text: bytes | str) -> Recipe:
     """A recipe from JSON. RecipeError names every field at fault."""
+    return checked(Recipe, text)
+
+
+S = TypeVar("S", bound=Section)
+
+
+def checked(kind: type[S], text: bytes | str) -> S:
+    """A table of this kind from JSON. RecipeError names every field at fault."""
     try:
-        return Recipe.model_validate_json(text)
+        return kind.model_validate_json(text)
     except ValidationError as error:
-        raise RecipeError("; ".join(complaint(dict(one)) for one in error.errors(include_url=False))) from None
-
-
-def complaint(error: Mapping[str, Any]) -> str:
-    """One of pydantic's errors: the field, what was expected, what came."""
-    field = ".".join(str(part) for part in error["loc"]) or "recipe"
-    came = "" if error["type"] in {"missing", "json_invalid"} else f", got {shortened(error['input'])}"
-    return f"{field}: {error['msg']}{came}"
-
-
-def shortened(value: Any, most: int = 80) -> str:
-    text = repr(value)
-    return text if len(text) <= most else text[: most - 3] + "..."
+        errors = error.errors(include_url=False)
+        document = None if errors[0]["type"] == "json_invalid" else json.loads(text)
+        raise RecipeError("; ".join(mistakes(errors, kind, document, SYNONYMS))) from None

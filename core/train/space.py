@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from core.train import recipe
-from core.train.recipe import ParentModel, Recipe, RecipeError, Seed, complaint
+from core.train.recipe import ParentModel, Recipe, RecipeError, Seed
 from core.train.section import Section
 
 Values: TypeAlias = Mapping[str, Any]  # by the path of the field: optimizer.rate
@@ -123,10 +123,7 @@ class Sweep(Section):
 
 def from_json(text: bytes | str) -> Sweep:
     """A sweep from JSON. RecipeError names every field at fault."""
-    try:
-        return Sweep.model_validate_json(text)
-    except ValidationError as error:
-        raise RecipeError("; ".join(complaint(dict(one)) for one in error.errors(include_url=False))) from None
+    return recipe.checked(Sweep, text)
 
 
 def _read(values: Mapping[str, Any]) -> Recipe:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
+from pydantic.json_schema import SkipJsonSchema
 
 from server.api.dataset_schemas import DatasetDetail, DatasetsRemoved, DatasetState
 from server.api.models import FAILURES, Digest, check_headers, form, origin_of, stream_of
@@ -54,7 +55,7 @@ def datasets_routes(datasets: Datasets, max_bytes: int) -> APIRouter:
     async def delete_dataset(
         dataset: Name,
         digest: Annotated[
-            str | None,
+            str | SkipJsonSchema[None],
             Query(description="Forget only this content of the name's history.", json_schema_extra=form(DIGEST)),
         ] = None,
     ) -> DatasetsRemoved:

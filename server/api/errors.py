@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from core.mistakes import classes, mistakes
+from server.access.authority import Caller
+from server.access.nearest import hinted
 from server.api.accessed import note_refusal
 from server.api.asgi import ClientLeft, send_reply
 from server.api.reply import error_reply
-from server.errors import BadRequest, MethodNotAllowed, NotFound, ServerError, UnsupportedMedia
+from server.errors import BadRequest, MethodNotAllowed, NotFound, ServerError, UnknownModel, UnsupportedMedia
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -20,6 +26,9 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ServerError)
     async def refused(request: Request, error: ServerError) -> Response:
+        caller = getattr(request.state, "caller", None)
+        if isinstance(error, UnknownModel) and isinstance(caller, Caller):
+            error = hinted(error, caller)
         return _response(request, error)
 
     @app.exception_handler(HTTPException)
@@ -68,7 +77,24 @@ def _invalid(request: Request, error: RequestValidationError) -> ServerError:
     if any(item["loc"] == ("body",) and item["type"] != "missing" for item in problems) and not _is_json(kind or ""):
         came = repr(kind[:80]) if kind else "none"
         return UnsupportedMedia(f"header content-type: expected application/json, got {came}")
-    return BadRequest("; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in problems))
+    return BadRequest("; ".join(_problem(request, error, item) for item in problems))
+
+
+def _problem(request: Request, error: RequestValidationError, item: Mapping[str, Any]) -> str:
+    """Return one mistake; for the body, the nearest key in place of one that there is not."""
+    where, *place = item["loc"]
+    if where != "body":
+        return f"{'.'.join(map(str, item['loc']))}: {item['msg']}"
+    (text,) = mistakes([{**item, "loc": tuple(place)}], _body_of(request), error.body)
+    return f"body.{text}" if place else f"body: {text}"
+
+
+def _body_of(request: Request) -> type[BaseModel] | None:
+    """Return what the body of a request to this route is read as."""
+    route = request.scope.get("route")
+    bodies = route.dependant.body_params if isinstance(route, APIRoute) else []
+    kinds = [kind for each in bodies for kind in classes(each.field_info.annotation)]
+    return kinds[0] if len(kinds) == 1 else None
 
 
 def _is_json(kind: str) -> bool:

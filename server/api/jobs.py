@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import orjson
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
+from pydantic.json_schema import SkipJsonSchema
 
 from server.access.authority import Caller
 from server.api.job_answers import JobAccepted, JobDetail, JobSummary
@@ -30,6 +31,12 @@ _REPORT_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; sandbox allow-scripts"
 )
 
+LastEvent = Annotated[
+    str | SkipJsonSchema[None],
+    Header(description="The `id` of the last event that came.", json_schema_extra={"pattern": "^[0-9]{1,15}$"}),
+]
+_EVENT = {"type": "object", "properties": {name: {"type": "string"} for name in ("id", "event", "data")}}
+_EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": _EVENT}}}}
 JobId = Annotated[str, Path(description="The job.", json_schema_extra=form(ID))]
 
 
@@ -68,7 +75,7 @@ def _reading(routes: APIRouter, jobs: JobService) -> None:
     @routes.get("/jobs")
     async def list_jobs(
         request: Request,
-        state: Annotated[JobState | None, Query(description="Only those in this state.")] = None,
+        state: Annotated[JobState | SkipJsonSchema[None], Query(description="Only those in this state.")] = None,
         limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     ) -> list[JobSummary]:
         """List your jobs, newest first; administrators see everybody's."""
@@ -107,11 +114,11 @@ def _files(routes: APIRouter, jobs: JobService) -> None:
 
 
 def _events(routes: APIRouter, jobs: JobService, followers: Followers) -> None:
-    @routes.get("/jobs/{job}/events", responses=_content("text/event-stream"), response_class=Response)
+    @routes.get("/jobs/{job}/events", responses=_EVENTS, response_class=Response)
     async def events(
         request: Request,
         job: JobId,
-        last_event_id: Annotated[str | None, Header(description="The `id` of the last event that came.")] = None,
+        last_event_id: LastEvent = None,
     ) -> Response:
         """Follow a job as server-sent events until it has ended.
 

@@ -56,6 +56,7 @@ def statistics(plane: DataPlane, book: StatsBook, model: str = "", version: str 
         wanted = int(version) if version.isdigit() else plane.resolve(model, version).ref.version
         pages = [page for page in pages if page.ref.version == wanted]
     if model and not pages:
+        plane.is_ready(model)  # raises for an unknown one
         raise NotFound(f"model {model!r}{f' version {version!r}' if version else ''} is not known")
     return {"model_stats": [page.describe() for page in pages]}
 

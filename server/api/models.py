@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Header, Path, Query, Request
+from pydantic.json_schema import SkipJsonSchema
 from starlette.requests import ClientDisconnect
 
 from server.access.scopes import Scope
@@ -41,7 +42,7 @@ Model = Annotated[str, Path(description="The model's name.", json_schema_extra=f
 Number = Annotated[str, Path(description="The version's number.", json_schema_extra=form(names.VERSION))]
 AliasName = Annotated[str, Path(description="The alias.", json_schema_extra=form(names.ALIAS))]
 Key = Annotated[
-    str | None,
+    str | SkipJsonSchema[None],
     Header(
         alias="Idempotency-Key",
         description="Repeating a request with its key repeats the answer, not the change.",
@@ -49,9 +50,10 @@ Key = Annotated[
     ),
 ]
 Digest = Annotated[
-    str | None,
+    str | SkipJsonSchema[None],
     Header(description="RFC 9530, sha-256.", json_schema_extra={"pattern": "^sha-256=:[A-Za-z0-9+/]{43}=:$"}),
 ]
+Metadata = Annotated[str | SkipJsonSchema[None], Query(description="A JSON object kept in the manifest.")]
 ONNX_BODY = {
     "requestBody": {
         "required": True,
@@ -117,7 +119,7 @@ def _versions(routes: APIRouter, rollout: Rollout, max_upload: int) -> None:
         model: Model,
         promote: Annotated[bool, Query(description="Go live at once.")] = False,
         allow_signature_change: Annotated[bool, Query(description="Even with other inputs or outputs.")] = False,
-        metadata: Annotated[str | None, Query(description="A JSON object kept in the manifest.")] = None,
+        metadata: Metadata = None,
         content_digest: Digest = None,
         idempotency_key: Key = None,
     ) -> Published:

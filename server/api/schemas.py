@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from server.repository import names
 from server.repository.names import LIVE
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ def whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Version = Annotated[int, BeforeValidator(whole), Field(ge=1, lt=10**9, strict=True)]
+# In this order: behind a validator, bounds would be checked, but not described.
+Version = Annotated[int, Field(ge=1, lt=10**9, strict=True), BeforeValidator(whole)]
 
 
 class Answer(BaseModel):
@@ -49,7 +51,11 @@ class AliasMove(Asked):
 class RollbackAsked(Asked):
     """How far to go back."""
 
-    alias: str = Field(default=LIVE, description="The alias to take back.")
+    alias: str = Field(
+        default=LIVE,
+        description="The alias to take back.",
+        json_schema_extra={"pattern": f"^(?:{names.ALIAS.pattern})$"},  # checked by `names`, in its own words
+    )
     to: Version | None = Field(default=None, description="A version on the history; without it the one before.")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from server.api.schemas import whole
 from server.api.v2 import json_response, read_json
 from server.errors import BadRequest, NotFound, Unsupported
 from server.regions import Regions
@@ -67,7 +68,7 @@ def _cuda_routes(routes: APIRouter) -> None:
 
 
 def _bytes(body: dict[str, object], name: str, default: int | None) -> int:
-    value = body.get(name, default)
+    value = whole(body.get(name, default))
     if not isinstance(value, int) or isinstance(value, bool):
         raise BadRequest(f"{name}: expected a number of bytes, got {type(value).__name__}")
     return value

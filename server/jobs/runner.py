@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from core.amounts import amount
 from core.runtime.priority import Priority, usage
 from server.children import refusal
 from server.limits import OUT_OF_MEMORY, OUT_OF_SPACE
@@ -121,12 +122,12 @@ class Run:
         if time.monotonic() - self.started > bounds.seconds:
             return "the job ran for longer than its limit of seconds"
         if usage(pid).memory > bounds.memory:
-            return f"the job takes more than {bounds.memory >> 20} MiB of memory, its limit"
+            return f"the job takes more than {amount(bounds.memory)} of memory, its limit"
         return None
 
     async def _excess_on_disk(self) -> str | None:
         if await asyncio.to_thread(self._size) > self._bounds.disk:
-            return f"the job's files take more than {self._bounds.disk >> 20} MiB of disk, its limit"
+            return f"the job's files take more than {amount(self._bounds.disk)} of disk, its limit"
         return None
 
     def _meaning(self, code: int, output: bytes) -> tuple[End, str]:
@@ -136,7 +137,7 @@ class Run:
         if code == _REFUSED and (reason := refusal(output, self._command)):
             return End.REFUSED, reason
         if code == OUT_OF_MEMORY:
-            return End.REFUSED, f"the job takes more than {self._bounds.memory >> 20} MiB of memory, its limit"
+            return End.REFUSED, f"the job takes more than {amount(self._bounds.memory)} of memory, its limit"
         if code == OUT_OF_SPACE:
             return End.REFUSED, refusal(output, self._command) or "the disk is full"
         if self.stopping or code == _STOPPED:

@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from core.amounts import amount
 from server.access.authority import Caller
 from server.access.scopes import Scope
 from server.errors import BadRequest, Conflict, Forbidden, NotFound, QuotaExceeded, StorageFull, TooLarge, Unprocessable
@@ -177,7 +178,7 @@ class JobService:
             await asyncio.to_thread(self._space.check)
         size = await asyncio.to_thread(self.register.folders.size)
         if size > self._quotas.storage:
-            raise StorageFull(f"the files of all jobs take {size >> 20} MiB, more than they may: delete some")
+            raise StorageFull(f"the files of all jobs take {amount(size)}, more than they may: delete some")
 
     async def _pin(self, asked: Request) -> ModelPin | None:
         return await self._parents.pin(asked.model, asked.version) if asked.model is not None else None

@@ -25,12 +25,13 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
+from core.mistakes import mistakes
 from server.archive import PIPELINE
 from server.datatypes import NUMPY_OF
 from server.types import ModelRef, TensorSpec
@@ -167,21 +168,18 @@ def parse(content: bytes) -> Definition:
     """Read the file's content; raises BadPipeline."""
     if len(content) > LARGEST:
         raise BadPipeline(f"{PIPELINE_FILE}: expected at most {LARGEST} bytes, got more")
+    document: dict[str, Any] = {}
     try:
-        return Definition(**tomllib.loads(content.decode()))
+        document = tomllib.loads(content.decode())
+        return Definition(**document)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadPipeline(f"{PIPELINE_FILE}: not TOML: {error}") from error
     except ValidationError as error:
-        raise BadPipeline(f"{PIPELINE_FILE}: {'; '.join(_complaints(error))}") from error
+        found = mistakes(error.errors(include_url=False), Definition, document)
+        raise BadPipeline(f"{PIPELINE_FILE}: {'; '.join(found)}") from error
 
 
 def read_definition(folder: Path) -> Definition:
     """Read the pipeline of a version; raises BadPipeline, OSError."""
     with (folder / PIPELINE_FILE).open("rb") as file:
         return parse(file.read(LARGEST + 1))
-
-
-def _complaints(error: ValidationError) -> Iterator[str]:
-    for item in error.errors():
-        place, text = ".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, ")
-        yield f"{place}: {text}" if place else text

@@ -23,6 +23,7 @@ from enum import IntEnum
 from itertools import accumulate, count
 from typing import TypeAlias
 
+from core.amounts import amount
 from core.runtime.priority import usage
 from server.children import Limits
 from server.errors import BrokenOff, Internal
@@ -275,7 +276,7 @@ class _Watch:
         if seconds > self._limits.seconds:
             raise Beyond(f"it takes longer than {self._limits.seconds:g} s")
         if taken.memory > self._limits.memory:
-            raise Beyond(f"it takes more than {self._limits.memory >> 20} MiB of memory")
+            raise Beyond(f"it takes more than {amount(self._limits.memory)} of memory")
 
 
 def _end(popen: subprocess.Popen[bytes]) -> None:

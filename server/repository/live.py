@@ -16,7 +16,7 @@ from server.backends.base import LoadedModel, PackingModel, packing
 from server.canary.guard import Verdict
 from server.canary.plan import CanaryPlan
 from server.canary.traffic import Trial
-from server.errors import Conflict, NotFound, ServerError
+from server.errors import Conflict, ServerError, UnknownModel
 from server.pipelines.pipeline import Pipeline
 from server.repository import policy
 from server.repository.aliases import Aliases
@@ -225,7 +225,7 @@ class LiveModels:
     def known(self, name: str) -> LiveModel:
         """Return a model that has versions; raises NotFound."""
         if name not in self._models:
-            raise NotFound(f"unknown model {name[:80]!r}")
+            raise UnknownModel.of(name, self._models)
         return self._models[name]
 
     def pipelines_on(self, name: str) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Protocol
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from core.amounts import amount
 from server.backends.base import Needs
 from server.errors import OutOfMemory
 from server.repository.modelconfig import CONFIG, ModelConfig
@@ -48,13 +49,13 @@ class MemoryBudget:
         claim = Claim(self, needs, owner)
         most = owner.config.max_memory_bytes
         if most is not None and claim.nbytes > most:
-            raise OutOfMemory(f"the model can take {claim}; its {CONFIG} allows {_mib(most)} (max_memory_bytes)")
+            raise OutOfMemory(f"the model can take {claim}; its {CONFIG} allows {amount(most)} (max_memory_bytes)")
         with self._lock:
             others = sum(other.nbytes for other in self._claims)
             if self.limit is not None and others + claim.nbytes > self.limit:
                 raise OutOfMemory(
-                    f"the model can take {claim}; of the {_mib(self.limit)} for all models {_mib(others)} are claimed: "
-                    "unload or delete others, bound its queue, or give the server a larger max_memory"
+                    f"the model can take {claim}; of the {amount(self.limit)} for all models {amount(others)} are "
+                    "claimed: unload or delete others, bound its queue, or give the server a larger max_memory"
                 )
             self._claims.add(claim)
         return claim
@@ -96,8 +97,8 @@ class Claim:
         return self._budget.shares(self._needs, self._owner.config)
 
     def __str__(self) -> str:
-        parts = ", ".join(f"{name} {_mib(nbytes)}" for name, nbytes in self._shares.items() if nbytes)
-        return f"{_mib(self.nbytes)} of memory ({parts})"
+        parts = ", ".join(f"{name} {amount(nbytes)}" for name, nbytes in self._shares.items() if nbytes)
+        return f"{amount(self.nbytes)} of memory ({parts})"
 
 
 class MemoryMetrics(Collector):
@@ -111,7 +112,3 @@ class MemoryMetrics(Collector):
         yield GaugeMetricFamily("lathe_memory_claimed_bytes", "Memory that loaded models can come to need", claimed)
         if self._budget.limit is not None:
             yield GaugeMetricFamily("lathe_memory_limit_bytes", "Memory for all models", self._budget.limit)
-
-
-def _mib(nbytes: int) -> str:
-    return f"{nbytes / 2**20:,.1f} MiB"

@@ -8,10 +8,11 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
+from core.mistakes import mistakes
 from server.access.quotas import Quota
 from server.batching.padding import Padding
 from server.batching.policy import BatchPolicy
@@ -262,12 +263,14 @@ def read_config(folder: Path) -> ModelConfig:
         return ModelConfig()
     if len(content) > _LARGEST:
         raise BadConfig(f"{CONFIG}: expected at most {_LARGEST} bytes, got more")
+    document: dict[str, Any] = {}
     try:
-        config = _checked(ModelConfig(**tomllib.loads(content.decode())))
+        document = tomllib.loads(content.decode())
+        config = _checked(ModelConfig(**document))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadConfig(f"{CONFIG}: not TOML: {error}") from error
     except ValidationError as error:
-        found = (f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        found = mistakes(error.errors(include_url=False), ModelConfig, document)
         raise BadConfig(f"{CONFIG}: {'; '.join(found)}") from error
     config._labels.update({name: _read_labels(folder, name, file) for name, file in config.label_filename.items()})
     return config

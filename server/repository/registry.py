@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from server.errors import BadRequest, NotFound, ServerError, Unavailable
+from server.errors import BadRequest, NotFound, ServerError, Unavailable, UnknownModel
 from server.repository import names
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Registry:
         view = self._views.get(model)
         if view is not None and (servable := view.routes.get(version)) is not None:
             return servable
-        raise _why(view, model, version)
+        raise UnknownModel.of(model, self._views) if view is None else _why(view, model, version)
 
     def route(self, model: str, version: str = "", key: str = "") -> Servable:
         """Return what answers this request: as :meth:`resolve`, but while a candidate is tried it gets its share."""
@@ -65,7 +65,7 @@ class Registry:
         """Return one model's view; raises NotFound."""
         view = self._views.get(model)
         if view is None:
-            raise _why(None, model, "")
+            raise UnknownModel.of(model, self._views)
         return view
 
     def find(self, model: str) -> View | None:
@@ -81,9 +81,7 @@ class Registry:
         self._views.pop(model, None)
 
 
-def _why(view: View | None, model: str, version: str) -> ServerError:
-    if view is None:
-        return NotFound(f"unknown model {model[:80]!r}")
+def _why(view: View, model: str, version: str) -> ServerError:
     if version in view.absent:
         return Unavailable(f"model {model!r}{_at(version)} is not loaded: {view.absent[version]}")
     if version and not names.is_version(version) and names.ALIAS.fullmatch(version) is None:

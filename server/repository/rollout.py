@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from server.backends.base import lost
-from server.errors import Conflict, NotFound, Unavailable, Unsupported
+from server.errors import Conflict, Unavailable, UnknownModel, Unsupported
 from server.pipelines.definition import BadPipeline, read_definition
 from server.pipelines.pipeline import Pipeline
 from server.repository import names, policy
@@ -286,8 +286,8 @@ class Rollout:
     async def load(self, name: str, parameters: Mapping[str, object]) -> None:
         """Look at a model's folder again, take what was copied in, retry what failed; raises why nothing answers."""
         _check_load_parameters(parameters)
-        if name not in await asyncio.to_thread(self._store.models):
-            raise NotFound(f"unknown model {name[:80]!r}")
+        if name not in (known := await asyncio.to_thread(self._store.models)):
+            raise UnknownModel.of(name, known)
         model = self._models.get(name)
         model.unloaded = False
         model.failures.clear()

@@ -16,11 +16,11 @@ CORE = Path(__file__).resolve().parents[2] / "core"
 
 # In the order data flows; modules on one line may import each other.
 LAYERS = [
-    ["core.errors", "core.charts", "core.feeds"],
+    ["core.errors", "core.charts", "core.feeds", "core.mistakes", "core.amounts", "core.precisions"],
     ["core.ir"],
     ["core.picture"],
     ["core.ops"],
-    ["core.frontends", "core.passes", "core.autodiff", "core.reference"],
+    ["core.frontends", "core.passes", "core.autodiff", "core.reference", "core.facts"],
     ["core.kernels.target", "core.kernels.catalog"],
     ["core.plan", "core.check"],
     ["core.codegen"],

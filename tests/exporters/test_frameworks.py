@@ -6,11 +6,14 @@ LATHE_EXPORTERS names a folder with an environment per framework; its interprete
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import core
 from tests.exporters.agreement import folder_agrees
 
 ENVIRONMENTS = Path(os.environ["LATHE_EXPORTERS"])
@@ -31,3 +34,16 @@ def test_framework(framework: str, tmp_path: Path, subtests: pytest.Subtests) ->
     for folder in folders:
         with subtests.test(folder.name):
             folder_agrees(folder)
+
+
+def test_the_example_of_the_documentation_exports_a_model_that_batches(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/getting-started.md").read_text()
+    (example,) = [
+        block for block in re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE) if "torch" in block
+    ]
+    python = (ENVIRONMENTS / "torch" / "bin" / "python").absolute()
+    made = subprocess.run([python, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr[-4000:]
+    with core.compile(tmp_path / "mine.onnx") as session:
+        assert session.batching.symbol is not None
+        assert session.run({"x": np.ones((5, 4), np.float32)})["y"].shape == (5, 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,10 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from core.train.recipe import from_toml
+from server.cli import app
 from server.client import ApiError, Client
 from tests.project.test_commands import checkout, free_port, split_commands
 
@@ -143,6 +147,72 @@ def test_each_of_the_ten_tasks_takes_at_most_five_commands(project: Path) -> Non
     assert [heading.split()[1].lower() for heading in found] == TASKS
     for heading, commands in found.items():
         assert 1 <= len(commands) <= 5, heading
+
+
+OF_THE_SHELL = ("mkdir", "python", "export", "openssl")  # what a task needs besides `lathe`
+
+
+def help_of(*command: str) -> str:
+    """The help of a command, its lines joined and without the frames around tables."""
+    shown = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "240"}).output
+    return "\n".join(line.strip("│ ") for line in shown.splitlines())
+
+
+def calls(commands: list[str]) -> list[list[str]]:
+    """The words of each call of `lathe` in a task, those inside of `$(...)` among them."""
+    lines = [line for line in commands if not line.startswith("python\n")]
+    found = [part for line in lines for part in re.findall(r"(?:^|\$\()lathe ([^)\n]+)", line, re.MULTILINE)]
+    return [shlex.split(call) for call in found]
+
+
+def rows(shown: str) -> dict[str, str]:
+    """What a help's tables explain: commands, arguments and options, with the text behind each."""
+    found: dict[str, str] = {}
+    for line in shown.splitlines():
+        if entry := re.match(r"(?:\*\s+)?(--[a-z-]+|[a-z][a-z-]+|[A-Z]+)(?:\s+-\w)?\s{2,}(.+)", line):
+            found.setdefault(entry[1], entry[2])
+    return found
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_help_alone_leads_through_each_task(project: Path, name: str) -> None:
+    """From `lathe --help` to every command; from its help to its options and arguments, with a sentence for each."""
+    commands = dict(zip(TASKS, tasks(project).values(), strict=True))[name]
+    found = calls(commands)
+    assert found or name == "ask"
+    for words in found:
+        path: list[str] = []
+        while (
+            words and words[0] in (listed := rows(help_of(*path))) and not words[0].startswith("--") and len(path) < 2
+        ):
+            assert len(listed[words[0]].split()) >= 3, (path, words[0])  # a sentence, not a word
+            path.append(words.pop(0))
+        assert path, words
+        explained = rows(help_of(*path))
+        options = [word for word in words if word.startswith("--")]
+        for option in options:
+            assert option in explained and len(explained[option].split()) >= 3, (path, option)
+        taken = sum(1 for row in explained if row.isupper())
+        values = [word for word in words if not word.startswith("--")]
+        assert len(values) <= taken + len(options), (path, values)
+
+
+def test_what_tasks_take_from_the_shell_is_in_some_help(project: Path) -> None:
+    """Variables, the certificate for tests, the smallest recipe, and the Python client."""
+    lines = [line for commands in tasks(project).values() for line in commands]
+    others = [line for line in lines if not line.startswith("lathe ")]
+    assert {line.split()[0] for line in others} == set(OF_THE_SHELL)
+    served = help_of("serve")
+    for word in next(line for line in others if line.startswith("openssl ")).split():
+        assert word in served, word
+    models = help_of("models")
+    for variable in re.findall(r"LATHE_\w+(?==)", "\n".join(others)):
+        assert f"env var: {variable}]" in models, variable
+    (client,) = [line for line in others if line.startswith("python\n")]
+    (imported,) = re.findall(r"^from server\S* import \w+$", client, re.MULTILINE)
+    assert imported in help_of("infer")
+    recipe = help_of("train").partition("The smallest recipe.toml")[2].partition("\n\n")[0]
+    assert from_toml("\n".join(recipe.splitlines()[1:]).encode()).epochs == 10
 
 
 @pytest.mark.timeout(600)

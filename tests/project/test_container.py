@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from server.environment import strangers
+
 
 @pytest.fixture
 def dockerfile(project: Path) -> str:
@@ -37,7 +39,7 @@ def test_the_one_for_gpus_only_adds_what_they_need(dockerfile: str, compose: dic
     assert {"build": "build-cuda", "base": "cuda"}.items() <= stages.items()
     assert "LATHE_DEVICE=cuda" in dockerfile
     service, plain = compose["services"]["lathe-cuda"], compose["services"]["lathe"]
-    assert service["build"] == {"context": ".", "target": "cuda"}
+    assert service["build"] == {**plain["build"], "target": "cuda"}
     (device,) = service["deploy"]["resources"]["reservations"]["devices"]
     assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
     own = {"build", "image", "profiles", "deploy", "networks"}
@@ -52,11 +54,68 @@ def test_signals_reach_the_server(dockerfile: str) -> None:
     assert json.loads(instructions(dockerfile, "CMD")[-1]) == ["serve"]
 
 
-def test_the_health_check_needs_only_python(dockerfile: str) -> None:
+def test_the_health_check_knows_the_settings(dockerfile: str, compose: dict[str, Any]) -> None:
+    """`lathe health` asks over TLS where the settings name a certificate; a URL written down here would not."""
     command = json.loads(instructions(dockerfile, "HEALTHCHECK")[0].split("CMD", 1)[1])
-    assert command[:2] == ["python3", "-c"]
-    compile(command[2], "healthcheck", "exec")
-    assert "/v2/health/ready" in command[2]
+    assert command == ["lathe", "health"]
+    assert compose["services"]["lathe"]["healthcheck"]["test"] == ["CMD", *command]
+    for url in ("http://", "https://"):
+        assert not any(url in line for line in dockerfile.splitlines() if "CMD" in line or "HEALTHCHECK" in line)
+
+
+def test_both_health_checks_wait_equally_long(dockerfile: str, compose: dict[str, Any]) -> None:
+    options = dict(re.findall(r"--([a-z-]+)=(\S+)", instructions(dockerfile, "HEALTHCHECK")[0]))
+    written = {
+        name.replace("_", "-"): str(value) for name, value in compose["services"]["lathe"]["healthcheck"].items()
+    }
+    assert {name: value for name, value in written.items() if name != "test"} == options
+
+
+def test_the_base_image_is_one_argument(dockerfile: str, compose: dict[str, Any]) -> None:
+    (default,) = re.findall(r"^ARG BASE=(\S+)$", dockerfile, re.MULTILINE)
+    stages = set(re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, re.MULTILINE))
+    images = {image for image in re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE) if image not in stages}
+    assert images == {"${BASE}"}
+    for name in ("lathe", "lathe-cuda"):
+        assert compose["services"][name]["build"]["args"] == {"BASE": f"${{LATHE_BASE:-{default}}}"}
+
+
+def test_every_container_has_limits(compose: dict[str, Any]) -> None:
+    for name, service in compose["services"].items():
+        assert {"mem_limit", "cpus", "pids_limit"} <= service.keys(), name
+        assert service["ulimits"]["nofile"] >= 4096, name
+        assert all(",size=" in mount for mount in service.get("tmpfs", ())), name
+        assert service["logging"]["driver"] == "json-file", name
+        assert service["logging"]["options"].keys() == {"max-size", "max-file"}, name
+
+
+def test_the_server_may_open_a_file_for_each_connection(compose: dict[str, Any]) -> None:
+    from server.settings import Settings
+
+    assert compose["services"]["lathe"]["ulimits"]["nofile"] > 2 * Settings.model_fields["max_connections"].default
+
+
+def test_nothing_is_open_unless_its_owner_says_so(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    for name in ("lathe", "lathe-cuda"):
+        assert services[name]["environment"]["LATHE_OPEN_MANAGEMENT"] == "${LATHE_OPEN_MANAGEMENT:-false}", name
+    assert not any("ANONYMOUS" in variable for variable in services["grafana"]["environment"])
+    for name, service in services.items():
+        for published in service["ports"]:
+            assert published.startswith(("127.0.0.1:", "${LATHE_BIND:-127.0.0.1}:")), name
+    assert "default" not in services["grafana"]["networks"]  # which the server is on
+
+
+def test_the_variables_of_the_compose_file_are_no_mistakes_for_the_server(project: Path) -> None:
+    """They stand in the same shell, or in the same `.env`, as the server's own settings."""
+    named = set(re.findall(r"\$\{(LATHE_\w+)", (project / "docker-compose.yml").read_text()))
+    assert len(named) >= 5
+    assert strangers(dict.fromkeys(named, "1")) == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/operations.md"])
+def test_pages_say_how_to_open_management(project: Path, page: str) -> None:
+    assert "LATHE_OPEN_MANAGEMENT=true docker compose up" in (project / page).read_text()
 
 
 def test_everything_copied_is_let_into_the_build(project: Path, dockerfile: str) -> None:

@@ -19,6 +19,8 @@ from core.train.data.parquet import read_parquet
 Format: TypeAlias = Literal["npz", "idx", "csv", "parquet", "images"]
 
 _MAGIC = {b"PAR1": "parquet", b"\x1f\x8b": "csv"}
+# Endings of files that text in them makes a table. Uploads have none.
+_TABLES = frozenset({"", ".csv", ".tsv", ".tab", ".txt", ".text", ".data", ".dat", ".test", ".train"})
 _TEXT = 1 << 16  # bytes that are looked at to see whether a file is text
 
 
@@ -56,6 +58,8 @@ def _guess(given: Given) -> str:
     for magic, format in _MAGIC.items():
         if head.startswith(magic):
             return format
+    if given.path.suffix.lower() not in _TABLES:
+        raise _unknown(given, f'; `format = "csv"` in a recipe\'s [data] reads a {given.path.suffix} file as CSV')
     if head and b"\0" not in head:
         return "csv"
     raise _unknown(given)
@@ -74,9 +78,14 @@ def _guess_members(given: Given, members: Members) -> str:
     return table
 
 
-def _unknown(given: Given) -> DataError:
+def check_format(path: Path) -> None:
+    """Raise DataError for a file or folder of no known format. Its values are not looked at."""
+    _guess(Given(path, path.name, Budget(MOST_BYTES)))
+
+
+def _unknown(given: Given, hint: str = "") -> DataError:
     known = "NumPy arrays (.npz), IDX files, CSV, Parquet, folders of images"
-    return given.error(f"is of none of the formats that are read: {known}")
+    return given.error(f"is of none of the formats that are read: {known}{hint}")
 
 
 def _with_members(reader: Callable[[Given, Members], Dataset]) -> Callable[[Given], Dataset]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeAlias
@@ -13,6 +14,7 @@ from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.message import DecodeError
 
 from server.access.authority import Authority
+from server.access.nearest import hinted
 from server.access.scopes import CALLS, Scope
 from server.api.grpc.accessed import Accessed
 from server.api.grpc.calls import RESERVE, Calls
@@ -24,7 +26,7 @@ from server.api.grpc.sent import glance
 from server.api.grpc.service import InferenceService, Parts
 from server.api.grpc.status import errors_as_status
 from server.api.received import DOCUMENT
-from server.errors import BadRequest, ServerError, TooLarge
+from server.errors import BadRequest, ServerError, TooLarge, UnknownModel
 from server.settings import Settings
 from server.telemetry.access import AccessLog
 
@@ -131,11 +133,35 @@ def _handlers(
     accessed = Accessed(access) if access.errors else None
     found = {
         method.name: _handler(
-            method, getattr(methods, method.name), _permission(method.name, authority), accessed, entrance
+            method,
+            _hinting(getattr(methods, method.name), authority),
+            _permission(method.name, authority),
+            accessed,
+            entrance,
         )
         for method in service.methods
     }
     return Gate(grpc.method_handlers_generic_handler(service.full_name, found), authority, accessed)
+
+
+def _hinting(call: Callable[..., Any], authority: Authority) -> Callable[..., Any]:
+    """Wrap a call: the error of an unknown model names the nearest that the caller may read."""
+    if inspect.isasyncgenfunction(call):
+        return call  # inference, whose errors are answers; see `DataPlane.route`
+
+    @functools.wraps(call)
+    async def hinting(message: Any, context: Any) -> Message:
+        try:
+            return await call(message, context)
+        except UnknownModel as error:
+            raise hinted(error, authority.caller(_shown(context))) from None
+
+    return hinting
+
+
+def _shown(context: Any) -> str:
+    shown: str = dict(context.invocation_metadata() or ()).get("authorization", "")
+    return shown
 
 
 def _permission(call: str, authority: Authority) -> Permit:
@@ -144,8 +170,7 @@ def _permission(call: str, authority: Authority) -> Permit:
 
     def permit(message: Any, context: Any) -> None:
         if need is not None and need is not Scope.INFER:
-            shown = dict(context.invocation_metadata() or ()).get("authorization", "")
-            authority.check(shown, need, "" if of_all else _model_of(message))
+            authority.check(_shown(context), need, "" if of_all else _model_of(message))
 
     return permit
 

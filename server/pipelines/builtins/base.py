@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from core.mistakes import mistakes
 from server.pipelines.definition import BadPipeline
 from server.types import Tensors, TensorSpec
 
@@ -38,8 +39,8 @@ class Request:
         try:
             return kind(**self.options)
         except ValidationError as error:
-            found = (f"{'.'.join(map(str, ('options', *item['loc'])))}: {item['msg']}" for item in error.errors())
-            raise BadPipeline("; ".join(found)) from error
+            found = mistakes(error.errors(include_url=False), kind, dict(self.options))
+            raise BadPipeline("; ".join(f"options.{each}" for each in found)) from error
 
     def type_of(self, name: str) -> TensorSpec:
         """Return an input's type; raises BadPipeline where nothing says it."""

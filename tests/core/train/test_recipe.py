@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -49,20 +50,25 @@ def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
     [
         ({"epochs": 0}, "epochs: Input should be greater than or equal to 1, got 0"),
         ({"epochs": "3"}, "epochs: Input should be a valid integer, got '3'"),
-        ({"epoch": 3}, "epoch: Extra inputs are not permitted, got 3"),
+        ({"epoch": 3}, "epoch: there is no such key, did you mean `epochs`?"),
         (
             {"optimizer": {"kind": "adam", "rate": -1.0}},
-            "optimizer.adam.rate: Input should be greater than 0, got -1.0",
+            "optimizer.rate: Input should be greater than 0, got -1.0",
         ),
-        ({"optimizer": {"kind": "lion"}}, "optimizer: .*'lion'.* expected tags: 'sgd', 'adagrad'"),
-        ({"optimizer": {"rate": 0.1}}, "optimizer: Unable to extract tag using discriminator 'kind'"),
-        ({"optimizer": {"kind": "adam", "decoupled": True}}, "optimizer.adam.decoupled: Extra inputs"),
-        ({"model": {"architecture": "alexnet"}}, "model.architecture: .*'alexnet'"),
+        ({"optimizer": {"kind": "lion"}}, "optimizer.kind: expected one of 'sgd', 'adagrad', .*, got 'lion'"),
+        ({"optimizer": {"rate": 0.1}}, "optimizer.kind: is missing, expected one of 'sgd', 'adagrad'"),
+        ({"optimizer": {"kind": "adam", "decoupled": True}}, "optimizer.decoupled: there is no such key"),
+        ({"optimizer": {"kind": "adam", "lr": 0.1}}, "optimizer.lr: there is no such key, did you mean `rate`?"),
+        ({"optimizer": {"kind": "addam"}}, "got 'addam', did you mean 'adam'?"),
+        ({"batch-size": 3}, "batch-size: there is no such key, did you mean `batch`?"),
+        ({"augment": [{"kind": "flip", "x": 3}]}, "augment.0.x: .* the keys are kind, axis, probability"),
+        ({"model": {"onnx": "m.onnx", "train": ["*"]}}, "model.train: there is no such key, did you mean `trainable`?"),
+        ({"model": {"architecture": "alexnet"}}, "model.architecture: expected one of 'lenet5', .*'alexnet'"),
         ({"model": None}, "model: expected one of the keys `architecture`, `onnx` and `parent`, got None"),
         ({"model": "lenet5"}, "model: expected one of the keys"),
         ({"model": [["architecture", "mlp"]]}, "model: expected one of the keys"),
         ({"model": {}}, "model: expected one of the keys `architecture`, `onnx` and `parent`"),
-        ({"model": {"architecture": "mlp", "hidden": [0]}}, r"model.architecture.mlp.hidden.0: .* got 0"),
+        ({"model": {"architecture": "mlp", "hidden": [0]}}, r"model.hidden.0: .* got 0"),
         ({"data": {"held_out": 1.5}}, "data.held_out: Input should be less than 1, got 1.5"),
         ({"data": {}, "stop": {"patience": 2}}, "`stop` needs rows to look at after every epoch"),
         ({"schedule": {"kind": "steps", "every": {}}}, "expected either `epochs` or `updates`"),
@@ -70,8 +76,9 @@ def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_named(changes: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(RecipeError, match=complaint):
+    with pytest.raises(RecipeError, match=complaint.replace("?", r"\?")) as caught:
         recipe.from_values({**RECIPE, **changes})
+    assert not re.search(r"\btags?\b|discriminator|Extra inputs|Value error", str(caught.value))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import base64
 import hashlib
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from server.access.keys import make_key, write_keys
+from server.access.scopes import Scope
+from server.client import Client
 from server.errors import ServerError, Unprocessable
 from tests.server.api.service import Service, service
 from tests.server.jobs.world import fake_jobs
@@ -73,6 +78,81 @@ def attempts(requests: Any, more: list[Any]) -> Callable[[], None]:
             assert secret not in response.text
 
     return test
+
+
+# Where a valid request may be refused: no schema can say what is in a file, that a digest is the body's, that a length
+# is that of its JSON, what a recipe needs besides its fields, that steps exclude a weight, or that a key is new.
+# Where a server error is right: 501 for what is not there by design, 503 for a version that is not in memory.
+EXPECTED = """
+[[operations]]
+include-path-regex = "^/api/v1/(datasets/[^/]+|models/[^/]+/versions)$"
+checks.positive_data_acceptance.expected-statuses = ["2xx", 400, 401, 403, 404, 409, 413, 415, 422]
+
+[[operations]]
+include-path-regex = "^/api/v1/models/[^/]+/(canary|rollback|aliases/[^/]+|versions/[^/]+)$"
+checks.positive_data_acceptance.expected-statuses = ["2xx", 400, 401, 403, 404, 409, 422]
+
+[[operations]]
+include-path = "/api/v1/jobs"
+checks.positive_data_acceptance.expected-statuses = ["2xx", 400, 401, 403, 404, 409, 422, 429]
+
+[[operations]]
+include-path-regex = "^/v2/models/"
+checks.not_a_server_error.expected-statuses = ["2xx", "4xx", 503]
+checks.positive_data_acceptance.expected-statuses = ["2xx", 400, 401, 403, 404, 503]
+
+[[operations]]
+include-path-regex = "sharedmemory/region/[^/]+/register$"
+checks.not_a_server_error.expected-statuses = ["2xx", "4xx", 501]
+checks.positive_data_acceptance.expected-statuses = ["2xx", 401, 403, 501]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_schemathesis_finds_nothing_with_any_of_its_checks(tmp_path: Path) -> None:
+    """Valid and invalid requests, with a key and without, alone and one after the other as links suggest."""
+    key, shown = make_key("all", Scope, ["*"], 0, None)
+    write_keys(tmp_path / "keys.json", [key])
+    (tmp_path / "schemathesis.toml").write_text(EXPECTED)
+    command = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()"]
+    options = ["--checks=all", "--mode=all", "--max-examples=10", "--seed=1", "--workers=2", "--warnings=off"]
+    options += ["--no-color", "--continue-on-failure", "--exclude-path-regex=/unload$"]
+    options += ["--header", f"Authorization: Bearer {shown}"]
+    serving = service(tmp_path / "repo", check=NoData(), make_jobs=fake_jobs, keys_file=tmp_path / "keys.json")
+    with serving as running, Client(running.url, api_key=shown) as client:
+        for scale in (1.0, 2.0, 3.0):
+            client.upload("m", toy(scale))
+        client.submit_job({"steps": 1}, "digits")
+        done = subprocess.run(
+            [*command, "run", f"{running.url}/openapi.json", *options],
+            cwd=tmp_path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    for phase in ("Examples", "Coverage", "Fuzzing", "Stateful"):
+        assert re.search(rf"✅ +{phase}", done.stdout), done.stdout[-3000:]
+
+
+def test_bounds_are_described_in_words_of_json_schema(served: Service) -> None:
+    """`ge` and `lt` are Pydantic's: they end up in a description where a validator stands before them."""
+    described = httpx.get(f"{served.url}/openapi.json").json()
+
+    def keys(value: Any) -> Iterator[str]:
+        if isinstance(value, dict):
+            yield from value
+        for below in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            yield from keys(below)
+
+    assert not {"ge", "gt", "le", "lt"} & set(keys(described))
+    assert described["components"]["schemas"]["AliasMove"]["properties"]["version"]["minimum"] == 1
+
+
+def test_what_may_be_left_out_of_a_request_is_never_null(served: Service) -> None:
+    paths = httpx.get(f"{served.url}/openapi.json").json()["paths"]
+    operations = [operation for methods in paths.values() for operation in methods.values()]
+    parameters = [item for operation in operations for item in operation.get("parameters", ())]
+    assert {"Idempotency-Key", "content-digest", "metadata", "state"} <= {item["name"] for item in parameters}
+    assert [item for item in parameters if '"null"' in json.dumps(item["schema"])] == []
 
 
 def test_it_is_a_description_of_openapi_3_1(served: Service) -> None:

@@ -37,6 +37,9 @@ ALONE = {  # ask no server
 }
 
 
+LOCAL = {("datasets", "describe")}  # neither does this one of a group that does
+
+
 def paths(group: TyperGroup, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     for name, command in group.commands.items():
         if isinstance(command, TyperGroup):
@@ -71,7 +74,7 @@ def test_every_command_that_asks_a_server_says_how_to_reach_it(command: tuple[st
     shown = lathe(*command, "--help")
     names = re.findall(r"│ +--(?:url|api-key|ca|cert|cert-key) ", shown)
     variables = re.findall(r"env var: LATHE_(?:URL|KEY|CA|CERT|CERT_KEY)\b", shown)
-    expected = 0 if command[0] in ALONE else 5
+    expected = 0 if command[0] in ALONE or command in LOCAL else 5
     assert (len(names), len(set(variables))) == (expected, expected)
 
 

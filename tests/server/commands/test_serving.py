@@ -184,6 +184,13 @@ def test_health_succeeds_once_a_server_is_ready(tmp_path: Path) -> None:
         assert lathe("health", env=here) == f"{running.url} is ready\n"
 
 
+@pytest.mark.parametrize("names", ["models.example", "models.example,127.0.0.1", "*", ""])
+def test_health_asks_by_a_name_that_the_server_answers_to(names: str) -> None:
+    with serving({"doubler": doubler()}, served_hosts=names) as running:
+        here = {"LATHE_PORT": str(running.port), "LATHE_SERVED_HOSTS": names}
+        assert lathe("health", env=here) == f"http://127.0.0.1:{running.port} is ready\n"
+
+
 def test_health_knows_that_the_server_here_speaks_tls() -> None:
     with serving({"m": doubler()}, **SERVER) as running:
         here = {"LATHE_PORT": str(running.port), "LATHE_TLS_CERT": str(TLS / "server.pem")}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from server.app import Engine, assemble
-from server.errors import NotFound, Unavailable
+from server.errors import NotFound, Unavailable, UnknownModel
 from server.scheduling.servable import Servable
 from server.settings import Settings
 from server.types import ModelRef, Tensors, TensorSpec
@@ -96,9 +96,10 @@ class FakeRegistry:
         versions[str(servable.ref.version)] = versions[""] = versions["live"] = servable
 
     def resolve(self, model: str, version: str = "") -> Servable:
-        versions = self.found.get(model)
-        if versions is None or version not in versions:
-            raise NotFound(f"unknown model {model!r} version {version!r}")
+        self._known(model)
+        versions = self.found[model]
+        if version not in versions:
+            raise NotFound(f"model {model!r} has no version {version!r}")
         if model in self.unloaded:
             raise Unavailable(f"model {model!r} is not loaded")
         return versions[version]
@@ -130,7 +131,7 @@ class FakeRegistry:
 
     def _known(self, model: str) -> None:
         if model not in self.found:
-            raise NotFound(f"unknown model {model!r}")
+            raise UnknownModel.of(model, self.found)
 
 
 def application(settings: Settings, models: dict[str, FakeModel]) -> tuple[Any, FakeRegistry, Engine]:

@@ -220,7 +220,7 @@ def test_log_and_trace_settings(client: triton.InferenceServerClient) -> None:
     ("arguments", "message"),
     [
         ({"model_name": "nobody"}, "unknown model"),
-        ({"model_name": "doubler", "model_version": "9"}, "unknown model"),
+        ({"model_name": "doubler", "model_version": "9"}, "has no version"),
         ({"outputs": [triton.InferRequestedOutput("z")]}, "outputs: expected some of"),
         ({"inputs": [tensor("z", rows(1), "FP32")]}, "inputs: expected"),
         ({"inputs": [tensor("x", rows(1, 5), "FP32")]}, r"expected shape \[-1, 4\], got \[1, 5\]"),

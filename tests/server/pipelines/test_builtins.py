@@ -140,7 +140,7 @@ def test_normalizing_is_scale_then_mean_then_std(layout: str, datatype: str) -> 
         ("mean_pool", ("hidden", "FP32", (-1, 4)), {}, r"expected FP32 \[n, length, width\]"),
         ("softmax", ("logits", "INT64", (-1, 4)), {}, "expected FP32"),
         ("softmax", ("other", "FP32", (-1, 4)), {}, "declare the pipeline's input with datatype and shape"),
-        ("softmax", ("logits", "FP32", (-1, 4)), {"axis": 1}, "options.axis: Extra inputs"),
+        ("softmax", ("logits", "FP32", (-1, 4)), {"axis": 1}, "options.axis: there is no such key"),
     ],
 )
 def test_a_graph_that_makes_no_sense_is_refused(

@@ -74,7 +74,7 @@ def test_a_configuration_is_followed_by_all_versions_and_let_go_with_its_file(tm
     [
         ("max_batch_size = -1", "max_batch_size: Input should be greater than or equal to 0"),
         ("max_batch_size = '4'", "max_batch_size: Input should be a valid integer"),
-        ("max_batchsize = 4", "max_batchsize: Extra inputs are not permitted"),
+        ("max_batchsize = 4", "max_batchsize: there is no such key, did you mean `max_batch_size`?"),
         ("[dynamic_batching]\nmax_queue_delay_microseconds = -1", "dynamic_batching.max_queue_delay_microseconds"),
         ("[dynamic_batching]\npreferred_batch_size = [4]", "expected max_queue_delay_microseconds above 0"),
         ("[dynamic_batching]\npriority_levels = 2\ndefault_priority_level = 3", "expected at most priority_levels, 2"),

@@ -25,7 +25,7 @@ def test_a_claim_counts_weights_batches_queue_and_cache() -> None:
     budget = MemoryBudget(1000 * MIB, queue_bytes=50 * MIB, workers=2)
     claim = budget.claim(Needs(100 * MIB, 10 * MIB), owner())
     assert claim.nbytes == budget.claimed == 160 * MIB
-    assert str(claim) == "160.0 MiB of memory (weights 100.0 MiB, batches 10.0 MiB, queue 50.0 MiB)"
+    assert str(claim) == "160 MiB of memory (weights 100 MiB, batches 10 MiB, queue 50 MiB)"
     claim.release()
     claim.release()
     assert budget.claimed == 0
@@ -44,7 +44,7 @@ def test_a_claim_follows_the_configuration() -> None:
 def test_what_would_not_fit_is_refused_with_the_figures_and_claims_nothing() -> None:
     budget = MemoryBudget(300 * MIB)
     first = budget.claim(Needs(200 * MIB, 0), owner())
-    with pytest.raises(OutOfMemory, match=r"200\.0 MiB of memory .* of the 300\.0 MiB for all models 200\.0 MiB are"):
+    with pytest.raises(OutOfMemory, match=r"200 MiB of memory .* of the 300 MiB for all models 200 MiB are"):
         budget.claim(Needs(200 * MIB, 0), owner())
     assert budget.claimed == 200 * MIB
     first.release()

@@ -192,7 +192,7 @@ BAD = {
     ),
     "an unknown option": (
         CHAIN.replace('model = "three"', 'builtin = "label"\noptions = {best = 1}'),
-        "options.best: Extra inputs",
+        "options.best: there is no such key",
     ),
     "a file that is not there": (
         CHAIN.replace('model = "three"', 'builtin = "label"'),

@@ -1,0 +1,178 @@
+"""Commands about files: what model and data files hold, a job's report, where compiled code is kept."""
+
+from __future__ import annotations
+
+import json
+import webbrowser
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from sklearn.datasets import load_iris
+
+import core
+from core import facts
+from core.amounts import amount
+from core.errors import UnsupportedError
+from core.options import PRECISIONS, make_options
+from core.runtime.store import open_store
+from server.access.keys import make_key, write_keys
+from server.access.scopes import Scope
+from server.client import Client
+from server.environment import read_settings
+from tests.server.api.service import Service, service, until
+from tests.server.commands.running import PROJECT, lathe
+from tests.server.jobs.world import fake_jobs
+from tests.server.repository.world import toy
+
+DIGITS = PROJECT / "model_repo" / "digits" / "2" / "model.onnx"
+
+
+# models
+
+
+def conv_and_gemm(path: Path) -> None:
+    """A convolution [8,3,3,3] of 16x16 pixels and a product with [2048,10] behind it."""
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.random((8, 3, 3, 3), np.float32), "m": rng.random((2048, 10), np.float32)}
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Flatten", ["c"], ["f"]),
+        helper.make_node("Gemm", ["f", "m"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 16, 16])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 10])],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+
+
+def test_inspect_tells_size_opset_parameters_and_work(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    conv_and_gemm(path)
+    # 2 * 8*16*16 * 3*3*3 and 2 * 2048*10, and one for each number that Flatten passes on
+    assert facts.flops(core.load(path)) == 110592 + 40960 + 2048
+    said = lathe("inspect", str(path))
+    assert f"\n{amount(path.stat().st_size)}, opset 17, 20,696 parameters, 154 kFLOP for batch 1\n" in said
+
+
+def test_the_count_agrees_with_what_the_compiled_kernels_do() -> None:
+    graph = core.load(DIGITS)
+    with core.compile(DIGITS, threads=1, new_shapes="wait") as session:
+        measured = session.profile({"image": np.zeros((1, 1, 8, 8), np.float32)}, 1)
+    work = facts.flops(graph)
+    assert work is not None and 0.8 < sum(node.flops for node in measured.nodes) / work < 1.25
+
+
+def test_weights_beside_the_file_count(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    conv_and_gemm(path)
+    whole = path.stat().st_size
+    onnx.save(onnx.load(path), path, save_as_external_data=True, location="m.data", size_threshold=0)
+    assert facts.file_facts(path).size > whole > path.stat().st_size
+    assert facts.parameters(core.load(path)) == 20_696
+
+
+def test_work_that_only_a_run_knows_is_not_guessed(tmp_path: Path) -> None:
+    nodes = [helper.make_node("NonZero", ["x"], ["i"]), helper.make_node("Cast", ["i"], ["y"], to=TensorProto.FLOAT)]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("x", [4]), ("y", None)))
+    model = helper.make_model(helper.make_graph(nodes, "g", [x], [y]), opset_imports=[helper.make_opsetid("", 17)])
+    onnx.save(model, tmp_path / "m.onnx")
+    assert "FLOPs that depend on the run" in lathe("inspect", str(tmp_path / "m.onnx"))
+
+
+def test_help_and_error_list_the_same_precisions() -> None:
+    with pytest.raises(UnsupportedError) as refused:
+        make_options(precision="int8")
+    expected = str(refused.value).partition("expected ")[2]
+    assert all(name in expected for name in PRECISIONS)
+    for command in ("compile", "kernels"):
+        assert expected in " ".join(lathe(command, "--help").replace("│", " ").split())
+
+
+# data
+
+
+def test_describe_shows_what_training_would_see(tmp_path: Path) -> None:
+    iris = load_iris()
+    lines = [",".join(map(str, [*row, kind])) for row, kind in zip(iris.data, iris.target, strict=True)]
+    (tmp_path / "iris.csv").write_text("\n".join(["a,b,c,d,target", *lines]))
+    said = lathe("datasets", "describe", str(tmp_path / "iris.csv"))
+    assert "150 rows, csv" in said and "3 classes: 0, 1, 2" in said and "target: target" in said
+    found = json.loads(lathe("datasets", "describe", str(tmp_path / "iris.csv"), "--json"))
+    assert (found["rows"], found["format"], found["problems"]) == (150, "csv", [])
+
+
+def test_a_file_of_no_known_format_is_not_read_as_csv(tmp_path: Path) -> None:
+    recipe = tmp_path / "r.toml"
+    recipe.write_text('epochs = 1\nmodel = {architecture = "mlp"}\noptimizer = {kind = "adam"}\n')
+    readme, url = str(PROJECT / "README.md"), "http://127.0.0.1:9"  # where nothing listens: it is refused here
+    for command in (
+        ("train", str(recipe), "--data", readme, "--out", str(tmp_path / "out")),
+        ("train", str(recipe), "--data", readme, "--url", url),
+        ("datasets", "describe", readme),
+        ("datasets", "push", "d", readme, "--url", url),
+    ):
+        said = lathe(*command, fails=True)
+        assert "README.md: is of none of the formats that are read: NumPy arrays (.npz), IDX files, CSV" in said
+        assert "a .md file as CSV" in said
+
+
+# reports
+
+
+@pytest.fixture
+def keyed(tmp_path: Path) -> Iterator[tuple[Service, str]]:
+    key, shown = make_key("bot", Scope, ["*"], 0, None)
+    write_keys(tmp_path / "keys.json", [key])
+    with service(tmp_path / "repo", make_jobs=fake_jobs, keys_file=tmp_path / "keys.json") as running:
+        yield running, shown
+
+
+def test_a_report_of_a_server_with_keys_opens_in_a_browser(
+    keyed: tuple[Service, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, key = keyed
+    opened: list[str] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(webbrowser, "open", lambda url: opened.append(url) is None)
+    with Client(running.url, api_key=key) as client:
+        job = client.submit_job({"steps": 1, "model": toy(3.0).decode()}, "digits").id
+        until(lambda: client.job(job).finished is not None)
+    asked = ("jobs", "report", job, "--url", running.url, "--api-key", key)
+    assert lathe(*asked, "--open") == f"wrote {job}.html\n"
+    assert opened == [(tmp_path / f"{job}.html").as_uri()]
+    assert Path(f"{job}.html").read_text() == "<h1>report</h1>"
+    lathe(*asked, "-o", str(tmp_path / "other.html"))
+    assert (tmp_path / "other.html").exists() and len(opened) == 1
+    assert "No such file or directory" in lathe(*asked, "-o", "/nowhere/x.html", fails=True)
+
+
+# the cache
+
+
+@pytest.mark.parametrize("name", ["LATHE_CACHE_DIR", "LATHE_CACHE"])
+def test_the_compiler_and_the_server_understand_both_names(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for other in ("LATHE_CACHE_DIR", "LATHE_CACHE"):
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(name, str(tmp_path / "cache"))
+    store = open_store(None)
+    assert store is not None and store.root == tmp_path / "cache"
+    assert read_settings({}).cache_folder == tmp_path / "cache"
+
+
+def test_the_documented_name_of_the_cache_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LATHE_CACHE_DIR", str(tmp_path / "new"))
+    monkeypatch.setenv("LATHE_CACHE", str(tmp_path / "old"))
+    store = open_store(None)
+    assert store is not None and store.root == tmp_path / "new"
+    assert read_settings({}).cache_folder == tmp_path / "new"
+    assert read_settings({"cache_dir": tmp_path / "option"}).cache_folder == tmp_path / "option"

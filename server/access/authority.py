@@ -39,15 +39,21 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whoever makes a call; ``key`` is None for one that needs none."""
+    """Whoever makes a call; ``key`` is None for one that needs none, ``sole``: no other key has its name."""
 
     key: Key | None = None
     mode: Mode = Mode.OPEN
+    sole: bool = False
 
     @property
     def name(self) -> str:
         """What the audit log calls them; empty for those without a key."""
         return self.key.name if self.key else ""
+
+    @property
+    def identity(self) -> str:
+        """Whose something is that they make; empty for those without a key. Unlike a name it is nobody else's."""
+        return self.key.identity if self.key else ""
 
     def may(self, scope: Scope, model: str = "") -> bool:
         """Say whether they may do this."""
@@ -115,7 +121,7 @@ class Authority:
             key = self._tokens.find(shown.strip(), now)
         if key is None:
             raise Unauthorized("header authorization: the API key or token is not known, or has expired")
-        return Caller(key, self.mode)
+        return Caller(key, self.mode, self._ring.is_sole(key))
 
     def check(self, authorization: str, scope: Scope, model: str) -> str:
         """Return the id of the key in this header, empty where none is needed; raises Unauthorized or Forbidden."""

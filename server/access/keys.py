@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
@@ -23,6 +24,7 @@ from server.access.quotas import Quota
 from server.access.scopes import Scope
 
 SCHEMA = 1
+TOKEN = "jwt:"  # begins the ids of those who show tokens; no key's own id can begin so
 _KEY = re.compile(r"lathe_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
 
 
@@ -33,6 +35,8 @@ class DamagedKeys(ValueError):
 @dataclass(frozen=True, slots=True)
 class Key:
     """One key. ``models`` are names or patterns (``*``, ``?``); times are seconds since 1970.
+
+    ``name`` is for people, and several keys may have the same.
 
     ``rate`` and ``burst``: rows per second and at once, in place of what the server grants each client.
     """
@@ -52,6 +56,11 @@ class Key:
         """What its owner may ask for, None where that is for the server to say."""
         return None if self.rate is None else Quota.of(self.rate, self.burst)
 
+    @property
+    def identity(self) -> str:
+        """Whose something is that came with this key: ``key:<id>``, or ``jwt:<issuer>:<subject>`` with a token."""
+        return self.id if self.id.startswith(TOKEN) else f"key:{self.id}"
+
     def allows(self, scope: Scope, model: str) -> bool:
         """Whether it opens this; what concerns all models takes a key for all of them."""
         if scope not in self.scopes:
@@ -70,6 +79,11 @@ class KeyRing:
 
     def __init__(self, keys: Iterable[Key] = ()) -> None:
         self.keys: Mapping[str, Key] = {key.id: key for key in keys}
+        self._names = Counter(key.name for key in self.keys.values())
+
+    def is_sole(self, key: Key) -> bool:
+        """Whether this is the only key of its name."""
+        return key.id in self.keys and self._names[key.name] == 1
 
     def find(self, shown: str, now: float) -> Key | None:
         """Return the key that was shown, unless it is none, or has expired at ``now``."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import jwt
 
-from server.access.keys import DamagedKeys, Key
+from server.access.keys import TOKEN, DamagedKeys, Key
 from server.access.scopes import Scope
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA")  # with public keys only
@@ -56,19 +56,24 @@ class Tokens:
                 audience=self._audience,
                 options={"require": ["exp", "sub"]},
             )
-            return _key(claims)
+            return _key(claims, self._issuer)
         except (jwt.InvalidTokenError, KeyError, TypeError, ValueError):
             return None
 
 
-def _key(claims: Mapping[str, Any]) -> Key:
+def _key(claims: Mapping[str, Any], issuer: str) -> Key:
+    """Return what claims allow, as a key whose id is no other key's, whatever the subject is called."""
     words = str(claims.get("scope", "")).split()
     named = {word.removeprefix(PREFIX) for word in words if word.startswith(PREFIX)}
     scopes = frozenset(scope for scope in Scope if scope.value in named)
     models = claims.get("lathe_models", ["*"])
     if not isinstance(models, list) or not all(isinstance(model, str) for model in models):
         raise ValueError("lathe_models: expected a list of names")
-    return Key(claims["sub"], claims["sub"], "", scopes, tuple(models), int(claims.get("iat", 0)), int(claims["exp"]))
+    subject = claims["sub"]
+    if not isinstance(subject, str):
+        raise ValueError("sub: expected text")
+    identity = f"{TOKEN}{issuer}:{subject}"
+    return Key(identity, subject, "", scopes, tuple(models), int(claims.get("iat", 0)), int(claims["exp"]))
 
 
 def _read(file: Path) -> dict[str, jwt.PyJWK]:

@@ -172,8 +172,9 @@ def _aliases(routes: APIRouter, rollout: Rollout) -> None:
 
 def origin_of(request: Request, key: str | None) -> Origin:
     """Return who asks, with the idempotency key they sent; raises BadRequest."""
-    actor = request.state.caller.name or (request.client.host if request.client else "")
-    return Origin(actor, names.check_key(key) if key is not None else None)
+    caller = request.state.caller
+    actor = caller.name or (request.client.host if request.client else "")
+    return Origin(actor, names.check_key(key) if key is not None else None, space=caller.identity)
 
 
 def check_headers(request: Request, most: int, what: str) -> None:

@@ -37,6 +37,7 @@ from server.types import ModelRef
 
 ALIASES = "aliases.json"
 CONTROL = ".lathe"
+JOBS = "job"  # the space of the idempotency keys that jobs make changes with
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 
@@ -45,11 +46,22 @@ Change = Callable[[Aliases], Aliases]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who asks for a change, and the idempotency key that came with it."""
+    """Who asks for a change, and the idempotency key that came with it. ``space``: whose keys it is one of."""
 
     actor: str = ""
     key: str | None = None
     fingerprint: str | None = None
+    space: str = ""  # a caller's identity, or JOBS; callers without keys share one
+
+    @property
+    def entry(self) -> str | None:
+        """What the log calls the key: a key has no spaces, so nobody's can be read as another's."""
+        return f"{self.space} {self.key}" if self.space and self.key else self.key
+
+    @property
+    def old_entry(self) -> str | None:
+        """What the logs of releases before there were spaces call it."""
+        return f"job-{self.key}" if self.space == JOBS and self.key else self.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +285,7 @@ class Store:
             state=state.next_generation(),
             version=version,
             actor=origin.actor,
-            key=origin.key,
+            key=origin.entry,
             fingerprint=origin.fingerprint,
         )
 
@@ -425,8 +437,19 @@ def storage_error(doing: str, error: OSError) -> ServerError:
 
 
 def _replayable(journal: Journal, origin: Origin) -> Record | None:
-    if origin.key is None or (found := journal.find_key(origin.key)) is None:
+    """Return the change that this very request has made before; raises Unprocessable if another request has its key."""
+    entry = origin.entry
+    if entry is None:
         return None
+    if (found := journal.find_key(entry)) is None:
+        return _replayable_of_old(journal, origin)
     if found.fingerprint != origin.fingerprint:
         raise Unprocessable(f"Idempotency-Key {origin.key!r} was used before with another request")
     return found
+
+
+def _replayable_of_old(journal: Journal, origin: Origin) -> Record | None:
+    """Return the change that the same request of a caller of the same name made while keys were everybody's."""
+    found = journal.find_key(origin.old_entry) if origin.space and origin.old_entry else None
+    same = found is not None and (found.actor, found.fingerprint) == (origin.actor, origin.fingerprint)
+    return found if same else None

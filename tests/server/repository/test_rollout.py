@@ -181,6 +181,49 @@ def test_a_repeated_request_with_its_key_is_answered_without_a_second_version(tm
     run(scenario())
 
 
+def test_a_key_is_one_of_its_callers_own(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            made = [
+                (await w.push_as(origin, toy(scale))).version
+                for scale, origin in enumerate(
+                    (
+                        Origin("ann", "abc", space="key:1"),
+                        Origin("ann", "abc", space="key:2"),
+                        Origin("", "abc"),
+                        Origin("ann", "abc", space="job"),
+                    ),
+                    1,
+                )
+            ]
+            assert made == [1, 2, 3, 4]
+            again = await w.push_as(Origin("ann", "abc", space="key:2"), toy(2))
+            assert (again.version, again.replayed) == (2, True)
+            with pytest.raises(Unprocessable, match="'abc' was used before"):
+                await w.push_as(Origin("ann", "abc", space="key:2"), toy(9))
+
+    run(scenario())
+
+
+def test_keys_of_old_entries_are_those_of_callers_of_the_same_name(tmp_path: Path) -> None:
+    """Earlier releases wrote keys without whose they are; jobs' began with `job-`."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push_as(Origin("ann", "abc"), toy(1))
+            await w.push_as(Origin("ann", "job-12"), toy(2))
+            for origin, scale, version in (
+                (Origin("ann", "abc", space="key:1"), 1, 1),
+                (Origin("ann", "12", space="job"), 2, 2),
+                (Origin("bob", "abc", space="key:2"), 1, 3),
+                (Origin("ann", "abc", space="key:3"), 9, 4),  # another request: as if there were no entry
+                (Origin("ann", "job-12", space="job"), 2, 5),
+            ):
+                assert (await w.push_as(origin, toy(scale))).version == version, origin
+
+    run(scenario())
+
+
 def test_two_requests_at_once_with_one_key_make_one_version(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:

@@ -161,7 +161,11 @@ class World:
 
     async def push(self, content: bytes, name: str = "m", *, key: str | None = None, **options: Any) -> Outcome:
         """Upload a model file."""
-        asked = PublishOptions(origin=Origin("test", key), **options)
+        return await self.push_as(Origin("test", key), content, name, **options)
+
+    async def push_as(self, origin: Origin, content: bytes, name: str = "m", **options: Any) -> Outcome:
+        """Upload a model file as somebody."""
+        asked = PublishOptions(origin=origin, **options)
         return await self.rollout.publish(name, chunks(content), asked)
 
     def scale(self, version: str = "", name: str = "m") -> float:

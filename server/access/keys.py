@@ -108,6 +108,12 @@ def make_key(
     return key, f"lathe_{identity}_{secret}"
 
 
+def stamp_of(path: Path) -> tuple[int, int, int]:
+    """Return what differs once a file has been replaced or written; raises OSError."""
+    status = os.stat(path)
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
 def read_keys(path: Path) -> KeyRing:
     """Read a file of keys; raises OSError, DamagedKeys."""
     try:

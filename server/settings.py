@@ -225,7 +225,9 @@ class Settings(BaseSettings):
         description="Processor time one parsing or compiling child process may take; ten times as much by the clock.",
     )
     child_memory: int = Field(8 * GIB, ge=64 * MIB, description="Memory one child process may take.")
-    child_processes: int = Field(1, ge=1, description="Child processes at work at once.")
+    child_processes: int = Field(
+        2, ge=1, description="Child processes at work at once. Of several, one client's uploads never have all."
+    )
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Settings:

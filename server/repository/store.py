@@ -54,6 +54,11 @@ class Origin:
     space: str = ""  # a caller's identity, or JOBS; callers without keys share one
 
     @property
+    def party(self) -> str:
+        """For whom the change is made, where several callers have to share something."""
+        return f"{self.space} {self.actor}"
+
+    @property
     def entry(self) -> str | None:
         """What the log calls the key: a key has no spaces, so nobody's can be read as another's."""
         return f"{self.space} {self.key}" if self.space and self.key else self.key

@@ -125,6 +125,10 @@ class ToyStages:
         self.gate = threading.Event()  # compilations wait for it
         self.gate.set()
 
+    @asynccontextmanager
+    async def urgent(self) -> AsyncIterator[None]:
+        yield
+
     async def run(self, task: str, *arguments: str | Path) -> None:
         self.runs.append(task)
         self.flags.append([str(argument) for argument in arguments[2:]])

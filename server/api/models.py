@@ -111,7 +111,9 @@ def _reading(routes: APIRouter, rollout: Rollout) -> None:
 
 
 def _versions(routes: APIRouter, rollout: Rollout, max_upload: int) -> None:
-    @routes.post("/models/{model}/versions", status_code=201, openapi_extra=ONNX_BODY)
+    failures: dict[int | str, dict[str, Any]] = {429: FAILURES[400]}
+
+    @routes.post("/models/{model}/versions", status_code=201, openapi_extra=ONNX_BODY, responses=failures)
     async def publish(
         request: Request,
         model: Model,

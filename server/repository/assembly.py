@@ -86,7 +86,7 @@ def build_control(
         from core.custom import load_operators
 
         load_operators(settings.operators)
-    store = Store(settings.model_repo, fs)
+    store = Store(settings.model_repo, fs, max_staging=settings.max_staging)
     cache = ArtifactCache(settings.cache_folder, settings.max_cache)
     limits = Limits(settings.child_timeout, settings.child_memory, settings.child_processes)
     threads = settings.threads or available_cpus()

@@ -32,6 +32,7 @@ from server.repository.fs import Fs, make_folders, remove_tree
 from server.repository.journal import Journal, Record, last_record
 from server.repository.lock import FileLock
 from server.repository.manifest import MANIFEST, Manifest, read_manifest
+from server.repository.staged import StagingBudget
 from server.repository.staging import Staging, StagingArea
 from server.types import ModelRef
 
@@ -55,8 +56,8 @@ class Origin:
 
     @property
     def party(self) -> str:
-        """For whom the change is made, where several callers have to share something."""
-        return f"{self.space} {self.actor}"
+        """For whom the change is made, where several callers have to share something; empty: for the server itself."""
+        return f"{self.space} {self.actor}".strip()
 
     @property
     def entry(self) -> str | None:
@@ -85,13 +86,16 @@ class Outcome:
 class Store:
     """One repository. Methods block; threads and processes may call at the same time."""
 
-    def __init__(self, root: Path, fs: Fs | None = None, *, lock_timeout: float = 10.0) -> None:
+    def __init__(
+        self, root: Path, fs: Fs | None = None, *, lock_timeout: float = 10.0, max_staging: int = 1 << 62
+    ) -> None:
+        """``max_staging``: bytes of all uploads that are under way."""
         self.root = root
         self.read_only: str | None = None  # why nothing can be written
         self._fs = fs or Fs()
         self._control = root / CONTROL
         self._lock = FileLock(self._control / "lock", lock_timeout)
-        self._staging = StagingArea(self._fs, self._control / "staging")
+        self._staging = StagingArea(self._fs, self._control / "staging", StagingBudget(max_staging, "models"))
         self._journals: dict[str, Journal] = {}
         self._durable_models: set[str] = set()  # whose folder is known to be durable
 

@@ -198,12 +198,13 @@ async def world(
     *,
     keep_versions: int = 16,
     max_upload: int = 1 << 20,
+    max_staging: int = 1 << 30,
     settle: float = 0.0,
     memory: MemoryBudget | None = None,
 ) -> AsyncIterator[World]:
     """Start the control side on a repository, and stop it in order."""
     os.makedirs(root, exist_ok=True)
-    store, registry, backend, stages = Store(root, fs), Registry(), ToyBackend(), ToyStages()
+    store, registry, backend, stages = Store(root, fs, max_staging=max_staging), Registry(), ToyBackend(), ToyStages()
     cache = ArtifactCache(root / ".cache", 1 << 30)
     settings, pool, book = Settings(), WorkerPool(1), StatsBook()
     builder = Builder(stages, cache, backend, BuildOptions(8, "float32", 1), memory)  # type: ignore[arg-type]

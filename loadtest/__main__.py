@@ -3,6 +3,7 @@
 python -m loadtest SCENARIO --url http://127.0.0.1:8080 --out reports     of a running server
 python -m loadtest chaos                                                  of servers that it starts and kills
 python -m loadtest engine | exported | tokens | cold | footprint | packing | gpu | docs   of the engine: see there
+python -m loadtest starting                                                 of a server's start, which it starts itself
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from loadtest import cold, engine, exported, footprint, packing, report_docs, tokens
+from loadtest import cold, engine, exported, footprint, packing, report_docs, starting, tokens
 from loadtest.admin import CallFailed
 from loadtest.chaos import run as chaos
 from loadtest.gpu import run as gpu
@@ -46,6 +47,7 @@ OFFLINE: dict[str, Callable[[Sequence[str]], int]] = {
     "gpu": gpu.main,
     "packing": packing.main,
     "docs": report_docs.main,
+    "starting": starting.main,
     "tokens": tokens.main,
 }
 TYPES = {"url": str, "model": str, "rate": float, "seconds": float, "onnx": str, "repository": str}

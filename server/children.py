@@ -4,6 +4,9 @@ A child has watched limits of time and memory, and computes while nobody else wa
 not feel it. Where that leaves it no time at all it starts again with a share of the processors, so that a version
 comes in the end however busy the machine is. What goes wrong in it becomes an error that the uploader understands;
 the server lives on whatever the model did to the child.
+
+Before the server serves anything there is nobody to be modest for: children then have the processors like anybody, and
+are forks of one process that has done the imports (`server.forks`), which take ten times as long as a small model.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ import math
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +27,11 @@ import orjson
 
 from core.amounts import amount
 from core.runtime.priority import MODESTY, Priority, is_starved, usage
-from server.errors import Internal, OutOfMemory, Overloaded, ServerError, StorageFull, TooLarge, Unprocessable
+from server.errors import Internal, OutOfMemory, ServerError, StorageFull, TooLarge, Unprocessable
+from server.forks import POSSIBLE, Forks, Gone
 from server.limits import OUT_OF_MEMORY, OUT_OF_SPACE
-from server.process import Process, kill, limited, read_tail, start
+from server.places import PARTY, Places
+from server.process import Child, kill, limited, read_tail, start
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +47,7 @@ class Limits:
     seconds: float  # of processor time, the child's own children included: a busy machine does not count against it
     memory: int  # bytes resident, likewise
     processes: int = 1  # children at work at once
-    waiting: int = 64  # callers that may wait for one
+    waiting: int = 64  # uploads that may wait for one, half of them of one caller
     patience: float = 10.0  # times ``seconds`` by the clock, for a child that waits instead of working
     modesty: float = MODESTY  # of an idle child, see there
 
@@ -57,8 +63,9 @@ class Children:
         self._limits = limits
         self._module = tuple(module)
         self._subject = subject  # what the children work on, for those who read why it was refused
-        self._free = asyncio.Semaphore(limits.processes)
-        self._waiting = 0
+        self._places = Places(limits.processes, limits.waiting, f"{subject}s")
+        self._is_urgent = False
+        self._forks: Forks | None = None
 
     async def run(self, task: str, *arguments: str | Path) -> bytes:
         """Run one task to its end; returns the end of what it wrote to standard output.
@@ -66,16 +73,28 @@ class Children:
         Raises Unprocessable for a bad model, OutOfMemory for one that a device has no room for, TooLarge beyond a
         limit, StorageFull, Overloaded when too many wait.
         """
-        if self._waiting >= self._limits.waiting:
-            raise Overloaded(f"{self._waiting} {self._subject}s are waiting for a process", retry_after=10.0)
-        self._waiting += 1
+        async with self._places.place(PARTY.get()):
+            return await self._run(task, [os.fspath(argument) for argument in arguments])
+
+    @asynccontextmanager
+    async def urgent(self) -> AsyncIterator[None]:
+        """Have children compute at once meanwhile: there is nobody yet who could be disturbed."""
+        self._is_urgent = True
         try:
-            async with self._free:
-                return await self._run(task, [os.fspath(argument) for argument in arguments])
+            yield
         finally:
-            self._waiting -= 1
+            self._is_urgent = False
+            await self._close_unused_forks()
 
     async def _run(self, task: str, arguments: list[str]) -> bytes:
+        if self._is_urgent:
+            try:
+                return await self._attempt(task, arguments, Priority.NORMAL)
+            except Gone as error:
+                log.warning("%s: starts again in a process of its own: %s", task, error)
+                await self._close_forks()
+            finally:
+                await self._close_unused_forks()
         try:
             return await self._attempt(task, arguments, Priority.IDLE)
         except _Starved:
@@ -84,7 +103,7 @@ class Children:
 
     async def _attempt(self, task: str, arguments: list[str], priority: Priority) -> bytes:
         """Run a child to its end; raises _Starved where an idle one has let others go first for long enough."""
-        process = await start(limited(self._limits.memory, [*self._module, task, *arguments]), priority)
+        process = await self._start([task, *arguments], priority)
         answer = asyncio.gather(read_tail(process.stdout), read_tail(process.stderr), process.wait())
         try:
             await self._watch(process, answer, task, self._limits.modesty if priority is Priority.IDLE else math.inf)
@@ -95,7 +114,24 @@ class Children:
             raise self._error(task, process.returncode, output, complaint, arguments)
         return output
 
-    async def _watch(self, process: Process, answer: asyncio.Future[Any], task: str, modesty: float) -> None:
+    async def _start(self, arguments: list[str], priority: Priority) -> Child:
+        if priority is not Priority.NORMAL or not POSSIBLE:
+            return await start(limited(self._limits.memory, [*self._module, *arguments]), priority)
+        if self._forks is None:
+            self._forks = Forks(self._limits.memory, self._module)
+        return await self._forks.start(arguments)
+
+    async def _close_unused_forks(self) -> None:
+        """End the process that forks, once the last of its tasks has ended and nothing is urgent any more."""
+        if not self._is_urgent and self._forks is not None and self._forks.idle:
+            await self._close_forks()
+
+    async def _close_forks(self) -> None:
+        forks, self._forks = self._forks, None
+        if forks is not None:
+            await forks.close()
+
+    async def _watch(self, process: Child, answer: asyncio.Future[Any], task: str, modesty: float) -> None:
         """Wait for the end; raises TooLarge as soon as a limit is passed, _Starved when modesty is."""
         limits, started = self._limits, time.monotonic()
         while not answer.done():

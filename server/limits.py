@@ -26,17 +26,27 @@ def restrict(server: int, memory: int, file_size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != server:  # it died before it could be asked for
-            os.kill(os.getpid(), signal.SIGKILL)
+        die_with(server)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
+
+
+def die_with(parent: int) -> None:
+    """Let the system kill this process when its parent (a process id) dies; Linux only."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before it could be asked for
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> None:
     """Restrict the process, then become the module."""
     server, memory, file_size, module, *arguments = sys.argv[1:]
     restrict(int(server), int(memory), int(file_size))
+    become(module, arguments)
+
+
+def become(module: str, arguments: list[str]) -> None:
+    """Run a module as a program; its exit says what went wrong when the module itself does not."""
     sys.argv = [module, *arguments]
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)

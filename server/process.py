@@ -7,8 +7,8 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
-from typing import IO
+from collections.abc import Coroutine, Sequence
+from typing import IO, Any, Protocol
 
 from core.runtime import child_python
 from core.runtime.priority import Priority, lower
@@ -37,6 +37,27 @@ def limited(memory: int, module: Sequence[str]) -> list[str]:
     return child_python.command("server.limits", *bounds, *module)
 
 
+class Child(Protocol):
+    """A process at work for the server, whoever has started it; it leads a process group."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    @property
+    def stdout(self) -> asyncio.StreamReader | None: ...
+
+    @property
+    def stderr(self) -> asyncio.StreamReader | None: ...
+
+    async def wait(self) -> int:
+        """Return its exit code once it has ended."""
+
+    def send_signal(self, number: int) -> None: ...
+
+
 class Process:
     """A child process: what it says, and its end.
 
@@ -60,7 +81,7 @@ class Process:
 
     async def connect(self) -> None:
         """Let the running loop read its pipes."""
-        self.stdout, self.stderr = await _reader(self._popen.stdout), await _reader(self._popen.stderr)
+        self.stdout, self.stderr = await open_reader(self._popen.stdout), await open_reader(self._popen.stderr)
 
     async def wait(self) -> int:
         """Return its exit code once it has ended."""
@@ -94,7 +115,8 @@ class _PipeProtocol(asyncio.StreamReaderProtocol):
         return False
 
 
-async def _reader(pipe: IO[bytes] | None) -> asyncio.StreamReader | None:
+async def open_reader(pipe: IO[bytes] | None) -> asyncio.StreamReader | None:
+    """Return what reads a pipe on the running loop, and closes it in the end."""
     if pipe is None:
         return None
     reader = asyncio.StreamReader()
@@ -111,15 +133,21 @@ async def start(command: Sequence[str], priority: Priority = Priority.LOW, *, st
     popen = _spawn(command, stderr)
     lower(popen.pid, priority)
     process = Process(popen)
-    connecting = asyncio.ensure_future(process.connect())
+    await connected(process, process.connect())
+    return process
+
+
+async def connected(child: Child, connect: Coroutine[Any, Any, None]) -> None:
+    """Connect a child that has begun; when cancelled meanwhile, end it."""
+    connecting = asyncio.ensure_future(connect)
     try:
         await asyncio.shield(connecting)
     except asyncio.CancelledError:
         await connecting
-        kill(process)
-        await asyncio.gather(process.wait(), *(read_tail(pipe) for pipe in (process.stdout, process.stderr) if pipe))
+        kill(child)
+        pipes = [read_tail(pipe) for pipe in (child.stdout, child.stderr) if pipe]
+        await asyncio.gather(child.wait(), *pipes, return_exceptions=True)
         raise
-    return process
 
 
 def _spawn(command: Sequence[str], stderr: int) -> subprocess.Popen[bytes]:
@@ -127,7 +155,7 @@ def _spawn(command: Sequence[str], stderr: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=stderr, bufsize=0, env=environment())
 
 
-def kill(process: Process) -> None:
+def kill(process: Child) -> None:
     """Kill the child and all it started."""
     try:
         os.killpg(process.pid, signal.SIGKILL)

@@ -240,7 +240,9 @@ class Settings(BaseSettings):
 
     # datasets and jobs
     max_dataset: int = Field(4 * GIB, ge=1, description="Largest dataset that may be uploaded.")
-    max_datasets: int = Field(64 * GIB, ge=0, description="Size of all datasets together.")
+    max_datasets: int = Field(
+        64 * GIB, ge=0, description="Size of all datasets together, those whose uploads are under way included."
+    )
 
     job_slots: int = Field(1, ge=1, le=64, description="Jobs that run at once.")
     job_device_slots: int = Field(1, ge=1, le=64, description="Jobs that run at once on each GPU.")
@@ -263,6 +265,12 @@ class Settings(BaseSettings):
     poll_interval: float = Field(1.0, gt=0, description="How often the repository is looked at for changes.")
     settle_time: float = Field(2.0, ge=0, description="A hand-copied version is taken once unchanged for this long.")
     max_upload: int = Field(4 * GIB, ge=1, description="Largest model file that may be uploaded.")
+    max_staging: int = Field(
+        16 * GIB,
+        ge=1,
+        description="Size of all model files whose uploads are under way, beyond which one is refused (507); those of "
+        "one client together may have half of it (429).",
+    )
     keep_versions: int = Field(
         16, ge=1, description="Old versions kept per model beside those that aliases or their last step need."
     )
@@ -274,7 +282,9 @@ class Settings(BaseSettings):
         description="Processor time one parsing or compiling child process may take; ten times as much by the clock.",
     )
     child_memory: int = Field(8 * GIB, ge=64 * MIB, description="Memory one child process may take.")
-    child_processes: int = Field(1, ge=1, description="Child processes at work at once.")
+    child_processes: int = Field(
+        2, ge=1, description="Child processes at work at once. Of several, one client's uploads never have all."
+    )
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Settings:

@@ -16,13 +16,14 @@ _WAITS = 4.0  # seconds that a child with a share of the processors waits for ea
 class Priority(enum.Enum):
     """What a child gets of a processor that others want."""
 
+    NORMAL = enum.auto()  # as much as anybody
     IDLE = enum.auto()  # nothing: whoever else wants it is let in at once
     LOW = enum.auto()  # little, but then for some milliseconds, which is longer than a small model runs
     SHARED = enum.auto()  # a quarter of the time that one thread which never rests would like
 
     @property
     def nice(self) -> int:
-        return 5 if self is Priority.SHARED else 19
+        return {Priority.NORMAL: 0, Priority.SHARED: 5}.get(self, 19)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
 from core.errors import LatheError
-from core.mistakes import mistakes
+from core.mistakes import mistakes, shortened
 from core.train.choices import Loss, Optimizer, ScheduleChoice
 from core.train.data import Preprocess, Transform
 from core.train.data.opening import Format

@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
@@ -23,6 +24,7 @@ from server.access.quotas import Quota
 from server.access.scopes import Scope
 
 SCHEMA = 1
+TOKEN = "jwt:"  # begins the ids of those who show tokens; no key's own id can begin so
 _KEY = re.compile(r"lathe_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
 
 
@@ -33,6 +35,8 @@ class DamagedKeys(ValueError):
 @dataclass(frozen=True, slots=True)
 class Key:
     """One key. ``models`` are names or patterns (``*``, ``?``); times are seconds since 1970.
+
+    ``name`` is for people, and several keys may have the same.
 
     ``rate`` and ``burst``: rows per second and at once, in place of what the server grants each client.
     """
@@ -52,6 +56,11 @@ class Key:
         """What its owner may ask for, None where that is for the server to say."""
         return None if self.rate is None else Quota.of(self.rate, self.burst)
 
+    @property
+    def identity(self) -> str:
+        """Whose something is that came with this key: ``key:<id>``, or ``jwt:<issuer>:<subject>`` with a token."""
+        return self.id if self.id.startswith(TOKEN) else f"key:{self.id}"
+
     def allows(self, scope: Scope, model: str) -> bool:
         """Whether it opens this; what concerns all models takes a key for all of them."""
         if scope not in self.scopes:
@@ -70,6 +79,11 @@ class KeyRing:
 
     def __init__(self, keys: Iterable[Key] = ()) -> None:
         self.keys: Mapping[str, Key] = {key.id: key for key in keys}
+        self._names = Counter(key.name for key in self.keys.values())
+
+    def is_sole(self, key: Key) -> bool:
+        """Whether this is the only key of its name."""
+        return key.id in self.keys and self._names[key.name] == 1
 
     def find(self, shown: str, now: float) -> Key | None:
         """Return the key that was shown, unless it is none, or has expired at ``now``."""
@@ -92,6 +106,12 @@ def make_key(
     identity, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
     key = Key(identity, name, _digest(secret), frozenset(scopes), tuple(models), now, expires, *quota)
     return key, f"lathe_{identity}_{secret}"
+
+
+def stamp_of(path: Path) -> tuple[int, int, int]:
+    """Return what differs once a file has been replaced or written; raises OSError."""
+    status = os.stat(path)
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def read_keys(path: Path) -> KeyRing:

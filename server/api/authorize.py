@@ -51,6 +51,7 @@ class Authorize:
                 return
             try:
                 scope.setdefault("state", {})["caller"] = self._admit(scope)
+                scope["state"]["authority"] = self._authority  # for what lasts, and looks again
             except ServerError as error:
                 note_refusal(scope, error)
                 await self._refuse(scope, error)(scope, receive, send)

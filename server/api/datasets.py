@@ -12,6 +12,7 @@ from server.api.models import FAILURES, Digest, check_headers, form, origin_of, 
 from server.datasets.record import DIGEST, is_digest
 from server.datasets.service import Datasets
 from server.errors import BadRequest
+from server.places import PARTY
 from server.repository import names
 from server.repository.intake import parse_content_digest
 
@@ -48,8 +49,9 @@ def datasets_routes(datasets: Datasets, max_bytes: int) -> APIRouter:
         """Upload a file: it is read in full before the name stands for it. The same bytes are stored once."""
         check_headers(request, max_bytes, "the dataset")
         sha256 = parse_content_digest(content_digest) if content_digest is not None else None
-        actor = origin_of(request, None).actor
-        return DatasetDetail.of(await datasets.receive(dataset, stream_of(request), sha256, actor))
+        origin = origin_of(request, None)
+        PARTY.set(origin.party)
+        return DatasetDetail.of(await datasets.receive(dataset, stream_of(request), sha256, origin.actor))
 
     @routes.delete("/datasets/{dataset}")
     async def delete_dataset(

@@ -46,7 +46,10 @@ class JobSummary(Answer):
     id: str
     kind: str
     state: JobState
-    owner: str = Field(description="The key that submitted it; empty without keys.")
+    owner: str = Field(description="The name of the key that submitted it; empty without keys.")
+    owner_id: str = Field(
+        default="", description="Whose it is: `key:<id>` or `jwt:<issuer>:<subject>`; empty without keys."
+    )
     dataset: Pinned
     model: Pinned | None
     publish: str | None = Field(description="The model that is to get a version.")
@@ -104,6 +107,7 @@ def _facts(job: Job) -> dict[str, Any]:
         "kind": order.kind,
         "state": job.state,
         "owner": order.owner,
+        "owner_id": order.owner_id,
         "dataset": Pinned(name=order.dataset.name, digest=order.dataset.digest),
         "model": Pinned(name=model.name, version=model.version, digest=model.digest) if model else None,
         "publish": order.publish.model if order.publish else None,

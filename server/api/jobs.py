@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from pathlib import Path as File
 from typing import Annotated, Any
@@ -13,8 +13,11 @@ import orjson
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 from pydantic.json_schema import SkipJsonSchema
+from starlette.types import Receive, Scope, Send
 
-from server.access.authority import Caller
+from server.access.authority import Authority, Caller
+from server.access.scopes import Scope as Rights
+from server.api.asgi import whose
 from server.api.job_answers import JobAccepted, JobDetail, JobSummary
 from server.api.job_schemas import JobAsked
 from server.api.models import FAILURES, Key, form, origin_of
@@ -125,16 +128,44 @@ def _events(routes: APIRouter, jobs: JobService, followers: Followers) -> None:
         `state` events say where it stands; every other one is what its process reported, by its kind.
         """
         found = jobs.get(_caller(request), job)
-        followers.check()
-        stream = _stream(jobs, followers, found, _offset(last_event_id))
-        return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
+        stream = _stream(jobs, followers, _asker(request), found, _offset(last_event_id))
+        return _Following(stream, followers, whose(request.scope))
 
 
-async def _stream(jobs: JobService, followers: Followers, job: Job, offset: int) -> AsyncIterator[bytes]:
-    following = followers.follow(lambda: jobs.register.get(job.id), jobs.events(job), offset)
+class _Following(StreamingResponse):
+    """Events for one of those who follow jobs; refused where there is no place for them."""
+
+    def __init__(self, stream: AsyncIterator[bytes], followers: Followers, client: str) -> None:
+        super().__init__(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
+        self._followers = followers
+        self._client = client
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._followers.place(self._client):
+            await super().__call__(scope, receive, send)
+
+
+async def _stream(
+    jobs: JobService, followers: Followers, caller_now: Callable[[], Caller], job: Job, offset: int
+) -> AsyncIterator[bytes]:
+    """Events until the job has ended, or its key does not show it any more."""
+    following = followers.follow(lambda: jobs.get(caller_now(), job.id), jobs.events(job), offset)
     async with aclosing(following) as batches:
         async for batch in batches:
             yield b"".join(map(_written, batch))
+
+
+def _asker(request: Request) -> Callable[[], Caller]:
+    """Return what says whether the caller may still follow jobs, and who it is now; raises as at the beginning."""
+    authority: Authority = request.state.authority
+    shown = request.headers.get("authorization", "")
+
+    def ask() -> Caller:
+        caller = authority.caller(shown)
+        caller.check(Rights.TRAIN)
+        return caller
+
+    return ask
 
 
 def _written(event: Line | Turned | Beat) -> bytes:

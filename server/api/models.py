@@ -113,7 +113,9 @@ def _reading(routes: APIRouter, rollout: Rollout) -> None:
 
 
 def _versions(routes: APIRouter, rollout: Rollout, max_upload: int) -> None:
-    @routes.post("/models/{model}/versions", status_code=201, openapi_extra=ONNX_BODY)
+    failures: dict[int | str, dict[str, Any]] = {429: FAILURES[400]}
+
+    @routes.post("/models/{model}/versions", status_code=201, openapi_extra=ONNX_BODY, responses=failures)
     async def publish(
         request: Request,
         model: Model,
@@ -174,8 +176,9 @@ def _aliases(routes: APIRouter, rollout: Rollout) -> None:
 
 def origin_of(request: Request, key: str | None) -> Origin:
     """Return who asks, with the idempotency key they sent; raises BadRequest."""
-    actor = request.state.caller.name or (request.client.host if request.client else "")
-    return Origin(actor, names.check_key(key) if key is not None else None)
+    caller = request.state.caller
+    actor = caller.name or (request.client.host if request.client else "")
+    return Origin(actor, names.check_key(key) if key is not None else None, space=caller.identity)
 
 
 def check_headers(request: Request, most: int, what: str) -> None:

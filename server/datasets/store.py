@@ -23,6 +23,7 @@ from server.repository.aliases import DamagedDocument
 from server.repository.fs import Fs, make_folders, remove_tree
 from server.repository.lock import FileLock
 from server.repository.space import Space
+from server.repository.staged import StagingBudget
 from server.repository.staging import Staging, StagingArea
 from server.repository.store import storage_errors
 
@@ -57,7 +58,9 @@ class DatasetStore:
         self._fs = fs or Fs()
         self._contents, self._names, self._trash = root / "content", root / "names", root / "trash"
         self._lock = FileLock(root / "lock", lock_timeout)
-        self._staging = StagingArea(self._fs, root / "staging", space)
+        self._kept = 0  # bytes of all contents when they were last counted: at each change here, and at each upload
+        staged = StagingBudget(budget, "datasets", lambda: self._kept, space)
+        self._staging = StagingArea(self._fs, root / "staging", staged)
 
     # life
 
@@ -109,7 +112,8 @@ class DatasetStore:
 
     def stored(self) -> int:
         """Return the bytes of all contents together."""
-        return sum(path.stat().st_size for path in self._contents.glob(f"*/{DATA}"))
+        self._kept = sum(path.stat().st_size for path in self._contents.glob(f"*/{DATA}"))
+        return self._kept
 
     # changing: under the lock
 
@@ -122,7 +126,7 @@ class DatasetStore:
 
     def keep(self, name: str, staging: Staging, content: Content, naming: Naming) -> Named:
         """Make a staged file a content, and let ``name`` stand for it; both or none."""
-        staging.create(ABOUT).write(content.dump())
+        staging.create(ABOUT, counts=False).write(content.dump())
         staging.settle()
         with self._lock.held():
             before = self._find(name)
@@ -155,6 +159,7 @@ class DatasetStore:
                 self._fs.unlink(self._file(name))
                 self._fs.sync_dir(self._names)
             self._collect()
+            self.stored()
             return frozenset(going)
 
     # how
@@ -187,6 +192,8 @@ class DatasetStore:
         if not folder.exists():
             self._check_budget(content.size)
             self._fs.rename(staging.path, folder)
+            self.stored()
+            staging.release()  # it is counted among the contents from here on
         self._fs.sync_dir(self._contents)
 
     def _check_budget(self, size: int) -> None:

@@ -164,7 +164,7 @@ class Dispatcher:
     def _occupy(self, job: Job, now: float, level: int, work: Coroutine[Any, Any, None]) -> None:
         publishing = job.state is JobState.PUBLISHING
         device = device_of(job.order.recipe)
-        place = self._places[job.id] = _Place(job.id, job.order.owner, level, now, publishing, device)
+        place = self._places[job.id] = _Place(job.id, job.order.account, level, now, publishing, device)
         place.task = asyncio.create_task(self._to_end(job.id, work))
 
     async def _to_end(self, job_id: str, work: Coroutine[Any, Any, None]) -> None:
@@ -191,7 +191,7 @@ class Dispatcher:
             ending = await self._run(job, place)
         finally:
             place.run = None
-        self._shares.charge(job.order.owner, ending.seconds, time.time())
+        self._shares.charge(job.order.account, ending.seconds, time.time())
         found = await asyncio.to_thread(_look, self._register.folders, job.id)
         job = await self._insist(job.id, lambda job: after(job, ending, found, time.time()))
         log.info("job %s: %s after %.1f s, now %s", job.id, ending.end.value, ending.seconds, job.state.value)
@@ -283,7 +283,7 @@ def device_of(recipe: Mapping[str, Any]) -> str:
 
 def _waiting(job: Job) -> Waiting:
     order = job.order
-    return Waiting(job.id, order.owner, order.priority, job.queued, order.submitted, device_of(order.recipe))
+    return Waiting(job.id, order.account, order.priority, job.queued, order.submitted, device_of(order.recipe))
 
 
 def _active(place: _Place) -> Active:

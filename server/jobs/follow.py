@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -43,26 +45,35 @@ Happened: TypeAlias = Line | Turned | Beat
 
 
 class Followers:
-    """Those who follow jobs; bounded."""
+    """Those who follow jobs; bounded. Each may have as many places as are left free for others: one who is alone gets
+    half, of n each gets the (n + 1)th part, and there is always one for who has none."""
 
     def __init__(self, stopping: Callable[[], bool], limit: int = STREAMS) -> None:
         self._stopping = stopping
         self._limit = limit
-        self._count = 0
+        self._taken: Counter[str] = Counter()  # by client
 
-    def check(self) -> None:
-        """Raise Overloaded when there are too many already."""
-        if self._count >= self._limit:
-            raise Overloaded(f"{self._count} callers follow jobs, as many as may", retry_after=10.0)
+    @contextmanager
+    def place(self, client: str) -> Iterator[None]:
+        """Hold one of a client's places; raises Overloaded when there is none."""
+        total, own = self._taken.total(), self._taken[client]
+        if own >= self._limit - total:
+            raise Overloaded(
+                f"{total} calls follow jobs, {own} of them yours: there is no place for another one", retry_after=10.0
+            )
+        self._taken[client] += 1
+        try:
+            yield
+        finally:
+            self._taken[client] -= 1
+            if not self._taken[client]:
+                del self._taken[client]
 
     async def follow(self, look: Callable[[], Job], file: Path, offset: int) -> AsyncGenerator[list[Happened]]:
-        """Yield what happens from ``offset`` on; ends after the job's end, or when the server stops."""
-        self._count += 1
-        try:
-            async for events in _follow(look, file, offset, self._stopping):
-                yield events
-        finally:
-            self._count -= 1
+        """Yield what happens from ``offset`` on; ends after the job's end, when the server stops, or where ``look``
+        raises a ServerError."""
+        async for events in _follow(look, file, offset, self._stopping):
+            yield events
 
 
 async def _follow(
@@ -73,7 +84,7 @@ async def _follow(
         try:
             now = look().state  # before the file is read: what was written before the end is sent before it
         except ServerError:
-            return  # deleted, or the register is down
+            return  # deleted, or the register is down, or the caller may not see it any more
         lines = await asyncio.to_thread(read_lines, file, offset)
         happened: list[Happened] = [*lines]
         if now is not state and not (now.is_final and lines):

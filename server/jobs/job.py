@@ -73,7 +73,7 @@ class Order:
     """What was asked for."""
 
     id: str
-    owner: str  # who submitted it; empty where no keys are used
+    owner: str  # the name of who submitted it; empty where no keys are used
     kind: str  # a row of `server.jobs.kinds`
     recipe: Mapping[str, Any]
     dataset: DatasetPin
@@ -84,6 +84,12 @@ class Order:
     submitted: float  # seconds since 1970, as all times here
     key: str | None = None  # the Idempotency-Key it came with
     fingerprint: str = ""  # what makes two submissions the same
+    owner_id: str = ""  # whose it is; jobs of releases before there were any have only the name
+
+    @property
+    def account(self) -> str:
+        """Whom the job counts for: an identity, or a mere name, which is no identity; empty where no keys are used."""
+        return self.owner_id or (f"name:{self.owner}" if self.owner else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from server.jobs.judge import read_record
 from server.repository.manifest import MODEL_FILE
 from server.repository.names import LIVE
 from server.repository.rollout import Compared, LiveMoved, PublishOptions, Rollout
-from server.repository.store import Origin, Outcome, storage_errors
+from server.repository.store import JOBS, Origin, Outcome, storage_errors
 
 DECISION = "gate.json"
 _BLOCK = 1 << 20
@@ -161,7 +161,7 @@ def lineage(job: Job, record: Mapping[str, Any], decided: Decided) -> dict[str, 
 
 
 def _origin(job: Job, what: str) -> Origin:
-    return Origin(job.order.owner or f"job {job.id}", f"job-{job.id}{what}")
+    return Origin(job.order.owner or f"job {job.id}", f"{job.id}{what}", space=JOBS)
 
 
 async def _blocks(file: Path) -> AsyncIterator[bytes]:

@@ -99,9 +99,9 @@ class Register:
             raise NotFound(f"there is no job {job_id[:40]!r}")
         return job
 
-    def find_key(self, owner: str, key: str) -> Job | None:
-        """Return the job that an owner submitted with an idempotency key."""
-        return next((j for j in self._jobs.values() if j.order.key == key and j.order.owner == owner), None)
+    def find_key(self, owns: Callable[[Job], bool], key: str) -> Job | None:
+        """Return the job that an owner, who is asked which jobs those are, submitted with an idempotency key."""
+        return next((job for job in self._jobs.values() if job.order.key == key and owns(job)), None)
 
     # changing
 
@@ -109,7 +109,7 @@ class Register:
         """Enter a job; durable on return. Of two with the same owner and key the first one counts, and is returned."""
         async with self._changing:
             self.check()
-            if job.order.key is not None and (found := self.find_key(job.order.owner, job.order.key)) is not None:
+            if (key := job.order.key) is not None and (found := self.find_key(_as_owner_of(job), key)) is not None:
                 return found
             await asyncio.to_thread(self.folders.create, job, fill)
             try:
@@ -150,6 +150,10 @@ class Register:
         except Unavailable as error:
             self._fail(error)
             raise
+
+
+def _as_owner_of(job: Job) -> Callable[[Job], bool]:
+    return lambda other: other.order.account == job.order.account
 
 
 def _after_crash(row: Job | None, folder: Job | None, now: float) -> Job | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,7 @@ class JobService:
         """
         self.register.check()
         fingerprint = asked.fingerprint()
-        if key is not None and (found := self.register.find_key(caller.name, key)) is not None:
+        if key is not None and (found := self.register.find_key(partial(_owns, caller), key)) is not None:
             return _replayed(found, fingerprint), True
         self._check(caller, asked)
         await self._make_room()
@@ -168,7 +168,7 @@ class JobService:
         if asked.publish is not None and not kind.publishes:
             raise BadRequest(f"publish: not expected for a job of kind {asked.kind}, which makes no model")
         _check_rights(caller, asked)
-        mine = Counter(job.order.owner for job in self.register.all() if not job.state.is_final)[caller.name]
+        mine = sum(_owns(caller, job) for job in self.register.all() if not job.state.is_final)
         if mine >= quotas.per_owner:
             raise QuotaExceeded(f"{mine} of your jobs have not ended yet, as many as one may have", retry_after=60.0)
 
@@ -192,6 +192,7 @@ class JobService:
         return Order(
             id=new_id(now),
             owner=caller.name,
+            owner_id=caller.identity,
             kind=asked.kind,
             recipe=asked.recipe,
             dataset=data,
@@ -205,7 +206,20 @@ class JobService:
 
 def _may_see(caller: Caller, job: Job) -> bool:
     """Whoever submitted it, and administrators."""
-    return job.order.owner == caller.name or caller.may(Scope.ADMIN)
+    return _owns(caller, job) or caller.may(Scope.ADMIN)
+
+
+def _owns(caller: Caller, job: Job) -> bool:
+    """Whether a caller submitted a job.
+
+    Of a job that has no more than a name (one of a release before there were identities) only a key is the owner that
+    was there then, and is the only one of that name now.
+    """
+    order = job.order
+    if order.owner_id or not order.owner:
+        return order.account == caller.identity
+    key = caller.key
+    return key is not None and caller.sole and key.name == order.owner and key.created <= order.submitted
 
 
 def _check_rights(caller: Caller, asked: Request) -> None:

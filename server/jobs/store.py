@@ -29,6 +29,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (  # the n-th brings a database of sch
         "idempotency_key TEXT, document TEXT NOT NULL)",
         "CREATE UNIQUE INDEX jobs_key ON jobs (owner, idempotency_key) WHERE idempotency_key IS NOT NULL",
     ),
+    ("UPDATE jobs SET owner = 'name:' || owner WHERE owner <> ''",),  # an owner is an identity, no mere name
 )
 _JOBS = Table(
     "jobs",
@@ -92,7 +93,7 @@ class JobStore:
         order = job.order
         row = {
             "id": order.id,
-            "owner": order.owner,
+            "owner": order.account,
             "state": job.state.value,
             "submitted": order.submitted,
             "idempotency_key": order.key,

@@ -40,6 +40,7 @@ class Control:
     cache: ArtifactCache
     memory: MemoryBudget
     readiness: Readiness
+    children: Children
 
     @asynccontextmanager
     async def running(self, loaded: Callable[[], None]) -> AsyncIterator[None]:
@@ -61,7 +62,8 @@ class Control:
     async def _load_and_watch(self, loaded: Callable[[], None]) -> None:
         try:
             began = time.monotonic()
-            await self.watcher.start()
+            async with self.children.urgent():
+                await self.watcher.start()
             self.readiness.begin()
             loaded()
             models = self.rollout.catalog.models()
@@ -85,16 +87,17 @@ def build_control(
         from core.custom import load_operators
 
         load_operators(settings.operators)
-    store = Store(settings.model_repo, fs, space=model_space(settings))
+    store = Store(settings.model_repo, fs, max_staging=settings.max_staging, space=model_space(settings))
     cache = ArtifactCache(settings.cache_folder, settings.max_cache)
     limits = Limits(settings.child_timeout, settings.child_memory, settings.child_processes)
     threads = settings.threads or available_cpus()
     options = BuildOptions(settings.max_batch, settings.precision, threads, settings.device)
     memory = MemoryBudget(settings.max_memory, settings.queue_bytes, settings.workers)
-    builder = Builder(children or Children(limits), cache, backend, options, memory)
+    children = children or Children(limits)
+    builder = Builder(children, cache, backend, options, memory)
     models = LiveModels(registry)
     loader = Loader(store, builder, servables, models)
     housekeeping = Housekeeping(store, loader, cache, settings.keep_versions)
     rollout = Rollout(store, models, loader, housekeeping, UploadLimits(settings.max_upload, settings.auto_promote))
     watcher = Watcher(store, rollout, settings.poll_interval, settings.settle_time)
-    return Control(rollout, store, watcher, cache, memory, Readiness(models))
+    return Control(rollout, store, watcher, cache, memory, Readiness(models), children)

@@ -43,10 +43,7 @@ class Housekeeping:
     async def delete(self, model: LiveModel, version: int, origin: Origin) -> Outcome:
         """Remove a version that no alias names; raises NotFound, Conflict."""
         async with model.lock:
-            outcome = await asyncio.to_thread(self._store.delete, model.name, version, origin)
-            self.drop(model, version)
-            model.show(outcome.record.state)
-        return outcome
+            return await self._delete(model, version, origin)
 
     def drop(self, model: LiveModel, version: int) -> None:
         """Forget a version whose folder is gone; its last requests finish."""
@@ -56,23 +53,32 @@ class Housekeeping:
         model.guests.pop(version, None)
         model.untaken.discard(version)
 
+    async def _delete(self, model: LiveModel, version: int, origin: Origin) -> Outcome:
+        outcome = await asyncio.to_thread(self._store.delete, model.name, version, origin)
+        self.drop(model, version)
+        model.show(outcome.record.state)
+        return outcome
+
     def _tidy_soon(self, model: LiveModel) -> None:
         self._loader.spawn(self.tidy(model))
 
     async def _collectable(self, model: LiveModel) -> list[int]:
         """Return what retention deletes; pipelines are looked up only if that is anything."""
-        specific = set(model.config.version_policy.specific)
-        found = policy.collectable(model.aliases, model.candidates, self._keep_versions, specific)
+        kept = {*model.config.version_policy.specific, *+model.pinned}
+        found = policy.collectable(model.aliases, model.candidates, self._keep_versions, kept)
         if found:
             pipelines = await asyncio.to_thread(self._store.pipelines)
             pins = {pin for definition in pipelines.values() for pin in definition.pins}
             pinned = {pin.version for pin in pins if pin.name == model.name}
-            found = policy.collectable(model.aliases, model.candidates, self._keep_versions, specific | pinned)
+            found = policy.collectable(model.aliases, model.candidates, self._keep_versions, kept | pinned)
         return found
 
     async def _collect(self, model: LiveModel, version: int) -> None:
+        """Delete a version, unless an operation that began meanwhile, such as its promotion, needs it."""
         try:
-            await self.delete(model, version, Origin("retention"))
+            async with model.lock:
+                if not model.pinned[version]:
+                    await self._delete(model, version, Origin("retention"))
         except ServerError as error:
             fields = about(model=model.name, version=version, code=error.code)
             log.warning("not needed any more, but it stays: %s", error.message, extra=fields)

@@ -52,7 +52,7 @@ class Record:
     staging: str | None = None  # what a publish renames: the path below the staging folder
     actor: str = ""
     reason: str = ""  # why a trial ended, or why a version took no alias
-    key: str | None = None  # idempotency key
+    key: str | None = None  # idempotency key, after whose it is and a space; older releases wrote it alone
     fingerprint: str | None = None  # of the request that carried the key
     previous: str | None = None  # digest of the line before; none in the first one, and in those of old releases
     _digest: str | None = field(default=None, init=False, repr=False, compare=False)  # of the JSON it was read from

@@ -11,6 +11,7 @@ ALIAS = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 VERSION = re.compile(r"[1-9][0-9]{0,8}")
 KEY = re.compile(r"[\x21-\x7e]{1,255}")
+_KEY_OF_JOB = re.compile(r"job-[0-9a-f]{20}(-.*)?")  # what jobs of earlier releases made their changes with
 
 LIVE = "live"  # the alias that answers a request that names no version
 
@@ -36,7 +37,9 @@ def check_version(text: str) -> int:
 
 
 def check_key(text: str) -> str:
-    """Return ``text`` if it may be an idempotency key (visible ASCII); raises BadRequest."""
+    """Return ``text`` if it may be a caller's idempotency key (visible ASCII, and no job's); raises BadRequest."""
+    if _KEY_OF_JOB.fullmatch(text):
+        raise BadRequest(f"Idempotency-Key {text[:80]!r}: expected another one, as jobs have those of this form")
     return _check(KEY, "Idempotency-Key", text)
 
 

@@ -45,7 +45,7 @@ def collectable(
     state: Aliases, versions: Collection[int], keep: int, pinned: Collection[int] = frozenset()
 ) -> list[int]:
     """Return the versions that retention deletes: all but the newest ``keep`` that no alias needs, now or for one
-    rollback, and that is neither on trial nor ``pinned`` by a pipeline."""
+    rollback, and that is neither on trial nor ``pinned``: by a pipeline, or by an operation under way."""
     needed = {alias.version for alias in state.aliases.values()} | {a.previous for a in state.aliases.values()}
     needed |= {state.canary.version} if state.canary else set()
     needed |= set(pinned)

@@ -21,6 +21,7 @@ from server.backends.base import lost
 from server.errors import Conflict, Unavailable, UnknownModel, Unsupported
 from server.pipelines.definition import BadPipeline, read_definition
 from server.pipelines.pipeline import Pipeline
+from server.places import PARTY
 from server.repository import names, policy
 from server.repository.aliases import Aliases
 from server.repository.builder import Built
@@ -132,6 +133,7 @@ class Rollout:
     async def publish(self, name: str, stream: AsyncIterable[bytes], options: PublishOptions) -> Outcome:
         """Take an upload: receive, parse, compile, load, then make it a version (and live, if asked) in one step."""
         model = self._models.changeable(self._models.get(names.check_model(name)))
+        PARTY.set(options.origin.party)
         upload = await receive(self._store, stream, self._limits.max_bytes, options.sha256)
         return await self._loader.to_the_end(self._publish(model, upload, options))
 

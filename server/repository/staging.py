@@ -11,11 +11,12 @@ import os
 import secrets
 from pathlib import Path
 
+from server.places import PARTY
 from server.repository import names
 from server.repository.fs import Fs, make_folders, remove_tree
 from server.repository.lock import try_lock
 from server.repository.manifest import MANIFEST, FileEntry, Manifest
-from server.repository.space import Space
+from server.repository.staged import StagingBudget, StagingClaim
 
 _LOCK = "lock"
 
@@ -23,9 +24,9 @@ _LOCK = "lock"
 class StagedFile:
     """A file being written, digested on the way."""
 
-    def __init__(self, fs: Fs, path: Path, space: Space | None = None) -> None:
+    def __init__(self, fs: Fs, path: Path, claim: StagingClaim | None) -> None:
         self._fs = fs
-        self._space = space
+        self._claim = claim
         self._fd: int | None = fs.create(path)
         self._digest = hashlib.sha256()
         self._size = 0
@@ -36,10 +37,10 @@ class StagedFile:
         return FileEntry(self._digest.hexdigest(), self._size)
 
     def write(self, data: bytes | memoryview) -> None:
-        """Add ``data``; raises StorageFull where it would take of what is kept free."""
+        """Add ``data``; raises StorageFull or QuotaExceeded where uploads take too much already."""
         assert self._fd is not None
-        if self._space is not None:
-            self._space.check()
+        if self._claim is not None:
+            self._claim.add(len(data))
         self._fs.write(self._fd, data)
         self._digest.update(data)
         self._size += len(data)
@@ -59,9 +60,9 @@ class StagedFile:
 class Staging:
     """The folder of one version to be."""
 
-    def __init__(self, fs: Fs, path: Path, space: Space | None = None) -> None:
+    def __init__(self, fs: Fs, path: Path, claim: StagingClaim) -> None:
         self._fs = fs
-        self._space = space
+        self._claim = claim
         self._files: dict[str, StagedFile] = {}
         self.path = path
         fs.mkdir(path)
@@ -71,14 +72,19 @@ class Staging:
         """What the manifest will say of the files."""
         return {name: file.entry for name, file in self._files.items()}
 
-    def create(self, name: str) -> StagedFile:
-        """Begin a file."""
-        file = self._files[name] = StagedFile(self._fs, self.path / names.check_file(name), self._space)
+    def create(self, name: str, *, counts: bool = True) -> StagedFile:
+        """Begin a file; ``counts``: what uploads may take of the disk is a bound for it, as for all that was sent."""
+        claim = self._claim if counts else None
+        file = self._files[name] = StagedFile(self._fs, self.path / names.check_file(name), claim)
         return file
+
+    def release(self) -> None:
+        """Count it among uploads under way no more."""
+        self._claim.release()
 
     def seal(self, manifest: Manifest) -> None:
         """Add the manifest and make everything durable."""
-        self.create(MANIFEST).write(manifest.dump())
+        self.create(MANIFEST, counts=False).write(manifest.dump())
         self.settle()
 
     def settle(self) -> None:
@@ -96,15 +102,17 @@ class Staging:
             remove_tree(self._fs, self.path)
         except OSError:
             return
+        finally:
+            self._claim.release()
 
 
 class StagingArea:
     """The staging folder of this process among those of others. Opened under the repository's lock."""
 
-    def __init__(self, fs: Fs, root: Path, space: Space | None = None) -> None:
+    def __init__(self, fs: Fs, root: Path, budget: StagingBudget) -> None:
         self._fs = fs
-        self._space = space
         self._root = root
+        self._budget = budget
         self._own = root / f"{os.getpid()}-{secrets.token_hex(6)}"
         self._lock_fd: int | None = None
 
@@ -125,10 +133,13 @@ class StagingArea:
             os.close(fd)
 
     def begin(self) -> Staging:
-        """Make a fresh folder for one upload; raises StorageFull where there is no space for it."""
-        if self._space is not None:
-            self._space.check()
-        return Staging(self._fs, self._own / secrets.token_hex(8), self._space)
+        """Make a fresh folder for one upload of whom this is done for."""
+        claim = self._budget.begin(PARTY.get())
+        try:
+            return Staging(self._fs, self._own / secrets.token_hex(8), claim)
+        except BaseException:
+            claim.release()
+            raise
 
     def name_of(self, staging: Staging) -> str:
         """Return what a journal record calls it."""

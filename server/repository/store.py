@@ -33,11 +33,13 @@ from server.repository.journal import Journal, Record, last_record
 from server.repository.lock import FileLock
 from server.repository.manifest import MANIFEST, Manifest, read_manifest
 from server.repository.space import Space
+from server.repository.staged import StagingBudget
 from server.repository.staging import Staging, StagingArea
 from server.types import ModelRef
 
 ALIASES = "aliases.json"
 CONTROL = ".lathe"
+JOBS = "job"  # the space of the idempotency keys that jobs make changes with
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 
@@ -46,11 +48,27 @@ Change = Callable[[Aliases], Aliases]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who asks for a change, and the idempotency key that came with it."""
+    """Who asks for a change, and the idempotency key that came with it. ``space``: whose keys it is one of."""
 
     actor: str = ""
     key: str | None = None
     fingerprint: str | None = None
+    space: str = ""  # a caller's identity, or JOBS; callers without keys share one
+
+    @property
+    def party(self) -> str:
+        """For whom the change is made, where several callers have to share something; empty: for the server itself."""
+        return f"{self.space} {self.actor}".strip()
+
+    @property
+    def entry(self) -> str | None:
+        """What the log calls the key: a key has no spaces, so nobody's can be read as another's."""
+        return f"{self.space} {self.key}" if self.space and self.key else self.key
+
+    @property
+    def old_entry(self) -> str | None:
+        """What the logs of releases before there were spaces call it."""
+        return f"job-{self.key}" if self.space == JOBS and self.key else self.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +88,22 @@ class Store:
     """One repository. Methods block; threads and processes may call at the same time."""
 
     def __init__(
-        self, root: Path, fs: Fs | None = None, *, lock_timeout: float = 10.0, space: Space | None = None
+        self,
+        root: Path,
+        fs: Fs | None = None,
+        *,
+        lock_timeout: float = 10.0,
+        max_staging: int = 1 << 62,
+        space: Space | None = None,
     ) -> None:
+        """``max_staging``: bytes of all uploads that are under way. ``space``: the disk that they leave room on."""
         self.root = root
         self.read_only: str | None = None  # why nothing can be written
         self._fs = fs or Fs()
         self._control = root / CONTROL
         self._lock = FileLock(self._control / "lock", lock_timeout)
-        self._staging = StagingArea(self._fs, self._control / "staging", space)
+        staged = StagingBudget(max_staging, "models", space=space)
+        self._staging = StagingArea(self._fs, self._control / "staging", staged)
         self._journals: dict[str, Journal] = {}
         self._durable_models: set[str] = set()  # whose folder is known to be durable
 
@@ -276,7 +302,7 @@ class Store:
             state=state.next_generation(),
             version=version,
             actor=origin.actor,
-            key=origin.key,
+            key=origin.entry,
             fingerprint=origin.fingerprint,
         )
 
@@ -428,8 +454,19 @@ def storage_error(doing: str, error: OSError) -> ServerError:
 
 
 def _replayable(journal: Journal, origin: Origin) -> Record | None:
-    if origin.key is None or (found := journal.find_key(origin.key)) is None:
+    """Return the change that this very request has made before; raises Unprocessable if another request has its key."""
+    entry = origin.entry
+    if entry is None:
         return None
+    if (found := journal.find_key(entry)) is None:
+        return _replayable_of_old(journal, origin)
     if found.fingerprint != origin.fingerprint:
         raise Unprocessable(f"Idempotency-Key {origin.key!r} was used before with another request")
     return found
+
+
+def _replayable_of_old(journal: Journal, origin: Origin) -> Record | None:
+    """Return the change that the same request of a caller of the same name made while keys were everybody's."""
+    found = journal.find_key(origin.old_entry) if origin.space and origin.old_entry else None
+    same = found is not None and (found.actor, found.fingerprint) == (origin.actor, origin.fingerprint)
+    return found if same else None

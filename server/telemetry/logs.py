@@ -6,7 +6,9 @@ Triton's names where there are some: ``model``, ``version``, ``request_id``, ``t
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import sys
 import traceback
 from contextvars import ContextVar
@@ -18,6 +20,8 @@ import orjson
 Form = Literal["auto", "json", "text"]
 LOGGERS = ("lathe", "server", "core", "uvicorn")  # Lathe's own, and those of what it is made of
 _FIELDS = "about"  # of a record: what it is about
+_INDENT = "  "  # of a traceback's lines
+_UNPRINTABLE = re.compile(r"[^\x20-\x7e]")  # some of these are printable: letters
 
 
 class Caller(NamedTuple):
@@ -66,24 +70,28 @@ def set_level(level: int) -> None:
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per line."""
+    """One JSON object per line, whatever a reader takes for the end of a line: what is not printable is escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {**_head(record), **_about(record)}
         if record.exc_info and record.exc_info[1] is not None:
             line["exception"] = "".join(traceback.format_exception(record.exc_info[1]))
-        return orjson.dumps(line, default=str).decode()
+        return _json(line)
 
 
 class TextLines(logging.Formatter):
-    """``TIME LEVEL LOGGER: EVENT name=value ...``; nothing of a caller's can begin a line."""
+    """``TIME LEVEL LOGGER: EVENT name=value ...``; the lines of a traceback follow, indented.
+
+    Nothing of a caller's can begin a line: text that is not printable is escaped.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         head = _head(record)
         fields = "".join(f" {name}={_quoted(value)}" for name, value in _about(record).items())
         line = f"{head['timestamp']} {head['level']} {head['logger']}: {_on_one_line(head['event'])}{fields}"
         if record.exc_info and record.exc_info[1] is not None:
-            line += "\n" + "".join(traceback.format_exception(record.exc_info[1])).rstrip()
+            told = "".join(traceback.format_exception(record.exc_info[1])).rstrip().split("\n")
+            line = "\n".join([line, *(_INDENT + _on_one_line(each) for each in told)])
         return line
 
 
@@ -102,8 +110,25 @@ def _about(record: logging.LogRecord) -> dict[str, object]:
 
 def _quoted(value: object) -> str:
     text = str(value)
-    return text if text.isascii() and text.isprintable() and not set(text) & set(' "=') else orjson.dumps(text).decode()
+    return text if text.isascii() and text.isprintable() and not set(text) & set(' "=') else _json(text)
 
 
 def _on_one_line(text: str) -> str:
-    return text if text.isprintable() else orjson.dumps(text).decode()[1:-1]
+    return text if text.isprintable() else _json(text)[1:-1]
+
+
+def _json(value: object) -> str:
+    """Return JSON of printable characters alone.
+
+    No reader may end a line where this writer does not, and no terminal may obey what a caller sent: besides controls
+    below U+0020, which every JSON writer escapes, these are U+0085, U+2028, the controls of C1, marks of direction, ...
+    """
+    try:
+        text = orjson.dumps(value, default=str).decode()
+    except TypeError:  # lone surrogates
+        text = json.dumps(value, default=str, separators=(",", ":"))
+    return text if text.isprintable() else _UNPRINTABLE.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    return found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1]

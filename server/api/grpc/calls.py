@@ -51,6 +51,10 @@ class Call:
     def __exit__(self, *_: object) -> None:
         self._calls.leave(self)
 
+    def _why(self) -> ServerError | None:
+        """Return what was said to a call that is being ended."""
+        return self._reason
+
     async def receive(self, context: Any) -> Any:
         """Return the next message, EOF after the last; raises RequestTimeout, or Overloaded if others need the room."""
         if self._reason is not None:
@@ -60,9 +64,10 @@ class Call:
         try:
             message = await context.read()
         except asyncio.CancelledError:
-            if self._reason is None or task is None or task.uncancel():
+            reason = self._why()
+            if reason is None or task is None or task.uncancel():
                 raise  # the caller has left
-            raise self._reason from None
+            raise reason from None
         finally:
             self._reading = None
             self._calls.go_on(self)

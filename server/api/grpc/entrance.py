@@ -53,7 +53,7 @@ class Entrance:
                 return
             with call:
                 try:
-                    request = await call.one(context) if one else call.each(context)
+                    request: Any = await call.one(context) if one else call.each(context)
                 except ServerError as error:
                     request = error
                 async for message in answer(request, context):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from google.protobuf.json_format import ParseDict
 
 from server.access.addresses import client_of_peer
+from server.access.scopes import Scope
 from server.api import modelinfo
 from server.api.callhead import STICKY_KEY
 from server.api.controls import TRACE_SETTINGS, LogSettings, update_trace
@@ -27,7 +28,7 @@ from server.api.readers import HERE
 from server.api.reading import Reading
 from server.api.v2 import RepositoryControl
 from server.dataplane import DataPlane
-from server.errors import BadRequest, NotFound, Unavailable, Unsupported
+from server.errors import BadRequest, NotFound, ServerError, Unavailable, Unsupported
 from server.settings import Settings
 from server.telemetry.access import AccessLog
 from server.telemetry.statistics import StatsBook
@@ -73,15 +74,27 @@ class InferenceService(SharedMemoryCalls):
 
     async def ModelStreamInfer(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Message]:
         """Answer requests in their order while later ones already run; what is wrong with one ends only that one."""
-        infer = partial(self._infer, metadata=_metadata(context))
-        stream = _Stream(infer, requests, self._stopping, self._parts.settings.max_pipeline)
+        metadata = _metadata(context)
+        infer = partial(self._infer, metadata=metadata)
+        refused = self._plane.authority.refused(metadata.get("authorization", ""), Scope.INFER)
+        stream = _Stream(infer, requests, self._ending(refused), self._parts.settings.max_pipeline)
         try:
             async for response in stream.responses():
                 yield response
         finally:
             stream.close()
-        if self._stopping.is_set():
-            raise Unavailable("the server is stopping")
+        if stream.error is not None:
+            raise stream.error
+
+    async def _ending(self, refused: Coroutine[Any, Any, ServerError]) -> ServerError:
+        """Return why streams end, once they do: the server stops, or their key is not taken any more."""
+        stopping, refusal = asyncio.ensure_future(self._stopping.wait()), asyncio.ensure_future(refused)
+        try:
+            await asyncio.wait([stopping, refusal], return_when=asyncio.FIRST_COMPLETED)
+            return refusal.result() if refusal.done() else Unavailable("the server is stopping")
+        finally:
+            stopping.cancel()
+            refusal.cancel()
 
     async def _infer(self, request: bytes, metadata: Metadata, deadline: float | None = None) -> Message:
         key, authorization = metadata.get(STICKY_KEY, ""), metadata.get("authorization", "")
@@ -190,15 +203,19 @@ def _metadata(context: Any) -> Metadata:
 
 
 class _Stream:
-    """The requests of one stream as tasks, at most ``depth`` of them unanswered."""
+    """The requests of one stream as tasks, at most ``depth`` of them unanswered; no more are taken after ``ending``,
+    which gives the ``error`` that the stream then ends with."""
 
-    def __init__(self, infer: Any, requests: AsyncIterator[bytes], stopping: asyncio.Event, depth: int) -> None:
+    def __init__(
+        self, infer: Any, requests: AsyncIterator[bytes], ending: Coroutine[Any, Any, ServerError], depth: int
+    ) -> None:
+        self.error: ServerError | None = None
         self._infer = infer
         self._requests = requests
         self._depth = asyncio.Semaphore(depth)
         self._turns: asyncio.Queue[asyncio.Task[Message] | None] = asyncio.Queue()
         self._waiting: deque[asyncio.Task[Message]] = deque()
-        self._tasks = [asyncio.ensure_future(self._read()), asyncio.ensure_future(self._end(stopping))]
+        self._tasks = [asyncio.ensure_future(self._read()), asyncio.ensure_future(self._end(ending))]
 
     async def responses(self) -> AsyncIterator[Message]:
         """Yield the answers, or the errors in their place, in the requests' order."""
@@ -231,8 +248,8 @@ class _Stream:
         finally:
             self._turns.put_nowait(None)
 
-    async def _end(self, stopping: asyncio.Event) -> None:
-        await stopping.wait()
+    async def _end(self, ending: Coroutine[Any, Any, ServerError]) -> None:
+        self.error = await ending
         self._tasks[0].cancel()  # no more requests; those that are there are answered
 
 

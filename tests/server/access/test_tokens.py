@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,11 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
+from server.access.authority import Authority
 from server.access.keys import DamagedKeys
 from server.access.scopes import Scope
 from server.access.tokens import Tokens
+from server.errors import Unauthorized
 from tests.server.api.service import service
 from tests.server.repository.world import toy
 
@@ -32,9 +37,11 @@ CLAIMS = {
 }
 
 
-def write_key_set(path: Path) -> Path:
-    public = json.loads(jwt.algorithms.ECAlgorithm.to_jwk(PRIVATE.public_key()))
-    path.write_text(json.dumps({"keys": [{**public, "kid": "one", "alg": "ES256", "use": "sig"}]}))
+def write_key_set(path: Path, key: ec.EllipticCurvePrivateKey = PRIVATE, kid: str = "one") -> Path:
+    public = json.loads(jwt.algorithms.ECAlgorithm.to_jwk(key.public_key()))
+    draft = path.with_suffix(".new")
+    draft.write_text(json.dumps({"keys": [{**public, "kid": kid, "alg": "ES256", "use": "sig"}]}))
+    draft.rename(path)
     return path
 
 
@@ -46,6 +53,83 @@ def tokens(tmp_path: Path) -> Tokens:
 def signed(key: Any = PRIVATE, algorithm: str = "ES256", kid: str | None = "one", **changed: Any) -> str:
     claims = {name: value for name, value in {**CLAIMS, **changed}.items() if value is not None}
     return jwt.encode(claims, key, algorithm, headers={"kid": kid} if kid else {})
+
+
+def test_tokens_of_a_withdrawn_key_are_forgotten_and_those_of_a_new_one_taken(tmp_path: Path) -> None:
+    file = write_key_set(tmp_path / "jwks.json")
+    tokens = Tokens(file, CLAIMS["iss"], "lathe")
+    missed: list[bool] = []
+    tokens.missed = lambda: missed.append(True)
+    old, new = signed(), signed(STRANGER, kid="two")
+    assert tokens.find(old, NOW) is not None and not missed
+    assert tokens.find(new, NOW) is None and missed == [True]
+    assert not tokens.refresh()
+    write_key_set(file, STRANGER, "two")
+    assert (tokens.refresh(), tokens.refresh()) == (True, False)
+    assert tokens.find(old, NOW) is None
+    assert tokens.find(new, NOW) is not None
+    write_key_set(file, PRIVATE, "two")  # another key under the same name
+    assert tokens.refresh()
+    assert tokens.find(new, NOW) is None
+
+
+def test_a_token_seen_while_the_keys_change_is_not_remembered_beyond(tmp_path: Path) -> None:
+    """The file is read on another thread: between the look at the keys and the note of what they signed."""
+    tokens = Tokens(write_key_set(tmp_path / "jwks.json"), CLAIMS["iss"], "lathe")
+    verified = tokens._verified
+
+    def meanwhile(token: str, keys: Any) -> Any:
+        found = verified(token, keys)
+        write_key_set(tmp_path / "jwks.json", STRANGER, "two")
+        tokens.refresh()
+        return found
+
+    tokens._verified = meanwhile  # type: ignore[method-assign]
+    assert tokens.find(signed(), NOW) is not None  # it came before the change
+    tokens._verified = verified  # type: ignore[method-assign]
+    assert tokens.find(signed(), NOW) is None
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"keys": []}'])
+def test_a_broken_file_leaves_the_keys_as_they_were(tmp_path: Path, content: str) -> None:
+    file = write_key_set(tmp_path / "jwks.json")
+    authority = Authority("127.0.0.1", tokens=Tokens(file, CLAIMS["iss"], "lathe"))
+    file.write_text(content)
+    assert not authority.refresh()
+    assert authority.caller(f"Bearer {signed()}").name == "alice"
+
+
+def test_an_unknown_key_has_its_file_read_at_once_but_not_by_everybody_who_asks(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        file = write_key_set(tmp_path / "jwks.json")
+        tokens = Tokens(file, CLAIMS["iss"], "lathe")
+        authority = Authority("127.0.0.1", tokens=tokens)
+        threads: list[str] = []
+        refresh = tokens.refresh
+
+        def counted(*, anyway: bool = False) -> bool:
+            threads.append(threading.current_thread().name)
+            return refresh(anyway=anyway)
+
+        tokens.refresh = counted  # type: ignore[method-assign]
+        watching = asyncio.create_task(authority.watch(3600.0))
+        write_key_set(file, STRANGER, "two")
+        new, end = f"Bearer {signed(STRANGER, kid='two')}", time.monotonic() + 10
+        while time.monotonic() < end:
+            with suppress(Unauthorized):
+                assert authority.caller(new).name == "alice"
+                break
+            await asyncio.sleep(0.01)
+        for _ in range(130):
+            with suppress(Unauthorized):
+                authority.caller(f"Bearer {signed(STRANGER, kid='three')}")
+            await asyncio.sleep(0.01)
+        assert authority.caller(new).name == "alice"
+        assert 1 <= len(threads) <= 4
+        assert threading.main_thread().name not in threads
+        watching.cancel()
+
+    asyncio.run(scenario())
 
 
 def test_a_token_carries_its_scopes_and_models(tokens: Tokens) -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import sys
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -93,6 +95,41 @@ def test_text_is_for_people_and_nobody_can_forge_a_line() -> None:
         )
     (line,) = stream.getvalue().splitlines()
     assert line.split(" ", 1)[1] == r'info lathe.x: evil\n2026 error lathe: all is lost request_id="a \"b\n" model=m'
+
+
+# Whatever Unicode calls a control, a format, a surrogate, private, unassigned or a separator, but the space.
+UNPRINTABLE = "".join(
+    char for char in map(chr, range(sys.maxunicode + 1)) if unicodedata.category(char)[0] in "CZ" and char != " "
+)
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_a_record_is_one_entry_whatever_characters_it_holds(form: logs.Form) -> None:
+    with logged(form) as stream:
+        log = logging.getLogger("lathe.x")
+        for evil in (UNPRINTABLE[:3000], "".join(UNPRINTABLE[::97]), *"\x7f\x85\x9b\u2028\u2029\u202e\ud800\U000e0001"):
+            log.info("event %s", evil, extra=about(request_id=evil, path=f"/v2/{evil}"))
+            try:
+                raise ValueError(f"a reason {evil}\n2026 error lathe: forged")
+            except ValueError:
+                log.exception("it failed")
+    written = stream.getvalue()
+    assert not set(written) & set(UNPRINTABLE) - {"\n"}
+    entries = [line for line in written.splitlines() if not line.startswith("  ")]  # lines of a traceback are indented
+    assert len(entries) == 20
+    assert all(line.startswith(('{"timestamp":"', "20")) and "forged" not in line[:60] for line in entries)
+    assert all(line.split(" ", 1)[1].startswith(("info ", "error ")) for line in entries if form == "text")
+
+
+def test_what_was_escaped_can_be_read_back() -> None:
+    sent = "".join(char for char in UNPRINTABLE if not "\udc00" <= char <= "\udfff")  # two halves are read as a whole
+    with logged() as stream:
+        logging.getLogger("lathe.x").info("event", extra=about(request_id=sent, name="Zürich 東京 \U0001f600"))
+    (line,) = lines(stream)
+    assert (line["request_id"], line["name"]) == (sent, "Zürich 東京 \U0001f600")
+    with logged() as stream:
+        logging.getLogger("lathe.x").info("event", extra=about(name="Zürich 東京 \U0001f600"))
+    assert "Zürich 東京 \U0001f600" in stream.getvalue()
 
 
 def test_the_form_follows_where_it_goes() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import hashlib
 import io
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -237,3 +237,33 @@ def test_a_full_disk_is_said_and_leaves_nothing(step: int, tmp_path: Path) -> No
         await datasets.close()
 
     asyncio.run(scenario())
+
+
+def test_uploads_at_once_do_not_take_more_than_all_may(tmp_path: Path) -> None:
+    """Each of them alone would have found room."""
+    size, most = 3 << 20, 8 << 20
+
+    class Described:
+        async def run(self, task: str, *arguments: Any) -> bytes:
+            return b"{}"
+
+    async def scenario() -> None:
+        go_on = asyncio.Event()
+
+        async def body(number: int) -> AsyncIterator[bytes]:
+            yield bytes([number]) * size
+            await go_on.wait()
+            yield b"x"
+
+        datasets = Datasets(DatasetStore(tmp_path, most), Described(), 1 << 30)
+        async with datasets.running():
+            sent = [asyncio.ensure_future(datasets.receive(f"d{n}", body(n), None, "me")) for n in range(3)]
+            await asyncio.wait(sent, return_when=asyncio.FIRST_COMPLETED)
+            assert await asyncio.to_thread(lambda: sum(path.stat().st_size for path in tmp_path.rglob("data"))) <= most
+            go_on.set()
+            outcomes = await asyncio.gather(*sent, return_exceptions=True)
+            (refused,) = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+            assert isinstance(refused, StorageFull) and "bytes of uploads under way leave less than" in refused.message
+            assert [dataset.content.size for dataset in await datasets.list()] == [size + 1] * 2
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))

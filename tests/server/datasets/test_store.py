@@ -39,7 +39,11 @@ def sha(data: bytes) -> str:
 
 def staged(store: DatasetStore, data: bytes) -> tuple[Staging, Content]:
     staging = store.stage()
-    staging.create("data").write(data)
+    try:
+        staging.create("data").write(data)
+    except ServerError:
+        staging.discard()
+        raise
     return staging, Content(sha(data), len(data), {"rows": len(data)})
 
 
@@ -111,13 +115,34 @@ def test_what_no_name_stands_for_goes(tmp_path: Path) -> None:
 def test_all_contents_together_have_a_budget(tmp_path: Path) -> None:
     store = opened(tmp_path, budget=10)
     put(store, "a", b"x" * 6)
-    with pytest.raises(StorageFull, match="datasets take 6 bytes, another 5 are more than the 10 allowed"):
+    with pytest.raises(StorageFull, match="6 bytes are kept and 0 bytes of uploads under way leave less than 5"):
         put(store, "b", b"y" * 5)
-    put(store, "b", b"x" * 6)  # takes no room
     put(store, "b", b"y" * 4)
     with pytest.raises(StorageFull, match="all they may"):
         store.stage()
     assert (contents(tmp_path), leftovers(tmp_path)) == ({sha(b"x" * 6), sha(b"y" * 4)}, [])
+
+
+def test_uploads_under_way_count_and_count_no_more_once_they_are_over(tmp_path: Path) -> None:
+    store = opened(tmp_path, budget=10)
+    uploads = [store.stage() for _ in range(4)]
+    files = [upload.create("data") for upload in uploads]
+    refused = 0
+    for _ in range(4):
+        for file in files:
+            try:
+                file.write(b"xx")
+            except StorageFull:
+                refused += 1
+            assert sum(path.stat().st_size for path in tmp_path.rglob("data")) <= 10
+    assert refused == 11
+    for upload in uploads:
+        upload.discard()
+        upload.discard()
+    put(store, "a", b"y" * 10)
+    assert store.remove("a", None, ()) == {sha(b"y" * 10)}
+    put(store, "a", b"z" * 10)
+    assert contents(tmp_path) == {sha(b"z" * 10)}
 
 
 def test_a_damaged_name_is_left_out_and_its_content_stays(tmp_path: Path) -> None:

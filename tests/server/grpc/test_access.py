@@ -15,7 +15,7 @@ import tritonclient.grpc as triton
 from server.access.keys import make_key, write_keys
 from server.access.scopes import Scope
 from tests.server.data.fakes import doubler
-from tests.server.grpc.wire import grpc_serving, refusal, request, tensor
+from tests.server.grpc.wire import grpc_serving, refusal, request, stub, tensor
 
 X = np.ones((1, 4), np.float32)
 
@@ -46,6 +46,30 @@ def test_each_call_needs_a_key_with_its_scope(tmp_path: Path) -> None:
             client.infer("other", [tensor("x", X)], headers=headers[Scope.INFER])
         with pytest.raises(triton.InferenceServerException, match="for all models"):
             client.get_model_repository_index(headers=headers[Scope.READ])
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_a_stream_ends_with_its_key(tmp_path: Path, idle: bool) -> None:
+    key, shown = make_key("bot", [Scope.INFER], ["doubler"], 0, None)
+    other, _ = make_key("other", [Scope.INFER], ["doubler"], 0, None)
+    write_keys(tmp_path / "keys.json", [key, other])
+    over = threading.Event()
+
+    def requests() -> Iterator[Any]:
+        yield request(X)
+        while not over.wait(20 if idle else 0.1):
+            yield request(X)
+
+    serving = grpc_serving({"doubler": doubler()}, keys_file=tmp_path / "keys.json", poll_interval=0.05)
+    with serving as (_, address), stub(address) as calls:
+        answers = calls.ModelStreamInfer(requests(), metadata=[("authorization", f"Bearer {shown}")], timeout=20)
+        assert next(answers)
+        write_keys(tmp_path / "keys.json", [other])
+        with pytest.raises(grpc.RpcError) as ended:
+            list(answers)
+        over.set()
+        assert ended.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert "not known, or has expired" in ended.value.details()
 
 
 def test_a_key_for_a_model_registers_no_region_of_that_name(tmp_path: Path) -> None:

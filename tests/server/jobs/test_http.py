@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,10 @@ from server.access.keys import make_key, write_keys
 from server.access.scopes import Scope
 from server.cli import app as cli
 from server.client import ApiError, Client
+from server.errors import Overloaded
 from server.jobs.assembly import Jobs
 from server.jobs.follow import Followers
+from tests.server.access.test_tokens import CLAIMS, signed, write_key_set
 from tests.server.api.service import Service, service, until
 from tests.server.jobs.world import DIGEST, fake_jobs
 from tests.server.repository.world import toy
@@ -100,7 +102,7 @@ def test_a_silent_job_is_followed_by_heartbeats(
 def test_only_so_many_follow_at_once(tmp_path: Path) -> None:
     def two_followers(*arguments: Any) -> Jobs:
         jobs = fake_jobs(*arguments)
-        return replace(jobs, followers=Followers(arguments[-1], limit=2))
+        return replace(jobs, followers=Followers(arguments[-1], limit=3))  # one is left for another client
 
     with service(tmp_path / "repo", make_jobs=two_followers) as running, running.client() as client:
         job = client.submit_job(LONG, "digits").id
@@ -113,6 +115,54 @@ def test_only_so_many_follow_at_once(tmp_path: Path) -> None:
             assert (full.status_code, full.json()["code"]) == (503, "overloaded")
         until(lambda: _follows(url))  # those who have left do not count
         client.cancel_job(job)
+
+
+def test_places_of_followers_are_shared_between_clients() -> None:
+    followers, held = Followers(lambda: False, limit=12), ExitStack()
+
+    def taken(client: str) -> int:
+        """How many more places a client gets."""
+        before = followers._taken[client]
+        with suppress(Overloaded):
+            while True:
+                held.enter_context(followers.place(client))
+        return followers._taken[client] - before
+
+    with held:
+        assert [taken(client) for client in "abcdef"] == [6, 3, 2, 1, 0, 0]
+    with followers.place("f"):
+        pass
+
+
+@pytest.mark.parametrize("how", ["revoked", "expired", "without the scope", "token expired", "signing key withdrawn"])
+def test_a_stream_of_events_ends_with_its_key(tmp_path: Path, how: str) -> None:
+    keys, now = tmp_path / "keys.json", int(time.time())
+    (key, shown), (root, _) = (make_key(name, Scope, ["*"], now, None) for name in ("ann", "root"))
+    write_keys(keys, [key, root])
+    if "token" in how or "signing" in how:
+        shown = signed(scope="lathe:train", exp=int(time.time()) + (4 if "token" in how else 100))
+    files = {"keys_file": keys, "jwt_keys": write_key_set(tmp_path / "jwks.json"), "jwt_issuer": CLAIMS["iss"]}
+    with service(tmp_path / "repo", make_jobs=fake_jobs, **files) as running, Client(running.url, api_key=shown) as ann:
+        job = ann.submit_job(LONG, "digits").id
+        url, headers = f"{running.url}/api/v1/jobs/{job}/events", {"authorization": f"Bearer {shown}"}
+        with httpx.stream("GET", url, headers=headers, timeout=20) as response:
+            lines = response.iter_lines()
+            assert next(lines) == "event: state"
+            if how == "signing key withdrawn":
+                write_key_set(tmp_path / "jwks.json", kid="another")
+            elif how != "token expired":
+                changed = {
+                    "revoked": [],
+                    "expired": [replace(key, expires=int(time.time()) + 1)],
+                    "without the scope": [replace(key, scopes=frozenset({Scope.READ}))],
+                }
+                write_keys(keys, [root, *changed[how]])
+            began = time.monotonic()
+            rest = list(lines)
+            assert time.monotonic() - began < 15
+        assert not any("succeeded" in line or "cancelled" in line for line in rest)
+        status = httpx.get(url, headers=headers, timeout=20).status_code
+        assert status == (403 if how == "without the scope" else 401)
 
 
 def _follows(url: str) -> bool:

@@ -274,7 +274,7 @@ def test_deleting_takes_the_files_along(tmp_path: Path) -> None:
 
 def owner(name: str) -> Caller:
     """Somebody with a key."""
-    return Caller(Key("0" * 12, name, "", frozenset({Scope.TRAIN})), Mode.KEYED)
+    return Caller(Key(name.encode().hex(), name, "", frozenset({Scope.TRAIN})), Mode.KEYED)
 
 
 def _events(w: World, job: Job) -> str:

@@ -60,6 +60,9 @@ def _misbehave(how: str) -> None:
         os.kill(os.getpid(), signal.SIGSEGV)
     elif how == "break":
         raise RuntimeError("a fault in the compiler")
+    elif how == "wait for a file":
+        while not Path(f"{sys.argv[2]}.go").exists():
+            time.sleep(0.01)
     elif how == "start a child":
         os.system("sleep 61.0427")
 

@@ -18,6 +18,7 @@ import uvloop
 
 from server.children import Children, Limits
 from server.errors import Internal, OutOfMemory, Overloaded, ServerError, StorageFull, TooLarge, Unprocessable
+from server.places import PARTY
 from server.repository.artifacts import ArtifactCache, BuildOptions
 from server.repository.builder import Builder, Built
 from server.repository.live import LiveModel
@@ -158,11 +159,12 @@ def test_only_so_many_run_at_once_and_only_so_many_wait(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         children = Children(Limits(seconds=30, memory=1 << 30, processes=1, waiting=2), STAGES)
+        PARTY.set("ann")
         tasks = [
             asyncio.create_task(children.run("parse", tmp_path / "model.onnx", tmp_path / str(n))) for n in range(2)
         ]
         await until(lambda: len(children_of(tmp_path)) == 1)
-        with pytest.raises(Overloaded, match="2 models are waiting for a process"):
+        with pytest.raises(Overloaded, match="models: 1 of yours are waiting for a process already"):
             await children.run("parse", tmp_path / "model.onnx", tmp_path / "third")
         assert len(children_of(tmp_path)) == 1
         for task in tasks:
@@ -170,6 +172,106 @@ def test_only_so_many_run_at_once_and_only_so_many_wait(tmp_path: Path) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run(scenario())
+
+
+def urgently(folder: Path, *contents: bytes, limits: Limits = ROOMY) -> list[object]:
+    """Run the parser's stage on several model files at once, as at the start; return what each came to."""
+
+    async def scenario() -> list[object]:
+        children, calls = Children(limits, STAGES), []
+        async with children.urgent():
+            for number, content in enumerate(contents):
+                (folder / f"{number}.onnx").write_bytes(content)
+                calls.append(children.run("parse", folder / f"{number}.onnx", folder / str(number)))
+            found = await asyncio.gather(*calls, return_exceptions=True)
+        assert children._forks is None
+        return list(found)
+
+    return asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_at_the_start_each_model_has_a_process_of_its_own_without_imports_of_its_own(tmp_path: Path) -> None:
+    """What one model does to its process is none of the others' business; limits hold for each."""
+    limits = Limits(seconds=1.5, memory=200 << 20, patience=2.0, processes=3)
+    bad = {
+        "crash": (Unprocessable, "SIGSEGV"),
+        "break": (Internal, "server's log"),
+        "fill the disk": (StorageFull, "full"),
+        "ask for too much memory": (TooLarge, "memory"),
+        "find a device full": (OutOfMemory, "needs more than cuda:0 has"),
+        "eat memory": (TooLarge, "more than 200 MiB"),
+        "spin": (TooLarge, "longer than 1.5 s"),
+        "start a child": (TooLarge, "longer than 1.5 s"),
+    }
+    contents = [content for do in bad for content in (toy(do=do), toy())]
+    found = urgently(tmp_path, b"\x08nonsense", *contents, limits=limits)
+    assert isinstance(found[0], Unprocessable) and found[0].message == "0.onnx: no operator 'Bad' in opset 21"
+    for number, (do, (error, message)) in enumerate(bad.items()):
+        outcome = found[1 + 2 * number]
+        assert isinstance(outcome, error) and message in outcome.message, (do, outcome)
+        assert (tmp_path / f"{2 + 2 * number}" / "graph.json").exists(), do
+    assert children_of(tmp_path) == []
+
+
+def test_at_the_start_children_are_not_idle_and_later_they_are(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(toy(do="sleep"))
+
+    async def policies(children: Children) -> list[tuple[int, int]]:
+        before = set(descendants(os.getpid()))
+        task = asyncio.create_task(children.run("parse", tmp_path / "model.onnx", tmp_path / "ir"))
+        await asyncio.sleep(2.0)
+        found = [(os.sched_getscheduler(pid), os.getpriority(os.PRIO_PROCESS, pid))
+                 for pid in set(descendants(os.getpid())) - before]  # fmt: skip
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return found
+
+    async def scenario() -> None:
+        children = Children(ROOMY, STAGES)
+        own = os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)
+        async with children.urgent():
+            assert await policies(children) == [own, own]  # the one that forks, and its fork
+        assert {nice for _, nice in await policies(children)} == {19}
+
+    asyncio.run(scenario())
+
+
+def test_where_the_process_that_forks_dies_its_tasks_begin_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "model.onnx").write_bytes(toy(do="wait for a file"))
+
+    async def scenario() -> None:
+        children = Children(ROOMY, STAGES)
+        async with children.urgent():
+            task = asyncio.create_task(children.run("parse", tmp_path / "model.onnx", tmp_path / "ir"))
+            await until(lambda: len(descendants(os.getpid())) >= 2)
+            assert children._forks is not None
+            children._forks._popen.kill()
+            (tmp_path / "model.onnx.go").touch()
+            await task
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert (tmp_path / "ir" / "graph.json").exists()
+    assert "starts again in a process of its own" in caplog.text
+
+
+def test_callers_who_leave_at_the_start_leave_nothing_running(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(toy(do="start a child"))
+
+    async def scenario() -> None:
+        children = Children(Limits(seconds=60, memory=1 << 30, processes=20), STAGES)
+        async with children.urgent():
+            for delay in range(20):
+                task = asyncio.create_task(children.run("parse", tmp_path / "model.onnx", tmp_path / "ir"))
+                await asyncio.sleep(delay * 0.01)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+
+    before = set(descendants(os.getpid()))
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert set(descendants(os.getpid())) <= before
 
 
 def test_a_child_sees_none_of_the_servers_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,3 +346,14 @@ async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes below this one that have not ended."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            for child in map(int, (task / "children").read_text().split()):
+                if not Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].startswith(" Z"):
+                    found += [child, *descendants(child)]
+    return found

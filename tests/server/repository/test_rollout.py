@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import threading
 from pathlib import Path
 
 import pytest
 
 from server.errors import BadRequest, Conflict, NotFound, TooLarge, Unavailable, Unprocessable, UnsupportedMedia
+from server.pipelines.definition import Definition
 from server.repository.aliases import Aliases
 from server.repository.lifecycle import State
 from server.repository.rollout import Compared, LiveMoved
 from server.repository.store import Origin
+from server.types import ModelRef
 from tests.server.repository.world import World, files, run, toy, world
 
 NOBODY = Origin()
@@ -177,6 +181,49 @@ def test_a_repeated_request_with_its_key_is_answered_without_a_second_version(tm
     run(scenario())
 
 
+def test_a_key_is_one_of_its_callers_own(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            made = [
+                (await w.push_as(origin, toy(scale))).version
+                for scale, origin in enumerate(
+                    (
+                        Origin("ann", "abc", space="key:1"),
+                        Origin("ann", "abc", space="key:2"),
+                        Origin("", "abc"),
+                        Origin("ann", "abc", space="job"),
+                    ),
+                    1,
+                )
+            ]
+            assert made == [1, 2, 3, 4]
+            again = await w.push_as(Origin("ann", "abc", space="key:2"), toy(2))
+            assert (again.version, again.replayed) == (2, True)
+            with pytest.raises(Unprocessable, match="'abc' was used before"):
+                await w.push_as(Origin("ann", "abc", space="key:2"), toy(9))
+
+    run(scenario())
+
+
+def test_keys_of_old_entries_are_those_of_callers_of_the_same_name(tmp_path: Path) -> None:
+    """Earlier releases wrote keys without whose they are; jobs' began with `job-`."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await w.push_as(Origin("ann", "abc"), toy(1))
+            await w.push_as(Origin("ann", "job-12"), toy(2))
+            for origin, scale, version in (
+                (Origin("ann", "abc", space="key:1"), 1, 1),
+                (Origin("ann", "12", space="job"), 2, 2),
+                (Origin("bob", "abc", space="key:2"), 1, 3),
+                (Origin("ann", "abc", space="key:3"), 9, 4),  # another request: as if there were no entry
+                (Origin("ann", "job-12", space="job"), 2, 5),
+            ):
+                assert (await w.push_as(origin, toy(scale))).version == version, origin
+
+    run(scenario())
+
+
 def test_two_requests_at_once_with_one_key_make_one_version(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with world(tmp_path) as w:
@@ -233,6 +280,64 @@ def test_delete_refuses_what_an_alias_names_and_never_gives_its_number_again(tmp
             await w.rollout.delete("m", 3, NOBODY)
             assert (await w.push(toy(4.0))).version == 4
             assert w.leftovers() == []
+
+    run(scenario())
+
+
+async def four_of_which_one_has_to_compile(w: World) -> None:
+    """Versions 1 (live) to 4; nothing but version 4 is in the cache."""
+    for scale in (1.0, 2.0, 3.0):
+        await w.push(toy(scale))
+    shutil.rmtree(w.root / ".cache" / "models")
+    await w.push(toy(4.0))
+    await w.loader.settle()
+
+
+async def until_loading(w: World, version: int) -> None:
+    while version not in w.model("m").loading:  # noqa: ASYNC110 - nothing there would set an event
+        await asyncio.sleep(0.001)
+
+
+def test_retention_leaves_a_version_that_is_being_promoted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path, keep_versions=3) as w:
+            await four_of_which_one_has_to_compile(w)
+            w.stages.gate.clear()
+            promotion = asyncio.create_task(w.rollout.set_alias("m", "live", 2, NOBODY))
+            await until_loading(w, 2)
+            await w.push(toy(4.0))  # compiled before
+            await w.rollout._housekeeping.tidy(w.model("m"))
+            w.stages.gate.set()
+            assert (await promotion).version == 2
+            await w.loader.settle()
+            assert (w.live(), w.store.versions("m")) == (2, [1, 2, 3, 4, 5])
+
+    run(scenario())
+
+
+def test_retention_looks_again_before_it_deletes(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path, keep_versions=3) as w:
+            await four_of_which_one_has_to_compile(w)
+            found, begun, go_on = w.store.pipelines, threading.Event(), threading.Event()
+
+            def pipelines() -> dict[ModelRef, Definition]:
+                begun.set()
+                go_on.wait(10.0)
+                return found()
+
+            w.store.pipelines = pipelines  # type: ignore[method-assign]
+            w.stages.gate.clear()
+            await w.push(toy(4.0))
+            assert await asyncio.to_thread(begun.wait, 10.0)  # version 2 is one too many
+            promotion = asyncio.create_task(w.rollout.set_alias("m", "live", 2, NOBODY))
+            await until_loading(w, 2)
+            go_on.set()
+            await asyncio.sleep(0.1)
+            w.stages.gate.set()
+            assert (await promotion).version == 2
+            await w.loader.settle()
+            assert (w.live(), 2 in w.store.versions("m")) == (2, True)
 
     run(scenario())
 

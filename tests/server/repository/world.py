@@ -125,6 +125,10 @@ class ToyStages:
         self.gate = threading.Event()  # compilations wait for it
         self.gate.set()
 
+    @asynccontextmanager
+    async def urgent(self) -> AsyncIterator[None]:
+        yield
+
     async def run(self, task: str, *arguments: str | Path) -> None:
         self.runs.append(task)
         self.flags.append([str(argument) for argument in arguments[2:]])
@@ -161,7 +165,11 @@ class World:
 
     async def push(self, content: bytes, name: str = "m", *, key: str | None = None, **options: Any) -> Outcome:
         """Upload a model file."""
-        asked = PublishOptions(origin=Origin("test", key), **options)
+        return await self.push_as(Origin("test", key), content, name, **options)
+
+    async def push_as(self, origin: Origin, content: bytes, name: str = "m", **options: Any) -> Outcome:
+        """Upload a model file as somebody."""
+        asked = PublishOptions(origin=origin, **options)
         return await self.rollout.publish(name, chunks(content), asked)
 
     def scale(self, version: str = "", name: str = "m") -> float:
@@ -190,12 +198,13 @@ async def world(
     *,
     keep_versions: int = 16,
     max_upload: int = 1 << 20,
+    max_staging: int = 1 << 30,
     settle: float = 0.0,
     memory: MemoryBudget | None = None,
 ) -> AsyncIterator[World]:
     """Start the control side on a repository, and stop it in order."""
     os.makedirs(root, exist_ok=True)
-    store, registry, backend, stages = Store(root, fs), Registry(), ToyBackend(), ToyStages()
+    store, registry, backend, stages = Store(root, fs, max_staging=max_staging), Registry(), ToyBackend(), ToyStages()
     cache = ArtifactCache(root / ".cache", 1 << 30)
     settings, pool, book = Settings(), WorkerPool(1), StatsBook()
     builder = Builder(stages, cache, backend, BuildOptions(8, "float32", 1), memory)  # type: ignore[arg-type]

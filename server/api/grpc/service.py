@@ -33,6 +33,7 @@ from server.telemetry.access import AccessLog
 from server.telemetry.statistics import StatsBook
 
 Metadata: TypeAlias = dict[str, Any]
+Written: TypeAlias = Message | bytes  # bytes: a message as it travels
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class InferenceService(SharedMemoryCalls):
 
     # inference
 
-    async def ModelInfer(self, request: bytes, context: Any) -> Message:
+    async def ModelInfer(self, request: bytes, context: Any) -> bytes:
         """Answer one request, which is read in here, as it may be large.
 
         When the caller cancels, or its deadline passes, gRPC cancels this task.
@@ -71,9 +72,9 @@ class InferenceService(SharedMemoryCalls):
         left = context.time_remaining()
         return await self._infer(request, _metadata(context), None if left is None else monotonic() + left)
 
-    async def ModelStreamInfer(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Message]:
+    async def ModelStreamInfer(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Written]:
         """Answer requests in their order while later ones already run; what is wrong with one ends only that one."""
-        infer = partial(self._infer, metadata=_metadata(context))
+        infer = partial(self._infer, metadata=_metadata(context), in_stream=True)
         stream = _Stream(infer, requests, self._stopping, self._parts.settings.max_pipeline)
         try:
             async for response in stream.responses():
@@ -83,7 +84,10 @@ class InferenceService(SharedMemoryCalls):
         if self._stopping.is_set():
             raise Unavailable("the server is stopping")
 
-    async def _infer(self, request: bytes, metadata: Metadata, deadline: float | None = None) -> Message:
+    async def _infer(
+        self, request: bytes, metadata: Metadata, deadline: float | None = None, in_stream: bool = False
+    ) -> bytes:
+        """Return the answer as it travels, or as it does in a stream."""
         key, authorization = metadata.get(STICKY_KEY, ""), metadata.get("authorization", "")
         address = metadata.get(_PEER, "")
         with self._parts.reading.ledger.claim(self._whose(authorization, address)) as claim:
@@ -93,15 +97,15 @@ class InferenceService(SharedMemoryCalls):
             name, version = sent.message.model_name, sent.message.model_version
             servable, client = self._plane.route(name, version, key=key, authorization=authorization, address=address)
             codec = codec_of(servable, self._regions)
-            head, inputs, paid = await self._reading.tensors(servable, codec, sent, client)
+            head, inputs, paid, text = await self._reading.tensors(servable, codec, sent, claim, client)
         wanted = [at for at in (deadline, deadline_of(head)) if at is not None]
         deadline = min(wanted, default=None)
         trace = metadata.get("traceparent", "")
         name = head.id or metadata.get(REQUEST_ID, "")
         outputs = await self._plane.execute(
-            servable, inputs, head.group, deadline, head.priority, trace, client, name, paid
+            servable, inputs, head.group, deadline, head.priority, trace, client, name, paid, text
         )
-        return tensors.encode(codec, head, outputs)
+        return await self._reading.answer(codec, head, outputs, client, in_stream)
 
     def _whose(self, authorization: str, address: str) -> str:
         """Return whose a request is, before it is known for which model; raises Unauthorized."""
@@ -196,15 +200,16 @@ class _Stream:
         self._infer = infer
         self._requests = requests
         self._depth = asyncio.Semaphore(depth)
-        self._turns: asyncio.Queue[asyncio.Task[Message] | None] = asyncio.Queue()
-        self._waiting: deque[asyncio.Task[Message]] = deque()
+        self._turns: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue()
+        self._waiting: deque[asyncio.Task[bytes]] = deque()
         self._tasks = [asyncio.ensure_future(self._read()), asyncio.ensure_future(self._end(stopping))]
 
-    async def responses(self) -> AsyncIterator[Message]:
+    async def responses(self) -> AsyncIterator[Written]:
         """Yield the answers, or the errors in their place, in the requests' order."""
         while (turn := await self._turns.get()) is not None:
+            response: Written
             try:
-                response = _message("ModelStreamInferResponse", infer_response=await turn)
+                response = await turn
             except Exception as error:
                 response = _message("ModelStreamInferResponse", error_message=known(error).message)
             self._waiting.popleft()
@@ -236,7 +241,7 @@ class _Stream:
         self._tasks[0].cancel()  # no more requests; those that are there are answered
 
 
-def _seen(task: asyncio.Task[Message]) -> None:
+def _seen(task: asyncio.Task[bytes]) -> None:
     """Look at the outcome, so that asyncio does not log one whose caller left before it."""
     if not task.cancelled():
         task.exception()

@@ -1,8 +1,8 @@
-"""Scenario: how long one bad request keeps everybody else waiting.
+"""Scenario: how long one bad request, or one whose answer is large, keeps everybody else waiting.
 
 A client that stands by asks for `live` every 20 ms and notes its longest wait, while one connection sends one request
-that costs much to be read. In the same seconds a process that does nothing else wakes as often: how late it wakes is
-the machine's, and is taken off.
+that costs much to be read or answered. In the same seconds a process that does nothing else wakes as often: how late it
+wakes is the machine's, and is taken off.
 
 python -m loadtest.stalls     that process: it ends with its standard input, and writes down what it saw
 """
@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -25,25 +26,29 @@ from dataclasses import dataclass
 from http.client import HTTPConnection
 from urllib.parse import quote
 
+from loadtest.admin import Admin
+from loadtest.build import Entry, build
 from loadtest.connection import Target
 from loadtest.scenario import Options, Report
-from loadtest.wire import http_request
+from loadtest.wire import http_request, infer_path
 
 EVERY, LIMIT_MS, ROUNDS = 0.02, 50.0, 3
 REST, PATIENCE = 0.5, 120.0  # seconds before and after each request, and in which it is answered
 MIB = 1 << 20
+MODEL, ROWS, WIDTH = "loadtest-stalls", 16, 1 << 16
 
 Wait = tuple[float, float]  # when it began, on the monotonic clock, and how long it was; both in seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """A request that costs its sender little."""
+    """A request that costs its sender little. ``accepts``: the coding that its answer is to have."""
 
     name: str
     path: str
     body: bytes
     coding: str = ""
+    accepts: str = ""
 
 
 def bad_requests(model: str) -> Iterator[Bad]:
@@ -60,6 +65,27 @@ def bad_requests(model: str) -> Iterator[Bad]:
     yield Bad("index of 1 MiB of empty lists", index, b'{"a": [' + b"[]," * ((MIB - 16) // 3) + b"1]}")
 
 
+def large_answers(model: str) -> Iterator[Bad]:
+    """Requests of a kilobyte to :func:`wide`, each of whose answers has a million elements."""
+    path = infer_path(model)
+    item = {"name": "x", "datatype": "FP32", "shape": [ROWS, 4], "data": [[0.1, 0.2, 0.3, 0.4]] * ROWS}
+
+    def body(**wanted: object) -> bytes:
+        return json.dumps({"inputs": [item], "outputs": [{"name": "y", "parameters": wanted}]}).encode()
+
+    yield Bad("answer of 1 Mi numbers as JSON", path, body(binary_data=False))
+    yield Bad("answer of 4 MiB as gzip", path, body(binary_data=True), accepts="gzip")
+    yield Bad("answer of 1 Mi numbers as JSON, as gzip", path, body(binary_data=False), accepts="gzip")
+    yield Bad("answer of 1 Mi classes as BYTES", path, body(binary_data=True, classification=WIDTH))
+    yield Bad("answer of 1 Mi classes as JSON", path, body(binary_data=False, classification=WIDTH))
+
+
+def wide() -> bytes:
+    """A model of rows of four numbers, each of which it answers with 65,536."""
+    model: bytes = build(MODEL, Entry((4,), lambda b, x: b.dense(x, 4, WIDTH), (WIDTH,))).SerializeToString()
+    return model
+
+
 def _packed(part: bytes, times: int, last: bytes = b"") -> bytes:
     """A list of so many parts as gzip, which is never there unpacked."""
     packer = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
@@ -68,9 +94,11 @@ def _packed(part: bytes, times: int, last: bytes = b"") -> bytes:
 
 
 async def stalls(options: Options, report: Report) -> None:
-    """One bad request after the other, beside a client that asks for `live` every 20 ms."""
+    """One request after the other, beside a client that asks for `live` every 20 ms."""
     target = Target(options.url)
-    found = await asyncio.to_thread(_measure, target, list(bad_requests(options.model)))
+    await Admin(target, MODEL).upload(wide())
+    requests = [*bad_requests(options.model), *large_answers(MODEL)]
+    found = await asyncio.to_thread(_measure, target, requests)
     for name, (stall, late, status) in found.items():
         report.promise(
             f"{name}: others wait at most {LIMIT_MS:g} ms",
@@ -155,15 +183,31 @@ def _note(once: Callable[[], None], over: threading.Event, waits: list[Wait]) ->
 def _send(target: Target, request: Bad) -> int:
     """Send it and return the status of the answer, 0 where the connection ends without one."""
     headers = {"Content-Encoding": request.coding} if request.coding else {}
+    if request.accepts:
+        headers["Accept-Encoding"] = request.accepts
     data = http_request("POST", request.path, target.authority, request.body, headers)
     with socket.create_connection((target.host, target.port), PATIENCE) as connection:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused before all of it was sent
             connection.sendall(data)
         try:
-            head = connection.recv(1 << 16)
+            answer = _read(connection)
         except ConnectionResetError:
             return 0
-    return int(head.split(b" ", 2)[1]) if head else 0
+    return int(answer.split(b" ", 2)[1]) if answer else 0
+
+
+def _read(connection: socket.socket) -> bytearray:
+    """Read a whole answer, or what comes of it."""
+    answer, size = bytearray(), 1
+    while len(answer) < size and (part := connection.recv(1 << 18)):
+        answer += part
+        head, end, _ = bytes(answer[: 1 << 12]).partition(b"\r\n\r\n")
+        if end:
+            found = re.search(rb"(?i)\ncontent-length: *(\d+)", head)
+            size = len(head + end) + (int(found[1]) if found else 0)
+        else:
+            size = len(answer) + 1
+    return answer
 
 
 def _idle() -> None:

@@ -179,16 +179,18 @@ class DataPlane:
         client: str = "",
         id: str = "",
         paid: int = 0,
+        text: int = 0,
     ) -> Tensors:
         """Queue checked inputs and return all outputs; ``deadline`` in monotonic seconds, ``id``: the caller's name
-        for the request, ``paid``: rows that the client's quota was charged with. Cancelling works as above."""
+        for the request, ``paid``: rows that the client's quota was charged with, ``text``: bytes that the elements of
+        BYTES tensors have. Cancelling works as above."""
         answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
         def answer(outcome: Outcome) -> None:
             if not answered.done():  # else cancelled, and this task is about to hear of it
                 answered.set_result(outcome)
 
-        entry = Entry(inputs, group, answer, deadline, priority)
+        entry = Entry(inputs, group, answer, deadline, priority, text)
         entry.client, entry.id, entry.paid = client, id, paid
         self.submit(servable, entry, traceparent)
         try:

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from server.errors import BadRequest
+from server.steps import Steps, whole
 from server.types import Array
 
 NUMPY_OF: dict[str, np.dtype[Any]] = {
@@ -31,7 +32,11 @@ NUMPY_OF: dict[str, np.dtype[Any]] = {
 WIRE_OF: dict[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_OF.items()}
 BINARY_ONLY = frozenset({"FP16", "BF16"})
 
+STEP = 1 << 12  # elements of a BYTES tensor that are read or written in one go: about half a millisecond
+ELEMENT = 56  # bytes that an element takes in memory besides its text: a reference, and bytes' header, rounded up
+
 _LENGTH = struct.Struct("<I")
+_WINDOW = 1 << 16  # bytes that are copied before their elements are cut out
 
 
 def wire_name(array: Array) -> str:
@@ -44,37 +49,102 @@ def wire_name(array: Array) -> str:
     return name
 
 
+class _Prefixes(dict[int, bytes]):
+    """Lengths as they travel, each made once if it is one of those that are common."""
+
+    def __missing__(self, length: int) -> bytes:
+        return _LENGTH.pack(length)
+
+
+_PREFIXES = _Prefixes({length: _LENGTH.pack(length) for length in range(1 << 10)})
+
+
 def to_bytes(element: object) -> bytes:
     """Return one element of a BYTES tensor as bytes, text as UTF-8."""
     return element if isinstance(element, bytes) else str(element).encode()
 
 
-def pack_strings(array: Array) -> bytes:
+def elements_of(array: Array, at: int) -> list[bytes]:
+    """Return the elements of a BYTES tensor from one place on, :data:`STEP` of them at most, in row-major order."""
+    elements: list[Any] = (array.ravel() if array.size <= STEP else array.flat[at : at + STEP]).tolist()
+    return elements if set(map(type, elements)) <= {bytes} else [to_bytes(element) for element in elements]
+
+
+def packing(array: Array) -> Steps[bytes]:
     """Encode a BYTES tensor: for each element in row-major order its length as uint32, then its bytes."""
+    if array.size <= STEP:
+        return _packed(elements_of(array, 0))
     parts: list[bytes] = []
-    for element in map(to_bytes, array.ravel().tolist()):
-        parts += (_LENGTH.pack(len(element)), element)
+    for at in range(0, array.size, STEP):
+        parts.append(_packed(elements_of(array, at)))
+        yield
     return b"".join(parts)
 
 
-def unpack_strings(data: memoryview, shape: tuple[int, ...], count: int, field: str) -> Array:
+def _packed(elements: list[bytes]) -> bytes:
+    pairs = [b""] * (2 * len(elements))
+    pairs[0::2] = map(_PREFIXES.__getitem__, map(len, elements))
+    pairs[1::2] = elements
+    return b"".join(pairs)
+
+
+def pack_strings(array: Array) -> bytes:
+    """Encode a BYTES tensor in one go; as :func:`packing`."""
+    return whole(packing(array))
+
+
+def unpacking(data: memoryview, shape: tuple[int, ...], count: int, field: str) -> Steps[Array]:
     """Decode a BYTES tensor of ``count`` elements; raises BadRequest when lengths and elements do not match."""
-    elements: list[bytes] = []
-    at = 0
+    array = np.empty(min(count, len(data) // _LENGTH.size), np.object_)
+    made = at = 0
     while at < len(data):
-        start = at + _LENGTH.size
-        if start > len(data):
-            raise BadRequest(f"{field}: element {len(elements)} needs a 4-byte length, {len(data) - at} bytes are left")
-        (size,) = _LENGTH.unpack_from(data, at)
-        at = start + size
-        if at > len(data):
-            raise BadRequest(f"{field}: element {len(elements)} says {size} bytes, {len(data) - start} are left")
-        if len(elements) == count:
-            raise BadRequest(f"{field}: expected {count} elements for shape {list(shape)}, got more")
-        elements.append(bytes(data[start:at]))
-    if len(elements) != count:
-        raise BadRequest(f"{field}: expected {count} elements for shape {list(shape)}, got {len(elements)}")
-    return object_array(elements, shape)
+        found, end = _elements(data, at, min(STEP, count - made))
+        if not found:
+            element, end = _element(data, at, made, field)
+            if made == count:
+                raise BadRequest(f"{field}: expected {count} elements for shape {list(shape)}, got more")
+            found = [element]
+        array[made : made + len(found)] = found
+        made, at = made + len(found), end
+        if at < len(data):
+            yield
+    if made != count:
+        raise BadRequest(f"{field}: expected {count} elements for shape {list(shape)}, got {made}")
+    return array.reshape(shape)
+
+
+def unpack_strings(data: memoryview, shape: tuple[int, ...], count: int, field: str) -> Array:
+    """Decode a BYTES tensor in one go; as :func:`unpacking`."""
+    return whole(unpacking(data, shape, count, field))
+
+
+def _elements(data: memoryview, at: int, most: int) -> tuple[list[bytes], int]:
+    """Return up to ``most`` elements from ``data[at]`` on, and where they end; none if the first one is a long one, or
+    is not whole."""
+    window = bytes(data[at : at + _WINDOW])  # slices of bytes are bytes, which saves a copy and a view per element
+    found: list[bytes] = []
+    end, size, last = 0, _LENGTH.size, len(window) - _LENGTH.size
+    for _ in range(most):
+        if end > last:
+            break
+        start = end + size
+        after = start + _LENGTH.unpack_from(window, end)[0]
+        if after > len(window):
+            break
+        found.append(window[start:after])
+        end = after
+    return found, at + end
+
+
+def _element(data: memoryview, at: int, number: int, field: str) -> tuple[bytes, int]:
+    """Return one element and where it ends; raises BadRequest where it is not whole."""
+    start = at + _LENGTH.size
+    if start > len(data):
+        raise BadRequest(f"{field}: element {number} needs a 4-byte length, {len(data) - at} bytes are left")
+    (size,) = _LENGTH.unpack_from(data, at)
+    if start + size > len(data):
+        raise BadRequest(f"{field}: element {number} says {size} bytes, {len(data) - start} are left")
+    return bytes(data[start : start + size]), start + size
 
 
 def object_array(elements: Iterable[object], shape: tuple[int, ...]) -> Array:

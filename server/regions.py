@@ -1,7 +1,9 @@
 """System shared memory: parts of POSIX shared memory objects that clients registered, so that tensors need not travel.
 
 Nothing is mapped: whoever makes a mapped object shorter ends the process that reads it (SIGBUS). Bytes are copied with
-``pread`` and ``pwrite``, which say so instead. Used on the event loop's thread only.
+``pread`` and ``pwrite``, which say so instead. Regions are registered on the event loop's thread; they are read and
+written on any. An object stays open while somebody reads or writes it, even if its region is unregistered meanwhile:
+else its descriptor could be another file's by then.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from server.errors import BadRequest, Conflict, Forbidden, NotFound, TooLarge, Unsupported
 from server.types import Span
 
@@ -24,15 +28,39 @@ _KEY = re.compile(r"/?([^/\0]{1,255})")  # as shm_open takes it
 _REFUSED = "shared memory is not allowed here: LATHE_SHARED_MEMORY=true allows it; tensors may travel in the message"
 
 
+class OpenObject:
+    """An open shared memory object; it is closed when nobody holds it any more."""
+
+    __slots__ = ("file",)
+
+    def __init__(self, key: str) -> None:
+        self.file = -1
+        self.file = _open(key)
+
+    def close(self) -> None:
+        """Close it now; may be called again."""
+        file, self.file = self.file, -1
+        if file >= 0:
+            os.close(file)
+
+    def __del__(self) -> None:
+        self.close()
+
+
 @dataclass(frozen=True, slots=True)
 class Region:
-    """``byte_size`` bytes at ``offset`` of the object that ``key`` names; ``file`` is its open descriptor."""
+    """``byte_size`` bytes at ``offset`` of the object that ``key`` names."""
 
     name: str
     key: str
     offset: int
     byte_size: int
-    file: int
+    object: OpenObject
+
+    @property
+    def file(self) -> int:
+        """The object's descriptor."""
+        return self.object.file
 
     def describe(self) -> dict[str, Any]:
         """Return it as the protocol's status has it."""
@@ -68,20 +96,20 @@ class Regions:
             raise Conflict(f"shared memory: expected at most {MOST} regions, all of which are registered")
         _check_number("offset", offset, 0)
         _check_number("byte_size", byte_size, 1)
-        region = Region(name, key, offset, byte_size, _open(key))
+        region = Region(name, key, offset, byte_size, OpenObject(key))
         try:
             region.check_is_whole()
         except BadRequest:
-            os.close(region.file)
+            region.object.close()
             raise
         self._regions[name] = region
 
     def unregister(self, name: str = "") -> None:
-        """Close one region, or all of them. As with Triton, one that there is not is none the less gone."""
-        for region in [self._regions.get(name)] if name else list(self._regions.values()):
-            if region is not None:
-                del self._regions[region.name]
-                os.close(region.file)
+        """Forget one region, or all of them. As with Triton, one that there is not is none the less gone."""
+        if name:
+            self._regions.pop(name, None)
+        else:
+            self._regions.clear()
 
     def status(self, name: str = "") -> list[dict[str, Any]]:
         """Return what is registered, or one region; raises NotFound."""
@@ -98,33 +126,31 @@ class Regions:
         if total > self._limit:
             raise TooLarge(f"inputs: expected at most {self._limit} bytes in shared memory, got {total}")
 
-    def read(self, span: Span) -> bytearray:
+    def read(self, span: Span) -> memoryview:
         """Return a copy of the bytes there; raises NotFound, or BadRequest where they are not all in the region."""
         region = self._whole(span)
-        found = bytearray(span.size)
-        at, view = 0, memoryview(found)
+        at, view = 0, np.empty(span.size, np.uint8).data  # not zeroed, which would keep the interpreter lock
         while at < span.size:
             count = os.preadv(region.file, [view[at:]], region.offset + span.offset + at)
             if not count:  # made shorter since
                 region.check_is_whole()
                 raise BadRequest(f"shared memory region {region.name!r}: expected {span.size} bytes, got {at}")
             at += count
-        return found
+        return view
 
     def write_all(self, contents: Sequence[tuple[Span, bytes | memoryview]]) -> None:
         """Put bytes there; raises NotFound, or BadRequest where one has no room for its bytes: none is written then."""
+        regions = [self._whole(span) for span, _ in contents]
         for span, content in contents:
-            self._whole(span)
             if len(content) > span.size:
                 raise BadRequest(
                     f"shared memory region {span.region!r}: expected room for {len(content)} bytes of output, "
                     f"got shared_memory_byte_size {span.size}"
                 )
-        for span, content in contents:
-            self._write(span, content)
+        for region, (span, content) in zip(regions, contents, strict=True):
+            self._write(region, span, content)
 
-    def _write(self, span: Span, content: bytes | memoryview) -> None:
-        region = self._find(span.region)
+    def _write(self, region: Region, span: Span, content: bytes | memoryview) -> None:
         at, view = 0, memoryview(content)
         try:
             while at < len(view):

@@ -106,7 +106,12 @@ class Settings(BaseSettings):
         "which saves two thread switches; 0 turns it off.",
     )
     queue_items: int = Field(2048, ge=1, description="Requests that may wait per version before 503.")
-    queue_bytes: int = Field(256 * MIB, ge=1, description="Bytes of input that may wait per version before 503.")
+    queue_bytes: int = Field(
+        256 * MIB,
+        ge=1,
+        description="Bytes of input that may wait per version before 503; each element of a BYTES tensor counts 56 "
+        "besides its text.",
+    )
 
     client_rate: float | None = Field(
         None,
@@ -161,8 +166,8 @@ class Settings(BaseSettings):
     max_receiving: int = Field(
         1 * GIB,
         ge=1 * MIB,
-        description="Bytes of requests that are being received, inflated and read, all together; one client, a key or "
-        "an address where there are no keys, may have half of them. Beyond it 503.",
+        description="Bytes of requests that are being received, inflated and read, and of what is made of them, all "
+        "together; one client, a key or an address where there are no keys, may have half of them. Beyond it 503.",
     )
     max_header: int = Field(32 * KIB, ge=1 * KIB, description="Largest request line and headers together.")
     header_timeout: float = Field(10.0, gt=0, description="Time to receive a request's head, from its first byte.")

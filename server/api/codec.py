@@ -16,24 +16,26 @@ import numpy as np
 import orjson
 
 from server.api import jsondata
-from server.api.classification import classify
+from server.api.classification import classifying
 from server.api.jsonparts import Lump, Parts, split
+from server.api.payloads import MOVED, Payload, cost, payload, raw_bytes, size
 from server.api.reply import Reply, binary_reply
 from server.api.spans import placed, span_of
 from server.batching.signature import Group, Shape, Signature, element_count
-from server.datatypes import NUMPY_OF, object_array, pack_strings, unpack_strings
+from server.datatypes import ELEMENT, NUMPY_OF, object_array, unpacking
 from server.errors import BadRequest, Internal, ServerError, Unsupported
 from server.regions import Regions
+from server.steps import Steps, whole
 from server.types import Array, ModelRef, Parameters, RequestedOutput, Span, Tensors, TensorSpec
 
 MEMO_ENTRIES, MEMO_BYTES = 512, 4096  # heads remembered per version, and the longest of them
 _MAX_DIM = 1 << 40
 _REMEMBERING = Lock()
 _LONGEST = (1 << 64) - 1  # microseconds: Triton's own type; JSON that is read leniently may have any integer
-_SMALL = 4096  # bytes below which a copy costs less than a view
 
 # What a request says but for its tensors' data: its JSON written without, or a message's bytes without and the lengths
 # of what is left out.
+Body: TypeAlias = bytes | bytearray | memoryview
 Shell: TypeAlias = bytes | tuple[bytes, tuple[int, ...]]
 Key = TypeVar("Key", bytes, Shell)
 
@@ -59,7 +61,34 @@ class Slot:
         in_the_body = self.data is None and self.span is None
         return in_the_body and self.datatype not in ("BYTES", "BOOL") and self.size > 0
 
-    def tensor(self, body: bytes | bytearray | memoryview, base: int, taken: Sequence[object] = ()) -> Array:
+    @property
+    def copied(self) -> int:
+        """What it costs to read its binary data, in bytes that are read."""
+        if self.is_view:
+            return 0
+        return self.size if self.datatype in ("BYTES", "BOOL") else self.size // MOVED  # which is in shared memory
+
+    @property
+    def held(self) -> int:
+        """How many bytes its elements take in memory; 0 for what is inside the JSON. A shape may say anything, but each
+        element of a BYTES tensor has its length on the wire."""
+        return self.size + (ELEMENT * min(self.count, self.size // 4 + 1) if self.datatype == "BYTES" else 0)
+
+    @property
+    def count(self) -> int:
+        """How many elements its shape says."""
+        return element_count(self.shape)
+
+    def made(self, json_bytes: int) -> int:
+        """Return how many bytes are needed to read it, besides the body that has ``json_bytes`` of JSON."""
+        if self.data is None:
+            return 0 if self.is_view else self.held
+        count = min(self.count, json_bytes // 2)  # of which each has a character and a comma
+        if self.datatype == "BYTES":
+            return 2 * (count * ELEMENT + json_bytes)  # a string, then bytes
+        return count * self.dtype.itemsize
+
+    def reading(self, body: Body, base: int, taken: Sequence[object] = ()) -> Steps[Array]:
         """Return the input, from a body in which binary data begins at ``base``, or what was taken out of its JSON."""
         if self.data is not None:
             data, field = taken[self.data], f"input {self.name!r}"
@@ -71,7 +100,7 @@ class Slot:
             view = memoryview(body)[at : at + self.size]
             if self.bare:
                 return object_array([bytes(view)], self.shape)
-            return unpack_strings(view, self.shape, element_count(self.shape), f"input {self.name!r}")
+            return (yield from unpacking(view, self.shape, element_count(self.shape), f"input {self.name!r}"))
         if self.size == 0:
             return np.empty(self.shape, self.dtype)
         array = np.ndarray(self.shape, self.dtype, body, at)
@@ -93,7 +122,9 @@ class Head:
     plain: bool  # every output binary and a tensor, so answers depend on shapes alone
     answers: dict[tuple[Shape, ...], Answer] = field(default_factory=dict)
     plain_slots: tuple[tuple[str, Shape, np.dtype[Any], int], ...] = ()  # of inputs that are all mere views
-    copied: int = 0  # bytes of binary data that are no mere views, so that reading them takes time
+    copied: int = 0  # what it costs to read those that are no mere views of the body, in bytes that are read
+    held: int = 0  # bytes that the inputs take in memory which are not inside the JSON
+    text: int = 0  # those of them that are text in BYTES tensors
 
     @property
     def inlined(self) -> bool:
@@ -106,9 +137,20 @@ class Head:
         return self.group.rows or 1
 
     def __post_init__(self) -> None:
-        self.copied = sum(slot.size for slot in self.slots if not slot.is_view and slot.span is None)
+        self.copied = sum(slot.copied for slot in self.slots)
+        self.text = sum(slot.size for slot in self.slots if slot.datatype == "BYTES")
+        self.held = sum(slot.held for slot in self.slots)
         if all(slot.is_view for slot in self.slots):
             self.plain_slots = tuple((slot.name, slot.shape, slot.dtype, slot.start) for slot in self.slots)
+
+    def made(self, json_bytes: int) -> int:
+        """Return how many bytes are needed to read the inputs, besides the body that has ``json_bytes`` of JSON."""
+        return sum(slot.made(json_bytes) for slot in self.slots)
+
+    def text_of(self, json_bytes: int) -> int:
+        """Return how many bytes of text the inputs have at most."""
+        inside = any(slot.data is not None and slot.datatype == "BYTES" for slot in self.slots)
+        return self.text + (json_bytes if inside else 0)
 
     def named(self, id: str) -> Head:
         """Return the head of a request that differs in its id alone."""
@@ -124,7 +166,7 @@ class Head:
             self.plain,
         )
 
-    def tensors(self, body: bytes | bytearray, json_bytes: int, taken: Sequence[object] = ()) -> Tensors:
+    def reading(self, body: bytes | bytearray, json_bytes: int, taken: Sequence[object] = ()) -> Steps[Tensors]:
         """Return views into the body (copies only for BYTES and for what was taken out of the JSON)."""
         if len(body) - json_bytes != self.blob_bytes:
             for data in taken:
@@ -138,7 +180,11 @@ class Head:
             return {
                 name: np.ndarray(shape, dtype, body, json_bytes + at) for name, shape, dtype, at in self.plain_slots
             }
-        return {slot.name: slot.tensor(body, json_bytes, taken) for slot in self.slots if slot.span is None}
+        tensors: Tensors = {}
+        for slot in self.slots:
+            if slot.span is None:
+                tensors[slot.name] = yield from slot.reading(body, json_bytes, taken)
+        return tensors
 
     @property
     def spans(self) -> list[Span]:
@@ -154,7 +200,7 @@ class Answer:
     binary: bool  # payloads follow, so the reader must be told where the JSON ends
     _reply: Reply | None = None
 
-    def reply(self, payloads: list[bytes | memoryview]) -> Reply:
+    def reply(self, payloads: list[Payload]) -> Reply:
         """Return the reply but for its payloads, of which only the lengths count: they follow from the JSON."""
         if self._reply is None:
             self._reply = binary_reply(self.json, sum(map(len, payloads)))
@@ -181,15 +227,26 @@ class Codec:
         return self.head(bytes(body[:json_bytes]))
 
     def tensors(self, head: Head, body: bytes | bytearray, json_bytes: int, taken: Sequence[object] = ()) -> Tensors:
-        """Return the inputs, those in shared memory copied from there."""
-        return {**head.tensors(body, json_bytes, taken), **self.shared(head)}
+        """Return the inputs in one go; as :meth:`reading`."""
+        return whole(self.reading(head, body, json_bytes, taken))
 
-    def shared(self, head: Head) -> Tensors:
+    def reading(
+        self, head: Head, body: bytes | bytearray, json_bytes: int, taken: Sequence[object] = ()
+    ) -> Steps[Tensors]:
+        """Return the inputs, those in shared memory copied from there; on any thread."""
+        sent = yield from head.reading(body, json_bytes, taken)
+        return {**sent, **(yield from self.shared(head))}
+
+    def shared(self, head: Head) -> Steps[Tensors]:
         """Return copies of the inputs that are in shared memory; raises BadRequest, NotFound, TooLarge."""
-        if not head.spans:
-            return {}
-        self.regions.check_inputs(head.spans)
-        return {slot.name: slot.tensor(self.regions.read(slot.span), 0) for slot in head.slots if slot.span is not None}
+        copies: Tensors = {}
+        if head.spans:
+            self.regions.check_inputs(head.spans)
+        for slot in head.slots:
+            if slot.span is not None:
+                copies[slot.name] = yield from slot.reading(self.regions.read(slot.span), 0)
+                yield
+        return copies
 
     def known(self, text: bytes) -> Head | None:
         """Return the checked head for this JSON if it is remembered."""
@@ -284,12 +341,28 @@ class Codec:
 
     # answers
 
-    def encode(self, head: Head, outputs: Tensors) -> tuple[Answer, list[bytes | memoryview]]:
-        """Return the JSON of the answer and the binary payloads that follow it."""
+    def cost(self, head: Head, outputs: Tensors) -> int:
+        """Return what it costs to write an answer, in bytes that are read."""
+        total, specs = 0, self.signature.outputs
+        for wanted in head.outputs:
+            array = outputs.get(wanted.name)
+            if array is not None and not (head.plain and array.flags.c_contiguous):
+                total += cost(wanted, specs[wanted.name].datatype, array)
+        return total
+
+    def size(self, head: Head, outputs: Tensors) -> int:
+        """Return about how many bytes an answer has that costs little to write."""
+        specs = self.signature.outputs
+        return sum(
+            size(each, specs[each.name].datatype, outputs[each.name]) for each in head.outputs if each.name in outputs
+        )
+
+    def encode(self, head: Head, outputs: Tensors) -> tuple[Answer, list[Payload]]:
+        """Return the JSON of the answer and the binary payloads that follow it, in one go."""
         if not head.plain:
-            return self._compose(head, outputs)
+            return whole(self._composing(head, outputs))
         shapes: tuple[Shape, ...] = ()
-        payloads: list[bytes | memoryview] = []
+        payloads: list[Payload] = []
         for output in head.outputs:
             array = outputs[output.name]
             shapes += (array.shape,)
@@ -298,41 +371,46 @@ class Codec:
         if answer is None:
             if len(head.answers) >= MEMO_ENTRIES:
                 head.answers.clear()
-            answer, _ = self._compose(head, outputs)
+            answer, _ = whole(self._composing(head, outputs))
             head.answers[shapes] = answer
         return answer, payloads
 
-    def _compose(self, head: Head, outputs: Tensors) -> tuple[Answer, list[bytes | memoryview]]:
+    def encoding(self, head: Head, outputs: Tensors) -> Steps[tuple[Answer, list[Payload]]]:
+        """Return the same, on any thread."""
+        return self.encode(head, outputs) if head.plain else (yield from self._composing(head, outputs))
+
+    def _composing(self, head: Head, outputs: Tensors) -> Steps[tuple[Answer, list[Payload]]]:
         document: dict[str, Any] = {"id": head.id} if head.id else {}
         entries: list[dict[str, Any]] = []
         document |= {"model_name": self.ref.name, "model_version": str(self.ref.version), "outputs": entries}
-        payloads: list[bytes | memoryview] = []
+        payloads: list[Payload] = []
         inline: list[tuple[dict[str, Any], Array, str]] = []
-        shared: list[tuple[Span, bytes | memoryview]] = []
+        shared: list[tuple[Span, Payload]] = []
         for output in head.outputs:
-            datatype, array = self.output(output, outputs)
+            datatype, array = yield from self.output(output, outputs)
             entry: dict[str, Any] = {"name": output.name, "datatype": datatype, "shape": list(array.shape)}
             entries.append(entry)
             if output.binary:
-                payloads.append(payload(datatype, array))
+                payloads.append((yield from payload(datatype, array)))
                 entry["parameters"] = {"binary_data_size": len(payloads[-1])}
             elif output.span is not None:
-                shared.append((output.span, payload(datatype, array)))
+                shared.append((output.span, (yield from payload(datatype, array))))
                 entry["parameters"] = placed(output.span, len(shared[-1][1]))
             else:
                 inline.append((entry, array, datatype))
+        text = yield from jsondata.dumping(document, inline)
         self.regions.write_all(shared)
-        text = jsondata.dump(document, inline) if inline else orjson.dumps(document)
         return Answer(text, bool(payloads)), payloads
 
-    def output(self, output: RequestedOutput, outputs: Tensors) -> tuple[str, Array]:
+    def output(self, output: RequestedOutput, outputs: Tensors) -> Steps[tuple[str, Array]]:
         """Return datatype and values of one requested output, classified if that was asked for."""
         spec, array = self.signature.outputs[output.name], outputs.get(output.name)
         if array is None:
             raise Internal(f"model {self.ref} gave no output {output.name!r}")
         if output.classes:
             labels = self.signature.labels.get(output.name, ())
-            return "BYTES", classify(array, spec.datatype, output.classes, self.signature.batchable, labels)
+            rows = self.signature.batchable
+            return "BYTES", (yield from classifying(array, spec.datatype, output.classes, rows, labels))
         return spec.datatype, array
 
 
@@ -343,22 +421,6 @@ def _remember(memo: dict[Key, Head], key: Key, head: Head) -> Head:
                 del memo[next(iter(memo))]
             memo[key] = head
     return head
-
-
-def payload(datatype: str, array: Array) -> bytes | memoryview:
-    """Return a tensor as it travels in binary."""
-    return pack_strings(array) if datatype == "BYTES" else raw_bytes(array)
-
-
-def raw_bytes(array: Array) -> bytes | memoryview:
-    """Return an array's elements, row-major; a large contiguous one is not copied."""
-    if array.nbytes <= _SMALL:
-        return array.tobytes()
-    if not array.flags.c_contiguous:
-        array = np.ascontiguousarray(array)
-    if array.dtype.kind == "V":  # bfloat16 has no buffer format
-        array = array.reshape(-1).view(np.uint8)
-    return array.data.cast("B")
 
 
 def _expect(value: object, kind: type, name: str) -> Any:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from server.errors import BadRequest, TooLarge, UnsupportedMedia
+from server.steps import Steps
 
 _WINDOW: Final = {b"gzip": 16 + zlib.MAX_WBITS, b"x-gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
 _READ, _WRITE = 1 << 16, 1 << 18  # bytes that go into, and come out of, one call of zlib
@@ -67,9 +67,16 @@ def _check_size(size: int, sent: int, limit: int) -> None:
         raise TooLarge(f"body: expected at most {RATIO} times its {sent} bytes once inflated, got more")
 
 
-def deflate(body: bytes, encoding: bytes) -> bytes:
-    """Compress at the level that costs least; ``encoding`` is gzip or deflate."""
-    return gzip.compress(body, 1, mtime=0) if encoding == b"gzip" else zlib.compress(body, 1)
+def deflating(parts: Sequence[bytes | memoryview], encoding: bytes) -> Steps[bytes]:
+    """Compress what these parts are together, at the level that costs least; ``encoding`` is gzip or deflate."""
+    engine = zlib.compressobj(1, zlib.DEFLATED, _WINDOW[encoding])
+    out: list[bytes] = []
+    for part in parts:
+        for at in range(0, len(part), _WRITE):
+            out.append(engine.compress(part[at : at + _WRITE]))
+            yield
+    out.append(engine.flush())
+    return b"".join(out)
 
 
 def accepted(header: bytes) -> tuple[bytes, bool]:

@@ -11,10 +11,11 @@ from weakref import WeakValueDictionary
 
 from server.access.scopes import Scope
 from server.api.callhead import CallHead
-from server.api.codec import Codec, Head
-from server.api.compression import deflate
+from server.api.codec import Answer, Codec, Head
+from server.api.compression import deflating
 from server.api.lane import LONGEST, Lane
 from server.api.ledger import Claim
+from server.api.payloads import Payload
 from server.api.readers import HERE
 from server.api.reading import Read, Reading
 from server.api.reply import Header, Reply, binary_kind, error_reply, json_reply, render
@@ -27,11 +28,13 @@ from server.errors import ServerError
 from server.regions import Regions
 from server.scheduling.servable import Servable
 from server.settings import Settings
+from server.steps import Steps, whole
 from server.telemetry.access import AccessLog
 from server.types import Tensors
 
 REFUSALS = 256  # ready answers to those who are refused
-NOTHING: list[bytes | memoryview] = []  # never added to
+DEFLATED = 4  # bytes that are read while one is compressed
+NOTHING: list[Payload] = []  # never added to
 
 
 class InferCall:
@@ -39,12 +42,12 @@ class InferCall:
 
     __slots__ = (
         "address",
+        "beside",
         "codec",
         "deliver",
         "entry",
         "head",
         "payloads",
-        "reading",
         "reply",
         "round",
         "servable",
@@ -62,10 +65,10 @@ class InferCall:
         self.deliver = deliver
         self.address = address
         self.reply: Reply | None = None
-        self.payloads: list[bytes | memoryview] = NOTHING  # what follows the reply's text
+        self.payloads: list[Payload] = NOTHING  # what follows the reply's text
         self.entry: Entry | None = None
         self.round: Repeats | None = None  # in which it waits, having no entry yet
-        self.reading: asyncio.Task[None] | None = None  # which reads its body beside the event loop
+        self.beside: asyncio.Task[None] | None = None  # which reads its body, or writes its answer, on the threads
 
     def start(self, body: bytes | bytearray) -> None:
         """Read the body and queue the work; whatever is wrong with it becomes the reply."""
@@ -84,7 +87,7 @@ class InferCall:
                 self._submit(data[lane.start - (head.json_bytes or 0) :])
                 return
             self.servable, self.codec, self.wire = servable, lane.codec, lane.wire
-            self._queue(lane.codec.tensors(lane.wire, data, lane.start), client)
+            self._queue(lane.codec.tensors(lane.wire, data, lane.start), client, text=lane.wire.text)
         except Exception as error:
             self.refuse(error)
 
@@ -113,8 +116,8 @@ class InferCall:
         """The caller left."""
         if self.round is not None:
             self.round.leave(self)
-        elif self.reading is not None:
-            self.reading.cancel()
+        elif self.beside is not None:
+            self.beside.cancel()
         elif self.entry is not None:
             self.servable.cancel(self.entry)
 
@@ -139,24 +142,24 @@ class InferCall:
             self._read(reading.read_tensors(servable, codec, wire, body, size, client), client)
             return
         self.wire = wire
-        self._queue(codec.tensors(wire, body, size, taken), client)
+        self._queue(codec.tensors(wire, body, size, taken), client, text=wire.text_of(size))
 
     def _read(self, reading: Coroutine[Any, Any, Read], client: str) -> None:
         """Go on once the body was read beside the event loop."""
-        self.reading = asyncio.ensure_future(self._go_on(reading, client))
+        self.beside = asyncio.ensure_future(self._go_on(reading, client))
 
     async def _go_on(self, reading: Coroutine[Any, Any, Read], client: str) -> None:
         try:
-            self.wire, tensors, paid = await reading
-            self.reading = None
-            self._queue(tensors, client, paid)
+            self.wire, tensors, paid, text = await reading
+            self.beside = None
+            self._queue(tensors, client, paid, text)
         except Exception as error:
-            self.reading = None
+            self.beside = None
             self.refuse(error)
 
-    def _queue(self, tensors: Tensors, client: str, paid: int = 0) -> None:
+    def _queue(self, tensors: Tensors, client: str, paid: int = 0, text: int = 0) -> None:
         wire = self.wire
-        entry = self.entry = DirectEntry(tensors, wire.group, self._finish, deadline_of(wire), wire.priority)
+        entry = self.entry = DirectEntry(tensors, wire.group, self._finish, deadline_of(wire), wire.priority, text)
         entry.client, entry.paid = client, paid
         entry.id = wire.id or self.head.request_id
         self.service.plane.submit(self.servable, entry, self.head.traceparent)
@@ -164,41 +167,68 @@ class InferCall:
     def _finish(self, outcome: Outcome) -> None:
         if isinstance(outcome, Exception):
             self._fail(outcome)
+            self.deliver(self)
+        elif self._cost(outcome) > HERE:
+            self.beside = asyncio.ensure_future(self._write(outcome))
         else:
-            try:
-                self.reply = self._encode(outcome)
-            except Exception as error:
-                self._fail(error)
+            self._answer(outcome)
+
+    def _answer(self, outputs: Tensors) -> None:
+        try:
+            if self.head.accepts:
+                self.reply, self.payloads = whole(self._writing(outputs))
+            else:
+                answer, payloads = self.codec.encode(self.wire, outputs)
+                self.reply, self.payloads = _reply(answer, payloads)
+        except Exception as error:
+            self._fail(error)
+        self.deliver(self)
+
+    async def _write(self, outputs: Tensors) -> None:
+        """Answer once the threads have written what is too large for the event loop."""
+        client = self.entry.client if self.entry is not None else self.address
+        try:
+            self.reply, self.payloads = await self.service.reading.readers.run_steps(client, self._writing(outputs))
+        except Exception as error:
+            self._fail(error)
+        self.beside = None
         self.deliver(self)
 
     def _fail(self, error: Exception) -> None:
         self.service.failed(self, error)
         self.reply, self.payloads = error_reply(error), NOTHING
 
-    def _encode(self, outputs: Tensors) -> Reply:
-        """Return the reply but for its payloads, which are noted."""
-        answer, payloads = self.codec.encode(self.wire, outputs)
-        if self.head.accepts:
-            compressed = self._compress(answer.json, payloads)
-            if compressed is not None:
-                return compressed
-        if not answer.binary:
-            return json_reply(200, answer.json)
-        self.payloads = payloads
-        return answer.reply(payloads)
+    def _cost(self, outputs: Tensors) -> int:
+        cost = self.codec.cost(self.wire, outputs)
+        if self.head.accepts and cost <= HERE:
+            size = self.codec.size(self.wire, outputs)
+            if self._is_compressed(size):
+                cost += size * DEFLATED
+        return cost
 
-    def _compress(self, text: bytes, payloads: list[bytes | memoryview]) -> Reply | None:
-        """Compress when the caller asked for just that, or the answer is large enough to gain."""
-        size = len(text) + sum(map(len, payloads))
-        if not self.head.asked_alone and size < self.service.settings.compress_min:
-            return None
-        coding = self.head.accepts
-        body = deflate(b"".join([text, *payloads]), coding)
+    def _writing(self, outputs: Tensors) -> Steps[tuple[Reply, list[Payload]]]:
+        """Return the reply, and the payloads that follow its text."""
+        answer, payloads = yield from self.codec.encoding(self.wire, outputs)
+        coding, parts = self.head.accepts, [answer.json, *payloads]
+        if not coding or not self._is_compressed(sum(map(len, parts))):
+            return _reply(answer, payloads)
+        body = yield from deflating(parts, coding)
         kind: tuple[Header, ...] = ((b"content-type", b"application/json"),)
         if payloads:
-            kind = binary_kind(text)
+            kind = binary_kind(answer.json)
         headers = (*kind, (b"content-encoding", coding), (b"content-length", b"%d" % len(body)))
-        return Reply(200, headers, body, render(headers, body))
+        return Reply(200, headers, body, render(headers, body)), NOTHING
+
+    def _is_compressed(self, size: int) -> bool:
+        """Whether the caller asked for just that, or an answer of so many bytes is large enough to gain."""
+        head = self.head
+        return bool(head.accepts) and (head.asked_alone or size >= self.service.settings.compress_min)
+
+
+def _reply(answer: Answer, payloads: list[Payload]) -> tuple[Reply, list[Payload]]:
+    if not answer.binary:
+        return json_reply(200, answer.json), NOTHING
+    return answer.reply(payloads), payloads
 
 
 def codec_of(servable: Servable, regions: Regions) -> Codec:
@@ -265,7 +295,7 @@ class InferService:
         wire = codec_of(servable, self.plane.regions).known(data[start : start + size])
         if wire is None:
             return None
-        error = servable.turn_away(wire.group, wire.blob_bytes, wire.timeout)
+        error = servable.turn_away(wire.group, wire.held, wire.timeout)
         if error is None:
             return None
         if self.access.wants(ok=False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from codecs import getincrementaldecoder
 from itertools import chain
 from struct import pack
 from typing import Any, NamedTuple
@@ -12,11 +13,15 @@ import numpy as np
 import orjson
 
 from server.api.jsonbound import VALUES, check_values
-from server.datatypes import BINARY_ONLY, NUMPY_OF, object_array, to_bytes
+from server.datatypes import BINARY_ONLY, NUMPY_OF, STEP, elements_of, object_array, to_bytes
 from server.errors import BadRequest
+from server.steps import Steps
 from server.types import Array
 
 _UNLESS = " besides lists of numbers that have their input's datatype and shape (send others as binary data)"
+_EMPTY = b'"data":[]'  # in a document of ours never a part of a string, where quotes are escaped
+_LONG = 1 << 18  # bytes of text that are written in one go
+_Decoder = getincrementaldecoder("utf-8")
 _INTEGERS = frozenset({int})
 _FLOATS = frozenset({"FP32", "FP64"})
 _TAKES: dict[str, frozenset[type]] = {
@@ -111,30 +116,95 @@ def _flatten(data: object, shape: tuple[int, ...], field: str) -> list[Any]:
     return level
 
 
-def from_array(tensor: Array, datatype: str, field: str) -> list[Any]:
-    """Turn an array into a flat list for JSON; raises BadRequest for what JSON cannot carry."""
-    if datatype in BINARY_ONLY:
-        raise BadRequest(f"{field}: {datatype} is answered as binary data only, JSON was asked for")
-    if datatype != "BYTES":
-        return tensor.ravel().tolist()
-    try:
-        return [to_bytes(element).decode() for element in tensor.ravel().tolist()]
-    except UnicodeDecodeError:
-        raise BadRequest(f"{field}: holds bytes that are no UTF-8 text; ask for binary data") from None
-
-
-def dump(document: dict[str, Any], arrays: list[tuple[dict[str, Any], Array, str]]) -> bytes:
+def dumping(document: dict[str, Any], arrays: list[tuple[dict[str, Any], Array, str]]) -> Steps[bytes]:
     """Write a document into whose (owner, array, datatype) entries ``data`` is filled, flat.
 
-    Numbers that JSON has no word for are written as NaN and Infinity, which is what Triton's clients read.
+    Numbers that JSON has no word for are written as NaN and Infinity, which is what Triton's clients read. Raises
+    BadRequest for what JSON cannot carry.
     """
-    finite = True
-    for owner, tensor, datatype in arrays:
-        if tensor.dtype.kind == "f" and datatype not in BINARY_ONLY:
-            finite = finite and bool(np.isfinite(tensor).all())
-            owner["data"] = np.ascontiguousarray(tensor).reshape(-1)
-        else:
-            owner["data"] = from_array(tensor, datatype, f"output {owner['name']!r}")
-    if finite:
+    if _are_filled(arrays):
         return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-    return json.dumps(document, separators=(",", ":"), default=lambda tensor: tensor.tolist()).encode()
+    for owner, _, _ in arrays:
+        owner["data"] = ()
+    before, *behind = orjson.dumps(document).split(_EMPTY)
+    parts = [before]
+    for (owner, tensor, datatype), text in zip(arrays, behind, strict=True):
+        data = yield from _elements(tensor, datatype, f"output {owner['name']!r}")
+        parts += (b'"data":[', data, b"]", text)
+    return b"".join(parts)
+
+
+def _are_filled(arrays: list[tuple[dict[str, Any], Array, str]]) -> bool:
+    """Fill few elements in, all in one go; say whether that was done."""
+    if sum([tensor.size for _, tensor, _ in arrays]) > STEP:
+        return False
+    filled = [_fill(owner, tensor, datatype) for owner, tensor, datatype in arrays]
+    return all(filled)
+
+
+def _fill(owner: dict[str, Any], tensor: Array, datatype: str) -> bool:
+    """Put few elements into a document as orjson writes them; say whether it has words for all of them."""
+    if datatype in BINARY_ONLY:
+        return False
+    if datatype == "BYTES":
+        elements = elements_of(tensor, 0)
+        try:
+            owner["data"] = [element.decode() for element in elements if len(element) <= _LONG]
+        except UnicodeDecodeError:
+            return False
+        return len(owner["data"]) == len(elements)
+    if tensor.dtype.kind != "f":
+        owner["data"] = tensor.ravel().tolist()
+        return True
+    owner["data"] = np.ascontiguousarray(tensor).reshape(-1)
+    return bool(np.isfinite(tensor).all())
+
+
+def _elements(tensor: Array, datatype: str, field: str) -> Steps[bytes]:
+    """Return an array's elements as JSON, with commas between them."""
+    if datatype in BINARY_ONLY:
+        raise BadRequest(f"{field}: {datatype} is answered as binary data only, JSON was asked for")
+    if datatype == "BYTES":
+        try:
+            return (yield from _texts(tensor))
+        except UnicodeDecodeError:
+            raise BadRequest(f"{field}: holds bytes that are no UTF-8 text; ask for binary data") from None
+    flat, parts = np.ascontiguousarray(tensor).reshape(-1), list[bytes]()
+    for at in range(0, len(flat), STEP):
+        parts.append(_numbers(flat[at : at + STEP]))
+        yield
+    return b",".join(parts)
+
+
+def _numbers(flat: Array) -> bytes:
+    text = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+    if flat.dtype.kind != "f" or (finite := np.isfinite(flat)).all():
+        return text
+    pieces = text.split(b"null")  # which orjson writes for each number that is not finite
+    words = [
+        b"NaN" if value != value else b"Infinity" if value > 0 else b"-Infinity" for value in flat[~finite].tolist()
+    ]
+    return b"".join(chain.from_iterable(zip(pieces, [*words, b""], strict=True)))
+
+
+def _texts(tensor: Array) -> Steps[bytes]:
+    parts: list[bytes] = []
+    for at in range(0, tensor.size, STEP):
+        elements = elements_of(tensor, at)
+        if sum(map(len, elements)) <= _LONG:
+            parts.append(orjson.dumps([element.decode() for element in elements])[1:-1])
+            yield
+            continue
+        for element in elements:
+            text = yield from _text(element)
+            parts.append(text)
+    return b",".join(parts)
+
+
+def _text(element: bytes) -> Steps[bytes]:
+    """Return one long text as JSON."""
+    decoder, parts = _Decoder(), list[bytes]()
+    for at in range(0, len(element), _LONG):
+        parts.append(orjson.dumps(decoder.decode(element[at : at + _LONG], at + _LONG >= len(element)))[1:-1])
+        yield
+    return b'"%b"' % b"".join(parts)

@@ -7,10 +7,14 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from time import monotonic
 from typing import Any, TypeVar
+
+from server.steps import Steps
 
 THREADS = 2
 HERE = 1 << 16  # bytes that are still read on the event loop: less than a millisecond of work
+TURN = 0.02  # seconds after which work in steps makes way for that of other clients
 
 Result = TypeVar("Result")
 
@@ -46,6 +50,16 @@ class Readers:
         result: Result = job.ended.result()
         return result
 
+    async def run_steps(self, client: str, steps: Steps[Result]) -> Result:
+        """Return what the steps return, or raise what they raise; other clients get turns between them.
+
+        Cancelling works as above.
+        """
+        while True:
+            ended: list[Result] = await self.run(client, _go_on, steps)
+            if ended:
+                return ended[0]
+
     def close(self) -> None:
         """Let the threads end; what waits is dropped."""
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -78,6 +92,18 @@ class Readers:
         jobs.remove(job)
         if not jobs:
             del self._waiting[client]
+
+
+def _go_on(steps: Steps[Result]) -> list[Result]:
+    """Work for one turn; return the result if there is one by then."""
+    until = monotonic() + TURN
+    try:
+        while True:
+            next(steps)
+            if monotonic() > until:
+                return []
+    except StopIteration as end:
+        return [end.value]
 
 
 class _Job:

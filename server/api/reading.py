@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from server.api.codec import Codec, Head
 from server.api.compression import inflate
-from server.api.ledger import Ledger
+from server.api.ledger import Claim, Ledger
 from server.api.readers import Readers
 from server.dataplane import DataPlane
+from server.datatypes import ELEMENT
 from server.errors import BadRequest, TooLarge
 from server.settings import Settings
 from server.types import Tensors
@@ -26,6 +27,7 @@ class Read(NamedTuple):
     head: Head
     tensors: Tensors
     paid: int  # rows that the client's quota was charged with
+    text: int  # bytes that the elements of BYTES tensors have, at most
 
 
 class Reading:
@@ -63,21 +65,37 @@ class Reading:
             size = self.json_size(len(body), json_bytes)
             head, taken = await run(whose, codec.begin, body, size)
             self.admit(servable, head, whose, 1)
-            tensors = {**await run(whose, head.tensors, body, size, taken), **codec.shared(head)}
-        return Read(head, tensors, head.rows)
+            self.hold(claim, head, size)
+            tensors = await self.readers.run_steps(whose, codec.reading(head, body, size, taken))
+        return Read(head, tensors, head.rows, head.text_of(size))
 
     async def read_tensors(
         self, servable: Servable, codec: Codec, head: Head, body: Body, size: int, whose: str
     ) -> Read:
         """Return the tensors of a body whose JSON, of ``size`` bytes, was read already."""
-        with self.ledger.claim(whose, len(body)):
+        with self.ledger.claim(whose, len(body)) as claim:
             self.admit(servable, head, whose)
-            tensors = await self.readers.run(whose, head.tensors, body, size)
-            return Read(head, {**tensors, **codec.shared(head)}, head.rows)
+            self.hold(claim, head)
+            tensors = await self.readers.run_steps(whose, codec.reading(head, body, size))
+            return Read(head, tensors, head.rows, head.text)
+
+    def hold(self, claim: Claim, head: Head, json_bytes: int = 0) -> None:
+        """Count what the inputs will be besides the body, before they are made: texts are objects, each many times as
+        large as on the wire, and what is in shared memory is copied.
+
+        Raises TooLarge for more than one client may ever hold, Overloaded where there is no room now.
+        """
+        size, most = head.made(json_bytes), self.ledger.most // 2
+        if claim.size + size > most:
+            raise TooLarge(
+                f"inputs: expected at most {most} bytes in memory, which is half of LATHE_MAX_RECEIVING, got "
+                f"{claim.size + size}: each element of a BYTES tensor takes {ELEMENT} bytes besides its text"
+            )
+        claim.add(size)
 
     def admit(self, servable: Servable, head: Head, whose: str, paid: int = 0) -> None:
         """Refuse a request whose data are still to be read, where it would be refused afterwards."""
         self._plane.charge(servable, whose, head.rows, paid)
-        error = servable.turn_away(head.group, head.blob_bytes, head.timeout)
+        error = servable.turn_away(head.group, head.held, head.timeout)
         if error is not None:
             raise error

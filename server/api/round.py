@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from server.access.scopes import Scope
-from server.api.codec import raw_bytes
+from server.api.payloads import raw_bytes
 from server.errors import ServerError
 from server.types import Tensors
 

@@ -8,6 +8,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, TypeAlias
 
 from server.batching.signature import Group
+from server.datatypes import ELEMENT
 from server.types import Tensors
 
 if TYPE_CHECKING:
@@ -58,8 +59,15 @@ class Entry:
     )
 
     def __init__(
-        self, inputs: Tensors, group: Group, done: Done, deadline: float | None = None, priority: int = 0
+        self,
+        inputs: Tensors,
+        group: Group,
+        done: Done,
+        deadline: float | None = None,
+        priority: int = 0,
+        text: int = 0,
     ) -> None:
+        """``text``: bytes that the elements of BYTES tensors have."""
         self.inputs = inputs
         self.group = group
         self.rows = group.rows or 1  # that it adds to a batch; 1 for what is never stacked
@@ -67,7 +75,7 @@ class Entry:
         self.done = done
         self.deadline = deadline  # monotonic seconds
         self.priority = priority  # 1 is the most urgent; 0: as the model's policy says
-        self.nbytes = _size(inputs)
+        self.nbytes = _size(inputs) + text
         self.paid = 0  # rows that its client's quota was charged with already
         self.client = ""  # whose it is; those who share a queue get equal shares of it
         self.since = 0.0  # monotonic seconds; set when queued
@@ -87,7 +95,8 @@ class Entry:
 
     def replace(self, inputs: Tensors, group: Group) -> None:
         """Take other inputs, before it is queued."""
-        self.inputs, self.group, self.nbytes = inputs, group, _size(inputs)
+        self.nbytes += _size(inputs) - _size(self.inputs)
+        self.inputs, self.group = inputs, group
         self.rows, self.work = group.rows or 1, group.work or 1
 
     def start(self) -> None:
@@ -125,9 +134,11 @@ class DirectEntry(Entry):
 
 
 def _size(inputs: Tensors) -> int:
+    """Return the bytes that inputs take. Texts are not looked at, as there may be many: who made them says how many
+    bytes they have."""
     nbytes = 0
     for array in inputs.values():
-        nbytes += array.nbytes
+        nbytes += array.size * ELEMENT if array.dtype.hasobject else array.nbytes
     return nbytes
 
 

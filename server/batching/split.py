@@ -57,5 +57,6 @@ def split(whole: Entry, max_rows: int, cancel: Callable[[Entry], None]) -> Itera
         inputs = {name: array[start:end] for name, array in whole.inputs.items()}
         group = Group(end - start, key, work * (end - start) // rows)
         part = Entry(inputs, group, partial(join.take, index), whole.deadline, whole.priority)
+        part.nbytes = whole.nbytes * (end - start) // rows
         part.client, part.id, part.trace = whole.client, whole.id, whole.trace
         yield part

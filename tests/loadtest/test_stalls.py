@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 import zlib
 
+import numpy as np
+import onnxruntime as ort
 import pytest
 
 from loadtest import stalls
 from loadtest.connection import Target
-from loadtest.stalls import MIB, Bad, bad_requests, longest
+from loadtest.stalls import MIB, ROWS, Bad, bad_requests, large_answers, longest
 from tests.loadtest.fake import Answer, Call, serving
 
 
@@ -24,6 +27,15 @@ def test_requests_are_small_or_as_large_as_they_say() -> None:
     assert lists.endswith(b"[],NaN]")
     assert abs(len(lists) - 15 * MIB) < 100
     assert len(made["index of 1 MiB of empty lists"].body) <= MIB
+
+
+def test_answers_are_large() -> None:
+    session = ort.InferenceSession(stalls.wide())
+    assert session.run(None, {"x": np.ones((ROWS, 4), np.float32)})[0].size == MIB
+    for request in large_answers("m"):
+        asked = json.loads(request.body)
+        assert (asked["inputs"][0]["shape"], len(asked["inputs"][0]["data"])) == ([ROWS, 4], ROWS)
+        assert len(request.body) < 2048
 
 
 def test_the_longest_wait_is_of_its_span() -> None:

@@ -183,7 +183,7 @@ def _handler(
     method: Any, call: Callable[..., Any], permit: Permit, accessed: Accessed | None, entrance: Entrance
 ) -> Any:
     """Wrap a method; messages are read in here, so that what is none is refused like any other bad request."""
-    write = message_class(method.output_type).SerializeToString
+    write = _writer(message_class(method.output_type))
     infers, path = CALLS[method.name] is Scope.INFER, f"/{method.containing_service.full_name}/{method.name}"
     read = _as_it_is if infers else _reader(message_class(method.input_type))
     if not method.server_streaming:
@@ -208,6 +208,15 @@ def _reader(kind: Any) -> Read:
             raise BadRequest(f"message: expected {kind.DESCRIPTOR.full_name}, got bytes that are none") from None
 
     return read
+
+
+def _writer(kind: Any) -> Callable[[Any], bytes]:
+    """Inference has its answers written already, beside the event loop where they are large."""
+
+    def write(message: Any) -> bytes:
+        return message if isinstance(message, bytes) else kind.SerializeToString(message)
+
+    return write
 
 
 def _as_it_is(data: Any) -> Any:

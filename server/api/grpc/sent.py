@@ -17,8 +17,8 @@ TYPED = 2 << 20  # bytes of a message besides raw contents: 25 ms of protobuf's 
 _FEW = 256  # fields that are looked at on the event loop
 _REQUEST = INFERENCE.message_types_by_name["ModelInferRequest"]
 _Request = message_class(_REQUEST)
-_VARINT, _FIXED64, _SIZED, _FIXED32 = 0, 1, 2, 5  # protobuf's wire types that are in use
-_RAW = _REQUEST.fields_by_name["raw_input_contents"].number << 3 | _SIZED
+_VARINT, _FIXED64, SIZED, _FIXED32 = 0, 1, 2, 5  # protobuf's wire types that are in use
+_RAW = _REQUEST.fields_by_name["raw_input_contents"].number << 3 | SIZED
 
 
 class Sent(NamedTuple):
@@ -73,7 +73,7 @@ def _field(data: bytes, at: int) -> tuple[int, int, int]:
     """Return the tag of the field at this place, and where its content begins and ends."""
     tag, content = _varint(data, at)
     kind = tag & 7
-    if kind == _SIZED:
+    if kind == SIZED:
         size, content = _varint(data, content)
         end = content + size
     elif kind == _VARINT:

@@ -34,6 +34,7 @@ from server.telemetry.access import AccessLog
 from server.telemetry.statistics import StatsBook
 
 Metadata: TypeAlias = dict[str, Any]
+Written: TypeAlias = Message | bytes  # bytes: a message as it travels
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class InferenceService(SharedMemoryCalls):
 
     # inference
 
-    async def ModelInfer(self, request: bytes, context: Any) -> Message:
+    async def ModelInfer(self, request: bytes, context: Any) -> bytes:
         """Answer one request, which is read in here, as it may be large.
 
         When the caller cancels, or its deadline passes, gRPC cancels this task.
@@ -72,10 +73,10 @@ class InferenceService(SharedMemoryCalls):
         left = context.time_remaining()
         return await self._infer(request, _metadata(context), None if left is None else monotonic() + left)
 
-    async def ModelStreamInfer(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Message]:
+    async def ModelStreamInfer(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Written]:
         """Answer requests in their order while later ones already run; what is wrong with one ends only that one."""
         metadata = _metadata(context)
-        infer = partial(self._infer, metadata=metadata)
+        infer = partial(self._infer, metadata=metadata, in_stream=True)
         refused = self._plane.authority.refused(metadata.get("authorization", ""), Scope.INFER)
         stream = _Stream(infer, requests, self._ending(refused), self._parts.settings.max_pipeline)
         try:
@@ -96,7 +97,10 @@ class InferenceService(SharedMemoryCalls):
             stopping.cancel()
             refusal.cancel()
 
-    async def _infer(self, request: bytes, metadata: Metadata, deadline: float | None = None) -> Message:
+    async def _infer(
+        self, request: bytes, metadata: Metadata, deadline: float | None = None, in_stream: bool = False
+    ) -> bytes:
+        """Return the answer as it travels, or as it does in a stream."""
         key, authorization = metadata.get(STICKY_KEY, ""), metadata.get("authorization", "")
         address = metadata.get(_PEER, "")
         with self._parts.reading.ledger.claim(self._whose(authorization, address)) as claim:
@@ -106,15 +110,15 @@ class InferenceService(SharedMemoryCalls):
             name, version = sent.message.model_name, sent.message.model_version
             servable, client = self._plane.route(name, version, key=key, authorization=authorization, address=address)
             codec = codec_of(servable, self._regions)
-            head, inputs, paid = await self._reading.tensors(servable, codec, sent, client)
+            head, inputs, paid, text = await self._reading.tensors(servable, codec, sent, claim, client)
         wanted = [at for at in (deadline, deadline_of(head)) if at is not None]
         deadline = min(wanted, default=None)
         trace = metadata.get("traceparent", "")
         name = head.id or metadata.get(REQUEST_ID, "")
         outputs = await self._plane.execute(
-            servable, inputs, head.group, deadline, head.priority, trace, client, name, paid
+            servable, inputs, head.group, deadline, head.priority, trace, client, name, paid, text
         )
-        return tensors.encode(codec, head, outputs)
+        return await self._reading.answer(codec, head, outputs, client, in_stream)
 
     def _whose(self, authorization: str, address: str) -> str:
         """Return whose a request is, before it is known for which model; raises Unauthorized."""
@@ -213,15 +217,16 @@ class _Stream:
         self._infer = infer
         self._requests = requests
         self._depth = asyncio.Semaphore(depth)
-        self._turns: asyncio.Queue[asyncio.Task[Message] | None] = asyncio.Queue()
-        self._waiting: deque[asyncio.Task[Message]] = deque()
+        self._turns: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue()
+        self._waiting: deque[asyncio.Task[bytes]] = deque()
         self._tasks = [asyncio.ensure_future(self._read()), asyncio.ensure_future(self._end(ending))]
 
-    async def responses(self) -> AsyncIterator[Message]:
+    async def responses(self) -> AsyncIterator[Written]:
         """Yield the answers, or the errors in their place, in the requests' order."""
         while (turn := await self._turns.get()) is not None:
+            response: Written
             try:
-                response = _message("ModelStreamInferResponse", infer_response=await turn)
+                response = await turn
             except Exception as error:
                 response = _message("ModelStreamInferResponse", error_message=known(error).message)
             self._waiting.popleft()
@@ -253,7 +258,7 @@ class _Stream:
         self._tasks[0].cancel()  # no more requests; those that are there are answered
 
 
-def _seen(task: asyncio.Task[Message]) -> None:
+def _seen(task: asyncio.Task[bytes]) -> None:
     """Look at the outcome, so that asyncio does not log one whose caller left before it."""
     if not task.cancelled():
         task.exception()

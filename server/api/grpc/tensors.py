@@ -7,16 +7,28 @@ from typing import Any
 
 import numpy as np
 
-from server.api.codec import Codec, Head, payload
+from server.api.codec import Codec, Head
 from server.api.grpc.messages import INFERENCE, Message, message_class
-from server.api.grpc.sent import Sent
+from server.api.grpc.sent import SIZED, Sent
+from server.api.payloads import Payload, payload
 from server.api.spans import placed
 from server.datatypes import BINARY_ONLY, NUMPY_OF, object_array, pack_strings
 from server.errors import BadRequest
+from server.steps import Steps
 from server.types import Span, Tensors
 
 ModelInferResponse = message_class(INFERENCE.message_types_by_name["ModelInferResponse"])
 
+_StreamResponse = INFERENCE.message_types_by_name["ModelStreamInferResponse"]
+_RAW, _ANSWER = (  # tags of fields that have a length
+    bytes([kind.fields_by_name[name].number << 3 | SIZED])
+    for kind, name in (
+        (ModelInferResponse.DESCRIPTOR, "raw_output_contents"),
+        (_StreamResponse, "infer_response"),
+    )
+)
+_COPIED = 16  # bytes that are copied twice while one is read
+_PIECE = 1 << 20  # bytes of an output that are copied in one go
 _SLICE = 1 << 16  # values that are turned into bytes in one go, which keeps the interpreter lock
 _LISTS = {
     "BOOL": "bool_contents",
@@ -42,9 +54,13 @@ def begin(codec: Codec, sent: Sent) -> tuple[Head, dict[str, bytes | memoryview]
     return head, {item.name: raw for item, raw in zip(_sent(request), raws, strict=True)}
 
 
-def inputs(head: Head, raws: dict[str, bytes | memoryview]) -> Tensors:
-    """Return the inputs that are not in shared memory, by their bytes."""
-    return {slot.name: slot.tensor(raws[slot.name], -slot.start) for slot in head.slots if slot.span is None}
+def reading(codec: Codec, head: Head, raws: dict[str, bytes | memoryview]) -> Steps[Tensors]:
+    """Return the inputs, by their bytes or copied from shared memory."""
+    found: Tensors = {}
+    for slot in head.slots:
+        if slot.span is None:
+            found[slot.name] = yield from slot.reading(raws[slot.name], -slot.start)
+    return {**found, **(yield from codec.shared(head))}
 
 
 def _sent(request: Message) -> list[Message]:
@@ -66,23 +82,58 @@ def _document(request: Message, raws: Sequence[bytes | memoryview]) -> dict[str,
     }
 
 
-def encode(codec: Codec, head: Head, outputs: Tensors) -> Message:
-    """Return the answer; every output is raw, since clients read no other, or in shared memory."""
-    shared: list[tuple[Span, bytes | memoryview]] = []
+def encoding(codec: Codec, head: Head, outputs: Tensors, in_stream: bool) -> Steps[bytes]:
+    """Return the answer as it travels, ``in_stream``: as a stream's; every output is raw, since clients read no other,
+    or in shared memory.
+
+    protobuf would copy the outputs twice more, and would keep the interpreter lock meanwhile.
+    """
+    shared: list[tuple[Span, Payload]] = []
     response = ModelInferResponse(model_name=codec.ref.name, model_version=str(codec.ref.version), id=head.id)
+    contents: list[bytes] = []
     for wanted in head.outputs:
-        datatype, array = codec.output(wanted, outputs)
+        datatype, array = yield from codec.output(wanted, outputs)
         entry = response.outputs.add(name=wanted.name, datatype=datatype, shape=array.shape)
-        content = payload(datatype, array)
+        content = yield from payload(datatype, array)
         if wanted.span is not None:
             shared.append((wanted.span, content))
             for name, value in placed(wanted.span, len(content)).items():
                 field = "string_param" if isinstance(value, str) else "int64_param"
                 setattr(entry.parameters[name], field, value)
             content = b""  # clients count the outputs
-        response.raw_output_contents.append(bytes(content))
+        contents.append(_sized_field(_RAW, len(content)))
+        contents += yield from _pieces(content)
     codec.regions.write_all(shared)
-    return response
+    parts = [response.SerializeToString(), *contents]
+    if in_stream:
+        parts = [_sized_field(_ANSWER, sum(map(len, parts))), *parts]
+    return b"".join(parts)
+
+
+def cost(codec: Codec, head: Head, outputs: Tensors) -> int:
+    """Return what it costs to write an answer, in bytes that are read."""
+    return codec.cost(head, outputs) + codec.size(head, outputs) // _COPIED
+
+
+def _pieces(content: Payload) -> Steps[list[bytes]]:
+    """Return a content as bytes; joining many bytes lets go of the interpreter lock, copying a view does not."""
+    if isinstance(content, bytes):
+        return [content]
+    pieces: list[bytes] = []
+    for at in range(0, len(content), _PIECE):
+        pieces.append(bytes(content[at : at + _PIECE]))
+        yield
+    return pieces
+
+
+def _sized_field(tag: bytes, size: int) -> bytes:
+    """Return what is before so many bytes of a field."""
+    varint = bytearray()
+    while size > 127:
+        varint.append(size & 127 | 128)
+        size >>= 7
+    varint.append(size)
+    return tag + varint
 
 
 def parameters(entries: Message, place: str) -> dict[str, Any]:

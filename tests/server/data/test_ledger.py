@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from server.access.scopes import Scope
+from server.api import codec
 from server.api.ledger import Ledger
 from server.errors import Overloaded
+from server.steps import Steps
+from server.types import Array
 from tests.server.access.test_access import new_key
-from tests.server.data.fakes import doubler
-from tests.server.data.running import infer_request, rows, serving, wait_for
+from tests.server.data.fakes import doubler, echo
+from tests.server.data.running import infer_request, request, rows, serving, wait_for
 
 MIB = 1 << 20
 
@@ -63,6 +69,62 @@ def test_every_way_in_is_counted(way: str) -> None:
             assert ledger.held < MIB
         wait_for(lambda: ledger.held == 0)
         assert running.ask_raw(infer_request("doubler", rows(1))).status == 200
+
+
+TEXTS = b"\2\0\0\0ab" * 20_000  # which are more than a mebibyte of objects
+
+
+def texts(count: int) -> dict[str, object]:
+    item = {"name": "x", "datatype": "BYTES", "shape": [count, 1], "parameters": {"binary_data_size": len(TEXTS)}}
+    return {"inputs": [item], "parameters": {"binary_data_output": True}}
+
+
+def test_texts_count_as_the_objects_that_they_become(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fits never is refused with 413, what does not fit now with 503; nothing is made of either."""
+    real, ledgers, held, made = codec.unpacking, list[Ledger](), list[int](), list[Array]()
+
+    def noted(*arguments: Any) -> Steps[Array]:
+        held.append(ledgers[0].held)
+        tracemalloc.start()
+        array = yield from real(*arguments)
+        made.append(array)
+        held.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+        return array
+
+    monkeypatch.setattr(codec, "unpacking", noted)
+    with serving({"m": echo("BYTES", max_batch=1 << 20)}, max_receiving=2 * MIB) as running:
+        answer = running.infer("m", texts(20_000), TEXTS)
+        assert (answer.status, "of a BYTES tensor takes" in answer.error, made) == (413, True, [])
+    with serving({"m": echo("BYTES", max_batch=1 << 20)}, max_receiving=4 * MIB) as running:
+        ledgers.append(running.ledger)
+        assert running.infer("m", texts(20_000), TEXTS).body.endswith(TEXTS)
+        claimed, taken = held
+        assert taken * 0.9 < claimed - len(TEXTS) < taken * 1.5, "what was claimed is about what was taken"
+        wait_for(lambda: running.ledger.held == 0)
+        with running.ledger.claim("127.0.0.1", MIB):
+            assert running.infer("m", texts(20_000), TEXTS).status == 503
+        assert len(made) == 1
+
+
+def test_the_queue_counts_texts_as_objects() -> None:
+    model = echo("BYTES", max_batch=1 << 20)
+    with serving({"m": model}, queue_bytes=2 * MIB) as running, running.connect() as first:
+        head = json.dumps(texts(20_000)).encode()
+        data = request("POST", "/v2/models/m/infer", head + TEXTS, {"Inference-Header-Content-Length": str(len(head))})
+        model.gate.clear()
+        first.send(data)
+        assert model.entered.wait(20)
+        assert running.ask_raw(data).status == 503
+        model.gate.set()
+        assert first.answer().status == 200
+        assert running.ask_raw(data).status == 200
+
+
+def test_a_shape_that_lies_makes_nothing() -> None:
+    with serving({"m": echo("BYTES")}) as running:
+        assert "expected 1000000000000 elements" in running.infer("m", texts(10**12), TEXTS).error
+        assert "got more" in running.infer("m", texts(1), TEXTS).error
 
 
 def test_keys_are_clients(tmp_path: Path) -> None:

@@ -1,24 +1,35 @@
-"""Nothing that grows with a body is done on the event loop: whatever reads bodies is watched, for every way in."""
+"""Nothing that grows with a body is done on the event loop: whatever reads bodies is watched, for every way in; and for
+every kind of answer the loop's thread is asked how long it computed without a pause."""
 
 from __future__ import annotations
 
 import asyncio
 import gzip
 import json
+import secrets
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+import grpc
 import numpy as np
 import orjson
 import pytest
+from google.protobuf.json_format import ParseDict
 from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
 
-from server.api import codec, jsondata, jsonparts, reading
+from server.api import codec, jsondata, jsonparts, payloads, reading
 from server.api.grpc import sent, tensors
 from server.api.readers import HERE
-from tests.server.data.fakes import echo
+from server.datatypes import object_array
+from server.types import TensorSpec
+from tests.server.data.fakes import FakeModel, echo
 from tests.server.data.running import Running
 from tests.server.grpc.wire import grpc_serving, stub
 
@@ -31,10 +42,13 @@ READERS = [
     (jsonparts, "split"),
     (jsonparts, "numbers"),
     (codec, "split"),
-    (codec, "unpack_strings"),
+    (codec, "unpacking"),
     (tensors, "_numbers"),
     (tensors, "pack_strings"),
+    (payloads, "packing"),
     (sent, "_parsed"),
+    (jsondata, "_elements"),
+    (codec, "classifying"),
 ]
 
 
@@ -47,7 +61,7 @@ class Watched:
 
     def watch(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(first: Any, *rest: Any, **named: Any) -> Any:
-            size = rest[1] - rest[0] if name == "numbers" else len(first)
+            size = rest[1] - rest[0] if name == "numbers" else getattr(first, "size", None) or len(first)
             thread = threading.current_thread().name
             if thread.startswith("lathe-reader"):
                 self.beside.append((name, size))
@@ -77,7 +91,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
 @pytest.fixture
 def served() -> Iterator[tuple[Running, str]]:
     kinds = ("FP32", "BOOL", "BYTES", "INT64")
-    with grpc_serving({kind: echo(kind, max_batch=1 << 20) for kind in kinds}) as found:
+    with grpc_serving({kind: echo(kind, max_batch=1 << 23) for kind in kinds}, max_body=64 << 20) as found:
         yield found
 
 
@@ -117,7 +131,7 @@ def test_binary_tensors_over_http(kind: str, served: tuple[Running, str], watche
     item = {"name": "x", "datatype": kind, "shape": [COUNT, 1], "parameters": {"binary_data_size": len(blob)}}
     answer = served[0].infer(kind, {"inputs": [item], "parameters": {"binary_data_output": True}}, blob)
     assert (answer.status, answer.body.endswith(blob)) == (200, True)
-    assert [call for call in watched.here if call[1] > HERE and call[0] != "pack_strings"] == []
+    assert [call for call in watched.here if call[1] > HERE] == []
 
 
 def test_messages_over_grpc(served: tuple[Running, str], watched: Watched) -> None:
@@ -138,7 +152,156 @@ def test_messages_over_grpc(served: tuple[Running, str], watched: Watched) -> No
         for message in messages:
             assert service.ModelInfer(message, timeout=30).raw_output_contents
             assert next(service.ModelStreamInfer(iter([message]), timeout=30)).infer_response.raw_output_contents
-    read = [call for call in watched.here if call[1] > HERE and call[0] != "pack_strings"]  # which writes the answer
-    assert read == []
-    assert {"_parsed", "_numbers", "unpack_strings"} <= {name for name, _ in watched.beside}
+    assert [call for call in watched.here if call[1] > HERE] == []
+    assert {"_parsed", "_numbers", "unpacking", "packing"} <= {name for name, _ in watched.beside}
     assert np.sum([size for name, size in watched.beside if name == "_numbers"]) == 2 * COUNT
+
+
+MIB = 1 << 20
+LONGEST = 0.03  # seconds of processor time: many times what the loop needs, a fraction of what such answers cost
+
+
+class Pulse:
+    """The longest time that a loop's thread has computed between two ticks of its clock. The thread's own time is
+    counted, so other work on this machine does not show."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.longest = 0.0
+        self._loop = loop
+        self._over = threading.Event()
+        self._last = 0.0
+
+    def __enter__(self) -> Pulse:
+        self._loop.call_soon_threadsafe(self._begin)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def _begin(self) -> None:
+        self._last = time.thread_time()
+        self._tick()
+
+    def _tick(self) -> None:
+        now = time.thread_time()
+        self.longest, self._last = max(self.longest, now - self._last), now
+        if not self._over.is_set():
+            self._loop.call_later(0.001, self._tick)
+
+
+def maker(datatype: str, output: np.ndarray) -> FakeModel:
+    """A model whose answer is large whatever it is asked."""
+    shape = (-1,) * output.ndim
+    inputs, outputs = [TensorSpec("x", "FP32", (-1, 4))], [TensorSpec("y", datatype, shape)]
+    return FakeModel(lambda _: {"y": output}, inputs, outputs, batchable=False)
+
+
+NUMBERS_OUT = np.random.default_rng(0).random((MIB, 1), np.float32)
+TEXTS_OUT = object_array([b"%d" % number for number in range(MIB)], (MIB, 1))
+MAKERS = {
+    "floats": lambda: maker("FP32", NUMBERS_OUT),
+    "odd": lambda: maker("FP64", np.where(NUMBERS_OUT < 0.5, np.nan, NUMBERS_OUT.astype(np.float64))),
+    "integers": lambda: maker("INT64", np.arange(MIB).reshape(1, MIB)),
+    "booleans": lambda: maker("BOOL", np.zeros((1, 4 * MIB), np.bool_)),
+    "texts": lambda: maker("BYTES", TEXTS_OUT),
+    "long text": lambda: maker("BYTES", object_array(["ü" * (4 * MIB)], (1, 1))),
+    "scattered": lambda: maker("FP32", NUMBERS_OUT.reshape(1024, 1024).repeat(4, axis=0).T),
+}
+BINARY = {"parameters": {"binary_data_output": True}}
+ANSWERS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
+    "floats as JSON": ("floats", {}, {}),
+    "NaN as JSON": ("odd", {}, {}),
+    "integers as JSON": ("integers", {}, {}),
+    "booleans as JSON": ("booleans", {}, {}),
+    "texts as JSON": ("texts", {}, {}),
+    "a long text as JSON": ("long text", {}, {}),
+    "floats": ("floats", BINARY, {}),
+    "texts": ("texts", BINARY, {}),
+    "a long text": ("long text", BINARY, {}),
+    "scattered rows": ("scattered", BINARY, {}),
+    "floats as gzip": ("floats", BINARY, {"Accept-Encoding": "gzip"}),
+    "floats as deflate": ("floats", BINARY, {"Accept-Encoding": "deflate"}),
+    "JSON as gzip": ("integers", {}, {"Accept-Encoding": "gzip"}),
+    "texts as gzip": ("texts", BINARY, {"Accept-Encoding": "gzip"}),
+    "classes": ("integers", {"outputs": [{"name": "y", "parameters": {"classification": 5}}]}, {}),
+    "all classes": ("floats", {"outputs": [{"name": "y", "parameters": {"classification": 1 << 20}}]}, {}),
+}
+
+
+@pytest.fixture(scope="module")
+def answering() -> Iterator[tuple[Running, str]]:
+    with grpc_serving({name: make() for name, make in MAKERS.items()}, max_body=256 * MIB) as found:
+        yield found
+
+
+@contextmanager
+def undisturbed(running: Running) -> Iterator[None]:
+    with Pulse(running.server.servers[0].get_loop()) as pulse:
+        yield
+    assert pulse.longest < LONGEST
+
+
+@pytest.mark.parametrize("tail", ["", "?a"], ids=["direct", "asgi"])
+@pytest.mark.parametrize("name", ANSWERS)
+def test_answers_over_http(name: str, tail: str, answering: tuple[Running, str]) -> None:
+    running, (model, asked, headers) = answering[0], ANSWERS[name]
+    item = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
+    body = json.dumps({"inputs": [item], **asked}).encode()
+    with undisturbed(running):
+        answer = running.ask("POST", f"/v2/models/{quote(model)}/infer{tail}", body, headers)
+    assert answer.status == 200
+    assert len(answer.body) > MIB // 2 or name == "classes"
+
+
+@pytest.mark.parametrize("model", MAKERS)
+def test_answers_over_grpc(model: str, answering: tuple[Running, str]) -> None:
+    running, address = answering
+    item = pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 4])
+    message = pb.ModelInferRequest(model_name=model, inputs=[item], raw_input_contents=[bytes(16)])
+    with grpc.insecure_channel(address, [("grpc.max_receive_message_length", -1)]) as channel:
+        service = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with undisturbed(running):
+            one = service.ModelInfer(message, timeout=60).raw_output_contents[0]
+            other = next(service.ModelStreamInfer(iter([message]), timeout=60)).infer_response.raw_output_contents[0]
+    assert one == other
+    assert len(one) >= 4 * MIB
+
+
+@pytest.mark.parametrize("kind", ["FP32", "BYTES"])
+@pytest.mark.parametrize("way", ["http", "grpc"])
+def test_shared_memory_both_ways(kind: str, way: str, served: tuple[Running, str]) -> None:
+    running, address = served
+    blob, count = (b"\1\0\0\0a" * MIB, MIB) if kind == "BYTES" else (bytes(range(256)) * (MIB // 8), MIB * 8)
+    path = Path(f"/dev/shm/lathe-test-{secrets.token_hex(6)}")
+    path.write_bytes(blob + bytes(len(blob)))
+    where = {"shared_memory_region": "r", "shared_memory_byte_size": len(blob)}
+    try:
+        register = json.dumps({"key": f"/{path.name}", "offset": 0, "byte_size": 2 * len(blob)}).encode()
+        assert running.ask("POST", "/v2/systemsharedmemory/region/r/register", register).status == 200
+        given = {"name": "x", "datatype": kind, "shape": [count, 1], "parameters": where}
+        wanted = {"name": "y", "parameters": {**where, "shared_memory_offset": len(blob)}}
+        with undisturbed(running):
+            if way == "http":
+                assert running.infer(kind, {"inputs": [given], "outputs": [wanted]}).status == 200
+            else:
+                with stub(address) as service:
+                    service.ModelInfer(ParseDict(message_of(kind, given, wanted), pb.ModelInferRequest()), timeout=60)
+        assert path.read_bytes() == blob * 2
+    finally:
+        running.ask("POST", "/v2/systemsharedmemory/unregister")
+        path.unlink()
+
+
+def message_of(model: str, *tensors: dict[str, Any]) -> dict[str, Any]:
+    """Return a request over gRPC as protobuf's JSON has it."""
+    given, wanted = [
+        {
+            **tensor,
+            "parameters": {
+                name: {"string_param" if isinstance(value, str) else "int64_param": value}
+                for name, value in tensor["parameters"].items()
+            },
+        }
+        for tensor in tensors
+    ]
+    return {"model_name": model, "inputs": [given], "outputs": [wanted]}

@@ -8,14 +8,17 @@ import json
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from server.api import payloads
 from server.api.codec import Codec, Head
 from server.api.jsonbound import VALUES
-from server.api.readers import Readers
+from server.api.readers import TURN, Readers
+from server.steps import Steps
 from tests.server.data.fakes import doubler, echo
 from tests.server.data.running import infer_request, request, rows, serving, tensor_of, wait_for
 
@@ -56,6 +59,78 @@ def test_who_leaves_the_queue_is_not_run_and_who_runs_is_waited_for() -> None:
         readers.close()
 
     asyncio.run(scenario())
+
+
+def test_work_in_steps_makes_way_for_others() -> None:
+    async def scenario() -> list[str]:
+        readers, order = Readers(1), list[str]()
+
+        def long() -> Steps[str]:
+            for _ in range(3):
+                time.sleep(TURN)
+                order.append("step")
+                yield
+            return "the end"
+
+        first = asyncio.ensure_future(readers.run_steps("greedy", long()))
+        await asyncio.sleep(TURN / 2)
+        await readers.run("small", order.append, "small")
+        assert await first == "the end"
+        left = asyncio.ensure_future(readers.run_steps("greedy", long()))
+        await asyncio.sleep(TURN / 2)
+        left.cancel()
+        await asyncio.wait([left])
+        assert left.cancelled()
+        await readers.run("small", order.append, "small")
+        readers.close()
+        return order
+
+    order = asyncio.run(scenario())
+    assert order[:2] == ["step", "small"]
+    assert order[2:4] == ["step", "step"]
+    assert order[4:] in (["step", "small"], ["small"]), "who leaves ends after the step that runs"
+
+
+def test_large_answers_keep_their_turn() -> None:
+    """A large answer as JSON, then a small one, on one connection."""
+    item = {"name": "x", "datatype": "FP32", "shape": [20_000, 4], "parameters": {"binary_data_size": 320_000}}
+    text = json.dumps({"inputs": [item]}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(text))}
+    large = request("POST", "/v2/models/doubler/infer", text + rows(20_000).tobytes(), headers)
+    with serving({"doubler": doubler(max_batch=65536)}) as running, running.connect() as client:
+        client.send((large + infer_request("doubler", rows(1))) * 3)
+        for _ in range(3):
+            np.testing.assert_array_equal(client.answer().json["outputs"][0]["data"], (rows(20_000) * 2).ravel())
+            np.testing.assert_array_equal(tensor_of(client.answer()), rows(1) * 2)
+
+
+@pytest.mark.parametrize("transport", ["direct", "asgi"])
+def test_who_leaves_is_written_no_answer(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, gate, steps = threading.Event(), threading.Event(), list[int]()
+
+    def slow(array: np.ndarray) -> Steps[bytes]:
+        entered.set()
+        assert gate.wait(20)
+        time.sleep(TURN)
+        yield
+        steps.append(1)
+        return b""
+
+    monkeypatch.setattr(payloads, "packing", slow)
+    with serving({"m": echo("BYTES", max_batch=65536)}, transport) as running:
+        blob = b"\x02\0\0\0ab" * 50_000
+        item = {"name": "x", "datatype": "BYTES", "shape": [50_000, 1], "parameters": {"binary_data_size": len(blob)}}
+        head = json.dumps({"inputs": [item], "parameters": {"binary_data_output": True}}).encode()
+        with running.connect() as client:
+            headers = {"Inference-Header-Content-Length": str(len(head))}
+            client.send(request("POST", "/v2/models/m/infer", head + blob, headers))
+            assert entered.wait(20)
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        wait_for(lambda: not running.server.server_state.connections)
+        gate.set()
+        monkeypatch.undo()
+        assert running.infer("m", json.loads(head), blob).status == 200
+        assert steps == []
 
 
 def document(array: np.ndarray) -> bytes:
@@ -111,14 +186,14 @@ def test_tensors_that_are_copied_are_read_beside_the_loop(kind: str) -> None:
 
 def test_a_large_request_pays_before_its_data_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    monkeypatch.setattr(Head, "tensors", lambda *arguments: (read.append(1), tensors(*arguments))[1])
+    monkeypatch.setattr(Head, "reading", lambda *arguments: (read.append(1), reading(*arguments))[1])
     with serving({"doubler": doubler(max_batch=65536)}, client_rate=1, client_burst=10) as running:
         large, small = document(rows(20_000)), document(rows(1))
         answers = [running.ask("POST", "/v2/models/doubler/infer", body).status for body in (small, large, large)]
         assert (answers, len(read)) == ([200, 429, 429], 1)
 
 
-tensors = Head.tensors
+reading = Head.reading
 
 
 def test_nonsense_pays_for_being_looked_at() -> None:

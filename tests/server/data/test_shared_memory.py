@@ -320,3 +320,21 @@ def test_without_permission_nothing_is_opened() -> None:
         Regions().register("r", key, 0, 16)
     with pytest.raises(NotFound):
         Regions().read(Span("r", 0, 1))
+
+
+def test_a_region_unregistered_while_it_is_used_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its descriptor would else be the next file's, which would be read and written instead."""
+    regions, real = Regions(allowed=True), os.preadv
+
+    def unregistered(file: int, buffers: Any, at: int) -> int:
+        regions.unregister("r")
+        return real(file, buffers, at)
+
+    with memory(16) as (key, handle):
+        shm.set_shared_memory_region(handle, [np.arange(16, dtype=np.uint8)])
+        regions.register("r", key, 0, 16)
+        before = len(os.listdir("/proc/self/fd"))
+        monkeypatch.setattr(os, "preadv", unregistered)
+        assert bytes(regions.read(Span("r", 0, 16))) == bytes(range(16))
+        assert regions.status() == []
+        assert len(os.listdir("/proc/self/fd")) == before - 1

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from server.api import codec
 from server.api.codec import Head
 from server.api.grpc import tensors
 from server.api.grpc.sent import TYPED, glance, read
@@ -113,7 +114,7 @@ def test_typed_contents_are_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch
 
 
 def test_raw_texts_are_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = noted(monkeypatch, Head, "__post_init__"), noted(monkeypatch, tensors, "inputs")
+    seen = noted(monkeypatch, Head, "__post_init__"), noted(monkeypatch, codec, "unpacking")
     texts = b"\2\0\0\0ab" * 50_000
     item = Input(name="x", datatype="BYTES", shape=[50_000, 1])
     message = pb.ModelInferRequest(model_name="m", inputs=[item], raw_input_contents=[texts])

@@ -82,8 +82,8 @@ def large_answers(model: str) -> Iterator[Bad]:
 
 def wide() -> bytes:
     """A model of rows of four numbers, each of which it answers with 65,536."""
-    model: bytes = build(MODEL, Entry((4,), lambda b, x: b.dense(x, 4, WIDTH), (WIDTH,))).SerializeToString()
-    return model
+    made: bytes = build(MODEL, Entry((4,), lambda b, x: b.dense(x, 4, WIDTH), (WIDTH,))).SerializeToString()
+    return made
 
 
 def _packed(part: bytes, times: int, last: bytes = b"") -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from server.errors import NotFound
@@ -78,16 +79,25 @@ class Catalog:
         return _describe(self._models.known(name))
 
     async def versions(self, name: str) -> list[VersionInfo]:
-        """Return a model's versions; raises NotFound."""
-        return [await self.version(name, version) for version in self.model(name).versions]
+        """Return a model's versions, without those that are deleted meanwhile; raises NotFound."""
+        found = []
+        for version in self.model(name).versions:
+            with suppress(NotFound):
+                found.append(await self.version(name, version))
+        return found
 
     async def version(self, name: str, version: int) -> VersionInfo:
         """Return one version; raises NotFound."""
         model = self._models.known(name)
         if version not in model.statuses:
             raise NotFound(f"model {name!r} has no version {version}")
-        aliases = tuple(sorted(a for a, alias in model.aliases.aliases.items() if alias.version == version))
         manifest = await asyncio.to_thread(self._disk.manifest, model, version)
+        if manifest is None:
+            async with model.lock:  # its folder may just have been removed: what shows that is under way
+                pass
+        if version not in model.statuses:
+            raise NotFound(f"model {name!r} has no version {version}")
+        aliases = tuple(sorted(a for a, alias in model.aliases.aliases.items() if alias.version == version))
         return VersionInfo(version, model.status(version), manifest, aliases)
 
     async def audit(self, name: str) -> list[Record]:

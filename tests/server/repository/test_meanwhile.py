@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import threading
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
 from pathlib import Path
@@ -225,5 +227,42 @@ def test_no_older_version_stands_in_for_one_that_is_on_its_way(tmp_path: Path, i
             w.stages.gate.set()
             await loading
             assert w.scale() == (2.0 if is_good else 1.0)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("seen_at", [1, 3])
+def test_a_list_leaves_out_what_is_deleted_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen_at: int
+) -> None:
+    """It was refused as a whole (404), or listed the version without its digest."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            for scale in (1.0, 2.0, 3.0):
+                await w.push(toy(scale))
+            loop, gone = asyncio.get_running_loop(), threading.Event()
+            delete, manifest = w.store.delete, w.rollout.catalog._disk.manifest
+            deleting: list[Future[Outcome]] = []
+
+            def delete_slowly(*arguments: Any) -> Outcome:
+                outcome = delete(*arguments)
+                gone.set()  # and nothing shows it yet
+                time.sleep(0.1)
+                return outcome
+
+            def look(model: Any, version: int) -> Any:
+                if version == seen_at:
+                    deleting.append(asyncio.run_coroutine_threadsafe(w.rollout.delete("m", 3, Origin()), loop))
+                    assert gone.wait(20)
+                    if version == 1:
+                        deleting[0].result(20)  # the list comes to version 3 later
+                return manifest(model, version)
+
+            monkeypatch.setattr(w.store, "delete", delete_slowly)
+            monkeypatch.setattr(w.rollout.catalog._disk, "manifest", look)
+            listed = await w.rollout.catalog.versions("m")
+            assert [(info.version, info.manifest is not None) for info in listed] == [(1, True), (2, True)]
+            assert (await asyncio.wrap_future(deleting[0])).version == 3
 
     run(scenario())

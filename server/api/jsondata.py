@@ -20,6 +20,7 @@ from server.types import Array
 
 _UNLESS = " besides lists of numbers that have their input's datatype and shape (send others as binary data)"
 _EMPTY = b'"data":[]'  # in a document of ours never a part of a string, where quotes are escaped
+_DIGITS = 19  # as many as fit into 63 bits at least, the sign included
 _LONG = 1 << 18  # bytes of text that are written in one go
 _Decoder = getincrementaldecoder("utf-8")
 _INTEGERS = frozenset({int})
@@ -57,12 +58,20 @@ def parse(text: bytes | bytearray | memoryview, field: str) -> Parsed:
 
 def _parse_lenient(raw: bytes, field: str) -> Any:
     try:
-        document = json.loads(raw.decode())
+        document = json.loads(raw.decode(), parse_int=_integer)
         if b"\\u" in raw:  # half of a surrogate pair is no text: nothing that quotes it could be written
             json.dumps(document, ensure_ascii=False).encode()
         return document
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"{field}: expected JSON, got something else: {error}") from None
+
+
+def _integer(digits: str) -> int | float:
+    """Read an integer as orjson does: one of more than 64 bits is a float, so that both say the same of it."""
+    if len(digits) < _DIGITS:
+        return int(digits)
+    value = float(digits) if len(digits) > _DIGITS + 2 else int(digits)
+    return value if -(1 << 63) <= value < 1 << 64 else float(digits)
 
 
 def take_data(document: Any) -> list[object]:

@@ -152,7 +152,10 @@ def test_when_no_trial_ends_it_says_why(tmp_path: Path, data: Path) -> None:
     ("changes", "says"),
     [
         ({"space": {}}, "space: "),
-        ({"space": {"optimizer.speed": {"low": 1, "high": 2}}}, "'optimizer.speed' = 1: optimizer.speed: there is no such key"),
+        (
+            {"space": {"optimizer.speed": {"low": 1, "high": 2}}},
+            "'optimizer.speed' = 1: optimizer.speed: there is no such key",
+        ),
         ({"space": {"optimizer.rate": {"low": -1.0, "high": 1.0}}}, "'optimizer.rate' = -1.0"),
         ({"space": {"optimizer.rate": {"low": 0.0, "high": 1.0, "log": True}}}, "expected `low` above 0"),
         ({"space": {"optimizer.rate": {"low": 2.0, "high": 1.0}}}, "expected `low` below `high`"),

@@ -201,6 +201,9 @@ ODD = {
     "an integer too large": document(tensor(X), tensor([1, 128], (1, 2), "INT8", "n")),
     "an integer with a point": document(tensor(X), tensor([1, 2.0], (1, 2), "INT8", "n")),
     "NaN among integers": document(tensor(X), tensor([1, float("nan")], (1, 2), "INT8", "n")),
+    "a size of 25 digits, and NaN": document(tensor([1, float("nan")], (1, 2), "INT8", "n")).replace(
+        b"[1, 2]", b"[1, %s]" % (b"1" * 25)
+    ),
     "infinite": document(tensor(X)).replace(b"16777217", b"1e400"),
     "a wrong shape and no JSON": document(tensor(X, (2, 2))).replace(b"16777217", b"01"),
     "a wrong name and no JSON": document(tensor(X, name="z")).replace(b"16777217", b"1e"),
@@ -261,7 +264,7 @@ def mutated(rng: random.Random, body: bytes) -> bytes:
 def compare_mutated(seed: int, count: int, whole: Callable[[Codec, bytes], Outcome]) -> None:
     rng = random.Random(seed)
     codecs = [make() for make in (*CODECS.values(), *[CODECS["FP32"]] * 4)]
-    bodies = [*GOOD.values(), *GOOD.values(), *ODD.values()]
+    bodies = [*GOOD.values()] * 3 + [*ODD.values()]
     read = 0
     for _ in range(count):
         codec, body = rng.choice(codecs), mutated(rng, rng.choice(bodies))

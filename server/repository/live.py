@@ -16,7 +16,7 @@ from server.backends.base import LoadedModel, PackingModel, packing
 from server.canary.guard import Verdict
 from server.canary.plan import CanaryPlan
 from server.canary.traffic import Trial
-from server.errors import Conflict, ServerError, UnknownModel
+from server.errors import Conflict, ServerError
 from server.pipelines.pipeline import Pipeline
 from server.repository import policy
 from server.repository.aliases import Aliases
@@ -223,9 +223,9 @@ class LiveModels:
         return found
 
     def known(self, name: str) -> LiveModel:
-        """Return a model that has versions; raises NotFound."""
+        """Return a model that has versions; raises NotFound, while the server starts Unavailable."""
         if name not in self._models:
-            raise UnknownModel.of(name, self._models)
+            raise self.registry.unknown(name)
         return self._models[name]
 
     def pipelines_on(self, name: str) -> list[str]:

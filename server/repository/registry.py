@@ -29,16 +29,24 @@ class Registry:
 
     def __init__(self) -> None:
         self._views: dict[str, View] = {}
+        self.is_complete = True  # False while a start has not looked at all models
+
+    def unknown(self, model: str) -> ServerError:
+        """Return the error for a name that no model has, as far as is known."""
+        if self.is_complete:
+            return UnknownModel.of(model, self._views)
+        return Unavailable(f"model {model[:80]!r} is not known yet: the server is starting", retry_after=1.0)
 
     def resolve(self, model: str, version: str = "") -> Servable:
         """Return what answers; "" is the live version, digits that one, else an alias.
 
-        Raises NotFound for an unknown model, version or alias, Unavailable for one that is known but not in memory.
+        Raises NotFound for an unknown model, version or alias, Unavailable for one that is known but not in memory, and
+        for all that are not known while the server starts.
         """
         view = self._views.get(model)
         if view is not None and (servable := view.routes.get(version)) is not None:
             return servable
-        raise UnknownModel.of(model, self._views) if view is None else _why(view, model, version)
+        raise self.unknown(model) if view is None else _why(view, model, version)
 
     def route(self, model: str, version: str = "", key: str = "") -> Servable:
         """Return what answers this request: as :meth:`resolve`, but while a candidate is tried it gets its share."""
@@ -62,10 +70,10 @@ class Registry:
         return sorted(self._views)
 
     def view(self, model: str) -> View:
-        """Return one model's view; raises NotFound."""
+        """Return one model's view; raises NotFound, while the server starts Unavailable."""
         view = self._views.get(model)
         if view is None:
-            raise UnknownModel.of(model, self._views)
+            raise self.unknown(model)
         return view
 
     def find(self, model: str) -> View | None:

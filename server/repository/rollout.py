@@ -107,15 +107,19 @@ class Rollout:
     # life
 
     async def open(self) -> None:
-        """Finish what a crash left half done; quick. Nothing is in memory yet."""
+        """Finish what a crash left half done; quick. Nothing is in memory yet, and no model known before `load_all`."""
+        self._models.registry.is_complete = False
         await asyncio.to_thread(self._store.open)
 
     async def load_all(self) -> None:
         """Bring every model's wanted versions into memory; what cannot be loaded is noted in the index."""
-        for models in await asyncio.to_thread(self._store.loading_order):
-            for error in await asyncio.gather(*(self.sync(model) for model in models), return_exceptions=True):
-                if isinstance(error, Exception):
-                    log.error("a model could not be looked at", exc_info=error)
+        try:
+            for models in await asyncio.to_thread(self._store.loading_order):
+                for error in await asyncio.gather(*(self.sync(model) for model in models), return_exceptions=True):
+                    if isinstance(error, Exception):
+                        log.error("a model could not be looked at", exc_info=error)
+        finally:
+            self._models.registry.is_complete = True
 
     async def stop(self) -> None:
         """Let everything go; requests in flight end first."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
+from server.errors import Unavailable, UnknownModel
 from server.repository.readiness import Readiness
 from server.repository.store import Origin
 from server.types import Awaited
@@ -69,6 +72,25 @@ def test_while_the_server_starts_all_that_is_loaded_is_named(tmp_path: Path) -> 
             w.stages.gate.set()
             await syncing
             assert readiness.awaited() == []
+
+    run(work())
+
+
+def test_during_a_start_a_model_that_was_not_looked_at_yet_is_not_unknown(tmp_path: Path) -> None:
+    """503 tells a client to come back; 404 would tell it that there is no such model."""
+
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            copy_by_hand(tmp_path, 1, toy(3.0))
+            await w.rollout.open()
+            for ask in (w.scale, lambda: w.rollout._models.known("m")):
+                with pytest.raises(Unavailable, match="'m' is not known yet: the server is starting"):
+                    ask()
+            await w.watcher.start()
+            assert w.scale() == 3.0
+            for ask in (lambda: w.scale(name="no"), lambda: w.rollout._models.known("no")):
+                with pytest.raises(UnknownModel):
+                    ask()
 
     run(work())
 

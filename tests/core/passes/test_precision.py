@@ -189,6 +189,6 @@ def test_kernels_compute_what_the_rewritten_graph_says(precision: Any) -> None:
 
 
 def test_unknown_precisions_are_refused() -> None:
-    expected = "precision 'float8' is not supported, expected 'float32' or 'tf32' or 'bfloat16' or 'float16'"
+    expected = "precision 'float8' is not supported, expected float32, tf32, bfloat16 or float16"
     with pytest.raises(UnsupportedError, match=expected):
         core.compile(network(product), precision="float8")  # type: ignore[arg-type]

@@ -115,6 +115,8 @@ def test_more_than_a_batch_holds_is_queued(queued: list[Entry]) -> None:
 def test_beside_others_that_wait_it_waits_too(queued: list[Entry]) -> None:
     """Another kind of request comes with them: all are one batch."""
     with crowd([1, 1, 1]) as here, here.running.connect() as other:
+        other.send(request("GET", "/v2/health/live"))
+        assert other.answer().status == 200  # the server has accepted the connection before its loop is held up
         queued.clear()
         with here.together():
             other.send(infer_request("doubler", rows(2, start=70), **{"X-New": "1"}))

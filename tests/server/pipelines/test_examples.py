@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -39,6 +40,10 @@ class HereAndNow:
     async def run(self, task: str, *arguments: str | Path) -> None:
         words = [task, *map(str, arguments)]
         assert await asyncio.to_thread(child, words) == 0, words
+
+    @asynccontextmanager
+    async def urgent(self) -> AsyncIterator[None]:
+        yield
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import reduce
 from math import pi, sqrt
 from typing import Any, ClassVar
@@ -15,7 +14,6 @@ from core.ir.graph import Array
 from core.ir.types import DType, TensorType, ValueType
 from core.ops import scalar_math as sm
 from core.ops.backward import Backward, Rewrite, Slope
-from core.ops.bounds import Bound, greater, lesser
 from core.ops.common import ANY, FLOAT, NUMBER, Kind, broadcast_rows, broadcast_shapes, check_kind, same_dtype, wide
 from core.ops.numeric import erf, int_pow, truncated_div
 from core.ops.registry import Call, Infer, Mixes, NodeView, OpDef, RowAxis, register
@@ -254,42 +252,12 @@ class Mean(Variadic):
         return [1 / len(g.terms) for _ in g.terms]
 
 
-class Extreme(Variadic):
-    """Family base: the least or the greatest of its inputs. Of dimensions, one is supposed to be the lesser where
-    neither is for every value of their symbols: see `core.ops.bounds`."""
-
-    ufunc: ClassVar[UFunc]
-
-    def of_dims(self, bound: Bound, other: Dim) -> Bound:
-        """Of what was found so far, and one more dimension."""
-        raise NotImplementedError
-
-    def supposes(self, c: Infer) -> Sequence[Dim]:
-        counted = [array for array in map(c.value, range(len(c.node.inputs))) if array is not None]
-        if len(counted) < len(c.node.inputs) or all(array.dtype != object for array in counted):
-            return ()
-        with suppress(TypeError):
-            return [dim for bound in self._bounds(counted).ravel().tolist() for dim in bound.supposed]
-        return ()
+@register
+class Max(Variadic):
+    outputs = "max"
 
     def reference(self, c: Call, *x: Array) -> Array:
-        if any(array.dtype == object for array in x):
-            return np.vectorize(lambda bound: bound.dim, otypes=[object])(self._bounds(x))
-        return reduce(self.ufunc, x)
-
-    def _bounds(self, x: Sequence[Array]) -> Array:
-        """Which dimension each element is. TypeError where only the values of its symbols tell."""
-        start = np.vectorize(Bound, otypes=[object])(x[0])
-        return reduce(np.vectorize(self.of_dims, otypes=[object]), x[1:], start)
-
-
-@register
-class Max(Extreme):
-    outputs = "max"
-    ufunc = np.maximum
-
-    def of_dims(self, bound: Bound, other: Dim) -> Bound:
-        return greater(bound, other)
+        return reduce(np.maximum, x)
 
     def combine(self, e: ScalarOps, x: Operand, y: Operand) -> Operand:
         return e.max(x, y)
@@ -299,12 +267,11 @@ class Max(Extreme):
 
 
 @register
-class Min(Extreme):
+class Min(Variadic):
     outputs = "min"
-    ufunc = np.minimum
 
-    def of_dims(self, bound: Bound, other: Dim) -> Bound:
-        return lesser(bound, other)
+    def reference(self, c: Call, *x: Array) -> Array:
+        return reduce(np.minimum, x)
 
     def combine(self, e: ScalarOps, x: Operand, y: Operand) -> Operand:
         return e.min(x, y)

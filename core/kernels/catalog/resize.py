@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from core.ir.dim import evaluate
+from core.ir.dim import evaluate, symbols
 from core.ir.graph import Array, Node
 from core.ir.types import Dim, DType, Shape
 from core.kernels.catalog.attributes import attribute
@@ -64,6 +64,8 @@ def resize(request: Request) -> KernelCall | None:
     if not all(isinstance(extent, int) for extent in extents) or before[:2] != after[:2] or 0 in before:
         return None
     if any(value is not None for value in node.inputs[1:]) or not all(isinstance(size, int) for size in before[2:]):
+        return None
+    if any(symbols(dim) - _ONE.keys() for dim in before):  # of code for any sizes
         return None
     axes = _taps(node, [evaluate(dim, _ONE) for dim in before])
     if axes is None:

@@ -156,7 +156,7 @@ class LatheProtocol(TurnTaking):
 
     def _is_too_slow(self, now: float) -> bool:
         """Whether a body that is no file comes at less than the lowest rate; files have a pace of their own."""
-        if self.pace is not None or self.in_head or self.gone_by < math.inf or self.flow.read_paused:
+        if self.pace is not None or self.in_head or self.deaf or self.gone_by < math.inf or self.flow.read_paused:
             return False
         if not (self.in_message or (self.missing and self.receiving)):
             return False
@@ -175,7 +175,8 @@ class LatheProtocol(TurnTaking):
 
     def data_received(self, data: bytes) -> None:
         if self.deaf:
-            self._still_sending()
+            if self.gone_by < math.inf:  # else answers are still due, and the message has no deadline yet
+                self._still_sending()
             return
         hub = self.hub
         self.last_seen = hub.now
@@ -498,6 +499,8 @@ class LatheProtocol(TurnTaking):
         self.receiving = None
         self._take_body()
         self.in_message = True  # the rest of it may still be coming
+        self.deadline = self.gone_by = math.inf  # until this answer is written, which waits for those before it
+        self.pace = None
         self.final = call
         call.refuse(error, self.url)
 

@@ -102,10 +102,8 @@ BAD_DOCUMENTS = [
     ({"inputs": [tensor()], "parameters": {"timeout": -1}}, "expected microseconds, 0 or more, got -1"),
     ({"inputs": [tensor()], "outputs": {}}, "outputs: expected a list, got dict"),
     ({"inputs": [tensor()], "id": deep(300)}, "id: expected a string, got list"),
-    (
-        {"inputs": [tensor(data=[math.nan] * 4)], "parameters": {"timeout": 10**400}},
-        "parameters.timeout: expected microseconds, at most 18446744073709551615, got more",
-    ),
+    ({"inputs": [tensor(data=[math.nan] * 4)], "parameters": {"timeout": 10**400}}, "timeout: expected an integer"),
+    ({"inputs": [tensor()], "parameters": {"timeout": 1 << 64}}, "timeout: expected an integer, got float"),
     ({"inputs": [tensor()], "outputs": [{"name": "z"}]}, "outputs: expected some of ['y'], got 'z'"),
     ({"inputs": [tensor()], "outputs": [{"name": "y"}, {"name": "y"}]}, "outputs: 'y' is asked for twice"),
     (

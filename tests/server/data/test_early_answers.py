@@ -139,6 +139,24 @@ def test_a_refused_client_reads_the_answer_even_if_it_sends_all(tls: bool) -> No
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("refused_by", ["its head", "a deadline"])
+def test_a_refusal_waits_for_the_answers_before_it(refused_by: str) -> None:
+    """The first request still runs while the second one is refused, and the client sends on: it reads both answers."""
+    model = doubler()
+    model.gate.clear()
+    with serving({"doubler": model}, header_timeout=0.5, body_timeout=30) as running, Raw(running.port) as raw:
+        raw.send(infer_request("doubler", rows(1)))
+        assert model.entered.wait(20)
+        raw.send(b"GET /v2 HTTP/1.1\r\nHost: " + (b"a@b\r\n\r\n" if refused_by == "its head" else b""))
+        for _ in range(20):
+            time.sleep(0.1)
+            raw.send(b"x")
+        model.gate.set()
+        assert raw.answer().status == 200
+        assert raw.answer().status == (400 if refused_by == "its head" else 408)
+
+
+@pytest.mark.usefixtures("impatient")
 def test_a_client_that_waits_for_100_and_is_refused_is_not_read_on(guarded: tuple[Service, str]) -> None:
     """It may send the body or not, so nothing behind the head may be taken for a request or for the body."""
     with Raw(port_of(guarded[0])) as raw:

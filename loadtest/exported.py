@@ -13,7 +13,8 @@ First runs: the session has served one shape, and compiles nothing any more. The
 the first time: "first" is Lathe's time over ONNX Runtime's. Before the next shape, Lathe is left alone until it has
 compiled what it wants.
 
-Exit status 1 where results differ.
+Exit status 1 where results differ or a model has no figures; with --limits also where a steady run has less than 0.95
+of ONNX Runtime's speed, or a first run takes more than twice its time.
 """
 
 from __future__ import annotations
@@ -99,11 +100,13 @@ def _wrong(error: float) -> str:
 
 @dataclass
 class Rows:
-    """What was measured; `unsettled`: models that went on compiling for longer than was waited for."""
+    """What was measured. `unsettled`: models that went on compiling for longer than was waited for. `failed`: models
+    without figures."""
 
     steady: list[Steady] = field(default_factory=list)
     first: list[First] = field(default_factory=list)
     unsettled: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
 
     def add(self, other: Rows) -> None:
         self.steady += other.steady
@@ -121,6 +124,16 @@ class Rows:
     def wrong(self) -> list[Steady | First]:
         both: list[Steady | First] = [*self.steady, *self.first]
         return [row for row in both if row.error > TOLERANCE]
+
+    @property
+    def ratios(self) -> list[float]:
+        """How far ahead Lathe is in steady runs of batches 1 and 8."""
+        return [row.ahead for row in self.steady if row.batch in BATCHES]
+
+    @property
+    def missed(self) -> int:
+        """How many ratios miss their limits."""
+        return sum(ratio < SLOWER for ratio in self.ratios) + sum(row.ratio > LATE for row in self.first)
 
 
 @dataclass(frozen=True)
@@ -229,8 +242,7 @@ def measured(folder: Path, how: How) -> Rows | str:
 def summary(rows: Rows) -> list[str]:
     """What the figures are together; of steady runs those of batches 1 and 8."""
     lines = []
-    ratios = [row.ahead for row in rows.steady if row.batch in BATCHES]
-    if ratios:
+    if ratios := rows.ratios:
         slower = sum(ratio < SLOWER for ratio in ratios)
         lines.append(
             f"ahead by x{statistics.geometric_mean(ratios):.2f} in the geometric mean of {len(ratios)} cases, worst "
@@ -244,6 +256,8 @@ def summary(rows: Rows) -> list[str]:
         )
     if rows.wrong:
         lines.append(f"{len(rows.wrong)} results differ")
+    if rows.failed:
+        lines.append(f"{len(rows.failed)} models have no figures")
     return lines or ["nothing to compare"]
 
 
@@ -262,6 +276,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--slice", type=float, default=0.05, help="seconds per engine and round")
     parser.add_argument("--tune", choices=("off", "default", "full"), default="default", help="as of core.compile")
     add_clock(parser)
+    parser.add_argument("--limits", action="store_true", help="exit with 1 where a ratio misses its limit")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     return parser.parse_args(arguments)
 
@@ -276,13 +291,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = measured(folder, how)
         if isinstance(found, str):
             print(f"{folder.name:32} {found}", flush=True)
+            rows.failed.append(folder.name)
             continue
         print("\n".join(found.lines()), flush=True)
         rows.add(found)
     print("\n".join(summary(rows)))
     if options.json:
         options.json.write_text(json.dumps(asdict(rows), indent=1) + "\n")
-    return 1 if rows.wrong else 0
+    return 1 if rows.wrong or rows.failed or (options.limits and rows.missed) else 0
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ A MiniLM encoder (Wang et al. 2020: six layers of width 384; random weights) mak
 takes another one, such as an exporter wrote. Lengths are log-normal, forty tokens in the mean and 128 at most. All ways
 take turns, round after round; "ahead" is the median over rounds of a way's time over that of packed runs. Then requests
 arrive by chance (Poisson) at 80 % of the rate that ONNX Runtime's best way can answer, and wait for earlier runs. Exit
-status 1 when an answer differs from ONNX Runtime's.
+status 1 when an answer differs from ONNX Runtime's; with --limits also when packed runs answer less than 1.5 times as
+many requests per second as ONNX Runtime's best way, or their 99th percentile is not below that of ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ TOLERANCE = 1e-4  # of the largest output
 
 Run = Callable[[], NDArray[np.float32]]  # one row per request
 Together = Callable[[Sequence[Feeds]], object]
+AHEAD = 1.5  # times ONNX Runtime's requests per second
 UTILIZATION = 0.8  # of ONNX Runtime's best way, in the open loop
 
 
@@ -219,6 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--model", type=Path, help="an ONNX file with a matrix among its outputs, instead of MiniLM")
+    parser.add_argument("--limits", action="store_true", help="exit with 1 where a figure misses its limit")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     chosen, console = parser.parse_args(arguments), Console()
     model = chosen.model.read_bytes() if chosen.model else minilm().SerializeToString()
@@ -247,7 +250,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.json:
         report = {"ways": [asdict(row) for row in rows], "latencies": [asdict(wait) for wait in waits]}
         chosen.json.write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2))
-    return 0
+    return 1 if chosen.limits and misses(rows, waits) else 0
+
+
+def misses(rows: Sequence[Row], waits: Sequence[Latency]) -> bool:
+    """Whether packed runs are not as far ahead of ONNX Runtime's ways as they should be."""
+    ahead = min(row.ahead for row in rows if row.way.startswith("ONNX Runtime"))
+    tails = {wait.way: wait.p99 for wait in waits}
+    best = min(p99 for way, p99 in tails.items() if way.startswith("ONNX Runtime"))
+    return ahead < AHEAD or tails[PACKED] >= best
 
 
 if __name__ == "__main__":

@@ -102,6 +102,18 @@ def test_the_summary_is_of_batches_1_and_8() -> None:
     assert summary(Rows()) == ["nothing to compare"]
 
 
+def test_ratios_beyond_their_limits_are_counted() -> None:
+    steady = [Steady("a", "", batch, 1.0, 1.0, ahead, 0, 0.0) for batch, ahead in ((1, 0.94), (3, 0.1), (8, 0.96))]
+    first = [First("a", "", "", ours, 1.0, 0.0, 0.0) for ours in (1.9, 2.1, 3.0)]
+    assert Rows(steady, first).missed == 3
+
+
+def test_a_model_without_figures_fails(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "doubled" / "model.onnx").write_bytes(b"no model")
+    assert main([str(folder), "--rounds", "1"]) == 1
+    assert "1 models have no figures" in capsys.readouterr().out
+
+
 def test_a_result_that_differs_is_told() -> None:
     rows = Rows([Steady("a", "", 1, 1.0, 1.0, 1.0, 0, 0.5)])
     assert "DIFFERS by 5e-01" in rows.lines()[0]

@@ -66,3 +66,12 @@ def test_lengths_are_as_said() -> None:
     lengths = [feed["input_ids"].shape[1] for feed in packing.requests(4000)]
     assert min(lengths) >= 1 and max(lengths) == packing.LONGEST
     assert abs(np.mean(lengths) - packing.MEAN) < 2
+
+
+@pytest.mark.parametrize(
+    ("ahead", "packed_p99", "missed"), [(1.6, 9.0, False), (1.4, 9.0, True), (1.6, 11.0, True), (1.6, 10.0, True)]
+)
+def test_limits(ahead: float, packed_p99: float, missed: bool) -> None:
+    rows = [packing.Row(packing.PACKED, 1.0, 1.0), packing.Row("ONNX Runtime padded", ahead, ahead)]
+    waits = [packing.Latency(packing.PACKED, 1.0, packed_p99), packing.Latency("ONNX Runtime padded", 1.0, 10.0)]
+    assert packing.misses(rows, waits) is missed

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from time import monotonic
 from typing import NamedTuple
 
 from server.backends.base import LoadedModel, recorded
 from server.batching.cost import CostModel
 from server.batching.entry import DONE, STAGED, Entry
-from server.batching.execution import Execute, Kernels, Ran
+from server.batching.execution import Execute, Kernels, Ran, run_padded
 from server.scheduling.pool import WorkerPool
 from server.scheduling.tenants import Tenant
 from server.types import Tensors
@@ -130,12 +131,16 @@ class Dispatch:
             entries, tensors = [batch[index] for index in chosen], [tensors[index] for index in chosen]
         if not entries:
             return Finished(batch, entries, late, None)
-        traced = False
+        traced = padded = False
         for entry in entries:
             entry.start()
             if entry.trace:
                 traced = True
+            if entry.padded is not None:
+                padded = True
         execute = self._execute_recorded if traced else self._execute
+        if padded:
+            execute = partial(run_padded, execute, [entry.padded for entry in entries])
         return Finished(batch, entries, late, execute(self._model, tensors, [entry.rows for entry in entries]))
 
     def _execute_recorded(self, model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> Ran:

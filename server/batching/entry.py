@@ -13,6 +13,7 @@ from server.types import Tensors
 
 if TYPE_CHECKING:
     from server.batching.execution import Ran
+    from server.batching.padding import Padded
 
 Outcome: TypeAlias = Tensors | Exception
 Done: TypeAlias = Callable[[Outcome], None]
@@ -46,6 +47,7 @@ class Entry:
         "id",
         "inputs",
         "nbytes",
+        "padded",
         "paid",
         "parts",
         "priority",
@@ -76,6 +78,7 @@ class Entry:
         self.deadline = deadline  # monotonic seconds
         self.priority = priority  # 1 is the most urgent; 0: as the model's policy says
         self.nbytes = _size(inputs) + text
+        self.padded: Padded | None = None
         self.paid = 0  # rows that its client's quota was charged with already
         self.client = ""  # whose it is; those who share a queue get equal shares of it
         self.since = 0.0  # monotonic seconds; set when queued
@@ -93,11 +96,18 @@ class Entry:
             return all(part.is_waiting for part in self.parts)
         return self.state in (WAITING, STAGED)
 
-    def replace(self, inputs: Tensors, group: Group) -> None:
-        """Take other inputs, before it is queued."""
-        self.nbytes += _size(inputs) - _size(self.inputs)
-        self.inputs, self.group = inputs, group
+    def pad(self, padded: Padded, group: Group, nbytes: int) -> None:
+        """Have its inputs filled up when it runs, before it is queued; ``nbytes``: by how much they grow."""
+        self.padded, self.group = padded, group
         self.rows, self.work = group.rows or 1, group.work or 1
+        self.nbytes += nbytes
+
+    def pad_here(self) -> None:
+        """Fill its inputs up now, if they have to be: for requests that no batch consists of."""
+        padded, tell = self.padded, self.done
+        if padded is not None:
+            self.padded, self.inputs = None, padded.fill(self.inputs)
+            self.done = lambda outcome: tell(padded.cut(outcome))
 
     def start(self) -> None:
         """Note that it runs, unless its caller has left."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from server.backends.base import KernelRun, LoadedModel, PackingModel, SeparateModel
 from server.batching.entry import Outcome
+from server.batching.padding import Padded
 from server.errors import BrokenOff, Internal, ServerError
 from server.types import Tensors
 
@@ -81,6 +82,23 @@ def run_packed(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> Ra
         outcomes = [_failure(error)] if len(inputs) == 1 else [_alone(model, one) for one in inputs]
     ended = monotonic()
     return Ran(outcomes, sum(rows), executions, started, started, ended, ended, tokens)
+
+
+def run_padded(
+    execute: Execute, padded: list[Padded | None], model: LoadedModel, inputs: list[Tensors], rows: list[int]
+) -> Ran:
+    """Execute requests of which some are padded, each as ``padded`` says; as :func:`run`."""
+    started = monotonic()
+    try:
+        filled = [one if rule is None else rule.fill(one) for rule, one in zip(padded, inputs, strict=True)]
+    except MemoryError as error:
+        ended = monotonic()
+        return Ran([_failure(error) for _ in inputs], sum(rows), 0, started, started, ended, ended)
+    ran = execute(model, filled, rows)
+    ran.started = started
+    ran.outcomes = [one if rule is None else rule.cut(one) for rule, one in zip(padded, ran.outcomes, strict=True)]
+    ran.scattered = monotonic()
+    return ran
 
 
 def run_each(model: LoadedModel, inputs: list[Tensors], rows: list[int]) -> Ran:

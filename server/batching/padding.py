@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from server.batching.entry import Entry, Outcome
-from server.batching.signature import Signature
-from server.datatypes import NUMPY_OF
+from server.batching.signature import Shape, Signature
+from server.datatypes import NUMPY_OF, wire_name
 from server.errors import BadRequest
 from server.types import Array, Tensors, TensorSpec
 
@@ -36,31 +37,23 @@ class Padding:
         return next(self._problems(signature), None)
 
     def apply(self, entry: Entry, signature: Signature) -> None:
-        """Pad a request that is about to be queued; raises BadRequest when its inputs are not equally long."""
+        """Let a request that is about to be queued be padded; raises BadRequest when its inputs are not equally long.
+
+        The thread that runs it fills its inputs up, as that takes the longer the larger they are.
+        """
         length = self._length(entry.inputs)
         padded = self._padded(length)
         if padded == length:
             return
-        inputs = dict(entry.inputs)
+        shapes = {name: array.shape for name, array in entry.inputs.items()}
         for name in (self.mask, *self.inputs):
-            inputs[name] = _filled(inputs[name], self.axis, padded, 0 if name == self.mask else self.value)
-        entry.replace(inputs, signature.group_of(inputs))
-        self._cut_back(entry, length, padded)
-
-    def _cut_back(self, entry: Entry, length: int, padded: int) -> None:
-        tell = entry.done
-
-        def done(outcome: Outcome) -> None:
-            tell(outcome if isinstance(outcome, Exception) else self._cut(outcome, length, padded))
-
-        entry.done = done
-
-    def _cut(self, outputs: Tensors, length: int, padded: int) -> Tensors:
-        cut = dict(outputs)
-        for name in self.outputs:
-            if outputs[name].shape[self.axis] == padded:
-                cut[name] = np.ascontiguousarray(outputs[name][_first(self.axis, length)])
-        return cut
+            shapes[name] = _lengthened(shapes[name], self.axis, padded)
+        group = signature.group({name: (wire_name(entry.inputs[name]), shape) for name, shape in shapes.items()})
+        grown = sum(
+            (prod(shapes[name]) - entry.inputs[name].size) * entry.inputs[name].itemsize
+            for name in (self.mask, *self.inputs)
+        )
+        entry.pad(Padded(self, length, padded), group, grown)
 
     def _length(self, inputs: Tensors) -> int:
         lengths = {name: inputs[name].shape[self.axis] for name in (self.mask, *self.inputs)}
@@ -90,6 +83,32 @@ class Padding:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """What padding does to one request: along the rule's axis its ``length`` becomes ``padded``."""
+
+    rule: Padding
+    length: int
+    padded: int
+
+    def fill(self, inputs: Tensors) -> Tensors:
+        """Return the inputs filled up."""
+        rule, filled = self.rule, dict(inputs)
+        for name in (rule.mask, *rule.inputs):
+            filled[name] = _filled(inputs[name], rule.axis, self.padded, 0 if name == rule.mask else rule.value)
+        return filled
+
+    def cut(self, outcome: Outcome) -> Outcome:
+        """Return the outputs cut back to the request's own length; a failure as it is."""
+        if isinstance(outcome, Exception):
+            return outcome
+        rule, cut = self.rule, dict(outcome)
+        for name in rule.outputs:
+            if outcome[name].shape[rule.axis] == self.padded:
+                cut[name] = np.ascontiguousarray(outcome[name][_first(rule.axis, self.length)])
+        return cut
+
+
 def _holds(dtype: np.dtype[Any], value: float) -> bool:
     if dtype.kind == "b":
         return value in (0, 1)
@@ -100,10 +119,13 @@ def _holds(dtype: np.dtype[Any], value: float) -> bool:
 
 
 def _filled(array: Array, axis: int, length: int, value: float) -> Array:
-    shape = (*array.shape[:axis], length, *array.shape[axis + 1 :])
-    made = np.full(shape, value, array.dtype)
+    made = np.full(_lengthened(array.shape, axis, length), value, array.dtype)
     made[_first(axis, array.shape[axis])] = array
     return made
+
+
+def _lengthened(shape: Shape, axis: int, length: int) -> Shape:
+    return (*shape[:axis], length, *shape[axis + 1 :])
 
 
 def _first(axis: int, length: int) -> tuple[slice, ...]:

@@ -55,6 +55,7 @@ class PipelineRunner:
             raise refusal
         self.admission.enter(entry.nbytes)
         entry.since = now
+        entry.pad_here()
         flow = self._flows[entry] = Flow(self._steps, self._outputs, entry, self.stats.stepped, self._ended)
         try:
             flow.start()

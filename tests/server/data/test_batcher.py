@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -168,6 +169,20 @@ def test_an_answer_of_parts_that_grows_too_large_is_given_up(monkeypatch: pytest
 
     play(scene, model)
     assert sum(model.batches) < 24 + 100
+
+
+@pytest.mark.parametrize("extents", [lambda rows: (rows, rows), lambda rows: (1, 4), lambda rows: ()])
+def test_parts_whose_outputs_do_not_fit_together_are_an_error(extents: Callable[[int], tuple[int, ...]]) -> None:
+    """One row was repeated for all, were it not for the check; or the caller waited for ever."""
+    model = doubler(max_batch=8)
+    model.function = lambda inputs: {"y": np.ones(extents(len(inputs["x"])), np.float32)}
+
+    async def scene(bench: Bench) -> None:
+        outcome = await bench.submit(rows(20))[1]
+        assert isinstance(outcome, Internal)
+        assert "do not fit together" in str(outcome)
+
+    play(scene, model)
 
 
 def test_a_full_queue_refuses_at_the_door() -> None:

@@ -14,10 +14,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from server.backends.graph import GraphModel
+from server.batching import padding
 from server.batching.entry import Entry, Outcome
-from server.batching.padding import Padding
+from server.batching.execution import run, run_padded
+from server.batching.padding import Padded, Padding
 from server.batching.signature import Signature
-from server.errors import BadRequest
+from server.errors import BadRequest, Internal
 from server.scheduling.pool import WorkerPool
 from server.scheduling.servable import Servable, ServableFactory
 from server.settings import Settings
@@ -160,4 +162,48 @@ def test_what_needs_no_padding_is_left_as_it_is(model: GraphModel) -> None:
     inputs = request_of(8)
     entry = Entry(inputs, signature.group_of(inputs), lambda outcome: None)
     RULE.apply(entry, signature)
-    assert entry.inputs is inputs
+    assert entry.inputs is inputs and entry.padded is None
+
+
+def test_a_request_is_filled_up_when_it_runs(model: GraphModel) -> None:
+    """Not on the event loop, which would stand still for as long as large inputs take."""
+    signature = Signature(model.inputs, model.outputs, model.batchable)
+    inputs = request_of(5)
+    entry = Entry(inputs, signature.group_of(inputs), lambda outcome: None)
+    before = entry.nbytes
+    RULE.apply(entry, signature)
+    assert entry.inputs is inputs and entry.padded is not None
+    filled = entry.padded.fill(inputs)
+    assert entry.group == signature.group_of(filled)
+    assert entry.nbytes - before == sum(filled[name].nbytes - inputs[name].nbytes for name in inputs) > 0
+
+
+def test_a_padded_request_of_more_rows_than_a_batch_holds(model: GraphModel) -> None:
+    rows = 3 * model.max_batch + 1
+    oracle = onnxruntime.InferenceSession(attention())
+
+    async def scenario() -> None:
+        pool = WorkerPool(1)
+        servable = ServableFactory(Settings(), pool, StatsBook()).make(ModelRef("m", 1), model)
+        servable.rules.padding = RULE
+        outcome = await submit(servable, request_of(5, rows))
+        assert isinstance(outcome, dict), outcome
+        expected = oracle.run(["states", "pooled"], request_of(5, rows))
+        np.testing.assert_allclose(outcome["states"], expected[0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(outcome["pooled"], expected[1], rtol=1e-4, atol=1e-5)
+        await servable.batcher.drained()
+        await asyncio.to_thread(pool.close)
+
+    asyncio.run(scenario())
+
+
+def test_inputs_that_do_not_fit_into_memory_fail_their_batch(
+    model: GraphModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(padding, "_filled", no_memory)
+    rule = Padded(RULE, 5, 8)
+    ran = run_padded(run, [rule, None], model, [request_of(5), request_of(8)], [1, 1])
+    assert [type(outcome) for outcome in ran.outcomes] == [Internal, Internal]

@@ -76,7 +76,7 @@ def configuration(servable: Servable) -> dict[str, Any]:
         "model_transaction_policy": {"decoupled": False},
         "parameters": {"batching": {"string_value": _why(servable)}, **_optional(model), **_any_rank(model)},
     }
-    if servable.cache is not None:
+    if servable.lookup is not None:
         config["response_cache"] = {"enable": True}
     if batched:
         config["dynamic_batching"] = _dynamic_batching(policy)

@@ -34,15 +34,20 @@ class ResponseCache:
         return outputs
 
     def put(self, key: bytes, outputs: Tensors) -> None:
-        """Remember outputs, by a copy: they may be views into those of a whole batch."""
-        size = _size(outputs)
+        """Remember outputs, which nobody changes any more."""
+        size = size_of(outputs)
         if key in self._found or size > self.max_bytes:
             return
-        self._found[key] = {name: array.copy() for name, array in outputs.items()}
+        self._found[key] = outputs
         self.nbytes += size
         while self.nbytes > self.max_bytes:
             _, dropped = self._found.popitem(last=False)
-            self.nbytes -= _size(dropped)
+            self.nbytes -= size_of(dropped)
+
+
+def copied(outputs: Tensors) -> Tensors:
+    """Return copies: outputs may be views into those of a whole batch."""
+    return {name: array.copy() for name, array in outputs.items()}
 
 
 def key_of(inputs: Tensors) -> bytes:
@@ -59,6 +64,7 @@ def key_of(inputs: Tensors) -> bytes:
     return digest.digest()
 
 
-def _size(outputs: Tensors) -> int:
+def size_of(outputs: Tensors) -> int:
+    """Return the bytes that an entry with these outputs counts."""
     strings = sum(len(item) for array in outputs.values() if array.dtype.kind == "O" for item in array.ravel().tolist())
     return _ENTRY + strings + sum(array.nbytes for array in outputs.values())

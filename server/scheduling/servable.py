@@ -11,10 +11,10 @@ from server.access.quotas import Quotas
 from server.backends.base import LoadedModel, endless, fitting, optional, packing
 from server.batching.admission import Admission
 from server.batching.batcher import Batcher
-from server.batching.cache import ResponseCache, key_of
 from server.batching.cost import CostModel
-from server.batching.entry import Entry, Outcome, State
+from server.batching.entry import Entry
 from server.batching.execution import run, run_each, run_packed
+from server.batching.lookup import Lookup
 from server.batching.padding import Padding
 from server.batching.policy import BatchPolicy
 from server.batching.signature import Group, Signature
@@ -80,28 +80,34 @@ class Servable:
         self.signature = Signature(model.inputs, model.outputs, model.batchable, packs, optional(model), fitting(model))
         self.wire: Codec | None = None  # made by the wire layer on first use
         self.round: Repeats | None = None  # likewise
-        self.cache: ResponseCache | None = None
+        self.lookup: Lookup | None = None  # where answers are cached
         self.rules = Rules()
+        self._beside: set[asyncio.Task[None]] = set()  # of requests on their way to the queue
 
     @property
     def is_plain(self) -> bool:
         """Whether all that :meth:`submit` does is to hand requests to the batcher."""
-        return self.cache is None and self.rules.padding is None and self.rules.quotas is None
+        return self.lookup is None and self.rules.padding is None and self.rules.quotas is None
 
     def submit(self, entry: Entry) -> None:
         """Queue a request, or answer it soon from the cache; raises Overloaded or DeadlineExceeded at the door.
 
-        BadRequest for inputs of unequal lengths, where they are to be padded.
+        BadRequest for inputs of unequal lengths, where they are to be padded. A large request that may be in the cache
+        gets such an error as its outcome.
         """
-        if self.cache is not None and self._answer_from(self.cache, entry):
-            return
+        if self.lookup is not None:
+            self.lookup.submit(entry)
+        else:
+            self._queue(entry)
+
+    def _queue(self, entry: Entry) -> None:
         if self.rules.padding is not None:
             self.rules.padding.apply(entry, self.signature)
         self.batcher.submit(entry)
 
     def turn_away(self, group: Group, nbytes: int, timeout: float | None) -> ServerError | None:
         """Refuse a request before it is read, if :meth:`submit` would: counts it and returns why; None: read it."""
-        if self.cache is not None:
+        if self.lookup is not None:
             return None
         now = monotonic()
         return self.batcher.turn_away(group, nbytes, None if timeout is None else now + timeout, now)
@@ -116,29 +122,8 @@ class Servable:
         """Batch, bound the queue and cache as this says from now on; None: as the server's settings say."""
         self.batcher.configure(policy)
         self.batcher.admission.limit(max_items, max_bytes)
-        if cache_bytes != (self.cache.max_bytes if self.cache is not None else 0):
-            self.cache = ResponseCache(cache_bytes) if cache_bytes else None
-
-    def _answer_from(self, cache: ResponseCache, entry: Entry) -> bool:
-        """Answer from the cache if it can; else see to it that the answer gets there."""
-        started = monotonic()
-        key = key_of(entry.inputs)
-        outputs = cache.get(key)
-        if outputs is None:
-            self.stats.cache_miss.add(monotonic() - started)
-            tell = entry.done
-
-            def done(outcome: Outcome) -> None:
-                if not isinstance(outcome, Exception):
-                    cache.put(key, outcome)
-                tell(outcome)
-
-            entry.done = done
-            return False
-        entry.state = State.RUNNING  # it is in no queue that it would have to be taken out of
-        asyncio.get_running_loop().call_soon(entry.finish, outputs)
-        self.stats.cache_hit.add(monotonic() - started)
-        return True
+        if cache_bytes != (self.lookup.cache.max_bytes if self.lookup is not None else 0):
+            self.lookup = Lookup(cache_bytes, self.stats, self._queue, self._beside) if cache_bytes else None
 
     @property
     def in_flight(self) -> int:
@@ -150,14 +135,19 @@ class Servable:
 
         An execution that may have no end gets ``patience`` seconds.
         """
-        drained = asyncio.ensure_future(self.batcher.drained())
+        drained = asyncio.ensure_future(self._drained())
         while (model := endless(self.model)) and not (await asyncio.wait([drained], timeout=patience))[0]:
             model.interrupt()
             patience = _AGAIN
         await drained
         self.batcher.close()
-        self.cache = None  # a connection may remember this for a while yet, see api/lane.py
+        self.lookup = None  # a connection may remember this for a while yet, see api/lane.py
         await asyncio.to_thread(self.model.close)
+
+    async def _drained(self) -> None:
+        while self._beside:
+            await asyncio.wait(self._beside)
+        await self.batcher.drained()
 
 
 class ServableFactory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import weakref
 from collections.abc import Awaitable, Callable
 
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 
 from server.access.authority import Authority
+from server.batching import lookup
 from server.batching.cache import ResponseCache, key_of
 from server.batching.policy import BatchPolicy
 from server.dataplane import DataPlane
-from server.errors import Internal
+from server.errors import Internal, Overloaded
 from server.scheduling.pool import WorkerPool
 from server.scheduling.servable import Servable, ServableFactory
 from server.settings import Settings
@@ -129,12 +131,85 @@ def test_its_memory_goes_with_the_model() -> None:
 
     async def scene(servable: Servable, ask: Ask) -> None:
         await ask(rows(1))
-        assert servable.cache is not None and len(servable.cache) == 1
-        cache = weakref.ref(servable.cache)
+        assert servable.lookup is not None and len(servable.lookup.cache) == 1
+        cache = weakref.ref(servable.lookup.cache)
         await servable.retire()
         assert cache() is None
 
     play(doubler(), scene)
+
+
+LARGE = 1 << 14  # columns: a row of them is looked for by a thread
+
+
+def test_large_requests_are_looked_for_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[bool] = []
+
+    def digest(inputs: Tensors) -> bytes:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return key_of(inputs)
+
+    monkeypatch.setattr(lookup, "key_of", digest)
+    model = doubler(LARGE)
+    x = np.arange(2 * LARGE, dtype=np.float32).reshape(2, LARGE)
+
+    async def scene(servable: Servable, ask: Ask) -> None:
+        for _ in range(3):
+            np.testing.assert_array_equal(await ask(x), x * 2)
+            await asyncio.gather(*servable._beside)  # until the answer is kept
+        assert servable.stats.cache_hit.count == 2
+
+    play(model, scene)
+    assert model.batches == [2]
+    assert threads == [False] * 3
+
+
+def test_a_caller_that_leaves_during_the_look_up_is_forgotten() -> None:
+    model = doubler(LARGE)
+    x = np.ones((2, LARGE), np.float32)
+
+    async def scene(servable: Servable, ask: Ask) -> None:
+        leaving = asyncio.ensure_future(ask(x))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        await servable.retire()
+        assert servable.in_flight == 0
+
+    play(model, scene)
+    assert model.batches == []
+
+
+def test_a_version_is_closed_after_those_that_are_looked_for() -> None:
+    model = doubler(LARGE)
+    x = np.ones((2, LARGE), np.float32)
+
+    async def scene(servable: Servable, ask: Ask) -> None:
+        asked = asyncio.ensure_future(ask(x))
+        await asyncio.sleep(0)
+        servable.configure(BatchPolicy(), cache_bytes=0)
+        await servable.retire()
+        np.testing.assert_array_equal(await asked, x * 2)
+
+    play(model, scene)
+    assert model.closed
+
+
+def test_what_large_requests_are_refused_for_reaches_their_callers() -> None:
+    model = doubler(LARGE)
+
+    async def scene(servable: Servable, ask: Ask) -> None:
+        servable.batcher.admission.limit(1, None)
+        model.gate.clear()
+        first = asyncio.ensure_future(ask(np.zeros((2, LARGE), np.float32)))
+        await asyncio.to_thread(model.entered.wait, 20)
+        with pytest.raises(Overloaded):
+            await ask(np.ones((2, LARGE), np.float32))
+        model.gate.set()
+        await first
+
+    play(model, scene)
 
 
 def test_keys_differ_wherever_requests_do() -> None:

@@ -58,7 +58,7 @@ def test_the_configuration_shows_what_the_models_owner_set() -> None:
         policy = BatchPolicy(preferred=(2, 4), max_delay=0.001, priority_levels=3, default_priority=2, instances=2)
         loop = running.server.servers[0].get_loop()
         loop.call_soon_threadsafe(running.registry.resolve("m").configure, policy, None, None, 1000)
-        wait_for(lambda: running.registry.resolve("m").cache is not None)
+        wait_for(lambda: running.registry.resolve("m").lookup is not None)
         config = client.get_model_config("m").config
         batching = config.dynamic_batching
         assert (list(batching.preferred_batch_size), batching.max_queue_delay_microseconds) == ([2, 4], 1000)

@@ -37,6 +37,9 @@ DECODERS = {
     "shared": Decoder(rotary=True, shared=2),
     "one for all": Decoder(shared=4),
     "turned": Decoder(turned=True),
+    "pasts of own names": Decoder(names="own", shared=2),
+    "without names": Decoder(names="none"),
+    "turned without names": Decoder(names="none", turned=True, rotary=True),
 }
 WIDTH, HEADS = 32, 4
 FLOAT = TensorProto.FLOAT
@@ -177,6 +180,59 @@ def test_sizes_that_differ_from_what_is_assumed_have_code_of_their_own(builds: l
             session.run(feeds | {"mask": feeds["mask"][:, 1:]})
         agree(model, session, feeds)
     assert [is_any_size(binding) for binding in builds][:2] == [True, False]
+
+
+@pytest.mark.parametrize("names", ["own", "none"])
+def test_pasts_that_are_not_of_one_length_have_code_of_their_own(names: str, builds: list[Sizes]) -> None:
+    model = Decoder(names=names).model()
+    feeds = Decoder().feeds(2, 1, 7)
+    with opened(model, new_shapes="wait") as session:
+        agree(model, session, feeds)
+        shorter = {name: past[:, :, 2:] for name, past in feeds.items() if name.startswith("past.1")}
+        with pytest.raises(FeedError):
+            session.run(feeds | shorter)
+        with pytest.raises(FeedError):
+            session.run(feeds | {"past.0.key": feeds["past.0.key"][:, :, 1:]})
+        with pytest.raises(FeedError):
+            session.run(feeds | {"past.0.key": feeds["past.0.key"][:1]})
+        agree(model, session, feeds | {"mask": np.ones((2, 1), np.int64)})
+        agree(model, session, Decoder().feeds(1, 2, 9))
+    assert is_any_size(builds[0]) and sum(map(is_any_size, builds)) == 1
+
+
+def test_operands_of_one_row_broadcast(builds: list[Sizes]) -> None:
+    model = cross(dims=("batch", "length", "rows", "encoded"))
+    with opened(model, new_shapes="wait") as session:
+        for x_rows, rows in [(2, 2), (2, 1), (1, 3), (3, 3)]:
+            feeds = {"x": cross_feeds(x_rows, 4, 5)["x"], "seen": cross_feeds(rows, 4, 5)["seen"]}
+            agree(model, session, feeds)
+    assert is_any_size(builds[0]) and sum(map(is_any_size, builds)) == 1
+
+
+def two_sums() -> onnx.ModelProto:
+    """[a, b, 16] and [c, d, 16] times weights, and what is left of those joined along the tokens."""
+    w = OnnxWriter(5)
+    one, other = (w.op("MatMul", x, w.weight(16, 8)) for x in ("x", "z"))
+    w.op("Concat", one, other, axis=1, name="joined")
+    w.op("Softmax", w.op("MatMul", one, w.op("Transpose", other, perm=[0, 2, 1])), name="pairs")
+    info = helper.make_tensor_value_info
+    ports = [info(name, FLOAT, [None] * 3) for name in "xz"], [info(name, FLOAT, None) for name in ("joined", "pairs")]
+    graph = helper.make_graph(w.nodes, "two_sums", *ports, w.constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_extents_that_no_name_tells_are_what_weights_and_others_need(builds: list[Sizes]) -> None:
+    model, rng = two_sums(), np.random.default_rng(0)
+    with opened(model, new_shapes="wait") as session:
+        for rows, length, other in [(1, 2, 3), (3, 1, 5), (2, 9, 9), (4, 40, 1)]:
+            shapes = {"x": (rows, length, 16), "z": (rows, other, 16)}
+            feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+            agree(model, session, feeds)
+        assert len(builds) == 1
+        with pytest.raises(FeedError):
+            session.run(feeds | {"x": feeds["x"][..., 1:]})
+        with pytest.raises(FeedError):
+            session.run(feeds | {"x": feeds["x"][1:]})
 
 
 @pytest.mark.parametrize("feeds", [cross_feeds(0, 3, 4), cross_feeds(2, 0, 4)], ids=["no rows", "no queries"])

@@ -209,6 +209,30 @@ def test_operands_of_one_row_broadcast(builds: list[Sizes]) -> None:
     assert is_any_size(builds[0]) and sum(map(is_any_size, builds)) == 1
 
 
+def network_of_nodes(names: tuple[str | None, str | None, str | None]) -> onnx.ModelProto:
+    """Two layers of a graph network: what each node has, and which ones are its neighbours."""
+    w = OnnxWriter(8)
+    hidden = w.op("Relu", w.op("MatMul", "edges", w.op("MatMul", "nodes", w.weight(8, 16))))
+    w.op("MatMul", "edges", w.op("MatMul", hidden, w.weight(16, 4)), name="y")
+    info = helper.make_tensor_value_info
+    inputs = [info("nodes", FLOAT, [names[0], 8]), info("edges", FLOAT, list(names[1:]))]
+    graph = helper.make_graph(w.nodes, "nodes", inputs, [info("y", FLOAT, None)], w.constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("names", [("n", "n", "n"), (None, None, None), ("n", "a", "b")])
+def test_a_graph_network_has_one_code_for_all_numbers_of_nodes(names: Any, builds: list[Sizes]) -> None:
+    model, rng = network_of_nodes(names), np.random.default_rng(0)
+    with opened(model, new_shapes="wait") as session:
+        for count in (3, 1, 20, 7):
+            feeds = {"nodes": rng.standard_normal((count, 8)), "edges": rng.standard_normal((count, count))}
+            agree(model, session, {name: array.astype(np.float32) for name, array in feeds.items()})
+        assert "FALLBACK" not in session.explain()
+        with pytest.raises(FeedError):
+            session.run({"nodes": np.ones((3, 8), np.float32), "edges": np.ones((3, 4), np.float32)})
+    assert is_any_size(builds[0]) and sum(map(is_any_size, builds)) == 1
+
+
 def two_sums() -> onnx.ModelProto:
     """[a, b, 16] and [c, d, 16] times weights, and what is left of those joined along the tokens."""
     w = OnnxWriter(5)

@@ -209,6 +209,44 @@ def test_operands_of_one_row_broadcast(builds: list[Sizes]) -> None:
     assert is_any_size(builds[0]) and sum(map(is_any_size, builds)) == 1
 
 
+def grouped() -> onnx.ModelProto:
+    """Grouped queries with kept keys and values, the number of places that is fed in the shape of a mask."""
+    w = OnnxWriter(4)
+    q, k, v = (w.op("MatMul", "x", w.weight(WIDTH, size)) for size in (HEADS * 16, 32, 32))
+    total = w.op("Cast", w.op("Gather", w.op("Shape", "mask"), w.const(1, np.int64)), to=TensorProto.INT32)
+    last = w.op("Sub", w.op("ReduceSum", "mask", w.ints(1), keepdims=0), w.const(1, np.int64))
+    given = [q, k, v, "past_k", "past_v", w.op("Cast", last, to=TensorProto.INT32), total]
+    tables, outputs = [w.weight(64, 8), w.weight(64, 8)], ["y", "k", "v"]
+    attrs = {"num_heads": HEADS, "kv_num_heads": HEADS // 2, "do_rotary": 1, "domain": "com.microsoft"}
+    w.nodes.append(helper.make_node("GroupQueryAttention", [*given, *tables], outputs, **attrs))
+    info = helper.make_tensor_value_info
+    inputs = [info("x", FLOAT, ["batch", "length", WIDTH]), info("mask", TensorProto.INT64, ["batch", "total"])]
+    inputs += [info(name, FLOAT, ["batch", HEADS // 2, "past", 16]) for name in ("past_k", "past_v")]
+    graph = helper.make_graph(w.nodes, "grouped", inputs, [info(name, FLOAT, None) for name in outputs], w.constants)
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=8)
+
+
+# Rows, new tokens, places of the past, and places of all: a past that grows, and one that is a buffer.
+STEPS = [(1, 6, 0, 6), (1, 1, 6, 7), (2, 1, 20, 21), (1, 1, 32, 10), (1, 1, 32, 32), (1, 1, 9, 10), (2, 5, 12, 5)]
+
+
+def test_grouped_queries_have_one_code_for_pasts_that_grow_and_for_buffers(builds: list[Sizes]) -> None:
+    model, rng = grouped(), np.random.default_rng(0)
+    oracle = plain_session(model.SerializeToString())
+    with opened(model, new_shapes="wait") as session:
+        for rows, length, past, total in STEPS:
+            shapes = {"x": (rows, length, WIDTH), "past_k": (rows, 2, past, 16), "past_v": (rows, 2, past, 16)}
+            feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+            feeds["mask"] = np.ones((rows, total), np.int64)
+            answers = session.run(feeds)
+            for name, want in zip(("y", "k", "v"), oracle.run(None, feeds), strict=True):
+                assert answers[name].shape == want.shape
+                used = ... if name == "y" else (..., slice(total), slice(None))  # nobody reads what lies behind
+                np.testing.assert_allclose(answers[name][used], want[used], rtol=3e-5, atol=3e-5, err_msg=name)
+    assert len(builds) == 1 and is_any_size(builds[0])
+
+
 def network_of_nodes(names: tuple[str | None, str | None, str | None]) -> onnx.ModelProto:
     """Two layers of a graph network: what each node has, and which ones are its neighbours."""
     w = OnnxWriter(8)

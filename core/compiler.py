@@ -31,6 +31,7 @@ from core.options import Options, with_placement
 from core.options import make_options as make_options
 from core.packing import pack_info, packed_maker
 from core.passes.assumptions import as_one_batch
+from core.passes.fed_sizes import with_shadows
 from core.passes.feed_defaults import with_fed, with_types
 from core.passes.pipeline import Options as PassOptions
 from core.passes.pipeline import PassReport, optimize, prepare
@@ -56,7 +57,7 @@ from core.runtime.shapes import Made, Maker
 from core.runtime.store import Store, open_store
 from core.runtime.trial import host_bench
 from core.runtime.variants import Fed
-from core.sizes import bind, leading_symbol, other_symbols, supposed_of, varying_in
+from core.sizes import bind, input_symbols, leading_symbol, other_symbols, supposed_of, varying_in
 from core.specialise import Make, NewShapes, Source, maker, note_of
 from core.split import split
 from core.tune import Record, choices, read_findings
@@ -387,6 +388,8 @@ def specialise(path: Path, origin: str, binding: Sizes, options: Options, fed: t
     if store is None:
         raise UnsupportedError(f"the cache folder {options.cache_dir} cannot be written")
     graph = as_one_batch(with_fed(_graph_in(path), fed))[0] if fed else _graph_in(path)
+    if not {name for name, _ in binding} <= set(input_symbols(graph)):
+        graph = with_shadows(graph)
     description, source = describe(graph, options), Source(path, origin, store, fed)
     description = replace(description, batching=description.batching.of(binding))
     compiled = build(graph, options, description.batching, binding)
@@ -408,6 +411,10 @@ def described(graph: Graph, options: Options) -> tuple[Graph, Description]:
     declared = {value.name: value.type for value in graph.inputs} if together is not graph else {}
     description = _describe(together, options, proof)
     any_size = sizes_of(together, description.batching, options)
+    if not any_size and (shaded := with_shadows(together)) is not together:
+        other = describe(shaded, options)
+        if any_size := sizes_of(shaded, other.batching, options):
+            together, description = shaded, other
     return together, replace(description, declared=declared, any_size=any_size)
 
 

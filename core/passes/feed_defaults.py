@@ -30,10 +30,10 @@ def with_fed(graph: Graph, names: Collection[str]) -> Graph:
 
 
 def with_types(graph: Graph, types: Mapping[str, ValueType]) -> Graph:
-    """A copy of `graph` whose inputs have the types of these names."""
+    """A copy of `graph` whose inputs have the types of these names, where there are such."""
     copy = graph.clone()
     for value in copy.inputs:
-        value.type = types[value.name]
+        value.type = types.get(value.name, value.type)
     return _inferred(copy, "giving inputs other types")
 
 

@@ -26,6 +26,7 @@ from core.runtime.packed import Feed, LazyPacked, MakePacked, items_of
 from core.runtime.profile import Profile, profile
 from core.runtime.record import Record, run_recorded
 from core.runtime.runner import Runner, memory_of, supposed_by
+from core.runtime.shadows import ShadowInputs
 from core.runtime.shapes import Made, Maker, Shape, Shapes
 from core.runtime.variants import Fed, Variants
 
@@ -123,12 +124,13 @@ class Session:
         self._packed = LazyPacked(packed) if packed is not None else None
         self._variants = Variants(variant or _no_variant, _VARIANTS)
         self._declared = Variants(lambda _: (declared or _nothing_assumed)(), 1)
-        self._checks = Checks(self.inputs)
+        self._shadows = ShadowInputs(description.inputs)
+        self._checks = Checks(description.inputs)
         self._assumed = Assumed(description.declared, self.inputs) if description.declared else None
         self._closed = False
         self._is_fixed = fixed is not None
         self._output_names = tuple(description.outputs)
-        self._calls = Calls(self.inputs, self._output_names, description.batching.symbol)
+        self._calls = Calls(description.inputs, self._output_names, description.batching.symbol)
         # Of a model with one set of shapes its code knows best: loops may have been unrolled. A default that is fed may
         # bring them back.
         by_code = any(_endless(fixed.executable)) if fixed is not None else True
@@ -137,7 +139,7 @@ class Session:
     @property
     def inputs(self) -> Mapping[str, ValueType]:
         """Types of the inputs by name."""
-        return self.description.inputs
+        return self._shadows.callers
 
     @property
     def defaults(self) -> Mapping[str, ValueType]:
@@ -194,13 +196,14 @@ class Session:
         FeedError when an input is missing, unknown, or does not fit its type; SessionClosed after `close`.
         """
         try:
-            if record is None and (results := self._calls.run(feeds)) is not None:
+            whole = self._shadows.beside(feeds)
+            if record is None and (results := self._calls.run(whole)) is not None:
                 return results
             if fed := self._fed(feeds):
                 return self._run_variant(self._variants, fed, feeds, record)
             if self._strays(feeds):
                 return self._run_variant(self._declared, frozenset(), feeds, record)
-            n, arrays, binding = self._bind(feeds)
+            n, arrays, binding = self._bind(whole)
         except (AttributeError, TypeError):
             check_feeds(feeds, self.inputs)  # only now: it would cost every run a part of a microsecond
             raise
@@ -298,7 +301,7 @@ class Session:
             return self._variants.get(fed).profile(feeds, runs)
         if self._strays(feeds):
             return self._declared.get(frozenset()).profile(feeds, runs)
-        n, arrays, binding = self._bind(feeds)
+        n, arrays, binding = self._bind(self._shadows.beside(feeds))
         if self._packed is not None and (feed := self._feed(n, arrays, binding)).tokens:
             packed = self._packed.get()
             return profile(packed.tokens, *packed.arrays([feed], items_of([feed], n * feed.length)), runs)
@@ -393,7 +396,7 @@ class Session:
     def _bind(self, feeds: Mapping[str, Any]) -> tuple[int, list[NDArray[Any]], Binding]:
         if self._closed:
             raise SessionClosed("the session is closed")
-        for name in feeds.keys() - self.inputs.keys():
+        for name in feeds.keys() - self.description.inputs.keys():
             optional = f", and may take {len(self.defaults)} more (Session.defaults)" if self.defaults else ""
             raise FeedError(f"unknown input '{name}'; the model has {', '.join(self.inputs) or 'none'}{optional}")
         arrays, values = self._checks.of(feeds)

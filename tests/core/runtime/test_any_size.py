@@ -209,18 +209,24 @@ def test_operands_of_one_row_broadcast(builds: list[Sizes]) -> None:
     assert is_any_size(builds[0]) and sum(map(is_any_size, builds)) == 1
 
 
-def grouped() -> onnx.ModelProto:
-    """Grouped queries with kept keys and values, the number of places that is fed in the shape of a mask."""
-    w = OnnxWriter(4)
+def grouped(fed: str = "mask") -> onnx.ModelProto:
+    """Grouped queries with kept keys and values; the number of places is in the shape of a mask, or fed as a "number",
+    or as a "vector" of one."""
+    w, int32 = OnnxWriter(4), TensorProto.INT32
     q, k, v = (w.op("MatMul", "x", w.weight(WIDTH, size)) for size in (HEADS * 16, 32, 32))
-    total = w.op("Cast", w.op("Gather", w.op("Shape", "mask"), w.const(1, np.int64)), to=TensorProto.INT32)
-    last = w.op("Sub", w.op("ReduceSum", "mask", w.ints(1), keepdims=0), w.const(1, np.int64))
-    given = [q, k, v, "past_k", "past_v", w.op("Cast", last, to=TensorProto.INT32), total]
+    last, total = "last", "total"
+    if fed == "mask":
+        total = w.op("Cast", w.op("Gather", w.op("Shape", "mask"), w.const(1, np.int64)), to=int32)
+        last = w.op("Sub", w.op("ReduceSum", "mask", w.ints(1), keepdims=0), w.const(1, np.int64))
+        last = w.op("Cast", last, to=int32)
+    given = [q, k, v, "past_k", "past_v", last, total]
     tables, outputs = [w.weight(64, 8), w.weight(64, 8)], ["y", "k", "v"]
     attrs = {"num_heads": HEADS, "kv_num_heads": HEADS // 2, "do_rotary": 1, "domain": "com.microsoft"}
     w.nodes.append(helper.make_node("GroupQueryAttention", [*given, *tables], outputs, **attrs))
     info = helper.make_tensor_value_info
-    inputs = [info("x", FLOAT, ["batch", "length", WIDTH]), info("mask", TensorProto.INT64, ["batch", "total"])]
+    numbers = [info("last", int32, ["batch"]), info("total", int32, [1] if fed == "vector" else [])]
+    masks = [info("mask", TensorProto.INT64, ["batch", "places"])]
+    inputs = [info("x", FLOAT, ["batch", "length", WIDTH]), *(masks if fed == "mask" else numbers)]
     inputs += [info(name, FLOAT, ["batch", HEADS // 2, "past", 16]) for name in ("past_k", "past_v")]
     graph = helper.make_graph(w.nodes, "grouped", inputs, [info(name, FLOAT, None) for name in outputs], w.constants)
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
@@ -231,20 +237,48 @@ def grouped() -> onnx.ModelProto:
 STEPS = [(1, 6, 0, 6), (1, 1, 6, 7), (2, 1, 20, 21), (1, 1, 32, 10), (1, 1, 32, 32), (1, 1, 9, 10), (2, 5, 12, 5)]
 
 
-def test_grouped_queries_have_one_code_for_pasts_that_grow_and_for_buffers(builds: list[Sizes]) -> None:
-    model, rng = grouped(), np.random.default_rng(0)
+def grouped_feeds(fed: str, rows: int, length: int, past: int, total: int) -> Feeds:
+    rng = np.random.default_rng((rows, length, past, total))
+    shapes = {"x": (rows, length, WIDTH), "past_k": (rows, 2, past, 16), "past_v": (rows, 2, past, 16)}
+    feeds: Feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    if fed == "mask":
+        return {**feeds, "mask": np.ones((rows, total), np.int64)}
+    number = np.array([total] if fed == "vector" else total, np.int32)
+    return {**feeds, "last": np.full(rows, total - 1, np.int32), "total": number}
+
+
+@pytest.mark.parametrize("fed", ["mask", "number", "vector"])
+def test_grouped_queries_have_one_code_for_pasts_that_grow_and_for_buffers(
+    fed: str, tmp_path: Path, builds: list[Sizes]
+) -> None:
+    model = grouped(fed)
     oracle = plain_session(model.SerializeToString())
-    with opened(model, new_shapes="wait") as session:
-        for rows, length, past, total in STEPS:
-            shapes = {"x": (rows, length, WIDTH), "past_k": (rows, 2, past, 16), "past_v": (rows, 2, past, 16)}
-            feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-            feeds["mask"] = np.ones((rows, total), np.int64)
-            answers = session.run(feeds)
-            for name, want in zip(("y", "k", "v"), oracle.run(None, feeds), strict=True):
-                assert answers[name].shape == want.shape
-                used = ... if name == "y" else (..., slice(total), slice(None))  # nobody reads what lies behind
-                np.testing.assert_allclose(answers[name][used], want[used], rtol=3e-5, atol=3e-5, err_msg=name)
+    for _ in range(2):  # the second session finds the code
+        with core.compile(model.SerializeToString(), threads=1, tune="off", cache_dir=tmp_path) as session:
+            assert list(session.inputs) == [each.name for each in model.graph.input]
+            for rows, length, past, total in STEPS:
+                feeds = grouped_feeds(fed, rows, length, past, total)
+                for answers in (session.run(feeds), session.run(feeds)):
+                    for name, want in zip(("y", "k", "v"), oracle.run(None, feeds), strict=True):
+                        assert answers[name].shape == want.shape
+                        used = ... if name == "y" else (..., slice(total), slice(None))  # nobody reads what lies behind
+                        np.testing.assert_allclose(answers[name][used], want[used], rtol=3e-5, atol=3e-5, err_msg=name)
+            assert "FALLBACK" not in session.explain()
     assert len(builds) == 1 and is_any_size(builds[0])
+
+
+def test_numbers_that_are_no_lengths_are_refused() -> None:
+    feeds = grouped_feeds("number", 1, 1, 6, 7)
+    with opened(grouped("number")) as session:
+        with pytest.raises(FeedError, match="'total' is missing"):
+            session.run({name: array for name, array in feeds.items() if name != "total"})
+        with pytest.raises(FeedError, match="'total' has dtype float32"):
+            session.run(feeds | {"total": np.array(7, np.float32)})
+        with pytest.raises(FeedError, match="'total' has shape"):
+            session.run(feeds | {"total": np.array([7, 7], np.int32)})
+        with pytest.raises(FeedError, match="unknown input 'total#length'"):
+            session.run(feeds | {"total#length": np.empty(7, np.uint8)})
+        assert session.run(feeds)["y"].shape == (1, 1, HEADS * 16)
 
 
 def network_of_nodes(names: tuple[str | None, str | None, str | None]) -> onnx.ModelProto:
